@@ -1,0 +1,1 @@
+"""The papers: batch composers, advantages, thresholds, filters, theory. Pure functions of values."""

@@ -1,0 +1,114 @@
+"""The settings of the pure part: batch composition and cadence. The whole tree is in `bapo.config.tree`.
+
+Sizes are counted in groups (prompts), never in responses.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Frozen(BaseModel):
+    """Base of every section: immutable, and a misspelt key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class AlgorithmConfig(Frozen):
+    """Batch composition: which groups train (section 3.2 of the paper)."""
+
+    name: str = "bapo"
+    """Composer: a file of `bapo/algorithms` that registers this name (`bapo`, `grpo`)."""
+    batch_size: int = Field(256, ge=1)
+    """B: fresh groups per step, and the most groups that a batch holds (eq. 7)."""
+    group_size: int = Field(8, ge=2)
+    """G: responses per prompt."""
+    c1: float = Field(1 / 8, ge=0, lt=1)
+    """Hard threshold: a group with mu <= c1 enters B_bad; a re-evaluation with c1 < mu' < 1 becomes X2 (eq. 6)."""
+    c2_range: tuple[float, float] = (1 / 8, 4 / 8)
+    """(low, high) of the lower edge of the window of B_high (eq. 8)."""
+    c3_range: tuple[float, float] = (2 / 8, 5 / 8)
+    """(low, high) of the upper edge of the window of B_high (eq. 8)."""
+    threshold_schedule: Literal["eq8", "inverted", "official", "fixed"] = "eq8"
+    """How r_tot moves c2 and c3 (ADR 0001). `fixed` uses the low ends."""
+    r_tot_decay: float = Field(0.0, ge=0, lt=1)
+    """Weight of the previous r_tot in a moving average; 0 takes this step's mean alone."""
+    online_filter: Literal["range", "gaussian", "gaussian_quota", "uniform", "none"] = "range"
+    """Which fresh groups become X1 (appendix A.3). `none` keeps all: the GRPO baseline."""
+    gaussian_center: float = 0.5
+    """mu_f of the Gaussian filter."""
+    gaussian_width: float = Field(0.2, gt=0)
+    """sigma_f of the Gaussian filter."""
+    gaussian_share: float = Field(0.75, gt=0, le=1)
+    """Share of fresh groups that `gaussian_quota` aims at."""
+    uniform_share: float = Field(0.6, gt=0, le=1)
+    """Share of fresh groups that `uniform` keeps."""
+    use_x2: bool = True
+    """Re-evaluate hard prompts (false: the ablation without X2, and no extra rollouts)."""
+    use_x3: bool = True
+    """Reuse groups of B_high (false: the ablation without X3)."""
+    bad_capacity: int | None = Field(None, ge=1)
+    """Most prompts in B_bad, first in first out; default B (ADR 0004)."""
+    high_window: int = Field(3, ge=1)
+    """S: B_high holds groups of this many latest steps."""
+    max_reevaluated: int = Field(128, ge=1)
+    """M: most hard prompts that are asked again at one re-evaluation."""
+    drop_zero_variance_x3: bool = True
+    """Never reuse a group whose rewards are all equal (ADR 0019)."""
+    x3_exactly_half: bool = False
+    """Mini-test: X3 takes groups with mu == 1/2 only, instead of the window [c2, c3]."""
+
+    @property
+    def capacity(self) -> int:
+        """Capacity of B_bad in prompts."""
+        return self.bad_capacity or self.batch_size
+
+    @model_validator(mode="after")
+    def windows_are_ordered(self) -> Self:
+        for low, high in (self.c2_range, self.c3_range):
+            if not 0 <= low <= high <= 1:
+                raise ValueError(f"a threshold range must be low <= high within [0, 1], got [{low}, {high}]")
+        if self.c2_range[0] > self.c3_range[0] or self.c2_range[1] > self.c3_range[1]:
+            raise ValueError(f"c2 {self.c2_range} must not lie above c3 {self.c3_range}: B_high would always be empty")
+        if self.x3_exactly_half and self.group_size % 2:
+            raise ValueError(f"x3_exactly_half needs an even group_size, got {self.group_size}")
+        return self
+
+
+class CadenceConfig(Frozen):
+    """When the workers get new weights and when hard prompts are asked again."""
+
+    v: int = Field(5, ge=1)
+    """The rollout policy alpha takes the trained weights every v steps (algorithm 1, lines 3-5)."""
+    m: int = Field(5, ge=1)
+    """B_bad is asked again every m steps (algorithm 1, lines 13-15)."""
+    slack: int = Field(1, ge=0)
+    """0: the paper's lag exactly, with a wait at each update. s >= 1: workers sample up to s further steps ahead and
+    nobody waits; staleness is then at most v - 1 + slack."""
+    wait_for_reevaluation: bool = False
+    """true: step t waits for the re-evaluation of step t (the paper's order). false: X2 joins the first batch after it arrives."""
+
+    @property
+    def max_staleness(self) -> int:
+        """Most steps between the version that sampled a fresh group and the step that trains it."""
+        return self.v - 1 + self.slack
+
+    def is_sync_step(self, step: int) -> bool:
+        """Whether alpha <- theta_t at the start of step t (spec A.3 line 2)."""
+        return step == 1 or step % self.v == 0
+
+    def synced_version(self, step: int) -> int:
+        """alpha.version during step t under the paper's schedule: 1, 1, ..., v, v, ..., 2v, ..."""
+        return max(1, step // self.v * self.v)
+
+    def min_version(self, step: int) -> int:
+        """Oldest version that may sample a fresh group planned for step t."""
+        return self.synced_version(max(1, step - self.slack))
+
+    @model_validator(mode="after")
+    def reevaluation_meets_fresh_weights(self) -> Self:
+        if self.m % self.v:
+            raise ValueError(f"m={self.m} must be a multiple of v={self.v}: X2 is sampled from pi_theta_t (eq. 6, ADR 0009)")
+        return self

@@ -1,0 +1,246 @@
+"""The one configuration of a run: every key, its default, its meaning and what excludes what.
+
+Files: TOML, layered (preset, then files from left to right, then `--section.key value`). Unknown keys are refused.
+Sizes are counted in groups (prompts), never in responses, unless the name says otherwise.
+The docstring below each field is the manual: `docs/configuration.md` is made from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from bapo.algorithms.settings import AlgorithmConfig, CadenceConfig, Frozen
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""No braces or spaces: the name is part of Redis keys and of paths."""
+
+
+class RunConfig(Frozen):
+    """What this run is called, where it lives and how long it lasts."""
+
+    name: str = Field("bapo", pattern=NAME_PATTERN)
+    """Name of the run; its directory is `<root>/<name>`."""
+    root: str = "outputs"
+    """Folder of run directories. Two runs never share a directory."""
+    seed: int = Field(42, ge=0)
+    """Root of every random choice: data order, filters, X3 draws, re-evaluation draws."""
+    num_steps: int = Field(100, ge=1)
+    """T: learner steps."""
+
+
+class ModelConfig(Frozen):
+    """The policy to be trained."""
+
+    path: str = "models/countdown-tiny"
+    """Folder in Hugging Face format, or a Hugging Face id."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the learner's forward pass and of the engines."""
+
+
+class TaskConfig(Frozen):
+    """Where prompts come from and what is right."""
+
+    name: str = "countdown"
+    """A built-in task, or a dotted path `package.module:factory` of your own."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keywords of the task's factory."""
+    reward: str | None = None
+    """Dotted path `package.module:function` of your own reward (prompt, text) -> float; replaces the task's."""
+    grading_timeout_s: float = Field(10.0, gt=0)
+    """A verifier that takes longer on one group is killed; the group is retried, never rewarded 0."""
+
+
+class RolloutConfig(Frozen):
+    """Sampling."""
+
+    engine: str = "vllm"
+    """A file of `rollout_server/engines`: `vllm`, or `scripted` (a test double)."""
+    num_workers: int = Field(1, ge=1)
+    """Engines at the start; `bapo scale rollout N` changes it during a run."""
+    max_workers: int = Field(8, ge=1)
+    """`bapo scale` refuses more."""
+    max_response_tokens: int = Field(64, ge=1)
+    """A response that reaches this length is truncated and graded as it stands."""
+    max_prompt_tokens: int = Field(64, ge=1)
+    """A longer prompt is refused before the run starts."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; rollout log-probs are those of the tempered distribution."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus; the importance ratios of eq. 3 need 1.0."""
+    max_groups_in_flight: int = Field(32, ge=1)
+    """Groups that one worker samples at a time."""
+    engine_options: dict[str, Any] = Field(default_factory=dict)
+    """Keywords of the engine (vLLM: engine arguments)."""
+    port: int = Field(8710, ge=0, le=65535)
+    """Control API of the fleet; 0 takes a free port."""
+    sync_timeout_s: float = Field(120.0, gt=0)
+    """A worker that has not taken new weights after this is replaced."""
+    start_timeout_s: float = Field(300.0, gt=0)
+    """A worker that is not ready after this fails the run."""
+
+    @model_validator(mode="after")
+    def workers_fit(self) -> Self:
+        if self.num_workers > self.max_workers:
+            raise ValueError(f"num_workers={self.num_workers} is more than max_workers={self.max_workers}")
+        return self
+
+
+class LossConfig(Frozen):
+    """The surrogate objective (eqs. 1-3; spec A.6)."""
+
+    ratio_mode: Literal["direct", "official", "decoupled"] = "decoupled"
+    """Which policy the trust region is centred on (ADR 0022)."""
+    clip_low: float = Field(0.2, ge=0)
+    """The ratio is clipped at 1 - clip_low."""
+    clip_high: float = Field(0.28, ge=0)
+    """The ratio is clipped at 1 + clip_high."""
+    dual_clip: float | None = Field(10.0, gt=1)
+    """Bound of the loss for negative advantages; null switches it off."""
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "const_len"] = "token_mean"
+    """How token losses become one number over the global mini-batch."""
+    advantage_norm: Literal["pop_var", "std_ddof1", "center"] = "pop_var"
+    """Normalisation of eq. 2."""
+    advantage_eps: float = Field(1e-6, ge=0)
+    """Smoothing of eq. 2."""
+    importance_cap: float | None = Field(3.0, gt=0)
+    """Truncation C of the importance weight min(w, C); null: no truncation."""
+    x2_weight: float = Field(1.0, ge=0)
+    """Factor on the advantages of X2."""
+    x3_weight: float = Field(1.0, ge=0)
+    """Factor on the advantages of X3."""
+    kl_coef: float = Field(0.001, ge=0)
+    """beta of eqs. 1 and 3."""
+    kl_ref: Literal["behaviour", "reference"] = "behaviour"
+    """Which policy beta anchors to: alpha (eq. 3) or the frozen base model (eq. 1)."""
+    entropy_coef: float = Field(0.001, ge=0)
+    """Coefficient of the mean token entropy."""
+
+
+class LearnerConfig(Frozen):
+    """Optimisation."""
+
+    lr: float = Field(1e-6, gt=0)
+    """Peak learning rate of AdamW."""
+    warmup_steps: int = Field(10, ge=0)
+    """Learner steps of linear warm-up."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Most L2 norm of the gradient."""
+    minibatch_size: int = Field(64, ge=1)
+    """Groups per optimizer step; a batch is cut into near-equal mini-batches (ADR 0018)."""
+    epochs: int = Field(1, ge=1)
+    """Passes over one batch."""
+    microbatch_tokens: int = Field(4096, ge=64)
+    """Token budget of one forward and backward pass; does not change the loss."""
+    logprob_chunk_tokens: int = Field(1024, ge=1)
+    """Tokens whose logits exist at one time."""
+    num_ranks: int = Field(1, ge=1)
+    """Learner processes (FSDP2)."""
+    num_threads: int = Field(1, ge=1)
+    """CPU threads per rank."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda if there is one."""
+    batch_timeout_s: float = Field(600.0, gt=0)
+    """The learner stops with a named reason when no batch comes for this long."""
+    port: int = Field(8702, ge=0, le=65535)
+    """Health and metrics of rank 0; 0 takes a free port."""
+
+
+class CheckpointConfig(Frozen):
+    """What survives."""
+
+    every: int = Field(10, ge=1)
+    """Steps between checkpoints. One joins weights, optimizer, data position, random state and buffer."""
+    keep_last: int = Field(3, ge=1)
+    """Older checkpoints are removed."""
+
+
+class BufferConfig(Frozen):
+    """The buffer service and its Redis."""
+
+    host: str = "127.0.0.1"
+    """Address that the service listens on."""
+    port: int = Field(8700, ge=0, le=65535)
+    """Port of the API; 0 takes a free port."""
+    url: str | None = None
+    """A buffer service that is already running; null: the launcher starts one."""
+    redis_url: str | None = None
+    """A Redis that is already running; null: the launcher starts an embedded one."""
+    appendfsync: Literal["everysec", "always"] = "everysec"
+    """Durability of the embedded Redis: everysec may lose about the last second at power loss, always loses nothing."""
+    max_memory_mb: int = Field(2048, ge=16)
+    """Memory limit of the embedded Redis; pushes are refused with 503 beyond it, nothing is evicted."""
+    lease_s: float = Field(120.0, gt=0)
+    """A claimed request returns to the queue after this, unless its worker renews it."""
+    max_attempts: int = Field(3, ge=1)
+    """A group that fails this often is dropped and counted."""
+    max_failures_in_a_row: int = Field(20, ge=1)
+    """So many failed groups without one success stop the run with the last reason."""
+
+
+class EvaluationConfig(Frozen):
+    """Held-out measurement. Evaluation never changes alpha (ADR 0028)."""
+
+    every: int = Field(25, ge=0)
+    """Steps between evaluations, rounded up to the next weight update; 0: only before and after training."""
+    num_prompts: int = Field(200, ge=1)
+    """Prompts per held-out split during the run."""
+    num_prompts_final: int = Field(1000, ge=1)
+    """Prompts per held-out split before and after training."""
+    num_samples: int = Field(2, ge=1)
+    """Responses per prompt."""
+    port: int = Field(8703, ge=0, le=65535)
+    """Health and metrics of the evaluator; 0 takes a free port."""
+
+
+class SchedulerConfig(Frozen):
+    """Fresh work and re-evaluation."""
+
+    poll_s: float = Field(0.05, gt=0)
+    """Seconds between looks at the buffer."""
+    port: int = Field(8701, ge=0, le=65535)
+    """Health and metrics of the scheduler; 0 takes a free port."""
+
+
+class Config(Frozen):
+    """The whole tree."""
+
+    preset: str | None = None
+    """Which preset lies beneath this file."""
+    run: RunConfig = RunConfig()
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    cadence: CadenceConfig = CadenceConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    loss: LossConfig = LossConfig()
+    learner: LearnerConfig = LearnerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    buffer: BufferConfig = BufferConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+
+    @model_validator(mode="after")
+    def parts_fit_together(self) -> Self:
+        if self.learner.minibatch_size > self.algorithm.batch_size:
+            raise ValueError(
+                f"learner.minibatch_size={self.learner.minibatch_size} is more than "
+                f"algorithm.batch_size={self.algorithm.batch_size} groups; write at most {self.algorithm.batch_size}"
+            )
+        longest = self.rollout.max_prompt_tokens + self.rollout.max_response_tokens
+        if self.learner.microbatch_tokens < longest:
+            raise ValueError(
+                f"learner.microbatch_tokens={self.learner.microbatch_tokens} cannot hold one sequence of "
+                f"{longest} tokens (max_prompt_tokens + max_response_tokens)"
+            )
+        if self.rollout.top_p < 1:
+            raise ValueError(
+                f"rollout.top_p={self.rollout.top_p}: the learner's log-probs are over the whole vocabulary, so the "
+                "importance ratios of eq. 3 would be wrong; write top_p = 1.0"
+            )
+        return self

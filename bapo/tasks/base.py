@@ -1,0 +1,46 @@
+"""What a task is: where prompts come from, and what is right.
+
+A user's own task is any object with this shape, named in the config by dotted path
+(`task.name = "my_package.my_module:make_task"`, called with the `[task.options]` table as keywords).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from bapo.types import Prompt
+
+
+class Task(Protocol):
+    """Prompts and a verifiable reward. Pure: the same arguments always give the same answer."""
+
+    name: str
+
+    def prompts(self, split: str) -> Sequence[Prompt]:
+        """All prompts of a split, in a stable order. Every task has the split `train`; others are held out.
+
+        Raises: ConfigError for an unknown split, naming the known ones.
+        """
+        ...
+
+    @property
+    def held_out_splits(self) -> tuple[str, ...]:
+        """Names of the splits that are measured and never trained."""
+        ...
+
+    def reward(self, prompt: Prompt, text: str) -> float:
+        """r(x, y) in [0, 1]. Wrong or unparseable text is 0.0, never an exception."""
+        ...
+
+    def gold(self, prompt: Prompt) -> str | None:
+        """A right response, if one is known: `bapo doctor` checks that it is rewarded 1.0."""
+        ...
+
+
+def make_prompt(task: str, text: str, answer: Mapping[str, Any]) -> Prompt:
+    """A prompt whose id is the hash of its content, so that it is recognised across epochs and runs (eq. 4)."""
+    content = json.dumps([task, text, answer], sort_keys=True, separators=(",", ":"))
+    return Prompt(prompt_id=hashlib.sha256(content.encode()).hexdigest()[:16], text=text, task=task, answer=answer)

@@ -1,0 +1,189 @@
+"""Task `dataset`: prompts and answers from a file or a Hub dataset, graded by exact match or by your own function.
+
+    [task]
+    name = "dataset"
+    options = { path = "train.parquet", held_out = { test = "test.parquet" }, reward = "my_rewards:score" }
+
+Does not cover: chat templates (a list of messages is written out by `message_format`), images, streaming.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from bapo.errors import ConfigError
+from bapo.tasks.base import make_prompt
+from bapo.tasks.dataset_rows import Row, answer_column, read_rows
+from bapo.tasks.registry import Reward, did_you_mean, load_reward
+from bapo.types import Prompt
+
+log = logging.getLogger(__name__)
+
+NAME = "dataset"
+TRAIN = "train"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Where a row keeps what, and how it becomes text."""
+
+    prompt: str
+    answer: str | None
+    """None: recognised by the layout of each file's first row."""
+    extra: tuple[str, ...]
+    message_format: str
+
+
+class DatasetTask:
+    """Rows as prompts; see `make_task` for the options."""
+
+    name = NAME
+
+    def __init__(
+        self, *, sources: Mapping[str, str], columns: Columns, reward: Reward | None, gold_format: str | None
+    ) -> None:
+        self._sources = dict(sources)
+        self._columns = columns
+        self._reward = reward
+        self._gold_format = gold_format
+
+    @property
+    def held_out_splits(self) -> tuple[str, ...]:
+        """The splits that are measured."""
+        return tuple(split for split in self._sources if split != TRAIN)
+
+    def prompts(self, split: str) -> Sequence[Prompt]:
+        """All different prompts of a split, in the order of the file.
+
+        Raises: ConfigError for an unknown split or a malformed file.
+        """
+        if split not in self._sources:
+            raise ConfigError(
+                f"task {NAME} has no split {split!r}{did_you_mean(split, self._sources)} "
+                f"It has {', '.join(self._sources)}"
+            )
+        return self._splits[split]
+
+    def reward(self, prompt: Prompt, text: str) -> float:
+        """The user's reward; without one, 1.0 if the stripped text is the answer and 0.0 if not."""
+        if self._reward is not None:
+            return self._reward(prompt, text)
+        return 1.0 if text.strip() == _as_text(prompt.answer["answer"]).strip() else 0.0
+
+    def gold(self, prompt: Prompt) -> str | None:
+        """The answer in the given format; unknown for a user's reward without a format."""
+        if self._gold_format is None:
+            return None
+        return self._gold_format.replace("{answer}", _as_text(prompt.answer["answer"]))
+
+    @cached_property
+    def _splits(self) -> dict[str, tuple[Prompt, ...]]:
+        """Read together: a held-out prompt that is in the training file as well must not be trained."""
+        splits = {split: _read_prompts(source, self._columns) for split, source in self._sources.items()}
+        held_out = {prompt_id for split in self.held_out_splits for prompt_id in splits[split]}
+        leaked = [prompt_id for prompt_id in splits[TRAIN] if prompt_id in held_out]
+        for prompt_id in leaked:
+            del splits[TRAIN][prompt_id]
+        if leaked:
+            log.warning("dataset %s: left out %d prompts that are held out", self._sources[TRAIN], len(leaked))
+        if not splits[TRAIN]:
+            raise ConfigError(f"dataset {self._sources[TRAIN]}: every training prompt is in a held-out split")
+        return {split: tuple(by_id.values()) for split, by_id in splits.items()}
+
+
+def make_task(
+    *,
+    path: str,
+    held_out: Mapping[str, str] | None = None,
+    prompt_column: str = "prompt",
+    answer_column: str | None = None,
+    extra_columns: Sequence[str] = (),
+    message_format: str = "{content}\n",
+    reward: str | None = None,
+    gold_format: str | None = None,
+) -> DatasetTask:
+    """The task with its options, as the `[task.options]` table gives them.
+
+    Args:
+        path: training data: a .parquet or .jsonl file (relative to the working directory) or a Hub id, "owner/name:split".
+        held_out: name of each held-out split -> its data, written like `path`.
+        prompt_column, answer_column: dots step into nested columns; the answer column is recognised by default.
+        extra_columns: further columns that the reward finds in `prompt.answer`, by name.
+        message_format: how one message of a conversation is written, with the fields {role} and {content}.
+        reward: "package.module:function", called as reward(prompt, text); default: exact match of the stripped text.
+        gold_format: a response that the reward calls right, with the field {answer}, e.g. "<answer>{answer}</answer>".
+    Raises: ConfigError for an option that makes no sense. Files are read at the first call of `prompts`.
+    """
+    held_out = held_out or {}
+    if TRAIN in held_out:
+        raise ConfigError(f"task.options.held_out: {TRAIN!r} is the name of the training split")
+    if "answer" in extra_columns:
+        raise ConfigError("task.options.extra_columns: 'answer' is what the answer column is called already")
+    if gold_format is None and reward is None:
+        gold_format = "{answer}"
+    columns = Columns(
+        prompt=prompt_column, answer=answer_column, extra=tuple(extra_columns), message_format=message_format
+    )
+    return DatasetTask(
+        sources={TRAIN: path, **held_out},
+        columns=columns,
+        reward=None if reward is None else load_reward(reward),
+        gold_format=gold_format,
+    )
+
+
+def _read_prompts(source: str, columns: Columns) -> dict[str, Prompt]:
+    """Prompts by id, each once. Raises: ConfigError for a malformed row or a source without rows."""
+    prompts: dict[str, Prompt] = {}
+    column, num_rows = columns.answer, 0
+    for row in read_rows(source):
+        num_rows += 1
+        column = column or answer_column(row)
+        answer = {"answer": row.get(column), **{name: row.get(name) for name in columns.extra}}
+        _check_json(row, answer)
+        prompt = make_prompt(NAME, _prompt_text(row, columns), answer)
+        prompts.setdefault(prompt.prompt_id, prompt)
+    if not prompts:
+        raise ConfigError(f"dataset {source} has no rows")
+    if num_rows > len(prompts):
+        log.warning("dataset %s: left out %d rows that repeat an earlier one", source, num_rows - len(prompts))
+    return prompts
+
+
+def _prompt_text(row: Row, columns: Columns) -> str:
+    """A string as it is; a conversation (verl, SkyRL, TRL) message by message."""
+    value = row.get(columns.prompt)
+    if isinstance(value, list):
+        value = "".join(_message_text(row, message, columns) for message in value)
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{row.where}: column {columns.prompt!r} must be text or messages, got {value!r:.80}")
+    return value
+
+
+def _message_text(row: Row, message: Any, columns: Columns) -> str:
+    if not (isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))):
+        raise ConfigError(f"{row.where}: column {columns.prompt!r}: a message needs role and content, got {message!r:.80}")
+    try:
+        return columns.message_format.format(role=message["role"], content=message["content"])
+    except (KeyError, IndexError, ValueError) as error:
+        raise ConfigError(
+            f"task.options.message_format {columns.message_format!r} cannot be filled: {error!r}; "
+            "it has the fields {role} and {content}"
+        ) from error
+
+
+def _check_json(row: Row, answer: Mapping[str, Any]) -> None:
+    """A prompt travels as JSON values, and its id is the hash of its JSON."""
+    try:
+        json.dumps(answer)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{row.where}: the answer is not made of JSON values: {error}") from error
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,297 @@
+"""The values that travel: prompts, requests, groups, batches, progress and weight updates.
+
+Arrays are columnar: the tokens of the G responses of a group lie one after the other in one
+int32 array, cut by `lengths`. No code packs, classifies or unpacks a group token by token.
+
+Suffixes: G responses in a group, T tokens of all responses together, P tokens of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bapo.errors import ContractError
+
+Int32s = NDArray[np.int32]
+Float32s = NDArray[np.float32]
+
+
+class Purpose(StrEnum):
+    """Why a rollout is asked for."""
+
+    FRESH = "fresh"
+    REEVALUATE = "reevaluate"
+    EVALUATE = "evaluate"
+
+
+class Origin(StrEnum):
+    """Which of the three indicators of eq. 5 put a group into a batch."""
+
+    X1 = "x1"
+    X2 = "x2"
+    X3 = "x3"
+
+
+class Outcome(IntEnum):
+    """How a response ended. A failed rollout has no reward, so it never becomes part of a group."""
+
+    GRADED = 0
+    TRUNCATED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One problem x and its run-wide identity u_i (eq. 4)."""
+
+    prompt_id: str
+    """Stable hash of the content: the same problem has the same id in every epoch, run and split."""
+    text: str
+    """What the tokenizer encodes."""
+    task: str
+    """Name of the task that grades it."""
+    answer: Mapping[str, Any]
+    """What the task needs to grade: JSON values only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRequest:
+    """Ask for one group.
+
+    QUEUED --claim--> LEASED --push of the group--> DONE
+       ^                |
+       +--lease over, worker dead, or group failed (at most `max_attempts` times, then DROPPED)
+    """
+
+    request_id: str
+    """Deterministic, so that asking twice asks once; becomes the group's `group_id`."""
+    prompt: Prompt
+    group_size: int
+    """G: how many responses."""
+    purpose: Purpose
+    step: int
+    """Learner step that it is planned for (evaluate: the policy version to be measured)."""
+    min_version: int
+    """A worker whose policy is older does not get this request."""
+    label: str = ""
+    """Which evaluation it belongs to; empty for training."""
+    attempts: int = 0
+    """How often it was handed out before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Where the seconds of one group went (wall clock, seconds)."""
+
+    claimed_at: float
+    """Unix time of the claim."""
+    sample_s: float
+    grade_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Group:
+    """G responses to one prompt: one entry of the buffer (eq. 4).
+
+    Example: 8 responses with 4 right has mu == 0.5; it is in X1, and in B_high while c2 <= 0.5 <= c3.
+    Raises ContractError when the columns contradict each other.
+    """
+
+    group_id: str
+    prompt: Prompt
+    purpose: Purpose
+    step: int
+    """`step` of the request."""
+    label: str
+    worker_id: str
+    prompt_token_ids: Int32s
+    """[P] as the engine saw them: never re-tokenised."""
+    token_ids: Int32s
+    """[T] sampled tokens, response after response."""
+    rollout_logprobs: Float32s
+    """[T] log alpha(y_t | .) in nats, under the distribution that each token was sampled from."""
+    lengths: Int32s
+    """[G] tokens per response; sums to T."""
+    rewards: Float32s
+    """[G] in [0, 1]."""
+    outcomes: NDArray[np.uint8]
+    """[G] values of Outcome."""
+    versions: Int32s
+    """[G, 2] oldest and newest policy version that sampled a token of the response."""
+    timing: Timing
+
+    def __post_init__(self) -> None:
+        size = len(self.lengths)
+        tokens = len(self.token_ids)
+        if size == 0:
+            raise ContractError(f"group {self.group_id} has no responses")
+        for name in ("rewards", "outcomes", "versions"):
+            if len(getattr(self, name)) != size:
+                raise ContractError(f"group {self.group_id}: {size} responses but {len(getattr(self, name))} {name}")
+        if self.versions.shape != (size, 2):
+            raise ContractError(f"group {self.group_id}: versions must be [{size}, 2], got {self.versions.shape}")
+        if int(self.lengths.min()) < 1 or int(self.lengths.sum()) != tokens:
+            raise ContractError(
+                f"group {self.group_id}: lengths sum to {int(self.lengths.sum())}, shortest {int(self.lengths.min())}, "
+                f"but there are {tokens} tokens"
+            )
+        if len(self.rollout_logprobs) != tokens:
+            raise ContractError(f"group {self.group_id}: {tokens} tokens but {len(self.rollout_logprobs)} log-probs")
+        if not bool(np.all((self.rewards >= 0.0) & (self.rewards <= 1.0))):
+            raise ContractError(f"group {self.group_id}: rewards must be in [0, 1] (theorem 3.2), got {self.rewards}")
+
+    @property
+    def size(self) -> int:
+        """G."""
+        return len(self.lengths)
+
+    @property
+    def policy_version(self) -> int:
+        """Oldest version that sampled any token: what staleness is measured against."""
+        return int(self.versions[:, 0].min())
+
+    @property
+    def mu(self) -> float:
+        """Group mean reward mu_{alpha,r}(x)."""
+        return float(self.rewards.mean(dtype=np.float64))
+
+    @property
+    def responses(self) -> Iterator[Response]:
+        """The G responses as views into the columns."""
+        starts = np.concatenate(([0], np.cumsum(self.lengths)))
+        for i in range(self.size):
+            span = slice(int(starts[i]), int(starts[i + 1]))
+            yield Response(
+                token_ids=self.token_ids[span],
+                rollout_logprobs=self.rollout_logprobs[span],
+                reward=float(self.rewards[i]),
+                outcome=Outcome(int(self.outcomes[i])),
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Response:
+    """One generated answer y: a view into its group's columns."""
+
+    token_ids: Int32s
+    rollout_logprobs: Float32s
+    reward: float
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStat:
+    """What a rule needs to know of a group, without its tokens."""
+
+    group_id: str
+    prompt_id: str
+    policy_version: int
+    size: int
+    """G."""
+    reward_sum: float
+    """k, for rewards in {0, 1}."""
+    homogeneous: bool
+    """All G rewards are equal: zero advantage."""
+    birth: int = 0
+    """Step whose assembly saw the group first; 0 before that."""
+
+    @property
+    def mu(self) -> float:
+        """Group mean reward."""
+        return self.reward_sum / self.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardPrompt:
+    """One entry of B_bad. Only the prompt is ever used again, so no trajectory is kept."""
+
+    prompt_id: str
+    birth: int
+    """Step whose assembly inserted it."""
+    mu: float
+    """Mean reward of the group that put it here, or of the newest re-evaluation that left it here."""
+    attempts: int = 0
+    """Re-evaluations so far that did not free it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchEntry:
+    """One group of a batch, and why it is there."""
+
+    origin: Origin
+    group: Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What assembly did with one group that it looked at: one line of the run's group records."""
+
+    group_id: str
+    prompt_id: str
+    purpose: Purpose
+    policy_version: int
+    rewards: tuple[float, ...]
+    origin: Origin | None
+    """None: not trained in this step."""
+    reason: str
+    """The rule that decided, in one of the words of `bapo.algorithms.composer`."""
+    birth: int
+    worker_id: str = ""
+    num_tokens: int = 0
+    sample_s: float = 0.0
+    grade_s: float = 0.0
+    claimed_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """D_t = X1 + X2 + X3, at most B groups (eqs. 5-7). The same step always has the same batch."""
+
+    step: int
+    entries: tuple[BatchEntry, ...]
+    r_tot: float
+    """Mean reward of all fresh responses of this step, before the filter."""
+    c2: float
+    c3: float
+    num_bad: int
+    """|B_bad| after this step's inserts."""
+    num_high: int
+    fates: tuple[Fate, ...]
+    """Every group that this assembly looked at, trained or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where the learner is. Both numbers only rise."""
+
+    step: int
+    """Step that the learner has begun."""
+    policy_version: int
+    """Newest version that the workers were given (version t = weights at the start of step t)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """A token sequence and the learner's log-probs for it: an engine that holds other weights disagrees."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """One per token but the first, in nats."""
+    tolerance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightUpdate:
+    """The weights of one policy version, as a safetensors file that every worker can read."""
+
+    version: int
+    path: str
+    digest: str
+    """sha256 of the file, hex."""
+    num_bytes: int
+    canary: Canary
