@@ -1,4 +1,4 @@
-"""Countdown problems: seeded random ones that are solvable by construction, the buckets that keep splits apart, a solver.
+"""Countdown problems: a seeded generator of solvable ones, the buckets that keep splits apart, a solver.
 
 A problem is solved by a *chain*: n - 1 steps, each of which replaces two values by one, until only the target is
 left. Every value on the way is an integer in 1..199, so that each one is a single token of the project's own model.

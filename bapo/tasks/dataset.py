@@ -64,7 +64,7 @@ class DatasetTask:
         """
         if split not in self._sources:
             raise ConfigError(
-                f"task {NAME} has no split {split!r}{did_you_mean(split, self._sources)} "
+                f"task {NAME} has no split {split!r}{did_you_mean(split, self._sources)}. "
                 f"It has {', '.join(self._sources)}"
             )
         return self._splits[split]
@@ -110,7 +110,8 @@ def make_task(
     """The task with its options, as the `[task.options]` table gives them.
 
     Args:
-        path: training data: a .parquet or .jsonl file (relative to the working directory) or a Hub id, "owner/name:split".
+        path: training data: a .parquet or .jsonl file (relative to the working directory), or a Hub id
+            "owner/name:split".
         held_out: name of each held-out split -> its data, written like `path`.
         prompt_column, answer_column: dots step into nested columns; the answer column is recognised by default.
         extra_columns: further columns that the reward finds in `prompt.answer`, by name.
@@ -167,7 +168,9 @@ def _prompt_text(row: Row, columns: Columns) -> str:
 
 def _message_text(row: Row, message: Any, columns: Columns) -> str:
     if not (isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))):
-        raise ConfigError(f"{row.where}: column {columns.prompt!r}: a message needs role and content, got {message!r:.80}")
+        raise ConfigError(
+            f"{row.where}: column {columns.prompt!r}: a message needs role and content, got {message!r:.80}"
+        )
     try:
         return columns.message_format.format(role=message["role"], content=message["content"])
     except (KeyError, IndexError, ValueError) as error:
@@ -180,7 +183,7 @@ def _message_text(row: Row, message: Any, columns: Columns) -> str:
 def _check_json(row: Row, answer: Mapping[str, Any]) -> None:
     """A prompt travels as JSON values, and its id is the hash of its JSON."""
     try:
-        json.dumps(answer)
+        json.dumps(answer, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{row.where}: the answer is not made of JSON values: {error}") from error
 

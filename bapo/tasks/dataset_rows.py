@@ -18,6 +18,8 @@ from bapo.errors import ConfigError
 
 ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "reward_spec.ground_truth")
 """Native, verl, SkyRL: the first that a row has is taken."""
+_OTHER_FILES = frozenset({".json", ".csv", ".tsv", ".txt", ".arrow", ".gz", ".zst"})
+"""Endings that are files and never Hub ids: no message about a missing package for them."""
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.\[\]%:-]+))?")
 
 
@@ -61,7 +63,7 @@ def read_rows(source: str) -> Iterator[Row]:
             raise ConfigError(f"dataset file {source} does not exist (looked in {Path.cwd()})")
         return readers[path.suffix](path)
     hub_id = _HUB_ID.fullmatch(source)
-    if hub_id is None or path.exists():
+    if hub_id is None or path.exists() or path.suffix in _OTHER_FILES:
         raise ConfigError(f"dataset {source!r} is neither a .parquet or .jsonl file nor a Hub id like owner/name:split")
     return _hub_rows(hub_id[1], hub_id[2] or "train")
 
@@ -85,7 +87,7 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
             where = f"{path} row {number}"
             try:
                 values = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            except (ValueError, RecursionError) as error:
                 raise ConfigError(f"{where}: not JSON: {error}") from error
             if not isinstance(values, dict):
                 raise ConfigError(f"{where}: expected an object with columns, got {type(values).__name__}")

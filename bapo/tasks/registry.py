@@ -57,7 +57,7 @@ def load_reward(dotted: str) -> Reward:
     reward = load_dotted(dotted, key="reward")
     try:
         inspect.signature(reward).bind(None, "")
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"reward {dotted!r} must be callable as reward(prompt, text): {error}") from error
     return cast(Reward, reward)
 
@@ -96,16 +96,16 @@ def load_dotted(dotted: str, *, key: str) -> Callable[..., Any]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """"; did you mean 'x'?" for the nearest of the known words, or an empty string."""
+    """Say " (did you mean 'x'?)" for the nearest of the known words, or nothing."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _built_in(name: str) -> Callable[..., Any]:
     known = built_in_tasks()
     if name not in known:
         raise ConfigError(
-            f"task.name: there is no task {name!r}{did_you_mean(name, known)} Built in: {', '.join(known)}; "
+            f"task.name: there is no task {name!r}{did_you_mean(name, known)}. Built in: {', '.join(known)}; "
             'a task of your own is named "package.module:factory"'
         )
     return cast(Callable[..., Any], getattr(_module(name), FACTORY))
@@ -117,23 +117,27 @@ def _module(name: str) -> Any:
 
 def _check_arguments(name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Refuse unknown and missing options before the factory runs, so that the message can name them."""
-    parameters = inspect.signature(factory).parameters
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # some callables written in C show none; the call itself will tell
+        return
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for option in options:
         if option not in parameters and not takes_any:
             known = ", ".join(parameters) or "none"
             raise ConfigError(
-                f"task.options.{option}: task {name!r} has no such option{did_you_mean(option, parameters)} Known: {known}"
+                f"task.options.{option}: task {name!r} has no such option"
+                f"{did_you_mean(option, parameters)}. Known: {known}"
             )
     missing = [
-        parameter.name
+        f"task.options.{parameter.name}"
         for parameter in parameters.values()
         if parameter.default is parameter.empty
         and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         and parameter.name not in options
     ]
     if missing:
-        raise ConfigError(f"task {name!r} needs the options {', '.join('task.options.' + option for option in missing)}")
+        raise ConfigError(f"task {name!r} needs the options {', '.join(missing)}")
 
 
 class _RewardedTask:
