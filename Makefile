@@ -1,5 +1,5 @@
 # Two commands matter: `make demo` (post-train the tiny model) and `make test`. Both set up what they need.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
@@ -13,7 +13,8 @@ setup: $(VENV)/.installed ## install the pinned requirements into .venv (about 2
 
 # --no-deps: the requirement files are complete, and an ordinary resolve would bring CUDA builds of torchvision.
 $(VENV)/.installed: requirements/torch-cpu.txt requirements/cpu.txt requirements/dev.txt pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "BAPO needs Python 3.11 (looked for '$(PYTHON)'); try: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+		{ echo "BAPO needs Python 3.11, found '$(PYTHON)'. Try: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-deps -r requirements/torch-cpu.txt
 	$(BIN)/python -m pip install --quiet --no-deps -r requirements/cpu.txt -r requirements/dev.txt
