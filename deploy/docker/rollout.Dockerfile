@@ -1,0 +1,19 @@
+# The fleet: a Ray node with vLLM engines on the CPU. `wheels` as in learner.Dockerfile.
+FROM python:3.11-slim AS build
+RUN python3 -m venv /venv
+COPY requirements /src/requirements
+RUN --mount=type=cache,target=/root/.cache/pip --mount=from=wheels,target=/wheels \
+    /venv/bin/pip install --no-deps --find-links /wheels -r /src/requirements/torch-cpu.txt -r /src/requirements/cpu.txt
+COPY pyproject.toml README.md /src/
+COPY bapo /src/bapo
+COPY rollout_server /src/rollout_server
+RUN /venv/bin/pip install --no-deps --no-build-isolation /src
+
+FROM python:3.11-slim
+LABEL org.opencontainers.image.title="bapo-rollout" org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /venv /venv
+ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp
+USER 10001:10001
+WORKDIR /run/bapo
+ENTRYPOINT ["python", "-m"]
+CMD ["rollout_server", "--help"]
