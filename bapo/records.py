@@ -1,0 +1,309 @@
+"""The run directory: what a run writes, and how it is read back.
+
+    RUN/config.toml                     the resolved configuration
+        run.json                        ids, process ids, addresses, versions, status
+        metrics.jsonl                   one object per learner step
+        evaluations.jsonl               one object per measured held-out split and version
+        groups/step-000012.parquet      one row per Fate: every group that the assembly of step 12 looked at
+        weights/  checkpoints/step-000010/  logs/<process>.log  ports/<process>  redis/  report.html
+
+Lines are appended and a torn last line (a process was killed while writing) is dropped, by readers and by the next
+writer. Whole files are replaced by a rename, so that no reader sees half of one.
+Does not cover: what is inside a checkpoint (learner/checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from bapo.errors import ConfigError, ContractError, StorageError
+from bapo.types import Fate, Origin, Purpose
+
+_STEP = re.compile(r"step-(\d{6,})")
+_FOLDERS = ("groups", "weights", "checkpoints", "logs", "ports", "redis")
+
+
+class RunDirectory:
+    """One run on disk. Any process may hold one; each file has one writer."""
+
+    def __init__(self, path: str | Path) -> None:
+        """`path` need not exist yet; `create` and `open` check."""
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: str | Path, config_toml: str = "") -> Self:
+        """Make the folders of a new run and write its resolved configuration.
+
+        Raises: ConfigError when the folder exists already: two runs never share one. StorageError.
+        """
+        run = cls(path)
+        with _storage(run.path):
+            try:
+                run.path.mkdir(parents=True)
+            except FileExistsError as error:
+                raise ConfigError(
+                    f"run directory {run.path} exists already; continue it with `bapo train --resume {run.path}`, or "
+                    "give this run another name with `--run.name NAME` (`--run.name auto` numbers it)"
+                ) from error
+            for folder in _FOLDERS:
+                (run.path / folder).mkdir()
+            _replace(run.config_path, config_toml.encode())
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """A run that exists. Raises: ConfigError when it is not a run directory."""
+        run = cls(path)
+        if not run.config_path.is_file():
+            raise ConfigError(f"{run.path} is not a run directory: it has no config.toml")
+        return run
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return self.path.resolve().name
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.toml"
+
+    @property
+    def weights_path(self) -> Path:
+        """Folder of published weights."""
+        return self.path / "weights"
+
+    @property
+    def redis_path(self) -> Path:
+        """Folder of the embedded Redis: its append-only file."""
+        return self.path / "redis"
+
+    @property
+    def report_path(self) -> Path:
+        """The one-page report."""
+        return self.path / "report.html"
+
+    def log_path(self, process: str) -> Path:
+        """Where a process's output goes."""
+        return self.path / "logs" / f"{process}.log"
+
+    # -- run.json and ports
+
+    def read_run(self) -> dict[str, Any]:
+        """Fields of run.json; empty before the first update. Raises: ContractError when it is not JSON."""
+        path = self.path / "run.json"
+        if not path.exists():
+            return {}
+        try:
+            fields = json.loads(path.read_text())
+        except ValueError as error:
+            raise ContractError(f"{path} is not JSON: {error}") from error
+        return dict(fields)
+
+    def update_run(self, **fields: Any) -> None:
+        """Set fields of run.json (the launcher is its only writer). Raises: StorageError."""
+        merged = self.read_run() | fields
+        path = self.path / "run.json"
+        with _storage(path):
+            _replace(path, json.dumps(merged, indent=2).encode() + b"\n")
+
+    def write_port(self, process: str, port: int) -> None:
+        """Tell the others where this process listens (needed where the configured port is 0). Raises: StorageError."""
+        path = self.path / "ports" / process
+        with _storage(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _replace(path, f"{port}\n".encode())
+
+    def read_port(self, process: str) -> int | None:
+        """Where a process listens; None before it has said so."""
+        path = self.path / "ports" / process
+        return int(path.read_text()) if path.exists() else None
+
+    # -- lines
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """One learner step. Raises: StorageError."""
+        _append_line(self.path / "metrics.jsonl", row)
+
+    def append_evaluation(self, row: Mapping[str, Any]) -> None:
+        """One measured split. Raises: StorageError."""
+        _append_line(self.path / "evaluations.jsonl", row)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All steps so far, in order. Raises: ContractError for a line that is not JSON, but for a torn last one."""
+        return _read_lines(self.path / "metrics.jsonl")
+
+    def read_evaluations(self) -> list[dict[str, Any]]:
+        """All measurements so far, in order. Raises: ContractError."""
+        return _read_lines(self.path / "evaluations.jsonl")
+
+    # -- groups
+
+    def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
+        """One row per group that the assembly of `step` looked at. Raises: StorageError."""
+        import pyarrow.parquet  # here, because importing it takes 0.2 s
+
+        path = self._groups_path(step)
+        temporary = path.with_suffix(".tmp")
+        with _storage(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pyarrow.parquet.write_table(_table_of(step, fates), temporary)
+            os.replace(temporary, path)
+
+    def group_steps(self) -> list[int]:
+        """Steps that have group records, in order."""
+        return sorted(_steps_in(self.path / "groups"))
+
+    def read_groups(self, steps: Iterable[int] | None = None) -> Iterator[tuple[int, list[Fate]]]:
+        """(step, its fates in the order of the assembly), for these steps or for all."""
+        import pyarrow.parquet
+
+        for step in self.group_steps() if steps is None else steps:
+            rows = pyarrow.parquet.read_table(self._groups_path(step)).to_pylist()
+            yield step, [_fate_of(row) for row in rows]
+
+    def _groups_path(self, step: int) -> Path:
+        return self.path / "groups" / f"step-{step:06d}.parquet"
+
+    # -- checkpoints
+
+    def checkpoint_dir(self, step: int) -> Path:
+        """Folder of the checkpoint made after `step`."""
+        return self.path / "checkpoints" / f"step-{step:06d}"
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps with a complete checkpoint, in order. `state.json` is written last, so it marks a complete one."""
+        steps = _steps_in(self.path / "checkpoints")
+        return sorted(step for step in steps if (self.checkpoint_dir(step) / "state.json").is_file())
+
+    def latest_checkpoint(self) -> int | None:
+        """Newest complete checkpoint; None if there is none."""
+        return max(self.checkpoint_steps(), default=None)
+
+    def truncate_after(self, step: int) -> None:
+        """Drop records of steps after `step`, and evaluations of weights that those steps made.
+
+        A run that resumes from the checkpoint of `step` writes them again. Doing it twice changes nothing.
+        Raises: StorageError.
+        """
+        _keep_lines(self.path / "metrics.jsonl", lambda row: row["step"] <= step)
+        _keep_lines(self.path / "evaluations.jsonl", lambda row: row["version"] <= step + 1)
+        with _storage(self.path / "groups"):
+            for later in self.group_steps():
+                if later > step:
+                    self._groups_path(later).unlink()
+
+
+@contextmanager
+def _storage(path: Path) -> Iterator[None]:
+    """Turn a refusal of the disk into a StorageError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {path}: {error.strerror or error}; free space or choose another run.root, then resume"
+        ) from error
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _append_line(path: Path, row: Mapping[str, Any]) -> None:
+    line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+    with _storage(path), path.open("ab+") as file:
+        size = file.seek(0, os.SEEK_END)
+        end = _whole_lines_end(size, file)
+        if end < size:
+            file.truncate(end)
+        file.write(line)
+
+
+def _whole_lines_end(size: int, file: Any) -> int:
+    """Offset behind the last newline: what follows it is half a line of a writer that was killed."""
+    if size == 0:
+        return 0
+    file.seek(size - 1)
+    if file.read(1) == b"\n":
+        return size
+    file.seek(0)
+    return int(file.read().rfind(b"\n")) + 1
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    rows = []
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise ContractError(f"{path} line {number} is not JSON: {error}") from error
+    return rows
+
+
+def _keep_lines(path: Path, keep: Any) -> None:
+    if not path.exists():
+        return
+    rows = [row for row in _read_lines(path) if keep(row)]
+    lines = [json.dumps(row, separators=(",", ":")) + "\n" for row in rows]
+    with _storage(path):
+        _replace(path, "".join(lines).encode())
+
+
+def _steps_in(folder: Path) -> Iterator[int]:
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        match = _STEP.fullmatch(entry.name.removesuffix(".parquet"))
+        if match:
+            yield int(match.group(1))
+
+
+def _table_of(step: int, fates: Sequence[Fate]) -> Any:
+    import pyarrow
+
+    columns: dict[str, Any] = {name: [getattr(fate, name) for fate in fates] for name in _COLUMNS}
+    columns["purpose"] = [fate.purpose.value for fate in fates]
+    columns["origin"] = [fate.origin.value if fate.origin else None for fate in fates]
+    types = {name: getattr(pyarrow, kind)() for name, kind in _COLUMNS.items() if name != "rewards"}
+    types["rewards"] = pyarrow.list_(pyarrow.float32())
+    schema = pyarrow.schema([("step", pyarrow.int32())] + [(name, types[name]) for name in _COLUMNS])
+    return pyarrow.table({"step": [step] * len(fates), **columns}, schema=schema)
+
+
+_COLUMNS = {
+    "group_id": "string",
+    "prompt_id": "string",
+    "purpose": "string",
+    "policy_version": "int32",
+    "rewards": "list of float32",
+    "origin": "string",
+    "reason": "string",
+    "birth": "int32",
+    "worker_id": "string",
+    "num_tokens": "int32",
+    "sample_s": "float32",
+    "grade_s": "float32",
+    "claimed_at": "float64",
+}
+"""Field of Fate -> Arrow type; a test checks that no field is missing."""
+
+
+def _fate_of(row: dict[str, Any]) -> Fate:
+    fields = {name: row[name] for name in _COLUMNS}
+    fields["purpose"] = Purpose(fields["purpose"])
+    fields["origin"] = Origin(fields["origin"]) if fields["origin"] else None
+    fields["rewards"] = tuple(fields["rewards"])
+    return Fate(**fields)

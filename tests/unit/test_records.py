@@ -1,0 +1,145 @@
+"""The run directory: round trips, torn lines, full disks, truncation at resume."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from bapo.errors import ConfigError, ContractError, StorageError
+from bapo.records import _COLUMNS, RunDirectory
+from bapo.types import Fate, Origin, Purpose
+from tests.factories import make_fate
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path / "demo-001", "[run]\nname = 'demo-001'\n")
+
+
+def test_a_new_run_has_its_configuration_and_no_records(run: RunDirectory) -> None:
+    again = RunDirectory.open(run.path)
+    assert again.config_path.read_text() == "[run]\nname = 'demo-001'\n"
+    assert (again.name, again.read_run(), again.read_metrics(), again.read_evaluations()) == ("demo-001", {}, [], [])
+    assert (list(again.read_groups()), again.latest_checkpoint(), again.read_port("buffer")) == ([], None, None)
+
+
+def test_two_runs_never_share_a_directory(run: RunDirectory) -> None:
+    with pytest.raises(ConfigError, match="--resume") as refused:
+        RunDirectory.create(run.path)
+    assert str(run.path) in str(refused.value)
+
+
+def test_a_folder_without_config_is_not_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.toml"):
+        RunDirectory.open(tmp_path)
+
+
+def test_lines_come_back_in_the_order_in_which_they_were_appended(run: RunDirectory) -> None:
+    run.append_metrics({"step": 1, "reward_mean": 0.25})
+    run.append_metrics({"step": 2, "reward_mean": 0.5})
+    run.append_evaluation({"split": "cd34", "version": 1})
+    assert run.read_metrics() == [{"step": 1, "reward_mean": 0.25}, {"step": 2, "reward_mean": 0.5}]
+    assert run.read_evaluations() == [{"split": "cd34", "version": 1}]
+
+
+def test_a_torn_last_line_is_ignored_by_readers_and_cut_off_by_the_next_writer(run: RunDirectory) -> None:
+    run.append_metrics({"step": 1})
+    path = run.path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"step":2,"rew')
+    assert run.read_metrics() == [{"step": 1}]
+    run.append_metrics({"step": 2})
+    assert path.read_bytes() == b'{"step":1}\n{"step":2}\n'
+
+
+def test_a_file_with_nothing_but_a_torn_line_starts_anew(run: RunDirectory) -> None:
+    path = run.path / "metrics.jsonl"
+    path.write_bytes(b'{"st')
+    assert run.read_metrics() == []
+    run.append_metrics({"step": 1})
+    assert path.read_bytes() == b'{"step":1}\n'
+
+
+def test_a_damaged_line_in_the_middle_is_named(run: RunDirectory) -> None:
+    (run.path / "metrics.jsonl").write_bytes(b'{"step":1}\n{"step":\n{"step":3}\n')
+    with pytest.raises(ContractError, match=r"metrics\.jsonl line 2"):
+        run.read_metrics()
+
+
+def test_group_records_keep_every_field_of_a_fate(run: RunDirectory) -> None:
+    trained = Fate(
+        group_id="fresh-00000007",
+        prompt_id="ab12",
+        purpose=Purpose.FRESH,
+        policy_version=10,
+        rewards=(1.0, 0.0, 0.5),
+        origin=Origin.X1,
+        reason="informative",
+        birth=12,
+        worker_id="worker-0",
+        num_tokens=77,
+        sample_s=0.5,
+        grade_s=0.25,
+        claimed_at=1_700_000_000.125,
+    )
+    left_out = make_fate(group_id="g2", origin=None, reason="all_wrong", rewards="0000")
+    run.write_groups(12, [trained, left_out])
+    run.write_groups(3, [])
+    assert list(run.read_groups()) == [(3, []), (12, [trained, left_out])]
+    assert list(run.read_groups([12])) == [(12, [trained, left_out])]
+
+
+def test_every_field_of_a_fate_has_a_column() -> None:
+    assert set(_COLUMNS) == {field.name for field in dataclasses.fields(Fate)}
+
+
+def test_the_latest_checkpoint_is_the_newest_complete_one(run: RunDirectory) -> None:
+    for step in (10, 20, 30):
+        run.checkpoint_dir(step).mkdir()
+    for step in (10, 20):
+        (run.checkpoint_dir(step) / "state.json").write_text("{}")
+    assert run.checkpoint_dir(10).name == "step-000010"
+    assert (run.checkpoint_steps(), run.latest_checkpoint()) == ([10, 20], 20)
+
+
+def test_resuming_after_a_step_drops_what_that_step_did_not_know(run: RunDirectory) -> None:
+    for step in (1, 2, 3):
+        run.append_metrics({"step": step})
+        run.write_groups(step, [make_fate()])
+    for version in (1, 3, 4):
+        run.append_evaluation({"version": version})
+    for _ in range(2):
+        run.truncate_after(2)
+        assert [row["step"] for row in run.read_metrics()] == [1, 2]
+        assert run.group_steps() == [1, 2]
+        assert [row["version"] for row in run.read_evaluations()] == [1, 3]  # version 3 = weights after step 2
+
+
+def test_fields_of_run_json_are_set_one_by_one(run: RunDirectory) -> None:
+    run.update_run(status="starting", pid=7)
+    run.update_run(status="running")
+    assert run.read_run() == {"status": "running", "pid": 7}
+
+
+def test_a_port_that_was_announced_can_be_read(run: RunDirectory) -> None:
+    run.write_port("buffer", 8700)
+    assert run.read_port("buffer") == 8700
+
+
+def test_a_full_disk_is_a_storage_error_that_names_the_file(run: RunDirectory) -> None:
+    for name in ("metrics.jsonl", "evaluations.jsonl", "groups/step-000001.tmp"):
+        (run.path / name).symlink_to("/dev/full")
+    with pytest.raises(StorageError, match=r"metrics\.jsonl: No space left on device"):
+        run.append_metrics({"step": 1})
+    with pytest.raises(StorageError, match=r"evaluations\.jsonl: No space left"):
+        run.append_evaluation({"step": 1})
+    with pytest.raises(StorageError, match=r"step-000001\.parquet: .*No space left"):
+        run.write_groups(1, [make_fate()])
+    assert run.group_steps() == []
+
+
+def test_a_run_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="Not a directory"):
+        RunDirectory.create(tmp_path / "file" / "run")
