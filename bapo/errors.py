@@ -6,13 +6,16 @@
       StaleWeightsError    the caller's policy version is too old for the work   HTTP 409, retried after the next update
       WeightMismatchError  an engine does not hold the weights it should hold    the worker is replaced
       UnavailableError     a peer is down, full or not ready yet                 HTTP 503, retried with a deadline
-      DeadlineError        a named wait ran past its deadline                    exit 5, the message says who waits for whom
-      GradingError         a verifier raised, hung or was killed                 the group is retried whole, never rewarded 0
+      DeadlineError        a named wait ran past its deadline                    exit 5, says who waits for whom
+      GradingError         a verifier raised, hung or was killed                 retried whole, never rewarded 0
       DivergenceError      loss or gradient is not finite                        exit 4, the message names the batch
       StorageError         disk full or not writable                             exit 3, nothing acknowledged is lost
 
 Instances carry only `args`, so that they survive pickling by Ray.
 """
+
+import difflib
+from collections.abc import Iterable
 
 
 class BapoError(Exception):
@@ -94,3 +97,9 @@ BY_NAME: dict[str, type[BapoError]] = {
     )
 }
 """How a service names an error in its JSON answer, so that a client raises the same class again."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: " (did you mean 'x'?)" for the nearest known one, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -42,7 +42,7 @@ class Decision:
     """What step t trains, and B_bad and B_high after its inserts and evictions.
 
     Invariants: no prompt occurs twice in x1 + x2 + x3; together they hold at most B groups; every group of
-    `fresh` and `reevaluated` has a reason.
+    `fresh` and `reevaluated` has a reason. A group of B_high has one only when it trains.
     """
 
     x1: tuple[str, ...]
@@ -89,6 +89,10 @@ class Reason:
     """Improved, but the batch is full: stays in B_bad."""
     LEFT_BAD = "left_bad"
     """Re-evaluated, but its prompt has meanwhile left B_bad."""
+    NO_VARIANCE = "no_variance"
+    """All rewards are the same fraction: neither all wrong nor all right, and still no advantage."""
+    NOT_USED = "not_used"
+    """Re-evaluated, but the algorithm, or the ablation, does not use such groups."""
 
 
 class Composer(Protocol):

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def rng_for(seed: int, step: int, purpose: str) -> random.Random:
     """A generator for one purpose at one step (spec A.2): a resumed run draws the same as an uninterrupted one."""
     digest = hashlib.sha256(f"{seed}/{step}/{purpose}".encode()).digest()
     return random.Random(int.from_bytes(digest[:16], "little"))
+
+
+def sample_in_order(items: Sequence[T], most: int, rng: random.Random) -> list[T]:
+    """S(items, min(len(items), most)) of eq. 7: uniform, without replacement, in the order of `items`."""
+    if len(items) <= most:
+        return list(items)
+    chosen = sorted(rng.sample(range(len(items)), max(0, most)))
+    return [items[i] for i in chosen]

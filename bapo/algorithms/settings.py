@@ -88,7 +88,8 @@ class CadenceConfig(Frozen):
     """0: the paper's lag exactly, with a wait at each update. s >= 1: workers sample up to s further steps ahead and
     nobody waits; staleness is then at most v - 1 + slack."""
     wait_for_reevaluation: bool = False
-    """true: step t waits for the re-evaluation of step t (the paper's order). false: X2 joins the first batch after it arrives."""
+    """true: step t waits for the re-evaluation of step t (the paper's order).
+    false: X2 joins the first batch that is assembled after its groups arrive."""
 
     @property
     def max_staleness(self) -> int:
@@ -110,5 +111,7 @@ class CadenceConfig(Frozen):
     @model_validator(mode="after")
     def reevaluation_meets_fresh_weights(self) -> Self:
         if self.m % self.v:
-            raise ValueError(f"m={self.m} must be a multiple of v={self.v}: X2 is sampled from pi_theta_t (eq. 6, ADR 0009)")
+            raise ValueError(
+                f"m={self.m} must be a multiple of v={self.v}: X2 is sampled from pi_theta_t (eq. 6, ADR 0009)"
+            )
         return self

@@ -1,0 +1,120 @@
+"""The online filter: which fresh groups become X1 (appendix A.3 of the paper, spec A.5).
+
+range           1/G <= mu <= (G-1)/G                                               the paper's default
+gaussian        range, then each group stays with probability p(mu), by its own draw
+gaussian_quota  range, then floor(share * |X_on| * w_k) groups of each level k, w_k ~ p(k/G)
+uniform         floor(share * |X_on|) groups, whatever their rewards: the paper's negative control
+none            all groups: GRPO
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from bapo.algorithms.composer import Reason
+from bapo.algorithms.levels import TOLERANCE, is_all_right, is_all_wrong, is_informative
+from bapo.algorithms.settings import AlgorithmConfig
+from bapo.types import GroupStat
+
+Kept = list[GroupStat]
+Groups = tuple[GroupStat, ...]
+Reasons = dict[str, str]
+"""Group id -> a word of `Reason`."""
+
+
+def filtered_fresh(settings: AlgorithmConfig, fresh: Groups, rng: random.Random) -> tuple[Groups, Reasons]:
+    """X1: what the online filter keeps, each prompt once (eq. 5, first indicator; line 5)."""
+    kept = {stat.group_id for stat in online_filter(settings, fresh, rng)}
+    x1: dict[str, GroupStat] = {}
+    reasons: Reasons = {}
+    for stat in fresh:
+        if stat.group_id not in kept:
+            reasons[stat.group_id] = why_left_out(stat)
+        elif stat.prompt_id in x1:
+            reasons[stat.group_id] = Reason.DUPLICATE_PROMPT
+        else:
+            x1[stat.prompt_id] = stat
+            reasons[stat.group_id] = Reason.INFORMATIVE
+    return tuple(x1.values()), reasons
+
+
+def why_left_out(stat: GroupStat) -> str:
+    """The reason of a fresh group that the online filter did not keep."""
+    if is_all_wrong(stat):
+        return Reason.ALL_WRONG
+    if is_all_right(stat):
+        return Reason.ALL_RIGHT
+    return Reason.NO_VARIANCE if stat.homogeneous else Reason.FILTERED
+
+
+def online_filter(settings: AlgorithmConfig, fresh: Sequence[GroupStat], rng: random.Random) -> Kept:
+    """The fresh groups that may train, in their order."""
+    return FILTERS[settings.online_filter](settings, fresh, rng)
+
+
+def keep_probability(mu: float, center: float, width: float) -> float:
+    """p(mu) = exp(-(mu - mu_f)^2 / (2 sigma_f^2)): 1 at the centre."""
+    return math.exp(-((mu - center) ** 2) / (2 * width**2))
+
+
+def level_quotas(levels: Sequence[int], group_size: int, center: float, width: float, num: float) -> dict[int, int]:
+    """Level k -> floor(num * w_k), where the weights w_k ~ p(k/G) of the given levels sum to 1."""
+    weights = {k: keep_probability(k / group_size, center, width) for k in levels}
+    total = sum(weights.values())
+    return {k: _whole(num * weight / total) for k, weight in weights.items()}
+
+
+def _range(_settings: AlgorithmConfig, fresh: Sequence[GroupStat], _rng: random.Random) -> Kept:
+    return [stat for stat in fresh if is_informative(stat)]
+
+
+def _gaussian(settings: AlgorithmConfig, fresh: Sequence[GroupStat], rng: random.Random) -> Kept:
+    center, width = settings.gaussian_center, settings.gaussian_width
+    informative = _range(settings, fresh, rng)
+    return [stat for stat in informative if rng.random() < keep_probability(stat.mu, center, width)]
+
+
+def _gaussian_quota(settings: AlgorithmConfig, fresh: Sequence[GroupStat], rng: random.Random) -> Kept:
+    at_level: defaultdict[int, list[GroupStat]] = defaultdict(list)
+    for stat in _range(settings, fresh, rng):
+        at_level[round(stat.reward_sum)].append(stat)
+    quotas = level_quotas(
+        sorted(at_level),
+        settings.group_size,
+        settings.gaussian_center,
+        settings.gaussian_width,
+        settings.gaussian_share * len(fresh),
+    )
+    chosen = [stat for k, num in quotas.items() for stat in rng.sample(at_level[k], min(num, len(at_level[k])))]
+    return _in_order(chosen, fresh)
+
+
+def _uniform(settings: AlgorithmConfig, fresh: Sequence[GroupStat], rng: random.Random) -> Kept:
+    num = _whole(settings.uniform_share * len(fresh))
+    return _in_order(rng.sample(list(fresh), num), fresh)
+
+
+def _none(_settings: AlgorithmConfig, fresh: Sequence[GroupStat], _rng: random.Random) -> Kept:
+    return list(fresh)
+
+
+def _whole(count: float) -> int:
+    """Floor, except that 0.29 * 100 = 28.999... counts as 29."""
+    return math.floor(count + TOLERANCE)
+
+
+def _in_order(chosen: Sequence[GroupStat], fresh: Sequence[GroupStat]) -> Kept:
+    ids = {stat.group_id for stat in chosen}
+    return [stat for stat in fresh if stat.group_id in ids]
+
+
+FILTERS: dict[str, Callable[[AlgorithmConfig, Sequence[GroupStat], random.Random], Kept]] = {
+    "range": _range,
+    "gaussian": _gaussian,
+    "gaussian_quota": _gaussian_quota,
+    "uniform": _uniform,
+    "none": _none,
+}
