@@ -81,7 +81,7 @@ def pack_group(group: Group) -> bytes:
     """One group as one frame."""
     header = {
         "id": group.group_id,
-        "prompt": _prompt_map(group.prompt),
+        "prompt": prompt_map(group.prompt),
         "purpose": group.purpose.value,
         "step": group.step,
         "label": group.label,
@@ -159,6 +159,11 @@ def pack_batch_frames(header: Mapping[str, Any], frames: list[bytes]) -> bytes:
     return _frame(KIND_BATCH, header, b"".join(frames))
 
 
+def pack_batch_start(header: Mapping[str, Any], num_body_bytes: int) -> bytes:
+    """What precedes the groups' frames in a batch frame, so that a server can send them as it reads them."""
+    return _frame_start(KIND_BATCH, header, num_body_bytes)
+
+
 def unpack_batch(frame: bytes | memoryview) -> Batch:
     """The batch in one frame.
 
@@ -220,7 +225,8 @@ def prompt_from_map(fields: Mapping[str, Any]) -> Prompt:
     return Prompt(**fields)
 
 
-def _prompt_map(prompt: Prompt) -> dict[str, Any]:
+def prompt_map(prompt: Prompt) -> dict[str, Any]:
+    """A prompt as a map of plain values."""
     return {
         "prompt_id": prompt.prompt_id,
         "text": prompt.text,
@@ -303,8 +309,12 @@ def _array(data: bytes, dtype: str) -> np.ndarray[Any, Any]:
 
 
 def _frame(kind: int, header: Mapping[str, Any], body: bytes) -> bytes:
-    packed = msgpack.packb(header)
-    return PREFIX.pack(MAGIC, FORMAT, kind, len(packed), len(body)) + packed + body
+    return _frame_start(kind, header, len(body)) + body
+
+
+def _frame_start(kind: int, header: Mapping[str, Any], num_body_bytes: int) -> bytes:
+    packed: bytes = msgpack.packb(header)
+    return PREFIX.pack(MAGIC, FORMAT, kind, len(packed), num_body_bytes) + packed
 
 
 def _frame_size(frame: memoryview) -> int:
