@@ -1,0 +1,56 @@
+"""How a process of a run starts and ends: `python -m <package> --config RUN/config.toml --run-dir RUN`.
+
+It logs to stderr (the launcher keeps that in RUN/logs), and an error of the tree in `bapo.errors` ends it with one line
+and the exit code of its class, without a traceback. Any other error is a bug and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from bapo.config.load import load_resolved
+from bapo.config.tree import Config
+from bapo.errors import BapoError
+from bapo.records import RunDirectory
+
+log = logging.getLogger(__name__)
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """What every process is told."""
+
+    config: Config
+    run: RunDirectory
+    extra: argparse.Namespace
+    """The process's own flags."""
+
+
+def run_process(
+    name: str,
+    main: Callable[[Flags], None],
+    *,
+    add_flags: Callable[[argparse.ArgumentParser], None] | None = None,
+    argv: Sequence[str] | None = None,
+) -> NoReturn:
+    """Read the flags, call `main` and exit: 0, or the exit code of the error."""
+    parser = argparse.ArgumentParser(prog=f"python -m {name}")
+    parser.add_argument("--config", required=True, help="the resolved configuration, RUN/config.toml")
+    parser.add_argument("--run-dir", required=True, help="the run directory")
+    if add_flags:
+        add_flags(parser)
+    extra = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    try:
+        main(Flags(config=load_resolved(extra.config), run=RunDirectory(extra.run_dir), extra=extra))
+    except BapoError as error:
+        log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400 - an expected end needs no traceback
+        sys.exit(error.exit_code)
+    sys.exit(0)

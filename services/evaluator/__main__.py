@@ -1,0 +1,39 @@
+"""`python -m services.evaluator --config RUN/config.toml --run-dir RUN [--once]`."""
+
+from __future__ import annotations
+
+import argparse
+
+from bapo.addresses import buffer_url
+from bapo.clients import BufferClient
+from bapo.process import Flags, run_process
+from bapo.tasks.registry import load_task
+from bapo.telemetry import Telemetry, serve_health
+from services.evaluator.loop import Evaluator
+from services.evaluator.plan import BASE_VERSION, Target
+
+START_TIMEOUT_S = 60.0
+
+
+def main(flags: Flags) -> None:
+    """Wait for the buffer, then measure what is due until the last weights are measured."""
+    config, telemetry = flags.config, Telemetry()
+    task = load_task(config.task.name, config.task.options)
+    buffer = BufferClient(buffer_url(config, flags.run))
+    is_up = False
+    flags.run.write_port("evaluator", serve_health(telemetry, config.evaluation.port, lambda: is_up))
+    buffer.wait_ready(START_TIMEOUT_S)
+    is_up = True
+    evaluator = Evaluator(config, task, buffer, flags.run, telemetry)
+    if flags.extra.once:
+        evaluator.measure(Target(version=BASE_VERSION, num_prompts=config.evaluation.num_prompts_final))
+    else:
+        evaluator.run()
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--once", action="store_true", help="measure the weights that the workers have now, then end")
+
+
+if __name__ == "__main__":
+    run_process("services.evaluator", main, add_flags=_add_flags)

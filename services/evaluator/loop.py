@@ -1,0 +1,136 @@
+"""The evaluator's loop: measure held-out splits with the workers that sample for training, and write rows.
+
+Training never waits for a measurement as such; workers are shared, and they serve evaluation before fresh work
+because a policy version can only be measured while it is there. What was measured is in evaluations.jsonl, so the
+evaluator may die and start again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from bapo.clients import BufferStatus
+from bapo.config.tree import Config
+from bapo.errors import DeadlineError, UnavailableError
+from bapo.records import RunDirectory
+from bapo.tasks.base import Task
+from bapo.telemetry import Telemetry
+from bapo.types import Group, Progress, RolloutRequest
+from services.evaluator.measure import evaluation_row
+from services.evaluator.plan import Target, is_finished, label_of, next_target, requests_of
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+
+
+class Buffer(Protocol):
+    """What the evaluator needs of `bapo.clients.BufferClient`."""
+
+    def progress(self) -> Progress: ...
+
+    def status(self) -> BufferStatus: ...
+
+    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None = None) -> int: ...
+
+    def collect(self, label: str) -> list[Group]: ...
+
+    def forget(self, label: str) -> None: ...
+
+
+class Evaluator:
+    """Measures versions 1, some between, and T + 1."""
+
+    def __init__(
+        self,
+        config: Config,
+        task: Task,
+        buffer: Buffer,
+        run: RunDirectory,
+        telemetry: Telemetry,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._task = task
+        self._buffer = buffer
+        self._run = run
+        self._accuracy = telemetry.gauge("bapo_eval_accuracy_ratio")
+        self._sleep = sleep
+        self._now = now
+
+    def run(self) -> None:
+        """Measure until the last weights are measured. Raises: DeadlineError, UnavailableError, StorageError."""
+        if not self._task.held_out_splits:
+            log.info("task %s has no held-out split: nothing to measure", self._task.name)
+            return
+        num_steps = self._config.run.num_steps
+        measured = self._measured_versions()
+        while not is_finished(measured, num_steps):
+            target = next_target(
+                self._buffer.progress(), measured, num_steps=num_steps, settings=self._config.evaluation
+            )
+            if target is None:
+                self._sleep(POLL_S)
+                continue
+            self.measure(target)
+            measured.add(target.version)
+
+    def _measured_versions(self) -> set[int]:
+        """Versions that have a row for every split."""
+        rows = {(int(row["version"]), row["split"]) for row in self._run.read_evaluations()}
+        return {version for version, _ in rows if all((version, split) in rows for split in self._task.held_out_splits)}
+
+    def measure(self, target: Target) -> None:
+        """Ask for all splits at once, wait for them, and write one row per split that has none yet."""
+        started = self._now()
+        have = {row["split"] for row in self._run.read_evaluations() if row["version"] == target.version}
+        splits = [split for split in self._task.held_out_splits if split not in have]
+        asked = {split: self._ask(target, split) for split in splits}
+        for split, num_asked in asked.items():
+            label = label_of(split, target.version)
+            self._wait(label, num_asked)
+            self._record(split, target, num_asked=num_asked, seconds=self._now() - started)
+            self._buffer.forget(label)
+
+    def _record(self, split: str, target: Target, *, num_asked: int, seconds: float) -> None:
+        groups = self._buffer.collect(label_of(split, target.version))
+        if not groups:
+            raise UnavailableError(
+                f"evaluation of {split} at version {target.version}: all {num_asked} groups failed; "
+                "see the rollout server's log"
+            )
+        row = evaluation_row(split, target, groups, num_asked=num_asked, seconds=seconds, rollout=self._config.rollout)
+        self._run.append_evaluation(row)
+        self._accuracy.labels(split=split).set(row["accuracy"])
+        log.info(
+            "evaluated split=%s version=%d accuracy=%.4f low=%.4f high=%.4f num_prompts=%d dropped=%d took_s=%.1f",
+            split, target.version, row["accuracy"], row["low"], row["high"],
+            row["num_prompts"], row["num_dropped"], row["seconds"],
+        )  # fmt: skip
+
+    def _ask(self, target: Target, split: str) -> int:
+        prompts = list(self._task.prompts(split))[: target.num_prompts]
+        self._buffer.enqueue(requests_of(target, split, prompts, self._config.evaluation.num_samples))
+        return len(prompts)
+
+    def _wait(self, label: str, num_asked: int) -> None:
+        """Return when every group is there or has failed for good."""
+        timeout_s = self._config.learner.batch_timeout_s
+        num_settled, moved_s = -1, self._now()
+        while True:
+            settled = self._buffer.status().evaluations.get(label, 0)
+            if settled >= num_asked:
+                return
+            if settled > num_settled:
+                num_settled, moved_s = settled, self._now()
+            elif self._now() - moved_s > timeout_s:
+                raise DeadlineError(
+                    f"evaluation {label}: {settled}/{num_asked} groups, none in the last {timeout_s:.0f} s; "
+                    "see the rollout server's log"
+                )
+            self._sleep(POLL_S)

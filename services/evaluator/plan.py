@@ -1,0 +1,86 @@
+"""When to measure which policy version: pure rules of where the learner is and what was measured before.
+
+base    version 1, before training changes it        num_prompts_final per split
+during  the first published version behind each multiple of `every` steps        num_prompts
+final   version T + 1                                num_prompts_final; then the evaluator is finished
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from bapo.config.tree import EvaluationConfig
+from bapo.types import Progress, Prompt, Purpose, RolloutRequest
+
+BASE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One measurement to be made, on every held-out split."""
+
+    version: int
+    num_prompts: int
+    """Per split, where the split has as many."""
+
+    @property
+    def step(self) -> int:
+        """Learner steps behind these weights."""
+        return self.version - 1
+
+
+def next_target(
+    progress: Progress, measured: Collection[int], *, num_steps: int, settings: EvaluationConfig
+) -> Target | None:
+    """What to measure now; None to wait.
+
+    Args:
+        measured: versions that have their rows already.
+    A base that was missed (version 2 is out already) stays missed: its weights are gone.
+    """
+    final = num_steps + 1
+    if progress.policy_version <= BASE_VERSION and progress.step <= num_steps:
+        due = BASE_VERSION
+    elif progress.step > num_steps:
+        due = final
+    else:
+        due = _during(progress.policy_version, measured, settings.every)
+    if due == 0 or due in measured:
+        return None
+    num_prompts = settings.num_prompts_final if due in (BASE_VERSION, final) else settings.num_prompts
+    return Target(version=due, num_prompts=num_prompts)
+
+
+def is_finished(measured: Collection[int], num_steps: int) -> bool:
+    """Whether the last weights have been measured."""
+    return num_steps + 1 in measured
+
+
+def label_of(split: str, version: int) -> str:
+    """Name of one measurement at the buffer."""
+    return f"{split}@{version}"
+
+
+def requests_of(target: Target, split: str, prompts: list[Prompt], num_samples: int) -> list[RolloutRequest]:
+    """One request per prompt; asking twice asks once."""
+    return [
+        RolloutRequest(
+            request_id=f"evaluate-{target.version:06d}-{split}-{index:05d}",
+            prompt=prompt,
+            group_size=num_samples,
+            purpose=Purpose.EVALUATE,
+            step=target.version,
+            min_version=target.version,
+            label=label_of(split, target.version),
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def _during(version: int, measured: Collection[int], every: int) -> int:
+    """`version` if it is the first one behind a multiple of `every` steps, else 0."""
+    if every == 0:
+        return 0
+    passed = (version - 1) // every
+    return version if passed > max(((old - 1) // every for old in measured), default=0) else 0

@@ -1,0 +1,30 @@
+"""`python -m services.scheduler --config RUN/config.toml --run-dir RUN`."""
+
+from __future__ import annotations
+
+from bapo.addresses import buffer_url
+from bapo.algorithms.registry import load_composer
+from bapo.clients import BufferClient
+from bapo.process import Flags, run_process
+from bapo.tasks.registry import load_task
+from bapo.telemetry import Telemetry, serve_health
+from services.scheduler.loop import Scheduler
+from services.scheduler.plan import FreshPlan
+
+START_TIMEOUT_S = 60.0
+
+
+def main(flags: Flags) -> None:
+    """Check the data, wait for the buffer, then feed the workers until the run is over."""
+    config, telemetry = flags.config, Telemetry()
+    plan = FreshPlan(config, load_task(config.task.name, config.task.options).prompts("train"))
+    buffer = BufferClient(buffer_url(config, flags.run))
+    is_up = False
+    flags.run.write_port("scheduler", serve_health(telemetry, config.scheduler.port, lambda: is_up))
+    buffer.wait_ready(START_TIMEOUT_S)
+    is_up = True
+    Scheduler(config, plan, load_composer(config.algorithm), buffer, telemetry).run()
+
+
+if __name__ == "__main__":
+    run_process("services.scheduler", main)

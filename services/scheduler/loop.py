@@ -1,0 +1,92 @@
+"""The scheduler's loop: look where the learner is, ask for what is missing, sleep.
+
+It keeps nothing but the last round that it issued: cursor and rounds are in the buffer, so it may die and start again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from bapo.algorithms.composer import Composer
+from bapo.clients import BufferStatus
+from bapo.config.tree import Config
+from bapo.telemetry import Telemetry
+from bapo.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
+from services.scheduler.plan import FreshPlan, due_round, reevaluation_requests
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 1.0
+"""Even while the learner stays in one step, groups may be dropped and have to be asked again."""
+
+
+class Buffer(Protocol):
+    """What the scheduler needs of `bapo.clients.BufferClient`."""
+
+    def progress(self) -> Progress: ...
+
+    def status(self) -> BufferStatus: ...
+
+    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None = None) -> int: ...
+
+    def hard_prompts(self) -> list[tuple[HardPrompt, Prompt]]: ...
+
+    def reevaluate(self, step: int, requests: Sequence[RolloutRequest]) -> None: ...
+
+
+class Scheduler:
+    """Feeds the workers until the learner has finished."""
+
+    def __init__(
+        self, config: Config, plan: FreshPlan, composer: Composer, buffer: Buffer, telemetry: Telemetry
+    ) -> None:
+        self._config = config
+        self._plan = plan
+        self._composer = composer
+        self._buffer = buffer
+        self._asked = telemetry.counter("bapo_scheduler_requests_total")
+        self._issued_round = 0
+
+    def run(self, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic) -> None:
+        """Ask until the learner reports step T + 1. Raises: UnavailableError when the buffer stays away."""
+        looked_at, looked_s = -1, 0.0
+        while True:
+            step = self._buffer.progress().step
+            if step > self._config.run.num_steps:
+                log.info("finished: the learner is behind step %d", self._config.run.num_steps)
+                return
+            if step < looked_at:  # a learner resumed from a checkpoint: its rounds may have to be issued again
+                self._issued_round = 0
+            # Progress is a small answer and status a large one, so status is read when something may have changed.
+            if step != looked_at or now() - looked_s >= LOOK_AGAIN_S:
+                self.look(step)
+                looked_at, looked_s = step, now()
+            sleep(self._config.scheduler.poll_s)
+
+    def look(self, step: int) -> None:
+        """Ask for everything that is due while the learner is in `step`."""
+        # Re-evaluation first: a step may wait for its round, and no step waits for the furthest fresh request.
+        self._reevaluate(step)
+        status = self._buffer.status()
+        cursor = status.cursor
+        while missing := self._plan.missing(step, cursor, status.fresh_dropped):
+            requests = [self._plan.request(at, status.fresh_dropped) for at in missing]
+            cursor = missing.stop
+            self._buffer.enqueue(requests, cursor=cursor)
+            self._asked.labels(purpose=Purpose.FRESH.value).inc(len(requests))
+            log.debug("step %d: asked for %d fresh groups, cursor=%d", step, len(requests), cursor)
+
+    def _reevaluate(self, step: int) -> None:
+        due = due_round(step, self._config)
+        if due is None or due <= self._issued_round:
+            return
+        hard = self._buffer.hard_prompts()
+        requests = reevaluation_requests(due, hard, composer=self._composer, plan=self._plan, config=self._config)
+        # Also without requests: a step that waits for its round must learn that nothing comes.
+        self._buffer.reevaluate(due, requests)
+        self._issued_round = due
+        self._asked.labels(purpose=Purpose.REEVALUATE.value).inc(len(requests))
+        log.info("step %d: asked %d of %d hard prompts again", due, len(requests), len(hard))
