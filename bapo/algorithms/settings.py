@@ -9,18 +9,20 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from bapo.algorithms.levels import levels_within
+
 
 class Frozen(BaseModel):
     """Base of every section: immutable, and a misspelt key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class AlgorithmConfig(Frozen):
     """Batch composition: which groups train (section 3.2 of the paper)."""
 
     name: str = "bapo"
-    """Composer: a file of `bapo/algorithms` that registers this name (`bapo`, `grpo`)."""
+    """Composer: a file of `bapo/algorithms` that makes one (`bapo`, `grpo`). `grpo` uses neither X2 nor X3."""
     batch_size: int = Field(256, ge=1)
     """B: fresh groups per step, and the most groups that a batch holds (eq. 7)."""
     group_size: int = Field(8, ge=2)
@@ -67,13 +69,42 @@ class AlgorithmConfig(Frozen):
 
     @model_validator(mode="after")
     def windows_are_ordered(self) -> Self:
-        for low, high in (self.c2_range, self.c3_range):
+        for key, (low, high) in {"c2_range": self.c2_range, "c3_range": self.c3_range}.items():
             if not 0 <= low <= high <= 1:
-                raise ValueError(f"a threshold range must be low <= high within [0, 1], got [{low}, {high}]")
+                raise ValueError(f"{key} = [{low}, {high}]: write low <= high, both in [0, 1]")
         if self.c2_range[0] > self.c3_range[0] or self.c2_range[1] > self.c3_range[1]:
-            raise ValueError(f"c2 {self.c2_range} must not lie above c3 {self.c3_range}: B_high would always be empty")
+            raise ValueError(
+                f"c2_range = {list(self.c2_range)} lies above c3_range = {list(self.c3_range)}, so the window [c2, c3] "
+                "would be empty; write c2_range with ends that are not above those of c3_range"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def each_subset_can_have_members(self) -> Self:
         if self.x3_exactly_half and self.group_size % 2:
-            raise ValueError(f"x3_exactly_half needs an even group_size, got {self.group_size}")
+            raise ValueError(
+                f"x3_exactly_half = true, but no group of group_size = {self.group_size} is half right; "
+                f"write group_size = {self.group_size + 1}, or x3_exactly_half = false"
+            )
+        highest = (self.group_size - 1) / self.group_size
+        if self.use_x2 and self.c1 >= highest:
+            raise ValueError(
+                f"c1 = {self.c1} leaves no level with c1 < mu' < 1 at group_size = {self.group_size}, so X2 would "
+                f"always be empty; write c1 below {highest}, or use_x2 = false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def fixed_window_has_variance(self) -> Self:
+        if self.threshold_schedule != "fixed" or self.x3_exactly_half or not self.use_x3:
+            return self
+        c2, c3 = self.c2_range[0], self.c3_range[0]
+        levels = set(levels_within(c2, c3, self.group_size))
+        if self.drop_zero_variance_x3 and levels and levels <= {0, self.group_size}:
+            raise ValueError(
+                f"threshold_schedule = fixed with c2 = {c2} and c3 = {c3} admits only groups whose rewards are all "
+                "equal, which drop_zero_variance_x3 drops; widen c2_range and c3_range, or write use_x3 = false"
+            )
         return self
 
 

@@ -11,7 +11,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from bapo.algorithms.registry import composer_names
 from bapo.algorithms.settings import AlgorithmConfig, CadenceConfig, Frozen
+from bapo.errors import did_you_mean
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """No braces or spaces: the name is part of Redis keys and of paths."""
@@ -83,7 +85,15 @@ class RolloutConfig(Frozen):
     @model_validator(mode="after")
     def workers_fit(self) -> Self:
         if self.num_workers > self.max_workers:
-            raise ValueError(f"num_workers={self.num_workers} is more than max_workers={self.max_workers}")
+            raise ValueError(
+                f"num_workers = {self.num_workers} is more than max_workers = {self.max_workers}; "
+                f"write max_workers = {self.num_workers}, or fewer workers"
+            )
+        if self.top_p < 1:
+            raise ValueError(
+                f"top_p = {self.top_p}: the learner's log-probs are over the whole vocabulary, so the importance "
+                "ratios of eq. 3 would be wrong; write top_p = 1.0"
+            )
         return self
 
 
@@ -182,6 +192,15 @@ class BufferConfig(Frozen):
     max_failures_in_a_row: int = Field(20, ge=1)
     """So many failed groups without one success stop the run with the last reason."""
 
+    @model_validator(mode="after")
+    def redis_has_one_owner(self) -> Self:
+        if self.url and self.redis_url:
+            raise ValueError(
+                f"url = {self.url} is a service that is already running with a Redis of its own, so "
+                f"redis_url = {self.redis_url} would never be used; remove one of them"
+            )
+        return self
+
 
 class EvaluationConfig(Frozen):
     """Held-out measurement. Evaluation never changes alpha (ADR 0028)."""
@@ -226,21 +245,44 @@ class Config(Frozen):
     scheduler: SchedulerConfig = SchedulerConfig()
 
     @model_validator(mode="after")
-    def parts_fit_together(self) -> Self:
+    def composer_exists(self) -> Self:
+        known = composer_names()
+        if self.algorithm.name not in known:
+            raise ValueError(
+                f'algorithm.name = "{self.algorithm.name}": there is no such composer'
+                f"{did_you_mean(self.algorithm.name, known)}; write one of {', '.join(known)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def sizes_fit_together(self) -> Self:
         if self.learner.minibatch_size > self.algorithm.batch_size:
             raise ValueError(
-                f"learner.minibatch_size={self.learner.minibatch_size} is more than "
-                f"algorithm.batch_size={self.algorithm.batch_size} groups; write at most {self.algorithm.batch_size}"
+                f"learner.minibatch_size = {self.learner.minibatch_size} is more than algorithm.batch_size = "
+                f"{self.algorithm.batch_size} groups; write at most {self.algorithm.batch_size}"
+            )
+        if self.learner.num_ranks > self.learner.minibatch_size:
+            raise ValueError(
+                f"learner.num_ranks = {self.learner.num_ranks} is more than learner.minibatch_size = "
+                f"{self.learner.minibatch_size}: some ranks would never have a group; write fewer ranks"
             )
         longest = self.rollout.max_prompt_tokens + self.rollout.max_response_tokens
         if self.learner.microbatch_tokens < longest:
             raise ValueError(
-                f"learner.microbatch_tokens={self.learner.microbatch_tokens} cannot hold one sequence of "
-                f"{longest} tokens (max_prompt_tokens + max_response_tokens)"
+                f"learner.microbatch_tokens = {self.learner.microbatch_tokens} cannot hold one sequence of "
+                f"{longest} tokens (max_prompt_tokens + max_response_tokens); write at least {longest}"
             )
-        if self.rollout.top_p < 1:
-            raise ValueError(
-                f"rollout.top_p={self.rollout.top_p}: the learner's log-probs are over the whole vocabulary, so the "
-                "importance ratios of eq. 3 would be wrong; write top_p = 1.0"
-            )
+        return self
+
+    @model_validator(mode="after")
+    def ports_differ(self) -> Self:
+        sections = ("buffer", "scheduler", "learner", "evaluation", "rollout")
+        owner: dict[int, str] = {}
+        for section in sections:
+            port = getattr(self, section).port
+            if port and port in owner:
+                raise ValueError(
+                    f"{owner[port]}.port and {section}.port are both {port}; write another one, or 0 for a free port"
+                )
+            owner[port] = section
         return self

@@ -1,0 +1,114 @@
+"""Check a layer of settings against the tree, before pydantic sees the sum: unknown keys, sections, nulls, raw texts.
+
+The messages name the place (file or override), the key and the way out; pydantic's own are turned into such lines too.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from bapo.config.layers import NULL, Key, Layer, RawText, dotted, flatten
+from bapo.config.tree import Config
+from bapo.errors import did_you_mean
+
+
+def read_layer(layer: Layer) -> tuple[dict[str, Any], list[str]]:
+    """The layer's values with nulls and raw texts resolved, and one line per problem."""
+    problems: list[str] = []
+    values = dict(_read(Config, layer.values, (), problems))
+    return values, [f"{layer.source}: {problem}" for problem in problems]
+
+
+def explain(error: ValidationError, sources: Mapping[Key, str]) -> list[str]:
+    """One line per error: where it was written, the key, its value, and what would be right.
+
+    Args:
+        sources: the layer that set each key.
+    """
+    return [_line(details, sources) for details in error.errors(include_url=False)]
+
+
+@cache
+def known_keys() -> tuple[str, ...]:
+    """Every dotted key of the tree."""
+    return tuple(dotted(key) for key, _ in flatten(Config().model_dump()))
+
+
+def shown(value: Any) -> str:
+    """A value as one writes it: null, true, "text", 1.0."""
+    if value is None or isinstance(value, bool):
+        return {None: NULL, True: "true", False: "false"}[value]
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _read(
+    section: type[BaseModel], values: Mapping[str, Any], at: Key, problems: list[str]
+) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        key = (*at, name)
+        field = section.model_fields.get(name)
+        if field is None:
+            problems.append(f"{dotted(key)}: there is no such key{_nearest(key, section)}")
+        elif _is_section(field.annotation):
+            if isinstance(value, Mapping):
+                yield name, dict(_read(field.annotation, value, key, problems))
+            else:
+                problems.append(f"{dotted(key)} is a section; write {dotted(key)}.KEY")
+        else:
+            resolved = _resolve(value, kinds=_kinds(field.annotation))
+            if isinstance(resolved, bool) and not {bool, Any} & _kinds(field.annotation):
+                problems.append(f"{dotted(key)} = {shown(resolved)}: write {_wanted(field.annotation)}")
+            yield name, resolved
+
+
+def _resolve(value: Any, kinds: frozenset[Any]) -> Any:
+    """Nulls and raw texts of one leaf, also inside its lists and tables."""
+    if isinstance(value, RawText):
+        value = value.value(of_string_key=str in kinds)
+    if isinstance(value, Mapping):
+        return {name: _resolve(inner, frozenset()) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_resolve(inner, frozenset()) for inner in value]
+    return None if value == NULL else value
+
+
+def _is_section(annotation: Any) -> typing.TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _kinds(annotation: Any) -> frozenset[Any]:
+    """The plain types that an annotation admits: float | None -> {float, NoneType}."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return frozenset(typing.get_args(annotation))
+    return frozenset({annotation})
+
+
+def _wanted(annotation: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "a text", types.NoneType: NULL}
+    return " or ".join(sorted(names.get(kind, str(kind)) for kind in _kinds(annotation)))
+
+
+def _nearest(key: Key, section: type[BaseModel]) -> str:
+    """A hint for an unknown key: a similar one in its section, or the same name in another section."""
+    same_name = [known for known in known_keys() if known.rpartition(".")[2] == key[-1]]
+    siblings = [dotted((*key[:-1], name)) for name in section.model_fields]
+    return did_you_mean(dotted(key), siblings) or (f" (did you mean {same_name[0]!r}?)" if same_name else "")
+
+
+def _line(details: Any, sources: Mapping[Key, str]) -> str:
+    loc: Sequence[Any] = details["loc"]
+    message = details["msg"].removeprefix("Value error, ")
+    if details["type"] == "value_error":
+        # A rule about several keys names them itself; no single place wrote it.
+        return f"{dotted(loc)}: {message}" if loc else message
+    if details["type"] == "missing":
+        loc, message = loc[:-1], "too few values"
+    key = tuple(str(part) for part in loc)
+    source = next((sources[key[:n]] for n in range(len(key), 0, -1) if key[:n] in sources), "default")
+    return f"{source}: {dotted(key)} = {shown(details['input'])}: {message[:1].lower()}{message[1:]}"

@@ -1,0 +1,153 @@
+"""Layers of settings: TOML files and command-line overrides as nested maps, and where each value came from.
+
+A file's tables are merged key by key into those below it; an override replaces the value at its key.
+TOML has no null, so the word "null" (as a string in a file, bare on the command line) means null everywhere.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bapo.errors import ConfigError, did_you_mean
+
+Key = tuple[str, ...]
+"""("learner", "lr")."""
+
+NULL = "null"
+PRESETS = Path(__file__).with_name("presets")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Settings from one place."""
+
+    source: str
+    """How messages call it: a file name, "preset bapo" or "--learner.lr"."""
+    values: Mapping[str, Any]
+    """Nested as in TOML."""
+    at: Key = ()
+    """An override's key: what `values` hold there replaces what lies below, tables included. Empty for a file."""
+
+
+def preset_names() -> tuple[str, ...]:
+    """Names of the presets, sorted."""
+    return tuple(sorted(path.stem for path in PRESETS.glob("*.toml")))
+
+
+def file_layer(file: str | Path) -> Layer:
+    """The layer of one TOML file; the bare name of a preset stands for the preset.
+
+    Raises: ConfigError if there is no such file or it is not TOML.
+    """
+    path = Path(file)
+    if not path.is_file() and str(file) in preset_names():
+        return Layer(source=f"preset {file}", values={"preset": str(file)})
+    return Layer(source=str(file), values=_read_toml(path))
+
+
+def preset_layers(name: str, above: Sequence[str] = ()) -> list[Layer]:
+    """The layer of a preset, on top of the layers of the preset that it names in turn.
+
+    Raises: ConfigError for an unknown name or a circle.
+    """
+    if name not in preset_names():
+        raise ConfigError(
+            f"preset = {name!r}: there is no such preset{did_you_mean(name, preset_names())}; "
+            f"write one of {', '.join(preset_names())}"
+        )
+    if name in above:
+        raise ConfigError(f"presets name each other in a circle: {' -> '.join([*above, name])}")
+    values = _read_toml(PRESETS / f"{name}.toml")
+    beneath = preset_layers(values["preset"], [*above, name]) if "preset" in values else []
+    return [*beneath, Layer(source=f"preset {name}", values=values)]
+
+
+def override_layers(tokens: Sequence[str]) -> list[Layer]:
+    """The layers of `--section.key value` and `--section.key=value` tokens, in their order.
+
+    Raises: ConfigError if a token is not of this form.
+    """
+    layers = []
+    rest = list(tokens)
+    while rest:
+        token = rest.pop(0)
+        if not token.startswith("--") or len(token) == 2:
+            raise ConfigError(f"{token!r} is not an override; write --section.key value, for example --learner.lr 1e-4")
+        name, equals, text = token[2:].partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ConfigError(f"--{name} needs a value; write --{name} VALUE or --{name}=VALUE")
+            text = rest.pop(0)
+        key = tuple(name.split("."))
+        layers.append(Layer(source=f"--{name}", values=_nested(key, RawText(text)), at=key))
+    return layers
+
+
+class RawText(str):
+    """The text of an override. What it means depends on the type of its key: `learner.lr` or `run.name` = 1e3."""
+
+    __slots__ = ()
+
+    def value(self, *, of_string_key: bool) -> Any:
+        """As a TOML value; as plain text if it is none, or if the key holds a string anyway."""
+        if self == NULL:
+            return None
+        try:
+            parsed = tomllib.loads(f"value = {self}")["value"]
+        except tomllib.TOMLDecodeError:
+            return str(self)
+        return str(self) if of_string_key and not isinstance(parsed, str) else parsed
+
+
+def merge(below: Mapping[str, Any], layer: Layer) -> dict[str, Any]:
+    """`below` with the values of the layer on top."""
+    return _merge(below, layer.values, len(layer.at))
+
+
+def flatten(values: Mapping[str, Any], prefix: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """(key, value) of every leaf; an empty map is a leaf."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, (*prefix, name))
+        else:
+            yield (*prefix, name), value
+
+
+def dotted(key: Sequence[Any]) -> str:
+    """("learner", "lr") -> "learner.lr"."""
+    return ".".join(str(part) for part in key)
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """`depth`: how many names lead to the value that replaces; 0: maps are merged at every depth."""
+    merged = dict(below)
+    for name, value in above.items():
+        lower = merged.get(name)
+        if depth != 1 and isinstance(value, Mapping) and isinstance(lower, Mapping):
+            merged[name] = _merge(lower, value, max(0, depth - 1))
+        else:
+            merged[name] = value
+    return merged
+
+
+def _nested(key: Key, value: Any) -> dict[str, Any]:
+    for name in reversed(key):
+        value = {name: value}
+    return dict(value)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        hint = did_you_mean(str(path), preset_names())
+        raise ConfigError(f"{path}: no such file, and no preset of that name{hint}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+    return values

@@ -1,0 +1,103 @@
+"""From TOML files and `--section.key value` to one checked `Config`, and back to TOML.
+
+    preset  <  presets and files, left to right  <  overrides, left to right
+
+A file, or `--preset NAME`, may name the preset that lies beneath everything; a bare preset name is a file too. All
+problems are reported at once, one line each: where, which key, what to write instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from bapo.config.check import explain, read_layer, shown
+from bapo.config.layers import NULL, Key, Layer, dotted, file_layer, flatten, merge, override_layers, preset_layers
+from bapo.config.tree import Config
+from bapo.errors import ConfigError
+
+
+def load_config(files: Sequence[str | Path], overrides: Sequence[str]) -> Config:
+    """The configuration of a run.
+
+    Args:
+        files: TOML files or preset names, the later over the earlier.
+        overrides: command-line tokens, for example ["--learner.lr", "1e-4", "--algorithm.use_x2=false"].
+    Raises: ConfigError with one line per problem.
+    """
+    above = [*(file_layer(file) for file in files), *override_layers(overrides)]
+    preset = _preset_of(above)
+    return _build([*(preset_layers(preset) if preset else []), *above])
+
+
+def load_resolved(path: str | Path) -> Config:
+    """The configuration that `dump_toml` wrote: complete, so its preset is a name and not laid beneath again.
+
+    Raises: ConfigError.
+    """
+    return _build([file_layer(path)])
+
+
+def dump_toml(config: Config) -> str:
+    """Every key of the configuration as TOML. A null that is the key's default is left out: TOML has no null."""
+    return tomli_w.dumps(_without_nulls(config.model_dump(), Config().model_dump()))
+
+
+def diff(a: Config, b: Config) -> list[str]:
+    """One line per key whose value differs: "learner.lr: 1e-06 -> 0.0001"."""
+    left, right = dict(flatten(a.model_dump())), dict(flatten(b.model_dump()))
+    keys = [*left, *(key for key in right if key not in left)]
+    return [
+        f"{dotted(key)}: {_shown_in(left, key)} -> {_shown_in(right, key)}"
+        for key in keys
+        if left.get(key, _ABSENT) != right.get(key, _ABSENT)
+    ]
+
+
+_ABSENT = object()
+
+
+def _shown_in(values: Mapping[Key, Any], key: Key) -> str:
+    return shown(values[key]) if key in values else "(not set)"
+
+
+def _preset_of(layers: Sequence[Layer]) -> str | None:
+    """The preset that the topmost layer with one names."""
+    named = [read_layer(layer)[0]["preset"] for layer in layers if "preset" in layer.values]
+    return named[-1] if named and isinstance(named[-1], str) else None
+
+
+def _build(layers: Sequence[Layer]) -> Config:
+    values: dict[str, Any] = {}
+    sources: dict[Key, str] = {}
+    problems: list[str] = []
+    for layer in layers:
+        read, found = read_layer(layer)
+        problems += found
+        values = merge(values, Layer(source=layer.source, values=read, at=layer.at))
+        sources.update((key, layer.source) for key, _ in flatten(read))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(explain(error, sources))) from error
+
+
+def _without_nulls(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(_writable(values, defaults))
+
+
+def _writable(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        default = defaults.get(name, _ABSENT)
+        if isinstance(value, Mapping):
+            yield name, _without_nulls(value, default if isinstance(default, Mapping) else {})
+        elif value is not None:
+            yield name, value
+        elif default is not None:
+            yield name, NULL
