@@ -142,7 +142,9 @@ class CadenceConfig(Frozen):
     @model_validator(mode="after")
     def reevaluation_meets_fresh_weights(self) -> Self:
         if self.m % self.v:
+            above = -(-self.m // self.v) * self.v
             raise ValueError(
-                f"m={self.m} must be a multiple of v={self.v}: X2 is sampled from pi_theta_t (eq. 6, ADR 0009)"
+                f"m = {self.m} must be a multiple of v = {self.v}, because X2 is sampled from pi_theta_t (eq. 6, "
+                f"ADR 0009); write m = {above}"
             )
         return self

@@ -5,6 +5,7 @@ The messages name the place (file or override), the key and the way out; pydanti
 
 from __future__ import annotations
 
+import difflib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,6 @@ from pydantic import BaseModel, ValidationError
 
 from bapo.config.layers import NULL, Key, Layer, RawText, dotted, flatten
 from bapo.config.tree import Config
-from bapo.errors import did_you_mean
 
 
 def read_layer(layer: Layer) -> tuple[dict[str, Any], list[str]]:
@@ -96,9 +96,10 @@ def _wanted(annotation: Any) -> str:
 
 def _nearest(key: Key, section: type[BaseModel]) -> str:
     """A hint for an unknown key: a similar one in its section, or the same name in another section."""
-    same_name = [known for known in known_keys() if known.rpartition(".")[2] == key[-1]]
-    siblings = [dotted((*key[:-1], name)) for name in section.model_fields]
-    return did_you_mean(dotted(key), siblings) or (f" (did you mean {same_name[0]!r}?)" if same_name else "")
+    near = difflib.get_close_matches(key[-1], section.model_fields, n=1)
+    elsewhere = [known for known in known_keys() if known.rpartition(".")[2] == key[-1]]
+    found = [dotted((*key[:-1], near[0]))] if near else elsewhere
+    return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def _line(details: Any, sources: Mapping[Key, str]) -> str:
