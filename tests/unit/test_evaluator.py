@@ -1,0 +1,201 @@
+"""When the evaluator measures, and what it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bapo.clients import BufferStatus
+from bapo.config.tree import Config, EvaluationConfig
+from bapo.errors import DeadlineError, UnavailableError
+from bapo.records import RunDirectory
+from bapo.telemetry import Telemetry
+from bapo.types import Group, Progress, Prompt, Purpose, RolloutRequest
+from services.evaluator.loop import Evaluator
+from services.evaluator.measure import evaluation_row
+from services.evaluator.plan import Target, next_target
+from tests.factories import make_group, make_prompt
+from tests.unit.test_scheduler import STATUS
+
+SETTINGS = EvaluationConfig(every=10, num_prompts=2, num_prompts_final=3, num_samples=4)
+CONFIG = Config.model_validate({"run": {"num_steps": 40}, "evaluation": SETTINGS.model_dump()})
+
+
+@pytest.mark.parametrize(
+    ("step", "version", "measured", "want"),
+    [
+        (0, 0, (), 1),  # before the learner's first word: the base model is there
+        (3, 1, (), 1),
+        (3, 1, (1,), None),
+        (6, 6, (1,), None),  # five steps behind version 6
+        (12, 12, (1,), 12),  # the first version behind ten steps
+        (12, 12, (), 12),  # the base was missed: its weights are gone
+        (18, 18, (1, 12), None),
+        (24, 24, (1, 12), 24),
+        (36, 36, (1, 12), 36),
+        (41, 41, (1, 36), 41),  # T + 1
+        (41, 41, (1, 36, 41), None),
+    ],
+)
+def test_the_versions_that_are_measured(step: int, version: int, measured: tuple[int, ...], want: int | None) -> None:
+    progress = Progress(step=step, policy_version=version)
+    target = next_target(progress, measured, num_steps=40, settings=SETTINGS)
+    assert (target.version if target else None) == want
+
+
+def test_base_and_final_weights_are_measured_on_more_prompts() -> None:
+    def num_prompts(step: int, version: int) -> int:
+        progress = Progress(step=step, policy_version=version)
+        target = next_target(progress, (), num_steps=40, settings=SETTINGS)
+        assert target is not None
+        return target.num_prompts
+
+    assert [num_prompts(1, 1), num_prompts(12, 12), num_prompts(41, 41)] == [3, 2, 3]
+
+
+def test_every_zero_measures_only_before_and_after() -> None:
+    settings = SETTINGS.model_copy(update={"every": 0})
+    assert next_target(Progress(step=30, policy_version=30), (1,), num_steps=40, settings=settings) is None
+
+
+def test_a_row_says_how_accurate_how_sure_and_how_measured() -> None:
+    groups = [
+        make_group(prompt_id="a", rewards="1100", lengths=[2, 2, 2, 2], version=12),
+        make_group(prompt_id="b", rewards="0000", lengths=[4, 4, 2, 2], version=14, truncated=[0, 1]),
+    ]
+    target = Target(version=12, num_prompts=3)
+    row = evaluation_row("cd34", target, groups, num_asked=3, seconds=1.23456, rollout=CONFIG.rollout)
+    assert (row["split"], row["version"], row["step"]) == ("cd34", 12, 11)
+    assert (row["accuracy"], row["num_prompts"], row["num_dropped"], row["num_samples"]) == (0.25, 2, 1, 4)
+    # Prompt means .5 and 0: variance .0625, so n_eff = 2 * .25 * .75 / .0625 = 6. Wilson at n = 6, z^2 = 3.8415:
+    # centre (.25 + .3201) / 1.6402 = .3476, half width 1.9600 / 1.6402 * sqrt(.1875 / 6 + 3.8415 / 144) = .2876.
+    assert (round(row["low"], 3), round(row["high"], 3)) == (0.06, 0.635)
+    assert (row["truncated_share"], row["mean_tokens"], row["versions"]) == (0.25, 2.5, [12, 14])
+    assert row["rewards"] == {"a": [1.0, 1.0, 0.0, 0.0], "b": [0.0, 0.0, 0.0, 0.0]}
+    assert (row["seconds"], row["sampling"]["temperature"]) == (1.235, 1.0)
+
+
+class TwoSplits:
+    """A task with two held-out splits of five prompts."""
+
+    name = "fake"
+    held_out_splits: tuple[str, ...] = ("easy", "hard")
+
+    def prompts(self, split: str) -> Sequence[Prompt]:
+        return [make_prompt(prompt_id=f"{split}{i}") for i in range(5)]
+
+    def reward(self, prompt: Prompt, text: str) -> float:
+        raise AssertionError("the workers grade")
+
+    def gold(self, prompt: Prompt) -> str | None:
+        return None
+
+
+class NoSplits(TwoSplits):
+    """A task that only trains."""
+
+    held_out_splits = ()
+
+
+class FakeBuffer:
+    """Answers evaluation requests at once, but for the prompts that always fail."""
+
+    def __init__(self, progress: Sequence[Progress], *, failing: Sequence[str] = (), settles: bool = True) -> None:
+        self._progress = list(progress)
+        self._failing = failing
+        self._settles = settles
+        self.asked: dict[str, list[RolloutRequest]] = {}
+        self.forgotten: list[str] = []
+
+    def progress(self) -> Progress:
+        return self._progress.pop(0) if len(self._progress) > 1 else self._progress[0]
+
+    def status(self) -> BufferStatus:
+        settled = {label: len(requests) if self._settles else 1 for label, requests in self.asked.items()}
+        return replace(STATUS, evaluations=settled)
+
+    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None = None) -> int:
+        assert cursor is None
+        self.asked[requests[0].label] = list(requests)
+        return len(requests)
+
+    def collect(self, label: str) -> list[Group]:
+        return [
+            make_group(rewards="1000", prompt=request.prompt, version=request.min_version)
+            for request in self.asked[label]
+            if request.prompt.prompt_id not in self._failing
+        ]
+
+    def forget(self, label: str) -> None:
+        self.forgotten.append(label)
+
+
+def make_evaluator(tmp_path: Path, buffer: FakeBuffer, task: TwoSplits | None = None) -> tuple[Evaluator, RunDirectory]:
+    run = RunDirectory.create(tmp_path / "run")
+    ticks = iter(range(10_000))
+    evaluator = Evaluator(
+        CONFIG,
+        task or TwoSplits(),
+        buffer,
+        run,
+        Telemetry(),
+        sleep=lambda _: None,
+        now=lambda: 100.0 * next(ticks),
+    )
+    return evaluator, run
+
+
+def test_a_run_is_measured_before_between_and_after_and_then_the_evaluator_ends(tmp_path: Path) -> None:
+    marks = [(0, 0), (1, 1), (12, 12), (13, 12), (41, 41)]
+    buffer = FakeBuffer([Progress(step=step, policy_version=version) for step, version in marks])
+    evaluator, run = make_evaluator(tmp_path, buffer)
+    evaluator.run()
+    rows = [(row["split"], row["version"], row["num_prompts"]) for row in run.read_evaluations()]
+    assert rows == [
+        ("easy", 1, 3), ("hard", 1, 3), ("easy", 12, 2), ("hard", 12, 2), ("easy", 41, 3), ("hard", 41, 3),
+    ]  # fmt: skip
+    assert buffer.forgotten == list(buffer.asked)
+    first = buffer.asked["hard@12"][1]
+    assert (first.request_id, first.group_size) == ("evaluate-000012-hard-00001", 4)
+    assert (first.purpose, first.min_version) == (Purpose.EVALUATE, 12)
+
+
+def test_a_restarted_evaluator_measures_only_what_has_no_row(tmp_path: Path) -> None:
+    buffer = FakeBuffer([Progress(step=41, policy_version=41)])
+    evaluator, run = make_evaluator(tmp_path, buffer)
+    run.append_evaluation({"split": "easy", "version": 41})
+    evaluator.run()
+    assert list(buffer.asked) == ["hard@41"]
+    assert [(row["split"], row["version"]) for row in run.read_evaluations()] == [("easy", 41), ("hard", 41)]
+
+
+def test_groups_that_failed_for_good_are_counted_not_taken_as_wrong(tmp_path: Path) -> None:
+    buffer = FakeBuffer([Progress(step=41, policy_version=41)], failing=["easy1"])
+    evaluator, run = make_evaluator(tmp_path, buffer)
+    evaluator.run()
+    row = run.read_evaluations()[0]
+    assert (row["num_prompts"], row["num_dropped"], row["accuracy"]) == (2, 1, 0.25)
+
+
+def test_a_split_of_which_every_group_failed_ends_the_evaluator(tmp_path: Path) -> None:
+    buffer = FakeBuffer([Progress(step=41, policy_version=41)], failing=[f"easy{i}" for i in range(5)])
+    evaluator, _ = make_evaluator(tmp_path, buffer)
+    with pytest.raises(UnavailableError, match="all 3 groups failed"):
+        evaluator.run()
+
+
+def test_a_measurement_that_does_not_move_has_a_deadline_with_its_numbers(tmp_path: Path) -> None:
+    buffer = FakeBuffer([Progress(step=41, policy_version=41)], settles=False)
+    evaluator, _ = make_evaluator(tmp_path, buffer)
+    with pytest.raises(DeadlineError, match=r"easy@41: 1/3 groups, none in the last 600 s"):
+        evaluator.run()
+
+
+def test_a_task_without_held_out_splits_has_nothing_to_measure(tmp_path: Path) -> None:
+    buffer = FakeBuffer([Progress(step=0, policy_version=0)])
+    evaluator, run = make_evaluator(tmp_path, buffer, task=NoSplits())
+    evaluator.run()
+    assert (run.read_evaluations(), buffer.asked) == ([], {})

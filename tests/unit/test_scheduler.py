@@ -1,0 +1,205 @@
+"""What the scheduler asks for, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from bapo.algorithms.registry import load_composer
+from bapo.clients import BufferStatus
+from bapo.config.tree import Config
+from bapo.errors import ConfigError
+from bapo.telemetry import Telemetry
+from bapo.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
+from services.scheduler.loop import Scheduler
+from services.scheduler.plan import FreshPlan, due_round
+from tests.factories import make_hard, make_prompt
+
+PROMPTS = [make_prompt(prompt_id=f"p{i}") for i in range(10)]
+
+
+def make_config(**sections: dict[str, object]) -> Config:
+    """B = 4, v = 2, m = 4, slack = 1, T = 12, unless told otherwise."""
+    tree = {
+        "run": {"num_steps": 12},
+        "algorithm": {"batch_size": 4},
+        "cadence": {"v": 2, "m": 4, "slack": 1},
+        "learner": {"minibatch_size": 2},
+    }
+    return Config.model_validate({name: tree.get(name, {}) | sections.get(name, {}) for name in {*tree, *sections}})
+
+
+STATUS = BufferStatus(
+    run="r", step=0, policy_version=0, assembled_step=0, committed_step=0, checkpointed_step=0, cursor=0,
+    fresh_dropped=0, queued={}, leased={}, fresh_ready=0, reevaluated_ready=0, num_bad=0, num_high=0, r_tot=None,
+    c2=None, c3=None, evaluations={}, reevaluation_rounds={}, workers={}, failures_in_a_row=0, last_failure="",
+    num_bytes=0, batches=[],
+)  # fmt: skip
+
+
+class FakeBuffer:
+    """Records what was asked; its learner is wherever the test puts it."""
+
+    def __init__(self, *, hard: Sequence[HardPrompt] = ()) -> None:
+        self.steps: Iterator[int] = iter([])
+        self.current = STATUS
+        self.hard = [(entry, make_prompt(prompt_id=entry.prompt_id)) for entry in hard]
+        self.fresh: list[RolloutRequest] = []
+        self.rounds: dict[int, list[RolloutRequest]] = {}
+        self.num_status = 0
+
+    def progress(self) -> Progress:
+        return Progress(step=next(self.steps), policy_version=1)
+
+    def status(self) -> BufferStatus:
+        self.num_status += 1
+        return self.current
+
+    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None = None) -> int:
+        assert cursor is not None
+        self.fresh += requests
+        self.current = replace(self.current, cursor=cursor)
+        return len(requests)
+
+    def hard_prompts(self) -> list[tuple[HardPrompt, Prompt]]:
+        return self.hard
+
+    def reevaluate(self, step: int, requests: Sequence[RolloutRequest]) -> None:
+        self.rounds[step] = list(requests)
+
+
+def make_scheduler(config: Config, buffer: FakeBuffer) -> Scheduler:
+    return Scheduler(config, FreshPlan(config, PROMPTS), load_composer(config.algorithm), buffer, Telemetry())
+
+
+@pytest.mark.parametrize(
+    ("step", "cursor", "dropped", "want"),
+    [
+        (0, 0, 0, range(12)),  # before step 1: v + slack = 3 steps of 4
+        (1, 12, 0, range(12, 16)),  # step 1 begun: up to step 4
+        (1, 16, 0, range(16, 16)),  # nothing is missing
+        (1, 16, 3, range(16, 19)),  # three groups failed for good: as many more
+        (1, 20, 0, range(20, 20)),  # ahead of the plan: never a negative range
+        (11, 40, 0, range(40, 48)),  # not beyond T = 12
+        (12, 48, 2, range(48, 50)),
+    ],
+)
+def test_fresh_requests_reach_v_plus_slack_steps_ahead(step: int, cursor: int, dropped: int, want: range) -> None:
+    assert FreshPlan(make_config(), PROMPTS).missing(step, cursor, dropped) == want
+
+
+def test_one_call_carries_a_bounded_number_of_requests() -> None:
+    config = make_config(algorithm={"batch_size": 400}, learner={"minibatch_size": 8})
+    prompts = [make_prompt(prompt_id=f"p{i}") for i in range(400)]
+    assert FreshPlan(config, prompts).missing(0, 0, 0) == range(512)
+
+
+@pytest.mark.parametrize(
+    ("cursor", "dropped", "step", "min_version"),
+    [
+        (0, 0, 1, 1),
+        (3, 0, 1, 1),
+        (4, 0, 2, 1),  # slack 1: planned for step 2, synced version of step 1
+        (8, 0, 3, 2),  # planned for step 3: alpha of step 2
+        (12, 0, 4, 2),
+        (16, 0, 5, 4),
+        (16, 4, 4, 2),  # four were dropped before it: it fills a place of step 4
+        (0, 4, 1, 1),
+    ],
+)
+def test_a_fresh_request_carries_its_step_and_the_oldest_weights_admitted(
+    cursor: int, dropped: int, step: int, min_version: int
+) -> None:
+    request = FreshPlan(make_config(), PROMPTS).request(cursor, dropped)
+    assert (request.request_id, request.step, request.min_version) == (f"fresh-{cursor:08d}", step, min_version)
+    assert (request.purpose, request.group_size) == (Purpose.FRESH, 8)
+
+
+def test_an_epoch_holds_whole_batches_without_repetition_and_the_next_is_shuffled_anew() -> None:
+    plan = FreshPlan(make_config(), PROMPTS)
+    ids = [plan.prompt(cursor).prompt_id for cursor in range(16)]
+    assert len(set(ids[:8])) == len(set(ids[8:])) == 8  # 10 prompts, B = 4: 8 per epoch, 2 dropped
+    assert ids[:8] != ids[8:]
+    assert plan.prompt_ids(2) == frozenset(ids[4:8])
+    assert ids == [FreshPlan(make_config(), PROMPTS).prompt(cursor).prompt_id for cursor in range(16)]
+
+
+def test_fewer_prompts_than_a_batch_are_refused_before_the_start() -> None:
+    with pytest.raises(ConfigError, match="has 3 training prompts, fewer than one batch"):
+        FreshPlan(make_config(), PROMPTS[:3])
+
+
+@pytest.mark.parametrize(("step", "due"), [(0, None), (3, None), (4, 4), (5, 4), (8, 8), (13, 12)])
+def test_a_round_is_due_every_m_steps_and_a_missed_one_is_caught_up(step: int, due: int | None) -> None:
+    assert due_round(step, make_config()) == due
+
+
+def test_without_x2_no_round_is_ever_due() -> None:
+    assert due_round(8, make_config(algorithm={"use_x2": False})) is None
+
+
+def test_a_round_asks_the_hard_prompts_from_the_weights_of_its_step() -> None:
+    config = make_config()
+    planned = FreshPlan(config, PROMPTS).prompt_ids(4)
+    fresh_anyway = next(iter(planned))
+    buffer = FakeBuffer(
+        hard=[
+            make_hard(prompt_id="old", birth=1),
+            make_hard(prompt_id=fresh_anyway, birth=2),
+            make_hard(prompt_id="newborn", birth=4),
+        ]
+    )
+    scheduler = make_scheduler(config, buffer)
+    scheduler.look(4)
+    assert list(buffer.rounds) == [4]
+    (request,) = buffer.rounds[4]
+    assert (request.request_id, request.prompt.prompt_id) == ("reevaluate-000004-0000", "old")
+    assert (request.purpose, request.step, request.min_version) == (Purpose.REEVALUATE, 4, 4)
+
+
+def test_a_round_without_hard_prompts_is_issued_too() -> None:
+    """A step that waits for its re-evaluation must learn that nothing comes."""
+    buffer = FakeBuffer()
+    make_scheduler(make_config(), buffer).look(4)
+    assert buffer.rounds == {4: []}
+
+
+def test_the_loop_feeds_each_step_once_and_ends_behind_the_last() -> None:
+    config, buffer = make_config(), FakeBuffer()
+    buffer.steps = iter([0, 0, 1, 1, 5, 12, 13])
+    make_scheduler(config, buffer).run(sleep=lambda _: None, now=lambda: 0.0)
+    assert [request.request_id for request in buffer.fresh] == [f"fresh-{cursor:08d}" for cursor in range(48)]
+    assert list(buffer.rounds) == [4, 12]
+    assert buffer.num_status == 4  # steps 0, 1, 5, 12: no status is read while nothing moves
+
+
+def test_dropped_groups_are_asked_again_although_the_learner_waits_in_its_step() -> None:
+    config, buffer = make_config(), FakeBuffer()
+    clock = iter([0.0, 0.5, 2.0, 2.0])
+    buffer.steps = iter([1, 1, 1, 13])
+    scheduler = make_scheduler(config, buffer)
+
+    def drop_two(_: float) -> None:
+        buffer.current = replace(buffer.current, fresh_dropped=2)
+
+    scheduler.run(sleep=drop_two, now=lambda: next(clock))
+    assert len(buffer.fresh) == 16 + 2
+
+
+def test_a_restarted_scheduler_goes_on_at_the_cursor_of_the_buffer() -> None:
+    buffer = FakeBuffer()
+    buffer.current = replace(STATUS, cursor=14)
+    make_scheduler(make_config(), buffer).look(1)
+    assert [request.request_id for request in buffer.fresh] == ["fresh-00000014", "fresh-00000015"]
+
+
+def test_rounds_are_issued_again_when_the_learner_has_gone_back_to_a_checkpoint() -> None:
+    buffer = FakeBuffer()
+    buffer.steps = iter([8, 5, 8, 13])
+    scheduler = make_scheduler(make_config(), buffer)
+    issued: list[int] = []
+    buffer.reevaluate = lambda step, requests: issued.append(step)  # type: ignore[method-assign]
+    scheduler.run(sleep=lambda _: None, now=lambda: 0.0)
+    assert issued == [8, 4, 8]
