@@ -8,6 +8,7 @@ Suffixes: G responses in a group, T tokens of all responses together, P tokens o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -17,6 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bapo.errors import ContractError
+
+MAX_LOGPROB = 1e-3
+"""A softmax in single precision gives log-probs a little above 0 for a token that is all but certain."""
 
 Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
@@ -99,7 +103,7 @@ class Group:
     """G responses to one prompt: one entry of the buffer (eq. 4).
 
     Example: 8 responses with 4 right has mu == 0.5; it is in X1, and in B_high while c2 <= 0.5 <= c3.
-    Raises ContractError when the columns contradict each other.
+    Raises ContractError when the columns contradict each other or hold what no policy can give.
     """
 
     group_id: str
@@ -126,24 +130,23 @@ class Group:
     timing: Timing
 
     def __post_init__(self) -> None:
-        size = len(self.lengths)
-        tokens = len(self.token_ids)
-        if size == 0:
-            raise ContractError(f"group {self.group_id} has no responses")
-        for name in ("rewards", "outcomes", "versions"):
-            if len(getattr(self, name)) != size:
-                raise ContractError(f"group {self.group_id}: {size} responses but {len(getattr(self, name))} {name}")
-        if self.versions.shape != (size, 2):
-            raise ContractError(f"group {self.group_id}: versions must be [{size}, 2], got {self.versions.shape}")
-        if int(self.lengths.min()) < 1 or int(self.lengths.sum()) != tokens:
-            raise ContractError(
-                f"group {self.group_id}: lengths sum to {int(self.lengths.sum())}, shortest {int(self.lengths.min())}, "
-                f"but there are {tokens} tokens"
-            )
-        if len(self.rollout_logprobs) != tokens:
-            raise ContractError(f"group {self.group_id}: {tokens} tokens but {len(self.rollout_logprobs)} log-probs")
+        size, tokens = len(self.lengths), len(self.token_ids)
+        shapes = {"rewards": (size,), "outcomes": (size,), "versions": (size, 2), "rollout_logprobs": (tokens,)}
+        for name, shape in shapes.items():
+            if (found := getattr(self, name).shape) != shape:
+                raise ContractError(f"group {self.group_id}: {name} must be {list(shape)}, got {list(found)}")
+        if size == 0 or int(self.lengths.min()) < 1 or int(self.lengths.sum()) != tokens:
+            raise ContractError(f"group {self.group_id}: lengths {self.lengths} do not cut {tokens} tokens")
         if not bool(np.all((self.rewards >= 0.0) & (self.rewards <= 1.0))):
             raise ContractError(f"group {self.group_id}: rewards must be in [0, 1] (theorem 3.2), got {self.rewards}")
+        # Here, so that a broken engine fails one group on its worker instead of a batch in the learner.
+        lowest, highest = float(self.rollout_logprobs.min()), float(self.rollout_logprobs.max())
+        if not (lowest > -math.inf and highest <= MAX_LOGPROB):  # so that NaN is refused, too
+            raise ContractError(
+                f"group {self.group_id}: rollout log-probs from {lowest} to {highest}, not in (-inf, 0]"
+            )
+        if int(self.token_ids.min()) < 0 or int(self.prompt_token_ids.min(initial=0)) < 0:
+            raise ContractError(f"group {self.group_id}: token ids must not be negative")
 
     @property
     def size(self) -> int:
@@ -216,7 +219,7 @@ class HardPrompt:
     mu: float
     """Mean reward of the group that put it here, or of the newest re-evaluation that left it here."""
     attempts: int = 0
-    """Re-evaluations so far that did not free it."""
+    """Re-evaluations so far after which it was still hard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,94 @@
+"""Frames: a checked header and opaque bytes, one after the other in a stream.
+
+    frame = magic "BAPO" | format 1 | kind | header length (u32) | body length (u32) | header (msgpack map) | body
+
+All numbers are little-endian. What the header and the body of a kind hold is in `bapo.wire`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgpack
+
+from bapo.errors import ContractError
+
+MAGIC = b"BAPO"
+FORMAT = 1
+KIND_GROUP = 1
+KIND_BATCH = 2
+PREFIX = struct.Struct("<4sBBII")
+
+MAX_HEADER_BYTES = 1 << 24
+"""A group's header is some hundred bytes; a batch's has about 250 bytes per group that assembly looked at."""
+MAX_BODY_BYTES = (1 << 32) - 1
+"""A batch of 256 groups of 8 x 8192 tokens is 134 MB."""
+
+
+def frame_start(kind: int, header: Mapping[str, Any], num_body_bytes: int) -> bytes:
+    """Everything of a frame but its body.
+
+    Raises: ContractError when the header holds something that msgpack has no word for, or the frame is too large.
+    """
+    try:
+        packed: bytes = msgpack.packb(header)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ContractError(f"frame header cannot be packed: {error}; it may hold JSON values of 64 bits") from error
+    _refuse_large(len(packed), num_body_bytes)
+    return PREFIX.pack(MAGIC, FORMAT, kind, len(packed), num_body_bytes) + packed
+
+
+def open_frame(frame: bytes | memoryview, kind: int) -> tuple[dict[str, Any], memoryview]:
+    """(header, body) of the one frame of this kind that `frame` is.
+
+    Raises: ContractError.
+    """
+    view = memoryview(frame)
+    size = _frame_size(view)
+    if size != len(view):
+        raise ContractError(f"{len(view) - size} bytes follow the frame")
+    _, _, found, num_header, _ = PREFIX.unpack_from(view)
+    if found != kind:
+        raise ContractError(f"frame of kind {found} where kind {kind} was expected")
+    packed = view[PREFIX.size : PREFIX.size + num_header]
+    try:
+        header = msgpack.unpackb(packed, max_ext_len=0)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise ContractError(f"frame header is not msgpack: {error!r}") from error
+    if not isinstance(header, dict):
+        raise ContractError("frame header is not a map")
+    return header, view[PREFIX.size + num_header :]
+
+
+def split_frames(stream: bytes | memoryview) -> Iterator[memoryview]:
+    """The frames that lie one after the other in `stream`.
+
+    Raises: ContractError when the last one is cut off.
+    """
+    rest = memoryview(stream)
+    while rest:
+        size = _frame_size(rest)
+        yield rest[:size]
+        rest = rest[size:]
+
+
+def _frame_size(frame: memoryview) -> int:
+    if len(frame) < PREFIX.size:
+        raise ContractError(f"frame is cut off: {len(frame)} bytes, its prefix alone has {PREFIX.size}")
+    magic, version, _, num_header, num_body = PREFIX.unpack_from(frame)
+    if magic != MAGIC or version != FORMAT:
+        raise ContractError(f"not a BAPO frame of format {FORMAT}: starts with {bytes(frame[:5])!r}")
+    _refuse_large(num_header, num_body)
+    size = int(PREFIX.size + num_header + num_body)
+    if len(frame) < size:
+        raise ContractError(f"frame is cut off: {len(frame)} of {size} bytes")
+    return size
+
+
+def _refuse_large(num_header_bytes: int, num_body_bytes: int) -> None:
+    if num_header_bytes > MAX_HEADER_BYTES or num_body_bytes > MAX_BODY_BYTES:
+        raise ContractError(
+            f"frame of {num_header_bytes} + {num_body_bytes} bytes; at most {MAX_HEADER_BYTES} + {MAX_BODY_BYTES} fit"
+        )
