@@ -1,0 +1,214 @@
+"""From a sampled group to the buffer's acknowledgement: grade, pack, push.
+
+    sampled --> [grading threads, one per child] --> frames --> [pushing thread: as many frames as wait] --> buffer
+                       |
+                       +-- the verifier failed --> reported as failed, never pushed with reward 0
+
+A push that the buffer does not acknowledge is dropped here: its request is sampled again when the lease ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from bapo.errors import GradingError, UnavailableError
+from bapo.types import Float32s, Group, Outcome, Prompt, RolloutRequest, Timing
+from bapo.wire import pack_group
+from rollout_server.engines.base import SampledGroup
+from rollout_server.leases import Lease, Leases
+from rollout_server.report import Tally
+
+log = logging.getLogger(__name__)
+
+MAX_FRAMES = 64
+"""Frames of one push: bounds the size of one HTTP body."""
+LINGER_S = 0.01
+"""How long a push waits for more groups: groups finish in bursts, and one call is cheaper than ten."""
+
+
+class Buffer(Protocol):
+    """What a worker uses of `bapo.clients.BufferClient`."""
+
+    def claim(
+        self, worker_id: str, *, limit: int, policy_version: int, wait_s: float = 0.0
+    ) -> list[RolloutRequest]: ...
+
+    def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]: ...
+
+    def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str = "") -> None: ...
+
+    def release(self, worker_id: str) -> int: ...
+
+    def push(self, frames: Sequence[bytes]) -> dict[str, str]: ...
+
+
+class Grader(Protocol):
+    """What delivery uses of `GraderPool`."""
+
+    def grade(self, prompt: Prompt, texts: Sequence[str]) -> Float32s: ...
+
+
+def make_group(
+    sampled: SampledGroup, lease: Lease, rewards: Float32s, *, worker_id: str, sample_s: float, grade_s: float
+) -> Group:
+    """The group that the buffer stores. Raises: ContractError when its columns contradict each other."""
+    request = lease.request
+    return Group(
+        group_id=request.request_id,
+        prompt=request.prompt,
+        purpose=request.purpose,
+        step=request.step,
+        label=request.label,
+        worker_id=worker_id,
+        prompt_token_ids=sampled.prompt_token_ids,
+        token_ids=sampled.token_ids,
+        rollout_logprobs=sampled.logprobs,
+        lengths=sampled.lengths,
+        rewards=rewards,
+        outcomes=np.where(sampled.truncated, Outcome.TRUNCATED, Outcome.GRADED).astype(np.uint8),
+        versions=sampled.versions,
+        timing=Timing(claimed_at=lease.claimed_at, sample_s=sample_s, grade_s=grade_s),
+    )
+
+
+class Delivery:
+    """Grades and pushes in threads of its own until `stop`. `on_death` hears of an error that ends one of them."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        buffer: Buffer,
+        grader: Grader,
+        leases: Leases,
+        tally: Tally,
+        num_graders: int,
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        self._worker_id = worker_id
+        self._buffer = buffer
+        self._grader = grader
+        self._leases = leases
+        self._tally = tally
+        self._on_death = on_death
+        self._sampled: queue.SimpleQueue[tuple[SampledGroup, Lease, float] | None] = queue.SimpleQueue()
+        self._frames: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
+        self._graders = [self._thread(f"grade-{i}", self._grade_all) for i in range(num_graders)]
+        self._pusher = self._thread("push", self._push_all)
+
+    def start(self) -> None:
+        """Begin to deliver."""
+        for thread in (*self._graders, self._pusher):
+            thread.start()
+
+    def add(self, sampled: SampledGroup, lease: Lease) -> None:
+        """A group that the engine has just finished."""
+        self._sampled.put((sampled, lease, time.monotonic() - lease.began))
+
+    def refuse(self, request_id: str, reason: str, detail: str) -> None:
+        """Report a request as failed; it is retried whole, elsewhere or later, a limited number of times."""
+        lease = self._leases.remove(request_id)
+        if lease is None:
+            return
+        self._tally.add(f"failed/{reason}")
+        self._tally.add(f"groups/{lease.request.purpose.value}/failed")
+        log.warning("group %s failed reason=%s: %s", request_id, reason, detail)
+        try:
+            self._buffer.fail(self._worker_id, request_id, reason=reason, detail=detail)
+        except UnavailableError as error:
+            log.warning("group %s: the failure was not reported, the lease will end by itself: %s", request_id, error)
+
+    def stop(self, timeout_s: float) -> None:
+        """Grade nothing more, push what is graded, and end the threads as far as the time allows."""
+        deadline = time.monotonic() + timeout_s
+        for _ in self._graders:
+            self._sampled.put(None)
+        for thread in self._graders:
+            _join(thread, deadline)
+        self._frames.put(None)
+        _join(self._pusher, deadline)
+
+    def _thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                run()
+            except Exception as error:
+                log.exception("%s ended", name)
+                self._on_death(error)
+
+        return threading.Thread(target=guarded, name=name, daemon=True)
+
+    def _grade_all(self) -> None:
+        while (item := self._sampled.get()) is not None:
+            self._grade(*item)
+
+    def _grade(self, sampled: SampledGroup, lease: Lease, sample_s: float) -> None:
+        if not np.isfinite(sampled.logprobs).all():
+            self.refuse(sampled.request_id, "not_finite", "the engine gave log-probs that are not finite")
+            return
+        began = time.monotonic()
+        try:
+            rewards = self._grader.grade(lease.request.prompt, sampled.texts)
+        except GradingError as error:
+            self.refuse(sampled.request_id, getattr(error, "reason", "grading"), str(error))
+            return
+        grade_s = time.monotonic() - began
+        group = make_group(sampled, lease, rewards, worker_id=self._worker_id, sample_s=sample_s, grade_s=grade_s)
+        log.debug(
+            "group %s prompt=%s purpose=%s version=%d mu=%.3f tokens=%d sample_s=%.2f grade_s=%.3f",
+            group.group_id,
+            group.prompt.prompt_id,
+            group.purpose.value,
+            group.policy_version,
+            group.mu,
+            len(group.token_ids),
+            sample_s,
+            grade_s,
+        )
+        self._frames.put((group.group_id, pack_group(group)))
+
+    def _push_all(self) -> None:
+        while (first := self._frames.get()) is not None:
+            items, ended = self._gather(first)
+            self._push(dict(items))
+            if ended:
+                return
+
+    def _gather(self, first: tuple[str, bytes]) -> tuple[list[tuple[str, bytes]], bool]:
+        """`first` and what comes within `LINGER_S`; and whether the end of the queue came."""
+        items = [first]
+        deadline = time.monotonic() + LINGER_S
+        while len(items) < MAX_FRAMES:
+            try:
+                item = self._frames.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            if item is None:
+                return items, True
+            items.append(item)
+        return items, False
+
+    def _push(self, frames: Mapping[str, bytes]) -> None:
+        try:
+            fates = self._buffer.push(list(frames.values()))
+        except UnavailableError as error:
+            self._tally.add("groups/unacknowledged", len(frames))
+            log.warning("%d groups were not acknowledged, their leases will bring them back: %s", len(frames), error)
+            fates = {}
+        for group_id in frames:
+            lease = self._leases.remove(group_id)
+            fate = fates.get(group_id)
+            if lease is not None and fate is not None:
+                self._tally.add(f"groups/{lease.request.purpose.value}/{fate}")
+
+
+def _join(thread: threading.Thread, deadline: float) -> None:
+    if thread.ident is not None:
+        thread.join(max(0.0, deadline - time.monotonic()))

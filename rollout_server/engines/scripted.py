@@ -1,0 +1,202 @@
+"""An engine without a model: the whole pipeline runs on it in seconds, and always the same way.
+
+Every draw depends on (seed, prompt, purpose, clock) through a counter-based generator and on nothing else, so two
+runs, two workers or a plain loop over `ScriptedPolicy` give the same groups. The clock is the policy version, or the
+request's step where even the version that happens to sample must not matter.
+
+Each prompt has a fixed difficulty in [0, 1]; the skill rises with the clock, so hard prompts become solvable:
+
+    p(right) = clip((skill - difficulty) / spread + 1/2, 0, 1),    skill = skill_start + skill_gain * (clock - 1)
+
+Covers: texts that the task's own verifier grades, token ids and log-probs of a learner's vocabulary, latency, crashes.
+Does not cover: texts that decode from the token ids; weights (an update only sets the version).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from bapo.algorithms.settings import Frozen
+from bapo.config.tree import Config
+from bapo.errors import ConfigError
+from bapo.tasks.base import Task
+from bapo.tasks.registry import load_task
+from bapo.types import Float32s, Int32s, Prompt, RolloutRequest
+from rollout_server.engines.base import INITIAL_VERSION, SampledGroup
+
+ENVIRONMENT: Mapping[str, str] = {}
+IN_PROCESS = True
+
+WRONG_TEXT = "I do not know."
+FIRST_TOKEN = 4
+"""Ids below are taken to be special tokens."""
+PAUSE_S = 0.005
+"""Longest sleep of one step, so that the thread that owns the engine sees its other work."""
+
+
+class ScriptedOptions(Frozen):
+    """The `[rollout.engine_options]` table of this engine."""
+
+    seed: int = 0
+    vocab_size: int = Field(218, gt=FIRST_TOKEN)
+    """Token ids are drawn below this."""
+    clock: Literal["version", "step"] = "version"
+    """What skill and draws depend on."""
+    skill_start: float = 0.3
+    skill_gain: float = 0.01
+    """Rise of the skill per unit of the clock."""
+    spread: float = Field(0.5, gt=0)
+    """Width in difficulty over which p(right) falls from 1 to 0."""
+    truncated_share: float = Field(0.05, ge=0, le=1)
+    """Share of wrong responses that reach the length limit."""
+    latency_s: float = Field(0.0, ge=0)
+    """Seconds that each group takes."""
+    crash_after_groups: int | None = Field(None, ge=0)
+    """The engine dies when it has finished this many groups: for tests of supervision."""
+
+
+class ScriptedPolicy:
+    """The pure part: which responses a prompt gets at a clock."""
+
+    def __init__(self, options: ScriptedOptions, task: Task, max_tokens: int) -> None:
+        self._options = options
+        self._task = task
+        self._max_tokens = max_tokens
+        self._gold: dict[str, str | None] = {}
+
+    def probability(self, prompt_id: str, clock: int) -> float:
+        """p(right) of one response."""
+        options = self._options
+        skill = options.skill_start + options.skill_gain * (clock - 1)
+        difficulty = float(self._generator(prompt_id, "difficulty").random())
+        return min(1.0, max(0.0, (skill - difficulty) / options.spread + 0.5))
+
+    def sample(self, request: RolloutRequest, version: int) -> SampledGroup:
+        """The group that `request` gets from policy `version`."""
+        options, size = self._options, request.group_size
+        clock = request.step if options.clock == "step" else version
+        prompt_id = request.prompt.prompt_id
+        rng = self._generator(prompt_id, f"{request.purpose.value}/{clock}")
+        gold = self._gold_of(request.prompt)
+        right = (rng.random(size) < self.probability(prompt_id, clock)) & (gold is not None)
+        truncated = ~right & (rng.random(size) < options.truncated_share)
+        lengths = np.where(truncated, self._max_tokens, rng.integers(1, self._max_tokens + 1, size)).astype(np.int32)
+        num_tokens = int(lengths.sum())
+        return SampledGroup(
+            request_id=request.request_id,
+            prompt_token_ids=self.prompt_token_ids(request.prompt.text),
+            token_ids=rng.integers(FIRST_TOKEN, options.vocab_size, num_tokens).astype(np.int32),
+            logprobs=self._logprobs(rng, num_tokens),
+            lengths=lengths,
+            truncated=truncated,
+            versions=np.full((size, 2), version, np.int32),
+            texts=tuple(gold if is_right and gold else WRONG_TEXT for is_right in right),
+        )
+
+    def prompt_token_ids(self, text: str) -> Int32s:
+        """[P] one id per character: no tokenizer is involved."""
+        codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
+        return (FIRST_TOKEN + codes % (self._options.vocab_size - FIRST_TOKEN)).astype(np.int32)
+
+    def _logprobs(self, rng: np.random.Generator, num_tokens: int) -> Float32s:
+        """Near the uniform policy's log-prob, so that an untrained learner starts with ratios near 1."""
+        uniform = -math.log(self._options.vocab_size)
+        return np.asarray(uniform + 0.01 * rng.standard_normal(num_tokens), np.float32)
+
+    def _generator(self, prompt_id: str, purpose: str) -> np.random.Generator:
+        digest = hashlib.sha256(f"{self._options.seed}/{prompt_id}/{purpose}".encode()).digest()
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+
+    def _gold_of(self, prompt: Prompt) -> str | None:
+        """Kept, because a solver may search for long and the same prompts come again."""
+        if prompt.prompt_id not in self._gold:
+            self._gold[prompt.prompt_id] = self._task.gold(prompt)
+        return self._gold[prompt.prompt_id]
+
+
+class ScriptedEngine:
+    """An `Engine` over a `ScriptedPolicy`."""
+
+    def __init__(self, options: ScriptedOptions, policy: ScriptedPolicy) -> None:
+        self._options = options
+        self._policy = policy
+        self._version = INITIAL_VERSION
+        self._due: dict[str, tuple[float, SampledGroup]] = {}
+        self._num_finished = 0
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the last update."""
+        return self._version
+
+    @property
+    def num_sampling(self) -> int:
+        """Groups whose latency is not over."""
+        return len(self._due)
+
+    def check_prompts(self, texts: Sequence[str]) -> None:
+        """Every text is fine: there is no tokenizer."""
+
+    def submit(self, request: RolloutRequest) -> None:
+        """The group is drawn at once, with the version of now, and finishes after the latency."""
+        due_at = time.monotonic() + self._options.latency_s
+        self._due[request.request_id] = (due_at, self._policy.sample(request, self._version))
+
+    def abort(self, request_id: str) -> None:
+        """Forget a group."""
+        self._due.pop(request_id, None)
+
+    def step(self) -> list[SampledGroup]:
+        """The groups whose latency is over; sleeps for a moment when there is none."""
+        crash_at = self._options.crash_after_groups
+        if crash_at is not None and self._num_finished >= crash_at:
+            raise RuntimeError(f"scripted crash after {self._num_finished} groups (engine_options.crash_after_groups)")
+        now = time.monotonic()
+        ready = [group for due_at, group in self._due.values() if due_at <= now]
+        if not ready and self._due:
+            first = min(due_at for due_at, _ in self._due.values())
+            time.sleep(min(PAUSE_S, max(0.0, first - now)))
+        for group in ready:
+            del self._due[group.request_id]
+        self._num_finished += len(ready)
+        return ready
+
+    def load_weights(self, path: str, version: int) -> None:
+        """Record the version; whoever calls has checked the file's digest."""
+        self._version = version
+
+    def logprobs(self, token_ids: Sequence[int]) -> Float32s | None:
+        """None: there are no weights that could disagree with the learner's."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is held."""
+        self._due.clear()
+
+
+def make_policy(config: Config) -> ScriptedPolicy:
+    """The policy of a run, for engines and for plain loops that must agree with them. Raises: ConfigError."""
+    task = load_task(config.task.name, config.task.options)
+    return ScriptedPolicy(_options(config), task, config.rollout.max_response_tokens)
+
+
+def make_engine(config: Config) -> ScriptedEngine:
+    """The engine of a run. Raises: ConfigError for an unknown or impossible option."""
+    return ScriptedEngine(_options(config), make_policy(config))
+
+
+def _options(config: Config) -> ScriptedOptions:
+    try:
+        return ScriptedOptions(**config.rollout.engine_options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        known = ", ".join(ScriptedOptions.model_fields)
+        raise ConfigError(f"rollout.engine_options.{where}: {first['msg']}; the scripted engine has {known}") from error

@@ -1,0 +1,237 @@
+"""vLLM as an engine: one `LLMEngine` in this process, stepped by the thread that owns it.
+
+Everything that must not be forgotten about vLLM 0.32 for reinforcement learning is in this file and in
+`vllm_receiver.py`:
+
+* log-probs are those of the distribution that was sampled from (`processed_logprobs`), not of the raw logits;
+* after an update the key-value cache is thrown away and computed again, also for responses in flight: cached blocks do
+  not know which weights made them, and would be off by several nats;
+* each response says which versions sampled its tokens (vLLM's weight-version spans);
+* no per-request seeds: on CPU they kill the engine when a prefill is cut in two.
+
+Does not cover: engines in processes of their own (AsyncLLM), speculative decoding, LoRA, images.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bapo.config.tree import Config
+from bapo.errors import ConfigError, ContractError
+from bapo.types import Float32s, RolloutRequest
+from rollout_server.engines.base import INITIAL_VERSION, SampledGroup
+
+if TYPE_CHECKING:
+    from vllm import LLMEngine
+    from vllm.outputs import CompletionOutput, RequestOutput
+
+log = logging.getLogger(__name__)
+
+ENVIRONMENT: Mapping[str, str] = {
+    # The engine core in this process: an update is then atomic between steps, and start and memory are halved.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # Otherwise vLLM's sampler compiles itself on the first batch, for 18 s.
+    "TORCH_COMPILE_DISABLE": "1",
+    # Two spinning OpenMP threads on busy cores are four to ten times slower than one.
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "HF_HUB_OFFLINE": "1",
+}
+IN_PROCESS = False
+
+CACHE_BYTES = 256 << 20
+"""Key-value cache of one engine on CPU, where vLLM would otherwise take 92 % of the memory. A GPU keeps vLLM's rule."""
+CANARY_ID = "canary"
+
+
+class VllmEngine:
+    """An `Engine` over one `LLMEngine`."""
+
+    def __init__(self, config: Config) -> None:
+        from vllm import LLMEngine, SamplingParams, TokensPrompt  # here: the fleet reads ENVIRONMENT without vLLM
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.sampling_params import RequestOutputKind
+
+        self._rollout = config.rollout
+        self._engine: LLMEngine = LLMEngine.from_engine_args(EngineArgs(**_engine_args(config)))
+        self._tokenizer: Any = self._engine.get_tokenizer()
+        self._tokens_prompt = TokensPrompt
+        # detokenize=False: texts are decoded once per group, not once per token.
+        # flat_logprobs: lists instead of a dict per token, a fifth faster. logprobs=0: of the sampled token alone.
+        self._sampling = SamplingParams(
+            temperature=config.rollout.temperature,
+            top_p=config.rollout.top_p,
+            max_tokens=config.rollout.max_response_tokens,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._probe = SamplingParams(
+            max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        self._sampling_ids: set[str] = set()
+        self._early: list[SampledGroup] = []
+        self._set_version(INITIAL_VERSION)
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that sample the next token."""
+        return self._version
+
+    @property
+    def num_sampling(self) -> int:
+        """Groups that `step` has not returned yet."""
+        return len(self._sampling_ids) + len(self._early)
+
+    def check_prompts(self, texts: Sequence[str]) -> None:
+        """Every text must come back from its tokens, and fit. Raises: ConfigError."""
+        for text in texts:
+            token_ids = self._encode(text)
+            back = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+            if back != text:
+                raise ConfigError(
+                    f"the tokenizer of the model turns the prompt {text!r} into {back!r}: it is not the tokenizer that "
+                    "the model was trained with (tokenizer_class and model_type of its config decide which one loads)"
+                )
+            self._check_length(len(token_ids), text, ConfigError)
+
+    def submit(self, request: RolloutRequest) -> None:
+        """G responses to one prompt. Raises: ContractError for a prompt that is too long."""
+        token_ids = self._encode(request.prompt.text)
+        self._check_length(len(token_ids), request.prompt.text, ContractError)
+        sampling = self._sampling.clone()
+        sampling.n = request.group_size
+        self._add(request.request_id, token_ids, sampling)
+
+    def abort(self, request_id: str) -> None:
+        """Forget a group."""
+        if request_id in self._sampling_ids:
+            self._sampling_ids.remove(request_id)
+            self._engine.abort_request([request_id])
+
+    def step(self) -> list[SampledGroup]:
+        """One token for every response in flight; returns the finished groups."""
+        finished, self._early = self._early, []
+        if self._sampling_ids:
+            finished += [self._sampled(output) for output in self._outputs()]
+        return finished
+
+    def load_weights(self, path: str, version: int) -> None:
+        """Replace the weights in place; responses in flight go on with the new ones."""
+        self._engine.collective_rpc("load_weight_file", args=(path,))
+        if not self._engine.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("vLLM did not reset its key-value cache after the weight update")
+        self._set_version(version)
+
+    def logprobs(self, token_ids: Sequence[int]) -> Float32s | None:
+        """[len - 1] log-probs at temperature 1. Responses in flight get their next token in the same step."""
+        longest = self._rollout.max_prompt_tokens + self._rollout.max_response_tokens
+        if not 2 <= len(token_ids) < longest:
+            raise ContractError(f"{len(token_ids)} tokens cannot be measured: at least 2 and fewer than {longest}")
+        self._add(CANARY_ID, list(token_ids), self._probe)
+        while CANARY_ID in self._sampling_ids:
+            for output in self._outputs():
+                if output.request_id == CANARY_ID:
+                    self._sampling_ids.remove(CANARY_ID)
+                    probe = output
+                else:
+                    self._early.append(self._sampled(output))
+        measured: Any = probe.prompt_logprobs
+        rows = zip(token_ids[1:], measured[1:], strict=True)
+        return np.array([row[token_id].logprob for token_id, row in rows], np.float32)
+
+    def close(self) -> None:
+        """Free the model."""
+        self._engine.engine_core.shutdown()
+
+    def _set_version(self, version: int) -> None:
+        self._engine.set_weight_version(str(version))
+        self._version = version
+
+    def _add(self, request_id: str, token_ids: list[int], sampling: Any) -> None:
+        prompt = self._tokens_prompt(prompt_token_ids=token_ids)
+        self._engine.add_request(request_id, prompt, sampling)
+        self._sampling_ids.add(request_id)
+
+    def _outputs(self) -> list[RequestOutput]:
+        return [output for output in self._engine.step() if output.finished]  # type: ignore[misc]
+
+    def _sampled(self, output: RequestOutput) -> SampledGroup:
+        self._sampling_ids.remove(output.request_id)
+        responses = output.outputs
+        token_ids = [response.token_ids for response in responses]
+        return SampledGroup(
+            request_id=output.request_id,
+            prompt_token_ids=np.array(output.prompt_token_ids, np.int32),
+            token_ids=np.concatenate([np.array(ids, np.int32) for ids in token_ids]),
+            logprobs=np.concatenate([_sampled_logprobs(response) for response in responses]),
+            lengths=np.array([len(ids) for ids in token_ids], np.int32),
+            truncated=np.array([response.finish_reason == "length" for response in responses]),
+            versions=np.array([_versions(response) for response in responses], np.int32),
+            texts=tuple(self._tokenizer.batch_decode(token_ids, skip_special_tokens=True)),
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer.encode(text)
+        return token_ids
+
+    def _check_length(self, num_tokens: int, text: str, error: type[Exception]) -> None:
+        longest = self._rollout.max_prompt_tokens
+        if num_tokens > longest:
+            shown = text if len(text) <= 80 else text[:77] + "..."
+            raise error(f"the prompt {shown!r} has {num_tokens} tokens, more than rollout.max_prompt_tokens={longest}")
+
+
+def make_engine(config: Config) -> VllmEngine:
+    """Load `model.path`. Raises: ConfigError for an engine option that vLLM does not know."""
+    return VllmEngine(config)
+
+
+def _engine_args(config: Config) -> dict[str, Any]:
+    """Our choices, then the user's `rollout.engine_options` over them."""
+    from dataclasses import fields
+
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
+
+    rollout = config.rollout
+    chosen: dict[str, Any] = {
+        "model": config.model.path,
+        "dtype": config.model.dtype,
+        "max_model_len": rollout.max_prompt_tokens + rollout.max_response_tokens,
+        "max_num_seqs": rollout.max_groups_in_flight * config.algorithm.group_size,
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": "rollout_server.engines.vllm_receiver.WeightReceiver",
+        "enforce_eager": True,
+        "async_scheduling": False,  # an update must find no step in the air
+        "disable_log_stats": True,
+        "seed": config.run.seed,
+    }
+    if current_platform.is_cpu():
+        chosen["kv_cache_memory_bytes"] = CACHE_BYTES
+    unknown = set(rollout.engine_options) - {field.name for field in fields(EngineArgs)}
+    if unknown:
+        raise ConfigError(f"rollout.engine_options: vLLM has no engine argument {', '.join(sorted(unknown))}")
+    return chosen | rollout.engine_options
+
+
+def _sampled_logprobs(response: CompletionOutput) -> Float32s:
+    """[T] of the sampled tokens: with `logprobs=0` the flat list has exactly one entry per token."""
+    flat: Any = response.logprobs
+    values = np.array(flat.logprobs, np.float32)
+    if len(values) != len(response.token_ids):
+        raise RuntimeError(f"vLLM gave {len(values)} log-probs for {len(response.token_ids)} tokens")
+    return values
+
+
+def _versions(response: CompletionOutput) -> tuple[int, int]:
+    """Oldest and newest policy version that sampled a token of this response."""
+    versions = [int(span.version) for span in response.weight_versions or ()]
+    return min(versions), max(versions)

@@ -1,0 +1,71 @@
+"""Runs inside vLLM's worker: replaces the model's weights in place by those of a safetensors file.
+
+vLLM mixes `WeightReceiver` into its worker class (`worker_extension_cls`), so `self` is the worker that holds the
+model. All of an update happens in one call, between two steps of the engine: while layers are being loaded they are on
+the meta device, and a step would fail.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+EXPECTED_EMPTY = ("RotaryEmbedding", "ParallelLMHead")
+"""Layers without a tensor of their own; vLLM warns of each at every update that it "failed to load weights"."""
+
+
+class WeightReceiver:
+    """Method names must not clash with those of vLLM's worker."""
+
+    vllm_config: VllmConfig
+    model_runner: GPUModelRunner
+
+    def load_weight_file(self, path: str) -> int:
+        """Load every tensor of the file, by Hugging Face names. Returns: number of tensors read.
+
+        Raises: whatever vLLM raises for a name or shape that the model does not have; the model is then unusable.
+        """
+        model: Any = self.model_runner.get_model()
+        names: list[str] = []
+        with set_current_vllm_config(self.vllm_config):
+            # Layer by layer, because the kernels keep weights in a packed form that `load_weights` alone cannot fill.
+            initialize_layerwise_reload(model)
+            model.load_weights(_tensors(path, names))
+            finalize_layerwise_reload(model, self.vllm_config.model_config)  # type: ignore[no-untyped-call]
+            _repack_tied_heads(model)
+        return len(names)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(EXPECTED_EMPTY)
+
+
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").addFilter(_is_news)
+
+
+def _tensors(path: str, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - not a dict
+            names.append(name)
+            yield name, file.get_tensor(name)
+
+
+def _repack_tied_heads(model: torch.nn.Module) -> None:
+    """A head that shares the embedding gets no tensor of its own, so the reload leaves its packed copy old.
+
+    Without this the logits on CPU are silently wrong by more than one nat after an update.
+    """
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)

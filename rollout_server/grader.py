@@ -1,0 +1,176 @@
+"""Grade groups in processes that can be killed: a verifier may raise, hang or eat all memory without harm.
+
+A failed grading is a `GradingError` with a `reason`, never a reward of 0: a false 0 would put a solvable prompt into
+B_bad. Each child grades one group at a time, so the number of children is the number of groups graded at once.
+
+Does not cover: limits of memory or network inside a verifier (containers do that).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from bapo.config.tree import TaskConfig
+from bapo.errors import ConfigError, GradingError
+from bapo.types import Float32s, Prompt
+from rollout_server.grader_process import LENGTH
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60.0
+"""Importing a user's task may be slow; grading has a deadline of its own."""
+
+
+class VerifierRaisedError(GradingError):
+    """The verifier raised, or returned what is no reward."""
+
+    reason = "verifier_error"
+
+
+class VerifierTimeoutError(GradingError):
+    """The verifier took longer than `task.grading_timeout_s` and was killed."""
+
+    reason = "verifier_timeout"
+
+
+class VerifierKilledError(GradingError):
+    """The verifier's process ended by itself: out of memory, or a crash."""
+
+    reason = "verifier_killed"
+
+
+class GraderPool:
+    """Children that grade. `grade` may be called from as many threads as there are children."""
+
+    def __init__(self, task: TaskConfig, *, num_children: int) -> None:
+        """Start the children at once. Raises: ConfigError when they cannot load the task or the reward."""
+        self._task = task
+        self._idle: queue.SimpleQueue[_Child] = queue.SimpleQueue()
+        self._children = [_Child(task) for _ in range(num_children)]
+        try:
+            for child in self._children:
+                child.wait_ready()
+                self._idle.put(child)
+        except BaseException:
+            self.close()
+            raise
+
+    def grade(self, prompt: Prompt, texts: Sequence[str]) -> Float32s:
+        """[G] rewards in [0, 1].
+
+        Raises: VerifierRaisedError, VerifierTimeoutError, VerifierKilledError; the message names the prompt.
+        """
+        child = self._idle.get()
+        try:
+            answer = child.ask(_question(prompt, texts), self._task.grading_timeout_s)
+        except GradingError as error:
+            child = self._replace(child)
+            raise type(error)(f"the verifier of task {prompt.task!r} {error} on prompt {prompt.prompt_id}") from error
+        finally:
+            self._idle.put(child)
+        if "failed" in answer:
+            raise VerifierRaisedError(
+                f"the verifier of task {prompt.task!r} {answer['failed']} on prompt {prompt.prompt_id}"
+            )
+        return np.asarray(answer["rewards"], np.float32)
+
+    def close(self) -> None:
+        """Kill the children."""
+        for child in self._children:
+            child.kill()
+
+    def _replace(self, child: _Child) -> _Child:
+        child.kill()
+        fresh = _Child(self._task)
+        self._children[self._children.index(child)] = fresh
+        return fresh
+
+
+class _Child:
+    """One grading process: STARTING --ready--> IDLE <--> GRADING; killed and replaced, never repaired."""
+
+    def __init__(self, task: TaskConfig) -> None:
+        command = [sys.executable, "-m", "rollout_server.grader_process"]
+        # A child finds what its parent finds: a user's module beside the config, too.
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._to, self._from = self._process.stdin, self._process.stdout
+        self._ready = False
+        self._write(_packed({"task": task.name, "options": task.options, "reward": task.reward}))
+
+    def wait_ready(self) -> None:
+        """Raises: ConfigError with the child's own words; GradingError when it dies or is silent."""
+        answer = self._read(START_TIMEOUT_S, "of starting")
+        if "refused" in answer:
+            raise ConfigError(answer["refused"])
+        self._ready = True
+
+    def ask(self, question: bytes, timeout_s: float) -> dict[str, Any]:
+        """The answer to one group. Raises: VerifierTimeoutError, VerifierKilledError."""
+        if not self._ready:
+            self.wait_ready()
+        self._write(question)
+        return self._read(timeout_s, "with one group (task.grading_timeout_s)")
+
+    def kill(self) -> None:
+        """SIGKILL: a hung verifier ignores anything else."""
+        self._process.kill()
+        self._process.wait()
+        self._to.close()
+        self._from.close()
+
+    def _write(self, frame: bytes) -> None:
+        try:
+            self._to.write(frame)
+            self._to.flush()
+        except OSError as error:
+            raise self._died() from error
+
+    def _read(self, timeout_s: float, what: str) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        try:
+            (size,) = LENGTH.unpack(self._read_bytes(LENGTH.size, deadline))
+            answer: dict[str, Any] = msgpack.unpackb(self._read_bytes(size, deadline))
+        except TimeoutError as error:
+            raise VerifierTimeoutError(f"was killed after {timeout_s:g} s {what}") from error
+        return answer
+
+    def _read_bytes(self, size: int, deadline: float) -> bytes:
+        readable = select.poll()
+        readable.register(self._from, select.POLLIN)
+        data = b""
+        while len(data) < size:
+            if not readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise TimeoutError
+            part = os.read(self._from.fileno(), size - len(data))
+            if not part:
+                raise self._died()
+            data += part
+        return data
+
+    def _died(self) -> VerifierKilledError:
+        return VerifierKilledError(f"ended with exit code {self._process.wait()} while grading")
+
+
+def _question(prompt: Prompt, texts: Sequence[str]) -> bytes:
+    fields = {"prompt_id": prompt.prompt_id, "text": prompt.text, "task": prompt.task, "answer": dict(prompt.answer)}
+    return _packed({"prompt": fields, "texts": list(texts)})
+
+
+def _packed(message: dict[str, Any]) -> bytes:
+    # A model may emit half a surrogate pair, which UTF-8 cannot carry.
+    packed: bytes = msgpack.packb(message, unicode_errors="replace")
+    return LENGTH.pack(len(packed)) + packed

@@ -1,0 +1,103 @@
+"""One grading process: reads groups from stdin, writes rewards to stdout, and may be killed at any time.
+
+    start     {"task", "options", "reward"}                    ->  {"ready": true} or {"refused": message}
+    group     {"prompt", "texts": [G]}                         ->  {"rewards": [G]} or {"failed": message}
+
+Frames are a little-endian u32 length and a msgpack map. The verifier runs in the main thread, because some verifiers
+use signals. It imports `bapo.tasks` and what the task imports: no torch, no engine.
+"""
+
+from __future__ import annotations
+
+import numbers
+import os
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgpack
+
+from bapo.errors import ConfigError
+from bapo.tasks.base import Task
+from bapo.tasks.registry import load_reward, load_task, with_reward
+from bapo.types import Prompt
+from bapo.wire import prompt_from_map
+
+LENGTH = struct.Struct("<I")
+PARENT_POLL_S = 1.0
+
+
+def write_frame(file: BinaryIO, message: dict[str, Any]) -> None:
+    """One message. Raises: OSError when the other end is gone."""
+    packed = msgpack.packb(message)
+    file.write(LENGTH.pack(len(packed)) + packed)
+    file.flush()
+
+
+def read_frame(file: BinaryIO) -> dict[str, Any] | None:
+    """The next message; None at the end of the stream."""
+    prefix = file.read(LENGTH.size)
+    if len(prefix) < LENGTH.size:
+        return None
+    message: dict[str, Any] = msgpack.unpackb(file.read(LENGTH.unpack(prefix)[0]))
+    return message
+
+
+def grade(task: Task, prompt: Prompt, texts: list[str]) -> dict[str, Any]:
+    """The answer to one group. Whatever the verifier does wrong becomes a message, never a reward."""
+    rewards = []
+    for text in texts:
+        try:
+            reward: object = task.reward(prompt, text)
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything
+            return {"failed": f"{type(error).__name__}: {error} (on the response {text[:200]!r})"}
+        # NaN fails both comparisons; numpy's scalars are real numbers too.
+        if not isinstance(reward, numbers.Real) or not 0.0 <= float(reward) <= 1.0:
+            return {"failed": f"returned {reward!r}, which is no number in [0, 1] (on the response {text[:200]!r})"}
+        rewards.append(float(reward))
+    return {"rewards": rewards}
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    requests = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    # What a user's verifier prints or reads must not get into the frames.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    _be_expendable()
+    start = read_frame(requests)
+    if start is None:
+        return
+    try:
+        task = load_task(start["task"], start["options"])
+        if start["reward"] is not None:
+            task = with_reward(task, load_reward(start["reward"]))
+    except ConfigError as error:
+        write_frame(answers, {"refused": str(error)})
+        return
+    write_frame(answers, {"ready": True})
+    while (request := read_frame(requests)) is not None:
+        write_frame(answers, grade(task, prompt_from_map(request["prompt"]), request["texts"]))
+
+
+def _be_expendable() -> None:
+    """Die with the worker even inside an endless verifier, and before it when memory runs out."""
+    threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    except OSError as error:
+        sys.stderr.write(f"grader: the kernel may kill the worker before its grader: {error}\n")
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The groups that a worker has claimed, from the claim to the buffer's acknowledgement.
+
+    claim --> SAMPLING --engine finished--> DELIVERING --stored, or reported as failed--> gone
+                 |                              |
+                 +------- lease lost -----------+--> gone: somebody else has it
+
+Nothing here survives the process: what is lost with it returns to the queue when its lease ends or is released.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bapo.types import RolloutRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """One claimed request."""
+
+    request: RolloutRequest
+    claimed_at: float
+    """Unix time."""
+    began: float
+    """Monotonic time of the claim."""
+
+
+class Leases:
+    """Thread-safe. Every request is in exactly one state, and only moves forward."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._sampling: dict[str, Lease] = {}
+        self._delivering: dict[str, Lease] = {}
+
+    def add(self, requests: Sequence[RolloutRequest]) -> None:
+        """Claimed just now."""
+        now, monotonic = time.time(), time.monotonic()
+        with self._changed:
+            for request in requests:
+                lease = Lease(request=request, claimed_at=now, began=monotonic)
+                self._sampling[request.request_id] = lease
+
+    def sampled(self, request_id: str) -> Lease | None:
+        """The engine has finished it. Returns: its lease; None if it was lost meanwhile."""
+        with self._changed:
+            lease = self._sampling.pop(request_id, None)
+            if lease is not None:
+                self._delivering[request_id] = lease
+            self._changed.notify_all()
+            return lease
+
+    def remove(self, request_id: str) -> Lease | None:
+        """Delivered, failed or lost. Returns: its lease, or None if it was not held."""
+        with self._changed:
+            lease = self._sampling.pop(request_id, None) or self._delivering.pop(request_id, None)
+            self._changed.notify_all()
+            return lease
+
+    def ids(self) -> list[str]:
+        """All that are held."""
+        with self._changed:
+            return [*self._sampling, *self._delivering]
+
+    def __len__(self) -> int:
+        with self._changed:
+            return len(self._sampling) + len(self._delivering)
+
+    def wait_for_room(self, *, max_sampling: int, max_held: int, min_room: int, timeout_s: float) -> int:
+        """How many more may be claimed: at least `min_room`, or whatever there is (perhaps 0) after the timeout."""
+
+        def room() -> int:
+            held = len(self._sampling) + len(self._delivering)
+            return min(max_sampling - len(self._sampling), max_held - held)
+
+        with self._changed:
+            self._changed.wait_for(lambda: room() >= min_room, timeout_s)
+            return max(0, room())
+
+    def wait_empty(self, timeout_s: float) -> bool:
+        """Whether nothing is held any more."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._sampling and not self._delivering, timeout_s)

@@ -1,0 +1,70 @@
+"""How a worker tells what it does: counts, a rate, and the report that the fleet polls."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+RATE_WINDOW_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReport:
+    """How a worker is, in plain values: what the fleet polls."""
+
+    state: str
+    """loading | loaded | sampling | draining | stopped | failed"""
+    policy_version: int
+    inflight: int
+    tokens_per_s: float
+    pid: int
+    rss_bytes: int
+    stuck_s: float = 0.0
+    """Seconds that the engine's current step has taken."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """`groups/<purpose>/<fate>`, `tokens/<purpose>`, `failed/<reason>`; they only rise."""
+    error: str = ""
+    """Class name of what made it fail."""
+    message: str = ""
+
+
+class Tally:
+    """Counts by key, such as `groups/fresh/graded`; they only rise."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, key: str, count: int = 1) -> None:
+        """Add to one key."""
+        with self._lock:
+            self._counts[key] += count
+
+    def snapshot(self) -> dict[str, int]:
+        """All counts."""
+        with self._lock:
+            return dict(self._counts)
+
+
+class Rate:
+    """Tokens per second over the last `RATE_WINDOW_S` seconds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: deque[tuple[float, int]] = deque()
+
+    def add(self, num_tokens: int) -> None:
+        """Sampled just now."""
+        with self._lock:
+            self._events.append((time.monotonic(), num_tokens))
+
+    def per_s(self) -> float:
+        """The rate now."""
+        horizon = time.monotonic() - RATE_WINDOW_S
+        with self._lock:
+            while self._events and self._events[0][0] < horizon:
+                self._events.popleft()
+            return sum(num for _, num in self._events) / RATE_WINDOW_S

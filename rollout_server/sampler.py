@@ -1,0 +1,164 @@
+"""The one thread that owns an engine: submissions, steps and weight updates happen there, one after the other.
+
+    submit, abort, call --> inbox --> [ own thread: empty the inbox, step the engine ] --> listener
+
+So an update is atomic between two steps without a lock. An exception of the engine ends the thread: the listener hears
+of it once, every waiting call gets it, and every later call fails at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
+
+from bapo.errors import ContractError, UnavailableError
+from bapo.types import RolloutRequest
+from rollout_server.engines.base import INITIAL_VERSION, Engine, SampledGroup
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+class Listener(Protocol):
+    """Who hears of the groups; called by the sampling thread, so it must return quickly."""
+
+    def sampled(self, group: SampledGroup) -> None:
+        """A group is finished."""
+
+    def refused(self, request_id: str, error: ContractError) -> None:
+        """The engine cannot sample this request."""
+
+    def died(self, error: BaseException) -> None:
+        """The engine is dead; what was in flight is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One thing to do between two steps."""
+
+    function: Callable[[Engine], Any]
+    future: Future[Any]
+
+
+class Sampler:
+    """Runs an engine. All methods may be called from any thread."""
+
+    def __init__(self, make_engine: Callable[[], Engine], listener: Listener) -> None:
+        self._make_engine = make_engine
+        self._listener = listener
+        self._inbox: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._ready: Future[None] = Future()
+        self._lock = threading.Lock()
+        self._dead: BaseException | None = None
+        self._version = INITIAL_VERSION
+        self._step_began: float | None = None
+        # The engine is made in this thread too: torch keeps some of its settings per thread.
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+
+    def start(self) -> None:
+        """Make the engine and wait for it. Raises whatever making it raised."""
+        self._thread.start()
+        self._ready.result()
+
+    @property
+    def policy_version(self) -> int:
+        """Version that samples now."""
+        return self._version
+
+    @property
+    def stuck_s(self) -> float:
+        """Seconds that the current step of the engine has taken; 0 between steps."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def submit(self, request: RolloutRequest) -> None:
+        """Begin to sample a group; the listener hears how it ended."""
+
+        def begin(engine: Engine) -> None:
+            try:
+                engine.submit(request)
+            except ContractError as error:
+                self._listener.refused(request.request_id, error)
+
+        self.call(begin)
+
+    def abort(self, request_id: str) -> None:
+        """Stop sampling a group; nobody hears of it again."""
+        self.call(lambda engine: engine.abort(request_id))
+
+    def call(self, function: Callable[[Engine], Result]) -> Future[Result]:
+        """Run `function` between two steps. If it raises, the engine is dead."""
+        work = _Work(function, Future())
+        with self._lock:
+            if self._dead is None:
+                self._inbox.put(work)
+            else:
+                work.future.set_exception(self._lost())
+        return cast("Future[Result]", work.future)
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread after its current step; returns whether it ended in time."""
+        self._inbox.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            engine = self._make_engine()
+        except BaseException as error:  # noqa: BLE001 - `start` raises it in its caller's thread
+            self._die(error)
+            self._ready.set_exception(error)
+            return
+        self._ready.set_result(None)
+        try:
+            while self._do_inbox(engine):
+                self._step(engine)
+        except Exception as error:
+            log.exception("the engine died")
+            self._die(error)
+            self._listener.died(error)
+        else:
+            self._die(UnavailableError("the worker was stopped"))
+        finally:
+            engine.close()
+
+    def _do_inbox(self, engine: Engine) -> bool:
+        """Everything that waits; blocks while the engine has nothing to sample. Returns: False to stop."""
+        while engine.num_sampling == 0 or not self._inbox.empty():
+            work = self._inbox.get()
+            if work is None:
+                return False
+            try:
+                result = work.function(engine)
+            except BaseException as error:
+                work.future.set_exception(error)
+                raise
+            self._version = engine.policy_version
+            work.future.set_result(result)
+        return True
+
+    def _step(self, engine: Engine) -> None:
+        self._step_began = time.monotonic()
+        groups = engine.step()
+        self._step_began = None
+        for group in groups:
+            self._listener.sampled(group)
+
+    def _die(self, error: BaseException) -> None:
+        with self._lock:
+            self._dead = error
+            while not self._inbox.empty():
+                work = self._inbox.get()
+                if work is not None:
+                    work.future.set_exception(self._lost())
+
+    def _lost(self) -> UnavailableError:
+        return UnavailableError(f"the engine is dead: {type(self._dead).__name__}: {self._dead}")

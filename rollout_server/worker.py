@@ -1,0 +1,280 @@
+"""One worker: claims requests, samples G responses to each, grades them, pushes the groups.
+
+    LOADING --load--> LOADED --begin(newest weights)--> SAMPLING --drain--> DRAINING --> STOPPED
+       any of them --engine, grader or buffer broke--> FAILED: the fleet replaces the worker
+
+    buffer --claim--> Leases --> Sampler (owns the engine) --> Delivery (grade, pack) --push--> buffer
+
+Fresh, re-evaluation and evaluation requests take the same path. Knows nothing of Ray: the fleet runs it in an actor,
+tests run it as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import psutil
+
+from bapo.config.tree import Config
+from bapo.errors import BapoError, ContractError, UnavailableError
+from bapo.tasks.registry import load_task
+from bapo.types import WeightUpdate
+from rollout_server.delivery import Buffer, Delivery, Grader
+from rollout_server.engines.base import Engine, SampledGroup
+from rollout_server.leases import Leases
+from rollout_server.report import Rate, Tally, WorkerReport
+from rollout_server.sampler import Sampler
+from rollout_server.weights import check_file, take_weights
+
+log = logging.getLogger(__name__)
+
+CLAIM_WAIT_S = 0.1
+"""Long poll of one claim. Short, because the buffer answers a claim for the version that the worker had when it asked:
+this bounds how long a worker that has just taken new weights waits before it may sample with them."""
+RESERVE_SHARE = 0.25
+"""Share of `max_groups_in_flight` that is claimed ahead, so that the engine never waits for a claim."""
+RENEWALS_PER_LEASE = 3
+BUFFER_SILENCE_S = 300.0
+"""A worker whose buffer is away for longer gives up and says so."""
+NUM_CHECKED_PROMPTS = 256
+NUM_GRADERS = 2
+"""Two, so that one hung verifier does not stop the other groups for `task.grading_timeout_s`."""
+
+
+class ClosableGrader(Grader, Protocol):
+    """A grader that the worker owns."""
+
+    def close(self) -> None: ...
+
+
+class Worker:
+    """Methods may be called from any thread, in the order of the life cycle above."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: str,
+        config: Config,
+        buffer: Buffer,
+        make_engine: Callable[[Config], Engine],
+        make_grader: Callable[[Config], ClosableGrader],
+    ) -> None:
+        self.worker_id = worker_id
+        self._config = config
+        self._buffer = buffer
+        self._make_grader = make_grader
+        self._leases = Leases()
+        self._tally = Tally()
+        self._rate = Rate()
+        self._sampler = Sampler(lambda: make_engine(config), self)
+        self._grader: ClosableGrader | None = None
+        self._delivery: Delivery | None = None
+        self._claiming = threading.Event()
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._state = "loading"
+        self._error: BaseException | None = None
+        self._buffer_seen = time.monotonic()
+        self._update_digest = ""
+
+    def load(self) -> None:
+        """Make the engine and the graders, and prove that prompts survive the tokenizer. Takes most of a minute.
+
+        Raises: ConfigError for a setting that cannot work; anything else from the engine.
+        """
+        try:
+            self._grader = self._make_grader(self._config)
+            self._sampler.start()
+            texts = _some_prompts(self._config)
+            self._sampler.call(lambda engine: engine.check_prompts(texts)).result()
+        except BaseException as error:
+            self.died(error)
+            raise
+        self._delivery = Delivery(
+            worker_id=self.worker_id,
+            buffer=self._buffer,
+            grader=self._grader,
+            leases=self._leases,
+            tally=self._tally,
+            num_graders=NUM_GRADERS,
+            on_death=self.died,
+        )
+        self._state = "loaded"
+
+    def begin(self, update: WeightUpdate | None) -> None:
+        """Take the newest weights, if any were published, then start to claim. Raises: as `update_weights`."""
+        if update is not None:
+            self.update_weights(update)
+        if self._delivery is None or self._state != "loaded":
+            raise UnavailableError(f"{self.worker_id} is {self._state}, not loaded: it cannot begin")
+        self._state = "sampling"
+        self._claiming.set()
+        self._delivery.start()
+        self._start_thread("claim", self._claim_all)
+        self._start_thread("renew", self._renew_all)
+
+    def update_weights(self, update: WeightUpdate) -> float:
+        """Replace the weights while sampling goes on. Returns: seconds until the engine held them, proven.
+
+        Raises: WeightMismatchError and whatever else stops the update; the worker has then failed.
+        """
+        if (update.digest, update.version) == (self._update_digest, self._sampler.policy_version):
+            return 0.0
+        began = time.monotonic()
+        try:
+            check_file(update)
+            self._sampler.call(lambda engine: take_weights(engine, update)).result()
+        except BaseException as error:
+            self.died(error)
+            raise
+        self._update_digest = update.digest
+        return time.monotonic() - began
+
+    def report(self) -> WorkerReport:
+        """How it is now."""
+        error = self._error
+        return WorkerReport(
+            state=self._state,
+            policy_version=self._sampler.policy_version if self._state != "loading" else 0,
+            inflight=len(self._leases),
+            tokens_per_s=self._rate.per_s(),
+            pid=os.getpid(),
+            rss_bytes=psutil.Process().memory_info().rss,
+            stuck_s=self._sampler.stuck_s,
+            counts=self._tally.snapshot(),
+            error="" if error is None else type(error).__name__,
+            message="" if error is None else str(error),
+        )
+
+    def drain(self, timeout_s: float) -> None:
+        """Claim nothing more, finish what is in flight, then stop; what is not finished in time goes back."""
+        if self._state == "sampling":
+            self._state = "draining"
+        self._claiming.clear()
+        self._leases.wait_empty(timeout_s)
+        self.stop()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """End at once: leases go back, graders die."""
+        self._claiming.clear()
+        self._stopping.set()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._sampler.stop(max(0.0, deadline - time.monotonic()))
+        if self._delivery is not None:
+            self._delivery.stop(max(0.0, deadline - time.monotonic()))
+        if self._grader is not None:
+            self._grader.close()
+        self._give_back()
+        if self._state != "failed":
+            self._state = "stopped"
+
+    def sampled(self, group: SampledGroup) -> None:
+        """The engine has finished a group (called by the sampling thread)."""
+        lease = self._leases.sampled(group.request_id)
+        if lease is None or self._delivery is None:
+            return
+        num_tokens = len(group.token_ids)
+        self._rate.add(num_tokens)
+        self._tally.add(f"tokens/{lease.request.purpose.value}", num_tokens)
+        self._delivery.add(group, lease)
+
+    def refused(self, request_id: str, error: ContractError) -> None:
+        """The engine cannot sample this request (called by the sampling thread)."""
+        if self._delivery is not None:
+            self._delivery.refuse(request_id, "refused_by_engine", str(error))
+
+    def died(self, error: BaseException) -> None:
+        """Something broke for good: stop claiming, and let the fleet see it in the next report."""
+        if self._error is None and not self._stopping.is_set():
+            self._error = error
+            self._state = "failed"
+            log.error("%s failed: %s: %s", self.worker_id, type(error).__name__, error)
+        self._claiming.clear()
+        self._stopping.set()
+
+    def _claim_all(self) -> None:
+        limit = self._config.rollout.max_groups_in_flight
+        reserve = max(1, round(limit * RESERVE_SHARE))
+        while self._claiming.is_set():
+            room = self._leases.wait_for_room(
+                max_sampling=limit + reserve, max_held=2 * limit + reserve, min_room=reserve, timeout_s=CLAIM_WAIT_S
+            )
+            if room > 0:
+                # In small helpings: idle workers that claim side by side then share the work.
+                self._claim(min(room, reserve))
+
+    def _claim(self, limit: int) -> None:
+        try:
+            requests = self._buffer.claim(
+                self.worker_id, limit=limit, policy_version=self._sampler.policy_version, wait_s=CLAIM_WAIT_S
+            )
+        except UnavailableError as error:
+            self._bear_silence(error)
+            return
+        self._buffer_seen = time.monotonic()
+        self._leases.add(requests)
+        for request in requests:
+            self._sampler.submit(request)
+
+    def _renew_all(self) -> None:
+        while not self._stopping.wait(self._config.buffer.lease_s / RENEWALS_PER_LEASE):
+            held = self._leases.ids()
+            if not held:
+                continue
+            try:
+                kept = set(self._buffer.renew(self.worker_id, held))
+            except UnavailableError as error:
+                self._bear_silence(error)
+                continue
+            for request_id in held:
+                if request_id not in kept and self._leases.remove(request_id) is not None:
+                    self._sampler.abort(request_id)
+                    self._tally.add("failed/lease_lost")
+                    log.warning("group %s: its lease was lost, somebody else samples it", request_id)
+
+    def _bear_silence(self, error: UnavailableError) -> None:
+        """Wait for a buffer that restarts. Raises: UnavailableError after `BUFFER_SILENCE_S`."""
+        silent_s = time.monotonic() - self._buffer_seen
+        if silent_s > BUFFER_SILENCE_S:
+            raise UnavailableError(f"the buffer service has not answered for {silent_s:.0f} s: {error}") from error
+        log.warning("the buffer service does not answer for %.0f s: %s", silent_s, error)
+        self._stopping.wait(1.0)
+
+    def _give_back(self) -> None:
+        if len(self._leases) == 0:
+            return
+        try:
+            num = self._buffer.release(self.worker_id)
+            log.info("%s gave %d leases back", self.worker_id, num)
+        except BapoError as error:
+            log.warning("%s: leases were not released, they will end by themselves: %s", self.worker_id, error)
+
+    def _start_thread(self, name: str, run: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                run()
+            except Exception as error:
+                log.exception("%s ended", name)
+                self.died(error)
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+
+def _some_prompts(config: Config) -> list[str]:
+    """Texts spread evenly over every split of the task."""
+    task = load_task(config.task.name, config.task.options)
+    texts: list[str] = []
+    for split in ("train", *task.held_out_splits):
+        prompts = task.prompts(split)
+        stride = max(1, len(prompts) // NUM_CHECKED_PROMPTS)
+        texts.extend(prompt.text for prompt in prompts[::stride])
+    return texts

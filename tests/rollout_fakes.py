@@ -1,0 +1,126 @@
+"""Small fakes for tests of the rollout server: a buffer in memory, engines and graders that misbehave on demand."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bapo.config.tree import BufferConfig, Config, RolloutConfig
+from bapo.errors import UnavailableError
+from bapo.types import Canary, Float32s, Group, Prompt, RolloutRequest, WeightUpdate
+from bapo.wire import unpack_group
+
+
+class MemoryBuffer:
+    """What a worker sees of the buffer service: requests are leased, groups are kept, everything is counted."""
+
+    def __init__(self, requests: Sequence[RolloutRequest] = ()) -> None:
+        self._lock = threading.Lock()
+        self._queued: dict[str, RolloutRequest] = {}
+        self.leased: dict[str, str] = {}
+        self.groups: dict[str, Group] = {}
+        self.failures: list[tuple[str, str, str]] = []
+        self.lost: set[str] = set()
+        self.down = False
+        self._known: dict[str, RolloutRequest] = {}
+        self.add(requests)
+
+    def add(self, requests: Sequence[RolloutRequest]) -> None:
+        with self._lock:
+            for request in requests:
+                self._known[request.request_id] = request
+                self._queued[request.request_id] = request
+
+    def claim(self, worker_id: str, *, limit: int, policy_version: int, wait_s: float = 0.0) -> list[RolloutRequest]:
+        self._check_up()
+        with self._lock:
+            fit = [request for request in self._queued.values() if request.min_version <= policy_version][:limit]
+            for request in fit:
+                del self._queued[request.request_id]
+                self.leased[request.request_id] = worker_id
+        if not fit:
+            time.sleep(min(wait_s, 0.01))
+        return fit
+
+    def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
+        self._check_up()
+        return [i for i in request_ids if self.leased.get(i) == worker_id and i not in self.lost]
+
+    def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str = "") -> None:
+        self._check_up()
+        with self._lock:
+            self.leased.pop(request_id, None)
+            self.failures.append((request_id, reason, detail))
+
+    def release(self, worker_id: str) -> int:
+        self._check_up()
+        with self._lock:
+            mine = [i for i, owner in self.leased.items() if owner == worker_id]
+            for request_id in mine:
+                del self.leased[request_id]
+                self._queued[request_id] = self._known[request_id]
+        return len(mine)
+
+    def push(self, frames: Sequence[bytes]) -> dict[str, str]:
+        self._check_up()
+        fates = {}
+        with self._lock:
+            for frame in frames:
+                group = unpack_group(frame)
+                fates[group.group_id] = "duplicate" if group.group_id in self.groups else "stored"
+                self.groups.setdefault(group.group_id, group)
+                self.leased.pop(group.group_id, None)
+        return fates
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._queued)
+
+    def _check_up(self) -> None:
+        if self.down:
+            raise UnavailableError("the buffer is down (a test says so)")
+
+
+class InstantGrader:
+    """Grades in the calling thread: 1.0 for a text that holds an answer."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def grade(self, prompt: Prompt, texts: Sequence[str]) -> Float32s:
+        return np.array([float("<answer>" in text) for text in texts], np.float32)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def make_config(*, engine_options: dict[str, Any] | None = None, lease_s: float = 60.0, **rollout: Any) -> Config:
+    """A config for the scripted engine."""
+    fields = {"engine": "scripted", "port": 0, "engine_options": engine_options or {}} | rollout
+    return Config(rollout=RolloutConfig(**fields), buffer=BufferConfig(lease_s=lease_s))
+
+
+def make_update(path: Path, version: int, *, content: bytes = b"weights", digest: str | None = None) -> WeightUpdate:
+    """An update whose file exists and whose digest is right unless another is given."""
+    path.write_bytes(content)
+    return WeightUpdate(
+        version=version,
+        path=str(path),
+        digest=digest or hashlib.sha256(content).hexdigest(),
+        num_bytes=len(content),
+        canary=Canary(token_ids=(4, 5), logprobs=(-1.0,), tolerance=1e-3),
+    )
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+    """Return when `condition` holds; fail the test when it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the awaited condition did not come true"
+        time.sleep(0.005)

@@ -1,0 +1,239 @@
+"""A worker on the scripted engine and a buffer in memory: claims, deliveries, failures, weights, the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bapo.config.tree import Config
+from bapo.errors import ConfigError, ContractError, GradingError, WeightMismatchError
+from bapo.types import Float32s, Outcome, Prompt, Purpose
+from rollout_server.engines import scripted
+from rollout_server.engines.base import Engine
+from rollout_server.worker import Worker
+from tests.factories import make_request
+from tests.rollout_fakes import InstantGrader, MemoryBuffer, make_config, make_update, wait_until
+
+StartWorker = Callable[..., Worker]
+
+
+@pytest.fixture
+def start_worker() -> Iterator[StartWorker]:
+    workers = []
+
+    def start(buffer: MemoryBuffer, config: Config | None = None, *, begin: bool = True, **parts: object) -> Worker:
+        fields = {"make_engine": scripted.make_engine, "make_grader": lambda _: InstantGrader()} | parts
+        worker = Worker(worker_id="worker-0", config=config or make_config(), buffer=buffer, **fields)
+        workers.append(worker)
+        worker.load()
+        if begin:
+            worker.begin(None)
+        return worker
+
+    yield start
+    for worker in workers:
+        worker.stop()
+
+
+def requests(num: int, **fields: object) -> list:
+    return [make_request(prompt_id=f"p{i}", **fields) for i in range(num)]
+
+
+def test_every_claimed_request_becomes_one_group_with_the_requests_own_fields(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer([make_request(prompt_id="p", purpose=Purpose.EVALUATE, step=7, label="cd4@7", group_size=3)])
+    start_worker(buffer)
+    wait_until(lambda: len(buffer.groups) == 1)
+    group = buffer.groups["g-p"]
+    assert (group.purpose, group.step, group.label, group.size) == (Purpose.EVALUATE, 7, "cd4@7", 3)
+    assert (group.worker_id, group.policy_version) == ("worker-0", 1)
+    assert group.timing.claimed_at > 1_600_000_000
+    assert buffer.leased == {}
+
+
+def test_many_groups_all_arrive_and_none_stays_leased(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(200))
+    worker = start_worker(buffer, make_config(max_groups_in_flight=8))
+    wait_until(lambda: len(buffer.groups) == 200)
+    wait_until(lambda: worker.report().inflight == 0)
+    assert buffer.leased == {}
+    counts = worker.report().counts
+    assert counts["groups/fresh/stored"] == 200
+    assert counts["tokens/fresh"] == sum(len(group.token_ids) for group in buffer.groups.values())
+
+
+def test_a_worker_never_samples_more_groups_than_allowed_and_a_quarter_in_reserve(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(100))
+    worker = start_worker(buffer, make_config(max_groups_in_flight=8, engine_options={"latency_s": 30.0}))
+    wait_until(lambda: worker.report().inflight >= 8)
+    assert worker.report().inflight <= 10
+    assert len(buffer.leased) <= 10
+
+
+def test_a_request_for_newer_weights_waits_for_the_update(start_worker: StartWorker, tmp_path: Path) -> None:
+    buffer = MemoryBuffer([make_request(prompt_id="new", min_version=5), make_request(prompt_id="old", min_version=1)])
+    worker = start_worker(buffer)
+    wait_until(lambda: "g-old" in buffer.groups)
+    assert buffer.num_queued == 1
+    worker.update_weights(make_update(tmp_path / "w", 5))
+    wait_until(lambda: "g-new" in buffer.groups)
+    assert buffer.groups["g-new"].policy_version == 5
+    assert worker.report().policy_version == 5
+
+
+def test_newest_weights_are_loaded_before_the_first_claim(start_worker: StartWorker, tmp_path: Path) -> None:
+    buffer = MemoryBuffer(requests(3))
+    worker = start_worker(buffer, begin=False)
+    assert worker.report().state == "loaded"
+    worker.begin(make_update(tmp_path / "w", 9))
+    wait_until(lambda: len(buffer.groups) == 3)
+    assert {group.policy_version for group in buffer.groups.values()} == {9}
+
+
+def test_responses_cut_by_the_length_limit_are_graded_as_they_stand(start_worker: StartWorker) -> None:
+    config = make_config(max_response_tokens=16, engine_options={"skill_start": -1.0, "truncated_share": 1.0})
+    buffer = MemoryBuffer(requests(1))
+    start_worker(buffer, config)
+    wait_until(lambda: len(buffer.groups) == 1)
+    group = buffer.groups["g-p0"]
+    assert group.outcomes.tolist() == [Outcome.TRUNCATED] * 8
+    assert group.lengths.tolist() == [16] * 8
+    assert group.rewards.tolist() == [0.0] * 8
+
+
+class FailingGrader(InstantGrader):
+    def grade(self, prompt: Prompt, texts: Sequence[str]) -> Float32s:
+        if prompt.prompt_id == "p1":
+            raise GradingError("the verifier broke")
+        return super().grade(prompt, texts)
+
+
+def test_a_group_whose_grading_failed_is_reported_and_never_pushed(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(3))
+    worker = start_worker(buffer, make_grader=lambda _: FailingGrader())
+    wait_until(lambda: len(buffer.groups) == 2 and len(buffer.failures) == 1)
+    assert buffer.failures == [("g-p1", "grading", "the verifier broke")]
+    assert "g-p1" not in buffer.groups
+    assert worker.report().counts["groups/fresh/failed"] == 1
+    assert worker.report().state == "sampling"
+
+
+class PickyEngine(scripted.ScriptedEngine):
+    def submit(self, request: object) -> None:
+        if request.prompt.prompt_id == "p0":
+            raise ContractError("the prompt has 99 tokens, more than rollout.max_prompt_tokens=64")
+        super().submit(request)
+
+
+def engine_of(cls: type[scripted.ScriptedEngine]) -> Callable[[Config], Engine]:
+    return lambda config: cls(scripted.ScriptedOptions(), scripted.make_policy(config))
+
+
+def test_a_prompt_that_is_too_long_is_refused_clearly_and_the_others_go_on(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(3))
+    start_worker(buffer, make_engine=engine_of(PickyEngine))
+    wait_until(lambda: len(buffer.groups) == 2 and len(buffer.failures) == 1)
+    request_id, reason, detail = buffer.failures[0]
+    assert (request_id, reason) == ("g-p0", "refused_by_engine")
+    assert "max_prompt_tokens" in detail
+
+
+class NanEngine(scripted.ScriptedEngine):
+    def step(self) -> list:
+        groups = super().step()
+        for group in groups:
+            group.logprobs[0] = np.nan
+        return groups
+
+
+def test_log_probs_that_are_not_finite_never_reach_the_learner(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(1))
+    start_worker(buffer, make_engine=engine_of(NanEngine))
+    wait_until(lambda: len(buffer.failures) == 1)
+    assert buffer.failures[0][1] == "not_finite"
+    assert buffer.groups == {}
+
+
+def test_a_dead_engine_fails_the_worker_and_its_leases_come_back_when_it_stops(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(50))
+    worker = start_worker(buffer, make_config(max_groups_in_flight=4, engine_options={"crash_after_groups": 10}))
+    wait_until(lambda: worker.report().state == "failed")
+    report = worker.report()
+    assert report.error == "RuntimeError"
+    assert "scripted crash after" in report.message
+    worker.stop()
+    assert buffer.leased == {}
+    assert len(buffer.groups) + buffer.num_queued == 50
+
+
+def test_a_wrong_digest_fails_the_worker_before_the_engine_is_touched(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    worker = start_worker(MemoryBuffer())
+    with pytest.raises(WeightMismatchError, match="sha256"):
+        worker.update_weights(make_update(tmp_path / "w", 5, digest="0" * 64))
+    report = worker.report()
+    assert (report.state, report.error, report.policy_version) == ("failed", "WeightMismatchError", 1)
+
+
+def test_the_same_update_twice_is_taken_once(start_worker: StartWorker, tmp_path: Path) -> None:
+    worker = start_worker(MemoryBuffer())
+    update = make_update(tmp_path / "w", 5)
+    assert worker.update_weights(update) > 0.0
+    assert worker.update_weights(update) == 0.0
+
+
+def test_a_lost_lease_is_dropped_and_the_others_are_kept(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(2))
+    worker = start_worker(buffer, make_config(lease_s=0.3, engine_options={"latency_s": 1.0}))
+    wait_until(lambda: worker.report().inflight == 2)
+    buffer.lost.add("g-p0")
+    wait_until(lambda: worker.report().inflight == 1)
+    wait_until(lambda: "g-p1" in buffer.groups)
+    assert "g-p0" not in buffer.groups
+    assert worker.report().counts["failed/lease_lost"] == 1
+
+
+def test_a_buffer_that_comes_back_finds_the_worker_alive(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(5))
+    buffer.down = True
+    worker = start_worker(buffer)
+    wait_until(lambda: worker.report().state == "sampling")
+    buffer.down = False
+    wait_until(lambda: len(buffer.groups) == 5)
+
+
+def test_a_draining_worker_finishes_what_it_has_and_claims_no_more(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(2))
+    worker = start_worker(buffer, make_config(engine_options={"latency_s": 0.3}))
+    wait_until(lambda: worker.report().inflight == 2)
+    worker.drain(5.0)
+    buffer.add([make_request(prompt_id="later")])
+    assert set(buffer.groups) == {"g-p0", "g-p1"}
+    assert worker.report().state == "stopped"
+    assert buffer.num_queued == 1
+
+
+def test_what_a_draining_worker_cannot_finish_in_time_goes_back(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(3))
+    worker = start_worker(buffer, make_config(engine_options={"latency_s": 60.0}))
+    wait_until(lambda: worker.report().inflight == 3)
+    worker.drain(0.1)
+    assert buffer.leased == {}
+    assert buffer.num_queued == 3
+
+
+def test_an_unknown_engine_option_stops_the_worker_while_it_loads() -> None:
+    worker = Worker(
+        worker_id="worker-0",
+        config=make_config(engine_options={"latensy_s": 1.0}),
+        buffer=MemoryBuffer(),
+        make_engine=scripted.make_engine,
+        make_grader=lambda _: InstantGrader(),
+    )
+    with pytest.raises(ConfigError, match="latensy_s"):
+        worker.load()
+    assert worker.report().state == "failed"
+    worker.stop()
