@@ -1,0 +1,140 @@
+"""`python -m learner --config RUN/config.toml --run-dir RUN [--resume]`: one rank of the learner."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+import torch
+
+from bapo.addresses import buffer_url, fleet_url
+from bapo.clients import BufferClient
+from bapo.fleet_client import FleetClient
+from bapo.process import Flags, run_process
+from bapo.telemetry import Telemetry, serve_health
+from learner.checkpoint import Checkpoint, CheckpointWriter
+from learner.distributed import World, join, leave, pick_device, shard
+from learner.loop import Learner
+from learner.policy import Policy, freeze, load_policy
+from learner.resume import load_state, newest_checkpoint, republish, resume_buffer
+from learner.shared_buffer import SharedBuffer
+from learner.stopping import StopFlag, Stopped
+from learner.update import Updater
+from learner.weights import WeightPublisher
+
+log = logging.getLogger("learner")
+
+EXAMPLES = """\
+One rank:    python -m learner --config RUN/config.toml --run-dir RUN
+Resume:      python -m learner --config RUN/config.toml --run-dir RUN --resume
+Two ranks:   RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m learner ... &
+             RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m learner ...
+Exit codes:  0 done or asked to end, 2 configuration, 3 storage or peer away, 4 divergence, 5 deadline
+"""
+RANKS_SLACK_S = 300.0
+"""Longer than rank 0 needs for anything but the batch and the weight update: loading, saving, restoring."""
+
+
+def main(flags: Flags) -> None:
+    """Put the parts together and run the loop."""
+    config = flags.config
+    torch.set_num_threads(config.learner.num_threads)
+    stop = StopFlag()
+    stop.install()
+    timeout_s = config.learner.batch_timeout_s + config.rollout.sync_timeout_s + RANKS_SLACK_S
+    world = join(config.learner.num_ranks, pick_device(config.learner.device), timeout_s)
+    try:
+        _run(flags, world, stop)
+    except Stopped as reason:
+        log.info("ended: %s; go on with --resume", reason)
+    finally:
+        leave(world)
+
+
+def _run(flags: Flags, world: World, stop: StopFlag) -> None:
+    telemetry, ready = Telemetry(), [False]
+    if world.leads:
+        port = serve_health(telemetry, flags.config.learner.port, lambda: ready[0])
+        flags.run.write_port("learner", port)
+    checkpoint = newest_checkpoint(flags.run.path / "checkpoints") if flags.extra.resume else None
+    buffer = _buffer(flags, world)
+    learner = make_learner(flags, world, stop, telemetry, buffer, checkpoint)
+    if flags.extra.resume:
+        _resume(flags, learner, checkpoint)
+    ready[0] = True
+    learner.run(checkpoint.state.step + 1 if checkpoint else 1)
+    log.info("finished %d steps", flags.config.run.num_steps)
+
+
+def make_learner(
+    flags: Flags,
+    world: World,
+    stop: StopFlag,
+    telemetry: Telemetry,
+    buffer: SharedBuffer,
+    checkpoint: Checkpoint | None,
+) -> Learner:
+    """All parts, with the weights of the base model or of the checkpoint."""
+    config, run_path = flags.config, flags.run.path
+    policy = _sharded(checkpoint.model_path if checkpoint else config.model.path, flags, world)
+    wants_reference = config.loss.kl_ref == "reference" and config.loss.kl_coef > 0
+    reference = freeze(_sharded(config.model.path, flags, world)) if wants_reference else None
+    return Learner(
+        config=config,
+        world=world,
+        policy=policy,
+        updater=Updater(
+            config=config, policy=policy, reference=reference, world=world, stop=stop, run_path=run_path
+        ),
+        publisher=WeightPublisher(
+            config=config,
+            policy=policy,
+            world=world,
+            folder=flags.run.weights_path,
+            fleet=_fleet(flags) if world.leads else None,
+            rollback=flags.extra.resume,
+        ),
+        checkpoints=CheckpointWriter(config=config, folder=run_path / "checkpoints", world=world),
+        buffer=buffer,
+        records=flags.run,
+        telemetry=telemetry,
+        stop=stop,
+    )
+
+
+def _sharded(path: object, flags: Flags, world: World) -> Policy:
+    policy = load_policy(str(path), flags.config, world.device)
+    shard(policy, world)
+    return policy
+
+
+def _buffer(flags: Flags, world: World) -> SharedBuffer:
+    if not world.leads:
+        return SharedBuffer(None, world)
+    return SharedBuffer(BufferClient(flags.extra.buffer_url or buffer_url(flags.config, flags.run)), world)
+
+
+def _fleet(flags: Flags) -> FleetClient:
+    return FleetClient(flags.extra.fleet_url or fleet_url(flags.config, flags.run))
+
+
+def _resume(flags: Flags, learner: Learner, checkpoint: Checkpoint | None) -> None:
+    resume_buffer(learner.buffer, checkpoint)
+    if learner.world.leads:
+        flags.run.truncate_after(checkpoint.state.step if checkpoint else 0)
+    if checkpoint is not None:
+        load_state(learner, checkpoint)
+        republish(learner, checkpoint)
+        log.info("resumed after step %d with rollout policy %d", checkpoint.state.step, checkpoint.state.alpha_version)
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
+    parser.add_argument("--fleet-url", help="the rollout server; default: from the configuration and RUN/ports")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run")
+
+
+if __name__ == "__main__":
+    run_process("learner", main, add_flags=_add_flags)

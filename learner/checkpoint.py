@@ -1,0 +1,249 @@
+"""One checkpoint joins all that a run needs to go on: `RUN/checkpoints/step-000010`.
+
+    hf/                     the model in Hugging Face format with its tokenizer, float32: also the learner's own weights
+    optimizer.safetensors   Adam's moments, by parameter name
+    anchors.safetensors     log pi_gen of groups that may be reused (ratio mode `official`)
+    alpha.safetensors       the weights that the workers sample with (a hard link to the published file)
+    buffer.bin              the buffer service's snapshot: data position, B_bad, B_high, queues
+    state.json              step, counters, canary; written last: a folder without it is no checkpoint
+
+A checkpoint is written to `step-000010.partial` and renamed when it is whole, so a crash or a full disk in between
+leaves the older ones untouched. Random state needs no file: every draw is keyed by (seed, step, purpose).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.numpy import load_file as load_arrays
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bapo.config.tree import Config
+from bapo.errors import ConfigError, StorageError
+from bapo.types import Canary
+from learner.anchors import GenerationMemory
+from learner.distributed import World, spread_like, whole
+from learner.policy import Policy
+from learner.weights import WeightPublisher, gather_weights, link, storage, write_weights
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+MOMENTS = ("exp_avg", "exp_avg_sq")
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.tiktoken",
+    "*.model",
+    "chat_template*",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointState:
+    """state.json."""
+
+    format: int
+    step: int
+    """Newest step whose update is in the weights."""
+    alpha_version: int
+    """Version that the workers sampled with."""
+    num_updates: int
+    """Optimizer steps so far: Adam's bias correction."""
+    canary: Canary
+    """Of the alpha weights."""
+    anchor_steps: Mapping[str, int]
+    """Group id -> step of its first use."""
+
+
+class CheckpointWriter:
+    """Saves, and forgets old ones. Every rank must call `save`; rank 0 writes."""
+
+    def __init__(self, *, config: Config, folder: Path, world: World) -> None:
+        """`folder`: RUN/checkpoints."""
+        self._config = config
+        self._folder = folder
+        self._world = world
+        self.newest = max(complete_steps(folder), default=0)
+        """Step of the newest durable checkpoint; 0 before the first."""
+
+    def is_due(self, step: int) -> bool:
+        """Every `checkpoint.every` steps, and after the last one."""
+        return step % self._config.checkpoint.every == 0 or step == self._config.run.num_steps
+
+    def save(
+        self,
+        step: int,
+        *,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        memory: GenerationMemory,
+        publisher: WeightPublisher,
+        buffer_snapshot: bytes,
+    ) -> None:
+        """Write the checkpoint of `step`. Raises: StorageError; the older checkpoints stay."""
+        weights = gather_weights(policy, torch.float32)
+        moments = gather_moments(policy, optimizer)
+        if self._world.leads:
+            assert publisher.newest is not None, "step 1 publishes before anything is saved"
+            state = CheckpointState(
+                format=FORMAT,
+                step=step,
+                alpha_version=publisher.version,
+                num_updates=num_updates(optimizer),
+                canary=publisher.newest.canary,
+                anchor_steps=dict(memory.steps),
+            )
+            partial = self._folder / f"step-{step:06d}.partial"
+            with storage(partial):
+                try:
+                    shutil.rmtree(partial, ignore_errors=True)
+                    (partial / "hf").mkdir(parents=True)
+                    write_weights(weights, partial / "hf" / "model.safetensors")
+                    write_weights(moments, partial / "optimizer.safetensors")
+                    write_weights(_tensors(memory.columns), partial / "anchors.safetensors")
+                    self._write_model_files(policy, partial / "hf")
+                    link(Path(publisher.newest.path), partial / "alpha.safetensors")
+                    (partial / "buffer.bin").write_bytes(buffer_snapshot)
+                    (partial / "state.json").write_text(json.dumps(asdict(state)))
+                    _finish(partial)
+                except (OSError, StorageError):
+                    shutil.rmtree(partial, ignore_errors=True)
+                    raise
+        self.newest = step
+        self._prune()
+
+    def _write_model_files(self, policy: Policy, folder: Path) -> None:
+        """Everything of the Hugging Face format but the weights."""
+        policy.model.config.save_pretrained(folder)
+        if policy.model.can_generate():
+            policy.model.generation_config.save_pretrained(folder)
+        source = Path(self._config.model.path)
+        if not source.is_dir():
+            from transformers import AutoTokenizer  # a hub id: rare, and slow to import
+
+            AutoTokenizer.from_pretrained(self._config.model.path).save_pretrained(folder)
+            return
+        # Copied, not loaded and saved: a tokenizer class that transformers guesses wrong would change the files.
+        for pattern in TOKENIZER_FILES:
+            for file in source.glob(pattern):
+                shutil.copyfile(file, folder / file.name)
+
+    def _prune(self) -> None:
+        if self._world.leads:
+            for step in complete_steps(self._folder)[: -self._config.checkpoint.keep_last]:
+                shutil.rmtree(self._folder / f"step-{step:06d}", ignore_errors=True)
+                log.info("checkpoint of step %d removed: keep_last=%d", step, self._config.checkpoint.keep_last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One checkpoint on disk, as a resumed learner reads it."""
+
+    folder: Path
+    state: CheckpointState
+
+    @property
+    def model_path(self) -> Path:
+        """What `load_policy` reads."""
+        return self.folder / "hf"
+
+    @property
+    def alpha_path(self) -> Path:
+        """Weights that the workers sampled with."""
+        return self.folder / "alpha.safetensors"
+
+    def read_buffer(self) -> bytes:
+        """The buffer service's snapshot."""
+        return (self.folder / "buffer.bin").read_bytes()
+
+    def load_optimizer(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+        """Adam's moments and step count, spread like the parameters. Raises: ConfigError for another model's."""
+        stored = load_file(self.folder / "optimizer.safetensors")
+        parameters = dict(policy.model.named_parameters())
+        for name in {key.split("/", 1)[1] for key in stored}:
+            if name not in parameters:
+                raise ConfigError(f"{self.folder} holds moments of {name}, which the model does not have")
+            parameter = parameters[name]
+            optimizer.state[parameter] = {
+                "step": torch.tensor(float(self.state.num_updates), device=parameter.device),
+                **{moment: spread_like(stored[f"{moment}/{name}"], parameter) for moment in MOMENTS},
+            }
+
+    def load_memory(self, memory: GenerationMemory) -> None:
+        """log pi_gen of groups that may be reused."""
+        columns = load_arrays(self.folder / "anchors.safetensors")
+        memory.load(columns, self.state.anchor_steps)
+
+
+def open_checkpoint(folder: Path, step: int) -> Checkpoint:
+    """The checkpoint of one step. Raises: ConfigError when it is missing or of another format."""
+    path = folder / f"step-{step:06d}"
+    try:
+        fields: dict[str, Any] = json.loads((path / "state.json").read_text())
+        canary = Canary(
+            token_ids=tuple(fields["canary"]["token_ids"]),
+            logprobs=tuple(fields["canary"]["logprobs"]),
+            tolerance=float(fields["canary"]["tolerance"]),
+        )
+        state = CheckpointState(**{**fields, "canary": canary})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not a whole checkpoint: {error!r}; resume from another step") from error
+    if state.format != FORMAT:
+        raise ConfigError(f"{path} has format {state.format}, this version reads format {FORMAT}")
+    return Checkpoint(folder=path, state=state)
+
+
+def complete_steps(folder: Path) -> list[int]:
+    """Steps with a whole checkpoint, in order."""
+    found = folder.glob("step-[0-9]*/state.json")
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in found if path.parent.suffix != ".partial")
+
+
+def gather_moments(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Adam's moments by "<moment>/<parameter name>", whole, on the CPU. All ranks must call it."""
+    states = {name: optimizer.state.get(parameter) for name, parameter in policy.model.named_parameters()}
+    return {
+        f"{moment}/{name}": whole(state[moment]).cpu().contiguous()
+        for name, state in states.items()
+        if state
+        for moment in MOMENTS
+    }
+
+
+def num_updates(optimizer: torch.optim.Optimizer) -> int:
+    """Optimizer steps so far."""
+    return max((int(state["step"]) for state in optimizer.state.values()), default=0)
+
+
+def _tensors(columns: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(values) for name, values in columns.items()}
+
+
+def _finish(partial: Path) -> None:
+    """Make it durable, then give it its name; a checkpoint of the same step from before a resume is replaced."""
+    started = time.perf_counter()
+    for path in (*partial.rglob("*"), partial):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    final = partial.with_suffix("")
+    if final.exists():
+        shutil.rmtree(final)
+    os.replace(partial, final)
+    log.info("checkpoint %s sync_s=%.3f", final, time.perf_counter() - started)

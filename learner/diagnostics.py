@@ -1,0 +1,214 @@
+"""What one step is measured by: sums over mini-batches, the row of metrics.jsonl, the log line, the gauges."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bapo.config.tree import Config
+from bapo.telemetry import Telemetry
+from bapo.types import Batch, Origin
+from learner.distributed import World
+from learner.loss import TokenLosses
+
+log = logging.getLogger(__name__)
+
+PHASES = ("wait_batch", "prox", "update", "sync", "checkpoint", "step")
+
+
+class Stopwatch:
+    """Seconds per named phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time of this block to `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MinibatchResult:
+    """One optimizer step, over all ranks."""
+
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    num_tokens: int
+    entropy: float
+    """Mean over response tokens, nats."""
+    clip_ratio: float
+    """Share of tokens whose objective was clipped."""
+    kl: float
+    """Mean over response tokens, nats."""
+    ratio_max: float
+    """Largest rho."""
+    stop: bool
+    """Some rank was asked to end."""
+
+
+class Meter:
+    """Adds up a mini-batch on the device; one transfer to the host at its end."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._sums = torch.zeros(4, device=world.device)
+        self._ratio_max = torch.zeros(1, device=world.device)
+
+    @torch.no_grad()
+    def add(self, loss: Tensor, losses: TokenLosses, entropy_M: Tensor) -> None:
+        """One micro-batch."""
+        self._sums += torch.stack((loss, entropy_M.sum(), losses.clipped_M.sum(), losses.kl_M.sum()))
+        if len(losses.ratio_M):
+            self._ratio_max = torch.maximum(self._ratio_max, losses.ratio_M.max())
+
+    def result(self, grad_norm: Tensor, *, num_tokens: int, stop: bool) -> MinibatchResult:
+        """What the mini-batch was; the same on every rank."""
+        flag = torch.tensor([float(stop)], device=self._world.device)
+        sums = self._world.sum(self._sums)
+        peaks = self._world.max(torch.cat((self._ratio_max, flag)))
+        loss, entropy, clipped, kl, norm, ratio_max, stopped = torch.cat((sums, grad_norm.view(1), peaks)).tolist()
+        return MinibatchResult(
+            loss=loss,
+            grad_norm=norm,
+            num_tokens=num_tokens,
+            entropy=entropy / num_tokens,
+            clip_ratio=clipped / num_tokens,
+            kl=kl / num_tokens,
+            ratio_max=ratio_max,
+            stop=stopped > 0,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    """One step's update."""
+
+    lr: float
+    minibatches: tuple[MinibatchResult, ...]
+    """Empty when the batch was empty."""
+    num_tokens: int
+    """Response tokens of the batch."""
+    gaps: Mapping[str, float]
+    """tv_x1 ...: see `behaviour_gap`."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def mean(self, name: str) -> float | None:
+        """Token-weighted mean of a field over the mini-batches; None without any."""
+        if not self.minibatches:
+            return None
+        total = sum(result.num_tokens for result in self.minibatches)
+        return float(sum(getattr(result, name) * result.num_tokens for result in self.minibatches)) / total
+
+
+def behaviour_gap(
+    batch: Batch, theta_M: NDArray[np.float32], rollout_M: NDArray[np.float32]
+) -> dict[str, float]:
+    """tv_tok = 1/2 mean |pi_theta_t / alpha - 1| per origin: how far the rollout policy is behind (spec A.10).
+
+    Unbiased for the total variation per token, because alpha sampled the tokens. Free: both are known anyway.
+    """
+    gap_M = 0.5 * np.abs(np.expm1(np.clip(theta_M - rollout_M, -20.0, 20.0), dtype=np.float64))
+    sizes = [len(entry.group.token_ids) for entry in batch.entries]
+    origin_M = np.repeat([entry.origin.value for entry in batch.entries], sizes)
+    present = {origin: origin_M == origin.value for origin in Origin}
+    return {f"tv_{origin.value}": float(gap_M[mask].mean()) for origin, mask in present.items() if mask.any()}
+
+
+def metrics_row(
+    batch: Batch, report: UpdateReport, *, policy_version: int, batch_size: int, seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """One line of metrics.jsonl. A value that the step does not have (no group of that origin, no update) is null.
+
+    Args:
+        seconds: of the phases wait_batch, sync, checkpoint and step.
+    """
+    phases = {**dict.fromkeys(PHASES, 0.0), **report.seconds, **seconds}
+    row: dict[str, Any] = {
+        "step": batch.step,
+        "policy_version": policy_version,
+        "reward_mean": batch.r_tot,
+        "c2": batch.c2,
+        "c3": batch.c3,
+        **{origin.value: sum(entry.origin is origin for entry in batch.entries) for origin in Origin},
+        "batch_size": batch_size,
+        "num_bad": batch.num_bad,
+        "num_high": batch.num_high,
+        **_staleness_fields(batch),
+        "loss": report.mean("loss"),
+        "grad_norm": report.mean("grad_norm"),
+        "entropy": report.mean("entropy"),
+        "clip_ratio": report.mean("clip_ratio"),
+        "kl": report.mean("kl"),
+        "ratio_max": max((result.ratio_max for result in report.minibatches), default=None),
+        "first_ratio_max": report.minibatches[0].ratio_max if report.minibatches else None,
+        **{f"tv_{origin.value}": report.gaps.get(f"tv_{origin.value}") for origin in Origin},
+        "lr": report.lr,
+        "num_tokens": report.num_tokens,
+        "num_updates": len(report.minibatches),
+        **{f"{name}_s": round(value, 6) for name, value in phases.items()},
+        "tokens_per_s": report.num_tokens / max(phases["step"], 1e-9),
+        "time": time.time(),
+    }
+    return row
+
+
+def _staleness_fields(batch: Batch) -> dict[str, float | None]:
+    """staleness = step - policy version at consumption, per origin."""
+    fields: dict[str, float | None] = {}
+    for origin in Origin:
+        found = staleness_of(batch, origin)
+        fields[f"staleness_{origin.value}_mean"] = sum(found) / len(found) if found else None
+        fields[f"staleness_{origin.value}_max"] = max(found, default=None)
+    return fields
+
+
+def staleness_of(batch: Batch, origin: Origin) -> list[int]:
+    """Staleness of each group of this origin."""
+    return [batch.step - entry.group.policy_version for entry in batch.entries if entry.origin is origin]
+
+
+def show(telemetry: Telemetry, batch: Batch, row: Mapping[str, Any]) -> None:
+    """Set the gauges of one step."""
+    gauges = {
+        "bapo_learner_step": "step",
+        "bapo_learner_policy_version": "policy_version",
+        "bapo_learner_loss": "loss",
+        "bapo_learner_grad_norm": "grad_norm",
+        "bapo_learner_entropy_nats": "entropy",
+        "bapo_learner_clip_ratio": "clip_ratio",
+        "bapo_learner_last_step_timestamp_seconds": "time",
+    }
+    for name, key in gauges.items():
+        if row[key] is not None:
+            telemetry.gauge(name).set(row[key])
+    telemetry.counter("bapo_learner_tokens_total").inc(row["num_tokens"])
+    for phase in PHASES:
+        telemetry.histogram("bapo_learner_phase_seconds").labels(phase=phase).observe(row[f"{phase}_s"])
+    for origin in Origin:
+        histogram = telemetry.histogram("bapo_learner_staleness_steps").labels(origin=origin.value)
+        for staleness in staleness_of(batch, origin):
+            histogram.observe(staleness)
+
+
+def log_step(row: Mapping[str, Any], config: Config) -> None:
+    """One line per step, with the words of the glossary."""
+    names = ("x1", "x2", "x3", "num_bad", "num_high", "num_updates", "num_tokens")
+    numbers = ("reward_mean", "loss", "grad_norm", "entropy", "clip_ratio", *(f"{phase}_s" for phase in PHASES))
+    counts = " ".join(f"{name}={row[name]}" for name in names)
+    values = " ".join(f"{name}={row[name]:.3g}" for name in numbers if row[name] is not None)
+    log.info("step %d/%d version=%d %s %s", row["step"], config.run.num_steps, row["policy_version"], counts, values)

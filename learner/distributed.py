@@ -1,0 +1,138 @@
+"""One learner or many: the same code for one process and for FSDP2 over several.
+
+Rank 0 talks to the buffer service, to the workers and to the disk; the others follow. Each rank trains its share of
+every mini-batch (`batching.deal`); sums over ranks are taken where the loss needs them. With one rank every function
+here is the identity and torch.distributed is not started.
+
+    WORLD_SIZE, RANK, MASTER_ADDR, MASTER_PORT (and LOCAL_RANK on several GPUs), as torchrun sets them
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from bapo.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 120.0
+"""How long the ranks wait for each other at the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Who this process is among the learner's ranks."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def leads(self) -> bool:
+        """Rank 0 acts for all."""
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum over ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def max(self, tensor: Tensor) -> Tensor:
+        """Maximum over ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor
+
+    def share(self, data: bytes | None) -> bytes | None:
+        """What rank 0 holds, on every rank."""
+        if self.size == 1:
+            return data
+        size = torch.tensor([-1 if data is None else len(data)])
+        dist.broadcast(size, src=0)
+        if int(size) < 0:
+            return None
+        content = torch.frombuffer(bytearray(data or bytes(int(size))), dtype=torch.uint8)
+        dist.broadcast(content, src=0)
+        return data if self.leads else content.numpy().tobytes()
+
+
+def pick_device(name: str, environment: Mapping[str, str] = os.environ) -> torch.device:
+    """learner.device as a device. Raises: ConfigError for cuda without CUDA."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("learner.device=cuda, but torch finds no CUDA device; write auto or cpu")
+    local_rank = int(environment.get("LOCAL_RANK", environment.get("RANK", "0")))
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def join(
+    num_ranks: int, device: torch.device, timeout_s: float, environment: Mapping[str, str] = os.environ
+) -> World:
+    """Meet the other ranks; with one rank, nothing to meet.
+
+    Args:
+        timeout_s: longest that one rank may keep the others waiting, for example for a batch.
+    Raises: ConfigError when the environment contradicts `learner.num_ranks`.
+    """
+    size, rank = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
+    if size != num_ranks:
+        raise ConfigError(
+            f"learner.num_ranks={num_ranks} but WORLD_SIZE={size}: start {num_ranks} learner processes with RANK, "
+            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or change learner.num_ranks"
+        )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if size > 1:
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(
+            backend, rank=rank, world_size=size, timeout=timedelta(seconds=max(timeout_s, START_TIMEOUT_S))
+        )
+    return World(rank=rank, size=size, device=device)
+
+
+def leave(world: World) -> None:
+    """End the meeting."""
+    if world.size > 1 and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def shard(policy: nn.Module, world: World) -> None:
+    """Spread the parameters over the ranks: FSDP2, one unit per decoder layer and one for the rest.
+
+    Gradients come back averaged over ranks, so the loss of each rank is multiplied by `world.size`.
+    """
+    if world.size == 1:
+        return
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    layer_classes = set(getattr(policy.model, "_no_split_modules", None) or ())
+    layers = [module for module in policy.modules() if type(module).__name__ in layer_classes]
+    if not layers:
+        log.warning("no decoder layers found in %s: FSDP gathers the whole model at once", type(policy.model).__name__)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(policy, mesh=mesh)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be spread over ranks, detached; every rank must ask."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def spread_like(value: Tensor, model: Tensor) -> Tensor:
+    """`value`, whole on every rank, spread like `model`."""
+    value = value.to(model.device, model.dtype)
+    return distribute_tensor(value, model.device_mesh, model.placements) if isinstance(model, DTensor) else value

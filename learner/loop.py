@@ -1,0 +1,117 @@
+"""Read me first: the learner is Algorithm 1 with the sampling taken out.
+
+    for t = 1 .. T:
+        if t = 1 or v divides t:  alpha <- pi_theta_t                    lines 3-5    weights.py
+        tell the others: step t                                                       (the scheduler asks B_bad again)
+        D_t = X1 + X2 + X3        from the buffer service                lines 6-17   shared_buffer.py
+        theta_t -> theta_{t+1}    advantages, loss, AdamW                line 18      update.py, batching.py, loss.py
+        checkpoint, if due                                                            checkpoint.py
+        commit t: the buffer may forget what the newest checkpoint has   line 19
+    alpha <- pi_theta_{T+1}, so that the evaluator can measure the result
+
+The loop knows no algorithm: which groups are in D_t was decided by the buffer service.
+Waits for: the acknowledgement of new weights by the workers, and the batch.
+Unblocked by: the rollout server, and the groups that workers push.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+from bapo.config.tree import Config
+from bapo.telemetry import Telemetry
+from bapo.types import Batch, Progress
+from learner.checkpoint import CheckpointWriter
+from learner.diagnostics import Stopwatch, UpdateReport, log_step, metrics_row, show
+from learner.distributed import World
+from learner.policy import Policy
+from learner.protocols import Records
+from learner.shared_buffer import SharedBuffer
+from learner.stopping import StopFlag
+from learner.update import Updater
+from learner.weights import WeightPublisher
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, eq=False)
+class Learner:
+    """The parts of one run, put together in `__main__`; every rank has one."""
+
+    config: Config
+    world: World
+    policy: Policy
+    updater: Updater
+    publisher: WeightPublisher
+    checkpoints: CheckpointWriter
+    buffer: SharedBuffer
+    records: Records
+    telemetry: Telemetry
+    stop: StopFlag
+
+    def run(self, first_step: int) -> None:
+        """Steps first_step .. T, then the final weights.
+
+        Raises: Stopped when asked to end; any BapoError, after which the newest checkpoint is valid.
+        """
+        num_steps = self.config.run.num_steps
+        for step in range(first_step, num_steps + 1):
+            self.run_step(step)
+        self.publisher.publish(num_steps + 1)
+        self.buffer.report_progress(Progress(step=num_steps + 1, policy_version=num_steps + 1))
+
+    def run_step(self, step: int) -> None:
+        """One turn of the loop."""
+        watch = Stopwatch()
+        with watch.phase("step"):
+            if self.config.cadence.is_sync_step(step):
+                with watch.phase("sync"):
+                    self.publisher.publish(step)
+            self.buffer.report_progress(Progress(step=step, policy_version=self.publisher.version))
+            with watch.phase("wait_batch"):
+                batch = self.next_batch(step)
+            report = self.updater.run(batch)
+            if self.checkpoints.is_due(step):
+                with watch.phase("checkpoint"):
+                    self.save_checkpoint(step)
+            self.buffer.commit(step, checkpointed=self.checkpoints.newest)
+        self.record(batch, report, watch)
+
+    def next_batch(self, step: int) -> Batch:
+        """D_t, once the buffer can assemble it. Raises: DeadlineError that names what is missing; Stopped."""
+        with self.stop.waiting():
+            return self.buffer.batch(
+                step,
+                timeout_s=self.config.learner.batch_timeout_s,
+                on_wait=lambda reason: log.info("step %d waits for its batch: %s", step, reason),
+            )
+
+    def save_checkpoint(self, step: int) -> None:
+        """Everything that step + 1 needs."""
+        self.checkpoints.save(
+            step,
+            policy=self.policy,
+            optimizer=self.updater.optimizer,
+            memory=self.updater.memory,
+            publisher=self.publisher,
+            buffer_snapshot=self.buffer.snapshot(),
+        )
+        self.telemetry.gauge("bapo_checkpoint_last_success_timestamp_seconds").set(time.time())
+
+    def record(self, batch: Batch, report: UpdateReport, watch: Stopwatch) -> None:
+        """Write down what the step was; rank 0 alone."""
+        if not self.world.leads:
+            return
+        row = metrics_row(
+            batch,
+            report,
+            policy_version=self.publisher.version,
+            batch_size=self.config.algorithm.batch_size,
+            seconds=watch.seconds,
+        )
+        self.records.write_groups(batch.step, batch.fates)
+        self.records.append_metrics(row)
+        show(self.telemetry, batch, row)
+        log_step(row, self.config)

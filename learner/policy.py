@@ -1,0 +1,142 @@
+"""pi_theta: a causal LM of transformers that answers one question: log-probs of packed response tokens.
+
+Parameters are float32 always. With model.dtype = bfloat16 the matrix products run in bfloat16 under autocast, on one
+rank and on many alike, so that the optimizer's small steps are not rounded away.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from bapo.config.tree import Config
+from bapo.errors import ConfigError
+from learner.attention import NAME as PACKED
+from learner.batching import Columns, MicroBatch, Piece, build
+from learner.logprobs import response_logprobs
+
+log = logging.getLogger(__name__)
+
+HEAD_TOLERANCE = 1e-3
+"""Nats by which our log-probs may differ from the model's own in float32; a wrong head differs by much more."""
+
+
+class Policy(nn.Module):
+    """A transformers causal LM with packed attention and a head in chunks. It is always in eval mode: no dropout."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        temperature: float = 1.0,
+        chunk_tokens: int = 1024,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.model: PreTrainedModel = model
+        self.temperature = temperature
+        self.chunk_tokens = chunk_tokens
+        self.dtype = dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next(self.parameters()).device
+
+    def forward(self, micro: MicroBatch, temperature: float | None = None) -> tuple[Tensor, Tensor]:
+        """log pi(y_t | .) and entropy, both [M] float32, for the response tokens of one micro-batch.
+
+        Args:
+            temperature: of the distribution; that of the rollouts when not given.
+        """
+        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+            output = self.model.base_model(
+                input_ids=micro.token_ids_N.unsqueeze(0),
+                position_ids=micro.positions_N.unsqueeze(0),
+                use_cache=False,
+                packing=micro.packing,
+            )
+        hidden_MD = output.last_hidden_state[0].index_select(0, micro.predict_M)
+        return response_logprobs(
+            hidden_MD,
+            self.model.get_output_embeddings().weight,
+            micro.target_M,
+            temperature=self.temperature if temperature is None else temperature,
+            chunk_tokens=self.chunk_tokens,
+            compute_dtype=self.dtype,
+        )
+
+
+def load_policy(path: str | Path, config: Config, device: torch.device) -> Policy:
+    """The model in a folder of Hugging Face format (or a hub id), ready to train.
+
+    Raises: ConfigError when it is missing or is no causal LM that the learner can pack.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, attn_implementation=PACKED)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.path={path}: cannot be loaded as a causal LM: {error}; write a folder with config.json and "
+            "safetensors, or the id of a model that is in the local Hugging Face cache"
+        ) from error
+    policy = Policy(
+        model,
+        temperature=config.rollout.temperature,
+        chunk_tokens=config.learner.logprob_chunk_tokens,
+        dtype=getattr(torch, config.model.dtype),
+    ).to(device)
+    policy.eval()
+    check_head(policy, path)
+    return policy
+
+
+def freeze(policy: Policy) -> Policy:
+    """The same policy without gradients: pi_ref."""
+    return policy.requires_grad_(False)
+
+
+def sequence_microbatch(token_ids: tuple[int, ...], device: torch.device) -> MicroBatch:
+    """One sequence whose every token but the first is a response token."""
+    columns = Columns(
+        prompts_E=(np.array(token_ids[:1], dtype=np.int64),),
+        group_R=np.zeros(1, dtype=np.int64),
+        starts_R=np.array([0, len(token_ids) - 1], dtype=np.int64),
+        lengths_R=np.array([len(token_ids) - 1], dtype=np.int64),
+        token_ids_M=np.array(token_ids[1:], dtype=np.int64),
+        rollout_logprobs_M=np.zeros(len(token_ids) - 1, dtype=np.float32),
+        advantage_R=np.zeros(1, dtype=np.float32),
+    )
+    return build(columns, [Piece(group=0, responses=(0,))], device)
+
+
+@torch.no_grad()
+def check_head(policy: Policy, path: str | Path) -> None:
+    """Compare our log-probs of a few tokens with those of the model's own forward pass.
+
+    Some architectures scale or cap their logits after the head, or attend in their own way; they are refused here
+    instead of being trained on wrong log-probs.
+    """
+    model, dtype = policy.model, policy.dtype
+    head = model.get_output_embeddings()
+    if head is None or getattr(head, "bias", None) is not None:
+        raise ConfigError(f"model.path={path}: the learner needs a linear output head without bias")
+    token_ids = tuple(range(1, min(9, model.config.vocab_size)))
+    policy.dtype = torch.float32
+    ours, _ = policy(sequence_microbatch(token_ids, policy.device), temperature=1.0)
+    policy.dtype = dtype
+    model.set_attn_implementation("sdpa")
+    inputs = torch.tensor([token_ids], device=policy.device)
+    theirs = model(input_ids=inputs, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+    model.set_attn_implementation(PACKED)
+    gap = (ours - theirs.gather(1, inputs[0, 1:, None]).squeeze(1)).abs().max().item()
+    if not gap <= HEAD_TOLERANCE:
+        raise ConfigError(
+            f"model.path={path}: log-probs of the packed forward pass differ by {gap:.2g} nats from the model's own; "
+            f"{type(model).__name__} is not supported"
+        )
+    log.info("policy %s parameters=%d parity=%.1e", path, sum(p.numel() for p in model.parameters()), gap)

@@ -1,0 +1,59 @@
+"""What the learner needs of the world outside: small enough for a fake in one process.
+
+Implementations: `bapo.clients.BufferClient`, `bapo.fleet_client.FleetClient`, `bapo.records.RunDirectory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from bapo.types import Batch, Fate, Progress, WeightUpdate
+
+
+class Buffer(Protocol):
+    """The buffer service, as far as the learner uses it."""
+
+    def batch(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> Batch:
+        """D_t; the same step always gives the same batch. Raises: DeadlineError with the reason of the wait."""
+        ...
+
+    def commit(self, step: int, *, checkpointed: int) -> None:
+        """Step is trained; batches up to `checkpointed` may be forgotten."""
+        ...
+
+    def report_progress(self, progress: Progress) -> None:
+        """Tell everybody where the learner is."""
+        ...
+
+    def snapshot(self) -> bytes:
+        """All state of the buffer."""
+        ...
+
+    def restore(self, data: bytes) -> None:
+        """Replace all state by a snapshot."""
+        ...
+
+    def resume(self, step: int) -> None:
+        """A learner continues after the checkpoint of `step`. Raises: BapoError when that is not possible."""
+        ...
+
+
+class Fleet(Protocol):
+    """The rollout workers, as far as the learner uses them."""
+
+    def update_weights(self, update: WeightUpdate, *, timeout_s: float, rollback: bool = False) -> dict[str, float]:
+        """Returns when all workers sample with these weights: worker id -> seconds."""
+        ...
+
+
+class Records(Protocol):
+    """The run directory, as far as the learner writes it."""
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """One line per step."""
+        ...
+
+    def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
+        """One row per group that the assembly of the step looked at."""
+        ...

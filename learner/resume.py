@@ -1,0 +1,50 @@
+"""Where a learner begins: at step 1 with the base model, or behind the newest checkpoint.
+
+A resumed run trains the steps behind its checkpoint again, on the batches that the buffer still retains, so that it
+goes the same way as a run that was never interrupted. When the buffer has lost them, the checkpoint's snapshot of the
+buffer is restored first.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from bapo.errors import ConfigError, ContractError
+from learner.checkpoint import Checkpoint, complete_steps, open_checkpoint
+from learner.loop import Learner
+from learner.protocols import Buffer
+
+log = logging.getLogger(__name__)
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """What `--resume` goes on from; None when the run has not saved anything yet. Raises: ConfigError."""
+    steps = complete_steps(folder)
+    return open_checkpoint(folder, steps[-1]) if steps else None
+
+
+def load_state(learner: Learner, checkpoint: Checkpoint) -> None:
+    """Optimizer and remembered anchors; the weights were loaded with the model."""
+    checkpoint.load_optimizer(learner.policy, learner.updater.optimizer)
+    checkpoint.load_memory(learner.updater.memory)
+
+
+def resume_buffer(buffer: Buffer, checkpoint: Checkpoint | None) -> None:
+    """Bring the buffer to where step + 1 can begin. Raises: ConfigError when it cannot be brought there."""
+    step = checkpoint.state.step if checkpoint else 0
+    try:
+        buffer.resume(step)
+    except ContractError as error:
+        if checkpoint is None:
+            raise ConfigError(
+                f"the run has no checkpoint yet and its buffer cannot begin at step 1 again: {error}; start a new run"
+            ) from error
+        log.warning("the buffer does not hold the batches after step %d (%s): its snapshot is restored", step, error)
+        buffer.restore(checkpoint.read_buffer())
+        buffer.resume(step)
+
+
+def republish(learner: Learner, checkpoint: Checkpoint) -> None:
+    """Give the workers the rollout policy that they had at the checkpoint."""
+    learner.publisher.publish_again(checkpoint.state.alpha_version, checkpoint.alpha_path, checkpoint.state.canary)
