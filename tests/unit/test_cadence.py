@@ -1,0 +1,78 @@
+"""When weights are synced and hard prompts asked again, and how a batch is cut: vectors V20."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from bapo.algorithms.minibatches import near_equal_split
+from bapo.algorithms.settings import CadenceConfig
+
+PAPER = CadenceConfig(v=5, m=5, slack=0)
+
+
+def test_syncs_lags_and_reevaluations_are_those_of_the_vectors() -> None:
+    steps = range(1, 16)
+    assert [t for t in steps if PAPER.is_sync_step(t)] == [1, 5, 10, 15]  # 1: the sync before the first step
+    assert [t - PAPER.synced_version(t) for t in steps] == [0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]
+    assert [t for t in steps if t % PAPER.m == 0] == [5, 10, 15]
+
+
+def test_without_slack_a_group_must_come_from_the_papers_own_version() -> None:
+    assert [PAPER.min_version(t) for t in (1, 4, 5, 9, 10)] == [1, 1, 5, 5, 10]
+    assert PAPER.max_staleness == 4
+
+
+def test_slack_admits_groups_that_were_sampled_up_to_so_many_steps_ahead() -> None:
+    cadence = CadenceConfig(v=5, m=5, slack=2)
+    # Step 6 accepts what step 4 would have had: version 1. Step 7 needs what step 5 has: version 5.
+    assert [cadence.min_version(t) for t in (1, 2, 5, 6, 7, 11, 12)] == [1, 1, 1, 1, 5, 5, 10]
+    assert cadence.max_staleness == 6
+
+
+@given(v=st.integers(1, 7), periods=st.integers(1, 3), slack=st.integers(0, 9), t=st.integers(1, 60))
+def test_staleness_is_never_more_than_promised(v: int, periods: int, slack: int, t: int) -> None:
+    cadence = CadenceConfig(v=v, m=periods * v, slack=slack)
+    assert 0 <= t - cadence.min_version(t) <= cadence.max_staleness
+    assert cadence.is_sync_step(cadence.synced_version(t))
+
+
+def test_v_1_syncs_at_every_step() -> None:
+    on_policy = CadenceConfig(v=1, m=1, slack=0)
+    assert all(on_policy.is_sync_step(t) and on_policy.min_version(t) == t for t in range(1, 9))
+
+
+def test_reevaluation_must_meet_fresh_weights() -> None:
+    with pytest.raises(ValidationError, match=r"m = 7 must be a multiple of v = 5.*write m = 10"):
+        CadenceConfig(v=5, m=7)
+
+
+@pytest.mark.parametrize(
+    ("num_groups", "sizes"),
+    [
+        (256, [64, 64, 64, 64]),
+        (179, [60, 60, 59]),  # not 64, 64, 51
+        (40, [40]),
+        (65, [33, 32]),
+        (1, [1]),
+        (0, []),
+    ],
+)
+def test_minibatches_are_near_equal(num_groups: int, sizes: list[int]) -> None:
+    assert near_equal_split(num_groups, 64) == sizes
+
+
+@given(num_groups=st.integers(0, 2000), minibatch_size=st.integers(1, 300))
+def test_minibatches_cover_the_batch_and_differ_by_at_most_one(num_groups: int, minibatch_size: int) -> None:
+    sizes = near_equal_split(num_groups, minibatch_size)
+    assert sum(sizes) == num_groups
+    assert len(sizes) == -(-num_groups // minibatch_size)
+    assert not sizes or (max(sizes) <= minibatch_size and max(sizes) - min(sizes) <= 1)
+
+
+@pytest.mark.parametrize(("num_groups", "minibatch_size"), [(-1, 4), (4, 0)])
+def test_impossible_cuts_are_refused(num_groups: int, minibatch_size: int) -> None:
+    with pytest.raises(ValueError, match="cannot cut"):
+        near_equal_split(num_groups, minibatch_size)
