@@ -1,0 +1,205 @@
+"""Frames: what is packed is unpacked, in a time that does not know how many tokens there are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from bapo.errors import ContractError
+from bapo.frames import MAX_HEADER_BYTES, PREFIX, frame_start
+from bapo.types import Fate, Group, Origin, Prompt, Purpose, Timing
+from bapo.wire import (
+    batch_header,
+    fate_from_map,
+    fate_map,
+    pack_batch,
+    pack_batch_frames,
+    pack_batch_start,
+    pack_group,
+    read_group_header,
+    split_frames,
+    unpack_batch,
+    unpack_group,
+)
+from tests.factories import make_batch, make_group, make_prompt
+
+COLUMNS = ("prompt_token_ids", "token_ids", "rollout_logprobs", "lengths", "rewards", "outcomes", "versions")
+FIELDS = ("group_id", "prompt", "purpose", "step", "label", "worker_id", "timing")
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def int32s(size: int, low: int = 0) -> st.SearchStrategy[Any]:
+    return npst.arrays(np.int32, size, elements=st.integers(low, 2**31 - 1))
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> Group:
+    size = draw(st.integers(1, 5))
+    lengths = np.array(draw(st.lists(st.integers(1, 4), min_size=size, max_size=size)), dtype=np.int32)
+    num_tokens = int(lengths.sum())
+    oldest = draw(st.integers(0, 1000))
+    return Group(
+        group_id=draw(st.text(max_size=8)),
+        prompt=Prompt(
+            prompt_id=draw(st.text(max_size=8)),
+            text=draw(st.text(max_size=20)),
+            task=draw(st.text(max_size=8)),
+            answer=draw(st.dictionaries(st.text(max_size=3), json_values, max_size=3)),
+        ),
+        purpose=draw(st.sampled_from(Purpose)),
+        step=draw(st.integers(0, 2**40)),
+        label=draw(st.text(max_size=5)),
+        worker_id=draw(st.text(max_size=5)),
+        prompt_token_ids=draw(int32s(draw(st.integers(0, 4)))),
+        token_ids=draw(int32s(num_tokens)),
+        rollout_logprobs=draw(npst.arrays(np.float32, num_tokens, elements=st.floats(-1000, 0, width=32))),
+        lengths=lengths,
+        rewards=draw(npst.arrays(np.float32, size, elements=st.floats(0, 1, width=32))),
+        outcomes=draw(npst.arrays(np.uint8, size, elements=st.integers(0, 1))),
+        versions=np.array([[oldest, oldest + draw(st.integers(0, 3))] for _ in range(size)], dtype=np.int32),
+        timing=Timing(claimed_at=draw(st.floats(0, 2e9)), sample_s=draw(st.floats(0, 1e6)), grade_s=0.0),
+    )
+
+
+def assert_same_group(found: Group, want: Group) -> None:
+    for name in FIELDS:
+        assert getattr(found, name) == getattr(want, name)
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(found, name), getattr(want, name), err_msg=name, strict=True)
+
+
+@given(group=groups())
+def test_a_group_comes_back_as_it_was(group: Group) -> None:
+    frame = pack_group(group)
+    assert_same_group(unpack_group(frame), group)
+    header = read_group_header(frame)
+    assert header.prompt == group.prompt
+    assert header.rewards == tuple(group.rewards.tolist())
+    assert (header.policy_version, header.num_tokens) == (group.policy_version, len(group.token_ids))
+
+
+@given(members=st.lists(groups(), max_size=3), data=st.data())
+def test_a_batch_comes_back_as_it_was(members: list[Group], data: st.DataObject) -> None:
+    origins = [data.draw(st.sampled_from(Origin)) for _ in members]
+    batch = make_batch(groups=members, origins=origins, step=9, num_bad=2**33)
+    found = unpack_batch(pack_batch(batch))
+    assert batch_header(found) == batch_header(batch)
+    for entry, want in zip(found.entries, batch.entries, strict=True):
+        assert entry.origin == want.origin
+        assert_same_group(entry.group, want.group)
+
+
+def test_an_empty_batch_is_a_batch() -> None:
+    found = unpack_batch(pack_batch(make_batch(groups=[])))
+    assert (found.entries, found.fates) == ((), ())
+
+
+def test_stored_frames_and_a_header_make_the_same_batch_frame() -> None:
+    batch = make_batch(groups=[make_group(), make_group(prompt_id="q")])
+    frames = [pack_group(entry.group) for entry in batch.entries]
+    whole = pack_batch(batch)
+    assert pack_batch_frames(batch_header(batch), frames) == whole
+    start = pack_batch_start(batch_header(batch), sum(len(frame) for frame in frames))
+    assert b"".join([start, *frames]) == whole
+
+
+def test_frames_of_a_stream_are_split_where_they_end() -> None:
+    frames = [pack_group(make_group(prompt_id=name, rewards="10")) for name in "abc"]
+    assert [bytes(frame) for frame in split_frames(b"".join(frames))] == frames
+    assert list(split_frames(b"")) == []
+
+
+def test_a_fate_comes_back_as_it_was() -> None:
+    fate = Fate(
+        group_id="g",
+        prompt_id="p",
+        purpose=Purpose.EVALUATE,
+        policy_version=3,
+        rewards=(0.5, 1.0),
+        origin=Origin.X2,
+        reason="improved",
+        birth=4,
+        worker_id="w",
+        num_tokens=17,
+        sample_s=0.25,
+        grade_s=0.5,
+        claimed_at=1.75,
+    )
+    assert fate_from_map(fate_map(fate)) == fate
+
+
+def test_arrays_are_views_into_the_frame() -> None:
+    frame = pack_group(make_group())
+    tokens = unpack_group(frame).token_ids
+    assert not tokens.flags.owndata
+    assert np.shares_memory(tokens, np.frombuffer(frame, dtype=np.uint8))
+    assert not tokens.flags.writeable
+
+
+def num_calls(work: Callable[[], object]) -> int:
+    """Python and C functions that are called: no clock, so that a busy machine cannot make the test fail."""
+    calls = 0
+
+    def count(_frame: object, event: str, _arg: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_tokens_cost_no_python_work() -> None:
+    short, long = make_group(lengths=[8] * 8), make_group(lengths=[8192] * 8)
+    short_frame, long_frame = pack_group(short), pack_group(long)
+    for work, few, many in (
+        (pack_group, short, long),
+        (read_group_header, short_frame, long_frame),
+        (unpack_group, short_frame, long_frame),
+    ):
+        work(few)  # the first call may import
+        assert num_calls(lambda w=work, x=few: w(x)) == num_calls(lambda w=work, x=many: w(x)), work.__name__
+
+
+def test_the_header_does_not_grow_with_the_tokens() -> None:
+    sizes = [PREFIX.unpack_from(pack_group(make_group(lengths=[n] * 8)))[3] for n in (8, 8192)]
+    assert sizes[0] == sizes[1] < 500
+
+
+def test_a_header_is_read_without_its_body_being_looked_at() -> None:
+    frame = bytearray(pack_group(make_group(lengths=[8192] * 8)))
+    frame[-8 * 8192 * 8 :] = bytes(b"\xff" * (8 * 8192 * 8))
+    assert read_group_header(bytes(frame)).num_tokens == 8 * 8192
+
+
+@pytest.mark.parametrize("answer", [{"target": 2**70}, {"target": object()}, {"target": {1, 2}}])
+def test_an_answer_that_is_no_json_value_is_refused_when_packed(answer: dict[str, Any]) -> None:
+    prompt = Prompt(prompt_id="p", text="", task="countdown", answer=answer)
+    with pytest.raises(ContractError, match="cannot be packed"):
+        pack_group(make_group(prompt=prompt))
+
+
+def test_a_frame_that_no_peer_would_read_is_refused_when_packed() -> None:
+    with pytest.raises(ContractError, match="at most"):
+        frame_start(1, {"text": "x" * MAX_HEADER_BYTES}, 0)
+    with pytest.raises(ContractError, match="at most"):
+        frame_start(1, {}, 1 << 32)
+
+
+def test_a_prompt_of_the_factory_is_packed() -> None:
+    assert unpack_group(pack_group(make_group(prompt=make_prompt(prompt_id="a")))).prompt.prompt_id == "a"

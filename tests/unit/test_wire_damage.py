@@ -1,0 +1,196 @@
+"""Damaged frames: cut anywhere, any bit flipped, fields of other types. The answer is a value or a ContractError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bapo.errors import ContractError
+from bapo.frames import PREFIX, frame_start, open_frame
+from bapo.wire import (
+    fate_from_map,
+    fate_map,
+    pack_batch,
+    pack_group,
+    prompt_from_map,
+    prompt_map,
+    read_group_header,
+    split_frames,
+    unpack_batch,
+    unpack_group,
+)
+from tests.factories import make_batch, make_fate, make_group, make_prompt
+
+GROUP = pack_group(make_group(rewards="10", lengths=[2, 3]))
+BATCH = pack_batch(make_batch(groups=[make_group(rewards="10"), make_group(rewards="01", prompt_id="q")]))
+READERS: list[tuple[Callable[[bytes], Any], bytes]] = [
+    (unpack_group, GROUP),
+    (read_group_header, GROUP),
+    (unpack_batch, BATCH),
+]
+NAMES = ["group", "header", "batch"]
+
+
+@pytest.mark.parametrize(("read", "frame"), READERS, ids=NAMES)
+def test_a_frame_that_is_cut_anywhere_is_refused(read: Callable[[bytes], Any], frame: bytes) -> None:
+    for size in range(len(frame)):
+        with pytest.raises(ContractError):
+            read(frame[:size])
+
+
+@pytest.mark.parametrize(("read", "frame"), READERS, ids=NAMES)
+def test_a_flipped_bit_gives_a_value_or_a_contract_error(read: Callable[[bytes], Any], frame: bytes) -> None:
+    refused = 0
+    for i in range(8 * len(frame)):
+        damaged = bytearray(frame)
+        damaged[i // 8] ^= 1 << i % 8
+        try:
+            read(bytes(damaged))
+        except ContractError:
+            refused += 1
+    assert refused > len(frame)
+
+
+@given(data=st.data())
+def test_random_bytes_in_the_header_give_a_value_or_a_contract_error(data: st.DataObject) -> None:
+    read, frame = data.draw(st.sampled_from(READERS))
+    damaged = bytearray(frame)
+    for place in data.draw(st.lists(st.integers(PREFIX.size, len(frame) - 1), min_size=1, max_size=6)):
+        damaged[place] = data.draw(st.integers(0, 255))
+    with suppress(ContractError):
+        read(bytes(damaged))
+
+
+@given(noise=st.binary(max_size=200))
+def test_noise_is_refused(noise: bytes) -> None:
+    for read in (unpack_group, read_group_header, unpack_batch):
+        with pytest.raises(ContractError):
+            read(noise)
+
+
+def test_bytes_after_a_frame_are_refused() -> None:
+    with pytest.raises(ContractError, match="2 bytes follow"):
+        unpack_group(GROUP + b"xx")
+
+
+def test_a_stream_that_is_cut_is_refused_at_its_last_frame() -> None:
+    frames = split_frames(GROUP + GROUP[:-1])
+    assert bytes(next(frames)) == GROUP
+    with pytest.raises(ContractError, match="cut off"):
+        next(frames)
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (b"JSON" + GROUP[4:], "not a BAPO frame of format 1: starts with b'JSON"),
+        (GROUP[:4] + b"\x02" + GROUP[5:], "not a BAPO frame of format 1"),
+        (BATCH, "kind 2 where kind 1"),
+        (PREFIX.pack(b"BAPO", 1, 1, 1 << 30, 0), "at most"),
+        (PREFIX.pack(b"BAPO", 1, 1, 1, 0) + b"\x01", "not a map"),
+        (PREFIX.pack(b"BAPO", 1, 1, 1, 0) + b"\xc1", "not msgpack"),
+        (PREFIX.pack(b"BAPO", 1, 1, 2, 0) + b"\x01\x01", "not msgpack"),
+        (PREFIX.pack(b"BAPO", 1, 1, 2000, 0) + b"\x91" * 2000, "not msgpack"),  # too deep
+        (PREFIX.pack(b"BAPO", 1, 1, 3, 0) + b"\x81\x90\x01", "not msgpack"),  # a list as key
+    ],
+)
+def test_frames_of_others_are_refused_with_the_reason(frame: bytes, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        unpack_group(frame)
+
+
+def group_with(**fields: Any) -> bytes:
+    """The frame of a good group whose header was changed; a field that is `...` is missing."""
+    header, body = open_frame(GROUP, 1)
+    changed = {key: value for key, value in {**header, **fields}.items() if value is not ...}
+    return frame_start(1, changed, len(body)) + bytes(body)
+
+
+def column(*values: float, dtype: str) -> bytes:
+    return np.array(values, dtype=dtype).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"step": ...}, "keys"),
+        ({"more": 1}, "keys"),
+        ({"step": "7"}, "step must be"),
+        ({"id": None}, "id must be"),
+        ({"purpose": "training"}, "unknown purpose 'training'"),
+        ({"num_prompt": -1}, "negative or zero length"),
+        ({"num_prompt": 2**60}, "body bytes"),
+        ({"lengths": column(2, dtype="<i4")}, "do not describe the same responses"),
+        ({"lengths": column(5, 0, dtype="<i4")}, "negative or zero length"),
+        ({"lengths": column(2**31 - 1, 2**31 - 1, dtype="<i4")}, "body bytes"),
+        ({"rewards": b"", "lengths": b"", "outcomes": b"", "versions": b""}, "do not describe"),
+        ({"rewards": column(float("nan"), 0, dtype="<f4")}, r"rewards must be in \[0, 1\]"),
+        ({"rewards": column(1.5, 0, dtype="<f4")}, r"rewards must be in \[0, 1\]"),
+        ({"outcomes": b"\x00\x02"}, "outcomes 0 or 1"),
+        ({"versions": column(3, 2, 1, 1, dtype="<i4")}, r"not pairs \(oldest, newest\)"),
+        ({"versions": column(-1, 2, 1, 1, dtype="<i4")}, r"not pairs \(oldest, newest\)"),
+        ({"timing": [1.0, 2.0]}, "timing"),
+        ({"timing": [1.0, 2.0, float("inf")]}, "timing"),
+        ({"prompt": {"text": "x"}}, "prompt has the keys"),
+        ({"prompt": {**prompt_map(make_prompt()), "task": 3}}, "must be strings"),
+        ({"prompt": {**prompt_map(make_prompt()), "answer": [1]}}, "must be a map"),
+    ],
+)
+def test_a_header_that_contradicts_itself_is_refused(fields: dict[str, Any], message: str) -> None:
+    for read in (unpack_group, read_group_header):
+        with pytest.raises(ContractError, match=message):
+            read(group_with(**fields))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 0.5])
+def test_log_probs_that_no_policy_gives_are_refused(value: float) -> None:
+    frame = bytearray(GROUP)
+    frame[-4:] = np.array([value], dtype="<f4").tobytes()
+    with pytest.raises(ContractError, match="log-probs"):
+        unpack_group(bytes(frame))
+
+
+def batch_with(**fields: Any) -> bytes:
+    header, body = open_frame(BATCH, 2)
+    return frame_start(2, {**header, **fields}, len(body)) + bytes(body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"origins": ["x1"]}, "1 origins but 2 groups"),
+        ({"origins": ["x1", "x9"]}, "unknown origin 'x9'"),
+        ({"origins": ["x1", ["x1"]]}, "unknown origin"),
+        ({"r_tot": float("nan")}, "must be finite"),
+        ({"num_bad": 1.5}, "num_bad must be"),
+        ({"fates": [3]}, "a fate must be a map"),
+        ({"fates": [{**fate_map(make_fate()), "birth": "1"}]}, "a fate's birth"),
+        ({"fates": [{**fate_map(make_fate()), "purpose": "x"}]}, "wrong purpose, origin or reward"),
+        ({"more": 1}, "keys"),
+    ],
+)
+def test_a_batch_header_that_contradicts_itself_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        unpack_batch(batch_with(**fields))
+
+
+@pytest.mark.parametrize("values", [{}, {b"text": 1, "task": 2}, {1: 2}])
+def test_maps_with_strange_keys_are_refused(values: dict[Any, Any]) -> None:
+    with pytest.raises(ContractError):
+        prompt_from_map(values)
+    with pytest.raises(ContractError):
+        fate_from_map(values)
+
+
+def test_an_extension_type_is_refused() -> None:
+    packed = msgpack.packb({"x": msgpack.ExtType(4, b"abc")})
+    frame = PREFIX.pack(b"BAPO", 1, 1, len(packed), 0) + packed
+    with pytest.raises(ContractError, match="not msgpack"):
+        unpack_group(frame)
