@@ -44,6 +44,8 @@ def shown(value: Any) -> str:
     """A value as one writes it: null, true, "text", 1.0."""
     if value is None or isinstance(value, bool):
         return {None: NULL, True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(shown, value))}]"
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 

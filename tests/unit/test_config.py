@@ -1,0 +1,249 @@
+"""Layers of settings: what wins, what is refused, and with which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bapo.config.load import diff, dump_toml, load_config, load_resolved
+from bapo.config.tree import Config
+from bapo.errors import ConfigError
+
+Write = Callable[..., Path]
+"""Writes a TOML file: (text, name="run.toml") -> its path."""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_file(text: str, name: str = "run.toml") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_file
+
+
+def problems(files: list[Path | str], overrides: list[str]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(files, overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value).splitlines()
+
+
+def test_nothing_gives_the_defaults() -> None:
+    assert load_config([], []) == Config()
+
+
+def test_later_files_win_over_earlier_ones_key_by_key(write: Write) -> None:
+    first = write("[learner]\nlr = 1e-3\nepochs = 2\n", "first.toml")
+    second = write("[learner]\nlr = 1e-4\n", "second.toml")
+    learner = load_config([first, second], []).learner
+    assert (learner.lr, learner.epochs, learner.grad_clip) == (1e-4, 2, 1.0)
+    assert load_config([second, first], []).learner.lr == 1e-3
+
+
+def test_a_preset_lies_beneath_and_an_override_on_top(write: Write) -> None:
+    run = write('preset = "bapo"\n[algorithm]\nbatch_size = 128\n')
+    config = load_config([run], ["--learner.lr", "1e-4"])
+    assert (config.preset, config.algorithm.batch_size, config.learner.lr) == ("bapo", 128, 1e-4)
+    assert config.rollout.max_response_tokens == 8192  # of the preset
+
+
+def test_the_topmost_preset_is_the_one(write: Write) -> None:
+    run = write('preset = "bapo"\n')
+    assert load_config([run], ["--preset", "grpo"]).algorithm.name == "grpo"
+    assert load_config([run, "grpo"], []).algorithm.name == "grpo"
+    assert load_config([run], ["--preset", "null"]) == Config()
+
+
+def test_a_bare_preset_name_is_a_file() -> None:
+    assert load_config(["grpo"], []).loss.kl_ref == "reference"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "key", "want"),
+    [
+        (["--learner.lr", "1e-4"], "learner.lr", 1e-4),
+        (["--learner.lr=1e-4"], "learner.lr", 1e-4),
+        (["--algorithm.use_x2", "false"], "algorithm.use_x2", False),
+        (["--learner.betas", "[0.8, 0.9]"], "learner.betas", (0.8, 0.9)),
+        (["--loss.dual_clip", "null"], "loss.dual_clip", None),
+        (["--loss.ratio_mode", "direct"], "loss.ratio_mode", "direct"),
+        (["--run.name", "2024"], "run.name", "2024"),  # a text key keeps what looks like a number
+        (["--run.name", '"quoted"'], "run.name", "quoted"),
+        (["--run.root", "a=b/c"], "run.root", "a=b/c"),
+        (["--run.root=a=b"], "run.root", "a=b"),
+        (["--task.reward", "null"], "task.reward", None),
+        (["--task.options.num_train", "5"], "task.options", {"num_train": 5}),
+        (["--task.options", '{path = "a", n = 2}'], "task.options", {"path": "a", "n": 2}),
+        (["--task.options.a.b", "plain text"], "task.options", {"a": {"b": "plain text"}}),
+        (["--task.options.a=1", "--task.options.b=2"], "task.options", {"a": 1, "b": 2}),
+        (["--task.options.a=1", "--task.options={}"], "task.options", {}),  # an override replaces a table
+        (["--learner.lr=1", "--learner.lr=2"], "learner.lr", 2.0),
+    ],
+)
+def test_an_override_is_a_toml_value_or_plain_text(tokens: list[str], key: str, want: object) -> None:
+    found: object = load_config([], tokens)
+    for name in key.split("."):
+        found = getattr(found, name)
+    assert found == want
+
+
+def test_tables_of_files_are_merged_and_the_word_null_means_null(write: Write) -> None:
+    first = write("[task.options]\na = 1\nb = 2\n", "first.toml")
+    second = write('[task.options]\nb = "null"\n[loss]\ndual_clip = "null"\n', "second.toml")
+    config = load_config([first, second], [])
+    assert config.task.options == {"a": 1, "b": None}
+    assert config.loss.dual_clip is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[learner]\nlrr = 1", "learner.lrr: there is no such key (did you mean 'learner.lr'?)"),
+        ("[lerner]\nlr = 1", "lerner: there is no such key (did you mean 'learner'?)"),
+        ("minibatch_size = 1", "minibatch_size: there is no such key (did you mean 'learner.minibatch_size'?)"),
+        ("[algorithm]\nlearning = 1", "algorithm.learning: there is no such key"),
+        ("learner = 3", "learner is a section; write learner.KEY"),
+        ("[algorithm]\nbatch_size = true", "algorithm.batch_size = true: write a whole number"),
+        ("[loss]\ndual_clip = false", "loss.dual_clip = false: write a number or null"),
+        (
+            '[learner]\nlr = "fast"',
+            'learner.lr = "fast": input should be a valid number, unable to parse string as a number',
+        ),
+        ("[learner]\nlr = 0", "learner.lr = 0: input should be greater than 0"),
+        ("[learner]\nlr = inf", "learner.lr = inf: input should be a finite number"),
+        (
+            '[loss]\nratio_mode = "x"',
+            "loss.ratio_mode = \"x\": input should be 'direct', 'official' or 'decoupled'",
+        ),
+        ("[learner]\nbetas = [0.9]", "learner.betas = [0.9]: too few values"),
+        ('[run]\nname = "a b"', 'run.name = "a b": string should match pattern'),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_file_the_key_and_the_way_out(write: Write, text: str, message: str) -> None:
+    path = write(text)
+    (line,) = problems([path], [])
+    assert line.startswith(f"{path}: {message}")
+
+
+def test_all_mistakes_are_told_at_once_with_the_place_of_each(write: Write) -> None:
+    path = write("[learner]\nlr = -1\nepochs = 0\n")
+    lines = problems([path], ["--learner.epochs", "many", "--loss.clip_low=-1"])
+    assert [line.split(" = ")[0] for line in sorted(lines)] == [
+        "--learner.epochs: learner.epochs",
+        "--loss.clip_low: loss.clip_low",
+        f"{path}: learner.lr",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["learner.lr", "1"], "'learner.lr' is not an override; write --section.key value"),
+        (["--learner.lr"], "--learner.lr needs a value"),
+        (["--learner.lr", "--run.name", "x"], "--learner.lr needs a value"),
+        (["--"], "'--' is not an override"),
+        (["--lr", "1"], "--lr: lr: there is no such key (did you mean 'learner.lr'?)"),
+        (["--preset", "bap"], "preset = 'bap': there is no such preset (did you mean 'bapo'?)"),
+    ],
+)
+def test_an_override_of_another_form_is_refused(tokens: list[str], message: str) -> None:
+    (line,) = problems([], tokens)
+    assert line.startswith(message)
+
+
+def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> None:
+    assert problems([tmp_path / "none.toml"], [])[0].startswith(f"{tmp_path / 'none.toml'}: no such file")
+    assert "did you mean 'bapo-mini'?" in problems(["bapo-mni"], [])[0]
+    assert "cannot be read" in problems([tmp_path], [])[0]
+    broken = write("[learner\nlr = 1")
+    assert "not TOML" in problems([broken], [])[0]
+    assert "line 1" in problems([broken], [])[0]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ("--cadence.v=5 --cadence.m=7", "m = 7 must be a multiple of v = 5, .* write m = 10"),
+        ("--learner.minibatch_size=300", "minibatch_size = 300 is more than .*write at most 256"),
+        ("--learner.num_ranks=65", "num_ranks = 65 is more than .*write fewer ranks"),
+        ("--rollout.max_response_tokens=5000", "microbatch_tokens = 4096 cannot hold .*write at least 5064"),
+        ("--rollout.top_p=0.9", "top_p = 0.9: .*write top_p = 1.0"),
+        ("--rollout.num_workers=9", "num_workers = 9 is more than max_workers = 8; write max_workers = 9"),
+        ("--rollout.port=8700", "buffer.port and rollout.port are both 8700"),
+        ("--buffer.url=http://h --buffer.redis_url=redis://h", "redis_url = redis://h would never be used"),
+        ("--algorithm.name=gpro", "no such composer .did you mean 'grpo'.*write one of bapo, grpo"),
+        ("--algorithm.c1=0.9", "c1 = 0.9 leaves no level .*write c1 below 0.875, or use_x2 = false"),
+        ("--algorithm.c2_range=[0.5,0.2]", r"c2_range = \[0.5, 0.2\]: write low <= high"),
+        ("--algorithm.c2_range=[0.5,0.9]", "c2_range .* lies above c3_range"),
+        ("--algorithm.x3_exactly_half=true --algorithm.group_size=7", "x3_exactly_half = true, but .*group_size = 8"),
+        (
+            "--algorithm.threshold_schedule=fixed --algorithm.c2_range=[0,0.5] --algorithm.c3_range=[0.1,0.6]",
+            "admits only groups whose rewards are all equal",
+        ),
+    ],
+)
+def test_combinations_that_cannot_work_are_refused(tokens: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config([], tokens.split())
+
+
+def test_a_free_port_may_be_asked_for_by_all() -> None:
+    tokens = [f"--{section}.port=0" for section in ("buffer", "scheduler", "learner", "evaluation", "rollout")]
+    assert load_config([], tokens).buffer.port == 0
+
+
+def test_an_ablation_may_have_any_c1() -> None:
+    assert load_config([], ["--algorithm.c1=0.9", "--algorithm.use_x2=false"]).algorithm.c1 == 0.9
+
+
+def test_a_difference_is_one_line_per_key() -> None:
+    left = load_config([], ["--task.options.a=1"])
+    right = load_config([], ["--learner.lr=1e-4", "--loss.dual_clip=null", "--task.options.b=x"])
+    assert diff(left, left) == []
+    assert sorted(diff(left, right)) == [
+        "learner.lr: 1e-06 -> 0.0001",
+        "loss.dual_clip: 10.0 -> null",
+        "task.options.a: 1 -> (not set)",
+        'task.options.b: (not set) -> "x"',
+    ]
+
+
+def test_a_resolved_file_is_read_without_its_preset(write: Write) -> None:
+    config = load_config(["bapo"], ["--algorithm.bad_capacity", "null", "--loss.importance_cap", "null"])
+    path = write(dump_toml(config))
+    assert load_resolved(path) == config
+    assert load_resolved(path).algorithm.bad_capacity is None  # the preset says 256
+
+
+@given(
+    lr=st.floats(1e-12, 1e3, exclude_min=True),
+    name=st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,20}\Z"),
+    dual_clip=st.none() | st.floats(1.5, 1e6),
+    capacity=st.none() | st.integers(1, 1000),
+    options=st.dictionaries(
+        st.text(min_size=1, max_size=5),
+        st.none() | st.integers(-5, 5) | st.booleans() | st.text(max_size=5).filter(lambda text: text != "null"),
+        max_size=3,
+    ),
+)
+def test_every_configuration_survives_its_resolved_file(
+    tmp_path_factory: pytest.TempPathFactory, lr: float, name: str, dual_clip: float, capacity: int, options: dict
+) -> None:
+    config = Config.model_validate(
+        {
+            "run": {"name": name},
+            "learner": {"lr": lr},
+            "loss": {"dual_clip": dual_clip},
+            "algorithm": {"bad_capacity": capacity},
+            "task": {"options": options},
+        }
+    )
+    path = tmp_path_factory.mktemp("resolved") / "config.toml"
+    path.write_text(dump_toml(config), encoding="utf-8")
+    assert load_resolved(path) == config

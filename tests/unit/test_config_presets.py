@@ -1,0 +1,98 @@
+"""The presets say what the papers say: table 3, the released code, the mini-test, GRPO."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bapo.algorithms.registry import load_composer
+from bapo.config.layers import preset_layers, preset_names
+from bapo.config.load import load_config
+from bapo.config.tree import Config
+from bapo.errors import ConfigError
+
+
+def preset(name: str) -> Config:
+    return load_config([name], [])
+
+
+def test_the_four_presets_are_there_and_load() -> None:
+    assert preset_names() == ("bapo", "bapo-mini", "bapo-official", "grpo")
+    assert [load_composer(preset(name).algorithm).name for name in preset_names()] == ["bapo", "bapo", "bapo", "grpo"]
+
+
+def test_bapo_is_table_3() -> None:
+    config = preset("bapo")
+    rollout, algorithm, cadence = config.rollout, config.algorithm, config.cadence
+    assert (rollout.top_p, rollout.temperature) == (1.0, 1.0)
+    assert (rollout.max_prompt_tokens, rollout.max_response_tokens, rollout.num_workers) == (2048, 8192, 8)
+    assert (algorithm.group_size, algorithm.batch_size, config.run.seed) == (8, 256, 42)
+    assert (config.learner.lr, config.learner.minibatch_size) == (1e-6, 64)
+    assert (config.loss.kl_coef, config.loss.entropy_coef) == (0.001, 0.001)
+    assert (algorithm.c1, algorithm.c2_range, algorithm.c3_range) == (1 / 8, (1 / 8, 4 / 8), (2 / 8, 5 / 8))
+    assert (algorithm.capacity, cadence.v, cadence.m, algorithm.max_reevaluated) == (256, 5, 5, 128)
+    assert (algorithm.gaussian_width, algorithm.gaussian_center) == (0.2, 0.5)
+
+
+def test_bapo_has_the_papers_order_and_lag() -> None:
+    config = preset("bapo")
+    assert (config.cadence.slack, config.cadence.wait_for_reevaluation) == (0, True)
+    assert config.cadence.max_staleness == 4
+    assert (config.algorithm.threshold_schedule, config.algorithm.online_filter) == ("eq8", "range")
+    assert (config.loss.kl_ref, config.loss.ratio_mode, config.loss.advantage_norm) == (
+        "behaviour",
+        "decoupled",
+        "pop_var",
+    )
+
+
+def test_bapo_takes_from_the_code_what_the_table_leaves_open() -> None:
+    loss = preset("bapo").loss
+    assert (loss.clip_low, loss.clip_high, loss.dual_clip, loss.importance_cap) == (0.2, 0.28, 10.0, 3.0)
+    assert loss.aggregation == "token_mean"
+
+
+def test_bapo_official_is_the_released_script() -> None:
+    config = preset("bapo-official")
+    algorithm, rollout, loss = config.algorithm, config.rollout, config.loss
+    assert (algorithm.group_size, rollout.temperature, rollout.top_p) == (8, 0.99, 1.0)
+    assert (rollout.max_prompt_tokens, rollout.max_response_tokens) == (1024, 4096)
+    assert (algorithm.batch_size, config.learner.minibatch_size, config.learner.lr) == (32, 16, 1e-6)
+    assert (config.learner.warmup_steps, config.learner.weight_decay, config.learner.grad_clip) == (10, 0.1, 1.0)
+    assert (loss.kl_coef, loss.entropy_coef) == (0.0, 0.0)
+    assert (config.cadence.v, config.cadence.m, algorithm.max_reevaluated, algorithm.capacity) == (2, 2, 32, 120)
+    assert (algorithm.c1, algorithm.c2_range[0], algorithm.c3_range[0]) == (1 / 8, 1 / 8, 2 / 8)
+    assert algorithm.threshold_schedule == "fixed"
+    assert (loss.ratio_mode, loss.advantage_norm, loss.importance_cap) == ("official", "std_ddof1", 3.0)
+    assert (loss.clip_low, loss.clip_high, loss.dual_clip, loss.aggregation) == (0.2, 0.28, 10.0, "token_mean")
+
+
+def test_bapo_mini_differs_from_bapo_in_two_settings() -> None:
+    paper, mini = preset("bapo"), preset("bapo-mini")
+    changed = {"c1": 0.0, "x3_exactly_half": True}
+    assert mini.algorithm == paper.algorithm.model_copy(update=changed)
+    assert mini.model_copy(update={"algorithm": paper.algorithm, "preset": "bapo"}) == paper
+
+
+def test_grpo_is_on_policy_and_stores_nothing() -> None:
+    config = preset("grpo")
+    cadence, algorithm, loss = config.cadence, config.algorithm, config.loss
+    assert (cadence.v, cadence.m, cadence.slack, cadence.max_staleness) == (1, 1, 0, 0)
+    assert (algorithm.use_x2, algorithm.use_x3, algorithm.online_filter) == (False, False, "none")
+    assert (loss.clip_low, loss.clip_high, loss.dual_clip) == (0.2, 0.2, None)
+    assert (loss.aggregation, loss.kl_ref, loss.kl_coef) == ("seq_mean_token_mean", "reference", 0.001)
+    assert (algorithm.batch_size, algorithm.group_size, config.learner.lr) == (256, 8, 1e-6)
+
+
+def test_the_off_policy_grpo_of_the_paper_is_two_overrides_away() -> None:
+    config = load_config(["grpo"], ["--cadence.v=5", "--cadence.m=5"])
+    assert config.cadence.max_staleness == 4
+
+
+def test_presets_that_name_each_other_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.toml").write_text('preset = "b"')
+    (tmp_path / "b.toml").write_text('preset = "a"')
+    monkeypatch.setattr("bapo.config.layers.PRESETS", tmp_path)
+    with pytest.raises(ConfigError, match="circle: a -> b -> a"):
+        preset_layers("a")
