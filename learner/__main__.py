@@ -6,6 +6,7 @@ import argparse
 import logging
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from bapo.addresses import buffer_url, fleet_url
 from bapo.clients import BufferClient
@@ -38,6 +39,7 @@ RANKS_SLACK_S = 300.0
 def main(flags: Flags) -> None:
     """Put the parts together and run the loop."""
     config = flags.config
+    disable_progress_bar()
     torch.set_num_threads(config.learner.num_threads)
     stop = StopFlag()
     stop.install()

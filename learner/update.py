@@ -211,7 +211,7 @@ class Updater:
         raise DivergenceError(
             f"step {batch.step}, mini-batch {k + 1} of {len(plan)}: loss is {result.loss}, gradient norm "
             f"{result.grad_norm}; weights were not changed by it. Groups: {groups}. The batch is in {path}. "
-            "Lower learner.lr or loss.importance_cap, or look for infinite log-probs in these groups, then resume"
+            "Lower learner.lr, learner.grad_clip or loss.importance_cap, then resume from the last checkpoint"
         )
 
 

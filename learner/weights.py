@@ -33,6 +33,8 @@ from learner.protocols import Fleet
 log = logging.getLogger(__name__)
 
 NUM_FILES = 2
+FILE_MODE = 0o644
+"""safetensors makes files that only their owner can read; workers may run as another user."""
 NUM_CANARY_TOKENS = 32
 CANARY_TOLERANCE = {"float32": 2e-3, "bfloat16": 0.5}
 """Nats per token. Engines were within 1e-4 in float32; bfloat16 keeps 8 bits, and log-probs of random tokens are
@@ -85,6 +87,7 @@ def write_weights(tensors: dict[str, Tensor], path: Path) -> None:
     with storage(path):
         try:
             save_file(tensors, temporary, metadata={"format": "pt"})
+            temporary.chmod(FILE_MODE)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)

@@ -1,0 +1,199 @@
+"""What tests of the learner share: small configs, batches with true log-probs, and fakes of its neighbours."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from bapo.config.tree import Config
+from bapo.errors import ContractError
+from bapo.process import Flags
+from bapo.records import RunDirectory
+from bapo.telemetry import Telemetry
+from bapo.types import Batch, BatchEntry, Fate, Group, Origin, Progress, WeightUpdate
+from learner.__main__ import make_learner
+from learner.checkpoint import Checkpoint
+from learner.distributed import World
+from learner.loop import Learner
+from learner.policy import Policy, load_policy
+from learner.shared_buffer import SharedBuffer
+from learner.stopping import StopFlag
+from learner.update import Updater
+from tests.factories import make_batch, make_group
+from tests.tiny_model import VOCAB_SIZE, reference_logprobs
+
+CPU = torch.device("cpu")
+ALONE = World(rank=0, size=1, device=CPU)
+
+torch.set_num_threads(1)
+
+
+def learner_config(path: Path | str = "model", **sections: Mapping[str, Any]) -> Config:
+    """A config for a handful of groups; keywords override sections."""
+    values: dict[str, dict[str, Any]] = {
+        "run": {"num_steps": 4, "seed": 7},
+        "model": {"path": str(path)},
+        "algorithm": {"batch_size": 8, "group_size": 4},
+        "cadence": {"v": 2, "m": 2},
+        "rollout": {"max_prompt_tokens": 12, "max_response_tokens": 24},
+        "learner": {
+            "lr": 1e-3,
+            "warmup_steps": 0,
+            "minibatch_size": 3,
+            "microbatch_tokens": 128,
+            "logprob_chunk_tokens": 16,
+            "device": "cpu",
+            "port": 0,
+        },
+        "checkpoint": {"every": 2, "keep_last": 2},
+    }
+    for section, fields in sections.items():
+        values.setdefault(section, {}).update(fields)
+    return Config.model_validate(values)
+
+
+def random_group(
+    model: PreTrainedModel | None, rng: np.random.Generator, *, name: str, group_size: int = 4, version: int = 1
+) -> Group:
+    """Random tokens and mixed rewards; rollout log-probs are those of `model` with a little noise."""
+    lengths = rng.integers(1, 24, size=group_size)
+    prompt = rng.integers(4, VOCAB_SIZE, size=int(rng.integers(1, 12))).astype(np.int32)
+    tokens = rng.integers(4, VOCAB_SIZE, size=int(lengths.sum())).astype(np.int32)
+    rewards = [float(i < 1 + int(rng.integers(group_size - 1))) for i in range(group_size)]
+    group = make_group(rewards=rewards, prompt_id=name, version=version, lengths=lengths.tolist())
+    logprobs = rng.uniform(-3.0, -0.1, size=len(tokens))
+    if model is not None:
+        exact = [true_logprobs(model, prompt, part) for part in np.split(tokens, np.cumsum(lengths)[:-1])]
+        logprobs = np.concatenate(exact) + rng.normal(0, 0.1, size=len(tokens))
+    return _with_tokens(group, prompt, tokens, logprobs.astype(np.float32))
+
+
+def true_logprobs(model: PreTrainedModel, prompt: np.ndarray, response: np.ndarray) -> np.ndarray:
+    """[T] log-probs of a response by a plain forward pass of one sequence."""
+    whole = reference_logprobs(model, [*prompt.tolist(), *response.tolist()])
+    return whole[len(prompt) - 1 :].double().numpy()
+
+
+def _with_tokens(group: Group, prompt: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> Group:
+    fields = {name: getattr(group, name) for name in Group.__slots__}
+    return Group(**{**fields, "prompt_token_ids": prompt, "token_ids": tokens, "rollout_logprobs": logprobs})
+
+
+def random_batch(
+    model: PreTrainedModel | None = None, *, num_groups: int = 8, step: int = 1, seed: int = 0, version: int = 1
+) -> Batch:
+    """Groups of all three origins, in turn."""
+    rng = np.random.default_rng(1000 * seed + step)
+    groups = [random_group(model, rng, name=f"{step}-{i}", version=version) for i in range(num_groups)]
+    return make_batch(groups=groups, origins=[list(Origin)[i % 3] for i in range(num_groups)], step=step)
+
+
+def with_groups(batch: Batch, groups: Sequence[Group], origin: Origin, step: int) -> Batch:
+    """Another step's batch that holds these groups."""
+    entries = tuple(BatchEntry(origin=origin, group=group) for group in groups)
+    fields = {name: getattr(batch, name) for name in Batch.__slots__}
+    return Batch(**{**fields, "step": step, "entries": entries})
+
+
+def make_updater(config: Config, policy: Policy, run_path: Path, reference: Policy | None = None) -> Updater:
+    """One rank, nobody stops it."""
+    return Updater(
+        config=config, policy=policy, reference=reference, world=ALONE, stop=StopFlag(), run_path=run_path
+    )
+
+
+def tiny_policy(config: Config) -> Policy:
+    """The model of the config on the CPU."""
+    return load_policy(config.model.path, config, CPU)
+
+
+@dataclass
+class FakeBuffer:
+    """Hands out batches made by a function of the step; notes what it is told."""
+
+    make: Callable[[int], Batch]
+    told: list[tuple[str, Any]] = field(default_factory=list)
+    lost: bool = False
+    """The buffer holds nothing: a learner must restore a snapshot."""
+
+    def batch(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> Batch:
+        self.told.append(("batch", step))
+        return self.make(step)
+
+    def commit(self, step: int, *, checkpointed: int) -> None:
+        self.told.append(("commit", (step, checkpointed)))
+
+    def report_progress(self, progress: Progress) -> None:
+        self.told.append(("progress", (progress.step, progress.policy_version)))
+
+    def snapshot(self) -> bytes:
+        return b"snapshot of the buffer"
+
+    def restore(self, data: bytes) -> None:
+        self.lost = False
+        self.told.append(("restore", data))
+
+    def resume(self, step: int) -> None:
+        self.told.append(("resume", step))
+        if self.lost:
+            raise ContractError(f"batches after {step} are not retained")
+
+
+@dataclass
+class FakeFleet:
+    """Reads each weight file as a worker would, and keeps the updates."""
+
+    updates: list[WeightUpdate] = field(default_factory=list)
+    rollbacks: list[bool] = field(default_factory=list)
+    on_update: Callable[[WeightUpdate], None] = lambda update: None
+
+    def update_weights(self, update: WeightUpdate, *, timeout_s: float, rollback: bool = False) -> dict[str, float]:
+        self.updates.append(update)
+        self.rollbacks.append(rollback)
+        self.on_update(update)
+        return {"worker-0": 0.01}
+
+
+@dataclass
+class FakeRecords:
+    """Keeps rows in memory."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    groups: dict[int, list[Fate]] = field(default_factory=dict)
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(dict(row))
+
+    def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
+        self.groups[step] = list(fates)
+
+
+def make_test_learner(
+    config: Config,
+    run_path: Path,
+    *,
+    buffer: FakeBuffer,
+    fleet: FakeFleet,
+    checkpoint: Checkpoint | None = None,
+    resume: bool = False,
+    stop: StopFlag | None = None,
+    world: World = ALONE,
+) -> Learner:
+    """The parts as `__main__` joins them, with fakes for the neighbours; records are a FakeRecords."""
+    flags = Flags(
+        config=config,
+        run=RunDirectory(run_path),
+        extra=argparse.Namespace(buffer_url="http://unused:1", fleet_url="http://unused:1", resume=resume),
+    )
+    shared = SharedBuffer(buffer, world)
+    learner = make_learner(flags, world, stop or StopFlag(), Telemetry(), shared, checkpoint)
+    learner.publisher._fleet = fleet
+    learner.records = FakeRecords()
+    return learner

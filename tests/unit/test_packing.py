@@ -1,0 +1,171 @@
+"""Packed sequences give what padded sequences give; padding stays small; what cannot be packed is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    AutoModelForCausalLM,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from bapo.errors import ConfigError
+from learner.attention import NARROWEST, pack_rows
+from learner.batching import Piece, build, columns_of
+from learner.policy import Policy, check_head
+from tests.learner_setup import CPU, learner_config, random_batch
+
+VOCAB = 218
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.15,
+}
+MODELS: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**SMALL, num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**SMALL, num_key_value_heads=1),
+    "qwen3": Qwen3Config(**SMALL, num_key_value_heads=2, head_dim=16),
+    "mistral": MistralConfig(**SMALL, num_key_value_heads=4, sliding_window=None),
+    "gpt_neox": GPTNeoXConfig(**SMALL),
+}
+
+
+def make_model(config: PretrainedConfig) -> PreTrainedModel:
+    torch.manual_seed(3)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float().eval()
+
+
+def padded_logprobs(model: PreTrainedModel, sequences: list[list[int]], starts: list[int]) -> list[torch.Tensor]:
+    """Log-probs of the tokens from `start` on, by an ordinary forward pass over right-padded rows."""
+    longest = max(map(len, sequences))
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in sequences])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in sequences])
+    logp = model(input_ids=ids, attention_mask=mask).logits.float().log_softmax(-1)
+    chosen = logp[:, :-1].gather(-1, ids[:, 1:, None]).squeeze(-1)
+    return [chosen[i, starts[i] - 1 : len(row) - 1] for i, row in enumerate(sequences)]
+
+
+def whole_sequences(batch: Any) -> tuple[list[list[int]], list[int]]:
+    """All sequences of a batch with the position of their first response token."""
+    sequences, starts = [], []
+    for entry in batch.entries:
+        prompt = entry.group.prompt_token_ids.tolist()
+        for response in entry.group.responses:
+            sequences.append(prompt + response.token_ids.tolist())
+            starts.append(len(prompt))
+    return sequences, starts
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_packed_and_padded_forward_give_the_same_log_probs_and_gradients(name: str) -> None:
+    batch = random_batch(num_groups=3)
+    columns = columns_of(batch, learner_config().loss)
+    pieces = [Piece(group=i, responses=tuple(range(4 * i, 4 * i + 4))) for i in range(3)]
+    model = make_model(MODELS[name])
+    direction = torch.randn(len(columns.token_ids_M), generator=torch.Generator().manual_seed(0))
+
+    expected = torch.cat(padded_logprobs(model, *whole_sequences(batch)))
+    (expected * direction).sum().backward()
+    expected_grads = {key: value.grad.clone() for key, value in model.named_parameters() if value.grad is not None}
+    model.zero_grad()
+
+    model.set_attn_implementation("packed")
+    micro = build(columns, pieces, CPU)
+    got, _ = Policy(model, chunk_tokens=7)(micro)
+    (got * direction).sum().backward()
+
+    assert (got - expected).abs().max() < 1e-5
+    for key, value in model.named_parameters():
+        if key in expected_grads:
+            torch.testing.assert_close(value.grad, expected_grads[key], rtol=1e-4, atol=1e-5)
+
+
+def test_no_token_is_computed_twice_and_none_is_padding() -> None:
+    batch = random_batch(num_groups=2)
+    columns = columns_of(batch, learner_config().loss)
+    micro = build(columns, [Piece(group=0, responses=(0, 1, 2, 3)), Piece(group=1, responses=(4, 5, 6, 7))], CPU)
+    prompts = sum(len(prompt) for prompt in columns.prompts_E)
+    # The last token of each of the 8 responses predicts nothing, so it is not packed.
+    assert micro.num_tokens == prompts + len(columns.token_ids_M) - 8
+    assert micro.token_ids_N.min() >= 4
+
+
+def test_each_response_token_is_predicted_by_the_token_before_it() -> None:
+    batch = random_batch(num_groups=2)
+    columns = columns_of(batch, learner_config().loss)
+    micro = build(columns, [Piece(group=0, responses=(2, 0)), Piece(group=1, responses=(5,))], CPU)
+    before, target, response = [], [], []
+    for group, index in ((0, 2), (0, 0), (1, 1)):
+        member = list(batch.entries[group].group.responses)[index].token_ids.tolist()
+        before += [int(batch.entries[group].group.prompt_token_ids[-1]), *member[:-1]]
+        target += member
+        response += [4 * group + index] * len(member)
+    assert micro.token_ids_N[micro.predict_M].tolist() == before
+    assert micro.target_M.tolist() == target
+    assert micro.response_M.tolist() == response
+    assert columns.token_ids_M[micro.slot_M.numpy()].tolist() == target
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40))
+def test_at_most_a_fifth_of_a_row_is_padding_and_every_token_has_a_place(lengths: list[int]) -> None:
+    ends = np.cumsum(lengths)
+    rows = [np.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+    packing = pack_rows(rows, int(ends[-1]), CPU)
+    places = torch.cat([bucket.tokens_RW for bucket in packing.buckets])
+    assert places[packing.places_N].tolist() == list(range(int(ends[-1])))
+    widths = sorted((bucket.width for bucket in packing.buckets for _ in range(bucket.num_rows)), reverse=True)
+    for width, length in zip(widths, sorted(lengths, reverse=True), strict=True):
+        assert NARROWEST * width <= length <= width
+    assert packing.longest == max(lengths)
+
+
+def test_a_sliding_window_shorter_than_a_sequence_is_refused_and_a_longer_one_changes_nothing() -> None:
+    batch = random_batch(num_groups=1)
+    columns = columns_of(batch, learner_config().loss)
+    micro = build(columns, [Piece(group=0, responses=(0, 1, 2, 3))], CPU)
+    kind = {**SMALL, "num_key_value_heads": 4}
+    full = make_model(MistralConfig(**kind, sliding_window=None))
+    wide = make_model(MistralConfig(**kind, sliding_window=100))
+    wide.load_state_dict(full.state_dict())
+    narrow = make_model(MistralConfig(**kind, sliding_window=4))
+    for model in (full, wide, narrow):
+        model.set_attn_implementation("packed")
+    torch.testing.assert_close(Policy(wide)(micro)[0], Policy(full)(micro)[0])
+    with pytest.raises(ConfigError, match="sliding window of 4 tokens"):
+        Policy(narrow)(micro)
+
+
+def test_a_model_whose_head_is_more_than_a_matrix_is_refused_at_start() -> None:
+    model = make_model(MODELS["llama"])
+    model.set_attn_implementation("packed")
+    check_head(Policy(model), "fine")
+    plain_forward = model.forward
+
+    def scaled(*args: Any, **kwargs: Any) -> Any:
+        output = plain_forward(*args, **kwargs)
+        output.logits = output.logits * 0.5
+        return output
+
+    model.forward = scaled
+    with pytest.raises(ConfigError, match="differ by"):
+        check_head(Policy(model), "scaled")
+    biased = make_model(MODELS["llama"])
+    biased.lm_head = torch.nn.Linear(32, VOCAB, bias=True)
+    biased.set_attn_implementation("packed")
+    with pytest.raises(ConfigError, match="without bias"):
+        check_head(Policy(biased), "biased")
