@@ -1,0 +1,151 @@
+"""Values of the buffer <-> msgpack: what the Redis store and snapshots hold.
+
+Rows instead of maps where there are many of a kind: the order of fields is the format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+
+from bapo.messages import request_from_map, request_map
+from bapo.types import Fate, GroupStat, HardPrompt, Prompt, Purpose, RolloutRequest
+from bapo.wire import fate_from_map, fate_map, prompt_from_map, prompt_map
+from buffer_service.values import BatchRecord, GroupRecord, Tables
+
+
+def pack(value: Any) -> bytes:
+    """Any plain value."""
+    data: bytes = msgpack.packb(value)
+    return data
+
+
+def unpack(data: bytes) -> Any:
+    """Inverse of `pack`. Lists come back as lists; integer keys of maps are allowed."""
+    return msgpack.unpackb(data, strict_map_key=False)
+
+
+def pack_request(request: RolloutRequest) -> bytes:
+    """A request; its attempts are kept elsewhere."""
+    return pack(request_map(request))
+
+
+def unpack_request(data: bytes, attempts: int = 0) -> RolloutRequest:
+    """Inverse of `pack_request`."""
+    return replace(request_from_map(unpack(data)), attempts=attempts)
+
+
+def pack_prompt(prompt: Prompt) -> bytes:
+    """A prompt."""
+    return pack(prompt_map(prompt))
+
+
+def unpack_prompt(data: bytes) -> Prompt:
+    """Inverse of `pack_prompt`."""
+    return prompt_from_map(unpack(data))
+
+
+def pack_fate(fate: Fate) -> bytes:
+    """A fate."""
+    return pack(fate_map(fate))
+
+
+def unpack_fate(data: bytes) -> Fate:
+    """Inverse of `pack_fate`."""
+    return fate_from_map(unpack(data))
+
+
+def pack_record(record: GroupRecord) -> bytes:
+    """A record as a row."""
+    return pack(
+        (
+            record.group_id,
+            record.prompt_id,
+            record.purpose.value,
+            record.step,
+            record.label,
+            record.worker_id,
+            record.policy_version,
+            record.rewards,
+            record.num_tokens,
+            record.num_bytes,
+            record.claimed_at,
+            record.sample_s,
+            record.grade_s,
+        )
+    )
+
+
+def unpack_record(data: bytes) -> GroupRecord:
+    """Inverse of `pack_record`."""
+    row = unpack(data)
+    return GroupRecord(
+        group_id=row[0],
+        prompt_id=row[1],
+        purpose=Purpose(row[2]),
+        step=row[3],
+        label=row[4],
+        worker_id=row[5],
+        policy_version=row[6],
+        rewards=tuple(row[7]),
+        num_tokens=row[8],
+        num_bytes=row[9],
+        claimed_at=row[10],
+        sample_s=row[11],
+        grade_s=row[12],
+    )
+
+
+def pack_tables(tables: Tables) -> bytes:
+    """Tables: two lists of rows and four numbers."""
+    bad = [(entry.prompt_id, entry.birth, entry.mu, entry.attempts) for entry in tables.bad]
+    high = [
+        (s.group_id, s.prompt_id, s.policy_version, s.size, s.reward_sum, s.homogeneous, s.birth) for s in tables.high
+    ]
+    return pack((tables.step, tables.r_tot, tables.c2, tables.c3, bad, high))
+
+
+def unpack_tables(data: bytes) -> Tables:
+    """Inverse of `pack_tables`; no bytes are the tables before the first step."""
+    if not data:
+        return Tables()
+    step, r_tot, c2, c3, bad, high = unpack(data)
+    return Tables(
+        step=step,
+        r_tot=r_tot,
+        c2=c2,
+        c3=c3,
+        bad=tuple(HardPrompt(prompt_id=row[0], birth=row[1], mu=row[2], attempts=row[3]) for row in bad),
+        high=tuple(_stat(row) for row in high),
+    )
+
+
+def _stat(row: list[Any]) -> GroupStat:
+    return GroupStat(
+        group_id=row[0],
+        prompt_id=row[1],
+        policy_version=row[2],
+        size=row[3],
+        reward_sum=row[4],
+        homogeneous=row[5],
+        birth=row[6],
+    )
+
+
+def pack_batch_record(record: BatchRecord) -> bytes:
+    """A batch without its frames."""
+    return pack((record.step, record.group_ids, record.header, record.num_bytes))
+
+
+def unpack_batch_record(data: bytes) -> BatchRecord:
+    """Inverse of `pack_batch_record`."""
+    step, group_ids, header, num_bytes = unpack(data)
+    return BatchRecord(step=step, group_ids=tuple(group_ids), header=header, num_bytes=num_bytes)
+
+
+def pack_line(line: Mapping[str, Any]) -> bytes:
+    """One line of `GET /batches`."""
+    return pack(dict(line))

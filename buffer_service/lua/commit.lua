@@ -1,0 +1,20 @@
+-- step, checkpointed, steps to remember, n, n times (step of a batch, number of its groups, their ids); frame keys
+run_even_when_full()
+local step, checkpointed, remembered = count(), count(), count()
+call('HSET', K.meta, 'committed', math.max(step, meta('committed')))
+checkpointed = math.max(checkpointed, meta('checkpointed'))
+call('HSET', K.meta, 'checkpointed', checkpointed)
+for _ = 1, count() do
+  -- A batch that another call has released meanwhile is skipped, with its groups.
+  local is_mine = call('HDEL', K.batches, arg()) == 1
+  for _ = 1, count() do
+    local id, frame = arg(), frame_key()
+    if is_mine then refer(id, -1, frame) end
+  end
+end
+local forgotten = checkpointed - remembered
+call('ZREMRANGEBYSCORE', K.done, '-inf', '(' .. forgotten)
+for _, round in ipairs(call('HKEYS', K.rounds)) do
+  if tonumber(round) < checkpointed then call('HDEL', K.rounds, round) end
+end
+return 1

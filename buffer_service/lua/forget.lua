@@ -1,0 +1,29 @@
+-- label, n, n group ids; one frame key per group
+run_even_when_full()
+local label = arg()
+
+-- Rare, and evaluations are small: every open evaluation request is looked at.
+local function forget_open(key, first, last)
+  for _, id in ipairs(call('ZRANGE', key, first, last)) do
+    local request = find_open(id)
+    if request.label == label then
+      settle(request)
+      call('HDEL', K.requests, id)
+      call('ZREM', K.done, id)
+      call('ZREM', K.evaluated, label .. ' ' .. id)
+    end
+  end
+end
+
+forget_open(K.queue_evaluate, 0, -1)
+forget_open(K.leases_evaluate, 0, -1)
+for _ = 1, count() do
+  local id, frame = arg(), frame_key()
+  if call('ZREM', K.evaluated, label .. ' ' .. id) == 1 then
+    call('ZREM', K.done, id)
+    -- A request that was dropped is settled and has no group.
+    if call('HEXISTS', K.refs, id) == 1 then refer(id, -1, frame) end
+  end
+end
+call('HDEL', K.evaluations, label)
+return 1

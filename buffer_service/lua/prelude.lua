@@ -1,0 +1,147 @@
+-- What all scripts share. Python puts `local NAMES = {...}` before it: the index keys, in the order of KEYS.
+--
+--   QUEUED (queue_P) --claim--> LEASED (leases_P) --settle--> done          P: fresh | reevaluate | evaluate
+--      ^                            |
+--      +--------- requeue ----------+
+--
+-- An open request is in `live` and in exactly one of queue_P and leases_P.
+
+local call = redis.call
+local K = {}
+for i, name in ipairs(NAMES) do K[name] = KEYS[i] end
+
+if call('HEXISTS', K.meta, 'restoring') == 1 then
+  return redis.error_reply('RESTORING')
+end
+
+local LEASE_MS, MAX_ATTEMPTS = tonumber(ARGV[1]), tonumber(ARGV[2])
+local next_arg, next_key = 3, #NAMES + 1
+
+local function arg()
+  next_arg = next_arg + 1
+  return ARGV[next_arg - 1]
+end
+
+local function count()
+  return tonumber(arg())
+end
+
+local function frame_key()
+  next_key = next_key + 1
+  return KEYS[next_key - 1]
+end
+
+-- Redis refuses the first write of a script when memory is full, and none after it, unless that first write frees
+-- memory. Scripts that must run then, because the learner drains the buffer through them, begin with this one.
+local function run_even_when_full()
+  call('HDEL', K.meta, '-')
+end
+
+local function now_ms()
+  local time = call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function meta(name)
+  return tonumber(call('HGET', K.meta, name) or 0)
+end
+
+-- Lua's unpack takes at most some thousand values.
+local CHUNK = 1000
+
+local function hash_values(key, ids)
+  local values = {}
+  for first = 1, #ids, CHUNK do
+    for _, value in ipairs(call('HMGET', key, unpack(ids, first, math.min(first + CHUNK - 1, #ids)))) do
+      values[#values + 1] = value
+    end
+  end
+  return values
+end
+
+-- A score holds min_version above 32 bits of place, so that one range of a queue is all that a version may answer.
+-- Re-evaluations are claimed from the top (newest round first), so their places fall.
+local SPAN, MIDDLE = 4294967296, 2147483648
+local CLAIM_ORDER = {'reevaluate', 'evaluate', 'fresh'}
+
+local function enqueue(request, at_head)
+  if call('HEXISTS', K.live, request.id) == 1 or call('ZSCORE', K.done, request.id) then return 0 end
+  local seq = call('HINCRBY', K.meta, 'seq', 1)
+  if at_head or request.purpose == 'reevaluate' then seq = -seq end
+  local score = string.format('%.0f', request.min_version * SPAN + MIDDLE + seq)
+  call('HSET', K.live, request.id, score .. ' ' .. request.terms)
+  call('HSET', K.requests, request.id, request.blob)
+  call('ZADD', K['queue_' .. request.purpose], score, request.id)
+  return 1
+end
+
+local function request_args()
+  return {purpose = arg(), min_version = tonumber(arg()), id = arg(), terms = arg(), blob = arg()}
+end
+
+local function find_open(id)
+  local live = call('HGET', K.live, id)
+  if not live then return nil end
+  local score, terms = string.match(live, '^(%S+) (.*)$')
+  local purpose, step = string.match(terms, '^(%S+) (%S+)')
+  return {
+    id = id, score = score, terms = terms, purpose = purpose, step = step, label = string.match(terms, '(%S*)$'),
+    min_version = math.floor(tonumber(score) / SPAN),
+  }
+end
+
+local function unlease(request)
+  if call('ZREM', K['leases_' .. request.purpose], request.id) == 0 then return end
+  local worker = call('HGET', K.holders, request.id)
+  call('HDEL', K.holders, request.id)
+  if call('HINCRBY', K.held, worker, -1) <= 0 then call('HDEL', K.held, worker) end
+end
+
+local function requeue(request)
+  unlease(request)
+  call('ZADD', K['queue_' .. request.purpose], request.score, request.id)
+end
+
+local function settle(request)
+  unlease(request)
+  call('ZREM', K['queue_' .. request.purpose], request.id)
+  call('HDEL', K.live, request.id)
+  call('HDEL', K.attempts, request.id)
+  call('ZADD', K.done, meta('assembled'), request.id)
+  if request.purpose == 'reevaluate' and call('HEXISTS', K.rounds, request.step) == 1 then
+    call('HINCRBY', K.rounds, request.step, -1)
+  elseif request.purpose == 'evaluate' then
+    call('HINCRBY', K.evaluations, request.label, 1)
+    call('ZADD', K.evaluated, 0, request.label .. ' ' .. request.id)
+  end
+end
+
+local function attempt_failed(request, reason)
+  if call('HINCRBY', K.attempts, request.id, 1) < MAX_ATTEMPTS then
+    requeue(request)
+    return 'requeued'
+  end
+  settle(request)
+  call('HDEL', K.requests, request.id)
+  call('HINCRBY', K.counters, 'dropped_requests:' .. reason, 1)
+  if request.purpose == 'fresh' then call('HINCRBY', K.meta, 'fresh_dropped', 1) end
+  return 'dropped'
+end
+
+local function return_expired_leases()
+  local now = now_ms()
+  for _, purpose in ipairs(CLAIM_ORDER) do
+    local ids = call('ZRANGEBYSCORE', K['leases_' .. purpose], '-inf', now, 'LIMIT', 0, CHUNK)
+    for _, id in ipairs(ids) do attempt_failed(find_open(id), 'lease_over') end
+  end
+end
+
+-- Change how often a group is referred to; delete it when nothing refers to it any more.
+local function refer(id, change, frame)
+  if call('HINCRBY', K.refs, id, change) > 0 then return end
+  call('HDEL', K.refs, id)
+  call('HDEL', K.records, id)
+  -- 0 - n, because Lua writes -0 as "-0", which is no integer to Redis.
+  call('HINCRBY', K.meta, 'bytes', 0 - call('STRLEN', frame))
+  call('UNLINK', frame)
+end

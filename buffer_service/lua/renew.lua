@@ -1,0 +1,12 @@
+-- worker, n, n request ids -> those that the worker still holds
+run_even_when_full()
+local worker, held = arg(), {}
+call('HSET', K.workers, worker, now_ms())
+for _ = 1, count() do
+  local id = arg()
+  if call('HGET', K.holders, id) == worker then
+    call('ZADD', K['leases_' .. find_open(id).purpose], now_ms() + LEASE_MS, id)
+    held[#held + 1] = id
+  end
+end
+return held

@@ -1,0 +1,5 @@
+-- step, policy version: both only rise
+run_even_when_full()
+call('HSET', K.meta, 'step', math.max(count(), meta('step')))
+call('HSET', K.meta, 'policy_version', math.max(count(), meta('policy_version')))
+return 1

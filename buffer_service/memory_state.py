@@ -1,0 +1,192 @@
+"""The tables of the memory store, its status, and images of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bapo.messages import BufferStatus, WorkerLeases
+from bapo.types import Fate, Progress, Prompt, Purpose, RolloutRequest
+from buffer_service.image import Image
+from buffer_service.store import SHOWN_COMPOSITIONS
+from buffer_service.values import BatchRecord, FreshGroup, GroupRecord, Tables
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request that is queued, or leased when it has a holder."""
+
+    request: RolloutRequest
+    place: int
+    """Smaller is handed out earlier, among requests of the same purpose and version."""
+    holder: str = ""
+    deadline: float = 0.0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Claim order within a purpose: the newest round first for re-evaluations, the oldest version for the rest."""
+        version = self.request.min_version
+        return (-version if self.request.purpose is Purpose.REEVALUATE else version, self.place)
+
+
+@dataclass(slots=True)
+class MemoryState:
+    """Everything of one run. Dicts and lists are in the order of arrival."""
+
+    seq: int = 0
+    open: dict[str, OpenRequest] = field(default_factory=dict)
+    done: dict[str, int] = field(default_factory=dict)
+    frames: dict[str, bytes] = field(default_factory=dict)
+    records: dict[str, GroupRecord] = field(default_factory=dict)
+    refs: Counter[str] = field(default_factory=Counter)
+    fresh: dict[str, RolloutRequest] = field(default_factory=dict)
+    reevaluated: list[str] = field(default_factory=list)
+    evaluated: dict[str, list[str]] = field(default_factory=dict)
+    rounds: dict[int, int] = field(default_factory=dict)
+    tables: Tables = field(default_factory=Tables)
+    bad_prompts: dict[str, Prompt] = field(default_factory=dict)
+    batches: dict[int, BatchRecord] = field(default_factory=dict)
+    compositions: list[Mapping[str, Any]] = field(default_factory=list)
+    """Newest first."""
+    stale: list[Fate] = field(default_factory=list)
+    """Newest first."""
+    counters: Counter[str] = field(default_factory=Counter)
+    heard: dict[str, float] = field(default_factory=dict)
+    progress: Progress = field(default_factory=lambda: Progress(step=0, policy_version=0))
+    committed: int = 0
+    checkpointed: int = 0
+    cursor: int = 0
+    fresh_dropped: int = 0
+    failures_in_a_row: int = 0
+    last_failure: str = ""
+
+    def add(self, request: RolloutRequest, *, at_head: bool = False) -> bool:
+        """Queue a request that was never asked for."""
+        if request.request_id in self.open or request.request_id in self.done:
+            return False
+        self.seq += 1
+        self.open[request.request_id] = OpenRequest(request=request, place=-self.seq if at_head else self.seq)
+        return True
+
+    def return_expired(self, now: float, max_attempts: int) -> None:
+        """Leases that are over count as failed attempts."""
+        for item in [item for item in self.open.values() if item.holder and item.deadline <= now]:
+            self.attempt_failed(item, "lease_over", max_attempts)
+
+    def attempt_failed(self, item: OpenRequest, reason: str, max_attempts: int) -> str:
+        """Queue the request again, in its old place, or drop it after its last attempt."""
+        item.holder = ""
+        item.request = replace(item.request, attempts=item.request.attempts + 1)
+        if item.request.attempts < max_attempts:
+            return "requeued"
+        self.settle(item)
+        self.counters[f"dropped_requests:{reason}"] += 1
+        self.fresh_dropped += item.request.purpose is Purpose.FRESH
+        return "dropped"
+
+    def settle(self, item: OpenRequest) -> None:
+        """The request is done or dropped."""
+        request = item.request
+        del self.open[request.request_id]
+        self.done[request.request_id] = self.tables.step
+        if request.purpose is Purpose.REEVALUATE and request.step in self.rounds:
+            self.rounds[request.step] -= 1
+        elif request.purpose is Purpose.EVALUATE:
+            self.evaluated.setdefault(request.label, []).append(request.request_id)
+
+    def refer(self, group_id: str, change: int) -> None:
+        """Change how often a group is referred to; delete it when nothing refers to it any more."""
+        self.refs[group_id] += change
+        if self.refs[group_id] <= 0:
+            del self.refs[group_id], self.records[group_id], self.frames[group_id]
+
+
+def status_of(run: str, state: MemoryState, now: float) -> BufferStatus:
+    """Everything in numbers."""
+    held = Counter(item.holder for item in state.open.values() if item.holder)
+    leased = Counter(item.request.purpose.value for item in state.open.values() if item.holder)
+    queued = Counter(item.request.purpose.value for item in state.open.values() if not item.holder)
+    tables = state.tables
+    return BufferStatus(
+        run=run,
+        step=state.progress.step,
+        policy_version=state.progress.policy_version,
+        assembled_step=tables.step,
+        committed_step=state.committed,
+        checkpointed_step=state.checkpointed,
+        cursor=state.cursor,
+        fresh_dropped=state.fresh_dropped,
+        queued={purpose.value: queued[purpose.value] for purpose in Purpose},
+        leased={purpose.value: leased[purpose.value] for purpose in Purpose},
+        fresh_ready=len(state.fresh),
+        reevaluated_ready=len(state.reevaluated),
+        num_bad=len(tables.bad),
+        num_high=len(tables.high),
+        r_tot=tables.r_tot,
+        c2=tables.c2,
+        c3=tables.c3,
+        evaluations={label: len(settled) for label, settled in state.evaluated.items()},
+        reevaluation_rounds=dict(state.rounds),
+        workers={
+            worker: WorkerLeases(leased=held[worker], silent_s=now - heard) for worker, heard in state.heard.items()
+        },
+        failures_in_a_row=state.failures_in_a_row,
+        last_failure=state.last_failure,
+        num_bytes=sum(len(frame) for frame in state.frames.values()),
+        batches=[dict(line) for line in reversed(state.compositions[:SHOWN_COMPOSITIONS])],
+    )
+
+
+def image_of(state: MemoryState) -> Image:
+    """One consistent image."""
+    opened = sorted(state.open.values(), key=lambda item: item.order)
+    purposes = (Purpose.REEVALUATE, Purpose.FRESH)
+    image = Image(
+        progress=state.progress,
+        committed=state.committed,
+        checkpointed=state.checkpointed,
+        cursor=state.cursor,
+        fresh_dropped=state.fresh_dropped,
+        tables=state.tables,
+        open_requests=tuple(i.request for purpose in purposes for i in opened if i.request.purpose is purpose),
+        fresh=tuple(FreshGroup(record=state.records[i], request=request) for i, request in state.fresh.items()),
+        reevaluated=tuple(state.records[group_id] for group_id in state.reevaluated),
+        records={},
+        bad_prompts=dict(state.bad_prompts),
+        batches=tuple(state.batches[step] for step in sorted(state.batches)),
+        compositions=tuple(reversed(state.compositions)),
+        rounds=dict(state.rounds),
+        stale=tuple(reversed(state.stale)),
+        counters=dict(state.counters),
+    )
+    own = image.all_records
+    return replace(image, records={i: state.records[i] for i in image.references if i not in own})
+
+
+def state_of(image: Image, frames: Iterable[tuple[str, bytes | memoryview]]) -> MemoryState:
+    """The state that an image describes."""
+    state = MemoryState(
+        frames={group_id: bytes(frame) for group_id, frame in frames},
+        records=image.all_records,
+        refs=image.references,
+        fresh={group.record.group_id: group.request for group in image.fresh},
+        reevaluated=[record.group_id for record in image.reevaluated],
+        rounds=dict(image.rounds),
+        tables=image.tables,
+        bad_prompts=dict(image.bad_prompts),
+        batches={batch.step: batch for batch in image.batches},
+        compositions=list(reversed(image.compositions)),
+        stale=list(reversed(image.stale)),
+        counters=Counter(image.counters),
+        progress=image.progress,
+        committed=image.committed,
+        checkpointed=image.checkpointed,
+        cursor=image.cursor,
+        fresh_dropped=image.fresh_dropped,
+    )
+    state.done = dict.fromkeys([*state.fresh, *state.reevaluated], image.tables.step)
+    for request in image.open_requests:
+        state.add(request)
+    return state

@@ -1,0 +1,307 @@
+"""The store in this process's memory: for tests, and to read what the Redis store does in one language.
+
+Covers: everything that `buffer_service.store.Store` promises to the threads of one process.
+Does not cover: persistence, several processes, memory limits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from bapo.errors import ContractError
+from bapo.messages import BufferStatus
+from bapo.types import Progress, Prompt, Purpose, RolloutRequest
+from buffer_service.image import Image
+from buffer_service.memory_state import MemoryState, OpenRequest, image_of, state_of, status_of
+from buffer_service.store import FORGET_AFTER_STEPS, MOST_COMPOSITIONS
+from buffer_service.values import (
+    Assembly,
+    BatchRecord,
+    FreshGroup,
+    GroupRecord,
+    Health,
+    Incoming,
+    PushFate,
+    Readiness,
+    Replacement,
+    Tables,
+    View,
+    batch_is_missing,
+    does_not_answer,
+    request_terms,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _atomic(method: Callable[Concatenate[MemoryStore, P], R]) -> Callable[Concatenate[MemoryStore, P], R]:
+    @wraps(method)
+    def locked(self: MemoryStore, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return locked
+
+
+class MemoryStore:
+    """State of one run in memory; see `buffer_service.store.Store`."""
+
+    def __init__(
+        self, run: str, *, lease_s: float, max_attempts: int, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._run, self._lease_s, self._max_attempts, self._now = run, lease_s, max_attempts, now
+        self._lock = threading.RLock()
+        self._state = MemoryState()
+
+    # -- requests
+
+    @_atomic
+    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None) -> int:
+        if cursor is not None:
+            if cursor <= self._state.cursor:
+                return 0
+            self._state.cursor = cursor
+        return sum(self._state.add(request) for request in requests)
+
+    @_atomic
+    def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
+        if step in self._state.rounds:
+            return 0
+        self._state.rounds[step] = sum(self._state.add(request) for request in requests)
+        return self._state.rounds[step]
+
+    @_atomic
+    def claim(self, worker_id: str, *, limit: int, policy_version: int) -> list[RolloutRequest]:
+        self._state.return_expired(self._now(), self._max_attempts)
+        self._state.heard[worker_id] = self._now()
+        claimed: list[OpenRequest] = []
+        for purpose in (Purpose.REEVALUATE, Purpose.EVALUATE, Purpose.FRESH):
+            queue = [o for o in self._state.open.values() if o.request.purpose is purpose and not o.holder]
+            ready = [o for o in queue if o.request.min_version <= policy_version]
+            claimed += sorted(ready, key=lambda o: o.order)[: limit - len(claimed)]
+        for item in claimed:
+            item.holder, item.deadline = worker_id, self._now() + self._lease_s
+        return [item.request for item in claimed]
+
+    @_atomic
+    def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
+        self._state.heard[worker_id] = self._now()
+        opened = self._state.open
+        held = [i for i in request_ids if i in opened and opened[i].holder == worker_id]
+        for request_id in held:
+            opened[request_id].deadline = self._now() + self._lease_s
+        return held
+
+    @_atomic
+    def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str) -> str:
+        state = self._state
+        state.heard[worker_id] = self._now()
+        item = state.open.get(request_id)
+        if item is None or item.holder != worker_id:
+            return "not_leased"
+        state.failures_in_a_row += 1
+        state.last_failure = f"{reason}: {detail}" if detail else reason
+        state.counters[f"failed_groups:{reason}"] += 1
+        return state.attempt_failed(item, reason, self._max_attempts)
+
+    @_atomic
+    def release(self, worker_id: str) -> int:
+        held = [item for item in self._state.open.values() if item.holder == worker_id]
+        for item in held:
+            item.holder = ""
+        self._state.heard.pop(worker_id, None)
+        return len(held)
+
+    # -- groups
+
+    @_atomic
+    def push(self, groups: Sequence[Incoming]) -> list[str]:
+        for group in groups:
+            item = self._state.open.get(group.record.group_id)
+            if item and request_terms(item.request) != group.record.terms:
+                raise ContractError(does_not_answer(group.record.group_id, request_terms(item.request)))
+        return [self._admit(group) for group in groups]
+
+    def _admit(self, group: Incoming) -> str:
+        fate = self._store(group)
+        self._state.counters[f"pushed_groups:{fate}"] += 1
+        self._state.heard[group.record.worker_id] = self._now()
+        return fate
+
+    def _store(self, group: Incoming) -> str:
+        record, state = group.record, self._state
+        item = state.open.get(record.group_id)
+        if item is None:
+            return PushFate.DUPLICATE if record.group_id in state.done else PushFate.UNKNOWN
+        if record.policy_version < item.request.min_version:
+            item.holder = ""
+            return PushFate.STALE
+        state.frames[record.group_id] = bytes(group.frame)
+        state.records[record.group_id] = record
+        state.refs[record.group_id] = 1
+        state.failures_in_a_row = 0
+        state.settle(item)
+        if record.purpose is Purpose.FRESH:
+            state.fresh[record.group_id] = replace(item.request, attempts=0)
+        elif record.purpose is Purpose.REEVALUATE:
+            state.reevaluated.append(record.group_id)
+        return PushFate.STORED
+
+    @_atomic
+    def frames(self, group_ids: Sequence[str]) -> list[bytes | None]:
+        return [self._state.frames.get(group_id) for group_id in group_ids]
+
+    @_atomic
+    def records(self, group_ids: Sequence[str]) -> list[GroupRecord | None]:
+        return [self._state.records.get(group_id) for group_id in group_ids]
+
+    @_atomic
+    def evaluated(self, label: str) -> list[str]:
+        return sorted(self._state.evaluated.get(label, []))
+
+    @_atomic
+    def forget(self, label: str) -> None:
+        state = self._state
+        for item in [item for item in state.open.values() if item.request.label == label]:
+            del state.open[item.request.request_id]
+        for request_id in state.evaluated.pop(label, []):
+            del state.done[request_id]
+            if request_id in state.refs:
+                state.refer(request_id, -1)
+
+    # -- assembly
+
+    @_atomic
+    def readiness(self, step: int) -> Readiness:
+        return Readiness(
+            assembled=self._state.tables.step,
+            num_fresh=len(self._state.fresh),
+            round_left=self._state.rounds.get(step),
+            failures_in_a_row=self._state.failures_in_a_row,
+            last_failure=self._state.last_failure,
+        )
+
+    @_atomic
+    def view(self, num_fresh: int) -> View:
+        state = self._state
+        fresh = list(state.fresh.items())[:num_fresh]
+        return View(
+            assembled=state.tables.step,
+            tables=state.tables,
+            fresh=tuple(FreshGroup(record=state.records[i], request=request) for i, request in fresh),
+            reevaluated=tuple(state.records[group_id] for group_id in state.reevaluated),
+            stale=tuple(state.stale),
+        )
+
+    @_atomic
+    def replace_stale(self, replacements: Sequence[Replacement]) -> None:
+        for item in reversed(replacements):
+            if self._state.fresh.pop(item.fate.group_id, None) is not None:
+                self._state.refer(item.fate.group_id, -1)
+                self._state.add(item.request, at_head=True)
+                self._state.stale.insert(0, item.fate)
+                self._state.counters[item.event] += 1
+
+    @_atomic
+    def commit_assembly(self, assembly: Assembly) -> bool:
+        state = self._state
+        is_untouched = state.fresh.keys() >= set(assembly.fresh) and set(state.reevaluated) >= set(assembly.reevaluated)
+        if state.tables.step != assembly.step - 1 or not is_untouched:
+            return False
+        for group_id in assembly.fresh:
+            del state.fresh[group_id]
+        state.reevaluated = [i for i in state.reevaluated if i not in assembly.reevaluated]
+        for group_id, change in assembly.reference_changes.items():
+            state.refer(group_id, change)
+        state.tables = assembly.after
+        state.bad_prompts.update((prompt.prompt_id, prompt) for prompt in assembly.new_prompts)
+        for prompt_id in assembly.left_bad:
+            del state.bad_prompts[prompt_id]
+        state.batches[assembly.step] = assembly.batch
+        state.compositions = [assembly.composition, *state.compositions][:MOST_COMPOSITIONS]
+        state.stale = state.stale[: len(state.stale) - assembly.num_stale]
+        return True
+
+    @_atomic
+    def batch(self, step: int) -> BatchRecord | None:
+        return self._state.batches.get(step)
+
+    @_atomic
+    def commit(self, step: int, checkpointed: int) -> None:
+        state = self._state
+        state.committed = max(step, state.committed)
+        state.checkpointed = max(checkpointed, state.checkpointed)
+        for old in [old for old in state.batches if old <= checkpointed]:
+            for group_id in state.batches.pop(old).group_ids:
+                state.refer(group_id, -1)
+        forgotten = state.checkpointed - FORGET_AFTER_STEPS
+        state.done = {request_id: settled for request_id, settled in state.done.items() if settled >= forgotten}
+        state.rounds = {issued: left for issued, left in state.rounds.items() if issued >= state.checkpointed}
+
+    @_atomic
+    def resume(self, step: int) -> None:
+        state = self._state
+        assembled = state.tables.step
+        needed = range(step + 1, assembled + 1) if step <= assembled else [assembled + 1]
+        if missing := [later for later in needed if later not in state.batches]:
+            raise ContractError(batch_is_missing(step, missing[0]))
+        for item in state.open.values():
+            item.holder = ""
+        state.progress = Progress(step=step, policy_version=min(step, state.progress.policy_version))
+        state.committed, state.failures_in_a_row = step, 0
+        self.commit(step, step)
+
+    # -- looking
+
+    @_atomic
+    def progress(self) -> Progress:
+        return self._state.progress
+
+    @_atomic
+    def report(self, progress: Progress) -> None:
+        now = self._state.progress
+        self._state.progress = Progress(
+            step=max(progress.step, now.step), policy_version=max(progress.policy_version, now.policy_version)
+        )
+
+    @_atomic
+    def status(self) -> BufferStatus:
+        self._state.return_expired(self._now(), self._max_attempts)
+        return status_of(self._run, self._state, self._now())
+
+    @_atomic
+    def tables(self) -> Tables:
+        return self._state.tables
+
+    @_atomic
+    def bad_prompts(self) -> dict[str, Prompt]:
+        return dict(self._state.bad_prompts)
+
+    @_atomic
+    def compositions(self, offset: int, limit: int) -> tuple[int, list[Mapping[str, Any]]]:
+        lines = self._state.compositions
+        return len(lines), lines[offset : offset + limit]
+
+    @_atomic
+    def counters(self) -> dict[str, int]:
+        return dict(self._state.counters)
+
+    def health(self) -> Health:
+        return Health(where="memory", persistent=False, detail="nothing survives this process")
+
+    # -- whole state
+
+    @_atomic
+    def image(self) -> Image:
+        return image_of(self._state)
+
+    def restore(self, image: Image, frames: Iterable[tuple[str, bytes | memoryview]]) -> None:
+        state = state_of(image, frames)
+        with self._lock:
+            self._state = state

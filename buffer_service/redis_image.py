@@ -1,0 +1,189 @@
+"""Images of one run in Redis: read in one transaction, written so that a write that was cut off is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import count, islice
+from typing import Any
+
+from redis.client import Pipeline
+
+from bapo.errors import UnavailableError
+from bapo.types import Progress, Purpose, RolloutRequest
+from buffer_service.codec import (
+    pack_batch_record,
+    pack_fate,
+    pack_line,
+    pack_prompt,
+    pack_record,
+    pack_request,
+    pack_tables,
+    unpack,
+    unpack_batch_record,
+    unpack_fate,
+    unpack_prompt,
+    unpack_record,
+    unpack_request,
+    unpack_tables,
+)
+from buffer_service.image import Image
+from buffer_service.redis_keys import MIDDLE, SPAN, Keys
+from buffer_service.redis_link import RedisLink
+from buffer_service.values import FreshGroup, GroupRecord, request_terms
+
+FRAMES_AT_ONCE = 32
+KEYS_AT_ONCE = 1000
+HASHES = ("meta", "requests", "live", "attempts", "rounds", "records", "bad_prompts", "batches", "counters")
+
+
+def read_image(link: RedisLink, keys: Keys) -> Image:
+    """All index keys in one transaction."""
+    with link.errors_named():
+        pipe = link.client.pipeline(transaction=True)
+        for name in HASHES:
+            pipe.hgetall(keys[name])
+        for table in ("fresh", "reevaluated"):
+            pipe.zrange(keys[table], 0, -1)
+        for name in ("compositions", "stale"):
+            pipe.lrange(keys[name], 0, -1)
+        pipe.get(keys["tables"])
+        *maps, fresh, reevaluated, lines, stale, tables = link.execute(pipe)
+    meta, requests, live, attempts, rounds, records, prompts, batches, counters = map(_with_text_keys, maps)
+    if "restoring" in meta:
+        raise UnavailableError(f"a restore into Redis at {link.where} is under way or was cut off: restore it again")
+    record_of = {group_id: unpack_record(blob) for group_id, blob in records.items()}
+    image = Image(
+        progress=Progress(step=int(meta.get("step", 0)), policy_version=int(meta.get("policy_version", 0))),
+        committed=int(meta.get("committed", 0)),
+        checkpointed=int(meta.get("checkpointed", 0)),
+        cursor=int(meta.get("cursor", 0)),
+        fresh_dropped=int(meta.get("fresh_dropped", 0)),
+        tables=unpack_tables(tables or b""),
+        open_requests=tuple(_open_requests(requests, live, attempts)),
+        fresh=tuple(
+            FreshGroup(record=record_of[group_id], request=unpack_request(requests[group_id]))
+            for group_id in map(bytes.decode, fresh)
+        ),
+        reevaluated=tuple(record_of[group_id] for group_id in map(bytes.decode, reevaluated)),
+        records={},
+        bad_prompts={prompt_id: unpack_prompt(blob) for prompt_id, blob in prompts.items()},
+        batches=tuple(unpack_batch_record(batches[step]) for step in sorted(batches, key=int)),
+        compositions=tuple(unpack(line) for line in reversed(lines)),
+        rounds={int(step): int(left) for step, left in rounds.items()},
+        stale=tuple(unpack_fate(fate) for fate in reversed(stale)),
+        counters={event: int(number) for event, number in counters.items()},
+    )
+    return replace(image, records=_other_records(image, record_of))
+
+
+def _other_records(image: Image, record_of: Mapping[str, GroupRecord]) -> dict[str, GroupRecord]:
+    own = image.all_records
+    return {group_id: record_of[group_id] for group_id in image.references if group_id not in own}
+
+
+def _open_requests(
+    requests: Mapping[str, bytes], live: Mapping[str, bytes], attempts: Mapping[str, bytes]
+) -> Iterator[RolloutRequest]:
+    """Queued and leased ones in claim order: by falling score for re-evaluations, by rising score for the rest."""
+    scores = {request_id: int(value.split()[0]) for request_id, value in live.items()}
+    opened = {key: unpack_request(requests[key], int(attempts.get(key, 0))) for key in scores}
+    for purpose in (Purpose.REEVALUATE, Purpose.FRESH):
+        ids = [key for key, request in opened.items() if request.purpose is purpose]
+        for request_id in sorted(ids, key=scores.__getitem__, reverse=purpose is Purpose.REEVALUATE):
+            yield opened[request_id]
+
+
+def write_image(link: RedisLink, keys: Keys, image: Image, frames: Iterable[tuple[str, bytes | memoryview]]) -> None:
+    """Replace the run.
+
+    `restoring` refuses every script until the last transaction takes it away. `refs` is written before the frames, so
+    that a restore after one that was cut off finds them.
+    """
+    with link.errors_named():
+        link.client.hset(keys["meta"], "restoring", 1)
+        _delete_frames(link, keys)
+        link.client.unlink(*(key for key in keys.index if key != keys["meta"]))
+        if references := dict(image.references):
+            link.client.hset(keys["refs"], mapping=references)
+        num_bytes = _write_frames(link, keys, frames)
+        pipe = link.client.pipeline(transaction=True)
+        _write_index(pipe, keys, image, num_bytes)
+        link.execute(pipe)
+
+
+def _delete_frames(link: RedisLink, keys: Keys) -> None:
+    """Of every group that the index knows."""
+    group_ids = iter(link.client.hkeys(keys["refs"]))
+    while chunk := list(islice(group_ids, KEYS_AT_ONCE)):
+        link.client.unlink(*(keys.group(group_id.decode()) for group_id in chunk))
+
+
+def _write_frames(link: RedisLink, keys: Keys, frames: Iterable[tuple[str, bytes | memoryview]]) -> int:
+    remaining, num_bytes = iter(frames), 0
+    while chunk := list(islice(remaining, FRAMES_AT_ONCE)):
+        pipe = link.client.pipeline(transaction=False)
+        for group_id, frame in chunk:
+            pipe.set(keys.group(group_id), frame)
+            num_bytes += len(frame)
+        link.execute(pipe)
+    return num_bytes
+
+
+def _write_index(pipe: Pipeline, keys: Keys, image: Image, num_bytes: int) -> None:
+    seq = count(1)
+    hashes: dict[str, dict[Any, Any]] = {
+        "requests": {group.record.group_id: pack_request(group.request) for group in image.fresh},
+        "records": {group_id: pack_record(record) for group_id, record in image.all_records.items()},
+        "bad_prompts": {prompt_id: pack_prompt(prompt) for prompt_id, prompt in image.bad_prompts.items()},
+        "batches": {batch.step: pack_batch_record(batch) for batch in image.batches},
+        "rounds": dict(image.rounds),
+        "counters": dict(image.counters),
+        "attempts": {r.request_id: r.attempts for r in image.open_requests if r.attempts},
+        "live": {},
+    }
+    sets: dict[str, dict[Any, Any]] = {
+        "fresh": {group.record.group_id: next(seq) for group in image.fresh},
+        "reevaluated": {record.group_id: next(seq) for record in image.reevaluated},
+    }
+    sets["done"] = dict.fromkeys([*sets["fresh"], *sets["reevaluated"]], image.tables.step)
+    for request in image.open_requests:
+        score = _score(request, next(seq))
+        hashes["live"][request.request_id] = f"{score} {request_terms(request)}"
+        hashes["requests"][request.request_id] = pack_request(request)
+        sets.setdefault(f"queue_{request.purpose.value}", {})[request.request_id] = score
+    for name, mapping in hashes.items():
+        if mapping:
+            pipe.hset(keys[name], mapping=mapping)
+    for name, mapping in sets.items():
+        if mapping:
+            pipe.zadd(keys[name], mapping)
+    for line in image.compositions:
+        pipe.lpush(keys["compositions"], pack_line(line))
+    for fate in image.stale:
+        pipe.lpush(keys["stale"], pack_fate(fate))
+    pipe.set(keys["tables"], pack_tables(image.tables))
+    pipe.delete(keys["meta"])
+    pipe.hset(keys["meta"], mapping={**_meta(image), "seq": next(seq), "bytes": num_bytes})
+
+
+def _score(request: RolloutRequest, place: int) -> int:
+    """As prelude.lua makes it."""
+    sign = -1 if request.purpose is Purpose.REEVALUATE else 1
+    return request.min_version * SPAN + MIDDLE + sign * place
+
+
+def _meta(image: Image) -> dict[Any, Any]:
+    return {
+        "assembled": image.tables.step,
+        "committed": image.committed,
+        "checkpointed": image.checkpointed,
+        "step": image.progress.step,
+        "policy_version": image.progress.policy_version,
+        "cursor": image.cursor,
+        "fresh_dropped": image.fresh_dropped,
+    }
+
+
+def _with_text_keys(found: Mapping[bytes, bytes]) -> dict[str, bytes]:
+    return {key.decode(): value for key, value in found.items()}

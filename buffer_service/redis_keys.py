@@ -1,0 +1,88 @@
+"""The keys of one run in Redis, all with the run's name as hash tag: one run is one slot of a cluster.
+
+| key          | type   | content                                                                                     |
+|--------------|--------|---------------------------------------------------------------------------------------------|
+| meta         | HASH   | assembled, committed, checkpointed, step, policy_version, cursor, fresh_dropped, seq,       |
+|              |        | bytes, failures_in_a_row, last_failure, restoring                                           |
+| requests     | HASH   | request id -> request, while it is open or its fresh group is not consumed                  |
+| live         | HASH   | open request id -> "score terms"                                                            |
+| queue_*      | ZSET   | queued request ids by score = min_version * 2^32 + place; one per purpose                   |
+| leases_*     | ZSET   | leased request ids by deadline (ms of Redis TIME); one per purpose                          |
+| holders      | HASH   | leased request id -> worker                                                                 |
+| held         | HASH   | worker -> number of its leases                                                              |
+| workers      | HASH   | worker -> ms when it was last heard of                                                      |
+| attempts     | HASH   | open request id -> failed attempts                                                          |
+| done         | ZSET   | settled request ids by the step that was assembled then                                     |
+| fresh        | ZSET   | group ids by ingest number                                                                  |
+| reevaluated  | ZSET   | group ids by ingest number                                                                  |
+| evaluated    | ZSET   | "label request_id" of settled evaluation requests, sorted as text                            |
+| evaluations  | HASH   | label -> settled requests                                                                   |
+| rounds       | HASH   | step -> requests of its re-evaluation round that are not settled                            |
+| records      | HASH   | group id -> GroupRecord                                                                     |
+| refs         | HASH   | group id -> how many tables and retained batches refer to it                                |
+| tables       | STRING | Tables after the newest assembly                                                            |
+| bad_prompts  | HASH   | prompt id of B_bad -> prompt                                                                |
+| batches      | HASH   | step -> BatchRecord, until a checkpoint after it                                            |
+| compositions | LIST   | one line per batch, newest first                                                            |
+| stale        | LIST   | fates of groups dropped as too old since the last assembly                                  |
+| counters     | HASH   | event -> count                                                                              |
+| group:ID     | STRING | the frame                                                                                   |
+| incoming:N   | STRING | a frame on its way in; expires when its push is cut off                                     |
+"""
+
+from __future__ import annotations
+
+INDEX = (
+    "meta",
+    "requests",
+    "live",
+    "queue_fresh",
+    "queue_reevaluate",
+    "queue_evaluate",
+    "leases_fresh",
+    "leases_reevaluate",
+    "leases_evaluate",
+    "holders",
+    "held",
+    "workers",
+    "attempts",
+    "done",
+    "fresh",
+    "reevaluated",
+    "evaluated",
+    "evaluations",
+    "rounds",
+    "records",
+    "refs",
+    "tables",
+    "bad_prompts",
+    "batches",
+    "compositions",
+    "stale",
+    "counters",
+)
+"""Every script declares all of them, in this order, and after them the frames that it touches."""
+
+
+SPAN, MIDDLE = 1 << 32, 1 << 31
+"""Of a queue's scores; prelude.lua has the same numbers."""
+
+
+class Keys:
+    """Key names of one run."""
+
+    def __init__(self, run: str) -> None:
+        self._prefix = f"bapo:{{{run}}}:"
+        self.index = [self._prefix + name for name in INDEX]
+        self._by_name = dict(zip(INDEX, self.index, strict=True))
+
+    def __getitem__(self, name: str) -> str:
+        return self._by_name[name]
+
+    def group(self, group_id: str) -> str:
+        """Key of a frame."""
+        return f"{self._prefix}group:{group_id}"
+
+    def incoming(self, nonce: str) -> str:
+        """Key of a frame that is not admitted yet."""
+        return f"{self._prefix}incoming:{nonce}"

@@ -1,0 +1,180 @@
+"""One Redis: connections, scripts, and its errors in the words of `bapo.errors`.
+
+Blocking sockets in threads: the asyncio client costs four times more per byte on large values. Redis is not asked
+twice on its own: callers repeat whole use cases, which are idempotent, and single scripts are not all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.client import Pipeline
+from redis.connection import PythonRespSerializer
+from redis.exceptions import (
+    AuthenticationError,
+    ConnectionError,
+    NoScriptError,
+    OutOfMemoryError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
+from redis.retry import Retry
+
+from bapo.errors import BapoError, ConfigError, StorageError, UnavailableError
+from buffer_service.redis_keys import INDEX
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 3.0
+ANSWER_TIMEOUT_S = 30.0
+READ_BYTES = 1 << 20
+"""One recv: frames are large."""
+COPY_BELOW_BYTES = 6000
+"""Larger arguments are sent as they are, without being copied into one buffer with the rest."""
+
+MOST_ERROR_CHARS = 160
+
+Arg = str | bytes | int | float | memoryview
+
+
+class RedisLink:
+    """Connections to one Redis, shared by threads. Raises only errors of the tree."""
+
+    def __init__(self, url: str, *, on_error: Callable[[], None] = lambda: None) -> None:
+        """`on_error` is called for every call that failed (a metric). Raises: ConfigError for a malformed URL."""
+        self.where = _without_password(url)
+        self._on_error = on_error
+        try:
+            pool = redis.ConnectionPool.from_url(
+                url,
+                socket_connect_timeout=CONNECT_TIMEOUT_S,
+                socket_timeout=ANSWER_TIMEOUT_S,
+                socket_read_size=READ_BYTES,
+                retry=Retry(NoBackoff(), 0),
+                # redis-py's own choice, hiredis, copies every frame twice on its way out.
+                command_packer=PythonRespSerializer(COPY_BELOW_BYTES, _as_bytes),
+            )
+        except ValueError as error:
+            raise ConfigError(f"buffer.redis_url {self.where!r} is not a Redis URL: {error}") from error
+        # Any: redis-py's types do not know that replies are bytes here.
+        self.client: Any = redis.Redis(connection_pool=pool)
+        self._scripts = {name: self._script(name) for name in _script_names()}
+
+    def _script(self, name: str) -> _Script:
+        folder = files("buffer_service") / "lua"
+        names = ", ".join(f"'{key}'" for key in INDEX)
+        parts = [f"local NAMES = {{{names}}}", *((folder / f"{part}.lua").read_text() for part in ("prelude", name))]
+        return _Script(name, "\n".join(parts).encode())
+
+    @contextmanager
+    def errors_named(self) -> Iterator[None]:
+        """Translate what Redis or the way to it does. Messages never repeat arguments: they may be frames."""
+        try:
+            yield
+        except RedisError as error:
+            self._on_error()
+            raise self._named(error) from None
+
+    def _named(self, error: RedisError) -> BapoError:
+        # redis-py puts the whole command, frames included, before what Redis said in a pipeline.
+        text = str(error).rpartition(" caused error: ")[2][:MOST_ERROR_CHARS]
+        if isinstance(error, AuthenticationError):
+            return ConfigError(f"Redis at {self.where} refuses the password of buffer.redis_url: {text}")
+        if isinstance(error, ConnectionError | TimeoutError):
+            return UnavailableError(f"Redis at {self.where} does not answer: {text}")
+        if isinstance(error, OutOfMemoryError) or text.startswith("OOM"):
+            return UnavailableError(
+                f"Redis at {self.where} is full: groups are taken again when the learner has consumed some; "
+                "raise buffer.max_memory_mb (or its maxmemory) if this stays so"
+            )
+        if text.startswith("MISCONF"):
+            return StorageError(
+                f"Redis at {self.where} cannot write to its disk and takes nothing more; free space there. "
+                f"Nothing that was acknowledged is lost. It says: {text}"
+            )
+        if "RESTORING" in text:
+            return UnavailableError("a restore of the buffer is under way or was cut off: restore the snapshot again")
+        if text.startswith(("READONLY", "MASTERDOWN", "LOADING", "CLUSTERDOWN", "TRYAGAIN")):
+            return UnavailableError(f"Redis at {self.where} takes no writes now: {text}")
+        return BapoError(f"Redis at {self.where} refused a command of the buffer service: {text}")
+
+    def run(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """One script, loaded again when Redis has forgotten it."""
+        script = self._scripts[name]
+        with self.errors_named():
+            try:
+                return self.client.evalsha(script.sha, len(keys), *keys, *args)
+            except NoScriptError:
+                self._load(script)
+                return self.client.evalsha(script.sha, len(keys), *keys, *args)
+
+    def set_then_run(
+        self, values: Mapping[str, bytes | memoryview], ttl_ms: int, name: str, keys: Sequence[str], args: Sequence[Arg]
+    ) -> Any:
+        """SET values that expire, then one script, in one round trip. The script sees which of them are missing.
+
+        Raises: UnavailableError when Redis is full.
+        """
+        script = self._scripts[name]
+        with self.errors_named():
+            pipe = self.client.pipeline(transaction=False)
+            for key, value in values.items():
+                pipe.set(key, value, px=ttl_ms)
+            pipe.evalsha(script.sha, len(keys), *keys, *args)
+            *sets, reply = pipe.execute(raise_on_error=False)
+            _raise_first(sets)
+            if not isinstance(reply, NoScriptError):
+                _raise_first([reply])
+                return reply
+        return self.run(name, keys, args)
+
+    def execute(self, pipe: Pipeline) -> list[Any]:
+        """A pipeline's replies. Raises its first error as Redis said it, without the command."""
+        with self.errors_named():
+            replies = pipe.execute(raise_on_error=False)
+            _raise_first(replies)
+        return replies
+
+    def _load(self, script: _Script) -> None:
+        log.info("loading script %s into Redis at %s", script.name, self.where)
+        sha = self.client.script_load(script.source)
+        if sha not in (script.sha, script.sha.encode()):
+            raise ResponseError(f"script {script.name} has another digest on the server: {sha!r}")
+
+
+class _Script:
+    """A Lua script and the digest under which Redis knows it."""
+
+    def __init__(self, name: str, source: bytes) -> None:
+        self.name, self.source = name, source
+        self.sha = hashlib.sha1(source, usedforsecurity=False).hexdigest()
+
+
+def _as_bytes(value: Arg) -> bytes | memoryview:
+    return value if isinstance(value, bytes | memoryview) else str(value).encode()
+
+
+def _raise_first(replies: Sequence[Any]) -> None:
+    for reply in replies:
+        if isinstance(reply, RedisError):
+            raise reply
+
+
+def _script_names() -> list[str]:
+    names = (entry.name for entry in (files("buffer_service") / "lua").iterdir())
+    return sorted(name.removesuffix(".lua") for name in names if name.endswith(".lua") and name != "prelude.lua")
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=host, query=""))

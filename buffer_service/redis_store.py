@@ -1,0 +1,267 @@
+"""The store in Redis (6.2 or newer, or Valkey): one Lua script per operation, frames as values of their own.
+
+Frames pass through untouched and uncopied. A script is O(what it changes), never O(what the buffer holds).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bapo.errors import ContractError, UnavailableError
+from bapo.messages import BufferStatus
+from bapo.types import Progress, Prompt, RolloutRequest
+from buffer_service.codec import (
+    pack_batch_record,
+    pack_fate,
+    pack_line,
+    pack_prompt,
+    pack_record,
+    pack_request,
+    pack_tables,
+    unpack,
+    unpack_batch_record,
+    unpack_fate,
+    unpack_prompt,
+    unpack_record,
+    unpack_request,
+    unpack_tables,
+)
+from buffer_service.image import Image
+from buffer_service.redis_image import read_image, write_image
+from buffer_service.redis_keys import Keys
+from buffer_service.redis_link import Arg, RedisLink
+from buffer_service.redis_status import health_of, status_of
+from buffer_service.store import FORGET_AFTER_STEPS, MOST_COMPOSITIONS, SHOWN_COMPOSITIONS
+from buffer_service.values import (
+    Assembly,
+    BatchRecord,
+    FreshGroup,
+    GroupRecord,
+    Health,
+    Incoming,
+    Readiness,
+    Replacement,
+    Tables,
+    View,
+    batch_is_missing,
+    does_not_answer,
+    request_terms,
+)
+
+INCOMING_MS = 600_000
+"""A frame whose push was cut off is gone after this."""
+LAST_FAILURE_CHARS = 500
+
+
+class RedisStore:
+    """State of one run in Redis; see `buffer_service.store.Store`."""
+
+    def __init__(self, link: RedisLink, run: str, *, lease_s: float, max_attempts: int) -> None:
+        self._link = link
+        self._run_name = run
+        self._keys = Keys(run)
+        self._settings: tuple[Arg, Arg] = (int(lease_s * 1000), max_attempts)
+
+    def _run(self, script: str, args: Iterable[Arg] = (), frames_of: Iterable[str] = ()) -> Any:
+        keys = [*self._keys.index, *(self._keys.group(group_id) for group_id in frames_of)]
+        return self._link.run(script, keys, [*self._settings, *args])
+
+    # -- requests
+
+    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None) -> int:
+        args = ["", "" if cursor is None else cursor, len(requests), *_request_args(requests)]
+        return int(self._run("enqueue", args))
+
+    def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
+        return int(self._run("enqueue", [step, "", len(requests), *_request_args(requests)]))
+
+    def claim(self, worker_id: str, *, limit: int, policy_version: int) -> list[RolloutRequest]:
+        reply = self._run("claim", [worker_id, limit, policy_version])
+        return [unpack_request(blob, int(attempts)) for blob, attempts in _pairs(reply)]
+
+    def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
+        return [_text(held) for held in self._run("renew", [worker_id, len(request_ids), *request_ids])]
+
+    def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str) -> str:
+        text = f"{reason}: {detail}" if detail else reason
+        return _text(self._run("fail", [worker_id, request_id, reason, text[:LAST_FAILURE_CHARS]]))
+
+    def release(self, worker_id: str) -> int:
+        return int(self._run("release", [worker_id]))
+
+    # -- groups
+
+    def push(self, groups: Sequence[Incoming]) -> list[str]:
+        nonce = secrets.token_hex(8)
+        frames: dict[str, bytes | memoryview] = {}
+        keys, args = list(self._keys.index), [*self._settings, len(groups)]
+        for index, group in enumerate(groups):
+            record, incoming = group.record, self._keys.incoming(f"{nonce}-{index}")
+            frames[incoming] = group.frame
+            keys += [incoming, self._keys.group(record.group_id)]
+            args += [record.group_id, record.terms, record.policy_version, record.worker_id, pack_record(record)]
+        fates = [_text(word) for word in self._link.set_then_run(frames, INCOMING_MS, "push", keys, args)]
+        if fates[0] == "mismatch":
+            raise ContractError(does_not_answer(fates[1], fates[2]))
+        if fates[0] == "missing":
+            raise UnavailableError(f"Redis at {self._link.where} lost the frame of group {fates[1]}: push it again")
+        return fates
+
+    def frames(self, group_ids: Sequence[str]) -> list[bytes | None]:
+        if not group_ids:
+            return []
+        with self._link.errors_named():
+            return list(self._link.client.mget([self._keys.group(group_id) for group_id in group_ids]))
+
+    def records(self, group_ids: Sequence[str]) -> list[GroupRecord | None]:
+        blobs = self._hash_values("records", group_ids)
+        return [None if blob is None else unpack_record(blob) for blob in blobs]
+
+    def evaluated(self, label: str) -> list[str]:
+        with self._link.errors_named():
+            # "label " <= member < "label!": a space is followed by "!" in ASCII.
+            members = self._link.client.zrangebylex(self._keys["evaluated"], f"[{label} ", f"({label}!")
+        return [_text(member).partition(" ")[2] for member in members]
+
+    def forget(self, label: str) -> None:
+        group_ids = self.evaluated(label)
+        self._run("forget", [label, len(group_ids), *group_ids], frames_of=group_ids)
+
+    # -- assembly
+
+    def readiness(self, step: int) -> Readiness:
+        assembled, num_fresh, left, failures, reason = self._run("readiness", [step])
+        return Readiness(
+            assembled=assembled,
+            num_fresh=num_fresh,
+            round_left=int(left) if left else None,
+            failures_in_a_row=failures,
+            last_failure=_text(reason),
+        )
+
+    def view(self, num_fresh: int) -> View:
+        assembled, tables, records, requests, reevaluated, stale = self._run("view", [num_fresh])
+        fresh = (
+            FreshGroup(record=unpack_record(record), request=unpack_request(request))
+            for record, request in zip(records, requests, strict=True)
+        )
+        return View(
+            assembled=assembled,
+            tables=unpack_tables(tables),
+            fresh=tuple(fresh),
+            reevaluated=tuple(unpack_record(record) for record in reevaluated),
+            stale=tuple(unpack_fate(fate) for fate in stale),
+        )
+
+    def replace_stale(self, replacements: Sequence[Replacement]) -> None:
+        args: list[Arg] = [len(replacements)]
+        for item in reversed(replacements):
+            args += [item.fate.group_id, item.event, pack_fate(item.fate), *_request_args([item.request])]
+        self._run("replace_stale", args, frames_of=[item.fate.group_id for item in reversed(replacements)])
+
+    def commit_assembly(self, assembly: Assembly) -> bool:
+        changes = assembly.reference_changes
+        prompts, left_bad = assembly.new_prompts, assembly.left_bad
+        args: list[Arg] = [
+            assembly.step,
+            len(assembly.fresh), *assembly.fresh,
+            len(assembly.reevaluated), *assembly.reevaluated,
+            len(changes), *(part for change in changes.items() for part in change),
+            pack_tables(assembly.after),
+            len(prompts), *(part for p in prompts for part in (p.prompt_id, pack_prompt(p))),
+            len(left_bad), *left_bad,
+            pack_batch_record(assembly.batch),
+            pack_line(assembly.composition),
+            MOST_COMPOSITIONS,
+            assembly.num_stale,
+        ]  # fmt: skip
+        return bool(self._run("commit_assembly", args, frames_of=changes))
+
+    def batch(self, step: int) -> BatchRecord | None:
+        (blob,) = self._hash_values("batches", [str(step)])
+        return None if blob is None else unpack_batch_record(blob)
+
+    def commit(self, step: int, checkpointed: int) -> None:
+        with self._link.errors_named():
+            retained = [int(key) for key in self._link.client.hkeys(self._keys["batches"])]
+        batches = [self.batch(old) for old in sorted(retained) if old <= checkpointed]
+        released = [batch for batch in batches if batch is not None]
+        args: list[Arg] = [step, checkpointed, FORGET_AFTER_STEPS, len(released)]
+        for batch in released:
+            args += [batch.step, len(batch.group_ids), *batch.group_ids]
+        self._run("commit", args, frames_of=[group_id for batch in released for group_id in batch.group_ids])
+
+    def resume(self, step: int) -> None:
+        if missing := int(self._run("resume", [step])):
+            raise ContractError(batch_is_missing(step, missing))
+        self.commit(step, step)
+
+    # -- looking
+
+    def progress(self) -> Progress:
+        step, version = self._hash_values("meta", ["step", "policy_version"])
+        return Progress(step=int(step or 0), policy_version=int(version or 0))
+
+    def report(self, progress: Progress) -> None:
+        self._run("report", [progress.step, progress.policy_version])
+
+    def status(self) -> BufferStatus:
+        return status_of(self._run_name, self._run("status", [SHOWN_COMPOSITIONS]))
+
+    def tables(self) -> Tables:
+        with self._link.errors_named():
+            return unpack_tables(self._link.client.get(self._keys["tables"]) or b"")
+
+    def bad_prompts(self) -> dict[str, Prompt]:
+        with self._link.errors_named():
+            found = self._link.client.hgetall(self._keys["bad_prompts"])
+        return {_text(prompt_id): unpack_prompt(blob) for prompt_id, blob in found.items()}
+
+    def compositions(self, offset: int, limit: int) -> tuple[int, list[Mapping[str, Any]]]:
+        key = self._keys["compositions"]
+        with self._link.errors_named():
+            pipe = self._link.client.pipeline(transaction=True)
+            pipe.llen(key)
+            pipe.lrange(key, offset, offset + limit - 1)
+            total, lines = self._link.execute(pipe)
+        return total, [unpack(line) for line in lines]
+
+    def counters(self) -> dict[str, int]:
+        with self._link.errors_named():
+            found = self._link.client.hgetall(self._keys["counters"])
+        return {_text(event): int(number) for event, number in found.items()}
+
+    def health(self) -> Health:
+        return health_of(self._link)
+
+    # -- whole state
+
+    def image(self) -> Image:
+        return read_image(self._link, self._keys)
+
+    def restore(self, image: Image, frames: Iterable[tuple[str, bytes | memoryview]]) -> None:
+        write_image(self._link, self._keys, image, frames)
+
+    def _hash_values(self, key: str, fields: Sequence[str]) -> list[bytes | None]:
+        if not fields:
+            return []
+        with self._link.errors_named():
+            return list(self._link.client.hmget(self._keys[key], list(fields)))
+
+
+def _request_args(requests: Iterable[RolloutRequest]) -> list[Arg]:
+    args: list[Arg] = []
+    for request in requests:
+        terms, blob = request_terms(request), pack_request(request)
+        args += [request.purpose.value, request.min_version, request.request_id, terms, blob]
+    return args
+
+
+def _pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _text(value: bytes) -> str:
+    return value.decode()

@@ -1,0 +1,177 @@
+"""What a store must do: every method is one atomic operation, safe to call from many threads and processes.
+
+    QUEUED --claim--> LEASED --push--> DONE, and its group is in `fresh`, `reevaluated` or `evaluated`
+       ^                |
+       +- lease over, release, fail (at most `max_attempts` failed attempts, then DROPPED)
+
+    fresh ---------commit_assembly---> batch (retained until a checkpoint after it), B_high, or deleted
+    reevaluated ---commit_assembly---> batch, or deleted
+    a frame is deleted when no table and no retained batch refers to its group any more
+
+Time is the store's own: leases do not depend on the clock of a caller. A store knows no rule of any algorithm.
+
+Raises, everywhere: UnavailableError when the store cannot be reached or is full, StorageError when its disk is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from bapo.messages import BufferStatus
+from bapo.types import Progress, Prompt, RolloutRequest
+from buffer_service.image import Image
+from buffer_service.values import (
+    Assembly,
+    BatchRecord,
+    GroupRecord,
+    Health,
+    Incoming,
+    Readiness,
+    Replacement,
+    Tables,
+    View,
+)
+
+MOST_COMPOSITIONS = 1000
+"""Lines of `GET /batches` that are kept."""
+SHOWN_COMPOSITIONS = 8
+"""Lines of them in a status."""
+FORGET_AFTER_STEPS = 20
+"""A settled request is remembered, so that a late push of its group is a `duplicate`, for so many steps behind the
+newest checkpoint; after that it is `unknown`."""
+
+
+class Store(Protocol):
+    """State of one run."""
+
+    # -- requests
+
+    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None) -> int:
+        """Queue requests that were never asked for; returns how many. With a cursor: nothing unless it rises."""
+        ...
+
+    def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
+        """Queue the re-evaluation round of a step, once; returns how many requests it has (0 the second time)."""
+        ...
+
+    def claim(self, worker_id: str, *, limit: int, policy_version: int) -> list[RolloutRequest]:
+        """Lease requests with min_version <= policy_version: newest re-evaluations first, evaluations, fresh."""
+        ...
+
+    def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
+        """Extend leases; returns the ids that the worker still holds."""
+        ...
+
+    def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str) -> str:
+        """`requeued`, `dropped`, or `not_leased` when the worker does not hold it (nothing changes then)."""
+        ...
+
+    def release(self, worker_id: str) -> int:
+        """Return all leases of a worker to their places, and forget the worker; returns how many."""
+        ...
+
+    # -- groups
+
+    def push(self, groups: Sequence[Incoming]) -> list[str]:
+        """Store groups; returns one word of `PushFate` each.
+
+        Raises: ContractError when one contradicts its request; nothing is stored then.
+        """
+        ...
+
+    def frames(self, group_ids: Sequence[str]) -> list[bytes | None]:
+        """Frames in the order of the ids; None where there is none."""
+        ...
+
+    def records(self, group_ids: Sequence[str]) -> list[GroupRecord | None]:
+        """Records in the order of the ids."""
+        ...
+
+    def evaluated(self, label: str) -> list[str]:
+        """Ids of the settled requests of one evaluation, sorted; those that were dropped have no group."""
+        ...
+
+    def forget(self, label: str) -> None:
+        """Delete one evaluation: groups, open requests, count."""
+        ...
+
+    # -- assembly
+
+    def readiness(self, step: int) -> Readiness:
+        """Whether step `step` can be assembled."""
+        ...
+
+    def view(self, num_fresh: int) -> View:
+        """What an assembly reads."""
+        ...
+
+    def replace_stale(self, replacements: Sequence[Replacement]) -> None:
+        """Drop fresh groups, count them by reason and difficulty, and queue the replacing requests at the head."""
+        ...
+
+    def commit_assembly(self, assembly: Assembly) -> bool:
+        """Apply an assembly; False, and nothing changes, when its fence does not hold."""
+        ...
+
+    def batch(self, step: int) -> BatchRecord | None:
+        """A retained batch."""
+        ...
+
+    def commit(self, step: int, checkpointed: int) -> None:
+        """Batch `step` is trained; release the batches up to `checkpointed`. Both numbers only rise."""
+        ...
+
+    def resume(self, step: int) -> None:
+        """Return all leases, set the learner's progress back to `step`, and take it as the newest checkpoint.
+
+        Raises: ContractError when not all batches after `step` are retained.
+        """
+        ...
+
+    # -- looking
+
+    def progress(self) -> Progress:
+        """The newest report."""
+        ...
+
+    def report(self, progress: Progress) -> None:
+        """Both numbers only rise."""
+        ...
+
+    def status(self) -> BufferStatus:
+        """Everything in numbers; leases that are over are returned first."""
+        ...
+
+    def tables(self) -> Tables:
+        """B_bad, B_high and thresholds after the newest assembly."""
+        ...
+
+    def bad_prompts(self) -> dict[str, Prompt]:
+        """Prompt id -> prompt of B_bad."""
+        ...
+
+    def compositions(self, offset: int, limit: int) -> tuple[int, list[Mapping[str, Any]]]:
+        """(how many there are, a page of them), newest first."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """Event -> count over the whole run: `<what>:<reason>[:<k>/<G>]`."""
+        ...
+
+    def health(self) -> Health:
+        """Raises: UnavailableError when the store does not answer."""
+        ...
+
+    # -- whole state
+
+    def image(self) -> Image:
+        """One consistent image."""
+        ...
+
+    def restore(self, image: Image, frames: Iterable[tuple[str, bytes | memoryview]]) -> None:
+        """Replace everything of the run.
+
+        When it is cut off in the middle, all is as before, or every method raises UnavailableError from then on.
+        """
+        ...

@@ -1,0 +1,267 @@
+"""What the buffer keeps: the values that its use cases and its stores exchange.
+
+The store holds a group twice: its frame, opaque and untouched, and its `GroupRecord`, the few numbers that rules,
+records of the run and delivery need. No rule ever opens a frame.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bapo.types import Fate, GroupStat, HardPrompt, Origin, Prompt, Purpose, RolloutRequest
+from bapo.wire import GroupHeader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord:
+    """What the index knows of one stored group."""
+
+    group_id: str
+    prompt_id: str
+    purpose: Purpose
+    step: int
+    """`step` of the request."""
+    label: str
+    worker_id: str
+    policy_version: int
+    """Oldest version that sampled any token."""
+    rewards: tuple[float, ...]
+    """[G]"""
+    num_tokens: int
+    num_bytes: int
+    """Size of the frame."""
+    claimed_at: float
+    sample_s: float
+    grade_s: float
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Key of the order in which a composer sees groups (ADR 0031): free of when they happened to arrive."""
+        return self.step, self.group_id
+
+    @property
+    def terms(self) -> str:
+        """What the group answers to, to be compared with `request_terms`."""
+        return _terms(self.purpose, self.step, len(self.rewards), self.prompt_id, self.label)
+
+    def stat(self, birth: int = 0) -> GroupStat:
+        """What the composer sees."""
+        return GroupStat(
+            group_id=self.group_id,
+            prompt_id=self.prompt_id,
+            policy_version=self.policy_version,
+            size=len(self.rewards),
+            reward_sum=float(sum(self.rewards)),
+            homogeneous=min(self.rewards) == max(self.rewards),
+            birth=birth,
+        )
+
+    def fate(self, origin: Origin | None, reason: str, birth: int) -> Fate:
+        """One line of the run's group records."""
+        return Fate(
+            group_id=self.group_id,
+            prompt_id=self.prompt_id,
+            purpose=self.purpose,
+            policy_version=self.policy_version,
+            rewards=self.rewards,
+            origin=origin,
+            reason=reason,
+            birth=birth,
+            worker_id=self.worker_id,
+            num_tokens=self.num_tokens,
+            sample_s=self.sample_s,
+            grade_s=self.grade_s,
+            claimed_at=self.claimed_at,
+        )
+
+
+def record_of(header: GroupHeader, num_bytes: int) -> GroupRecord:
+    """The record of a group whose frame has this header."""
+    return GroupRecord(
+        group_id=header.group_id,
+        prompt_id=header.prompt.prompt_id,
+        purpose=header.purpose,
+        step=header.step,
+        label=header.label,
+        worker_id=header.worker_id,
+        policy_version=header.policy_version,
+        rewards=header.rewards,
+        num_tokens=header.num_tokens,
+        num_bytes=num_bytes,
+        claimed_at=header.timing.claimed_at,
+        sample_s=header.timing.sample_s,
+        grade_s=header.timing.grade_s,
+    )
+
+
+def request_terms(request: RolloutRequest) -> str:
+    """What a group must be to answer the request: purpose, step, G, prompt and label in one comparable string."""
+    return _terms(request.purpose, request.step, request.group_size, request.prompt.prompt_id, request.label)
+
+
+def _terms(purpose: Purpose, step: int, size: int, prompt_id: str, label: str) -> str:
+    return f"{purpose.value} {step} {size} {prompt_id} {label}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """A group on its way into the store."""
+
+    record: GroupRecord
+    frame: bytes | memoryview
+
+
+def does_not_answer(group_id: str, terms: str) -> str:
+    """Message of the ContractError for a group that contradicts its request."""
+    return (
+        f"group {group_id} does not answer its request: it was asked for as "
+        f"'purpose step group_size prompt_id label' = {terms!r}"
+    )
+
+
+def batch_is_missing(step: int, missing: int) -> str:
+    """Message of the ContractError for a resume that the retained batches do not allow."""
+    return (
+        f"cannot go on after checkpoint {step}: the buffer does not hold batch {missing}; "
+        "restore the snapshot of that checkpoint first"
+    )
+
+
+class PushFate:
+    """What became of a pushed group."""
+
+    STORED = "stored"
+    DUPLICATE = "duplicate"
+    """Its request was answered, or dropped, before."""
+    STALE = "stale"
+    """Sampled by weights older than the request admits; the request is queued again."""
+    UNKNOWN = "unknown"
+    """Never asked for, or forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreshGroup:
+    """A fresh group that no batch has consumed, and the request that it answers."""
+
+    record: GroupRecord
+    request: RolloutRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacement:
+    """A fresh group that is too old for its step, and the request that asks for its prompt once more."""
+
+    fate: Fate
+    request: RolloutRequest
+
+    @property
+    def event(self) -> str:
+        """What is counted: the reason and the difficulty, as right responses of G."""
+        rewards = self.fate.rewards
+        return f"dropped_groups:{self.fate.reason}:{round(sum(rewards))}/{len(rewards)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """B_bad, B_high and the numbers of eq. 8 after the assembly of `step`."""
+
+    step: int = 0
+    r_tot: float | None = None
+    c2: float | None = None
+    c3: float | None = None
+    bad: tuple[HardPrompt, ...] = ()
+    """B_bad, oldest first."""
+    high: tuple[GroupStat, ...] = ()
+    """B_high, oldest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """The few numbers that say whether a step can be assembled."""
+
+    assembled: int
+    num_fresh: int
+    round_left: int | None
+    """Requests of the step's re-evaluation round that are not settled; None: the round was not issued."""
+    failures_in_a_row: int
+    last_failure: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What the assembly of a step reads: O(B), however much the buffer holds."""
+
+    assembled: int
+    tables: Tables
+    fresh: tuple[FreshGroup, ...]
+    """At most B, in ingest order."""
+    reevaluated: tuple[GroupRecord, ...]
+    """All that arrived since the last assembly."""
+    stale: tuple[Fate, ...]
+    """Groups that were too old, dropped since the last assembly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRecord:
+    """A batch without its groups' frames."""
+
+    step: int
+    group_ids: tuple[str, ...]
+    header: Mapping[str, Any]
+    """Of the batch's frame on the wire."""
+    num_bytes: int
+    """Of its groups' frames together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """Everything that assembling a step changes; a store applies all of it or nothing.
+
+    Fence: the newest assembled step is `step - 1`, and every id of `fresh` and `reevaluated` is still there.
+    """
+
+    step: int
+    fresh: tuple[str, ...]
+    """X_on(t): consumed."""
+    reevaluated: tuple[str, ...]
+    """Looked at, and gone from the table `reevaluated`."""
+    before: Tables
+    after: Tables
+    new_prompts: tuple[Prompt, ...]
+    """Of the entries of B_bad that were not in it before."""
+    batch: BatchRecord
+    composition: Mapping[str, Any]
+    """One line of `GET /batches`."""
+    num_stale: int
+    """How many of `View.stale` the batch reports."""
+
+    @property
+    def left_bad(self) -> tuple[str, ...]:
+        """Prompt ids that are in B_bad no more."""
+        stay = {entry.prompt_id for entry in self.after.bad}
+        return tuple(entry.prompt_id for entry in self.before.bad if entry.prompt_id not in stay)
+
+    @property
+    def reference_changes(self) -> dict[str, int]:
+        """Group id -> change of its reference count; a group that nothing refers to is deleted."""
+        changes: Counter[str] = Counter(self.batch.group_ids)
+        changes.update(stat.group_id for stat in self.after.high)
+        changes.subtract(stat.group_id for stat in self.before.high)
+        changes.subtract(self.fresh)
+        changes.subtract(self.reevaluated)
+        return dict(changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """What `/readyz` says of a store."""
+
+    where: str
+    """Address, without a password."""
+    persistent: bool
+    """An acknowledged group survives the end of the store's process."""
+    detail: str
+    """How it persists."""

@@ -1,0 +1,95 @@
+"""Builders for tests of the buffer: groups on their way in, and assemblies written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bapo.types import Group, GroupStat, HardPrompt, Origin, Prompt, RolloutRequest
+from bapo.wire import pack_group, read_group_header
+from buffer_service.store import Store
+from buffer_service.values import Assembly, BatchRecord, Incoming, Tables, record_of
+from tests.factories import make_group, make_request
+
+
+def incoming(group: Group) -> Incoming:
+    """What the service hands to the store for a pushed group."""
+    frame = pack_group(group)
+    return Incoming(record=record_of(read_group_header(frame), len(frame)), frame=frame)
+
+
+def answer(request: RolloutRequest, rewards: str = "10010000", version: int = 1, worker_id: str = "w") -> Group:
+    """The group that a worker makes of a request."""
+    return make_group(
+        rewards=rewards,
+        prompt=request.prompt,
+        group_id=request.request_id,
+        purpose=request.purpose,
+        step=request.step,
+        label=request.label,
+        version=version,
+        worker_id=worker_id,
+    )
+
+
+def stored(store: Store, names: Sequence[str], *, rewards: str = "10010000", step: int = 1) -> list[RolloutRequest]:
+    """Ask for one fresh group per name, and push it."""
+    requests = [make_request(prompt_id=name, step=step) for name in names]
+    store.enqueue(requests, cursor=None)
+    fates = store.push([incoming(answer(request, rewards)) for request in requests])
+    assert fates == ["stored"] * len(names)
+    return requests
+
+
+def stat(group_id: str, *, birth: int = 1) -> GroupStat:
+    """An entry of B_high."""
+    prompt_id = group_id.removeprefix("g-")
+    return GroupStat(
+        group_id=group_id,
+        prompt_id=prompt_id,
+        policy_version=1,
+        size=8,
+        reward_sum=2.0,
+        homogeneous=False,
+        birth=birth,
+    )
+
+
+def hard(prompt_id: str, *, birth: int = 1, attempts: int = 0) -> HardPrompt:
+    """An entry of B_bad."""
+    return HardPrompt(prompt_id=prompt_id, birth=birth, mu=0.0, attempts=attempts)
+
+
+def an_assembly(
+    *,
+    step: int = 1,
+    fresh: Sequence[str] = (),
+    reevaluated: Sequence[str] = (),
+    trained: Sequence[str] = (),
+    before: Tables | None = None,
+    bad: Sequence[HardPrompt] = (),
+    high: Sequence[GroupStat] = (),
+    new_prompts: Sequence[Prompt] = (),
+    num_stale: int = 0,
+) -> Assembly:
+    """An assembly that trains `trained` as x1 and leaves the given tables."""
+    header = {
+        "step": step,
+        "origins": [Origin.X1.value] * len(trained),
+        "r_tot": 0.25,
+        "c2": 0.2,
+        "c3": 0.3,
+        "num_bad": len(bad),
+        "num_high": len(high),
+        "fates": [],
+    }
+    return Assembly(
+        step=step,
+        fresh=tuple(fresh),
+        reevaluated=tuple(reevaluated),
+        before=before or Tables(step=step - 1),
+        after=Tables(step=step, r_tot=0.25, c2=0.2, c3=0.3, bad=tuple(bad), high=tuple(high)),
+        new_prompts=tuple(new_prompts),
+        batch=BatchRecord(step=step, group_ids=tuple(trained), header=header, num_bytes=0),
+        composition={"step": step, "x1": len(trained), "x2": 0, "x3": 0},
+        num_stale=num_stale,
+    )
