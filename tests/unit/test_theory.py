@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo.algorithms.theory import divergences, improvement_bound, k1, k2, k2_on_grid, k3, smoothed_std
+from bapo.algorithms.theory import (
+    divergences,
+    improvement_bound,
+    k1,
+    k2,
+    k2_on_grid,
+    k3,
+    smoothed_std,
+    stability_constant,
+)
 
 
 @pytest.mark.parametrize(
@@ -117,3 +126,10 @@ def test_one_impossible_token_cannot_make_the_estimate_infinite() -> None:
     found = divergences(np.array([0.0]), np.array([-1000.0]), np.array([1]))
     assert found.max_ratio == pytest.approx(math.exp(20))
     assert math.isfinite(found.kl_fwd[0])
+
+
+def test_the_constant_is_least_at_one_half() -> None:
+    constants = [stability_constant(smoothed_std(k / 16, 0.0)) for k in range(1, 16)]
+    assert min(constants) == constants[7] == 1.0
+    assert constants[:8] == sorted(constants[:8], reverse=True)
+    assert constants[7:] == sorted(constants[7:])
