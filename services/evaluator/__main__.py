@@ -1,4 +1,4 @@
-"""`python -m services.evaluator --config RUN/config.toml --run-dir RUN [--once]`."""
+"""`python -m services.evaluator --config RUN/config.toml --run-dir RUN [--buffer-url URL] [--once]`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main(flags: Flags) -> None:
     """Wait for the buffer, then measure what is due until the last weights are measured."""
     config, telemetry = flags.config, Telemetry()
     task = load_task(config.task.name, config.task.options)
-    buffer = BufferClient(buffer_url(config, flags.run))
+    buffer = BufferClient(flags.extra.buffer_url or buffer_url(config, flags.run))
     is_up = False
     flags.run.write_port("evaluator", serve_health(telemetry, config.evaluation.port, lambda: is_up))
     buffer.wait_ready(START_TIMEOUT_S)
@@ -32,6 +32,7 @@ def main(flags: Flags) -> None:
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
     parser.add_argument("--once", action="store_true", help="measure the weights that the workers have now, then end")
 
 

@@ -1,6 +1,8 @@
-"""`python -m services.scheduler --config RUN/config.toml --run-dir RUN`."""
+"""`python -m services.scheduler --config RUN/config.toml --run-dir RUN [--buffer-url URL]`."""
 
 from __future__ import annotations
+
+import argparse
 
 from bapo.addresses import buffer_url
 from bapo.algorithms.registry import load_composer
@@ -18,7 +20,7 @@ def main(flags: Flags) -> None:
     """Check the data, wait for the buffer, then feed the workers until the run is over."""
     config, telemetry = flags.config, Telemetry()
     plan = FreshPlan(config, load_task(config.task.name, config.task.options).prompts("train"))
-    buffer = BufferClient(buffer_url(config, flags.run))
+    buffer = BufferClient(flags.extra.buffer_url or buffer_url(config, flags.run))
     is_up = False
     flags.run.write_port("scheduler", serve_health(telemetry, config.scheduler.port, lambda: is_up))
     buffer.wait_ready(START_TIMEOUT_S)
@@ -26,5 +28,9 @@ def main(flags: Flags) -> None:
     Scheduler(config, plan, load_composer(config.algorithm), buffer, telemetry).run()
 
 
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
+
+
 if __name__ == "__main__":
-    run_process("services.scheduler", main)
+    run_process("services.scheduler", main, add_flags=_add_flags)

@@ -1,0 +1,40 @@
+"""The `bapo` command. Every mistake is one clear message and an exit code from `bapo.errors`; `--help` has examples."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from bapo.commands import configs, looks, runs
+from bapo.commands.arguments import TAKES_OVERRIDES
+from bapo.errors import BapoError
+
+app = typer.Typer(
+    name="bapo",
+    help="BAPO: off-policy RL post-training of language models with verifiable rewards.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command(context_settings=TAKES_OVERRIDES)(runs.train)
+app.command(context_settings=TAKES_OVERRIDES)(runs.up)
+app.command("eval", context_settings=TAKES_OVERRIDES)(runs.evaluate)
+app.command()(looks.watch)
+app.command()(looks.scale)
+app.command()(looks.report)
+app.command(context_settings=TAKES_OVERRIDES)(looks.doctor)
+app.add_typer(configs.app, name="config")
+
+
+def main() -> None:
+    """Entry point: an error of ours ends with its message and exit code, without a traceback."""
+    try:
+        app()
+    except BapoError as error:
+        typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

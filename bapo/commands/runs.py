@@ -1,0 +1,126 @@
+"""Commands that start something: train, up, eval."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bapo.commands.arguments import Tokens, free_name, hand_over, load_named, split_tokens
+from bapo.config.load import dump_toml, load_config, load_resolved
+from bapo.config.tree import Config
+from bapo.errors import ConfigError
+from bapo.records import RunDirectory
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
+
+
+def train(
+    config: Tokens = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Continue this run from its newest checkpoint.")
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Post-train a model: start everything on this machine, show it live, end with a summary and a report.
+
+    Example:  bapo train deploy/configs/demo.toml --run.name mine --learner.lr 5e-5
+    """
+    if resume is not None:
+        _resume(resume, config)
+    resolved = load_named(config)
+    if dry_run:
+        typer.echo(dump_toml(resolved), nl=False)
+        return
+    if not config:
+        raise ConfigError("which configuration? For example: bapo train deploy/configs/demo.toml, or --resume RUN")
+    run = _create(resolved)
+    typer.echo(describe(resolved, run))
+    hand_over("train", "--run-dir", str(run.path))
+
+
+def up(config: Tokens = None, dry_run: DryRun = False) -> None:
+    """Start the services of a run without its learner: Redis, buffer service, workers, scheduler, evaluator.
+
+    Example:  bapo up deploy/configs/demo.toml --run.name services
+    """
+    resolved = load_named(config)
+    if dry_run:
+        typer.echo(dump_toml(resolved), nl=False)
+        return
+    run = _create(resolved)
+    typer.echo(f"run directory {run.path}")
+    hand_over("up", "--run-dir", str(run.path))
+
+
+def evaluate(
+    target: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run directory, or a model in HF format.")],
+    config: Tokens = None,
+    step: Annotated[int | None, typer.Option("--step", help="RUN: checkpoint to measure; default the newest.")] = None,
+) -> None:
+    """Measure held-out accuracy of a run's checkpoint or of a model, with the real engine.
+
+    Example:  bapo eval outputs/demo-001 --evaluation.num_prompts_final 200
+              bapo eval models/countdown-tiny deploy/configs/demo.toml
+    """
+    files, overrides = split_tokens(config or [])
+    is_run = (Path(target) / "config.toml").is_file()
+    if is_run:
+        if files:
+            raise ConfigError(f"{target} is a run and has its configuration; leave out {', '.join(files)}")
+        run = RunDirectory.open(target)
+        model, files = _checkpoint(run, step), [str(run.config_path)]
+    elif step is not None:
+        raise ConfigError(f"--step names a checkpoint of a run, and {target} is not a run directory")
+    else:
+        model = target
+    root = Path(load_config(files, overrides).run.root)
+    name = free_name(root, f"{Path(target).resolve().name[:50]}-eval")
+    measured = _create(load_config(files, [*overrides, "--model.path", model, "--run.name", name]))
+    typer.echo(f"measuring {model}; rows go to {measured.path}/evaluations.jsonl")
+    hand_over("evaluate", "--run-dir", str(measured.path))
+
+
+def describe(config: Config, run: RunDirectory) -> str:
+    """What is about to happen, with the sums that people get wrong."""
+    algorithm, learner, cadence = config.algorithm, config.learner, config.cadence
+    num_updates = -(-algorithm.batch_size // learner.minibatch_size) * learner.epochs
+    return (
+        f"run directory {run.path}\n"
+        f"{algorithm.name} on {config.task.name} with {config.model.path}: {config.run.num_steps} steps; "
+        f"{algorithm.batch_size} groups x {algorithm.group_size} = {algorithm.batch_size * algorithm.group_size} "
+        f"fresh responses per step; mini-batches of {learner.minibatch_size} groups -> at most {num_updates} updates; "
+        f"new weights every {cadence.v} steps, staleness at most {cadence.max_staleness}"
+    )
+
+
+def _resume(path: str, tokens: list[str] | None) -> None:
+    """Hand a run that exists to the launcher. Raises: ConfigError."""
+    if tokens:
+        raise ConfigError(
+            f"--resume continues {path} with its own configuration; leave out {' '.join(tokens)} "
+            "(another configuration is another run)"
+        )
+    run = RunDirectory.open(path)
+    num_steps = load_resolved(run.config_path).run.num_steps
+    step = run.latest_checkpoint()
+    finished = run.read_run().get("status") == "finished"
+    if finished:
+        raise ConfigError(f"run {run.path} is finished: all {num_steps} steps are trained; start a new run")
+    typer.echo(f"continuing {run.path} " + (f"after step {step}" if step else "from step 1: it has no checkpoint yet"))
+    hand_over("train", "--run-dir", str(run.path), "--resume")
+
+
+def _create(config: Config) -> RunDirectory:
+    return RunDirectory.create(Path(config.run.root) / config.run.name, dump_toml(config))
+
+
+def _checkpoint(run: RunDirectory, step: int | None) -> str:
+    steps = run.checkpoint_steps()
+    if not steps:
+        raise ConfigError(f"run {run.path} has no checkpoint yet; name a model instead")
+    chosen = steps[-1] if step is None else step
+    if chosen not in steps:
+        raise ConfigError(f"run {run.path} has no checkpoint of step {chosen}; it has {', '.join(map(str, steps))}")
+    return str(run.checkpoint_dir(chosen) / "hf")

@@ -1,0 +1,6 @@
+"""`report.html`: one page about a run, made from its records alone and readable offline.
+
+data.py      records -> the numbers of each figure and table
+figures.py   numbers -> inline SVG (the only place with matplotlib)
+page.py      all of it -> one HTML page
+"""

@@ -1,0 +1,121 @@
+"""`python -m services.launcher {train,up,evaluate,watch,doctor} ...`: what the `bapo` command runs.
+
+Exit codes: 0 finished; 130 ended by the user; otherwise that of the process that failed, or of the error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.text import Text
+
+from bapo.config.load import load_resolved
+from bapo.errors import BapoError
+from bapo.records import RunDirectory
+from services.launcher import checks, failure, scenarios
+from services.launcher.crew import ChildFailedError, InterruptedRunError, Interrupts
+from services.launcher.display import make_display
+from services.launcher.doctor import run_doctor
+from services.launcher.session import Session, remember
+from services.launcher.summary import evaluation_summary, summary
+from services.launcher.watch import watch
+
+INTERRUPTED = 130
+Scenario = Callable[[Session], None]
+
+
+def main() -> int:
+    """Parse, run, return the exit code."""
+    flags = _parser().parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    console = Console(highlight=False)
+    try:
+        if flags.verb == "doctor":
+            return run_doctor(load_resolved(flags.config), console, as_json=flags.json)
+        run = RunDirectory.open(flags.run_dir)
+        if flags.verb == "watch":
+            return watch(load_resolved(run.config_path), run, console)
+        return _launch(flags, run, console)
+    except BapoError as error:
+        console.print(Text(f"{type(error).__name__}: {error}", "red"), soft_wrap=True)
+        return error.exit_code
+
+
+def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> int:
+    """Run a scenario to its end, whatever that is, and say what it was."""
+    config = load_resolved(run.config_path)
+    interrupts = Interrupts()
+    interrupts.install()
+    checks.preflight(config, with_learner=flags.verb == "train")
+    started_s = time.monotonic()
+    try:
+        with Session(config, run, make_display(console), interrupts) as session:
+            _scenario(flags)(session)
+    except InterruptedRunError:
+        return _end(run, console, INTERRUPTED, "interrupted", "ended by the user" + _how_to_go_on(flags, run))
+    except ChildFailedError as error:
+        code = error.child.exit_code or 1
+        return _end(run, console, code, "failed", failure.explain(error.child) + _how_to_go_on(flags, run))
+    except BapoError as error:
+        message = f"{type(error).__name__}: {error}" + _how_to_go_on(flags, run)
+        return _end(run, console, error.exit_code, "failed", message)
+    remember(run, status="finished", exit_code=0, message="")
+    if flags.verb == "train":
+        _make_report(run, console)
+        wall_s = time.monotonic() - started_s
+        console.print(summary(run, wall_s=wall_s, group_size=config.algorithm.group_size))
+    else:
+        console.print(evaluation_summary(run))
+    return 0
+
+
+def _scenario(flags: argparse.Namespace) -> Scenario:
+    if flags.verb == "up":
+        return scenarios.serve
+    if flags.verb == "evaluate":
+        return scenarios.evaluate
+    return lambda session: scenarios.train(session, resume=flags.resume)
+
+
+def _end(run: RunDirectory, console: Console, code: int, status: str, message: str) -> int:
+    remember(run, status=status, exit_code=code, message=message)
+    console.print(Text(message, "yellow" if code == INTERRUPTED else "red"), soft_wrap=True)
+    return code
+
+
+def _how_to_go_on(flags: argparse.Namespace, run: RunDirectory) -> str:
+    if flags.verb != "train":
+        return ""
+    step = run.latest_checkpoint()
+    where = f"from the checkpoint after step {step}" if step else "from step 1, there is no checkpoint yet"
+    return f"\nContinue {where}: bapo train --resume {run.path}"
+
+
+def _make_report(run: RunDirectory, console: Console) -> None:
+    """In a process of its own: a report that fails must not fail the run that it reports."""
+    made = subprocess.run([sys.executable, "-m", "bapo.report", str(run.path)], capture_output=True, text=True)
+    if made.returncode != 0:
+        reason = made.stderr.strip().splitlines()[-1:] or ["no reason given"]
+        console.print(Text(f"the report could not be made: {reason[0]}; try `bapo report {run.path}`", "yellow"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m services.launcher")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for verb in ("train", "up", "evaluate", "watch"):
+        verbs.add_parser(verb).add_argument("--run-dir", required=True)
+    verbs.choices["train"].add_argument("--resume", action="store_true")
+    doctor = verbs.add_parser("doctor")
+    doctor.add_argument("--config", required=True)
+    doctor.add_argument("--json", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""What would stop a run on this machine, found before anything starts. `preflight` refuses; `bapo doctor` shows all."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import psutil
+
+from bapo.config.tree import Config
+from bapo.errors import BapoError, ConfigError, UnavailableError
+from bapo.tasks.base import Task
+from bapo.tasks.registry import load_reward, load_task, with_reward
+from services.launcher.embedded_redis import PROBE_TIMEOUT_S, server_binary
+from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
+
+GIB = 1 << 30
+BASE_GIB = 2.5
+"""Resident memory of everything but the engines, for a model of a few million parameters (measured)."""
+ENGINE_GIB = 1.2
+"""Of one vLLM engine on a CPU, with the same model (measured)."""
+DISK_GIB = 1.0
+REDIS_TIMEOUT_S = 2.0
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+    """What was found; with what to do about it, unless it is ok."""
+    error: type[BapoError] = ConfigError
+    """What a failure is, for the exit code."""
+
+
+def preflight(config: Config, *, with_learner: bool = True) -> None:
+    """Refuse to start what cannot work. Raises: the first failure's error, with one line per failure."""
+    found = [*ports(config, with_learner=with_learner), redis(config), model_files(config), data(config)]
+    failures = [check for check in found if check.status == "fail"]
+    if failures:
+        raise failures[0].error("\n".join(check.detail for check in failures))
+
+
+def ports(config: Config, *, with_learner: bool = True) -> Iterator[Check]:
+    """Every configured port must be free now."""
+    for process, key, port in configured_ports(config):
+        is_ours = not (process == LEARNER and not with_learner) and not (key == "buffer.port" and config.buffer.url)
+        if port == 0 or not is_ours:
+            continue
+        host = config.buffer.host if key == "buffer.port" else LOOPBACK
+        try:
+            with socket.socket() as probe:
+                # As the servers do: a port in TIME_WAIT is free for them.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+        except OSError as error:
+            detail = (
+                f"{key}: cannot listen on {host}:{port}: {error.strerror}; another run or program may use it. "
+                f"Stop that, or take a free port with --{key} 0"
+            )
+            yield Check(name=f"port {port} ({process})", status="fail", detail=detail)
+        else:
+            yield Check(name=f"port {port} ({process})", status="ok", detail="free")
+
+
+def redis(config: Config) -> Check:
+    """A server to start, or one that answers."""
+    url = config.buffer.redis_url
+    if config.buffer.url:
+        return Check(name="redis", status="ok", detail=f"the buffer service at {config.buffer.url} has its own")
+    if url is None:
+        try:
+            return Check(name="redis", status="ok", detail=f"embedded: {server_binary()}")
+        except ConfigError as error:
+            return Check(name="redis", status="fail", detail=str(error))
+    reason = redis_answer(url)
+    if reason is None:
+        return Check(name="redis", status="ok", detail=f"{url} answers")
+    detail = (
+        f"buffer.redis_url: no Redis answers at {url}: {reason}; start it, or leave the key out so that the launcher "
+        "starts an embedded one"
+    )
+    return Check(name="redis", status="fail", detail=detail, error=UnavailableError)
+
+
+def redis_answer(url: str) -> str | None:
+    """None when a Redis answers at this URL, else why not (a server that wants a password does answer)."""
+    parts = urlsplit(url)
+    if parts.scheme == "rediss":
+        return None  # TLS: the buffer service finds out
+    if parts.scheme not in ("redis", "unix"):
+        return f"{parts.scheme or url!r} is not redis://, rediss:// or unix://"
+    try:
+        with _connected(parts.scheme, parts.path, parts.hostname, parts.port) as connection:
+            connection.sendall(b"PING\r\n")
+            answer = connection.recv(64)
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None if answer[:5] in (b"+PONG", b"-NOAU") else f"it answered {answer!r}"
+
+
+def _connected(scheme: str, path: str, host: str | None, port: int | None) -> socket.socket:
+    if scheme == "unix":
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(PROBE_TIMEOUT_S)
+        connection.connect(path)
+        return connection
+    return socket.create_connection((host or LOOPBACK, port or 6379), timeout=REDIS_TIMEOUT_S)
+
+
+def model_files(config: Config) -> Check:
+    """A folder must be a model's; a name that is no folder may be on the Hub."""
+    name, path = "model", Path(config.model.path)
+    if path.is_dir():
+        weights = [*path.glob("*.safetensors"), *path.glob("*.bin")]
+        missing = [
+            what
+            for what, there in (("config.json", (path / "config.json").is_file()), ("weights", weights))
+            if not there
+        ]
+        if missing:
+            detail = f"model.path: {path} has no {' and no '.join(missing)}; name a folder in Hugging Face format"
+            return Check(name=name, status="fail", detail=detail)
+        size = sum(file.stat().st_size for file in weights)
+        return Check(name=name, status="ok", detail=f"{path}, {size / 1e6:.1f} MB of weights")
+    # `models/tiny` looks like a Hub id; where the folder `models` is here, it is a slip of the pen.
+    if not HUB_ID.fullmatch(config.model.path) or path.parent.is_dir():
+        detail = f"model.path: there is no folder {path} (looked in {os.getcwd()}), and it is no Hugging Face id"
+        return Check(name=name, status="fail", detail=detail)
+    return Check(name=name, status="ok", detail=f"{config.model.path} from the Hugging Face cache or Hub")
+
+
+def data(config: Config) -> Check:
+    """The task loads, and its training split fills a batch."""
+    try:
+        task = make_task(config)
+        num_train = len(task.prompts("train"))
+        held_out = ", ".join(f"{split} {len(task.prompts(split))}" for split in task.held_out_splits)
+    except BapoError as error:
+        return Check(name="data", status="fail", detail=str(error))
+    if num_train < config.algorithm.batch_size:
+        detail = (
+            f"task {config.task.name!r} has {num_train} training prompts, fewer than one batch of "
+            f"algorithm.batch_size={config.algorithm.batch_size}; add prompts or write at most {num_train}"
+        )
+        return Check(name="data", status="fail", detail=detail)
+    return Check(name="data", status="ok", detail=f"{num_train} training prompts; held out: {held_out or 'none'}")
+
+
+def make_task(config: Config) -> Task:
+    """The task with the reward of the configuration. Raises: ConfigError."""
+    task = load_task(config.task.name, config.task.options)
+    return with_reward(task, load_reward(config.task.reward)) if config.task.reward else task
+
+
+def memory(config: Config) -> Check:
+    """A rough sum for a small model; large ones need their own."""
+    needed = BASE_GIB + ENGINE_GIB * config.rollout.num_workers
+    free = psutil.virtual_memory().available / GIB
+    status: Literal["ok", "warn"] = "ok" if free >= needed else "warn"
+    advice = "" if status == "ok" else "; fewer rollout.num_workers need less"
+    return Check(name="memory", status=status, detail=f"{free:.1f} GiB free, about {needed:.1f} needed{advice}")
+
+
+def disk(config: Config) -> Check:
+    """Room where runs are kept."""
+    folder = Path(config.run.root).resolve()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free / GIB
+    if not os.access(folder, os.W_OK):
+        return Check(name="disk", status="fail", detail=f"run.root: {folder} is not writable; choose another")
+    status: Literal["ok", "warn"] = "ok" if free >= DISK_GIB else "warn"
+    return Check(name="disk", status=status, detail=f"{free:.1f} GiB free in {folder}")

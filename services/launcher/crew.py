@@ -1,0 +1,159 @@
+"""The children of one run, watched and ended together."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from bapo.addresses import BUFFER
+from services.launcher.child import Child, ProcessSpec, adopt_orphans, end, kill_descendants
+from services.launcher.snapshot import ProcessLine
+
+log = logging.getLogger(__name__)
+
+REDIS = "redis"
+# Together below the ten seconds after which a user would pull the plug.
+GRACE_S = {"others": 4.5, BUFFER: 1.5, REDIS: 1.5}
+MEMORY_EVERY_S = 5.0
+
+
+class ChildFailedError(Exception):
+    """A process ended although it should not have."""
+
+    def __init__(self, child: Child) -> None:
+        super().__init__(child.name)
+        self.child = child
+
+
+class InterruptedRunError(Exception):
+    """The user asked the run to end."""
+
+
+class Interrupts:
+    """Counts Ctrl-C and SIGTERM: the first asks for an end, the second for one at once."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def install(self) -> None:
+        """Listen (main thread only)."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+
+    @property
+    def asked(self) -> bool:
+        """Whether the run should end."""
+        return self._count > 0
+
+    @property
+    def hurried(self) -> bool:
+        """Whether it should end without grace."""
+        return self._count > 1
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._count += 1
+
+
+class Crew:
+    """Starts children, looks after them and ends all of them."""
+
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
+        self._children: list[Child] = []
+        self._peak_bytes: dict[str, int] = {}
+        self._weighed_s = 0.0
+        adopt_orphans()
+
+    def start(self, spec: ProcessSpec) -> Child:
+        """Start one. Raises: ConfigError, StorageError."""
+        child = Child(spec)
+        self._children.append(child)
+        return child
+
+    def look(self) -> None:
+        """Notice who became ready. Raises: ChildFailedError, InterruptedRunError."""
+        if self._interrupts.asked:
+            raise InterruptedRunError
+        for child in self._children:
+            child.look()
+        # After the looks: a child that died meanwhile is found now and not a tick later.
+        for child in self._children:
+            if child.has_failed:
+                raise ChildFailedError(child)
+        if time.monotonic() - self._weighed_s > MEMORY_EVERY_S:
+            self._weighed_s = time.monotonic()
+            self._weigh()
+
+    def lines(self) -> list[ProcessLine]:
+        """What a display shows of each child."""
+        return [
+            ProcessLine(
+                name=child.name,
+                state=_state(child),
+                seconds=child.age_s if child.ready_after_s is None else child.ready_after_s,
+                hint=child.spec.hint,
+            )
+            for child in self._children
+        ]
+
+    def facts(self) -> dict[str, dict[str, Any]]:
+        """For run.json: process id, seconds until ready, most memory (with everything below it) in MiB."""
+        return {
+            child.name: {
+                "pid": child.process.pid,
+                "ready_after_s": child.ready_after_s and round(child.ready_after_s, 2),
+                "peak_mib": self._peak_bytes.get(child.name, 0) >> 20,
+                "exit_code": child.exit_code,
+            }
+            for child in self._children
+        }
+
+    def close(self) -> None:
+        """End everything: who uses the buffer, then the buffer, then its Redis, then whatever is left below us."""
+        for stage in ("others", BUFFER, REDIS):
+            members = [child for child in self._children if _stage(child) == stage]
+            end(members, grace_s=GRACE_S[stage], is_hurried=lambda: self._interrupts.hurried)
+        left = kill_descendants()
+        if left:
+            log.info("killed what was left: %s", ", ".join(sorted(left)))
+
+    def _weigh(self) -> None:
+        for child in self._children:
+            found = sum(_resident_bytes(child.process.pid))
+            self._peak_bytes[child.name] = max(found, self._peak_bytes.get(child.name, 0))
+
+
+def all_ended(children: Sequence[Child]) -> Callable[[], bool]:
+    """A condition to watch for."""
+    return lambda: all(child.exit_code is not None for child in children)
+
+
+def is_ready(child: Child) -> Callable[[], bool]:
+    """A condition to watch for."""
+    return lambda: child.ready_after_s is not None
+
+
+def _stage(child: Child) -> str:
+    return child.name if child.name in (BUFFER, REDIS) else "others"
+
+
+def _state(child: Child) -> str:
+    if child.exit_code is not None:
+        return "ended"
+    return "starting" if child.ready_after_s is None else "ready"
+
+
+def _resident_bytes(pid: int) -> Iterator[int]:
+    """Resident memory of a process and of everything below it; shared pages count in each."""
+    try:
+        top = psutil.Process(pid)
+        for process in (top, *top.children(recursive=True)):
+            yield process.memory_info().rss
+    except psutil.Error:
+        return

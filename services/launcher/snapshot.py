@@ -1,0 +1,152 @@
+"""What a display shows, gathered from the run directory and from two services, once a second.
+
+The run directory is the truth; the services add what is not on disk: queues, leases, workers. A service that does not
+answer leaves the last answer standing: a display never ends a run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bapo.clients import BufferClient, BufferStatus
+from bapo.config.tree import Config
+from bapo.errors import BapoError
+from bapo.fleet_client import FleetClient, WorkerStatus
+from bapo.records import RunDirectory
+
+log = logging.getLogger(__name__)
+
+SERVICE_EVERY_S = 1.0
+SERVICE_TIMEOUT_S = 1.0
+RATE_STEPS = 20
+"""Steps whose mean time predicts the time left."""
+
+Answer = TypeVar("Answer")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLine:
+    """One process, as a display shows it."""
+
+    name: str
+    state: str
+    """starting | ready | ended"""
+    seconds: float
+    """Until now while it starts; until it was ready afterwards."""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A run at one moment."""
+
+    name: str
+    algorithm: str
+    num_steps: int
+    batch_size: int
+    elapsed_s: float
+    """Of this start of the run."""
+    processes: Sequence[ProcessLine] = ()
+    metrics: Sequence[Row] = ()
+    """All steps so far."""
+    evaluations: Sequence[Row] = ()
+    """All measurements so far, without their per-prompt rewards."""
+    status: BufferStatus | None = None
+    workers: Sequence[WorkerStatus] = ()
+
+    @property
+    def step(self) -> int:
+        """Newest finished step; 0 before the first."""
+        return int(self.metrics[-1]["step"]) if self.metrics else 0
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the end at the pace of the latest steps, final evaluation included; None if unknown."""
+        recent = self.metrics[-RATE_STEPS - 1 :]
+        if len(recent) < 2:
+            return None
+        pace = (recent[-1]["time"] - recent[0]["time"]) / (len(recent) - 1)
+        base = max((row["seconds"] for row in self.evaluations if row["version"] == 1), default=0.0)
+        return float(pace * (self.num_steps - self.step) + base)
+
+
+class Observer:
+    """Keeps a snapshot of one run up to date."""
+
+    def __init__(self, config: Config, run: RunDirectory, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._run = run
+        self._now = now
+        self._started_s = now()
+        self._asked_s = float("-inf")
+        self._urls: set[str] = set()
+        self._buffer: BufferClient | None = None
+        self._fleet: FleetClient | None = None
+        self._status: BufferStatus | None = None
+        self._workers: Sequence[WorkerStatus] = ()
+        self._metrics = _Lines(run.path / "metrics.jsonl", run.read_metrics)
+        self._evaluations = _Lines(run.path / "evaluations.jsonl", lambda: _without_rewards(run.read_evaluations()))
+
+    def watch(self, *, buffer_url: str | None = None, fleet_url: str | None = None) -> None:
+        """From now on ask these services too; saying the same again changes nothing."""
+        if buffer_url and buffer_url not in self._urls:
+            self._buffer = BufferClient(buffer_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0)
+        if fleet_url and fleet_url not in self._urls:
+            self._fleet = FleetClient(fleet_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0)
+        self._urls = {url for url in (buffer_url, fleet_url) if url} | self._urls
+
+    def look(self, processes: Sequence[ProcessLine] = ()) -> Snapshot:
+        """The run now."""
+        if self._now() - self._asked_s >= SERVICE_EVERY_S:
+            self._asked_s = self._now()
+            self._status = _ask(self._buffer and self._buffer.status, self._status)
+            self._workers = _ask(self._fleet and self._fleet.workers, self._workers)
+        return Snapshot(
+            name=self._run.name,
+            algorithm=self._config.algorithm.name,
+            num_steps=self._config.run.num_steps,
+            batch_size=self._config.algorithm.batch_size,
+            elapsed_s=self._now() - self._started_s,
+            processes=processes,
+            metrics=self._metrics.read(),
+            evaluations=self._evaluations.read(),
+            status=self._status,
+            workers=self._workers,
+        )
+
+
+class _Lines:
+    """The rows of a file of lines, read again only when it has changed."""
+
+    def __init__(self, path: Path, read: Callable[[], list[Row]]) -> None:
+        self._path = path
+        self._read = read
+        self._seen: tuple[int, int] | None = None
+        self._rows: list[Row] = []
+
+    def read(self) -> list[Row]:
+        found = self._path.stat() if self._path.exists() else None
+        mark = (found.st_size, found.st_mtime_ns) if found else None
+        if mark != self._seen:
+            self._seen, self._rows = mark, self._read()
+        return self._rows
+
+
+def _without_rewards(rows: Sequence[Row]) -> list[Row]:
+    return [{key: value for key, value in row.items() if key != "rewards"} for row in rows]
+
+
+def _ask(call: Callable[[], Answer] | None, last: Answer) -> Answer:
+    if call is None:
+        return last
+    try:
+        return call()
+    except BapoError as error:
+        log.debug("a service did not answer the display: %s", error)
+        return last

@@ -1,0 +1,97 @@
+"""The last words of a run: what training moved, what it took, where things are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bapo.records import RunDirectory
+from bapo.statistics import difference
+from services.launcher.formats import count, duration, percent
+
+
+def summary(run: RunDirectory, *, wall_s: float, group_size: int) -> RenderableType:
+    """Held-out accuracy before and after per split, steps, rollouts and paths."""
+    metrics, evaluations = run.read_metrics(), run.read_evaluations()
+    parts: list[RenderableType] = [Text(f"{run.name} is finished", "bold green")]
+    if evaluations:
+        parts.append(_accuracy_table(evaluations))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bright_black")
+    table.add_column(overflow="fold")
+    num_groups = _num_sampled(run)
+    table.add_row("steps", f"{len(metrics)} in {duration(wall_s)} of wall time, start-up included")
+    table.add_row("rollouts", f"{count(num_groups * group_size)} responses in {num_groups} groups for training")
+    table.add_row("report", str(run.report_path))
+    table.add_row("checkpoints", _checkpoints(run))
+    return Group(*parts, Text(), table)
+
+
+def evaluation_summary(run: RunDirectory) -> RenderableType:
+    """What one measurement found."""
+    evaluations = run.read_evaluations()
+    if not evaluations:
+        return Text("nothing was measured")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
+    for name in ("held-out", "accuracy (95 %)", "prompts", "responses each", "cut off", "tokens"):
+        table.add_column(name)
+    for row in evaluations:
+        numbers = (str(row["num_prompts"]), str(row["num_samples"]), percent(row["truncated_share"]))
+        table.add_row(row["split"], _with_interval(row), *numbers, f"{row['mean_tokens']:.0f}")
+    return table
+
+
+def changes(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
+    """(split, first row, last row) of every split that was measured at two versions or more."""
+    for split in dict.fromkeys(row["split"] for row in evaluations):
+        rows = [row for row in evaluations if row["split"] == split]
+        if rows[0]["version"] != rows[-1]["version"]:
+            yield split, rows[0], rows[-1]
+
+
+def change_text(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
+    """The paired change over the prompts that both rows measured, with its 95 % interval."""
+    shared = [prompt_id for prompt_id in first["rewards"] if prompt_id in last["rewards"]]
+    if len(shared) < 2:
+        return "other prompts"
+    change = difference(*([_mean(row["rewards"][prompt_id]) for prompt_id in shared] for row in (first, last)))
+    low, high = (f"{100 * value:+.1f}" for value in (change.low, change.high))
+    return f"{100 * change.mean:+.1f} points [{low}, {high}]"
+
+
+def _accuracy_table(evaluations: Sequence[Mapping[str, Any]]) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
+    for name in ("held-out", "before", "after", "change (95 %, same prompts)"):
+        table.add_column(name)
+    moved = {split for split, _, _ in changes(evaluations)}
+    for split, first, last in changes(evaluations):
+        table.add_row(split, _with_interval(first), _with_interval(last), change_text(first, last))
+    for row in evaluations:
+        if row["split"] not in moved:
+            table.add_row(row["split"], _with_interval(row), "not measured", "")
+    return table
+
+
+def _with_interval(row: Mapping[str, Any]) -> str:
+    return f"{percent(row['accuracy'])} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+
+
+def _num_sampled(run: RunDirectory) -> int:
+    """Groups that workers sampled for training: a reused one was counted in the step of its birth."""
+    return sum(1 for _, fates in run.read_groups() for fate in fates if fate.reason != "reused")
+
+
+def _checkpoints(run: RunDirectory) -> str:
+    steps = run.checkpoint_steps()
+    if not steps:
+        return "none"
+    newest = run.checkpoint_dir(steps[-1])
+    return f"{newest} (loadable by transformers: {newest / 'hf'})"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,140 @@
+"""The live view: what comes up, then one row per step. Pure: a snapshot and a width in, something to print out.
+
+At 80 columns the numbers fit; a wider terminal also shows each batch as a bar of X1, X2, X3 against B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from services.launcher.formats import ORIGINS, count, duration, num_groups, oldest, percent
+from services.launcher.snapshot import ProcessLine, Snapshot
+from services.launcher.waiting import who_waits
+
+NUM_ROWS = 10
+"""Latest steps that stay visible."""
+NARROW = 100
+"""Below this width there is no room for the bar."""
+COLOURS = {"x1": "blue", "x2": "dark_orange", "x3": "green"}
+BLOCKS = {"x1": "█", "x2": "▓", "x3": "▒"}
+"""Different without colours too."""
+MARKS = {"starting": ("…", "yellow"), "ready": ("✓", "green"), "ended": ("·", "bright_black")}
+
+
+def render(snapshot: Snapshot, width: int) -> RenderableType:
+    """The whole view."""
+    parts: list[RenderableType] = [_headline(snapshot, width)]
+    starting = any(process.state == "starting" for process in snapshot.processes)
+    if snapshot.processes and (starting or not snapshot.metrics):
+        parts.append(_processes(snapshot.processes))
+    if snapshot.metrics:
+        parts.append(_steps(snapshot, width))
+    parts.extend(_facts(snapshot))
+    return Group(*parts)
+
+
+def _headline(snapshot: Snapshot, width: int) -> Text:
+    share = snapshot.step / snapshot.num_steps
+    bar_width = max(8, min(40, width - 58 - len(snapshot.name)))
+    filled = round(share * bar_width)
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(snapshot.name, "bold").append(f"  {snapshot.algorithm}  ", "bright_black")
+    text.append(f"step {snapshot.step}/{snapshot.num_steps} ")
+    text.append("━" * filled, "green").append("━" * (bar_width - filled), "bright_black")
+    text.append(f" {duration(snapshot.elapsed_s)} gone", "bright_black")
+    if snapshot.left_s is not None:
+        text.append(f", about {duration(snapshot.left_s)} left", "bright_black")
+    return text
+
+
+def _processes(processes: Sequence[ProcessLine]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for process in processes:
+        mark, colour = MARKS[process.state]
+        hint = Text(process.hint if process.state == "starting" else "", "bright_black")
+        seconds = Text(f"{process.seconds:.1f} s", justify="right")
+        table.add_row(Text(mark, colour), process.name, Text(process.state, colour), seconds, hint)
+    return Padding(table, (1, 0, 0, 0))
+
+
+def _steps(snapshot: Snapshot, width: int) -> RenderableType:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bright_black", pad_edge=False)
+    for name in ("step", "reward"):
+        table.add_column(name, justify="right")
+    for origin in ORIGINS:
+        table.add_column(origin.upper(), justify="right", style=COLOURS[origin], min_width=3)
+    table.add_column(f"of {snapshot.batch_size}", justify="right")
+    if width >= NARROW:
+        table.add_column(" ".join(f"{origin.upper()} {BLOCKS[origin]}" for origin in ORIGINS), min_width=20)
+    for name in ("B_bad", "B_high", "stale", "tokens/s", "s/step", "waited"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in snapshot.metrics[-NUM_ROWS:]:
+        table.add_row(*_cells(row, snapshot.batch_size, width))
+    return Padding(table, (1, 0, 0, 0))
+
+
+def _cells(row: Mapping[str, Any], batch_size: int, width: int) -> Iterator[RenderableType]:
+    yield str(row["step"])
+    yield f"{row['reward_mean']:.3f}"
+    for origin in ORIGINS:
+        yield str(row[origin])
+    yield str(num_groups(row))
+    if width >= NARROW:
+        yield _composition(row, batch_size, min(60, width - NARROW + 20))
+    yield str(row["num_bad"])
+    yield str(row["num_high"])
+    yield str(oldest(row))
+    yield count(row["tokens_per_s"])
+    yield f"{row['step_s']:.2f}"
+    yield f"{row['wait_batch_s']:.1f} s"
+
+
+def _composition(row: Mapping[str, Any], batch_size: int, width: int) -> Text:
+    text = Text(no_wrap=True)
+    drawn = 0
+    total = 0
+    for origin in ORIGINS:
+        total += int(row[origin])
+        # Rounding the sums, not the parts, keeps the bar's length right.
+        end = round(min(total, batch_size) * width / batch_size)
+        text.append(BLOCKS[origin] * (end - drawn), COLOURS[origin])
+        drawn = end
+    return text.append("·" * (width - drawn), "bright_black")
+
+
+def _facts(snapshot: Snapshot) -> Iterator[RenderableType]:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bright_black", no_wrap=True)
+    table.add_column(overflow="fold")
+    if snapshot.evaluations:
+        table.add_row("held-out", "   ".join(accuracies(snapshot.evaluations)))
+    if snapshot.status is not None:
+        table.add_row("who waits", who_waits(snapshot.status, snapshot.batch_size, snapshot.num_steps))
+    if snapshot.workers:
+        table.add_row("workers", "   ".join(_workers(snapshot)))
+    if table.rows:
+        yield Padding(table, (1, 0, 0, 0))
+
+
+def accuracies(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """`cd34 34.2 % -> 41.6 % (step 50)`: the first and the newest measurement of each split."""
+    for split in dict.fromkeys(row["split"] for row in evaluations):
+        rows = [row for row in evaluations if row["split"] == split]
+        text = f"{split} {percent(rows[0]['accuracy'])}"
+        if len(rows) > 1:
+            text += f" -> {percent(rows[-1]['accuracy'])}"
+        yield f"{text} (step {rows[-1]['step']})"
+
+
+def _workers(snapshot: Snapshot) -> Iterator[str]:
+    for worker in snapshot.workers:
+        if worker.state == "ready":
+            yield f"{worker.worker_id}: version {worker.policy_version}, {count(worker.tokens_per_s)} tokens/s"
+        else:
+            yield f"{worker.worker_id}: {worker.state}"

@@ -1,0 +1,48 @@
+"""Who waits for whom: one sentence from the numbers of the buffer."""
+
+from __future__ import annotations
+
+from bapo.messages import BufferStatus
+from bapo.types import Purpose
+
+SILENT_S = 10.0
+"""A worker that says nothing for so long is worth a word."""
+
+
+def who_waits(status: BufferStatus, batch_size: int, num_steps: int) -> str:
+    """What holds the run up at this moment."""
+    if status.step == 0:
+        return "workers sample ahead; the learner has not begun"
+    if status.step > num_steps:
+        return _evaluation_left(status)
+    if status.assembled_step < status.step:
+        return f"learner waits for batch {status.step}: {_missing(status, batch_size)}"
+    leased = sum(status.leased.values())
+    if leased == 0 and status.queued.get(Purpose.FRESH.value, 0) > 0:
+        return f"workers wait for the weights of a later step than {status.policy_version}"
+    if leased == 0:
+        return f"workers wait: {status.fresh_ready} fresh groups are ready, as many as the learner's lag allows"
+    return f"nobody: the learner trains step {status.step}, the workers sample {leased} groups"
+
+
+def _missing(status: BufferStatus, batch_size: int) -> str:
+    parts = [f"{min(status.fresh_ready, batch_size)}/{batch_size} fresh groups"]
+    rounds = sum(status.reevaluation_rounds.values())
+    if rounds:
+        parts.append(f"{rounds} re-evaluations open")
+    evaluate = status.queued.get(Purpose.EVALUATE.value, 0) + status.leased.get(Purpose.EVALUATE.value, 0)
+    if evaluate:
+        parts.append(f"{evaluate} evaluations go first")
+    parts += [
+        f"{name} silent for {worker.silent_s:.0f} s"
+        for name, worker in sorted(status.workers.items())
+        if worker.silent_s > SILENT_S
+    ]
+    if status.failures_in_a_row:
+        parts.append(f"{status.failures_in_a_row} groups failed in a row: {status.last_failure}")
+    return ", ".join(parts)
+
+
+def _evaluation_left(status: BufferStatus) -> str:
+    left = status.queued.get(Purpose.EVALUATE.value, 0) + status.leased.get(Purpose.EVALUATE.value, 0)
+    return f"training is done; {left} held-out prompts are left to measure"

@@ -1,0 +1,46 @@
+"""`bapo watch RUN`: the live view of a run that another process started."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+from rich.console import Console
+
+from bapo.config.tree import Config
+from bapo.records import RunDirectory
+from services.launcher.crew import Interrupts
+from services.launcher.display import make_display
+from services.launcher.snapshot import Observer
+
+TICK_S = 1.0
+UNDER_WAY = ("starting", "running")
+
+
+def watch(config: Config, run: RunDirectory, console: Console) -> int:
+    """Show the run until it ends or the user has seen enough."""
+    interrupts = Interrupts()
+    interrupts.install()
+    observer, display = Observer(config, run), make_display(console)
+    try:
+        while not interrupts.asked:
+            fields = run.read_run()
+            observer.watch(**fields.get("addresses", {}))
+            display.show(observer.look())
+            if fields.get("status") not in UNDER_WAY or not psutil.pid_exists(fields["pid"]):
+                break
+            time.sleep(TICK_S)
+    finally:
+        display.close()
+    if not interrupts.asked:
+        display.say(_last_word(run))
+    return 0
+
+
+def _last_word(run: RunDirectory) -> str:
+    fields = run.read_run()
+    status = fields.get("status", "never started")
+    if status in UNDER_WAY:
+        status = f"no longer there (its launcher, process {fields['pid']}, is gone)"
+    message = f": {fields['message']}" if fields.get("message") else ""
+    return f"{run.name} is {status}{message}"
