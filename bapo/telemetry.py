@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from bapo.errors import ConfigError
 
 log = logging.getLogger(__name__)
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 STEPS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0)
@@ -42,9 +42,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("bapo_buffer_ingested_groups_total", "counter", "Groups pushed, by fate.", ("fate",)),
     Metric("bapo_buffer_failed_groups_total", "counter", "Groups that failed before they had rewards.", ("reason",)),
     Metric("bapo_buffer_operation_seconds", "histogram", "Time of one API operation.", ("operation",)),
+    Metric("bapo_buffer_bytes", "gauge", "Payload bytes of the groups held."),
+    Metric("bapo_batch_filtered_groups_total", "counter", "Fresh groups that no batch trained.", ("reason",)),
     Metric("bapo_buffer_redis_errors_total", "counter", "Redis calls that failed."),
     Metric("bapo_batch_groups", "gauge", "Groups in the last assembled batch.", ("origin",)),
-    Metric("bapo_batch_groups_total", "counter", "Groups in all assembled batches.", ("origin",)),
+    Metric("bapo_batch_trained_groups_total", "counter", "Groups in all assembled batches.", ("origin",)),
     Metric("bapo_batch_capacity_groups", "gauge", "B."),
     Metric("bapo_threshold_ratio", "gauge", "Current thresholds.", ("name",)),
     Metric("bapo_reward_global_mean_ratio", "gauge", "r_tot of eq. 8."),

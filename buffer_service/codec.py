@@ -23,7 +23,7 @@ def pack(value: Any) -> bytes:
     return data
 
 
-def unpack(data: bytes) -> Any:
+def unpack(data: bytes | memoryview) -> Any:
     """Inverse of `pack`. Lists come back as lists; integer keys of maps are allowed."""
     return msgpack.unpackb(data, strict_map_key=False)
 

@@ -144,8 +144,14 @@ class RedisLink:
             _raise_first(replies)
         return replies
 
+    def load_scripts(self) -> None:
+        """All of them, so that no first call pays for it."""
+        with self.errors_named():
+            for script in self._scripts.values():
+                self._load(script)
+
     def _load(self, script: _Script) -> None:
-        log.info("loading script %s into Redis at %s", script.name, self.where)
+        log.debug("loading script %s into Redis at %s", script.name, self.where)
         sha = self.client.script_load(script.source)
         if sha not in (script.sha, script.sha.encode()):
             raise ResponseError(f"script {script.name} has another digest on the server: {sha!r}")

@@ -53,6 +53,8 @@ from buffer_service.values import (
 INCOMING_MS = 600_000
 """A frame whose push was cut off is gone after this."""
 LAST_FAILURE_CHARS = 500
+FRAMES_AT_ONCE = 32
+"""One reply of Redis: at most some ten megabytes."""
 
 
 class RedisStore:
@@ -110,10 +112,12 @@ class RedisStore:
         return fates
 
     def frames(self, group_ids: Sequence[str]) -> list[bytes | None]:
-        if not group_ids:
-            return []
-        with self._link.errors_named():
-            return list(self._link.client.mget([self._keys.group(group_id) for group_id in group_ids]))
+        found: list[bytes | None] = []
+        for first in range(0, len(group_ids), FRAMES_AT_ONCE):
+            keys = [self._keys.group(group_id) for group_id in group_ids[first : first + FRAMES_AT_ONCE]]
+            with self._link.errors_named():
+                found += self._link.client.mget(keys)
+        return found
 
     def records(self, group_ids: Sequence[str]) -> list[GroupRecord | None]:
         blobs = self._hash_values("records", group_ids)

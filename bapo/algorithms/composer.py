@@ -93,6 +93,8 @@ class Reason:
     """All rewards are the same fraction: neither all wrong nor all right, and still no advantage."""
     NOT_USED = "not_used"
     """Re-evaluated, but the algorithm, or the ablation, does not use such groups."""
+    STALE = "stale"
+    """Fresh, but sampled more than `cadence.max_staleness` steps ago: the buffer drops it and asks its prompt again."""
 
 
 class Composer(Protocol):

@@ -1,0 +1,148 @@
+"""`python -m buffer_service --config RUN/config.toml --run-dir RUN [--redis-url URL] [--host HOST] [--port PORT]`.
+
+Examples:
+    python -m buffer_service --config outputs/demo/config.toml --run-dir outputs/demo --redis-url redis://127.0.0.1:6380/0
+    python -m buffer_service --config RUN/config.toml --run-dir RUN --redis-url unix:///RUN/redis/redis.sock --port 0
+
+The API's description is served at /docs. The port that it really listens on is written to RUN/ports/buffer_service.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+import uvicorn
+
+from bapo.algorithms.registry import load_composer
+from bapo.errors import ConfigError, UnavailableError
+from bapo.process import Flags, run_process
+from bapo.telemetry import Telemetry
+from buffer_service.app import create_app
+from buffer_service.context import Context
+from buffer_service.metrics import BufferMetrics
+from buffer_service.redis_link import RedisLink
+from buffer_service.redis_store import RedisStore
+from buffer_service.service import BufferService
+from buffer_service.store import Store
+
+log = logging.getLogger(__name__)
+
+REDIS_TIMEOUT_S = 30.0
+"""How long Redis may take to come up, loading its file included."""
+PAUSE_S = 0.2
+KEEP_ALIVE_S = 120
+"""Longer than any pause between two calls of one client."""
+SHUTDOWN_S = 2
+BACKLOG = 512
+
+
+class Server(uvicorn.Server):
+    """Ends long polls before it waits for open connections: otherwise stopping would take as long as they do."""
+
+    def __init__(self, config: uvicorn.Config, context: Context) -> None:
+        super().__init__(config)
+        self._context = context
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM or SIGINT; the second one does not wait. Not uvicorn's own, which would end us by the signal."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._context.close)
+
+
+def main(flags: Flags) -> None:
+    """Serve until SIGTERM. Raises: ConfigError for a port in use; UnavailableError when Redis does not come up."""
+    config = flags.config
+    url = flags.extra.redis_url or config.buffer.redis_url
+    if not url:
+        raise ConfigError("no Redis is named: write buffer.redis_url in the configuration, or pass --redis-url URL")
+    metrics = BufferMetrics(Telemetry(), config)
+    link = RedisLink(url, on_error=metrics.redis_failed)
+    store = RedisStore(link, config.run.name, lease_s=config.buffer.lease_s, max_attempts=config.buffer.max_attempts)
+    port = config.buffer.port if flags.extra.port is None else flags.extra.port
+    listener = listen(flags.extra.host or config.buffer.host, port)
+    wait_for(store)
+    link.load_scripts()
+    context = Context(service=BufferService(store, load_composer(config.algorithm), config, metrics), config=config)
+    server = Server(uvicorn_config(create_app(context, metrics)), context)
+    flags.run.write_port("buffer_service", int(listener.getsockname()[1]))
+    log.info("run=%s listens on %s:%d, redis=%s", config.run.name, *listener.getsockname()[:2], link.where)
+    server.run(sockets=[listener])
+
+
+def uvicorn_config(app: object) -> uvicorn.Config:
+    """How the API is served: our own log lines, connections kept, a bounded end."""
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        log_config=None,
+        log_level=logging.WARNING,
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+        backlog=BACKLOG,
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises: ConfigError when the port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"the buffer service cannot listen on {host}:{port}: {error.strerror}; "
+            "end what listens there, or choose another buffer.port (0 takes a free one)"
+        ) from error
+    listener.listen(BACKLOG)
+    return listener
+
+
+def wait_for(store: Store, timeout_s: float = REDIS_TIMEOUT_S) -> None:
+    """Return when the store answers. Raises: UnavailableError."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            health = store.health()
+        except UnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(PAUSE_S)
+            continue
+        if not health.persistent:
+            log.warning("%s: %s", health.where, health.detail)
+        return
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The service's own flags."""
+    parser.description = "The buffer service: turns groups into batches, on Redis."
+    parser.epilog = (__doc__ or "").partition("Examples:")[2]
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--redis-url", help="Redis or Valkey, 6.2 or newer (instead of buffer.redis_url)")
+    parser.add_argument("--host", help="address to listen on (instead of buffer.host)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (instead of buffer.port)")
+
+
+def run(argv: Sequence[str] | None = None) -> None:
+    """Start the process."""
+    run_process("buffer_service", main, add_flags=add_flags, argv=argv)
+
+
+if __name__ == "__main__":
+    run()

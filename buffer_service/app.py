@@ -1,0 +1,127 @@
+"""The buffer's HTTP API: routes, errors as JSON, health. No use case is implemented here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import bapo
+from bapo.errors import BY_NAME, BapoError, ContractError, UnavailableError
+from buffer_service.context import Context, Here
+from buffer_service.metrics import BufferMetrics
+from buffer_service.routes import batches, looking, work
+from buffer_service.schemas import ErrorAnswer
+from buffer_service.service import TooManyFailuresError
+
+RETRY_AFTER_S = 1
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": text}
+    for status, text in (
+        (422, "The message breaks the contract: never retried."),
+        (503, "Redis is away or full, or too many groups failed: `retry` says which."),
+        (507, "Redis cannot write to its disk."),
+    )
+}
+health = APIRouter(tags=["health"])
+
+
+def create_app(context: Context, metrics: BufferMetrics) -> FastAPI:
+    """The app of one run."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        context.close()
+
+    app = FastAPI(
+        title="BAPO buffer",
+        version=bapo.__version__,
+        description="Turns groups into batches: B_bad, B_high and the batch X1 + X2 + X3 of every step.",
+        lifespan=lifespan,
+        responses=ERRORS,
+    )
+    app.state.context = context
+    for router in (work.router, batches.router, looking.router, health):
+        app.include_router(router)
+    app.add_exception_handler(BapoError, _named_error)
+    app.add_exception_handler(RequestValidationError, _invalid_body)
+    app.add_middleware(Timed, metrics=metrics)
+    return app
+
+
+@health.get("/healthz", response_class=Response)
+async def healthz() -> Response:
+    """The process is alive."""
+    return Response("ok\n", media_type="text/plain")
+
+
+@health.get("/readyz")
+def readyz(here: Here) -> dict[str, Any]:
+    """Redis answers; how it persists what was acknowledged."""
+    found = here.service.health()
+    return {
+        "ready": True,
+        "run": here.config.run.name,
+        "store": found.where,
+        "persistent": found.persistent,
+        "persistence": found.detail,
+    }
+
+
+@health.get("/metrics", response_class=Response)
+def metrics_text(here: Here) -> Response:
+    """Prometheus text format."""
+    return Response(here.service.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class Timed:
+    """Measures every request under the name of its route."""
+
+    def __init__(self, app: ASGIApp, metrics: BufferMetrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Long polls are left out: their time says how long others took."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status = 0
+
+        async def noticing(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        await self._app(scope, receive, noticing)
+        route = scope.get("route")
+        if route is not None and status == 200 and not _may_wait(scope):
+            self._metrics.took(route.name, time.perf_counter() - started)
+
+
+def _may_wait(scope: Scope) -> bool:
+    return scope["path"] == "/requests/claim" or b"wait_s" in scope["query_string"]
+
+
+async def _named_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, BapoError)
+    name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in BY_NAME)
+    retry = isinstance(error, UnavailableError) and not isinstance(error, TooManyFailuresError)
+    return JSONResponse(
+        {"error": name, "message": str(error), "retry": retry},
+        status_code=error.http_status,
+        headers={"Retry-After": str(RETRY_AFTER_S)} if retry else None,
+    )
+
+
+async def _invalid_body(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    problems = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:3]]
+    return await _named_error(request, ContractError(f"{request.method} {request.url.path}: {'; '.join(problems)}"))

@@ -1,0 +1,47 @@
+"""Why a batch is not there yet, in one line for people: who waits for whom."""
+
+from __future__ import annotations
+
+from bapo.config.tree import Config
+from bapo.messages import BufferStatus
+from buffer_service.values import Readiness
+
+SILENT_S = 10.0
+"""A worker that holds requests and said nothing for so long is named."""
+
+
+def must_wait_for_round(step: int, config: Config) -> bool:
+    """Whether step t needs the answers of its own re-evaluation round (the paper's order)."""
+    is_due = config.algorithm.use_x2 and step % config.cadence.m == 0
+    return config.cadence.wait_for_reevaluation and is_due
+
+
+def is_ready(step: int, ready: Readiness, config: Config) -> bool:
+    """Whether step t, which is next, can be assembled."""
+    if ready.num_fresh < config.algorithm.batch_size:
+        return False
+    return ready.round_left == 0 or not must_wait_for_round(step, config)
+
+
+def why_not_yet(step: int, ready: Readiness, status: BufferStatus, config: Config) -> str:
+    """For example "96/256 fresh groups, 2 leased, 158 queued; worker-2 silent for 38 s"."""
+    parts = [_missing(step, ready, status, config)]
+    silent = {name: w.silent_s for name, w in status.workers.items() if w.leased and w.silent_s >= SILENT_S}
+    parts += [f"{name} silent for {silent_s:.0f} s" for name, silent_s in sorted(silent.items())]
+    if ready.failures_in_a_row:
+        parts.append(f"{ready.failures_in_a_row} groups failed in a row, last: {ready.last_failure}")
+    return "; ".join(parts)
+
+
+def _missing(step: int, ready: Readiness, status: BufferStatus, config: Config) -> str:
+    wanted = config.algorithm.batch_size
+    leased, queued = status.leased["fresh"], status.queued["fresh"]
+    if ready.num_fresh < wanted:
+        found = f"{ready.num_fresh}/{wanted} fresh groups, {leased} leased, {queued} queued"
+        return found if leased or queued else f"{found}: nothing is asked for, does the scheduler run?"
+    if ready.round_left is None:
+        return f"re-evaluation round {step} is not issued: does the scheduler run?"
+    leased, queued = status.leased["reevaluate"], status.queued["reevaluate"]
+    if ready.round_left:
+        return f"{ready.round_left} requests of re-evaluation round {step} are open, {leased} leased, {queued} queued"
+    return f"step {step} is being assembled"

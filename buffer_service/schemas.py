@@ -1,0 +1,283 @@
+"""The small JSON bodies of the API, checked before a use case sees them. Groups and batches are never JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from bapo.types import Progress, Prompt, Purpose, RolloutRequest
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}$")]
+"""Ids that become keys or words of a script: no spaces, no braces."""
+Label = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._@~+-]{0,127})?$")]
+PromptId = Annotated[str, StringConstraints(pattern=r"^\S{1,128}$")]
+Version = Annotated[int, Field(ge=0, lt=1 << 21)]
+"""Versions and steps: a queue's score has 21 bits for them."""
+Wait = Annotated[float, Field(ge=0, le=60)]
+"""Seconds that a long poll may stay open."""
+
+PROMPT: dict[str, Any] = {
+    "prompt_id": "9f2c41d0",
+    "text": "3,5,2->13:",
+    "task": "countdown",
+    "answer": {"numbers": [3, 5, 2], "target": 13},
+}
+REQUEST: dict[str, Any] = {
+    "request_id": "fresh-00000012",
+    "prompt": PROMPT,
+    "group_size": 8,
+    "purpose": "fresh",
+    "step": 1,
+    "min_version": 1,
+    "label": "",
+    "attempts": 0,
+}
+
+
+class Body(BaseModel):
+    """A misspelt key is an error."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class PromptBody(Body):
+    """One problem."""
+
+    prompt_id: PromptId
+    text: str
+    task: str
+    answer: dict[str, Any]
+
+
+class RequestBody(Body):
+    """Ask for one group."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [REQUEST]})
+
+    request_id: Name
+    """Becomes the group's id; asking twice asks once."""
+    prompt: PromptBody
+    group_size: int = Field(ge=1, le=4096)
+    purpose: Purpose
+    step: Version
+    min_version: Version
+    """A worker whose weights are older does not get it."""
+    label: Label = ""
+    attempts: int = Field(0, ge=0)
+
+    def to_request(self) -> RolloutRequest:
+        """The value."""
+        fields = self.model_dump(exclude={"prompt", "purpose"})
+        return RolloutRequest(**fields, purpose=self.purpose, prompt=Prompt(**self.prompt.model_dump()))
+
+
+class EnqueueBody(Body):
+    """Requests, and how many fresh ones were ever enqueued, these included."""
+
+    requests: list[RequestBody]
+    cursor: int | None = Field(None, ge=0)
+
+
+class RoundBody(Body):
+    """The requests of one re-evaluation round; none is allowed."""
+
+    requests: list[RequestBody]
+
+
+class ClaimBody(Body):
+    """What a worker can take."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"worker_id": "worker-0", "limit": 4, "policy_version": 5, "wait_s": 10.0}]}
+    )
+
+    worker_id: Name
+    limit: int = Field(ge=1, le=4096)
+    policy_version: Version
+    wait_s: Wait = 0.0
+
+
+class RenewBody(Body):
+    """Leases that a worker still works on."""
+
+    worker_id: Name
+    request_ids: list[Name]
+
+
+class FailBody(Body):
+    """A group that could not be sampled or graded."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "worker_id": "worker-0",
+                    "request_id": "fresh-00000012",
+                    "reason": "verifier_timeout",
+                    "detail": "killed after 10 s",
+                }
+            ]
+        }
+    )
+
+    worker_id: Name
+    request_id: Name
+    reason: str
+    """One bounded word: it becomes a metric label."""
+    detail: str = ""
+
+
+class ReleaseBody(Body):
+    """A worker that is dead."""
+
+    worker_id: Name
+
+
+class CommitBody(Body):
+    """The newest durable checkpoint."""
+
+    checkpointed: Version
+
+
+class ProgressBody(Body):
+    """Where the learner is."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"step": 7, "policy_version": 5}]})
+
+    step: Version
+    policy_version: Version
+
+    def to_progress(self) -> Progress:
+        """The value."""
+        return Progress(step=self.step, policy_version=self.policy_version)
+
+
+class ResumeBody(Body):
+    """The checkpoint after which the learner goes on."""
+
+    step: Version
+
+
+# -- answers
+
+
+class RequestsAnswer(Body):
+    """Leased requests."""
+
+    requests: list[RequestBody]
+
+
+class AcceptedAnswer(Body):
+    """How many requests were new."""
+
+    accepted: int
+
+
+class IdsAnswer(Body):
+    """Ids that are still leased to the worker."""
+
+    request_ids: list[str]
+
+
+class OutcomeAnswer(Body):
+    """`requeued`, `dropped`, or `not_leased` when the worker does not hold it."""
+
+    outcome: str
+
+
+class ReleasedAnswer(Body):
+    """How many leases returned."""
+
+    released: int
+
+
+class PushedAnswer(Body):
+    """Group id -> `stored`, `duplicate`, `stale` or `unknown`."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"groups": {"fresh-00000012": "stored"}}]})
+
+    groups: dict[str, str]
+
+
+class WaitingAnswer(Body):
+    """Why the batch is not there yet."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"reason": "96/256 fresh groups, 2 leased, 158 queued; worker-2 silent for 38 s"}]
+        }
+    )
+
+    reason: str
+
+
+class ErrorAnswer(Body):
+    """An error of the tree in `bapo/errors.py`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"error": "ContractError", "message": "batch 9 is asked for, but the next step is 7", "retry": False}
+            ]
+        }
+    )
+
+    error: str
+    """Name of the class."""
+    message: str
+    retry: bool
+    """Whether trying again may help."""
+
+
+class Page(Body):
+    """Part of a list."""
+
+    total: int
+    offset: int
+    items: list[dict[str, Any]]
+
+
+class TablePage(Page):
+    """Part of B_bad or B_high, oldest first."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "total": 1,
+                    "offset": 0,
+                    "step": 12,
+                    "items": [{"prompt_id": "9f2c41d0", "mu": 0.125, "birth": 9, "age": 3, "attempts": 1}],
+                }
+            ]
+        }
+    )
+
+    step: int
+    """Newest assembled step: ages are measured from it."""
+
+
+class ThresholdsAnswer(Body):
+    """Thresholds of the newest batch (eq. 8); null before the first."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"step": 12, "r_tot": 0.4, "c1": 0.125, "c2": 0.275, "c3": 0.4}]}
+    )
+
+    step: int
+    r_tot: float | None
+    c1: float
+    c2: float | None
+    c3: float | None
+
+
+class QueuesAnswer(Body):
+    """Depths of the queues."""
+
+    queued: dict[str, int]
+    leased: dict[str, int]
+    fresh_ready: int
+    reevaluated_ready: int
+    evaluations: dict[str, int]
+    reevaluation_rounds: dict[int, int]

@@ -1,0 +1,245 @@
+"""The use cases of the buffer: what each route does, in terms of a store and a composer.
+
+Stateless: everything is in the store, so that any number of instances may serve one run. All methods block and are
+called from worker threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bapo.algorithms.composer import Composer
+from bapo.config.tree import Config
+from bapo.errors import ContractError, UnavailableError
+from bapo.messages import BufferStatus, hard_prompt_map
+from bapo.types import Progress, RolloutRequest
+from bapo.wire import GroupHeader, read_group_header, split_frames
+from buffer_service.assembly import Assembler
+from buffer_service.metrics import BufferMetrics
+from buffer_service.reasons import is_ready, why_not_yet
+from buffer_service.snapshot import pack_snapshot, unpack_snapshot
+from buffer_service.store import Store
+from buffer_service.values import BatchRecord, Health, Incoming, Tables, record_of
+
+log = logging.getLogger(__name__)
+
+FAILURE_REASON = re.compile(r"[a-z][a-z0-9_]{0,31}")
+ASSEMBLY_LOOKS = 20
+"""An assembly that finds stale groups, or another instance at work, looks again so often before it waits."""
+SNAPSHOT_LOOKS = 5
+FRAMES_AT_ONCE = 16
+
+
+class TooManyFailuresError(UnavailableError):
+    """So many groups failed in a row that waiting for a batch makes no sense: trying again does not help."""
+
+
+class BufferService:
+    """One run's buffer."""
+
+    def __init__(self, store: Store, composer: Composer, config: Config, metrics: BufferMetrics) -> None:
+        self._store, self._config, self._metrics = store, config, metrics
+        self._assembler = Assembler(store, composer, config)
+
+    # -- requests
+
+    def enqueue(self, requests: Sequence[RolloutRequest], cursor: int | None) -> int:
+        """See `bapo.clients.BufferClient.enqueue`, as for all that follows."""
+        return self._store.enqueue(requests, cursor=cursor)
+
+    def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
+        """Issue the re-evaluation round of a step, once. Raises: ContractError for other requests."""
+        for request in requests:
+            if request.purpose != "reevaluate" or request.step != step:
+                raise ContractError(f"request {request.request_id} is not a re-evaluation of step {step}")
+        return self._store.enqueue_round(step, requests)
+
+    def claim(self, worker_id: str, limit: int, policy_version: int) -> list[RolloutRequest]:
+        """Lease requests."""
+        return self._store.claim(worker_id, limit=limit, policy_version=policy_version)
+
+    def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
+        """Keep leases."""
+        return self._store.renew(worker_id, request_ids)
+
+    def fail(self, worker_id: str, request_id: str, reason: str, detail: str) -> str:
+        """A group failed: `requeued`, `dropped` or `not_leased`. Raises: ContractError for an unbounded reason."""
+        if not FAILURE_REASON.fullmatch(reason):
+            raise ContractError(f"reason {reason!r} must be one lower-case word of at most 32 characters")
+        outcome = self._store.fail(worker_id, request_id, reason=reason, detail=detail)
+        if outcome != "not_leased":
+            self._metrics.group_failed(reason)
+            log.warning(
+                "group %s failed worker=%s reason=%s outcome=%s: %s", request_id, worker_id, reason, outcome, detail
+            )
+        return outcome
+
+    def release(self, worker_id: str) -> int:
+        """All leases of a dead worker return."""
+        released = self._store.release(worker_id)
+        log.info("worker %s released leases=%d", worker_id, released)
+        return released
+
+    # -- groups
+
+    def push(self, body: bytes | bytearray) -> dict[str, str]:
+        """Store the groups of the frames in `body`; returns group id -> fate.
+
+        Raises: ContractError, and nothing is stored, when one of them is malformed or contradicts its request.
+        """
+        groups = []
+        for frame in split_frames(memoryview(body)):
+            header = read_group_header(frame)
+            _check_logprobs(header, frame)
+            groups.append(Incoming(record=record_of(header, len(frame)), frame=frame))
+        if not groups:
+            raise ContractError("the body holds no group frame")
+        fates = self._store.push(groups)
+        self._metrics.groups_pushed(fates)
+        for group, fate in zip(groups, fates, strict=True):
+            record = group.record
+            log.debug("group %s prompt=%s purpose=%s version=%d tokens=%d worker=%s fate=%s", record.group_id,
+                      record.prompt_id, record.purpose, record.policy_version, record.num_tokens, record.worker_id,
+                      fate)  # fmt: skip
+        return {group.record.group_id: fate for group, fate in zip(groups, fates, strict=True)}
+
+    def frame(self, group_id: str) -> bytes | None:
+        """The frame of one group that the buffer holds."""
+        return self._store.frames([group_id])[0]
+
+    def collect(self, label: str) -> bytes:
+        """The frames of one evaluation's groups, one after the other."""
+        return b"".join(frame for frame in self._store.frames(self._store.evaluated(label)) if frame is not None)
+
+    def forget(self, label: str) -> None:
+        """Delete one evaluation."""
+        self._store.forget(label)
+
+    # -- batches
+
+    def batch(self, step: int) -> BatchRecord | None:
+        """The batch of a step, assembled now if nothing is missing; None when something is.
+
+        Raises: ContractError for a step that is neither next nor retained; TooManyFailuresError.
+        """
+        for _ in range(ASSEMBLY_LOOKS):
+            ready = self._store.readiness(step)
+            if step <= ready.assembled:
+                return self._retained(step)
+            if step > ready.assembled + 1:
+                raise ContractError(f"batch {step} is asked for, but the next step is {ready.assembled + 1}")
+            if not is_ready(step, ready, self._config):
+                if ready.failures_in_a_row >= self._config.buffer.max_failures_in_a_row:
+                    raise TooManyFailuresError(
+                        f"{ready.failures_in_a_row} groups in a row failed while the learner waits for batch {step} "
+                        f"(buffer.max_failures_in_a_row={self._config.buffer.max_failures_in_a_row}); "
+                        f"the last one: {ready.last_failure}"
+                    )
+                return None
+            assembly = self._assembler.assemble(step)
+            if assembly is not None:
+                self._metrics.assembled(assembly)
+                return assembly.batch
+        return None
+
+    def why_not_yet(self, step: int) -> str:
+        """What the batch of the next step waits for."""
+        return why_not_yet(step, self._store.readiness(step), self._store.status(), self._config)
+
+    def frames_of(self, record: BatchRecord, first: int) -> list[bytes]:
+        """The next frames of a batch, from its `first` group on. Raises: UnavailableError when one is gone."""
+        group_ids = record.group_ids[first : first + FRAMES_AT_ONCE]
+        frames = [frame for frame in self._store.frames(group_ids) if frame is not None]
+        if len(frames) != len(group_ids):
+            raise UnavailableError(f"batch {record.step} was released while it was read")
+        return frames
+
+    def commit(self, step: int, checkpointed: int) -> None:
+        """Batch `step` is trained. Raises: ContractError for a step without a batch."""
+        assembled = self._store.readiness(step).assembled
+        if step > assembled or checkpointed > step:
+            raise ContractError(
+                f"cannot commit step {step} with checkpoint {checkpointed}: the newest batch is {assembled}"
+            )
+        self._store.commit(step, checkpointed)
+
+    def _retained(self, step: int) -> BatchRecord:
+        record = self._store.batch(step)
+        if record is None:
+            raise ContractError(f"batch {step} was released at checkpoint {self._store.status().checkpointed_step}")
+        return record
+
+    # -- state
+
+    def progress(self) -> Progress:
+        """The newest report."""
+        return self._store.progress()
+
+    def report(self, progress: Progress) -> None:
+        """Only rises."""
+        self._store.report(progress)
+
+    def status(self) -> BufferStatus:
+        """Everything in numbers."""
+        return self._store.status()
+
+    def tables(self) -> Tables:
+        """B_bad, B_high and thresholds after the newest assembly."""
+        return self._store.tables()
+
+    def hard_prompts(self) -> list[dict[str, Any]]:
+        """B_bad with its prompts, oldest first."""
+        prompts = self._store.bad_prompts()
+        # An assembly between the two reads may have moved entries: what is in both is right.
+        return [hard_prompt_map(e, prompts[e.prompt_id]) for e in self._store.tables().bad if e.prompt_id in prompts]
+
+    def compositions(self, offset: int, limit: int) -> tuple[int, list[dict[str, Any]]]:
+        """(how many, a page), newest first."""
+        total, lines = self._store.compositions(offset, limit)
+        return total, [dict(line) for line in lines]
+
+    def counters(self) -> dict[str, int]:
+        """Event -> count."""
+        return self._store.counters()
+
+    def health(self) -> Health:
+        """Raises: UnavailableError."""
+        return self._store.health()
+
+    def exposition(self) -> bytes:
+        """What `/metrics` answers."""
+        return self._metrics.exposition(self._store.status())
+
+    def snapshot(self) -> bytes:
+        """One consistent binary. Raises: UnavailableError when groups are consumed faster than they can be read."""
+        for _ in range(SNAPSHOT_LOOKS):
+            image = self._store.image()
+            group_ids = sorted(image.references)
+            frames = [frame for frame in self._store.frames(group_ids) if frame is not None]
+            if len(frames) == len(group_ids):
+                log.info("snapshot assembled=%d groups=%d", image.tables.step, len(frames))
+                return pack_snapshot(image, group_ids, frames)
+        raise UnavailableError("the buffer changed while a snapshot was taken: try again")
+
+    def restore(self, data: bytes | bytearray) -> None:
+        """Replace everything of the run. Raises: ContractError for a damaged snapshot; nothing changes then."""
+        image, frames = unpack_snapshot(memoryview(data))
+        self._store.restore(image, frames)
+        log.info("restored assembled=%d groups=%d", image.tables.step, len(image.references))
+
+    def resume(self, step: int) -> None:
+        """A learner goes on after checkpoint `step`."""
+        self._store.resume(step)
+        log.info("resumed after step %d", step)
+
+
+def _check_logprobs(header: GroupHeader, frame: memoryview) -> None:
+    """A NaN or an infinity would poison the loss of a whole batch. Costs microseconds per group."""
+    logprobs = np.frombuffer(frame[len(frame) - 4 * header.num_tokens :], "<f4")
+    if not bool(np.isfinite(logprobs).all()):
+        raise ContractError(f"group {header.group_id}: a rollout log-prob is not finite")

@@ -1,0 +1,116 @@
+"""A snapshot: one binary with everything that a resumed run needs of the buffer.
+
+    "BAPOSNAP" | version u32 | index length u64 | index (msgpack) | group frames in a row | sha256 of all before
+
+The frames come in the order of the index's `frames`. The format knows no store: what Redis wrote, memory reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from msgpack.exceptions import UnpackException
+
+from bapo.errors import ContractError
+from bapo.messages import request_from_map, request_map
+from bapo.types import Progress
+from bapo.wire import fate_from_map, fate_map, prompt_from_map, prompt_map, split_frames
+from buffer_service.codec import (
+    pack,
+    pack_batch_record,
+    pack_record,
+    pack_tables,
+    unpack,
+    unpack_batch_record,
+    unpack_record,
+    unpack_tables,
+)
+from buffer_service.image import Image
+from buffer_service.values import FreshGroup
+
+MAGIC = b"BAPOSNAP"
+VERSION = 1
+START = struct.Struct("<8sIQ")
+DIGEST_BYTES = hashlib.sha256().digest_size
+NUMBERS = ("committed", "checkpointed", "cursor", "fresh_dropped")
+
+
+def pack_snapshot(image: Image, group_ids: Sequence[str], frames: Iterable[bytes]) -> bytes:
+    """The binary. `frames` belong to `group_ids`, in order."""
+    index = pack({**_index_map(image), "frames": list(group_ids)})
+    parts = [START.pack(MAGIC, VERSION, len(index)), index, *frames]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return b"".join([*parts, digest.digest()])
+
+
+def unpack_snapshot(data: bytes | memoryview) -> tuple[Image, Iterator[tuple[str, memoryview]]]:
+    """The image, and (group id, frame) of every group that it refers to.
+
+    Raises: ContractError when anything is missing, damaged or of another version.
+    """
+    view = memoryview(data)
+    if len(view) < START.size + DIGEST_BYTES:
+        raise ContractError(f"snapshot is cut off: {len(view)} bytes")
+    magic, version, num_index = START.unpack_from(view)
+    if magic != MAGIC or version != VERSION:
+        raise ContractError(f"not a buffer snapshot of version {VERSION}: starts with {bytes(view[:12])!r}")
+    content = view[:-DIGEST_BYTES]
+    if hashlib.sha256(content).digest() != view[-DIGEST_BYTES:]:
+        raise ContractError("snapshot is damaged or cut off: its sha256 does not match")
+    end = START.size + num_index
+    try:
+        index = unpack(view[START.size : end])
+        image = _image(index)
+        group_ids = index["frames"]
+    except (KeyError, TypeError, ValueError, UnpackException) as error:
+        raise ContractError(f"snapshot index is malformed: {error!r}") from error
+    frames = list(split_frames(content[end:]))
+    if len(frames) != len(group_ids) or set(group_ids) != set(image.references):
+        raise ContractError(f"snapshot has {len(frames)} frames for {len(image.references)} groups")
+    return image, zip(group_ids, frames, strict=True)
+
+
+def _index_map(image: Image) -> dict[str, Any]:
+    return {
+        "progress": asdict(image.progress),
+        "numbers": {name: getattr(image, name) for name in NUMBERS},
+        "tables": pack_tables(image.tables),
+        "open_requests": [request_map(request) for request in image.open_requests],
+        "fresh": [(pack_record(group.record), request_map(group.request)) for group in image.fresh],
+        "reevaluated": [pack_record(record) for record in image.reevaluated],
+        "records": [pack_record(record) for record in image.records.values()],
+        "bad_prompts": [prompt_map(prompt) for prompt in image.bad_prompts.values()],
+        "batches": [pack_batch_record(batch) for batch in image.batches],
+        "compositions": [dict(line) for line in image.compositions],
+        "rounds": dict(image.rounds),
+        "stale": [fate_map(fate) for fate in image.stale],
+        "counters": dict(image.counters),
+    }
+
+
+def _image(index: dict[str, Any]) -> Image:
+    records = [unpack_record(row) for row in index["records"]]
+    prompts = [prompt_from_map(fields) for fields in index["bad_prompts"]]
+    return Image(
+        progress=Progress(**index["progress"]),
+        **{name: int(index["numbers"][name]) for name in NUMBERS},
+        tables=unpack_tables(index["tables"]),
+        open_requests=tuple(request_from_map(fields) for fields in index["open_requests"]),
+        fresh=tuple(
+            FreshGroup(record=unpack_record(row), request=request_from_map(fields)) for row, fields in index["fresh"]
+        ),
+        reevaluated=tuple(unpack_record(row) for row in index["reevaluated"]),
+        records={record.group_id: record for record in records},
+        bad_prompts={prompt.prompt_id: prompt for prompt in prompts},
+        batches=tuple(unpack_batch_record(row) for row in index["batches"]),
+        compositions=tuple(index["compositions"]),
+        rounds=index["rounds"],
+        stale=tuple(fate_from_map(fields) for fields in index["stale"]),
+        counters=index["counters"],
+    )

@@ -1,0 +1,57 @@
+"""Long polls: try, sleep until something happens, try again - without a thread, until a deadline.
+
+A change in this process wakes at once; a change through another instance, or a lease that ends, is seen after POLL_S.
+A poll ends early when its client has gone or the server closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from starlette.concurrency import run_in_threadpool
+
+T = TypeVar("T")
+
+POLL_S = 0.25
+
+
+class Wakeups:
+    """What one kind of long poll waits for."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.is_closed = False
+
+    def wake(self) -> None:
+        """Something happened. Call from the event loop."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    def close(self) -> None:
+        """End all polls now, and all later ones after one try. Call from the event loop."""
+        self.is_closed = True
+        self.wake()
+
+    async def poll(
+        self, attempt: Callable[[], T | None], *, wait_s: float, is_gone: Callable[[], Awaitable[bool]]
+    ) -> T | None:
+        """The first result of `attempt` that is not None; None after `wait_s`.
+
+        Args:
+            attempt: blocks; runs in a worker thread.
+            is_gone: whether nobody waits for the answer any more.
+        """
+        deadline = time.monotonic() + wait_s
+        while True:
+            event = self._event  # before the attempt, so that a change during it is not missed
+            result = await run_in_threadpool(attempt)
+            left_s = deadline - time.monotonic()
+            if result is not None or left_s <= 0 or self.is_closed or await is_gone():
+                return result
+            try:
+                await asyncio.wait_for(event.wait(), min(POLL_S, left_s))
+            except TimeoutError:
+                continue
