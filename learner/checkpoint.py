@@ -174,10 +174,12 @@ class Checkpoint:
         """Adam's moments and step count, spread like the parameters. Raises: ConfigError for another model's."""
         stored = load_file(self.folder / "optimizer.safetensors")
         parameters = dict(policy.model.named_parameters())
-        for name in {key.split("/", 1)[1] for key in stored}:
-            if name not in parameters:
-                raise ConfigError(f"{self.folder} holds moments of {name}, which the model does not have")
-            parameter = parameters[name]
+        unknown = {key.split("/", 1)[1] for key in stored} - parameters.keys()
+        if unknown:
+            raise ConfigError(f"{self.folder} holds moments of {sorted(unknown)}, which the model does not have")
+        for name, parameter in parameters.items():
+            if f"{MOMENTS[0]}/{name}" not in stored:
+                continue  # it never had a gradient
             optimizer.state[parameter] = {
                 "step": torch.tensor(float(self.state.num_updates), device=parameter.device),
                 **{moment: spread_like(stored[f"{moment}/{name}"], parameter) for moment in MOMENTS},

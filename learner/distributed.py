@@ -135,4 +135,7 @@ def whole(tensor: Tensor) -> Tensor:
 def spread_like(value: Tensor, model: Tensor) -> Tensor:
     """`value`, whole on every rank, spread like `model`."""
     value = value.to(model.device, model.dtype)
-    return distribute_tensor(value, model.device_mesh, model.placements) if isinstance(model, DTensor) else value
+    if not isinstance(model, DTensor):
+        return value
+    # Every rank cuts its own part out of its own copy: nothing travels.
+    return distribute_tensor(value, model.device_mesh, model.placements, src_data_rank=None)

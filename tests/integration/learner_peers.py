@@ -1,0 +1,81 @@
+"""The buffer service and the rollout server as a learner process sees them over HTTP: batches on demand, notes kept."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from bapo.types import Batch
+from bapo.wire import pack_batch
+
+
+POLL_S = 0.2
+"""How long the learner waits for one answer about a batch that does not come."""
+
+
+class Peers:
+    """What arrived, in order, and what to answer."""
+
+    def __init__(self, make: Callable[[int], Batch]) -> None:
+        self.make = make
+        self.withheld: set[int] = set()
+        """Steps whose batch does not come."""
+        self.calls: list[str] = []
+        self.weights: list[dict[str, Any]] = []
+        self.asked = threading.Event()
+        """A withheld batch was asked for twice, so its learner has been told once what it waits for."""
+        self.url = ""
+
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        route, _, query = path.partition("?")
+        self.calls.append(f"{method} {route}")
+        parts = route.strip("/").split("/")
+        if parts[0] == "weights":
+            self.weights.append({**json.loads(body), "rollback": "rollback=true" in query})
+            return 200, json.dumps({"seconds": {"worker-0": 0.01}}).encode()
+        if parts[0] == "snapshot":
+            return 200, b"snapshot"
+        if parts[0] == "batches" and len(parts) == 2:
+            if int(parts[1]) in self.withheld:
+                if self.calls.count(self.calls[-1]) > 1:
+                    self.asked.set()
+                time.sleep(POLL_S)
+                return 202, json.dumps({"reason": "3/4 groups, 1 leased"}).encode()
+            return 200, pack_batch(self.make(int(parts[1])))
+        return 200, b"{}"
+
+
+@contextmanager
+def serve(peers: Peers) -> Iterator[Peers]:
+    """Both services at one address, on a free port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def respond(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            status, answer = peers.answer(self.command, self.path, body)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_GET = do_POST = do_PUT = respond
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    peers.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield peers
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,217 @@
+"""One checkpoint joins everything: a resumed run goes the way of one that was never interrupted."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from bapo.config.tree import Config
+from bapo.errors import ConfigError, StorageError
+from bapo.types import Batch, Origin
+from learner.checkpoint import complete_steps
+from learner.loop import Learner
+from learner.resume import load_state, newest_checkpoint, republish, resume_buffer
+from learner.weights import digest_of
+from tests.learner_setup import (
+    FakeBuffer,
+    FakeFleet,
+    FakeRecords,
+    learner_config,
+    make_test_learner,
+    random_batch,
+    with_groups,
+)
+from tests.tiny_model import reference_logprobs, write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_tiny_model(path)
+    return path
+
+
+def batch_of(step: int) -> Batch:
+    """Two groups of this step and one of the step before, as B_high would give it again."""
+    fresh = random_batch(step=step, num_groups=2)
+    if step == 1:
+        return fresh
+    old = random_batch(step=step - 1, num_groups=2).entries[0].group
+    reused = with_groups(fresh, [old], Origin.X3, step)
+    return with_groups(fresh, [entry.group for entry in fresh.entries + reused.entries], Origin.X1, step)
+
+
+def run_config(model_path: Path, **sections: dict[str, object]) -> Config:
+    """Warm-up, momentum, a reference policy and remembered anchors: all that a checkpoint must carry."""
+    loss = {"ratio_mode": "official", "kl_ref": "reference", "kl_coef": 0.01}
+    values = {
+        "run": {"num_steps": 7},
+        "loss": loss,
+        "cadence": {"v": 3, "m": 3},
+        "checkpoint": {"every": 2, "keep_last": 2},
+        "learner": {"warmup_steps": 5, "minibatch_size": 2},
+    }
+    return learner_config(model_path, **{**values, **sections})
+
+
+def train(config: Config, run: Path, buffer: FakeBuffer, fleet: FakeFleet, *, resume: bool = False) -> Learner:
+    """What `__main__` does around the loop."""
+    checkpoint = newest_checkpoint(run / "checkpoints") if resume else None
+    learner = make_test_learner(config, run, buffer=buffer, fleet=fleet, checkpoint=checkpoint, resume=resume)
+    if resume:
+        resume_buffer(buffer, checkpoint)
+    if checkpoint:
+        load_state(learner, checkpoint)
+        republish(learner, checkpoint)
+    learner.run(checkpoint.state.step + 1 if checkpoint else 1)
+    return learner
+
+
+def dying_buffer(at_step: int) -> FakeBuffer:
+    def make(step: int) -> Batch:
+        if step == at_step:
+            raise KeyboardInterrupt(f"killed while waiting for batch {step}")
+        return batch_of(step)
+
+    return FakeBuffer(make)
+
+
+def rows_of(learner: Learner) -> list[dict[str, object]]:
+    assert isinstance(learner.records, FakeRecords)
+    timed = ("time", "tokens_per_s")
+    return [
+        {key: value for key, value in row.items() if not key.endswith("_s") and key not in timed}
+        for row in learner.records.rows
+    ]
+
+
+@pytest.mark.parametrize("killed_at", [1, 2, 3, 4, 6, 7])
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_by_bit(
+    killed_at: int, model_path: Path, tmp_path: Path
+) -> None:
+    config = run_config(model_path)
+    straight = train(config, tmp_path / "straight", FakeBuffer(batch_of), FakeFleet())
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "broken", dying_buffer(killed_at), FakeFleet())
+    buffer, fleet = FakeBuffer(batch_of), FakeFleet()
+    resumed = train(config, tmp_path / "broken", buffer, fleet, resume=True)
+
+    last = (killed_at - 1) // 2 * 2
+    assert buffer.told[0] == ("resume", last)
+    assert rows_of(resumed) == rows_of(straight)[last:]
+    for a, b in zip(resumed.policy.parameters(), straight.policy.parameters(), strict=True):
+        assert torch.equal(a, b)
+    # The workers first get what they had at the checkpoint, also when they are ahead of it.
+    assert fleet.updates[0].version == max(1, last // 3 * 3)
+    assert fleet.rollbacks == [True] + [False] * (len(fleet.rollbacks) - 1)
+
+
+def test_a_checkpoint_is_an_hf_folder_with_weights_tokenizer_alpha_and_buffer(model_path: Path, tmp_path: Path) -> None:
+    learner = train(run_config(model_path), tmp_path, FakeBuffer(batch_of), FakeFleet())
+    folder = tmp_path / "checkpoints" / "step-000007"
+    model = AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, dict(learner.policy.model.named_parameters())[name])
+    tokenizer = AutoTokenizer.from_pretrained(folder / "hf")
+    assert tokenizer.decode(tokenizer("12,99,7->80:")["input_ids"]) == "12,99,7->80:"
+    assert (folder / "buffer.bin").read_bytes() == b"snapshot of the buffer"
+
+    state = json.loads((folder / "state.json").read_text())
+    # Step 1 has one mini-batch, each later step has two: 1 + 6 * 2.
+    assert (state["step"], state["alpha_version"], state["num_updates"]) == (7, 6, 13)
+    model.load_state_dict(
+        {name: torch.from_numpy(values) for name, values in load_file(folder / "alpha.safetensors").items()},
+        strict=False,
+    )
+    want = reference_logprobs(model, state["canary"]["token_ids"]).numpy()
+    np.testing.assert_allclose(state["canary"]["logprobs"], want, atol=1e-5)
+
+
+def test_the_newest_checkpoints_stay_and_the_last_step_always_has_one(model_path: Path, tmp_path: Path) -> None:
+    train(run_config(model_path), tmp_path, FakeBuffer(batch_of), FakeFleet())
+    assert complete_steps(tmp_path / "checkpoints") == [6, 7]
+
+
+def test_a_buffer_that_has_lost_its_batches_gets_the_snapshot_back(model_path: Path, tmp_path: Path) -> None:
+    config = run_config(model_path)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path, dying_buffer(5), FakeFleet())
+    buffer = FakeBuffer(batch_of, lost=True)
+    train(config, tmp_path, buffer, FakeFleet(), resume=True)
+    assert buffer.told[:3] == [("resume", 4), ("restore", b"snapshot of the buffer"), ("resume", 4)]
+
+
+def test_without_a_checkpoint_a_lost_buffer_cannot_be_resumed(model_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="start a new run"):
+        train(run_config(model_path), tmp_path, FakeBuffer(batch_of, lost=True), FakeFleet(), resume=True)
+
+
+def test_republished_weights_are_the_file_that_the_workers_had(model_path: Path, tmp_path: Path) -> None:
+    config, before, after = run_config(model_path), FakeFleet(), FakeFleet()
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path, dying_buffer(5), before)
+    shutil.rmtree(tmp_path / "weights")
+    train(config, tmp_path, FakeBuffer(batch_of), after, resume=True)
+    newest = before.updates[-1]
+    assert (newest.version, newest.digest, newest.canary) == (
+        after.updates[0].version,
+        after.updates[0].digest,
+        after.updates[0].canary,
+    )
+
+
+def test_half_a_checkpoint_is_no_checkpoint(model_path: Path, tmp_path: Path) -> None:
+    train(run_config(model_path, run={"num_steps": 4}), tmp_path, FakeBuffer(batch_of), FakeFleet())
+    newest = tmp_path / "checkpoints" / "step-000004"
+    newest.rename(newest.with_suffix(".partial"))
+    found = newest_checkpoint(tmp_path / "checkpoints")
+    assert found is not None
+    assert found.state.step == 2
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """As on a full disk, a file that grows beyond this is refused."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_a_storage_error_and_the_older_checkpoint_stays(model_path: Path, tmp_path: Path) -> None:
+    config = run_config(model_path, run={"num_steps": 2})
+    learner = train(config, tmp_path, FakeBuffer(batch_of), FakeFleet())
+    weights = (tmp_path / "checkpoints/step-000002/hf/model.safetensors").stat().st_size
+    digests = {path: digest_of(path) for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
+    # Room for the weights, not for the optimizer's moments, which are twice as large.
+    with files_of_at_most(weights + 1000), pytest.raises(StorageError, match="step-000003"):
+        learner.save_checkpoint(3)
+    assert {path: digest_of(path) for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()} == digests
+    assert learner.checkpoints.newest == 2
+    learner.save_checkpoint(3)
+    assert complete_steps(tmp_path / "checkpoints") == [2, 3]
+
+
+def test_a_damaged_or_foreign_state_is_refused(model_path: Path, tmp_path: Path) -> None:
+    train(run_config(model_path, run={"num_steps": 2}), tmp_path, FakeBuffer(batch_of), FakeFleet())
+    path = tmp_path / "checkpoints" / "step-000002" / "state.json"
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps({**state, "format": 99}))
+    with pytest.raises(ConfigError, match="has format 99"):
+        newest_checkpoint(tmp_path / "checkpoints")
+    del state["canary"]["tolerance"]
+    path.write_text(json.dumps(state))
+    with pytest.raises(ConfigError, match="not a whole checkpoint"):
+        newest_checkpoint(tmp_path / "checkpoints")

@@ -1,0 +1,183 @@
+"""The loop in one process, with fakes for its neighbours: Algorithm 1's order, weight files, records, stopping."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM
+
+from bapo.errors import DeadlineError, StorageError
+from bapo.types import Batch, WeightUpdate
+from learner.stopping import StopFlag, Stopped
+from learner.weights import digest_of
+from tests.learner_setup import FakeBuffer, FakeFleet, FakeRecords, learner_config, make_test_learner, random_batch
+from tests.tiny_model import reference_logprobs, write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_tiny_model(path)
+    return path
+
+
+KEYS = {
+    "step", "policy_version", "reward_mean", "c2", "c3", "x1", "x2", "x3", "batch_size", "num_bad", "num_high",
+    "staleness_x1_mean", "staleness_x1_max", "staleness_x2_mean", "staleness_x2_max", "staleness_x3_mean",
+    "staleness_x3_max", "loss", "grad_norm", "entropy", "clip_ratio", "kl", "ratio_max", "lr", "num_tokens",
+    "num_updates", "wait_batch_s", "prox_s", "update_s", "sync_s", "checkpoint_s", "step_s", "tokens_per_s", "time",
+}  # fmt: skip
+
+
+def batch_of(step: int) -> Batch:
+    return random_batch(step=step, num_groups=4)
+
+
+def test_the_order_of_a_run_is_that_of_algorithm_1(model_path: Path, tmp_path: Path) -> None:
+    config = learner_config(model_path, run={"num_steps": 5}, cadence={"v": 2, "m": 2}, checkpoint={"every": 3})
+    buffer, fleet = FakeBuffer(batch_of), FakeFleet()
+    fleet.on_update = lambda update: buffer.told.append(("weights", update.version))
+    make_test_learner(config, tmp_path, buffer=buffer, fleet=fleet).run(1)
+    assert buffer.told == [
+        ("weights", 1), ("progress", (1, 1)), ("batch", 1), ("commit", (1, 0)),
+        ("weights", 2), ("progress", (2, 2)), ("batch", 2), ("commit", (2, 0)),
+        ("progress", (3, 2)), ("batch", 3), ("commit", (3, 3)),
+        ("weights", 4), ("progress", (4, 4)), ("batch", 4), ("commit", (4, 3)),
+        ("progress", (5, 4)), ("batch", 5), ("commit", (5, 5)),
+        ("weights", 6), ("progress", (6, 6)),
+    ]  # fmt: skip
+
+
+def test_workers_get_files_with_hugging_face_names_a_digest_and_a_canary(model_path: Path, tmp_path: Path) -> None:
+    config = learner_config(model_path)
+    seen: list[dict[str, Any]] = []
+    fleet = FakeFleet()
+
+    def look(update: WeightUpdate) -> None:
+        path = Path(update.path)
+        assert digest_of(path) == update.digest
+        assert path.stat().st_size == update.num_bytes
+        assert path.stat().st_mode & 0o444 == 0o444
+        seen.append(load_file(path))
+
+    fleet.on_update = look
+    make_test_learner(config, tmp_path, buffer=FakeBuffer(batch_of), fleet=fleet).run(1)
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    assert seen[0].keys() == dict(model.named_parameters()).keys()
+    for name, parameter in model.named_parameters():
+        np.testing.assert_array_equal(seen[0][name], parameter.detach().numpy())
+    for update, tensors in zip(fleet.updates, seen, strict=True):
+        model.load_state_dict({name: torch.from_numpy(values) for name, values in tensors.items()}, strict=False)
+        want = reference_logprobs(model, list(update.canary.token_ids)).numpy()
+        np.testing.assert_allclose(update.canary.logprobs, want, atol=1e-5)
+    tokens = {update.canary.token_ids for update in fleet.updates}
+    assert len(tokens) == 1, "the same sequence for the whole run"
+    gap = np.abs(np.subtract(fleet.updates[0].canary.logprobs, fleet.updates[-1].canary.logprobs)).max()
+    assert gap > fleet.updates[0].canary.tolerance, "stale weights would be noticed"
+
+
+def test_the_two_newest_weight_files_stay(model_path: Path, tmp_path: Path) -> None:
+    config = learner_config(model_path, run={"num_steps": 6})
+    make_test_learner(config, tmp_path, buffer=FakeBuffer(batch_of), fleet=FakeFleet()).run(1)
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [
+        "version-000006.safetensors",
+        "version-000007.safetensors",
+    ]
+
+
+def test_bfloat16_engines_get_bfloat16_files_and_a_wider_canary(model_path: Path, tmp_path: Path) -> None:
+    config = learner_config(model_path, model={"dtype": "bfloat16"}, run={"num_steps": 1})
+    fleet = FakeFleet()
+    learner = make_test_learner(config, tmp_path, buffer=FakeBuffer(batch_of), fleet=fleet)
+    learner.run(1)
+    first, last = fleet.updates
+    # 88,384 parameters: two bytes each instead of four, and a header.
+    assert 2 * 88_384 < last.num_bytes < 2.1 * 88_384
+    assert first.canary.tolerance == 0.5
+    assert {parameter.dtype for parameter in learner.policy.parameters()} == {torch.float32}
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16)
+    got = reference_logprobs(model, list(first.canary.token_ids)).numpy()
+    assert np.abs(got - first.canary.logprobs).max() < first.canary.tolerance
+
+
+def test_every_step_leaves_one_row_with_all_keys_and_the_fates_of_its_groups(
+    model_path: Path, tmp_path: Path
+) -> None:
+    config = learner_config(model_path, cadence={"v": 2, "m": 2})
+    learner = make_test_learner(config, tmp_path, buffer=FakeBuffer(batch_of), fleet=FakeFleet())
+    learner.run(1)
+    records = learner.records
+    assert isinstance(records, FakeRecords)
+    assert [row["step"] for row in records.rows] == [1, 2, 3, 4]
+    row = records.rows[2]
+    assert row.keys() >= KEYS
+    # Step 3 runs on version 2; its groups were made by version 1. Of 4 groups, 2 are x1.
+    assert (row["policy_version"], row["x1"], row["x2"], row["x3"], row["staleness_x1_max"]) == (2, 2, 1, 1, 2)
+    assert row["num_tokens"] == sum(len(entry.group.token_ids) for entry in batch_of(3).entries)
+    assert row["step_s"] >= row["update_s"] + row["prox_s"] + row["wait_batch_s"] > 0
+    assert [fate.group_id for fate in records.groups[3]] == [f"g-3-{i}" for i in range(4)]
+    shown = learner.telemetry.exposition().decode()
+    assert "bapo_learner_step 4.0" in shown
+    assert 'bapo_learner_phase_seconds_count{phase="sync"} 4.0' in shown
+
+
+def test_an_empty_batch_is_recorded_with_nulls_and_the_run_goes_on(model_path: Path, tmp_path: Path) -> None:
+    config = learner_config(model_path, run={"num_steps": 2})
+    buffer = FakeBuffer(lambda step: random_batch(step=step, num_groups=0 if step == 1 else 3))
+    learner = make_test_learner(config, tmp_path, buffer=buffer, fleet=FakeFleet())
+    learner.run(1)
+    assert isinstance(learner.records, FakeRecords)
+    first, second = learner.records.rows
+    assert (first["loss"], first["num_tokens"], first["num_updates"], first["staleness_x1_max"]) == (None, 0, 0, None)
+    assert second["loss"] is not None
+
+
+def stopping_buffer(action: Callable[[int], None]) -> FakeBuffer:
+    def make(step: int) -> Batch:
+        action(step)
+        return batch_of(step)
+
+    return FakeBuffer(make)
+
+
+def test_a_signal_while_waiting_for_a_batch_ends_the_wait_at_once(model_path: Path, tmp_path: Path) -> None:
+    config, stop = learner_config(model_path), StopFlag()
+    previous = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    stop.install()
+    try:
+        buffer = stopping_buffer(lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 2 else None)
+        learner = make_test_learner(config, tmp_path, buffer=buffer, fleet=FakeFleet(), stop=stop)
+        with pytest.raises(Stopped, match="SIGTERM while waiting"):
+            learner.run(1)
+    finally:
+        signal.signal(signal.SIGTERM, previous[0])
+        signal.signal(signal.SIGINT, previous[1])
+    assert ("commit", (2, 2)) not in buffer.told
+
+
+def test_a_wait_that_is_too_long_ends_the_run_with_the_reason_of_the_buffer(model_path: Path, tmp_path: Path) -> None:
+    def never(step: int) -> None:
+        raise DeadlineError("batch 1 did not come within 600 s: 96/256 groups, worker-2 silent for 38 s")
+
+    learner = make_test_learner(
+        learner_config(model_path), tmp_path, buffer=stopping_buffer(never), fleet=FakeFleet()
+    )
+    with pytest.raises(DeadlineError, match="96/256 groups"):
+        learner.run(1)
+
+
+def test_weights_that_cannot_be_written_are_a_storage_error(model_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("a file where the folder should be")
+    learner = make_test_learner(
+        learner_config(model_path), tmp_path, buffer=FakeBuffer(batch_of), fleet=FakeFleet()
+    )
+    with pytest.raises(StorageError, match=r"cannot write .*version-000001"):
+        learner.run(1)

@@ -1,0 +1,107 @@
+"""`python -m learner` as a process: it starts, shows its health, trains, ends on SIGTERM and goes on with --resume."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bapo.config.load import dump_toml
+from bapo.records import RunDirectory
+from tests.integration.learner_peers import Peers, serve
+from tests.learner_setup import learner_config, random_batch
+from tests.tiny_model import write_tiny_model
+
+TIMEOUT_S = 120.0
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def peers() -> Iterator[Peers]:
+    with serve(Peers(lambda step: random_batch(step=step, num_groups=4))) as running:
+        yield running
+
+
+def make_run(tmp_path: Path, **sections: Mapping[str, Any]) -> RunDirectory:
+    write_tiny_model(tmp_path / "model")
+    values = {"run": {"num_steps": 3}, "checkpoint": {"every": 1}, **sections}
+    config = learner_config(tmp_path / "model", **values)
+    return RunDirectory.create(tmp_path / "run", dump_toml(config))
+
+
+def start(run: RunDirectory, peers: Peers, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "learner", "--config", str(run.config_path), "--run-dir", str(run.path)]
+    urls = ["--buffer-url", peers.url, "--fleet-url", peers.url]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*command, *urls, *flags], env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and log."""
+    try:
+        _, log = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    return process.returncode, log
+
+
+def test_a_learner_ends_on_sigterm_while_it_waits_and_goes_on_with_resume(tmp_path: Path, peers: Peers) -> None:
+    run = make_run(tmp_path)
+    peers.withheld.add(3)
+    process = start(run, peers)
+    try:
+        assert peers.asked.wait(TIMEOUT_S), "the learner never asked for batch 3"
+        port = run.read_port("learner")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz") as answer:
+            assert answer.status == 200
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            assert b"bapo_learner_step 2.0" in answer.read()
+        asked_at = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+    finally:
+        code, log = end_of(process)
+    assert code == 0, log
+    assert time.monotonic() - asked_at < 5
+    assert "SIGTERM while waiting; go on with --resume" in log
+    assert "waits for its batch: 3/4 groups, 1 leased" in log
+    assert [row["step"] for row in run.read_metrics()] == [1, 2]
+    assert run.latest_checkpoint() == 2
+
+    peers.withheld.clear()
+    peers.calls.clear()
+    code, log = end_of(start(run, peers, "--resume"))
+    assert code == 0, log
+    assert peers.calls[:2] == ["POST /resume", "POST /weights"]
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
+    assert run.latest_checkpoint() == 3
+    sent = [(update["version"], update["rollback"]) for update in peers.weights]
+    assert sent == [(1, False), (2, False), (2, True), (4, False)]
+
+
+@pytest.mark.parametrize(
+    ("sections", "code", "words"),
+    [
+        ({"model": {"path": "/nowhere/to/be"}}, 2, "ConfigError: model.path=/nowhere/to/be: cannot be loaded"),
+        ({"learner": {"num_ranks": 2}}, 2, "ConfigError: learner.num_ranks=2 but WORLD_SIZE=1"),
+        ({"learner": {"batch_timeout_s": 0.5}}, 5, "DeadlineError: batch 1 did not come within"),
+        ({"learner": {"lr": 1e30, "grad_clip": 1e-3}}, 4, "DivergenceError: step 1, mini-batch 2 of 2"),
+    ],
+)
+def test_a_failure_is_one_clear_line_and_its_exit_code(
+    sections: Mapping[str, Any], code: int, words: str, tmp_path: Path, peers: Peers
+) -> None:
+    if code == 5:
+        peers.withheld.add(1)
+    got, log = end_of(start(make_run(tmp_path, **sections), peers))
+    assert got == code, log
+    assert words in log
+    assert "Traceback" not in log
