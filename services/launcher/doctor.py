@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,8 @@ from rich.text import Text
 from bapo.config.tree import Config
 from bapo.errors import BapoError
 from bapo.records import RunDirectory
+from bapo.tasks.base import Task
+from bapo.types import Prompt
 from services.launcher import checks
 from services.launcher.checks import Check
 from services.launcher.child import Child, end
@@ -108,16 +110,16 @@ def gold(config: Config) -> Check:
     if not known:
         return Check(name=name, status="warn", detail="the task knows no gold answers, so its reward was not tried")
     for prompt, text in known:
-        reward, reason = _reward(lambda prompt=prompt, text=text: task.reward(prompt, text))
+        reward, reason = _reward(task, prompt, text)
         if reward != 1.0:
             detail = f"{prompt.text!r} with its gold answer {text!r}: {reason or f'reward {reward}, not 1'}"
             return Check(name=name, status="fail", detail=detail)
     return Check(name=name, status="ok", detail=f"{len(known)} of {len(known)} rewarded 1")
 
 
-def _reward(call: Callable[[], float]) -> tuple[float | None, str]:
+def _reward(task: Task, prompt: Prompt, text: str) -> tuple[float | None, str]:
     try:
-        return call(), ""
+        return task.reward(prompt, text), ""
     except Exception as error:  # noqa: BLE001 - a user's reward may raise anything, and that is what we report
         return None, f"the reward raised {type(error).__name__}: {error}"
 

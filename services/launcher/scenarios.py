@@ -7,10 +7,6 @@ from services.launcher.child import Child
 from services.launcher.crew import ChildFailedError, all_ended, is_ready
 from services.launcher.session import Session
 
-REDIS_TIMEOUT_S = 120.0
-"""A large append-only file is read at 150 MB/s or so."""
-SERVICE_TIMEOUT_S = 60.0
-
 
 def train(session: Session, *, resume: bool) -> None:
     """From nothing, or from the newest checkpoint, to the measured final weights.
@@ -68,7 +64,8 @@ def start_buffer(session: Session) -> None:
     redis_url = settings.redis_url
     if redis_url is None:
         spec, redis_url = embedded_redis.redis_spec(session.run, settings, session.starter.env)
-        session.watch_ready(session.crew.start(spec), REDIS_TIMEOUT_S)
+        session.crew.start(spec)
+    # The service itself waits for its Redis, which may have a large file to load.
     session.crew.start(session.starter.buffer(redis_url))
 
 

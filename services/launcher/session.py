@@ -20,8 +20,7 @@ from bapo.addresses import buffer_url, fleet_url
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, DeadlineError, StorageError
 from bapo.records import RunDirectory
-from services.launcher.child import Child
-from services.launcher.crew import Crew, Interrupts, is_ready
+from services.launcher.crew import Crew, Interrupts
 from services.launcher.display import Display
 from services.launcher.processes import Starter
 from services.launcher.snapshot import Observer
@@ -86,16 +85,6 @@ class Session:
             if until():
                 return
             time.sleep(TICK_S)
-
-    def watch_ready(self, child: Child, timeout_s: float) -> None:
-        """Watch until a child is ready. Raises: DeadlineError when that takes too long."""
-
-        def ready_in_time() -> bool:
-            if child.age_s > timeout_s and child.ready_after_s is None:
-                raise DeadlineError(f"{child.name} was not ready after {timeout_s:.0f} s; see {child.spec.log_path}")
-            return is_ready(child)()
-
-        self.watch(ready_in_time)
 
     def note(self, status: str) -> None:
         """Tell run.json where the run is."""

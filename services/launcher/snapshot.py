@@ -105,8 +105,8 @@ class Observer:
         """The run now."""
         if self._now() - self._asked_s >= SERVICE_EVERY_S:
             self._asked_s = self._now()
-            self._status = _ask(self._buffer and self._buffer.status, self._status)
-            self._workers = _ask(self._fleet and self._fleet.workers, self._workers)
+            self._status = _ask(self._buffer.status if self._buffer else None, self._status)
+            self._workers = _ask(self._fleet.workers if self._fleet else None, self._workers)
         return Snapshot(
             name=self._run.name,
             algorithm=self._config.algorithm.name,
