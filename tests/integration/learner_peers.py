@@ -13,7 +13,6 @@ from typing import Any
 from bapo.types import Batch
 from bapo.wire import pack_batch
 
-
 POLL_S = 0.2
 """How long the learner waits for one answer about a batch that does not come."""
 
