@@ -1,0 +1,60 @@
+"""Run `bapo train` from a benchmark and read what it left: every figure comes from a run directory."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bapo.records import RunDirectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRun:
+    """One run that ended with exit code 0."""
+
+    run: RunDirectory
+    wall_s: float
+    """From the start of the command to its end."""
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One row per step."""
+        return self.run.read_metrics()
+
+    @property
+    def started(self) -> float:
+        """Unix time at which the command was given."""
+        return self.metrics[-1]["time"] - self.wall_s
+
+    def step_seconds(self, skip: int) -> list[float]:
+        """Seconds between the ends of consecutive steps, without the first `skip`."""
+        times = [row["time"] for row in self.metrics]
+        return [after - before for before, after in zip(times[skip:], times[skip + 1 :], strict=False)]
+
+
+def train(config: str, name: str, overrides: Sequence[str], *, root: Path) -> FinishedRun:
+    """`bapo train config --run.name name ...` with its output in ROOT/NAME.txt.
+
+    Raises: RuntimeError with the last lines when the run fails.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    log_path = root / f"{name}.txt"
+    command = [sys.executable, "-m", "bapo.cli", "train", config, "--run.name", name, "--run.root", str(root)]
+    started = time.time()
+    with log_path.open("w") as log:
+        code = subprocess.run([*command, *overrides], stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+    if code != 0:
+        tail = "\n".join(log_path.read_text().splitlines()[-10:])
+        raise RuntimeError(f"{name} ended with exit code {code}:\n{tail}")
+    return FinishedRun(run=RunDirectory.open(root / name), wall_s=time.time() - started)
+
+
+def median(values: Sequence[float]) -> float:
+    """Middle value, rounded to what a wall clock can tell."""
+    return round(statistics.median(values), 4)
