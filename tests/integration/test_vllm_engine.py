@@ -1,0 +1,215 @@
+"""Real vLLM on CPU against a plain transformers forward of the same tokens: before, during and after weight updates.
+
+Two engines: a tied head at temperature 1 (the shipped model's kind), an own head at temperature 0.7.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bapo.config.tree import Config, ModelConfig, RolloutConfig
+from bapo.errors import WeightMismatchError
+from bapo.types import Canary, Float32s, WeightUpdate
+from rollout_server.engines import vllm
+from rollout_server.engines.base import SampledGroup
+from rollout_server.grader import GraderPool
+from rollout_server.weights import check_file, take_weights
+from rollout_server.worker import NUM_GRADERS, Worker
+from tests.factories import make_request
+from tests.rollout_fakes import MemoryBuffer, wait_until
+from tests.tiny_model import perturb, reference_logprobs, save_weights, write_tiny_model
+
+TOLERANCE = 1e-4
+BLOCK_SIZE = 32
+CANARY_TOKENS = (16, 103, 11, 214, 84, 209, 20, 30, 40)
+
+
+@dataclass
+class Rig:
+    """An engine, and the same weights in transformers: what the learner holds."""
+
+    engine: vllm.VllmEngine
+    learner: object
+    folder: Path
+    temperature: float
+
+    def publish(self, seed: int) -> WeightUpdate:
+        """The learner takes a step and writes its weights for the next version."""
+        perturb(self.learner, seed=seed)
+        return self.write(self.engine.policy_version + 1)
+
+    def write(self, version: int) -> WeightUpdate:
+        path = self.folder / f"version-{version}.safetensors"
+        save_weights(self.learner, path)
+        logprobs = tuple(reference_logprobs(self.learner, list(CANARY_TOKENS)).tolist())
+        return WeightUpdate(
+            version=version,
+            path=str(path),
+            digest=hashlib.sha256(path.read_bytes()).hexdigest(),
+            num_bytes=path.stat().st_size,
+            canary=Canary(token_ids=CANARY_TOKENS, logprobs=logprobs, tolerance=TOLERANCE),
+        )
+
+    def sample(self, num_groups: int = 4) -> list[SampledGroup]:
+        for i in range(num_groups):
+            self.engine.submit(make_request(prompt_id=f"p{i}"))
+        return self.finish()
+
+    def finish(self) -> list[SampledGroup]:
+        groups: list[SampledGroup] = []
+        while self.engine.num_sampling:
+            groups += self.engine.step()
+        return groups
+
+    def differences(self, groups: list[SampledGroup]) -> list[Float32s]:
+        """One [length] array per response: |rollout log-prob - the learner's|."""
+        result = []
+        for group in groups:
+            start = 0
+            prompt = group.prompt_token_ids.tolist()
+            for length in group.lengths.tolist():
+                tokens = group.token_ids[start : start + length].tolist()
+                reference = reference_logprobs(self.learner, prompt + tokens, temperature=self.temperature)
+                expected = reference[len(prompt) - 1 :].numpy()
+                result.append(np.abs(expected - group.logprobs[start : start + length]))
+                start += length
+        return result
+
+
+@pytest.fixture(scope="module", params=[(True, 1.0), (False, 0.7)], ids=["tied-T1", "untied-T0.7"])
+def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    tie, temperature = request.param
+    folder = tmp_path_factory.mktemp("vllm")
+    learner = write_tiny_model(folder / "model", tie=tie)
+    config = Config(
+        model=ModelConfig(path=str(folder / "model")),
+        rollout=RolloutConfig(
+            temperature=temperature,
+            max_groups_in_flight=8,
+            max_prompt_tokens=128,
+            engine_options={"block_size": BLOCK_SIZE},
+        ),
+    )
+    os.environ.update(vllm.ENVIRONMENT)
+    engine = vllm.make_engine(config)
+    yield Rig(engine=engine, learner=learner, folder=folder, temperature=temperature)
+    engine.close()
+
+
+def test_log_probs_equal_the_learners_before_and_after_two_updates_in_place(rig: Rig) -> None:
+    for seed in (None, 1, 2):
+        if seed is not None:
+            take_weights(rig.engine, rig.publish(seed))
+        groups = rig.sample()
+        assert len(groups) == 4
+        assert max(float(difference.max()) for difference in rig.differences(groups)) < TOLERANCE
+        assert {tuple(pair) for group in groups for pair in group.versions.tolist()} == {
+            (rig.engine.policy_version,) * 2
+        }
+
+
+def test_a_response_in_flight_goes_on_with_the_new_weights_and_says_so(rig: Rig) -> None:
+    old_version = rig.engine.policy_version
+    rig.engine.submit(make_request(prompt_id="long", group_size=8))
+    for _ in range(6):
+        assert rig.engine.step() == []
+    before = reference_of(rig)
+    take_weights(rig.engine, rig.publish(3))
+    (group,) = rig.finish()
+    with_new = rig.differences([group])
+    with_old = before.differences([group])
+    mixed = [i for i, pair in enumerate(group.versions.tolist()) if pair == [old_version, old_version + 1]]
+    assert mixed
+    for i in mixed:
+        # The tokens of the first six steps are the old policy's, every later one is the new policy's.
+        assert with_old[i][:6].max() < TOLERANCE
+        assert with_new[i][6:].max() < TOLERANCE
+        assert with_new[i][:6].max() > 0.01
+
+
+def reference_of(rig: Rig) -> Rig:
+    """The learner as it is now, whatever steps it takes later."""
+    return Rig(engine=rig.engine, learner=copy.deepcopy(rig.learner), folder=rig.folder, temperature=rig.temperature)
+
+
+def test_a_prompt_that_was_cached_under_old_weights_is_computed_again(rig: Rig) -> None:
+    # Longer than two blocks of the key-value cache: only whole blocks are ever reused.
+    request = make_request(group_size=4)
+    prompt = replace(request.prompt, text=",".join(map(str, range(10, 44))) + "->80:")
+    for seed in (4, 40):
+        rig.engine.submit(replace(request, prompt=prompt))
+        (group,) = rig.finish()
+        assert len(group.prompt_token_ids) > 2 * BLOCK_SIZE
+        assert max(float(difference.max()) for difference in rig.differences([group])) < TOLERANCE
+        take_weights(rig.engine, rig.publish(seed))
+
+
+def test_weights_that_the_canary_was_not_measured_on_are_detected(rig: Rig) -> None:
+    update = rig.publish(5)
+    other = WeightUpdate(
+        version=update.version,
+        path=update.path,
+        digest=update.digest,
+        num_bytes=update.num_bytes,
+        canary=Canary(
+            token_ids=CANARY_TOKENS,
+            logprobs=tuple(value + 0.01 for value in update.canary.logprobs),
+            tolerance=TOLERANCE,
+        ),
+    )
+    with pytest.raises(WeightMismatchError, match=r"0\.01 nats"):
+        take_weights(rig.engine, other)
+
+
+def test_a_file_that_was_changed_after_it_was_written_is_detected_before_it_is_loaded(rig: Rig) -> None:
+    update = rig.write(rig.engine.policy_version + 1)
+    data = bytearray(Path(update.path).read_bytes())
+    data[-1] ^= 1
+    Path(update.path).write_bytes(bytes(data))
+    with pytest.raises(WeightMismatchError, match="sha256"):
+        check_file(update)
+
+
+def test_a_worker_samples_grades_and_takes_weights_with_the_real_engine(rig: Rig) -> None:
+    buffer = MemoryBuffer([make_request(prompt_id=f"p{i}") for i in range(40)])
+    config = Config(model=ModelConfig(path=str(rig.folder / "model")), rollout=RolloutConfig(max_groups_in_flight=8))
+    worker = Worker(
+        worker_id="worker-0",
+        config=config,
+        buffer=buffer,
+        make_engine=lambda _: _Borrowed(rig.engine),
+        make_grader=lambda config: GraderPool(config.task, num_children=NUM_GRADERS),
+    )
+    try:
+        worker.load()
+        worker.begin(None)
+        wait_until(lambda: len(buffer.groups) >= 10, timeout_s=60)
+        version = rig.engine.policy_version
+        worker.update_weights(rig.publish(6))
+        wait_until(lambda: len(buffer.groups) == 40, timeout_s=60)
+        assert worker.report().state == "sampling"
+        versions = np.concatenate([group.versions for group in buffer.groups.values()])
+        assert set(versions.ravel().tolist()) == {version, version + 1}
+    finally:
+        worker.stop()
+
+
+class _Borrowed:
+    """The fixture's engine for a worker, which would close it."""
+
+    def __init__(self, engine: vllm.VllmEngine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._engine, name)
+
+    def close(self) -> None:
+        pass

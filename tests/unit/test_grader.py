@@ -1,0 +1,138 @@
+"""Grading in processes: right rewards, and no verifier that misbehaves becomes a reward or stops the worker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bapo.config.tree import TaskConfig
+from bapo.errors import ConfigError
+from rollout_server.grader import (
+    GraderPool,
+    VerifierKilledError,
+    VerifierRaisedError,
+    VerifierTimeoutError,
+)
+from tests.factories import make_prompt
+from tests.rollout_fakes import wait_until
+
+HERE = "tests.unit.verifiers_that_misbehave"
+MakePool = Callable[..., GraderPool]
+
+WORKER = """
+from bapo.config.tree import TaskConfig
+from rollout_server.grader import GraderPool
+from tests.factories import make_prompt
+pool = GraderPool(TaskConfig(reward="{reward}", grading_timeout_s=600), num_children=1)
+pool.grade(make_prompt(), ["{pid_file}"])
+"""
+
+
+@pytest.fixture
+def make_pool() -> Iterator[MakePool]:
+    pools = []
+
+    def make(reward: str | None = None, *, timeout_s: float = 10.0, num_children: int = 1) -> GraderPool:
+        dotted = f"{HERE}:{reward}" if reward else None
+        pool = GraderPool(TaskConfig(reward=dotted, grading_timeout_s=timeout_s), num_children=num_children)
+        pools.append(pool)
+        return pool
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def test_the_tasks_own_verifier_grades_each_response(make_pool: MakePool) -> None:
+    texts = ["<answer>1+2+3</answer>", "<answer>1+2</answer>", "no answer", "<answer>3*2*1</answer>"]
+    assert make_pool().grade(make_prompt(), texts).tolist() == [1.0, 0.0, 0.0, 1.0]
+
+
+def test_a_users_reward_by_dotted_path_replaces_the_tasks(make_pool: MakePool) -> None:
+    rewards = make_pool("text_as_reward").grade(make_prompt(), ["0.25", "numpy", "true", "0"])
+    assert rewards.tolist() == [0.25, 0.5, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("text", ["nan", "none", "text", "1.5", "-0.1", "inf"])
+def test_what_is_no_number_in_0_to_1_is_an_error_and_not_a_reward(make_pool: MakePool, text: str) -> None:
+    pool = make_pool("text_as_reward")
+    with pytest.raises(VerifierRaisedError, match=r"no number in \[0, 1\]"):
+        pool.grade(make_prompt(), ["1", text])
+
+
+def test_a_verifier_that_raises_is_named_with_its_message_and_the_prompt(make_pool: MakePool) -> None:
+    pool = make_pool("obey")
+    with pytest.raises(VerifierRaisedError, match=r"ValueError: cannot read this.*on prompt p7") as caught:
+        pool.grade(make_prompt(prompt_id="p7"), ["fine", "raise"])
+    assert caught.value.reason == "verifier_error"
+    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+
+
+def test_a_verifier_that_hangs_is_killed_at_the_deadline_and_replaced(make_pool: MakePool) -> None:
+    pool = make_pool("obey", timeout_s=0.5)
+    pool.grade(make_prompt(), ["fine"])
+    began = time.monotonic()
+    with pytest.raises(VerifierTimeoutError, match=r"0\.5 s") as caught:
+        pool.grade(make_prompt(), ["hang"])
+    assert 0.4 < time.monotonic() - began < 5.0
+    assert caught.value.reason == "verifier_timeout"
+    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+
+
+def test_a_verifier_whose_process_dies_is_survived(make_pool: MakePool) -> None:
+    pool = make_pool("obey")
+    with pytest.raises(VerifierKilledError, match="exit code 7") as caught:
+        pool.grade(make_prompt(), ["exit"])
+    assert caught.value.reason == "verifier_killed"
+    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+
+
+def test_what_a_verifier_prints_does_not_disturb_the_rewards(make_pool: MakePool) -> None:
+    assert make_pool("obey").grade(make_prompt(), ["print", "fine"]).tolist() == [1.0, 1.0]
+
+
+def test_half_a_surrogate_pair_in_a_response_is_graded_like_any_other_text(make_pool: MakePool) -> None:
+    assert make_pool("obey").grade(make_prompt(), ["\ud83d"]).tolist() == [1.0]
+
+
+def test_a_large_group_passes_through_the_pipes(make_pool: MakePool) -> None:
+    assert make_pool("obey").grade(make_prompt(), ["x" * 100_000] * 16).tolist() == [1.0] * 16
+
+
+def test_a_reward_that_does_not_exist_refuses_to_start(make_pool: MakePool) -> None:
+    with pytest.raises(ConfigError, match="no_such_reward"):
+        make_pool("no_such_reward")
+
+
+def test_closing_the_pool_leaves_no_process(make_pool: MakePool) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    pool = make_pool("obey", num_children=2)
+    children = [child for child in psutil.Process().children() if child.pid not in before]
+    assert len(children) == 2
+    pool.close()
+    assert not any(child.is_running() for child in children)
+
+
+def test_the_kernel_would_kill_a_grader_before_its_worker(make_pool: MakePool) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    make_pool("obey")
+    (child,) = (child for child in psutil.Process().children() if child.pid not in before)
+    assert Path(f"/proc/{child.pid}/oom_score_adj").read_text() == "1000\n"
+
+
+def test_a_grader_dies_with_its_worker_even_inside_an_endless_verifier(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    worker = subprocess.Popen([sys.executable, "-c", WORKER.format(reward=f"{HERE}:pid", pid_file=pid_file)])
+    try:
+        wait_until(lambda: pid_file.exists() and pid_file.read_text() != "")
+        grader = psutil.Process(int(pid_file.read_text()))
+    finally:
+        worker.kill()
+        worker.wait()
+    wait_until(lambda: not grader.is_running() or grader.status() == psutil.STATUS_ZOMBIE, timeout_s=5.0)

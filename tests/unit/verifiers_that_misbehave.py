@@ -1,0 +1,39 @@
+"""Rewards for tests of the grader, named by dotted path: each does one thing that a user's verifier may do."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import numpy as np
+
+from bapo.types import Prompt
+
+
+def text_as_reward(prompt: Prompt, text: str) -> object:
+    """Whatever the text says: a number, or what is no reward."""
+    values = {"nan": float("nan"), "none": None, "text": "1.0", "numpy": np.float32(0.5), "true": True}
+    return values[text] if text in values else float(text)
+
+
+def obey(prompt: Prompt, text: str) -> float:
+    """Do what the text says."""
+    if text == "raise":
+        raise ValueError("cannot read this")
+    if text == "hang":
+        time.sleep(600)
+    if text == "exit":
+        os._exit(7)
+    if text == "print":
+        sys.stdout.write("a verifier that prints\n")
+        sys.stdout.flush()
+    return 1.0
+
+
+def pid(prompt: Prompt, text: str) -> float:
+    """Leave the grading process's id where the text says."""
+    with open(text, "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(600)
+    return 1.0
