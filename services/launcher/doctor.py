@@ -137,13 +137,9 @@ def tokenizer(config: Config) -> Check:
     for text in texts:
         again = encoder.decode(encoder(text, add_special_tokens=False)["input_ids"])
         if again != text:
-            detail = (
-                f"{text!r} comes back as {again!r}: model.path has another tokenizer than the one it was trained with"
-            )
+            detail = f"{text!r} comes back as {again!r}: this is not the tokenizer that the model was trained with"
             return Check(name=name, status="fail", detail=detail)
-    return Check(
-        name=name, status="ok", detail=f"{type(encoder).__name__}: {len(texts)} prompts survive the round trip"
-    )
+    return Check(name=name, status="ok", detail=f"{type(encoder).__name__}, {len(texts)} prompts survive a round trip")
 
 
 def _version(package: str) -> str | None:

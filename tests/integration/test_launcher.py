@@ -1,0 +1,131 @@
+"""The launcher's own parts against real processes: embedded Redis, doctor, the report as a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from bapo.config.tree import BufferConfig
+from bapo.records import RunDirectory
+from services.launcher.child import Child, end
+from services.launcher.embedded_redis import forget, redis_spec
+from tests.integration.launching import FREE_PORTS, REPOSITORY, start, wait_until
+from tests.tiny_model import write_tiny_model
+from tests.unit.test_launcher_display import make_row
+
+
+class Server:
+    """The embedded Redis of a run, started and killed at will."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self.child: Child | None = None
+
+    def start(self) -> redis.Redis:
+        spec, url = redis_spec(self._run, BufferConfig(max_memory_mb=64), {})
+        self.child = child = Child(spec)
+
+        def is_up() -> bool:
+            child.look()
+            return child.ready_after_s is not None
+
+        wait_until(is_up, timeout_s=20.0, what="Redis answers")
+        return redis.Redis.from_url(url)
+
+    def kill(self) -> None:
+        assert self.child is not None
+        self.child.process.kill()
+        self.child.process.wait()
+
+
+def fill(client: redis.Redis, *, num_mb: int) -> None:
+    for number in range(num_mb):
+        client.set(f"key-{number}", b"x" * (1 << 20))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    made = Server(RunDirectory.create(tmp_path / "run"))
+    yield made
+    if made.child is not None:
+        end([made.child], grace_s=2.0)
+
+
+def test_what_the_embedded_redis_acknowledged_survives_kill_9(server: Server) -> None:
+    with server.start() as client:
+        for number in range(500):
+            client.set(f"key-{number}", "x" * 100)
+    server.kill()
+    with server.start() as client:
+        assert client.dbsize() == 500
+
+
+def test_the_embedded_redis_refuses_what_does_not_fit_and_evicts_nothing(server: Server) -> None:
+    with server.start() as client:
+        client.set("first", "kept")
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            fill(client, num_mb=80)
+        assert client.get("first") == b"kept"
+
+
+def test_a_run_that_begins_again_has_an_empty_redis(server: Server, tmp_path: Path) -> None:
+    with server.start() as client:
+        client.set("old", "1")
+    assert server.child is not None
+    end([server.child], grace_s=2.0)
+    forget(RunDirectory(tmp_path / "run"))
+    with server.start() as client:
+        assert client.dbsize() == 0
+
+
+def doctor(tmp_path: Path, *overrides: str) -> tuple[int, dict[str, dict[str, str]]]:
+    model = tmp_path / "model"
+    if not model.exists():
+        write_tiny_model(model)
+    tokens = ["--model.path", str(model), "--run.root", str(tmp_path), "--task.options.num_train", "64", *FREE_PORTS]
+    process = start(["doctor", "bapo", "--json", "--algorithm.batch_size", "8", "--learner.minibatch_size", "8",
+                     *tokens, *overrides])  # fmt: skip
+    output, _ = process.communicate(timeout=120)
+    start_of_json = output.index("[")
+    return process.returncode, {row["name"]: row for row in json.loads(output[start_of_json:])}
+
+
+@pytest.mark.slow
+def test_the_doctor_finds_a_sound_machine_sound(tmp_path: Path) -> None:
+    code, found = doctor(tmp_path)
+    assert (code, {name for name, row in found.items() if row["status"] == "fail"}) == (0, set())
+    assert found["reward on gold answers"]["detail"] == "50 of 50 rewarded 1"
+    assert "20 prompts survive a round trip" in found["tokenizer"]["detail"]
+    assert found["redis starts"]["status"] == "ok"
+
+
+@pytest.mark.slow
+def test_the_doctor_finds_a_reward_that_rejects_right_answers_and_a_tokenizer_that_loses_text(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    write_tiny_model(model)
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    # Character by character: "->" becomes "-" and an unknown ">".
+    tokenizer["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    code, found = doctor(tmp_path, "--task.reward", "tests.integration.bad_rewards:raises")
+    assert code == 2
+    assert {name for name, row in found.items() if row["status"] == "fail"} == {"reward on gold answers", "tokenizer"}
+    assert "the reward raised RuntimeError: the verifier fell over" in found["reward on gold answers"]["detail"]
+    assert "comes back as" in found["tokenizer"]["detail"]
+
+
+def test_a_report_is_made_in_a_process_of_its_own(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", '[run]\nnum_steps = 3\n[model]\npath = "m"\n[task]\nname = "t"\n'
+                              '[algorithm]\nname = "bapo"\ngroup_size = 8\n')  # fmt: skip
+    arguments = [sys.executable, "-m", "bapo.report", str(run.path)]
+    empty = subprocess.run(arguments, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert (empty.returncode, "no finished step" in empty.stderr) == (2, True)
+    run.append_metrics(make_row(1))
+    made = subprocess.run(arguments, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    assert (made.returncode, made.stdout) == (0, f"{run.report_path}\n")
