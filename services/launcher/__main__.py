@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bapo.config.load import load_resolved
-from bapo.errors import BapoError
+from bapo.errors import BapoError, ConfigError
 from bapo.records import RunDirectory
 from services.launcher import checks, failure, scenarios
 from services.launcher.crew import ChildFailedError, InterruptedRunError, Interrupts
@@ -58,12 +58,13 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
         with Session(config, run, make_display(console), interrupts) as session:
             _scenario(flags)(session)
     except InterruptedRunError:
-        return _end(run, console, INTERRUPTED, "interrupted", "ended by the user" + _how_to_go_on(flags, run))
+        message = "ended by the user" + _how_to_go_on(flags, run, INTERRUPTED)
+        return _end(run, console, INTERRUPTED, "interrupted", message)
     except ChildFailedError as error:
         code = error.child.exit_code or 1
-        return _end(run, console, code, "failed", failure.explain(error.child) + _how_to_go_on(flags, run))
+        return _end(run, console, code, "failed", failure.explain(error.child) + _how_to_go_on(flags, run, code))
     except BapoError as error:
-        message = f"{type(error).__name__}: {error}" + _how_to_go_on(flags, run)
+        message = f"{type(error).__name__}: {error}" + _how_to_go_on(flags, run, error.exit_code)
         return _end(run, console, error.exit_code, "failed", message)
     remember(run, status="finished", exit_code=0, message="")
     if flags.verb == "train":
@@ -89,8 +90,9 @@ def _end(run: RunDirectory, console: Console, code: int, status: str, message: s
     return code
 
 
-def _how_to_go_on(flags: argparse.Namespace, run: RunDirectory) -> str:
-    if flags.verb != "train":
+def _how_to_go_on(flags: argparse.Namespace, run: RunDirectory, code: int) -> str:
+    # A run keeps its configuration, so one that is wrong cannot be continued.
+    if flags.verb != "train" or code == ConfigError.exit_code:
         return ""
     step = run.latest_checkpoint()
     where = f"from the checkpoint after step {step}" if step else "from step 1, there is no checkpoint yet"

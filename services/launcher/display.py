@@ -44,8 +44,8 @@ class LiveDisplay:
         self._live.start()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Redraw at the terminal's width of now."""
-        self._live.update(render(snapshot, self._console.width), refresh=True)
+        """Redraw at the terminal's size of now."""
+        self._live.update(render(snapshot, *self._console.size), refresh=True)
 
     def say(self, text: str) -> None:
         """Above the table."""

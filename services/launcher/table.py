@@ -18,7 +18,9 @@ from services.launcher.snapshot import ProcessLine, Snapshot
 from services.launcher.waiting import who_waits
 
 NUM_ROWS = 10
-"""Latest steps that stay visible."""
+"""Latest steps that stay visible, where the terminal is high enough."""
+OTHER_ROWS = 14
+"""Lines of everything but the steps."""
 NARROW = 100
 """Below this width there is no room for the bar."""
 COLOURS = {"x1": "blue", "x2": "dark_orange", "x3": "green"}
@@ -27,14 +29,14 @@ BLOCKS = {"x1": "█", "x2": "▓", "x3": "▒"}
 MARKS = {"starting": ("…", "yellow"), "ready": ("✓", "green"), "ended": ("·", "bright_black")}
 
 
-def render(snapshot: Snapshot, width: int) -> RenderableType:
-    """The whole view."""
+def render(snapshot: Snapshot, width: int, height: int = 24) -> RenderableType:
+    """The whole view, for a terminal of so many columns and lines."""
     parts: list[RenderableType] = [_headline(snapshot, width)]
     starting = any(process.state == "starting" for process in snapshot.processes)
     if snapshot.processes and (starting or not snapshot.metrics):
         parts.append(_processes(snapshot.processes))
     if snapshot.metrics:
-        parts.append(_steps(snapshot, width))
+        parts.append(_steps(snapshot, width, max(3, min(NUM_ROWS, height - OTHER_ROWS))))
     parts.extend(_facts(snapshot))
     return Group(*parts)
 
@@ -63,7 +65,7 @@ def _processes(processes: Sequence[ProcessLine]) -> RenderableType:
     return Padding(table, (1, 0, 0, 0))
 
 
-def _steps(snapshot: Snapshot, width: int) -> RenderableType:
+def _steps(snapshot: Snapshot, width: int, num_rows: int) -> RenderableType:
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bright_black", pad_edge=False)
     for name in ("step", "reward"):
         table.add_column(name, justify="right")
@@ -74,7 +76,7 @@ def _steps(snapshot: Snapshot, width: int) -> RenderableType:
         table.add_column(" ".join(f"{origin.upper()} {BLOCKS[origin]}" for origin in ORIGINS), min_width=20)
     for name in ("B_bad", "B_high", "stale", "tokens/s", "s/step", "waited"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in snapshot.metrics[-NUM_ROWS:]:
+    for row in snapshot.metrics[-num_rows:]:
         table.add_row(*_cells(row, snapshot.batch_size, width))
     return Padding(table, (1, 0, 0, 0))
 

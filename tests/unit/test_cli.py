@@ -127,7 +127,7 @@ def test_the_sums_of_a_run_are_told_before_it_starts(config_file: Path) -> None:
 def test_a_difference_is_shown_key_by_key(config_file: Path) -> None:
     lines = call("config", "diff", str(config_file), "--learner.lr", "0.5").output.splitlines()
     assert "learner.lr: 1e-06 -> 0.5" in lines
-    assert [line for line in lines if line.startswith("run.num_steps: ")][0].endswith(" -> 3")
+    assert next(line for line in lines if line.startswith("run.num_steps: ")).endswith(" -> 3")
     against = call("config", "diff", str(config_file), "--against", "grpo").output
     assert "algorithm.name" in against
 

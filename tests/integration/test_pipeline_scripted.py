@@ -1,0 +1,180 @@
+"""The real launcher with real Redis, buffer service, Ray fleet (scripted engine) and learner: one small run, whole."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bapo.config.load import load_resolved
+from bapo.records import RunDirectory
+from tests.integration.launching import alive, family, kill_family, start, train_arguments, wait_until
+
+START_S = 120.0
+"""Ray and torch on two shared cores."""
+pytestmark = pytest.mark.slow
+
+Start = Callable[[list[str]], subprocess.Popen[str]]
+
+
+@pytest.fixture
+def started() -> Iterator[Start]:
+    """Starts commands and leaves nothing of them behind."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start_one(arguments: list[str]) -> subprocess.Popen[str]:
+        processes.append(start(arguments))
+        return processes[-1]
+
+    yield start_one
+    for process in processes:
+        kill_family(process)
+
+
+def run_at(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path / "outputs" / "run")
+
+
+def wait_for_step(run: RunDirectory, step: int, process: subprocess.Popen[str]) -> None:
+    def has_step() -> bool:
+        assert process.poll() is None, process.communicate()[0]
+        return any(row["step"] >= step for row in run.read_metrics())
+
+    wait_until(has_step, timeout_s=START_S, what=f"step {step}")
+
+
+def test_a_run_ends_with_everything_on_disk_and_nothing_left_running(started: Start, tmp_path: Path) -> None:
+    process = started(train_arguments(tmp_path, num_steps=4))
+    run = run_at(tmp_path)
+    wait_for_step(run, 1, process)
+    members = family(process)
+    output, _ = process.communicate(timeout=START_S)
+    assert process.returncode == 0, output
+    assert alive(members) == []
+
+    rows = run.read_metrics()
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert all(row["x1"] + row["x2"] + row["x3"] <= 8 for row in rows)
+    assert run.group_steps() == [1, 2, 3, 4]
+    fresh = [fate for _, fates in run.read_groups() for fate in fates if fate.group_id.startswith("fresh-")]
+    assert {fate.group_id for fate in fresh} == {f"fresh-{i:08d}" for i in range(32)}  # B = 8 in each of 4 steps
+    measured = {(row["split"], row["version"]) for row in run.read_evaluations()}
+    assert {("cd34", 1), ("cd4", 1), ("cd34", 5), ("cd4", 5)} <= measured
+    assert run.checkpoint_steps()[-1] == 4
+    assert "<svg" in run.report_path.read_text()
+    assert load_resolved(run.config_path).algorithm.batch_size == 8
+
+    fields = run.read_run()
+    assert (fields["status"], fields["exit_code"]) == ("finished", 0)
+    assert set(fields["processes"]) == {
+        "redis", "buffer_service", "rollout_server", "learner", "scheduler", "evaluator",
+    }  # fmt: skip
+    assert all(run.log_path(name).exists() for name in fields["processes"])
+    for words in ("rollout_server is ready after", "step 4/4", "held-out cd34 after 4 steps", "run is finished"):
+        assert words in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_user_ends_a_run_within_ten_seconds_and_is_told_how_to_go_on(
+    started: Start, tmp_path: Path, number: signal.Signals
+) -> None:
+    process = started(train_arguments(tmp_path, num_steps=100_000))
+    run = run_at(tmp_path)
+    wait_for_step(run, 2, process)
+    members = family(process)
+    began = time.monotonic()
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=30)
+    assert time.monotonic() - began < 10.0
+    assert process.returncode == 130
+    assert alive(members) == []
+    assert f"bapo train --resume {run.path}" in output
+    assert run.read_run()["status"] == "interrupted"
+
+
+def test_kill_9_of_the_launcher_leaves_nothing_running(started: Start, tmp_path: Path) -> None:
+    process = started(train_arguments(tmp_path, num_steps=100_000))
+    wait_for_step(run_at(tmp_path), 1, process)
+    members = family(process)
+    assert len(members) > 6
+    process.send_signal(signal.SIGKILL)
+    wait_until(lambda: alive(members) == [], timeout_s=15.0, what=f"end of {alive(members)}")
+
+
+@pytest.mark.parametrize("victim", ["learner", "buffer_service", "rollout_server", "redis"])
+def test_a_part_that_dies_ends_the_run_with_its_name(started: Start, tmp_path: Path, victim: str) -> None:
+    process = started(train_arguments(tmp_path, num_steps=100_000))
+    run = run_at(tmp_path)
+    wait_for_step(run, 1, process)
+    wait_until(lambda: run.read_run().get("status") == "running", timeout_s=30.0, what="run.json says running")
+    members = family(process)
+    part = next(member for member in members if member.pid == run.read_run()["processes"][victim]["pid"])
+    part.kill()
+    output, _ = process.communicate(timeout=30)
+    assert f"{victim} ended with signal SIGKILL" in output
+    assert process.returncode == 137
+    assert alive(members) == []
+    fields = run.read_run()
+    assert (fields["status"], fields["exit_code"]) == ("failed", 137)
+
+
+def test_the_same_run_cannot_be_started_twice_at_once(started: Start, tmp_path: Path) -> None:
+    process = started(train_arguments(tmp_path, num_steps=100_000))
+    run = run_at(tmp_path)
+    wait_for_step(run, 1, process)
+    second = started(["train", "--resume", str(run.path)])
+    output, _ = second.communicate(timeout=60)
+    assert second.returncode == 2
+    assert "is in progress in another process" in output
+    assert process.poll() is None
+
+
+def test_a_verifier_that_raises_stops_the_run_with_its_words(started: Start, tmp_path: Path) -> None:
+    overrides = ["--task.reward", "tests.integration.bad_rewards:raises", "--buffer.max_failures_in_a_row", "5"]
+    process = started(train_arguments(tmp_path, *overrides))
+    output, _ = process.communicate(timeout=START_S)
+    assert process.returncode in (3, 5), output
+    assert "the verifier fell over" in output
+
+
+def test_a_verifier_that_hangs_is_killed_and_stops_the_run(started: Start, tmp_path: Path) -> None:
+    overrides = [
+        "--task.reward", "tests.integration.bad_rewards:hangs", "--task.grading_timeout_s", "0.5",
+        "--buffer.max_failures_in_a_row", "3",
+    ]  # fmt: skip
+    process = started(train_arguments(tmp_path, *overrides))
+    output, _ = process.communicate(timeout=START_S)
+    assert process.returncode in (3, 5), output
+    assert "timeout" in output
+
+
+def test_more_workers_join_a_run_that_goes_on(started: Start, tmp_path: Path) -> None:
+    process = started(train_arguments(tmp_path, num_steps=100_000))
+    run = run_at(tmp_path)
+    wait_for_step(run, 1, process)
+    scaled = started(["scale", "rollout", "2", "--run", str(run.path)])
+    output, _ = scaled.communicate(timeout=60)
+    assert scaled.returncode == 0, output
+
+    def samplers() -> set[str]:
+        steps = run.group_steps()[-3:]
+        return {fate.worker_id for _, fates in run.read_groups(steps) for fate in fates}
+
+    wait_until(lambda: len(samplers()) >= 2, timeout_s=60.0, what="groups of two workers")
+
+
+def test_services_come_up_without_a_learner(started: Start, tmp_path: Path) -> None:
+    arguments = train_arguments(tmp_path, num_steps=4)
+    process = started(["up", *arguments[1:]])
+    run = run_at(tmp_path)
+    wait_until(lambda: run.read_run().get("status") == "running", timeout_s=START_S, what="services are up")
+    assert set(json.loads((run.path / "run.json").read_text())["addresses"]) == {"buffer_url", "fleet_url"}
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "start a learner with: python -m learner" in output
