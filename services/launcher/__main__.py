@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bapo.config.load import load_resolved
+from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError
 from bapo.records import RunDirectory
 from services.launcher import checks, failure, scenarios
@@ -52,7 +54,7 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
     config = load_resolved(run.config_path)
     interrupts = Interrupts()
     interrupts.install()
-    checks.preflight(config, with_learner=flags.verb == "train")
+    _preflight(config, flags, run)
     started_s = time.monotonic()
     try:
         with Session(config, run, make_display(console), interrupts) as session:
@@ -74,6 +76,16 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
     else:
         console.print(evaluation_summary(run))
     return 0
+
+
+def _preflight(config: Config, flags: argparse.Namespace, run: RunDirectory) -> None:
+    """Refuse what cannot work; a run that never started then leaves its name free for the next attempt."""
+    try:
+        checks.preflight(config, with_learner=flags.verb == "train")
+    except BapoError:
+        if not run.read_run():
+            shutil.rmtree(run.path)
+        raise
 
 
 def _scenario(flags: argparse.Namespace) -> Scenario:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,11 +12,12 @@ from pathlib import Path
 import pytest
 import redis
 
+from bapo.config.load import dump_toml, load_config
 from bapo.config.tree import BufferConfig
 from bapo.records import RunDirectory
 from services.launcher.child import Child, end
 from services.launcher.embedded_redis import forget, redis_spec
-from tests.integration.launching import FREE_PORTS, REPOSITORY, start, wait_until
+from tests.integration.launching import FREE_PORTS, REPOSITORY, start, train_arguments, wait_until
 from tests.tiny_model import write_tiny_model
 from tests.unit.test_launcher_display import make_row
 
@@ -129,3 +131,37 @@ def test_a_report_is_made_in_a_process_of_its_own(tmp_path: Path) -> None:
     run.append_metrics(make_row(1))
     made = subprocess.run(arguments, capture_output=True, text=True, cwd=REPOSITORY, check=False)
     assert (made.returncode, made.stdout) == (0, f"{run.report_path}\n")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "words"),
+    [
+        (["--buffer.port", "{port}"], 2, "buffer.port: cannot listen on 127.0.0.1:{port}: Address already in use"),
+        (["--buffer.redis_url", "redis://127.0.0.1:{closed}"], 3, "no Redis answers at redis://127.0.0.1:{closed}"),
+        (["--model.path", "/nowhere/model"], 2, "model.path: there is no folder /nowhere/model"),
+        (["--task.options.num_train", "4"], 2, "has 4 training prompts, fewer than one batch"),
+        (["--task.name", "countdwon"], 2, "did you mean 'countdown'?"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_message_and_the_name_stays_free(
+    tmp_path: Path, overrides: list[str], code: int, words: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = {"port": server.getsockname()[1], "closed": other.getsockname()[1]}
+        other.close()
+        process = start(train_arguments(tmp_path, *(token.format(**ports) for token in overrides)))
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == code, output
+    assert words.format(**ports) in output
+    assert "Traceback" not in output
+    assert not (tmp_path / "outputs" / "run").exists()
+
+
+def test_a_run_that_has_ended_can_be_watched(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", dump_toml(load_config(["bapo"], FREE_PORTS)))
+    run.append_metrics(make_row(1))
+    run.update_run(status="failed", message="learner ended with exit code 4", pid=1)
+    process = start(["watch", str(run.path)])
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert output.splitlines()[-1] == "run is failed: learner ended with exit code 4"
