@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import bapo
 from bapo.errors import BY_NAME, BapoError, ContractError, UnavailableError
-from buffer_service.context import Context, Here
+from buffer_service.context import BodyError, Context, Here
 from buffer_service.metrics import BufferMetrics
 from buffer_service.routes import batches, looking, work
 from buffer_service.schemas import ErrorAnswer
@@ -114,11 +114,11 @@ async def _named_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, BapoError)
     name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in BY_NAME)
     retry = isinstance(error, UnavailableError) and not isinstance(error, TooManyFailuresError)
-    return JSONResponse(
-        {"error": name, "message": str(error), "retry": retry},
-        status_code=error.http_status,
-        headers={"Retry-After": str(RETRY_AFTER_S)} if retry else None,
-    )
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if retry else {}
+    if isinstance(error, BodyError):
+        headers["Connection"] = "close"
+    body = {"error": name, "message": str(error), "retry": retry}
+    return JSONResponse(body, status_code=error.http_status, headers=headers)
 
 
 async def _invalid_body(request: Request, error: Exception) -> Response:

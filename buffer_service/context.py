@@ -40,23 +40,27 @@ def _context(request: Request) -> Context:
 Here = Annotated[Context, Depends(_context)]
 
 
+class BodyError(ContractError):
+    """A body was refused before its end: what follows on the connection is no request, so it is closed."""
+
+
 async def read_body(request: Request, most_bytes: int) -> bytearray:
     """The whole body, read into one block of the declared length.
 
-    Raises: ContractError when the length is not declared, is not what comes, or is more than `most_bytes`.
+    Raises: BodyError when the length is not declared, is not what comes, or is more than `most_bytes`.
     """
     declared = request.headers.get("content-length", "")
     if not declared.isdigit():
-        raise ContractError("the length of the body must be declared: send Content-Length, not chunks")
+        raise BodyError("the length of the body must be declared: send Content-Length, not chunks")
     size = int(declared)
     if size > most_bytes:
-        raise ContractError(f"a body of {size} bytes is more than the {most_bytes} that are taken: send it in parts")
+        raise BodyError(f"a body of {size} bytes is more than the {most_bytes} that are taken: send it in parts")
     body, end = bytearray(size), 0
     async for chunk in request.stream():
         if end + len(chunk) > size:
-            raise ContractError(f"the body is longer than the declared {size} bytes")
+            raise BodyError(f"the body is longer than the declared {size} bytes")
         body[end : end + len(chunk)] = chunk
         end += len(chunk)
     if end != size:
-        raise ContractError(f"the body is cut off: {end} of {size} bytes")
+        raise BodyError(f"the body is cut off: {end} of {size} bytes")
     return body

@@ -1,7 +1,8 @@
 """What the buffer keeps: the values that its use cases and its stores exchange.
 
 The store holds a group twice: its frame, opaque and untouched, and its `GroupRecord`, the few numbers that rules,
-records of the run and delivery need. No rule ever opens a frame.
+records of the run and delivery need. No rule ever opens a frame. What is common to a group and its request, its
+`terms`, is one string, so that any store can compare them.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bapo.types import Fate, GroupStat, HardPrompt, Origin, Prompt, Purpose, RolloutRequest
-from bapo.wire import GroupHeader
+from bapo.types import Fate, Group, GroupStat, HardPrompt, Origin, Prompt, Purpose, RolloutRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,22 +78,22 @@ class GroupRecord:
         )
 
 
-def record_of(header: GroupHeader, num_bytes: int) -> GroupRecord:
-    """The record of a group whose frame has this header."""
+def record_of(group: Group, num_bytes: int) -> GroupRecord:
+    """The record of a group whose frame has so many bytes."""
     return GroupRecord(
-        group_id=header.group_id,
-        prompt_id=header.prompt.prompt_id,
-        purpose=header.purpose,
-        step=header.step,
-        label=header.label,
-        worker_id=header.worker_id,
-        policy_version=header.policy_version,
-        rewards=header.rewards,
-        num_tokens=header.num_tokens,
+        group_id=group.group_id,
+        prompt_id=group.prompt.prompt_id,
+        purpose=group.purpose,
+        step=group.step,
+        label=group.label,
+        worker_id=group.worker_id,
+        policy_version=group.policy_version,
+        rewards=tuple(group.rewards.tolist()),
+        num_tokens=len(group.token_ids),
         num_bytes=num_bytes,
-        claimed_at=header.timing.claimed_at,
-        sample_s=header.timing.sample_s,
-        grade_s=header.timing.grade_s,
+        claimed_at=group.timing.claimed_at,
+        sample_s=group.timing.sample_s,
+        grade_s=group.timing.grade_s,
     )
 
 

@@ -5,16 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bapo.types import Group, GroupStat, HardPrompt, Origin, Prompt, RolloutRequest
-from bapo.wire import pack_group, read_group_header
+from bapo.wire import pack_group
+from buffer_service.memory_store import MemoryStore
+from buffer_service.redis_link import RedisLink
+from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
 from buffer_service.values import Assembly, BatchRecord, Incoming, Tables, record_of
 from tests.factories import make_group, make_request
+
+STORES = ("memory", "redis")
+
+
+def new_store(kind: str, redis_url: str, *, run: str = "test", lease_s: float = 60.0, max_attempts: int = 3) -> Store:
+    """An empty store of the kind."""
+    if kind == "memory":
+        return MemoryStore(run, lease_s=lease_s, max_attempts=max_attempts)
+    return RedisStore(RedisLink(redis_url), run, lease_s=lease_s, max_attempts=max_attempts)
 
 
 def incoming(group: Group) -> Incoming:
     """What the service hands to the store for a pushed group."""
     frame = pack_group(group)
-    return Incoming(record=record_of(read_group_header(frame), len(frame)), frame=frame)
+    return Incoming(record=record_of(group, len(frame)), frame=frame)
 
 
 def answer(request: RolloutRequest, rewards: str = "10010000", version: int = 1, worker_id: str = "w") -> Group:

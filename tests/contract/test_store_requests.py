@@ -21,7 +21,9 @@ def fresh(*names: str, min_version: int = 1, step: int = 1) -> list[RolloutReque
 
 def reevaluations(step: int, *names: str) -> list[RolloutRequest]:
     return [
-        make_request(prompt_id=name, request_id=f"r{step}-{name}", purpose=Purpose.REEVALUATE, step=step, min_version=step)
+        make_request(
+            prompt_id=name, request_id=f"r{step}-{name}", purpose=Purpose.REEVALUATE, step=step, min_version=step
+        )
         for name in names
     ]
 

@@ -1,0 +1,55 @@
+"""The buffer service in a thread of the test, on a real socket."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bapo.algorithms.registry import load_composer
+from bapo.clients import BufferClient
+from bapo.config.tree import Config
+from bapo.telemetry import Telemetry
+from buffer_service.__main__ import Server, listen, uvicorn_config
+from buffer_service.app import create_app
+from buffer_service.context import Context
+from buffer_service.metrics import BufferMetrics
+from buffer_service.service import BufferService
+from buffer_service.store import Store
+
+
+def small_config(**sections: dict[str, Any]) -> Config:
+    """B = 4, G = 8, and whatever the test changes."""
+    given = {"algorithm": {"batch_size": 4}, "learner": {"minibatch_size": 4}, **sections}
+    return Config.model_validate(given)
+
+
+@contextmanager
+def serving(store: Store, config: Config) -> Iterator[BufferClient]:
+    """A client of a service on the store; the service ends with the block."""
+    metrics = BufferMetrics(Telemetry(), config)
+    service = BufferService(store, load_composer(config.algorithm), config, metrics)
+    context = Context(service=service, config=config)
+    listener = listen("127.0.0.1", 0)
+    server = Server(uvicorn_config(create_app(context, metrics)), context)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    client = BufferClient(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=10.0, retry_s=5.0)
+    client.wait_ready(10.0)
+    try:
+        yield client
+    finally:
+        server.handle_exit(15, None)
+        thread.join(10.0)
+        listener.close()
+        assert not thread.is_alive(), "the service did not end"
+
+
+def until(condition: Any, timeout_s: float = 10.0) -> None:
+    """Return when `condition()` holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)

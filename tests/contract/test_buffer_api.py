@@ -1,0 +1,362 @@
+"""The buffer's API through its client: real sockets, real frames, the same errors on both sides."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import urllib3
+
+from bapo.clients import BufferClient
+from bapo.errors import BapoError, ContractError, DeadlineError, UnavailableError
+from bapo.types import Origin, Progress, Purpose
+from bapo.wire import pack_group
+from buffer_service.memory_store import MemoryStore
+from buffer_service.store import Store
+from tests.buffer_app import serving, small_config, until
+from tests.buffer_setup import STORES, answer, new_store
+from tests.factories import make_group, make_request
+
+NAN = struct.pack("<f", float("nan"))
+
+
+@pytest.fixture(scope="module", params=STORES)
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
+    """One service for all tests of a store, because starting one takes longer than most of them."""
+    config = small_config(buffer={"max_failures_in_a_row": 2}, cadence={"v": 2, "m": 2})
+    url = request.getfixturevalue("redis_server").url if request.param == "redis" else ""
+    store = new_store(request.param, url, run="api", max_attempts=9)
+    with serving(store, config) as client:
+        yield store, client
+
+
+@pytest.fixture
+def client(served: tuple[Store, BufferClient]) -> BufferClient:
+    """A client of a service with nothing in it."""
+    store, client = served
+    store.restore(MemoryStore("empty", lease_s=60, max_attempts=3).image(), ())
+    return client
+
+
+def raw(client: BufferClient, method: str, path: str, **options: object) -> urllib3.BaseHTTPResponse:
+    return urllib3.request(method, client.url + path, retries=False, **options)  # type: ignore[arg-type]
+
+
+def fill(client: BufferClient, *names: str, rewards: str = "11000000", step: int = 1) -> None:
+    requests = [make_request(prompt_id=name, step=step) for name in names]
+    client.enqueue(requests)
+    client.push([pack_group(answer(request, rewards)) for request in requests])
+
+
+def test_a_group_goes_from_request_to_batch_unchanged(client: BufferClient) -> None:
+    requests = [make_request(prompt_id=name) for name in "abcd"]
+    assert client.enqueue(requests, cursor=4) == 4
+    assert client.enqueue(requests, cursor=4) == 0
+    assert client.claim("w", limit=9, policy_version=1) == requests
+    groups = [answer(request, rewards) for request, rewards in zip(requests, ("1" + 7 * "0", "11111111", "11000000",
+                                                                            "00000000"), strict=True)]  # fmt: skip
+    assert client.push([pack_group(group) for group in groups]) == {f"g-{name}": "stored" for name in "abcd"}
+    batch = client.batch(1, timeout_s=5)
+    assert [(entry.origin, entry.group.group_id) for entry in batch.entries] == [
+        (Origin.X1, "g-a"),
+        (Origin.X1, "g-c"),
+    ]
+    assert pack_group(batch.entries[1].group) == pack_group(groups[2])
+    assert batch.r_tot == pytest.approx((1 / 8 + 1 + 2 / 8) / 4)
+    assert {fate.group_id: fate.reason for fate in batch.fates} == {
+        "g-a": "informative",
+        "g-b": "all_right",
+        "g-c": "informative",
+        "g-d": "all_wrong",
+    }
+    assert (batch.num_bad, client.status().fresh_ready) == (2, 0)
+
+
+def test_the_same_step_has_the_same_bytes(client: BufferClient) -> None:
+    fill(client, *"abcd")
+    first = raw(client, "POST", "/batches/1").data
+    fill(client, *"efgh")
+    assert raw(client, "POST", "/batches/1").data == first
+
+
+def test_a_batch_that_misses_groups_says_why(client: BufferClient) -> None:
+    fill(client, "a")
+    client.enqueue([make_request(prompt_id="b")])
+    client.claim("worker-2", limit=1, policy_version=1)
+    heard: list[str] = []
+    with pytest.raises(DeadlineError, match=r"batch 1 did not come within 0 s: 1/4 fresh groups, 1 leased, 0 queued"):
+        client.batch(1, timeout_s=0.3, on_wait=heard.append)
+    assert heard[0].startswith("1/4 fresh groups, 1 leased")
+
+
+def test_a_waiting_learner_gets_its_batch_when_the_last_group_arrives(client: BufferClient) -> None:
+    fill(client, *"abc")
+    threading.Timer(0.3, fill, args=(client, "d")).start()
+    started = time.monotonic()
+    assert len(client.batch(1, timeout_s=10).entries) == 4
+    assert 0.25 < time.monotonic() - started < 2.0
+
+
+def test_a_waiting_worker_gets_its_request_when_it_is_asked(client: BufferClient) -> None:
+    request = make_request(prompt_id="a")
+    threading.Timer(0.3, client.enqueue, args=([request],)).start()
+    started = time.monotonic()
+    assert client.claim("w", limit=1, policy_version=1, wait_s=10) == [request]
+    assert time.monotonic() - started < 2.0
+    assert client.claim("w", limit=1, policy_version=1, wait_s=0.1) == []
+
+
+def test_a_claim_whose_worker_has_gone_leases_nothing(client: BufferClient) -> None:
+    impatient = urllib3.PoolManager(retries=False, timeout=0.2)
+    body = {"worker_id": "gone", "limit": 1, "policy_version": 1, "wait_s": 30}
+    with pytest.raises(urllib3.exceptions.HTTPError):
+        impatient.request("POST", client.url + "/requests/claim", json=body)
+    impatient.clear()
+    time.sleep(0.6)
+    client.enqueue([make_request(prompt_id="a")])
+    time.sleep(0.3)
+    assert client.status().leased["fresh"] == 0
+
+
+def test_leases_are_kept_failed_and_released_through_the_api(client: BufferClient) -> None:
+    client.enqueue([make_request(prompt_id=name) for name in "abc"])
+    client.claim("w", limit=3, policy_version=1)
+    assert client.renew("w", ["g-a", "g-z"]) == ["g-a"]
+    client.fail("w", "g-a", reason="verifier", detail="it hung")
+    assert (client.status().failures_in_a_row, client.status().last_failure) == (1, "verifier: it hung")
+    assert client.release("w") == 2
+    assert [(r.request_id, r.attempts) for r in client.claim("v", limit=9, policy_version=1)] == [
+        ("g-a", 1),
+        ("g-b", 0),
+        ("g-c", 0),
+    ]
+
+
+def test_too_many_failures_end_the_wait_at_once(client: BufferClient) -> None:
+    client.enqueue([make_request(prompt_id=name) for name in "ab"])
+    client.claim("w", limit=2, policy_version=1)
+    client.fail("w", "g-a", reason="engine", detail="out of memory")
+    client.fail("w", "g-b", reason="engine", detail="out of memory")
+    started = time.monotonic()
+    with pytest.raises(UnavailableError, match=r"2 groups in a row failed.*engine: out of memory"):
+        client.batch(1, timeout_s=30)
+    assert time.monotonic() - started < 2.0
+
+
+def test_reevaluation_and_hard_prompts(client: BufferClient) -> None:
+    fill(client, *"ab", rewards="00000000")
+    fill(client, *"cd")
+    client.batch(1, timeout_s=5)
+    hard = client.hard_prompts()
+    assert [(entry.prompt_id, entry.birth, prompt.prompt_id) for entry, prompt in hard] == [
+        ("a", 1, "a"),
+        ("b", 1, "b"),
+    ]
+    again = make_request(prompt_id="a", request_id="r2-a", purpose=Purpose.REEVALUATE, step=2, min_version=2)
+    client.reevaluate(2, [again])
+    client.reevaluate(2, [again])
+    assert client.status().reevaluation_rounds == {2: 1}
+    assert client.claim("w", limit=9, policy_version=2) == [again]
+    assert client.push([pack_group(answer(again, "11000000", version=2))]) == {"r2-a": "stored"}
+    fill(client, *"efgh", step=2, rewards="11100000")
+    fill(client, *"ijkl", step=3, rewards="00000000")
+    assert Origin.X2 not in {entry.origin for entry in client.batch(2, timeout_s=5).entries}  # no room
+
+
+def test_an_evaluation_is_collected_and_forgotten(client: BufferClient) -> None:
+    requests = [
+        make_request(prompt_id=name, request_id=f"e-{name}", purpose=Purpose.EVALUATE, label="held_out@1", group_size=2)
+        for name in "ba"
+    ]
+    client.enqueue(requests)
+    groups = [answer(request, "10") for request in requests]
+    client.push([pack_group(group) for group in groups])
+    assert client.status().evaluations == {"held_out@1": 2}
+    found = client.collect("held_out@1")
+    assert [pack_group(group) for group in found] == [pack_group(groups[1]), pack_group(groups[0])]
+    client.forget("held_out@1")
+    assert client.collect("held_out@1") == []
+    assert client.status().evaluations == {}
+
+
+def test_progress_and_commit(client: BufferClient) -> None:
+    assert client.progress() == Progress(step=0, policy_version=0)
+    client.report_progress(Progress(step=1, policy_version=1))
+    client.report_progress(Progress(step=0, policy_version=0))
+    assert client.progress() == Progress(step=1, policy_version=1)
+    with pytest.raises(ContractError, match="the newest batch is 0"):
+        client.commit(1, checkpointed=0)
+    fill(client, *"abcd")
+    client.batch(1, timeout_s=5)
+    client.commit(1, checkpointed=1)
+    assert (client.status().committed_step, client.status().checkpointed_step) == (1, 1)
+    with pytest.raises(ContractError, match="batch 1 was released"):
+        client.batch(1, timeout_s=5)
+
+
+def test_a_snapshot_restores_the_run(client: BufferClient) -> None:
+    fill(client, *"abcd")
+    first = raw(client, "POST", "/batches/1").data
+    fill(client, "e")
+    data = client.snapshot()
+    before = client.status()
+    fill(client, *"fgh")
+    client.batch(2, timeout_s=5)
+    client.restore(data)
+    assert client.snapshot() == data
+    after = client.status()
+    assert (after.assembled_step, after.fresh_ready, after.num_bytes) == (1, 1, before.num_bytes)
+    client.resume(0)
+    assert raw(client, "POST", "/batches/1").data == first
+    with pytest.raises(ContractError, match="snapshot is damaged"):
+        client.restore(data[:-1] + b"?")
+    with pytest.raises(ContractError, match="does not hold batch 2"):
+        client.resume(7)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "holds no group"),
+        (b"BAPO", "cut off"),
+        (b"x" * 100, "not a BAPO frame"),
+        (pack_group(make_group())[:-1], "cut off"),
+        (pack_group(make_group()) + b"\0", "cut off"),
+        (pack_group(make_group())[:-4] + NAN, "log-probs from nan"),
+    ],
+)
+def test_a_malformed_group_is_refused_and_nothing_is_stored(client: BufferClient, body: bytes, message: str) -> None:
+    good = make_request(prompt_id="good")
+    client.enqueue([good, make_request()])
+    for prefix in (b"", pack_group(answer(good))):
+        if body or not prefix:
+            reply = raw(client, "POST", "/groups", body=prefix + body)
+            assert reply.status == 422
+            assert reply.json()["error"] == "ContractError"
+            assert message in reply.json()["message"]
+    assert client.status().fresh_ready == 0
+
+
+def test_a_body_without_a_length_is_refused(client: BufferClient) -> None:
+    reply = raw(client, "POST", "/groups", body=iter([b"abc"]))
+    assert (reply.status, reply.json()["error"]) == (422, "ContractError")
+    assert "Content-Length" in reply.json()["message"]
+
+
+def test_a_body_larger_than_allowed_is_refused_before_it_is_read(client: BufferClient) -> None:
+    reply = raw(client, "POST", "/groups", body=b"", headers={"Content-Length": str(1 << 40)})
+    assert "is more than" in reply.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/requests", {"requests": [{"request_id": "x"}]}),
+        ("POST", "/requests", {"requests": [], "cursors": 3}),
+        ("POST", "/requests/claim", {"worker_id": "a b", "limit": 1, "policy_version": 1}),
+        ("POST", "/requests/claim", {"worker_id": "a{b}", "limit": 1, "policy_version": 1}),
+        ("POST", "/requests/claim", {"worker_id": "w", "limit": 0, "policy_version": 1}),
+        ("POST", "/requests/fail", {"worker_id": "w", "request_id": "x", "reason": "A whole sentence."}),
+        ("PUT", "/progress", {"step": -1, "policy_version": 0}),
+        ("POST", "/batches/-1", None),
+        ("POST", "/batches/1?wait_s=3600", None),
+        ("GET", "/bad?limit=100000", None),
+        ("GET", "/groups/never", None),
+    ],
+)
+def test_what_breaks_the_contract_is_answered_with_422_and_a_name(
+    client: BufferClient, method: str, path: str, body: object
+) -> None:
+    reply = raw(client, method, path, **({"json": body} if body is not None else {}))
+    assert (reply.status, reply.json()["error"], reply.json()["retry"]) == (422, "ContractError", False)
+
+
+def test_the_client_raises_the_class_that_the_service_named(client: BufferClient) -> None:
+    client.enqueue([make_request(prompt_id="a")])
+    with pytest.raises(ContractError, match="g-a does not answer its request"):
+        client.push([pack_group(answer(make_request(prompt_id="a", step=9)))])
+
+
+def test_looking_shows_b_bad_b_high_thresholds_and_compositions_in_pages(client: BufferClient) -> None:
+    fill(client, "a", "b", rewards="00000000")
+    fill(client, "c", rewards="10000000")
+    fill(client, "d", rewards="11000000")
+    client.batch(1, timeout_s=5)
+    bad = raw(client, "GET", "/bad?offset=1&limit=1").json()
+    assert bad == {
+        "total": 3,
+        "offset": 1,
+        "step": 1,
+        "items": [{"prompt_id": "b", "mu": 0.0, "birth": 1, "age": 0, "attempts": 0}],
+    }
+    high = raw(client, "GET", "/high").json()
+    # r_tot = 3/32: c2 = 1/8 + 3/8 * 3/32 = 0.160, c3 = 1/4 + 3/8 * 3/32 = 0.285: only 2/8 lies between
+    assert [(item["group_id"], item["mu"], item["age"]) for item in high["items"]] == [("g-d", 0.25, 0)]
+    thresholds = raw(client, "GET", "/thresholds").json()
+    assert thresholds["step"] == 1
+    assert [thresholds[name] for name in ("r_tot", "c1", "c2", "c3")] == pytest.approx([0.09375, 0.125, 0.16015625,
+                                                                                     0.28515625])  # fmt: skip
+    batches = raw(client, "GET", "/batches").json()
+    assert (batches["total"], batches["items"][0]["x1"], batches["items"][0]["num_bad"]) == (1, 2, 3)
+    assert raw(client, "GET", "/queues").json()["fresh_ready"] == 0
+    assert raw(client, "GET", "/counters").json() == {"pushed_groups:stored": 4}
+
+
+def test_health_readiness_and_metrics_answer(make_store: Callable[..., Store]) -> None:
+    with serving(make_store(), small_config()) as client:
+        fill(client, *"abcd")
+        client.batch(1, timeout_s=5)
+        assert raw(client, "GET", "/healthz").status == 200
+        assert raw(client, "GET", "/readyz").json()["ready"] is True
+        text = raw(client, "GET", "/metrics").data.decode()
+    for line in (
+        'bapo_buffer_ingested_groups_total{fate="stored"} 4.0',
+        'bapo_batch_groups{origin="x1"} 4.0',
+        "bapo_batch_capacity_groups 4.0",
+        'bapo_threshold_ratio{name="c2"} 0.21875',
+    ):
+        assert line in text
+
+
+def test_the_description_covers_every_route_with_an_example_or_a_schema(client: BufferClient) -> None:
+    description = raw(client, "GET", "/openapi.json").json()
+    operations = {
+        f"{method.upper()} {path}": operation
+        for path, methods in description["paths"].items()
+        for method, operation in methods.items()
+    }
+    for wanted in (
+        "POST /requests", "POST /requests/claim", "POST /requests/renew", "POST /requests/fail",
+        "POST /requests/release", "POST /groups", "GET /groups/{group_id}", "POST /batches/{step}",
+        "POST /batches/{step}/commit", "GET /batches", "GET /progress", "PUT /progress", "GET /bad", "GET /high",
+        "GET /hard-prompts", "POST /reevaluations/{step}", "GET /evaluations/{label}", "DELETE /evaluations/{label}",
+        "GET /thresholds", "GET /queues", "GET /status", "POST /snapshot", "POST /restore", "POST /resume",
+        "GET /healthz", "GET /readyz", "GET /metrics",
+    ):  # fmt: skip
+        assert operations[wanted]["description"], wanted
+    assert "application/octet-stream" in operations["POST /groups"]["requestBody"]["content"]
+    assert "application/octet-stream" in operations["POST /batches/{step}"]["responses"]["200"]["content"]
+    assert description["components"]["schemas"]["RequestBody"]["examples"][0]["request_id"] == "fresh-00000012"
+
+
+def test_the_service_ends_at_once_with_long_polls_open(make_store: Callable[..., Store]) -> None:
+    ended: list[float] = []
+
+    def wait() -> None:
+        started = time.monotonic()
+        with pytest.raises(BapoError):
+            BufferClient(client.url, retry_s=0.0).batch(1, timeout_s=30)
+        ended.append(time.monotonic() - started)
+
+    with serving(make_store(), small_config()) as client:
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        time.sleep(0.5)
+        started = time.monotonic()
+    assert time.monotonic() - started < 2.0
+    waiter.join()
+    until(lambda: ended)
+    assert ended[0] < 3.0

@@ -1,0 +1,225 @@
+"""Assembly, commit and resume: all or nothing, once per step, replayable from a checkpoint."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from bapo.errors import ContractError
+from bapo.types import Progress, Purpose
+from buffer_service.store import Store
+from buffer_service.values import Replacement, Tables
+from tests.buffer_setup import an_assembly, answer, hard, incoming, stat, stored
+from tests.factories import make_prompt, make_request
+
+
+def test_fresh_groups_are_seen_in_the_order_in_which_they_arrived(store: Store) -> None:
+    requests = [make_request(prompt_id=name) for name in "abcd"]
+    store.enqueue(requests, cursor=None)
+    for index in (2, 0, 3, 1):
+        store.push([incoming(answer(requests[index]))])
+    view = store.view(3)
+    assert [group.record.group_id for group in view.fresh] == ["g-c", "g-a", "g-d"]
+    assert [group.request for group in view.fresh] == [requests[2], requests[0], requests[3]]
+    assert view.assembled == 0
+    assert view.tables == Tables()
+
+
+def test_a_view_reads_all_reevaluated_groups(store: Store) -> None:
+    request = make_request(prompt_id="p", request_id="r5-p", purpose=Purpose.REEVALUATE, step=5)
+    store.enqueue_round(5, [request])
+    group = incoming(answer(request))
+    store.push([group])
+    assert store.view(4).reevaluated == (group.record,)
+    assert store.view(4).fresh == ()
+
+
+def test_an_assembly_changes_everything_at_once(store: Store) -> None:
+    stored(store, "abc")
+    assembly = an_assembly(
+        fresh=["g-a", "g-b"],
+        trained=["g-b"],
+        bad=[hard("a")],
+        high=[stat("g-b")],
+        new_prompts=[make_prompt(prompt_id="a")],
+    )
+    assert store.commit_assembly(assembly)
+    assert store.tables() == assembly.after
+    assert store.batch(1) == assembly.batch
+    assert [group.record.group_id for group in store.view(9).fresh] == ["g-c"]
+    status = store.status()
+    assert (status.assembled_step, status.fresh_ready, status.num_bad, status.num_high) == (1, 1, 1, 1)
+    assert (status.r_tot, status.c2, status.c3) == (0.25, 0.2, 0.3)
+    assert status.batches == [{"step": 1, "x1": 1, "x2": 0, "x3": 0}]
+
+
+@pytest.mark.parametrize(
+    ("step", "fresh", "why"),
+    [(2, ["g-a"], "not the next step"), (1, ["g-a", "g-z"], "a group is not there"), (0, ["g-a"], "the past")],
+)
+def test_a_broken_fence_changes_nothing(store: Store, step: int, fresh: list[str], why: str) -> None:
+    stored(store, "a")
+    assert not store.commit_assembly(an_assembly(step=step, fresh=fresh, trained=["g-a"])), why
+    assert store.status().assembled_step == 0
+    assert store.status().fresh_ready == 1
+    assert store.batch(step) is None
+    assert store.frames(["g-a"])[0] is not None
+
+
+def test_a_reevaluated_group_is_consumed_once(store: Store) -> None:
+    request = make_request(prompt_id="p", request_id="r5-p", purpose=Purpose.REEVALUATE, step=5)
+    store.enqueue_round(5, [request])
+    store.push([incoming(answer(request))])
+    assert store.commit_assembly(an_assembly(reevaluated=["r5-p"]))
+    assert not store.commit_assembly(an_assembly(step=2, reevaluated=["r5-p"]))
+    assert store.status().reevaluated_ready == 0
+    assert store.frames(["r5-p"]) == [None]
+
+
+def test_one_of_many_concurrent_assemblies_of_a_step_wins(store: Store) -> None:
+    stored(store, "abcd")
+    won: list[bool] = []
+    barrier = threading.Barrier(4)
+
+    def assemble(name: str) -> None:
+        barrier.wait()
+        won.append(store.commit_assembly(an_assembly(fresh=[f"g-{name}"], trained=[f"g-{name}"])))
+
+    threads = [threading.Thread(target=assemble, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(won) == [False, False, False, True]
+    assert store.status().fresh_ready == 3
+    batch = store.batch(1)
+    assert batch is not None
+    assert len(batch.group_ids) == 1
+
+
+def test_groups_that_are_too_old_are_dropped_counted_and_asked_again_at_the_head(store: Store) -> None:
+    old = stored(store, "ab", rewards="11000000")
+    store.enqueue([make_request(prompt_id="waits", min_version=5)], cursor=None)
+    again = [make_request(prompt_id=r.prompt.prompt_id, request_id=f"{r.request_id}~1", min_version=5) for r in old]
+    fates = [group.record.fate(None, "stale", 9) for group in store.view(2).fresh]
+    replacements = [Replacement(fate=f, request=r) for f, r in zip(fates, again, strict=True)]
+    store.replace_stale(replacements)
+    store.replace_stale(replacements)
+    assert store.view(9).stale == (fates[0], fates[1])
+    assert store.frames(["g-a", "g-b"]) == [None, None]
+    assert store.counters()["dropped_groups:stale:2/8"] == 2
+    assert store.claim("w", limit=9, policy_version=4) == []
+    claimed = store.claim("w", limit=9, policy_version=5)
+    assert [request.request_id for request in claimed] == ["g-a~1", "g-b~1", "g-waits"]
+    assert claimed[0] == again[0]
+
+
+def test_stale_fates_are_reported_by_one_batch(store: Store) -> None:
+    stored(store, "ab")
+    first, second = (group.record.fate(None, "stale", 9) for group in store.view(2).fresh)
+    store.replace_stale([Replacement(fate=first, request=make_request(request_id="g-a~1"))])
+    assembly = an_assembly(num_stale=1)
+    store.replace_stale([Replacement(fate=second, request=make_request(request_id="g-b~1"))])
+    assert store.commit_assembly(assembly)
+    assert store.view(9).stale == (second,)
+
+
+def test_compositions_are_paged_newest_first(store: Store) -> None:
+    before = Tables()
+    for step in range(1, 6):
+        assembly = an_assembly(step=step, before=before)
+        store.commit_assembly(assembly)
+        before = assembly.after
+    total, page = store.compositions(1, 2)
+    assert total == 5
+    assert [line["step"] for line in page] == [4, 3]
+    assert [line["step"] for line in store.status().batches] == [1, 2, 3, 4, 5]
+
+
+# -- commit and resume
+
+
+def three_steps(store: Store) -> None:
+    before = Tables()
+    for step, name in enumerate("abc", start=1):
+        stored(store, name, step=step)
+        assembly = an_assembly(step=step, fresh=[f"g-{name}"], trained=[f"g-{name}"], before=before)
+        assert store.commit_assembly(assembly)
+        before = assembly.after
+
+
+def test_a_commit_releases_the_batches_up_to_the_checkpoint(store: Store) -> None:
+    three_steps(store)
+    store.commit(3, 2)
+    assert [store.batch(step) is not None for step in (1, 2, 3)] == [False, False, True]
+    status = store.status()
+    assert (status.committed_step, status.checkpointed_step) == (3, 2)
+
+
+def test_commits_only_rise(store: Store) -> None:
+    three_steps(store)
+    store.commit(3, 2)
+    store.commit(1, 1)
+    status = store.status()
+    assert (status.committed_step, status.checkpointed_step) == (3, 2)
+
+
+def test_a_resumed_learner_gets_the_same_batches_again(store: Store) -> None:
+    three_steps(store)
+    store.commit(1, 1)
+    store.commit(2, 1)
+    before = [store.batch(2), store.batch(3)]
+    store.resume(1)
+    assert [store.batch(2), store.batch(3)] == before
+    assert [frame is not None for frame in store.frames(["g-b", "g-c"])] == [True, True]
+    status = store.status()
+    assert (status.committed_step, status.checkpointed_step, status.assembled_step) == (1, 1, 3)
+
+
+def test_a_resume_returns_all_leases_and_sets_progress_back(make_store: Callable[..., Store]) -> None:
+    store = make_store(max_attempts=1)
+    three_steps(store)
+    store.enqueue([make_request(prompt_id=name) for name in "xyz"], cursor=None)
+    store.claim("w1", limit=1, policy_version=1)
+    store.claim("w2", limit=1, policy_version=1)
+    store.fail("w2", "g-y", reason="engine", detail="")
+    store.report(Progress(step=4, policy_version=3))
+    store.resume(2)
+    assert store.progress() == Progress(step=2, policy_version=2)
+    assert store.status().leased["fresh"] == 0
+    assert store.status().failures_in_a_row == 0
+    claimed = store.claim("w3", limit=9, policy_version=1)
+    assert [(request.request_id, request.attempts) for request in claimed] == [("g-x", 0), ("g-z", 0)]
+    store.report(Progress(step=3, policy_version=2))
+    assert store.progress().step == 3
+
+
+@pytest.mark.parametrize(("committed", "resumed", "missing"), [(2, 1, 2), (0, 5, 4)])
+def test_a_resume_without_its_batches_says_to_restore_the_snapshot(
+    store: Store, committed: int, resumed: int, missing: int
+) -> None:
+    three_steps(store)
+    store.commit(3, committed)
+    store.enqueue([make_request(prompt_id="x")], cursor=None)
+    store.claim("w", limit=1, policy_version=1)
+    with pytest.raises(ContractError, match=f"does not hold batch {missing}; restore the snapshot"):
+        store.resume(resumed)
+    assert store.status().leased["fresh"] == 1
+
+
+def test_a_resume_before_the_first_checkpoint_starts_over(store: Store) -> None:
+    three_steps(store)
+    store.report(Progress(step=3, policy_version=2))
+    store.resume(0)
+    assert store.progress() == Progress(step=0, policy_version=0)
+    assert store.batch(1) is not None
+
+
+def test_rounds_are_remembered_back_to_the_checkpoint(store: Store) -> None:
+    three_steps(store)
+    for step in (1, 2, 3):
+        store.enqueue_round(step, [])
+    store.commit(3, 2)
+    assert store.status().reevaluation_rounds == {2: 0, 3: 0}

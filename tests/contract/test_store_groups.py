@@ -1,0 +1,190 @@
+"""Groups: stored once, acknowledged when they are there, deleted when nothing refers to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from bapo.errors import ContractError
+from bapo.types import Purpose, RolloutRequest
+from buffer_service.store import Store
+from buffer_service.values import Tables
+from tests.buffer_setup import an_assembly, answer, hard, incoming, stat, stored
+from tests.factories import make_prompt, make_request
+
+
+def asked(store: Store, *names: str, **fields: object) -> list[RolloutRequest]:
+    requests = [make_request(prompt_id=name, **fields) for name in names]  # type: ignore[arg-type]
+    store.enqueue(requests, cursor=None)
+    return requests
+
+
+def test_a_pushed_group_is_there_as_it_was_sent(store: Store) -> None:
+    (request,) = asked(store, "a")
+    group = incoming(answer(request))
+    assert store.push([group]) == ["stored"]
+    assert store.frames(["g-a", "g-b"]) == [bytes(group.frame), None]
+    assert store.records(["g-b", "g-a"]) == [None, group.record]
+
+
+def test_pushing_twice_stores_once_and_keeps_the_first(store: Store) -> None:
+    (request,) = asked(store, "a")
+    first, second = incoming(answer(request, "10000000")), incoming(answer(request, "11111111"))
+    assert store.push([first]) == ["stored"]
+    assert store.push([second]) == ["duplicate"]
+    assert store.push([first]) == ["duplicate"]
+    assert store.frames(["g-a"]) == [bytes(first.frame)]
+    assert store.readiness(1).num_fresh == 1
+
+
+def test_the_same_group_twice_in_one_push_is_stored_once(store: Store) -> None:
+    (request,) = asked(store, "a")
+    group = incoming(answer(request))
+    assert store.push([group, group]) == ["stored", "duplicate"]
+    assert store.readiness(1).num_fresh == 1
+
+
+def test_a_group_that_nobody_asked_for_is_refused_and_counted(store: Store) -> None:
+    assert store.push([incoming(answer(make_request(prompt_id="x")))]) == ["unknown"]
+    assert store.frames(["g-x"]) == [None]
+    assert store.counters()["pushed_groups:unknown"] == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"group_size": 4},  # fewer responses than were asked for
+        {"step": 2},
+        {"purpose": Purpose.EVALUATE},
+        {"prompt_id": "b", "request_id": "g-a"},
+        {"label": "cd@1"},
+    ],
+)
+def test_a_group_that_answers_something_else_stores_nothing(store: Store, wrong: dict[str, object]) -> None:
+    right, _ = asked(store, "right", "a")
+    other = make_request(**{"prompt_id": "a", **wrong})  # type: ignore[arg-type]
+    rewards = "1" * other.group_size
+    with pytest.raises(ContractError, match="g-a does not answer its request"):
+        store.push([incoming(answer(right)), incoming(answer(other, rewards))])
+    assert store.frames(["g-right", "g-a"]) == [None, None]
+    assert store.status().queued["fresh"] == 2
+
+
+def test_a_group_of_older_weights_than_admitted_is_asked_for_again(store: Store) -> None:
+    (request,) = asked(store, "a", min_version=5)
+    store.claim("w", limit=1, policy_version=5)
+    assert store.push([incoming(answer(request, version=4))]) == ["stale"]
+    assert store.frames(["g-a"]) == [None]
+    assert store.status().leased["fresh"] == 0
+    assert store.claim("w", limit=1, policy_version=5) == [request]
+    assert store.push([incoming(answer(request, version=5))]) == ["stored"]
+
+
+def test_a_late_group_counts_even_when_its_lease_is_over(make_store: Callable[..., Store]) -> None:
+    store = make_store(lease_s=0.05)
+    (request,) = asked(store, "a")
+    store.claim("slow", limit=1, policy_version=1)
+    time.sleep(0.08)
+    assert len(store.claim("other", limit=1, policy_version=1)) == 1
+    assert store.push([incoming(answer(request, "10000000", worker_id="slow"))]) == ["stored"]
+    assert store.push([incoming(answer(request, "11000000", worker_id="other"))]) == ["duplicate"]
+    assert store.status().leased["fresh"] == 0
+    assert store.claim("other", limit=1, policy_version=1) == []
+
+
+def test_a_group_whose_request_was_dropped_is_a_duplicate(make_store: Callable[..., Store]) -> None:
+    store = make_store(max_attempts=1)
+    (request,) = asked(store, "a")
+    store.claim("w", limit=1, policy_version=1)
+    assert store.fail("w", "g-a", reason="engine", detail="") == "dropped"
+    assert store.push([incoming(answer(request))]) == ["duplicate"]
+    assert store.frames(["g-a"]) == [None]
+
+
+def test_a_push_hears_of_the_worker(store: Store) -> None:
+    (request,) = asked(store, "a")
+    store.push([incoming(answer(request, worker_id="w9"))])
+    assert store.status().workers["w9"].leased == 0
+
+
+def test_the_bytes_of_held_groups_are_counted(store: Store) -> None:
+    requests = asked(store, "a", "b")
+    groups = [incoming(answer(request)) for request in requests]
+    store.push(groups)
+    assert store.status().num_bytes == len(groups[0].frame) + len(groups[1].frame)
+    store.commit_assembly(an_assembly(fresh=["g-a"], trained=[]))
+    assert store.status().num_bytes == len(groups[1].frame)
+
+
+# -- how long a group lives
+
+
+def test_a_group_that_no_batch_trains_is_deleted(store: Store) -> None:
+    stored(store, "ab")
+    assert store.commit_assembly(an_assembly(fresh=["g-a", "g-b"], trained=["g-a"]))
+    assert [frame is not None for frame in store.frames(["g-a", "g-b"])] == [True, False]
+    assert store.records(["g-b"]) == [None]
+
+
+def test_a_trained_group_lives_until_a_checkpoint_after_its_batch(store: Store) -> None:
+    stored(store, "a")
+    store.commit_assembly(an_assembly(fresh=["g-a"], trained=["g-a"]))
+    store.commit(1, 0)
+    assert store.frames(["g-a"])[0] is not None
+    store.commit(1, 1)
+    assert store.frames(["g-a"]) == [None]
+    assert store.status().num_bytes == 0
+
+
+def test_a_group_in_b_high_outlives_its_batch_until_it_leaves(store: Store) -> None:
+    stored(store, "ab")
+    one = Tables(step=1, high=(stat("g-a"),))
+    store.commit_assembly(an_assembly(fresh=["g-a"], trained=["g-a"], high=one.high))
+    store.commit(1, 1)
+    assert store.frames(["g-a"])[0] is not None
+    store.commit_assembly(an_assembly(step=2, fresh=["g-b"], trained=["g-b"], before=one))
+    assert store.frames(["g-a"]) == [None]
+
+
+def test_a_group_in_b_high_that_trains_again_lives_for_both_reasons(store: Store) -> None:
+    stored(store, "ab")
+    high = Tables(step=1, high=(stat("g-a"),))
+    store.commit_assembly(an_assembly(fresh=["g-a"], trained=[], high=high.high))
+    store.commit_assembly(an_assembly(step=2, fresh=["g-b"], trained=["g-b", "g-a"], before=high))
+    store.commit(2, 1)
+    assert store.frames(["g-a"])[0] is not None
+    store.commit(2, 2)
+    assert store.frames(["g-a", "g-b"]) == [None, None]
+
+
+def test_b_high_alone_keeps_a_group_alive(store: Store) -> None:
+    stored(store, "a")
+    store.commit_assembly(an_assembly(fresh=["g-a"], trained=[], high=[stat("g-a")]))
+    store.commit(1, 1)
+    assert store.frames(["g-a"])[0] is not None
+    assert store.tables().high == (stat("g-a"),)
+
+
+def test_the_prompts_of_b_bad_are_kept_without_their_groups(store: Store) -> None:
+    stored(store, "a", rewards="00000000")
+    bad = Tables(step=1, bad=(hard("a"),))
+    store.commit_assembly(an_assembly(fresh=["g-a"], bad=bad.bad, new_prompts=[make_prompt(prompt_id="a")]))
+    assert store.frames(["g-a"]) == [None]
+    assert store.bad_prompts() == {"a": make_prompt(prompt_id="a")}
+    assert store.tables().bad == (hard("a"),)
+    store.commit_assembly(an_assembly(step=2, before=bad))
+    assert store.bad_prompts() == {}
+
+
+def test_a_settled_request_is_forgotten_long_after_its_checkpoint(store: Store) -> None:
+    stored(store, "a")
+    before = Tables()
+    for step in range(1, 23):
+        assembly = an_assembly(step=step, fresh=["g-a"] if step == 1 else [], before=before)
+        assert store.commit_assembly(assembly)
+        before = assembly.after
+        store.commit(step, step)
+        expected = "duplicate" if step <= 20 else "unknown"
+        assert store.push([incoming(answer(make_request(prompt_id="a")))]) == [expected], step

@@ -1,0 +1,200 @@
+"""Images and snapshots: whole, equal after a restore, into any store, never half."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from bapo.errors import ContractError, UnavailableError
+from bapo.types import Progress, Purpose, RolloutRequest
+from buffer_service.image import Image
+from buffer_service.memory_store import MemoryStore
+from buffer_service.redis_keys import INDEX
+from buffer_service.redis_link import RedisLink
+from buffer_service.redis_store import RedisStore
+from buffer_service.snapshot import pack_snapshot, unpack_snapshot
+from buffer_service.store import Store
+from buffer_service.values import Replacement
+from tests.buffer_setup import an_assembly, answer, hard, incoming, stat, stored
+from tests.factories import make_prompt, make_request
+
+
+def a_busy_run(store: Store) -> None:
+    """Something in every table: two batches, B_bad, B_high, leases, a round, a drop, an evaluation."""
+    stored(store, "abcd", step=1)
+    one = an_assembly(
+        fresh=["g-a", "g-b"],
+        trained=["g-b"],
+        bad=[hard("a")],
+        high=[stat("g-b")],
+        new_prompts=[make_prompt(prompt_id="a")],
+    )
+    assert store.commit_assembly(one)
+    old = store.view(1).fresh[0]
+    again = make_request(prompt_id="c", request_id="g-c~1", min_version=2)
+    store.replace_stale([Replacement(fate=old.record.fate(None, "stale", 2), request=again)])
+    store.enqueue_round(2, [reevaluation("p"), reevaluation("q"), reevaluation("r")])
+    store.push([incoming(answer(reevaluation("p"), version=2))])
+    store.enqueue([make_request(prompt_id=name) for name in ("x", "y")], cursor=6)
+    store.claim("w", limit=1, policy_version=2)
+    store.fail("w", "r-q", reason="engine", detail="")
+    store.claim("w", limit=1, policy_version=1)
+    store.enqueue([make_request(prompt_id="e", request_id="e", purpose=Purpose.EVALUATE, label="cd@1")], cursor=None)
+    store.report(Progress(step=2, policy_version=1))
+
+
+def reevaluation(name: str) -> RolloutRequest:
+    return make_request(prompt_id=name, request_id=f"r-{name}", purpose=Purpose.REEVALUATE, step=2, min_version=2)
+
+
+def frames_of(store: Store, image: Image) -> Iterator[tuple[str, bytes]]:
+    for group_id in image.references:
+        (frame,) = store.frames([group_id])
+        assert frame is not None
+        yield group_id, frame
+
+
+def snapshot_of(store: Store) -> bytes:
+    image = store.image()
+    group_ids = sorted(image.references)
+    return pack_snapshot(image, group_ids, [frame or b"" for frame in store.frames(group_ids)])
+
+
+def test_a_restored_image_is_the_same_image(make_store: Callable[..., Store]) -> None:
+    first, second = make_store(run="first"), make_store(run="second")
+    a_busy_run(first)
+    image = first.image()
+    second.restore(image, frames_of(first, image))
+    assert second.image() == image
+    group_ids = sorted(image.references)
+    assert second.frames(group_ids) == first.frames(group_ids)
+    assert second.status().num_bytes == first.status().num_bytes
+
+
+def test_an_image_holds_what_a_resumed_run_needs(store: Store) -> None:
+    a_busy_run(store)
+    image = store.image()
+    assert [request.request_id for request in image.open_requests] == ["r-q", "r-r", "g-x", "g-y", "g-c~1"]
+    assert [request.attempts for request in image.open_requests] == [1, 0, 0, 0, 0]
+    assert [group.record.group_id for group in image.fresh] == ["g-d"]
+    assert [record.group_id for record in image.reevaluated] == ["r-p"]
+    assert image.references == {"g-d": 1, "r-p": 1, "g-b": 2}
+    assert set(image.records) == {"g-b"}
+    assert image.tables.bad == (hard("a"),)
+    assert image.bad_prompts == {"a": make_prompt(prompt_id="a")}
+    assert [batch.step for batch in image.batches] == [1]
+    assert image.rounds == {2: 2}
+    assert [fate.group_id for fate in image.stale] == ["g-c"]
+    assert (image.cursor, image.progress) == (6, Progress(step=2, policy_version=1))
+
+
+def test_a_restored_run_goes_on_as_the_first_would_have(make_store: Callable[..., Store]) -> None:
+    first, second = make_store(run="first"), make_store(run="second")
+    a_busy_run(first)
+    image = first.image()
+    second.restore(image, frames_of(first, image))
+    first.release("w")
+    for store in (first, second):
+        claimed = store.claim("w2", limit=9, policy_version=2)
+        found = [request.request_id for request in claimed if request.purpose is not Purpose.EVALUATE]
+        assert found == ["r-q", "r-r", "g-x", "g-y", "g-c~1"]
+        assert store.push([incoming(answer(make_request(prompt_id="d")))]) == ["duplicate"]
+        assert store.push([incoming(answer(make_request(prompt_id="x"), version=1))]) == ["stored"]
+        assert store.push([incoming(answer(reevaluation("q"), version=2))]) == ["stored"]
+        assert store.readiness(2).round_left == 1
+        assert store.enqueue_round(2, [reevaluation("new")]) == 0
+        before = store.tables()
+        two = an_assembly(step=2, fresh=["g-d"], reevaluated=["r-p"], trained=["g-d", "g-b"], before=before)
+        assert store.commit_assembly(two)
+        store.commit(2, 2)
+        assert store.frames(["g-b", "g-d", "r-p"]) == [None, None, None]
+        assert [group.record.group_id for group in store.view(9).fresh] == ["g-x"]
+
+
+def test_a_restore_replaces_what_was_there(make_store: Callable[..., Store]) -> None:
+    full, empty = make_store(run="full"), make_store(run="empty")
+    a_busy_run(full)
+    held = sorted(full.image().references)
+    full.restore(empty.image(), iter(()))
+    assert full.image() == empty.image()
+    assert full.frames(held) == [None] * len(held)
+    assert full.status().num_bytes == 0
+    assert full.enqueue([make_request(prompt_id="x")], cursor=1) == 1
+
+
+def test_a_snapshot_restores_into_the_other_kind_of_store(store: Store) -> None:
+    a_busy_run(store)
+    image, frames = unpack_snapshot(snapshot_of(store))
+    other = MemoryStore("other", lease_s=60, max_attempts=3)
+    other.restore(image, frames)
+    assert other.image() == store.image()
+    back, frames = unpack_snapshot(snapshot_of(other))
+    store.restore(back, frames)
+    assert store.image() == image
+
+
+def test_a_snapshot_of_the_same_state_has_the_same_bytes(make_store: Callable[..., Store]) -> None:
+    first, second = make_store(run="first"), make_store(run="second")
+    for store in (first, second):
+        a_busy_run(store)
+    assert snapshot_of(first) == snapshot_of(second)
+
+
+@pytest.mark.parametrize("position", [0, 9, 30, 200, -1, -40])
+def test_a_damaged_snapshot_is_refused(position: int) -> None:
+    store = MemoryStore("run", lease_s=60, max_attempts=3)
+    a_busy_run(store)
+    data = bytearray(snapshot_of(store))
+    data[position] ^= 0xFF
+    with pytest.raises(ContractError, match="snapshot"):
+        unpack_snapshot(bytes(data))
+
+
+@pytest.mark.parametrize("size", [0, 10, 60, -1, -33])
+def test_a_snapshot_that_was_cut_off_is_refused(size: int) -> None:
+    store = MemoryStore("run", lease_s=60, max_attempts=3)
+    a_busy_run(store)
+    with pytest.raises(ContractError, match="snapshot"):
+        unpack_snapshot(snapshot_of(store)[:size])
+
+
+def test_a_restore_that_was_cut_off_leaves_all_as_before_or_refuses_to_go_on(make_store: Callable[..., Store]) -> None:
+    source, target = make_store(run="source"), make_store(run="target")
+    a_busy_run(source)
+    stored(target, "z")
+    before, image = target.image(), source.image()
+
+    def cut_off() -> Iterator[tuple[str, bytes]]:
+        yield next(frames_of(source, image))
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        target.restore(image, cut_off())
+    try:
+        assert target.image() == before
+    except UnavailableError:
+        for refused in (target.status, target.image, lambda: target.claim("w", limit=1, policy_version=1)):
+            with pytest.raises(UnavailableError, match="restore"):
+                refused()
+    target.restore(image, frames_of(source, image))
+    assert target.image() == image
+
+
+def test_a_restore_after_one_that_was_cut_off_leaves_no_frame_behind(redis_url: str) -> None:
+    store = RedisStore(RedisLink(redis_url), "run", lease_s=60, max_attempts=3)
+    source = MemoryStore("source", lease_s=60, max_attempts=3)
+    a_busy_run(source)
+    image = source.image()
+
+    def cut_off() -> Iterator[tuple[str, bytes]]:
+        yield from frames_of(source, image)
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        store.restore(image, cut_off())
+    store.restore(MemoryStore("empty", lease_s=60, max_attempts=3).image(), iter(()))
+    left = {key.decode() for key in redis.Redis.from_url(redis_url).keys("*")}
+    assert not [key for key in left if ":group:" in key]
+    assert {key.partition("}:")[2] for key in left} <= set(INDEX)

@@ -1,0 +1,331 @@
+"""Assembly by the service: the step contract, with a composer that is small enough to check by eye."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from bapo.algorithms.composer import AssemblyView, Decision, Rng
+from bapo.config.tree import Config
+from bapo.errors import ContractError
+from bapo.telemetry import Telemetry
+from bapo.types import HardPrompt, Purpose, RolloutRequest
+from buffer_service.assembly import repeated_id
+from buffer_service.memory_store import MemoryStore
+from buffer_service.metrics import BufferMetrics
+from buffer_service.service import BufferService, TooManyFailuresError
+from tests.buffer_setup import answer, incoming
+from tests.factories import make_request
+
+
+class KeepsAll:
+    """x1 = fresh groups with any reward, x2 = all re-evaluated, x3 = B_high while there is room; all wrong is hard."""
+
+    name = "keeps_all"
+
+    def __init__(self) -> None:
+        self.views: list[AssemblyView] = []
+        self.draws: list[float] = []
+
+    def compose(self, view: AssemblyView, rng: Rng) -> Decision:
+        self.views.append(view)
+        self.draws.append(rng("x3").random())
+        x1 = [stat for stat in view.fresh if stat.reward_sum > 0]
+        x2 = [stat for stat in view.reevaluated if stat.reward_sum > 0]
+        x3 = list(view.high)[: len(view.fresh) - len(x1) - len(x2)]
+        wrong = [stat for stat in view.fresh if stat.reward_sum == 0]
+        left = {stat.prompt_id for stat in x2}
+        new = tuple(HardPrompt(prompt_id=stat.prompt_id, birth=view.step, mu=0.0) for stat in wrong)
+        return Decision(
+            x1=tuple(stat.group_id for stat in x1),
+            x2=tuple(stat.group_id for stat in x2),
+            x3=tuple(stat.group_id for stat in x3),
+            r_tot=sum(stat.mu for stat in view.fresh) / len(view.fresh),
+            c2=0.25,
+            c3=0.5,
+            bad=tuple(entry for entry in view.bad if entry.prompt_id not in left) + new,
+            high=tuple(replace(stat, birth=view.step) for stat in x1[:1]),
+            reasons={stat.group_id: "said" for stat in (*view.fresh, *view.reevaluated, *x3)},
+        )
+
+    def hard_prompts_to_ask(self, bad: object, step: int, excluded: object, rng: Rng) -> tuple[str, ...]:
+        raise AssertionError("the buffer never asks")
+
+
+class Setup:
+    """A service of B = 2 on a memory store, and a way to fill it."""
+
+    def __init__(self, **cadence: object) -> None:
+        self.composer = KeepsAll()
+        self.config = Config.model_validate(
+            {
+                "algorithm": {"batch_size": 2},
+                "learner": {"minibatch_size": 2},
+                "cadence": {"v": 2, "m": 2, "slack": 0, **cadence},
+                "buffer": {"max_failures_in_a_row": 2},
+            }
+        )
+        self.store = MemoryStore("run", lease_s=60, max_attempts=9)
+        self.service = BufferService(self.store, self.composer, self.config, BufferMetrics(Telemetry(), self.config))
+
+    def add(self, *requests: RolloutRequest, rewards: str = "11000000", version: int = 1) -> None:
+        self.store.enqueue(requests, cursor=None)
+        assert self.store.push([incoming(answer(r, rewards, version)) for r in requests]) == ["stored"] * len(requests)
+
+    def fill(self, *names: str, step: int = 1, rewards: str = "11000000", version: int = 1) -> None:
+        for name in names:
+            self.add(make_request(prompt_id=name, step=step), rewards=rewards, version=version)
+
+
+def test_a_batch_needs_exactly_b_fresh_groups() -> None:
+    setup = Setup()
+    setup.fill("a")
+    assert setup.service.batch(1) is None
+    assert setup.service.why_not_yet(1).startswith("1/2 fresh groups, 0 leased, 0 queued")
+    setup.fill("b", "c")
+    batch = setup.service.batch(1)
+    assert batch is not None
+    assert batch.group_ids == ("g-a", "g-b")
+    assert setup.service.status().fresh_ready == 1
+
+
+def test_the_same_step_has_the_same_batch() -> None:
+    setup = Setup()
+    setup.fill("a", "b")
+    first = setup.service.batch(1)
+    setup.fill("c", "d")
+    assert setup.service.batch(1) == first
+    assert len(setup.composer.views) == 1
+
+
+def test_the_batch_does_not_depend_on_the_order_in_which_its_groups_arrived() -> None:
+    seen = []
+    requests = [make_request(prompt_id="a", step=2), make_request(prompt_id="b", step=1)]
+    for order in itertools.permutations(requests):
+        setup = Setup()
+        setup.add(*order)
+        setup.service.batch(1)
+        (view,) = setup.composer.views
+        seen.append([stat.group_id for stat in view.fresh])
+    assert seen == [["g-b", "g-a"], ["g-b", "g-a"]]
+
+
+def test_randomness_depends_on_seed_and_step_alone() -> None:
+    draws = []
+    for names in ("ab", "xy"):
+        setup = Setup()
+        setup.fill(*names)
+        setup.service.batch(1)
+        draws += setup.composer.draws
+    assert draws[0] == draws[1]
+
+
+@pytest.mark.parametrize(("step", "why"), [(2, "the next step is 1"), (7, "the next step is 1")])
+def test_a_step_that_is_not_next_is_refused(step: int, why: str) -> None:
+    with pytest.raises(ContractError, match=why):
+        Setup().service.batch(step)
+
+
+def test_a_released_batch_is_refused_by_name() -> None:
+    setup = Setup()
+    setup.fill("a", "b")
+    setup.service.batch(1)
+    setup.service.commit(1, 1)
+    with pytest.raises(ContractError, match="batch 1 was released at checkpoint 1"):
+        setup.service.batch(1)
+
+
+@pytest.mark.parametrize(("step", "checkpointed"), [(2, 0), (1, 2)])
+def test_only_a_step_with_a_batch_is_committed(step: int, checkpointed: int) -> None:
+    setup = Setup()
+    setup.fill("a", "b")
+    setup.service.batch(1)
+    with pytest.raises(ContractError, match="the newest batch is 1"):
+        setup.service.commit(step, checkpointed)
+
+
+def test_state_passes_from_step_to_step() -> None:
+    setup = Setup()
+    setup.fill("a", rewards="00000000")
+    setup.fill("b")
+    setup.service.batch(1)
+    setup.fill("c", "d", step=2, version=2)
+    setup.service.batch(2)
+    first, second = setup.composer.views
+    assert (first.previous_r_tot, first.bad, first.high) == (None, (), ())
+    assert second.previous_r_tot == 0.125
+    assert [(entry.prompt_id, entry.birth) for entry in second.bad] == [("a", 1)]
+    assert [(stat.group_id, stat.birth) for stat in second.high] == [("g-b", 1)]
+
+
+def test_b_bad_comes_with_its_prompts() -> None:
+    setup = Setup()
+    setup.fill("a", "b", rewards="00000000")
+    setup.service.batch(1)
+    hard = setup.service.hard_prompts()
+    assert [(entry["prompt_id"], entry["prompt"]["text"]) for entry in hard] == [("a", "1,2,3->6:"), ("b", "1,2,3->6:")]
+
+
+def test_x2_and_x3_fill_the_batch_and_every_fate_is_reported() -> None:
+    setup = Setup()
+    setup.fill("a", rewards="00000000")
+    setup.fill("b")
+    setup.service.batch(1)
+    again = make_request(prompt_id="a", request_id="r", purpose=Purpose.REEVALUATE, step=2, min_version=2)
+    setup.store.enqueue_round(2, [again])
+    setup.store.push([incoming(answer(again, "10000000", version=2))])
+    setup.fill("c", "d", step=2, rewards="00000000", version=2)
+    batch = setup.service.batch(2)
+    assert batch is not None
+    assert batch.group_ids == ("r", "g-b")
+    assert batch.header["origins"] == ["x2", "x3"]
+    fates = {fate["group_id"]: (fate["origin"], fate["birth"], fate["purpose"]) for fate in batch.header["fates"]}
+    assert fates == {
+        "g-c": (None, 2, "fresh"),
+        "g-d": (None, 2, "fresh"),
+        "r": ("x2", 2, "reevaluate"),
+        "g-b": ("x3", 1, "fresh"),
+    }
+    assert [entry["prompt_id"] for entry in setup.service.hard_prompts()] == ["c", "d"]
+    assert batch.num_bytes == sum(len(frame or b"") for frame in setup.store.frames(["r", "g-b"]))
+
+
+# -- staleness
+
+
+@pytest.mark.parametrize(("slack", "version", "is_stale"), [(0, 3, False), (0, 2, True), (1, 2, False), (1, 1, True)])
+def test_a_group_is_too_old_beyond_v_minus_1_plus_slack(slack: int, version: int, is_stale: bool) -> None:
+    setup = Setup(slack=slack)
+    for step in (1, 2, 3):
+        setup.fill(f"a{step}", f"b{step}", step=step, version=step)
+        setup.service.batch(step)
+    setup.fill("old", "new", step=4, version=version)
+    assert (setup.service.batch(4) is None) is is_stale
+
+
+def test_a_stale_group_is_replaced_by_a_request_for_the_same_prompt_and_reported() -> None:
+    setup = Setup()
+    for step in (1, 2, 3):
+        setup.fill(f"a{step}", f"b{step}", step=step, version=step)
+        setup.service.batch(step)
+    setup.fill("old", step=4, rewards="11100000", version=1)
+    setup.fill("new", step=4, version=4)
+    assert setup.service.batch(4) is None
+    assert setup.service.counters()["dropped_groups:stale:3/8"] == 1
+    assert setup.service.claim("w", 9, 3) == []
+    (again,) = setup.service.claim("w", 9, 4)
+    assert (again.request_id, again.prompt.prompt_id, again.min_version, again.step) == ("g-old~1", "old", 4, 4)
+    setup.store.push([incoming(answer(again, version=4))])
+    batch = setup.service.batch(4)
+    assert batch is not None
+    assert batch.group_ids == ("g-new", "g-old~1")
+    stale = [fate for fate in batch.header["fates"] if fate["reason"] == "stale"]
+    assert [(fate["group_id"], fate["origin"], sum(fate["rewards"])) for fate in stale] == [("g-old", None, 3.0)]
+    assert setup.service.compositions(0, 1)[1][0]["num_stale"] == 1
+
+
+def test_an_id_says_how_often_its_prompt_was_asked_again() -> None:
+    assert repeated_id("fresh-00000012") == "fresh-00000012~1"
+    assert repeated_id("fresh-00000012~9") == "fresh-00000012~10"
+    assert "fresh-00000012" < repeated_id("fresh-00000012") < "fresh-00000013"
+
+
+# -- waiting
+
+
+def test_in_the_papers_order_a_step_waits_for_its_round() -> None:
+    setup = Setup(wait_for_reevaluation=True)
+    setup.fill("a", "b")
+    assert setup.service.batch(1) is not None
+    setup.fill("c", step=2, version=2)
+    setup.fill("d", step=2, rewards="00000000", version=2)
+    assert setup.service.batch(2) is None
+    assert setup.service.why_not_yet(2) == "re-evaluation round 2 is not issued: does the scheduler run?"
+    again = make_request(prompt_id="a", request_id="r", purpose=Purpose.REEVALUATE, step=2, min_version=2)
+    setup.service.enqueue_round(2, [again])
+    assert setup.service.batch(2) is None
+    assert setup.service.why_not_yet(2).startswith("1 requests of re-evaluation round 2 are open, 0 leased, 1 queued")
+    setup.store.push([incoming(answer(again, version=2))])
+    batch = setup.service.batch(2)
+    assert batch is not None
+    assert "r" in batch.group_ids
+
+
+def test_a_round_whose_requests_were_dropped_holds_nobody_up() -> None:
+    setup = Setup(wait_for_reevaluation=True)
+    setup.fill("a", "b")
+    setup.service.batch(1)
+    setup.fill("c", "d", step=2, version=2)
+    setup.service.enqueue_round(2, [])
+    assert setup.service.batch(2) is not None
+
+
+def test_without_waiting_a_late_reevaluation_joins_the_next_batch() -> None:
+    setup = Setup()
+    setup.fill("a", rewards="00000000")
+    setup.fill("b")
+    setup.service.batch(1)
+    again = make_request(prompt_id="a", request_id="r", purpose=Purpose.REEVALUATE, step=2, min_version=2)
+    setup.service.enqueue_round(2, [again])
+    setup.fill("c", "d", step=2, version=2)
+    assert setup.service.batch(2) is not None
+    setup.store.push([incoming(answer(again, version=2))])
+    setup.fill("e", step=3, version=2)
+    setup.fill("f", step=3, rewards="00000000", version=2)
+    batch = setup.service.batch(3)
+    assert batch is not None
+    assert batch.header["origins"] == ["x1", "x2"]
+
+
+def test_a_round_takes_only_reevaluations_of_its_step() -> None:
+    wrong = make_request(prompt_id="a", purpose=Purpose.REEVALUATE, step=3)
+    with pytest.raises(ContractError, match="is not a re-evaluation of step 2"):
+        Setup().service.enqueue_round(2, [wrong])
+
+
+def test_too_many_failures_in_a_row_end_the_wait_with_their_reason() -> None:
+    setup = Setup()
+    setup.service.enqueue([make_request(prompt_id="a")], None)
+    for _ in range(2):
+        assert setup.service.batch(1) is None
+        setup.service.claim("w", 1, 1)
+        setup.service.fail("w", "g-a", "verifier", "division by zero")
+    with pytest.raises(TooManyFailuresError, match=r"2 groups in a row failed.*verifier: division by zero"):
+        setup.service.batch(1)
+    setup.fill("b", "c")
+    assert setup.service.batch(1) is not None
+
+
+# -- composers that break their promise
+
+
+class Breaks(KeepsAll):
+    def __init__(self, **changes: object) -> None:
+        super().__init__()
+        self.changes = changes
+
+    def compose(self, view: AssemblyView, rng: Rng) -> Decision:
+        return replace(super().compose(view, rng), **self.changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x2": ("g-z",)}, "more than B"),
+        ({"x1": ("g-a",), "x2": ("g-a",)}, "some twice"),
+        ({"x1": ("g-a",), "x3": ("g-z",)}, "that the buffer does not hold: .'g-z'"),
+        ({"reasons": {"g-a": "said"}}, "no reason for 1 groups: .'g-b'"),
+        ({"bad": (HardPrompt(prompt_id="z", birth=1, mu=0.0),)}, "were not fresh in this step: .'z'"),
+    ],
+)
+def test_a_decision_that_breaks_its_invariants_changes_nothing(changes: dict[str, object], message: str) -> None:
+    setup = Setup()
+    setup.composer = Breaks(**changes)
+    setup.service = BufferService(setup.store, setup.composer, setup.config, BufferMetrics(Telemetry(), setup.config))
+    setup.fill("a", "b")
+    with pytest.raises(ContractError, match=message):
+        setup.service.batch(1)
+    assert setup.service.status().assembled_step == 0
+    assert setup.service.status().fresh_ready == 2
