@@ -110,7 +110,7 @@ def judge(
     bad: Mapping[str, HardPrompt],
     taken: Collection[str],
 ) -> str:
-    """What became of one re-evaluated prompt. Improved ones may still find no room in the batch."""
+    """What became of one re-evaluated prompt. With c1 < mu' < 1 it may still find no room (ADR 0007)."""
     if not settings.use_x2:
         return Reason.NOT_USED
     if stat.prompt_id not in bad:

@@ -29,11 +29,6 @@ def is_solved(stat: GroupStat) -> bool:
     return stat.reward_sum >= stat.size - TOLERANCE
 
 
-def is_improved(stat: GroupStat, c1: float) -> bool:
-    """c1 < mu' < 1 (eq. 6)."""
-    return not is_hard(stat, c1) and not is_solved(stat)
-
-
 def is_all_wrong(stat: GroupStat) -> bool:
     """mu < 1/G: below the first indicator of eq. 5."""
     return stat.reward_sum < 1 - TOLERANCE

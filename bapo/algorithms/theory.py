@@ -105,7 +105,7 @@ def divergences(logp: NDArray[Any], rollout_logprobs: NDArray[Any], lengths: NDA
         logp: [T] log pi(y_t | .); rollout_logprobs: [T] log alpha(y_t | .); lengths: [R] tokens per response, all >= 1.
     Raises: ValueError when the shapes contradict each other.
     """
-    if logp.shape != rollout_logprobs.shape or int(np.sum(lengths)) != logp.size or np.min(lengths, initial=0) < 0:
+    if logp.shape != rollout_logprobs.shape or int(np.sum(lengths)) != logp.size:
         raise ValueError(f"{logp.shape} log-probs against {rollout_logprobs.shape}, in {int(np.sum(lengths))} tokens")
     if logp.size == 0 or int(np.min(lengths)) < 1:
         raise ValueError("divergences need at least one response, and a token in each")

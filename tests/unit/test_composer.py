@@ -229,7 +229,8 @@ def test_a_newer_group_replaces_the_one_of_the_same_prompt_in_b_high() -> None:
 
 
 @pytest.mark.parametrize(
-    ("birth", "reused", "kept"), [(6, False, False), (7, True, False), (8, True, True), (9, True, True)]
+    ("birth", "reused", "kept"),
+    [(6, False, False), (7, True, False), (8, True, True), (9, True, True), (10, False, True)],
 )
 def test_b_high_serves_and_keeps_the_latest_three_steps(birth: int, reused: bool, kept: bool) -> None:
     stat = make_stat(k=3, prompt_id="h", birth=birth)

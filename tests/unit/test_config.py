@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from bapo.config.load import diff, dump_toml, load_config, load_resolved
 from bapo.config.tree import Config
@@ -180,7 +181,9 @@ def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> No
         ("--algorithm.name=gpro", "no such composer .did you mean 'grpo'.*write one of bapo, grpo"),
         ("--algorithm.c1=0.9", "c1 = 0.9 leaves no level .*write c1 below 0.875, or use_x2 = false"),
         ("--algorithm.c2_range=[0.5,0.2]", r"c2_range = \[0.5, 0.2\]: write low <= high"),
+        ("--algorithm.c1=0.875", "write c1 below 0.875"),
         ("--algorithm.c2_range=[0.5,0.9]", "c2_range .* lies above c3_range"),
+        ("--algorithm.c2_range=[0.3,0.5]", "c2_range .* lies above c3_range"),
         ("--algorithm.x3_exactly_half=true --algorithm.group_size=7", "x3_exactly_half = true, but .*group_size = 8"),
         (
             "--algorithm.threshold_schedule=fixed --algorithm.c2_range=[0,0.5] --algorithm.c3_range=[0.1,0.6]",
@@ -198,8 +201,36 @@ def test_a_free_port_may_be_asked_for_by_all() -> None:
     assert load_config([], tokens).buffer.port == 0
 
 
-def test_an_ablation_may_have_any_c1() -> None:
-    assert load_config([], ["--algorithm.c1=0.9", "--algorithm.use_x2=false"]).algorithm.c1 == 0.9
+LOW_FIXED = "threshold_schedule=fixed c2_range=[0,0.5] c3_range=[0.1,0.6]"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "c1=0.9 use_x2=false",
+        "group_size=7",
+        "x3_exactly_half=true group_size=6",
+        "c2_range=[0.25,0.25] c3_range=[0.25,0.25]",
+        "c2_range=[0,1] c3_range=[0,1]",
+        "threshold_schedule=fixed",
+        "threshold_schedule=fixed group_size=2",  # no level inside: the window snaps to 1/2
+        f"{LOW_FIXED} drop_zero_variance_x3=false",
+        f"{LOW_FIXED} use_x3=false",
+        f"{LOW_FIXED} x3_exactly_half=true",
+    ],
+)
+def test_unusual_settings_that_can_work_are_accepted(settings: str) -> None:
+    load_config([], [f"--algorithm.{setting}" for setting in settings.split()])
+
+
+def test_b_bad_has_room_for_a_batch_unless_it_is_told_otherwise() -> None:
+    assert load_config([], ["--algorithm.batch_size=70"]).algorithm.capacity == 70
+    assert load_config([], ["--algorithm.bad_capacity=9"]).algorithm.capacity == 9
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Config().learner.lr = 1.0  # type: ignore[misc]
 
 
 def test_a_difference_is_one_line_per_key() -> None:

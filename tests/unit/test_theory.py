@@ -44,6 +44,10 @@ def test_constants_of_the_theorem_are_those_of_the_vectors(
     assert found == pytest.approx([k1_8, k1_16, k2_eighth, k3_low, k3_mid, k3_high, k_half], abs=1e-6)
 
 
+def test_constants_are_not_smoothed_unless_asked_for() -> None:
+    assert [k1(8), k2(1 / 8), k3(0.125, 0.25)] == pytest.approx([2.023716] * 3, abs=1e-6)
+
+
 def test_the_printed_k2_is_too_small_for_c1_above_one_in_g() -> None:
     assert k2(1 / 4) == pytest.approx(1.309401, abs=1e-6)
     assert k2_on_grid(1 / 4, 8) == pytest.approx(2.023716, abs=1e-6)

@@ -102,6 +102,8 @@ def test_the_official_schedule_follows_the_mean_of_what_the_buffer_holds() -> No
 
 def test_the_official_schedule_keeps_the_low_ends_until_it_knows_five_prompts() -> None:
     assert reuse_window(OFFICIAL, view_of(bad=2, high=2), 0.9) == (0.125, 0.25)
+    # 4 hard prompts of mean 0 and one group of mean 1: r = 0.2, q = 0, so the high ends.
+    assert reuse_window(OFFICIAL, view_of(bad=4, high=1), 0.9) == pytest.approx((0.5, 0.625))
 
 
 def test_r_tot_is_the_mean_over_all_fresh_responses() -> None:
