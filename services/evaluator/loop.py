@@ -87,17 +87,16 @@ class Evaluator:
 
     def measure(self, target: Target) -> None:
         """Ask for all splits at once, wait for them, and write one row per split that has none yet."""
-        started = self._now()
         have = {row["split"] for row in self._run.read_evaluations() if row["version"] == target.version}
         splits = [split for split in self._task.held_out_splits if split not in have]
         asked = {split: self._ask(target, split) for split in splits}
         for split, num_asked in asked.items():
             label = label_of(split, target.version)
             self._wait(label, num_asked)
-            self._record(split, target, num_asked=num_asked, seconds=self._now() - started)
+            self._record(split, target, num_asked)
             self._buffer.forget(label)
 
-    def _record(self, split: str, target: Target, *, num_asked: int, seconds: float) -> None:
+    def _record(self, split: str, target: Target, num_asked: int) -> None:
         groups = self._buffer.collect(label_of(split, target.version))
         if not groups:
             raise UnavailableError(

@@ -12,13 +12,12 @@ from services.evaluator.plan import Target
 
 
 def evaluation_row(
-    split: str, target: Target, groups: Sequence[Group], *, num_asked: int, seconds: float, rollout: RolloutConfig
+    split: str, target: Target, groups: Sequence[Group], *, num_asked: int, rollout: RolloutConfig
 ) -> dict[str, Any]:
     """Accuracy of one split with its interval, and what a comparison with another run needs to be fair.
 
     Args:
         groups: at least one; groups that failed for good are missing and counted as dropped, not as wrong.
-        seconds: from the first request to the last group.
     """
     found = estimate([group.mu for group in groups])
     num_tokens = sum(len(group.token_ids) for group in groups)
@@ -41,7 +40,7 @@ def evaluation_row(
             min(int(group.versions.min()) for group in groups),
             max(int(group.versions.max()) for group in groups),
         ],
-        "seconds": round(seconds, 3),
+        "seconds": round(_busy_seconds(groups), 3),
         "sampling": {
             "temperature": rollout.temperature,
             "top_p": rollout.top_p,
@@ -49,3 +48,9 @@ def evaluation_row(
         },
         "rewards": {group.prompt.prompt_id: [float(r) for r in group.rewards] for group in groups},
     }
+
+
+def _busy_seconds(groups: Sequence[Group]) -> float:
+    """From the first claim to the last graded group: waiting for workers to come up is no part of it."""
+    begin = min(group.timing.claimed_at for group in groups)
+    return max(g.timing.claimed_at + g.timing.sample_s + g.timing.grade_s for g in groups) - begin

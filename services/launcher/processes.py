@@ -23,7 +23,7 @@ PROBE_TIMEOUT_S = 0.5
 LOOPBACK = "127.0.0.1"
 
 VLLM_HINT = "vLLM engine loading, takes about 30-60 s on a CPU"
-RAY_HINT = "Ray node and workers"
+ENGINE_HINT = "workers start"
 LEARNER_HINT = "importing torch, loading the model"
 
 MALLOC = {
@@ -55,7 +55,7 @@ class Starter:
 
     def fleet(self) -> ProcessSpec:
         """The rollout server: a Ray node and its engines."""
-        hint = VLLM_HINT if self._config.rollout.engine == "vllm" else RAY_HINT
+        hint = VLLM_HINT if self._config.rollout.engine == "vllm" else ENGINE_HINT
         return self._spec(FLEET, FLEET, hint=hint)
 
     def scheduler(self) -> ProcessSpec:

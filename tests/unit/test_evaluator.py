@@ -67,7 +67,7 @@ def test_a_row_says_how_accurate_how_sure_and_how_measured() -> None:
         make_group(prompt_id="b", rewards="0000", lengths=[4, 4, 2, 2], version=14, truncated=[0, 1]),
     ]
     target = Target(version=12, num_prompts=3)
-    row = evaluation_row("cd34", target, groups, num_asked=3, seconds=1.23456, rollout=CONFIG.rollout)
+    row = evaluation_row("cd34", target, groups, num_asked=3, rollout=CONFIG.rollout)
     assert (row["split"], row["version"], row["step"]) == ("cd34", 12, 11)
     assert (row["accuracy"], row["num_prompts"], row["num_dropped"], row["num_samples"]) == (0.25, 2, 1, 4)
     # Prompt means .5 and 0: variance .0625, so n_eff = 2 * .25 * .75 / .0625 = 6. Wilson at n = 6, z^2 = 3.8415:
@@ -75,7 +75,8 @@ def test_a_row_says_how_accurate_how_sure_and_how_measured() -> None:
     assert (round(row["low"], 3), round(row["high"], 3)) == (0.06, 0.635)
     assert (row["truncated_share"], row["mean_tokens"], row["versions"]) == (0.25, 2.5, [12, 14])
     assert row["rewards"] == {"a": [1.0, 1.0, 0.0, 0.0], "b": [0.0, 0.0, 0.0, 0.0]}
-    assert (row["seconds"], row["sampling"]["temperature"]) == (1.235, 1.0)
+    # Both were claimed at the same time, sampled for .5 s and graded for .25 s.
+    assert (row["seconds"], row["sampling"]["temperature"]) == (0.75, 1.0)
 
 
 class TwoSplits:
