@@ -199,7 +199,7 @@ class Delivery:
         try:
             fates = self._buffer.push(list(frames.values()))
         except UnavailableError as error:
-            self._tally.add("groups/unacknowledged", len(frames))
+            self._tally.add("groups/all/unacknowledged", len(frames))
             log.warning("%d groups were not acknowledged, their leases will bring them back: %s", len(frames), error)
             fates = {}
         for group_id in frames:

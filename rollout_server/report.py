@@ -30,6 +30,21 @@ class WorkerReport:
     """Class name of what made it fail."""
     message: str = ""
 
+    @property
+    def num_stored(self) -> int:
+        """Groups that the buffer has taken from it."""
+        return sum(count for key, count in self.counts.items() if key.startswith("groups/") and key.endswith("/stored"))
+
+    @property
+    def num_failed(self) -> int:
+        """Groups that it could not sample or grade."""
+        return sum(count for key, count in self.counts.items() if key.startswith("failed/"))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it has sampled."""
+        return sum(count for key, count in self.counts.items() if key.startswith("tokens/"))
+
 
 class Tally:
     """Counts by key, such as `groups/fresh/graded`; they only rise."""

@@ -4,10 +4,11 @@ An engine samples G responses to each prompt and says, for every token, with whi
 version it was sampled. One thread owns it: submissions, steps and weight updates never overlap
 (`rollout_server/sampler.py`), so an engine needs no locks.
 
-A new engine is one file of this folder, `<name>.py`, with three things:
+A new engine is one file of this folder, `<name>.py`, with four things:
 
     ENVIRONMENT   variables that must be set before its process imports anything heavy
     IN_PROCESS    True: workers are threads of the fleet's process; False: Ray actors, one process each
+    check         (Config) -> None: refuse what can be refused before anything is started
     make_engine   (Config) -> Engine
 """
 
@@ -107,6 +108,10 @@ class EngineModule(Protocol):
 
     ENVIRONMENT: Mapping[str, str]
     IN_PROCESS: bool
+
+    def check(self, config: Config) -> None:
+        """Raises: ConfigError for what cannot work. Quick, and imports nothing heavy."""
+        ...
 
     def make_engine(self, config: Config) -> Engine:
         """Load the model and be ready to sample."""

@@ -181,6 +181,11 @@ class ScriptedEngine:
         self._due.clear()
 
 
+def check(config: Config) -> None:
+    """Raises: ConfigError for an unknown or impossible option."""
+    _options(config)
+
+
 def make_policy(config: Config) -> ScriptedPolicy:
     """The policy of a run, for engines and for plain loops that must agree with them. Raises: ConfigError."""
     task = load_task(config.task.name, config.task.options)

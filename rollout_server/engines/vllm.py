@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -189,9 +190,33 @@ class VllmEngine:
             raise error(f"the prompt {shown!r} has {num_tokens} tokens, more than rollout.max_prompt_tokens={longest}")
 
 
+def check(config: Config) -> None:
+    """Raises: ConfigError when `model.path` is no model that can be loaded without a download."""
+    path = Path(config.model.path)
+    if path.is_dir():
+        missing = [name for name in ("config.json", "tokenizer_config.json") if not (path / name).is_file()]
+        if missing:
+            raise ConfigError(f"model.path: {path} is no model in Hugging Face format: it has no {missing[0]}")
+    elif not _is_in_cache(config.model.path):
+        raise ConfigError(
+            f"model.path: {config.model.path!r} is neither a folder nor a model in the local Hugging Face cache; "
+            f"correct the path, or download the model first (hf download {config.model.path})"
+        )
+
+
 def make_engine(config: Config) -> VllmEngine:
     """Load `model.path`. Raises: ConfigError for an engine option that vLLM does not know."""
     return VllmEngine(config)
+
+
+def _is_in_cache(model_id: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(model_id, "config.json"), str)
+    except HFValidationError:
+        return False
 
 
 def _engine_args(config: Config) -> dict[str, Any]:

@@ -1,0 +1,169 @@
+"""`python -m rollout_server --config RUN/config.toml --run-dir RUN [--buffer-url URL] [--host HOST] [--port PORT]`.
+
+Examples:
+    python -m rollout_server --config outputs/demo/config.toml --run-dir outputs/demo
+    python -m rollout_server --config RUN/config.toml --run-dir RUN --buffer-url http://127.0.0.1:8700 --port 0
+    RAY_ADDRESS=10.0.0.1:6379 python -m rollout_server --config RUN/config.toml --run-dir RUN
+
+The control API is described at /docs; its port is written to RUN/ports/rollout_server. Each worker of a real engine is
+a Ray actor and writes to RUN/logs/<worker>.log. SIGTERM ends everything within seconds; leases go back to the buffer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Protocol
+
+import uvicorn
+
+from bapo.addresses import FLEET, buffer_url
+from bapo.clients import BufferClient
+from bapo.config.tree import Config
+from bapo.errors import BapoError, ConfigError
+from bapo.process import Flags, run_process
+from bapo.records import RunDirectory
+from bapo.telemetry import Telemetry
+from rollout_server.app import create_app
+from rollout_server.engines.base import engine_module
+from rollout_server.fleet import Fleet
+from rollout_server.handles import LocalHandle, WorkerHandle, make_worker
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+RELEASE_S = 2.0
+"""How long the leases of a dead worker may take to be released: the buffer may end at the same moment."""
+SHUTDOWN_S = 1
+NODE_START_S = 10.0
+"""A node that is being started when the end comes may take so long to be there: only then it can be stopped."""
+
+
+class Node(Protocol):
+    """What actors run on."""
+
+    def stop(self) -> None: ...
+
+
+class Server(uvicorn.Server):
+    """The API until a signal; the second one does not wait. Not uvicorn's own handling, which ends by the signal."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """SIGTERM or SIGINT."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def main(flags: Flags) -> None:
+    """Serve until SIGTERM. Raises: ConfigError before anything is started; what stopped the fleet."""
+    config, telemetry = flags.config, Telemetry()
+    engine_module(config.rollout.engine).check(config)
+    port = config.rollout.port if flags.extra.port is None else flags.extra.port
+    listener = listen(flags.extra.host, port)
+    url = flags.extra.buffer_url or buffer_url(config, flags.run)
+    runner = Runner(config, flags.run, url, telemetry)
+    app = create_app(runner.fleet, telemetry)
+    server = Server(
+        uvicorn.Config(
+            app, log_config=None, log_level=logging.WARNING, access_log=False, timeout_graceful_shutdown=SHUTDOWN_S
+        )
+    )
+    runner.start(on_end=lambda: setattr(server, "should_exit", True))
+    flags.run.write_port(FLEET, int(listener.getsockname()[1]))
+    log.info("run=%s listens on %s:%d, buffer=%s", config.run.name, *listener.getsockname()[:2], url)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        runner.stop()
+    if runner.fleet.fatal is not None:
+        raise runner.fleet.fatal
+
+
+class Runner:
+    """Starts and ends the fleet beside the API, which answers from the first moment."""
+
+    def __init__(self, config: Config, run: RunDirectory, url: str, telemetry: Telemetry) -> None:
+        self._config, self._run, self._url = config, run, url
+        self._in_process = engine_module(config.rollout.engine).IN_PROCESS
+        self._node: Node | None = None
+        self._has_node = threading.Event()
+        self._on_end: Callable[[], None] = lambda: None
+        self.fleet = Fleet(
+            config,
+            make_handle=self._make_handle,
+            release=BufferClient(url, timeout_s=RELEASE_S, retry_s=RELEASE_S).release,
+            telemetry=telemetry,
+            on_fatal=lambda _: self._on_end(),
+        )
+        self._thread = threading.Thread(target=self._start, name="start", daemon=True)
+
+    def start(self, on_end: Callable[[], None]) -> None:
+        """Begin; returns at once. `on_end` is called when the fleet cannot go on."""
+        self._on_end = on_end
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all workers and the node."""
+        self.fleet.stop()
+        self._thread.join(NODE_START_S)
+        if self._node is not None:
+            self._node.stop()
+
+    def _start(self) -> None:
+        try:
+            if not self._in_process:
+                from rollout_server.fleet_ray import RayNode  # here: in-process engines need no Ray
+
+                self._node = RayNode(self._config.rollout.max_workers)
+        except BapoError as error:
+            self.fleet.stop_with(error)
+            return
+        self._has_node.set()
+        self.fleet.scale(self._config.rollout.num_workers)
+
+    def _make_handle(self, worker_id: str) -> WorkerHandle:
+        self._has_node.wait()
+        if self._in_process:
+            return LocalHandle(make_worker(worker_id, self._config, self._url))
+        from rollout_server.fleet_ray import RayHandle
+
+        return RayHandle(worker_id, self._config, self._url, self._run.log_path(worker_id))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises: ConfigError when the port is taken."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"the rollout server cannot listen on {host}:{port}: {error.strerror}; "
+            "end what listens there, or choose another rollout.port (0 takes a free one)"
+        ) from error
+    listener.listen()
+    return listener
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """The server's own flags."""
+    parser.description = "The rollout server: a fleet of workers that sample, grade and push groups."
+    parser.epilog = (__doc__ or "").partition("Examples:")[2]
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
+    parser.add_argument("--host", default=LOOPBACK, help=f"address to listen on (default {LOOPBACK})")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (instead of rollout.port)")
+
+
+def run(argv: Sequence[str] | None = None) -> None:
+    """Start the process."""
+    run_process("rollout_server", main, add_flags=add_flags, argv=argv)
+
+
+if __name__ == "__main__":
+    run()

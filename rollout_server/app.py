@@ -1,0 +1,104 @@
+"""The control API of the fleet: routes only. See `bapo/fleet_client.py` for the client.
+
+Blocking work runs in threads (`def`, not `async def`), so /healthz answers during an update.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, Field
+
+import bapo
+from bapo.errors import BapoError, ContractError, UnavailableError
+from bapo.fleet_client import weight_update_from_map
+from bapo.telemetry import Telemetry
+from rollout_server.fleet import Fleet
+
+
+class Scale(BaseModel):
+    """How many workers are wanted."""
+
+    num: int = Field(description="1 to rollout.max_workers")
+
+
+class CanaryBody(BaseModel):
+    """A token sequence and the learner's log-probs for it."""
+
+    token_ids: list[int]
+    logprobs: list[float] = Field(description="one per token but the first, in nats, at temperature 1")
+    tolerance: float
+
+
+class WeightUpdateBody(BaseModel):
+    """New weights, as a safetensors file that every worker can read."""
+
+    version: int
+    path: str
+    digest: str = Field(description="sha256 of the file, hex")
+    num_bytes: int
+    canary: CanaryBody
+
+
+def create_app(fleet: Fleet, telemetry: Telemetry) -> FastAPI:
+    """The API of one fleet."""
+    app = FastAPI(title="BAPO rollout server", version=bapo.__version__, summary="Workers that sample groups.")
+
+    @app.get("/workers")
+    def workers() -> dict[str, Any]:
+        """All workers, and how many are wanted."""
+        return {"workers": [asdict(status) for status in fleet.statuses()], "num_wanted": fleet.num_wanted}
+
+    @app.put("/workers", status_code=202)
+    def scale(body: Scale) -> dict[str, int]:
+        """Change the number of workers; those that go finish their groups first."""
+        fleet.scale(body.num)
+        return {"num_wanted": fleet.num_wanted}
+
+    @app.get("/weights")
+    def weights() -> dict[str, Any]:
+        """The newest published version; null before the first."""
+        newest = fleet.newest
+        return {"version": None if newest is None else newest.version}
+
+    @app.post("/weights")
+    def update_weights(body: WeightUpdateBody, rollback: bool = False) -> dict[str, Any]:
+        """Give all workers new weights; answers when each samples with them or is being replaced."""
+        update = weight_update_from_map(body.model_dump())
+        return {"seconds": fleet.update_weights(update, rollback=rollback)}
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, bool]:
+        """The process is alive."""
+        return {"alive": True}
+
+    @app.get("/readyz")
+    def readyz() -> dict[str, bool]:
+        """At least one worker samples."""
+        reason = fleet.readiness()
+        if reason:
+            raise UnavailableError(reason)
+        return {"ready": True}
+
+    @app.get("/metrics", response_class=Response)
+    def metrics() -> Response:
+        """Prometheus text format."""
+        return Response(telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    app.add_exception_handler(BapoError, _named_error)
+    app.add_exception_handler(RequestValidationError, _invalid_body)
+    return app
+
+
+async def _named_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, BapoError)
+    return JSONResponse({"error": type(error).__name__, "message": str(error)}, status_code=error.http_status)
+
+
+async def _invalid_body(request: Request, error: Exception) -> JSONResponse:
+    return await _named_error(request, ContractError(f"{request.method} {request.url.path}: {error}"))

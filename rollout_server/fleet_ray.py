@@ -1,0 +1,196 @@
+"""Ray: the node that runs the workers, and the actor that a worker lives in. Nothing else imports Ray.
+
+One actor per worker, with the engine's environment variables set before it imports anything. The fleet replaces dead
+actors itself (`max_restarts=0`): a new worker has a new id, so that nothing of the dead one is mistaken for its own.
+
+With RAY_ADDRESS in the environment the workers go to that cluster; otherwise a node of our own is started and stopped.
+Ray's ports are open on all interfaces: a token of this run alone protects our own node.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from bapo.config.tree import Config
+from bapo.errors import BapoError, UnavailableError
+from bapo.fleet_client import weight_update_from_map, weight_update_map
+from bapo.process import LOG_FORMAT
+from bapo.types import WeightUpdate
+from rollout_server.engines.base import engine_module
+from rollout_server.handles import LOG_TAIL_LINES, WorkerDiedError, make_worker
+from rollout_server.report import WorkerReport
+
+log = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 80 << 20
+"""Nothing large travels through Ray (weights are files), so its store takes the least that Ray allows."""
+ACTOR_THREADS = 8
+"""Reports must be answered while weights are loaded or a drain waits."""
+NODE_ENVIRONMENT = {
+    # Idle workers that Ray would start ahead: ours have an environment of their own and could not use them.
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+class RayNode:
+    """A Ray node of our own, or a connection to a cluster."""
+
+    def __init__(self, num_workers: int) -> None:
+        """Start or connect; takes some seconds. Raises: UnavailableError."""
+        self._folder: str | None = None
+        address = os.environ.get("RAY_ADDRESS")
+        try:
+            if address:
+                ray.init(address=address, log_to_driver=False, configure_logging=False)
+            else:
+                self._start(num_workers)
+        except (RayError, ConnectionError, RuntimeError, OSError, ValueError) as error:
+            self.stop()
+            raise UnavailableError(f"Ray did not start ({address or 'own node'}): {error}") from error
+
+    def stop(self) -> None:
+        """End all actors and, if the node is our own, its processes."""
+        ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self, num_workers: int) -> None:
+        os.environ.update(NODE_ENVIRONMENT)
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        # Paths of unix sockets may have 107 bytes, and Ray's own part of them takes most of that.
+        self._folder = tempfile.mkdtemp(prefix="bapo-ray-", dir="/tmp")
+        ray.init(
+            num_cpus=num_workers,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            configure_logging=False,
+            _temp_dir=self._folder,
+        )
+
+
+class WorkerActor:
+    """Lives in the actor's process; values cross its border as plain maps."""
+
+    def __init__(self, worker_id: str, config_json: str, buffer_url: str, log_path: str) -> None:
+        _log_to(log_path)
+        config = Config.model_validate_json(config_json)
+        self._worker = make_worker(worker_id, config, buffer_url)
+
+    def load(self) -> None:
+        """Load the engine; an error shows in the report."""
+        try:
+            self._worker.load()
+        except Exception:
+            log.exception("%s did not load", self._worker.worker_id)
+
+    def report(self) -> dict[str, Any]:
+        """How it is."""
+        return asdict(self._worker.report())
+
+    def begin(self, update: Mapping[str, Any] | None) -> None:
+        """Take the newest weights and start to claim."""
+        self._worker.begin(None if update is None else weight_update_from_map(update))
+
+    def update_weights(self, update: Mapping[str, Any]) -> float:
+        """Seconds until the engine held the weights."""
+        return self._worker.update_weights(weight_update_from_map(update))
+
+    def drain(self, timeout_s: float) -> None:
+        """Finish what is in flight, then stop."""
+        self._worker.drain(timeout_s)
+
+
+class RayHandle:
+    """A worker in an actor."""
+
+    def __init__(self, worker_id: str, config: Config, buffer_url: str, log_path: Path) -> None:
+        self._log_path = log_path
+        environment = {**engine_module(config.rollout.engine).ENVIRONMENT, "PYTHONPATH": _python_path()}
+        self._make = (
+            ray.remote(WorkerActor)
+            .options(
+                num_cpus=1,
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=ACTOR_THREADS,
+                runtime_env={"env_vars": environment},
+            )
+            .remote
+        )
+        self._arguments = (worker_id, config.model_dump_json(), buffer_url, str(log_path.resolve()))
+        self._actor: Any = None
+
+    def start(self) -> None:
+        """Ask Ray for the actor; it loads as soon as there is room."""
+        self._actor = self._make(*self._arguments)
+        self._actor.load.remote()
+
+    def report(self, timeout_s: float) -> WorkerReport:
+        """Raises: WorkerDiedError; TimeoutError when it does not answer."""
+        return WorkerReport(**self._call("report", timeout_s=timeout_s))
+
+    def begin(self, update: WeightUpdate | None, timeout_s: float) -> None:
+        """Raises: what the worker raised; WorkerDiedError; TimeoutError."""
+        self._call("begin", None if update is None else weight_update_map(update), timeout_s=timeout_s)
+
+    def update_weights(self, update: WeightUpdate, timeout_s: float) -> float:
+        """Raises: what the worker raised; WorkerDiedError; TimeoutError."""
+        return float(self._call("update_weights", weight_update_map(update), timeout_s=timeout_s))
+
+    def drain(self, timeout_s: float) -> None:
+        """Raises: WorkerDiedError; TimeoutError."""
+        self._call("drain", timeout_s, timeout_s=timeout_s + 5.0)
+
+    def kill(self) -> None:
+        """SIGKILL by way of Ray."""
+        if self._actor is not None and ray.is_initialized():
+            ray.kill(self._actor)
+
+    def log_tail(self) -> str:
+        """Its last lines of output, if its log is on this host."""
+        if not self._log_path.is_file():
+            return ""
+        lines = self._log_path.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES:])
+
+    def _call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+        try:
+            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=timeout_s)
+        except GetTimeoutError as error:
+            raise TimeoutError(f"no answer to {method} within {timeout_s:g} s") from error
+        except RayTaskError as error:
+            # Ray raises a mixture of its own class and ours, with a traceback as its message.
+            raise error.cause if isinstance(error.cause, BapoError) else UnavailableError(str(error.cause)) from error
+        except RayActorError as error:
+            raise WorkerDiedError(f"its process is gone: {str(error).splitlines()[0]}") from error
+
+
+def _python_path() -> str:
+    """An actor finds what this process finds: a user's task beside the config, too."""
+    return os.pathsep.join(filter(None, sys.path))
+
+
+def _log_to(path: str) -> None:
+    """Send all that this process writes, C++ included, to a file of its own."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(path).open("ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)

@@ -1,0 +1,337 @@
+"""The fleet on fake workers: replacement, newest weights first, scaling, and when it gives up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bapo.config.tree import Config, RolloutConfig
+from bapo.errors import BapoError, ConfigError, DeadlineError, StaleWeightsError, UnavailableError, WeightMismatchError
+from bapo.telemetry import Telemetry
+from bapo.types import WeightUpdate
+from rollout_server.fleet import Fleet
+from rollout_server.handles import WorkerDiedError
+from rollout_server.report import WorkerReport
+from tests.rollout_fakes import make_update, wait_until
+
+
+class FakeHandle:
+    """A worker that does what the test says. `events` is what happened to it, in order."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+        self.events: list[str] = []
+        self.state = "loaded"
+        self.error = ""
+        self.message = ""
+        self.stored = 0
+        self.dead = False
+        self.refuses: Exception | None = None
+        self.version = 1
+        self.tail = ""
+
+    def start(self) -> None:
+        self.events.append("start")
+
+    def report(self, timeout_s: float) -> WorkerReport:
+        if self.dead:
+            raise WorkerDiedError("its process is gone")
+        return WorkerReport(
+            state=self.state,
+            policy_version=self.version,
+            inflight=0,
+            tokens_per_s=0.0,
+            pid=1,
+            rss_bytes=1,
+            counts={"groups/fresh/stored": self.stored},
+            error=self.error,
+            message=self.message,
+        )
+
+    def begin(self, update: WeightUpdate | None, timeout_s: float) -> None:
+        self.events.append(f"begin {update.version if update else None}")
+        if self.refuses:
+            raise self.refuses
+        self.version = update.version if update else 1
+        self.state = "sampling"
+
+    def update_weights(self, update: WeightUpdate, timeout_s: float) -> float:
+        self.events.append(f"update {update.version}")
+        if self.refuses:
+            raise self.refuses
+        self.version = update.version
+        return 0.5
+
+    def drain(self, timeout_s: float) -> None:
+        self.events.append("drain")
+
+    def kill(self) -> None:
+        self.events.append("kill")
+
+    def log_tail(self) -> str:
+        return self.tail
+
+
+class Rig:
+    def __init__(self, prepare: Callable[[FakeHandle], None], **rollout: object) -> None:
+        self.handles: list[FakeHandle] = []
+        self.released: list[str] = []
+        self.fatal: list[BapoError] = []
+        self._prepare = prepare
+        self._lock = threading.Lock()
+        self.telemetry = Telemetry()
+        self.fleet = Fleet(
+            Config(rollout=RolloutConfig(**rollout)),
+            make_handle=self._make,
+            release=self.released.append,
+            telemetry=self.telemetry,
+            on_fatal=self.fatal.append,
+        )
+
+    def _make(self, worker_id: str) -> FakeHandle:
+        handle = FakeHandle(worker_id)
+        with self._lock:
+            self._prepare(handle)
+            self.handles.append(handle)
+        return handle
+
+    def states(self) -> list[str]:
+        return [status.state for status in self.fleet.statuses()]
+
+    def handle(self, worker_id: str) -> FakeHandle:
+        return next(handle for handle in self.handles if handle.worker_id == worker_id)
+
+
+MakeRig = Callable[..., Rig]
+
+
+@pytest.fixture
+def make_rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRig]:
+    monkeypatch.setattr("rollout_server.place.POLL_S", 0.01)
+    monkeypatch.setattr("rollout_server.fleet.LONGEST_PAUSE_S", 0.01)
+    rigs = []
+
+    def make(prepare: Callable[[FakeHandle], None] = lambda _: None, **rollout: object) -> Rig:
+        rig = Rig(prepare, **rollout)
+        rigs.append(rig)
+        return rig
+
+    yield make
+    for rig in rigs:
+        rig.fleet.stop()
+
+
+def test_as_many_workers_become_ready_as_are_wanted(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    assert rig.fleet.readiness() == "no worker is ready: none started"
+    rig.fleet.scale(3)
+    wait_until(lambda: rig.states() == ["ready"] * 3)
+    assert rig.fleet.readiness() == ""
+    assert [status.worker_id for status in rig.fleet.statuses()] == ["worker-0", "worker-1", "worker-2"]
+
+
+def test_all_workers_get_an_update_and_it_says_how_long_each_took(make_rig: MakeRig, tmp_path: Path) -> None:
+    rig = make_rig()
+    rig.fleet.scale(2)
+    wait_until(lambda: rig.states() == ["ready"] * 2)
+    assert rig.fleet.update_weights(make_update(tmp_path / "w", 5)) == {"worker-0": 0.5, "worker-1": 0.5}
+    assert [status.policy_version for status in rig.fleet.statuses()] == [5, 5]
+
+
+def test_a_worker_that_starts_later_takes_the_newest_weights_before_it_begins(
+    make_rig: MakeRig, tmp_path: Path
+) -> None:
+    rig = make_rig()
+    rig.fleet.update_weights(make_update(tmp_path / "w", 5))
+    rig.fleet.scale(1)
+    wait_until(lambda: rig.states() == ["ready"])
+    assert rig.handles[0].events == ["start", "begin 5"]
+
+
+def test_a_dead_worker_is_replaced_and_its_leases_are_released(make_rig: MakeRig, tmp_path: Path) -> None:
+    rig = make_rig()
+    rig.fleet.scale(1)
+    wait_until(lambda: rig.states() == ["ready"])
+    rig.fleet.update_weights(make_update(tmp_path / "w", 5))
+    rig.released.clear()
+    rig.handles[0].dead = True
+    wait_until(lambda: len(rig.handles) == 2 and rig.states() == ["ready"])
+    status = rig.fleet.statuses()[0]
+    assert (status.worker_id, status.restarts, status.policy_version) == ("worker-0.1", 1, 5)
+    assert rig.handles[0].events[-1] == "kill"
+    assert rig.handles[1].events == ["start", "begin 5"]
+    assert rig.released == ["worker-0", "worker-0.1"]
+
+
+def test_a_worker_that_refuses_an_update_is_replaced_and_does_not_block_the_others(
+    make_rig: MakeRig, tmp_path: Path
+) -> None:
+    rig = make_rig()
+    rig.fleet.scale(2)
+    wait_until(lambda: rig.states() == ["ready"] * 2)
+    rig.handle("worker-0").refuses = WeightMismatchError("the canary differs")
+    assert rig.fleet.update_weights(make_update(tmp_path / "w", 5)) == {"worker-1": 0.5}
+    wait_until(lambda: rig.states() == ["ready"] * 2)
+    assert rig.handle("worker-0.1").events == ["start", "begin 5"]
+    assert rig.fatal == []
+
+
+def test_a_worker_that_does_not_answer_an_update_in_time_is_replaced(make_rig: MakeRig, tmp_path: Path) -> None:
+    rig = make_rig()
+    rig.fleet.scale(1)
+    wait_until(lambda: rig.states() == ["ready"])
+    rig.handles[0].refuses = TimeoutError("no answer to update_weights within 120 s")
+    assert rig.fleet.update_weights(make_update(tmp_path / "w", 5)) == {}
+    wait_until(lambda: len(rig.handles) == 2 and rig.states() == ["ready"])
+
+
+def test_an_older_version_is_refused_unless_it_is_a_rollback(make_rig: MakeRig, tmp_path: Path) -> None:
+    rig = make_rig()
+    rig.fleet.update_weights(make_update(tmp_path / "w", 5))
+    with pytest.raises(StaleWeightsError, match="version 4 is older than version 5"):
+        rig.fleet.update_weights(make_update(tmp_path / "w", 4))
+    rig.fleet.update_weights(make_update(tmp_path / "w", 4), rollback=True)
+    assert rig.fleet.newest is not None
+    assert rig.fleet.newest.version == 4
+
+
+def test_a_file_that_is_missing_or_cut_off_never_reaches_a_worker(make_rig: MakeRig, tmp_path: Path) -> None:
+    rig = make_rig()
+    rig.fleet.scale(1)
+    wait_until(lambda: rig.states() == ["ready"])
+    update = make_update(tmp_path / "w", 5)
+    (tmp_path / "w").write_bytes(b"cut")
+    with pytest.raises(WeightMismatchError, match="has 3 bytes, the learner announced 7"):
+        rig.fleet.update_weights(update)
+    (tmp_path / "w").unlink()
+    with pytest.raises(WeightMismatchError, match="cannot be read here"):
+        rig.fleet.update_weights(update)
+    assert rig.handles[0].events == ["start", "begin None"]
+    assert rig.fleet.newest is None
+
+
+def test_scaling_down_drains_the_last_workers_and_scaling_up_starts_new_ones(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.fleet.scale(3)
+    wait_until(lambda: rig.states() == ["ready"] * 3)
+    rig.fleet.scale(1)
+    assert rig.fleet.num_wanted == 1
+    wait_until(lambda: rig.states() == ["ready"])
+    assert rig.handle("worker-2").events[-2:] == ["drain", "kill"]
+    assert rig.handle("worker-0").events == ["start", "begin None"]
+    rig.fleet.scale(2)
+    wait_until(lambda: rig.states() == ["ready"] * 2)
+    assert [status.worker_id for status in rig.fleet.statuses()] == ["worker-0", "worker-1"]
+
+
+@pytest.mark.parametrize("num", [0, -1, 9])
+def test_a_number_of_workers_outside_the_configured_range_is_refused(make_rig: MakeRig, num: int) -> None:
+    with pytest.raises(ConfigError, match=rf"1 to 8 \(rollout.max_workers\), got {num}"):
+        make_rig().fleet.scale(num)
+
+
+def _fail(error: str, message: str) -> Callable[[FakeHandle], None]:
+    def prepare(handle: FakeHandle) -> None:
+        handle.state, handle.error, handle.message, handle.tail = "failed", error, message, "last words"
+
+    return prepare
+
+
+def test_a_configuration_that_cannot_work_stops_the_fleet_at_once_with_its_own_message(make_rig: MakeRig) -> None:
+    rig = make_rig(_fail("ConfigError", "the tokenizer of the model turns the prompt 'a' into 'b'"))
+    rig.fleet.scale(1)
+    wait_until(lambda: len(rig.fatal) == 1)
+    assert isinstance(rig.fatal[0], ConfigError)
+    assert str(rig.fatal[0]) == "the tokenizer of the model turns the prompt 'a' into 'b'"
+    assert len(rig.handles) == 1
+    assert "the fleet has stopped" in rig.fleet.readiness()
+
+
+def test_three_early_deaths_in_a_row_stop_the_fleet_with_the_last_reason_and_the_log(make_rig: MakeRig) -> None:
+    rig = make_rig(_fail("MemoryError", "cannot allocate"))
+    rig.fleet.scale(1)
+    wait_until(lambda: len(rig.fatal) == 1)
+    assert isinstance(rig.fatal[0], UnavailableError)
+    assert "3 rollout workers in a row died early" in str(rig.fatal[0])
+    assert "MemoryError: cannot allocate" in str(rig.fatal[0])
+    assert "last words" in str(rig.fatal[0])
+    assert len(rig.handles) == 3
+
+
+def test_weights_that_no_new_worker_can_take_stop_the_fleet(make_rig: MakeRig, tmp_path: Path) -> None:
+    def refuse(handle: FakeHandle) -> None:
+        handle.refuses = WeightMismatchError("the canary differs by 1.2 nats")
+
+    rig = make_rig(refuse)
+    rig.fleet.update_weights(make_update(tmp_path / "w", 5))
+    rig.fleet.scale(1)
+    wait_until(lambda: len(rig.fatal) == 1)
+    assert "the canary differs by 1.2 nats" in str(rig.fatal[0])
+
+
+def test_workers_that_deliver_before_they_die_are_replaced_for_ever(make_rig: MakeRig) -> None:
+    def live_shortly(handle: FakeHandle) -> None:
+        handle.stored = 1
+
+    rig = make_rig(live_shortly)
+    rig.fleet.scale(1)
+    for life in range(6):
+        wait_until(lambda life=life: len(rig.handles) == life + 1 and rig.states() == ["ready"])
+        rig.handles[life].dead = True
+    wait_until(lambda: len(rig.handles) == 7 and rig.states() == ["ready"])
+    assert rig.fatal == []
+
+
+def test_while_one_worker_samples_a_place_that_keeps_dying_does_not_stop_the_fleet(make_rig: MakeRig) -> None:
+    def only_the_first_lives(handle: FakeHandle) -> None:
+        if handle.worker_id != "worker-0":
+            _fail("MemoryError", "cannot allocate")(handle)
+
+    rig = make_rig(only_the_first_lives)
+    rig.fleet.scale(1)
+    wait_until(lambda: rig.states() == ["ready"])
+    rig.fleet.scale(2)
+    wait_until(lambda: len(rig.handles) >= 6)
+    assert rig.fatal == []
+    assert rig.states()[0] == "ready"
+
+
+def test_a_worker_that_never_loads_fails_the_fleet_with_the_tail_of_its_log(make_rig: MakeRig) -> None:
+    def load_for_ever(handle: FakeHandle) -> None:
+        handle.state, handle.tail = "loading", "still reading shards"
+
+    rig = make_rig(load_for_ever, start_timeout_s=0.1)
+    rig.fleet.scale(1)
+    wait_until(lambda: len(rig.fatal) == 1)
+    assert isinstance(rig.fatal[0], DeadlineError)
+    assert "rollout.start_timeout_s" in str(rig.fatal[0])
+    assert "still reading shards" in str(rig.fatal[0])
+
+
+def test_totals_go_on_rising_when_a_worker_is_replaced(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.fleet.scale(1)
+    wait_until(lambda: rig.states() == ["ready"])
+    rig.handles[0].stored = 7
+    total = 'bapo_rollout_groups_total{outcome="stored",purpose="fresh"}'
+    wait_until(lambda: f"{total} 7.0" in rig.telemetry.exposition().decode())
+    rig.handles[0].dead = True
+    wait_until(lambda: len(rig.handles) == 2 and rig.states() == ["ready"])
+    rig.handles[1].stored = 5
+    wait_until(lambda: f"{total} 12.0" in rig.telemetry.exposition().decode())
+    assert "bapo_rollout_worker_restarts_total 1.0" in rig.telemetry.exposition().decode()
+    assert 'bapo_rollout_workers{state="ready"} 1.0' in rig.telemetry.exposition().decode()
+
+
+def test_stopping_kills_every_worker_and_releases_its_leases(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.fleet.scale(2)
+    wait_until(lambda: rig.states() == ["ready"] * 2)
+    rig.released.clear()
+    rig.fleet.stop()
+    assert [handle.events[-1] for handle in rig.handles] == ["kill", "kill"]
+    assert sorted(rig.released) == ["worker-0", "worker-1"]
+    assert rig.fleet.statuses() == []
