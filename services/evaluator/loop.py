@@ -103,7 +103,7 @@ class Evaluator:
                 f"evaluation of {split} at version {target.version}: all {num_asked} groups failed; "
                 "see the rollout server's log"
             )
-        row = evaluation_row(split, target, groups, num_asked=num_asked, seconds=seconds, rollout=self._config.rollout)
+        row = evaluation_row(split, target, groups, num_asked=num_asked, rollout=self._config.rollout)
         self._run.append_evaluation(row)
         self._accuracy.labels(split=split).set(row["accuracy"])
         log.info(
