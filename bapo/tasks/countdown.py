@@ -104,7 +104,7 @@ def prompt_of(problem: Problem, prompt_format: str = DEFAULT_PROMPT_FORMAT) -> P
 def _prompts(split: str, num: int, cd3_share: float, seed: int, prompt_format: str) -> tuple[Prompt, ...]:
     """Cached: a thousand held-out problems take 0.2 s to make, and every evaluation asks for them."""
     buckets: Collection[int] = TRAIN_BUCKETS if split == "train" else HELD_OUT_BUCKETS
-    rng = random.Random(f"{NAME}/{split}/{seed}")
+    rng = random.Random(f"{NAME}/{split}/{seed}")  # noqa: S311 - reproducible, not secret
     num_cd3 = round(num * cd3_share)
     problems = list(islice(distinct_problems(rng, 3, buckets), num_cd3))
     problems += islice(distinct_problems(rng, 4, buckets), num - num_cd3)

@@ -22,7 +22,8 @@ MAX_DEPTH = 16
 
 # [0-9], not \d: \d also matches digits of other scripts, which `int` would accept.
 _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
-_TEXT = re.compile(r"(?:[0-9]+|[-+*/() ])*")
+# One class, repeated: nested repeats would take exponential time on a long number before a bad character.
+_TEXT = re.compile(r"[-+*/() 0-9]*")
 
 
 def is_right(text: str, numbers: Sequence[int], target: int) -> bool:
@@ -89,11 +90,11 @@ class _Parser:
         return result
 
     def _factor(self) -> Fraction:
-        token = self._peek()
+        first = self._peek()
         self._next += 1
-        if token.isdigit():
-            return Fraction(int(token))
-        if token != "(" or self._depth >= MAX_DEPTH:
+        if first.isdigit():
+            return Fraction(int(first))
+        if first != "(" or self._depth >= MAX_DEPTH:
             raise _SyntaxError
         self._depth += 1
         result = self._expr()

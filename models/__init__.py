@@ -1,0 +1,1 @@
+"""The project's own base model and how it is made: `python -m models.train_base_model --help`."""

@@ -1,0 +1,137 @@
+"""Supervised examples: a few attempts that fail, one that works, then the answer.
+
+    prompt    36,89,24->77:
+    response  36+24=60+89=149;36-24=12,89-12=77;<answer>89-(36-24)</answer>
+
+An attempt is a chain; a step that goes on from the value before it does not repeat that value ("36+24=60+89=149").
+The attempts that fail are random chains. The model learns to search rather than to know, which leaves
+reinforcement learning something to improve: it can make better attempts, and more of them.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from bapo.tasks.countdown import prompt_of
+from bapo.tasks.countdown_problems import BASE_MODEL_BUCKETS, Chain, Problem, random_chain, random_problem
+from bapo.tasks.countdown_verifier import ANSWER_END, ANSWER_START
+from models.tokenizer import WORD_PATTERN
+
+IGNORE = -100
+"""Target of a position that is not trained: prompt and padding."""
+_POOL = 4096
+"""Examples that are sorted by length together, so that a batch has little padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curriculum:
+    """What the examples look like: the knobs that set how strong the base model gets."""
+
+    cd3_share: float = 0.7
+    """Share of problems with 3 numbers; the others have 4."""
+    success: float = 0.5
+    """Probability that the next attempt is the one that works."""
+    max_tokens: int = 64
+    """No response is longer, end of sequence included: room for 4 failed attempts with 3 numbers, and 2 with 4."""
+
+
+def examples(rng: random.Random, curriculum: Curriculum) -> Iterator[tuple[str, str]]:
+    """An endless stream of (prompt text, response text) over problems of the base model's own buckets."""
+    while True:
+        problem = random_problem(rng, 3 if rng.random() < curriculum.cd3_share else 4)
+        if problem.bucket in BASE_MODEL_BUCKETS:
+            yield prompt_of(problem).text, response_text(rng, problem, curriculum)
+
+
+def response_text(rng: random.Random, problem: Problem, curriculum: Curriculum) -> str:
+    """Failed attempts, then the problem's own chain, then the answer."""
+    ending = f"{chain_text(problem.chain)};{ANSWER_START}{expression(problem)}{ANSWER_END}"
+    failures = ""
+    while rng.random() >= curriculum.success:
+        longer = f"{failures}{chain_text(_failed_chain(rng, problem))};"
+        if num_tokens(longer + ending) + 1 > curriculum.max_tokens:
+            break
+        failures = longer
+    return failures + ending
+
+
+def num_tokens(text: str) -> int:
+    """Without the end of sequence."""
+    return len(re.findall(WORD_PATTERN, text))
+
+
+def chain_text(chain: Chain) -> str:
+    """Steps as people write them: "12*7=84-4=80", and a comma where a step does not start from the value before it."""
+    text = ""
+    previous: int | None = None
+    for step in chain:
+        left, right = step.left, step.right
+        if right == previous and step.op in "+*":  # these commute, so the value before can always come first
+            left, right = right, left
+        start = "" if left == previous else f"{',' if text else ''}{left}"
+        text += f"{start}{step.op}{right}={step.value}"
+        previous = step.value
+    return text
+
+
+def expression(problem: Problem) -> str:
+    """The problem's chain as one expression: every inner step in parentheses."""
+    terms = [(number, str(number)) for number in problem.numbers]
+    for step in problem.chain:
+        left, right = (terms.pop(_index(terms, value))[1] for value in (step.left, step.right))
+        terms.append((step.value, f"({left}{step.op}{right})"))
+    return terms[0][1][1:-1]
+
+
+def batches(
+    rng: random.Random, curriculum: Curriculum, tokenizer: PreTrainedTokenizerFast, tokens_per_batch: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """An endless stream of (token ids [R, T], targets [R, T]) with at most `tokens_per_batch` = R * T tokens."""
+    stream = examples(rng, curriculum)
+    while True:
+        pool = sorted((_encode(tokenizer, *pair) for pair in islice(stream, _POOL)), key=lambda row: len(row[0]))
+        cuts: list[list[tuple[list[int], int]]] = [[]]
+        for row in pool:
+            if (len(cuts[-1]) + 1) * len(row[0]) > tokens_per_batch:
+                cuts.append([])
+            cuts[-1].append(row)
+        rng.shuffle(cuts)
+        yield from (_collate(rows, tokenizer.pad_token_id) for rows in cuts)
+
+
+def _failed_chain(rng: random.Random, problem: Problem) -> Chain:
+    while True:
+        chain = random_chain(rng, problem.numbers)
+        if chain is not None and chain[-1].value != problem.target:
+            return chain
+
+
+def _index(terms: list[tuple[int, str]], value: int) -> int:
+    return next(i for i, (term, _) in enumerate(terms) if term == value)
+
+
+def _encode(tokenizer: PreTrainedTokenizerFast, prompt: str, response: str) -> tuple[list[int], int]:
+    """Token ids of prompt + response + end of sequence, and how many of them are the prompt."""
+    prompt_ids = tokenizer(prompt)["input_ids"]
+    return [*prompt_ids, *tokenizer(response)["input_ids"], tokenizer.eos_token_id], len(prompt_ids)
+
+
+def _collate(rows: list[tuple[list[int], int]], pad: int) -> tuple[Tensor, Tensor]:
+    width = max(len(ids) for ids, _ in rows)
+    ids_RT = torch.tensor([[*ids, *[pad] * (width - len(ids))] for ids, _ in rows])
+    # Targets are the ids one position later; the last prompt token predicts the first token of the response.
+    targets_RT = torch.tensor(
+        [
+            [*[IGNORE] * (num_prompt - 1), *ids[num_prompt:], *[IGNORE] * (width - len(ids) + 1)]
+            for ids, num_prompt in rows
+        ]
+    )
+    return ids_RT, targets_RT
