@@ -28,6 +28,7 @@ from bapo.errors import BapoError, ConfigError
 from bapo.process import Flags, run_process
 from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry
+from rollout_server import ray_settings
 from rollout_server.app import create_app
 from rollout_server.engines.base import engine_module
 from rollout_server.fleet import Fleet
@@ -91,6 +92,7 @@ class Runner:
         self._in_process = engine_module(config.rollout.engine).IN_PROCESS
         self._node: Node | None = None
         self._has_node = threading.Event()
+        self._ended = threading.Event()
         self._on_end: Callable[[], None] = lambda: None
         self.fleet = Fleet(
             config,
@@ -109,6 +111,7 @@ class Runner:
     def stop(self) -> None:
         """End all workers and the node."""
         self.fleet.stop()
+        self._ended.set()
         self._thread.join(NODE_START_S)
         if self._node is not None:
             self._node.stop()
@@ -116,6 +119,7 @@ class Runner:
     def _start(self) -> None:
         try:
             if not self._in_process:
+                ray_settings.apply()
                 from rollout_server.fleet_ray import RayNode  # here: in-process engines need no Ray
 
                 self._node = RayNode(self._config.rollout.max_workers)
@@ -124,6 +128,8 @@ class Runner:
             return
         self._has_node.set()
         self.fleet.scale(self._config.rollout.num_workers)
+        # Ray ties its processes to the thread that started them: they would be killed when it ended.
+        self._ended.wait()
 
     def _make_handle(self, worker_id: str) -> WorkerHandle:
         self._has_node.wait()

@@ -4,14 +4,14 @@ One actor per worker, with the engine's environment variables set before it impo
 actors itself (`max_restarts=0`): a new worker has a new id, so that nothing of the dead one is mistaken for its own.
 
 With RAY_ADDRESS in the environment the workers go to that cluster; otherwise a node of our own is started and stopped.
-Ray's ports are open on all interfaces: a token of this run alone protects our own node.
+Ray's ports are open on all interfaces: a token of this run alone protects our own node (`ray_settings.py`, which must
+be applied before this file is imported).
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -38,13 +38,6 @@ OBJECT_STORE_BYTES = 80 << 20
 """Nothing large travels through Ray (weights are files), so its store takes the least that Ray allows."""
 ACTOR_THREADS = 8
 """Reports must be answered while weights are loaded or a drain waits."""
-NODE_ENVIRONMENT = {
-    # Idle workers that Ray would start ahead: ours have an environment of their own and could not use them.
-    "RAY_prestart_worker_first_driver": "0",
-    "RAY_enable_worker_prestart": "0",
-    "RAY_enable_metrics_collection": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 
 
 class RayNode:
@@ -70,9 +63,6 @@ class RayNode:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, num_workers: int) -> None:
-        os.environ.update(NODE_ENVIRONMENT)
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         # Paths of unix sockets may have 107 bytes, and Ray's own part of them takes most of that.
         self._folder = tempfile.mkdtemp(prefix="bapo-ray-", dir="/tmp")
         ray.init(

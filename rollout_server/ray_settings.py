@@ -1,0 +1,26 @@
+"""Environment of a Ray node of our own. Ray's core reads it once, when it is imported: apply it before that."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+NODE_ENVIRONMENT = {
+    # Idle workers that Ray would start ahead: ours have an environment of their own and could not use them.
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def apply() -> None:
+    """Settings of the node, and a token of this run alone, because Ray's ports are open on all interfaces.
+
+    With RAY_ADDRESS in the environment the cluster has its own settings, and nothing is changed.
+    """
+    if "RAY_ADDRESS" in os.environ:
+        return
+    os.environ.update(NODE_ENVIRONMENT)
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
