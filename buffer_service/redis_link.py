@@ -17,7 +17,6 @@ from urllib.parse import urlsplit, urlunsplit
 import redis
 from redis.backoff import NoBackoff
 from redis.client import Pipeline
-from redis.connection import PythonRespSerializer
 from redis.exceptions import (
     AuthenticationError,
     ConnectionError,
@@ -31,6 +30,7 @@ from redis.retry import Retry
 
 from bapo.errors import BapoError, ConfigError, StorageError, UnavailableError
 from buffer_service.redis_keys import INDEX
+from buffer_service.redis_sockets import Arg, connection_options
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +38,7 @@ CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 30.0
 READ_BYTES = 1 << 20
 """One recv: frames are large."""
-COPY_BELOW_BYTES = 6000
-"""Larger arguments are sent as they are, without being copied into one buffer with the rest."""
-
 MOST_ERROR_CHARS = 160
-
-Arg = str | bytes | int | float | memoryview
 
 
 class RedisLink:
@@ -60,8 +55,7 @@ class RedisLink:
                 socket_timeout=ANSWER_TIMEOUT_S,
                 socket_read_size=READ_BYTES,
                 retry=Retry(NoBackoff(), 0),
-                # redis-py's own choice, hiredis, copies every frame twice on its way out.
-                command_packer=PythonRespSerializer(COPY_BELOW_BYTES, _as_bytes),
+                **connection_options(url),
             )
         except ValueError as error:
             raise ConfigError(f"buffer.redis_url {self.where!r} is not a Redis URL: {error}") from error
@@ -163,10 +157,6 @@ class _Script:
     def __init__(self, name: str, source: bytes) -> None:
         self.name, self.source = name, source
         self.sha = hashlib.sha1(source, usedforsecurity=False).hexdigest()
-
-
-def _as_bytes(value: Arg) -> bytes | memoryview:
-    return value if isinstance(value, bytes | memoryview) else str(value).encode()
 
 
 def _raise_first(replies: Sequence[Any]) -> None:

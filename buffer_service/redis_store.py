@@ -31,7 +31,8 @@ from buffer_service.codec import (
 from buffer_service.image import Image
 from buffer_service.redis_image import read_image, write_image
 from buffer_service.redis_keys import Keys
-from buffer_service.redis_link import Arg, RedisLink
+from buffer_service.redis_link import RedisLink
+from buffer_service.redis_sockets import Arg
 from buffer_service.redis_status import health_of, status_of
 from buffer_service.store import FORGET_AFTER_STEPS, MOST_COMPOSITIONS, SHOWN_COMPOSITIONS
 from buffer_service.values import (
