@@ -100,8 +100,8 @@ class Evaluator:
         groups = self._buffer.collect(label_of(split, target.version))
         if not groups:
             raise UnavailableError(
-                f"evaluation of {split} at version {target.version}: all {num_asked} groups failed; "
-                "see the rollout server's log"
+                f"evaluation {label_of(split, target.version)}: all {num_asked} groups failed; "
+                f"the last failure: {self._buffer.status().last_failure or 'see the log of the rollout server'}"
             )
         row = evaluation_row(split, target, groups, num_asked=num_asked, rollout=self._config.rollout)
         self._run.append_evaluation(row)

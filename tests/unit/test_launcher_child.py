@@ -174,7 +174,7 @@ def test_a_failure_names_the_process_its_code_its_reason_and_a_way_out(start: Ca
     child.process.wait()
     message = failure.explain(child).splitlines()
     assert message[0] == "part ended with exit code 3: StorageError: cannot write x: No space left on device"
-    assert message[1].startswith("What to do: free space")
+    assert message[1].startswith("What to do: mend what is named (disk")
     assert message[2] == f"Its log: {child.spec.log_path}"
 
 

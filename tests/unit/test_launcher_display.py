@@ -92,6 +92,13 @@ def test_the_table_fits_its_terminal(width: int) -> None:
     assert ("█" in text) == (width >= 100)
 
 
+def test_the_time_left_is_that_of_this_start_of_the_run() -> None:
+    """Steps 1 and 2 were an hour ago; 3 to 5 took two seconds each."""
+    rows = [make_row(step) for step in (1, 2)] + [make_row(step, time=5000.0 + 2 * step) for step in (3, 4, 5)]
+    assert make_snapshot(metrics=rows, since=5000.0, num_steps=10).left_s == 10.0
+    assert make_snapshot(metrics=rows[:3], since=5000.0, num_steps=10).left_s is None
+
+
 def test_the_bar_shows_the_parts_of_the_batch_in_proportion() -> None:
     lines = drawn(render(make_snapshot(metrics=[make_row(1, x1=16, x2=8, x3=4)]), 112), 112)
     assert "█" * 16 + "▓" * 8 + "▒" * 4 + "·" * 4 in lines[3]  # 32 characters for B = 32
