@@ -34,7 +34,6 @@ from buffer_service.store import Store
 log = logging.getLogger(__name__)
 
 REDIS_TIMEOUT_S = 30.0
-"""How long Redis may take to come up, loading its file included."""
 PAUSE_S = 0.2
 KEEP_ALIVE_S = 120
 """Longer than any pause between two calls of one client."""
@@ -74,7 +73,7 @@ def main(flags: Flags) -> None:
     store = RedisStore(link, config.run.name, lease_s=config.buffer.lease_s, max_attempts=config.buffer.max_attempts)
     port = config.buffer.port if flags.extra.port is None else flags.extra.port
     listener = listen(flags.extra.host or config.buffer.host, port)
-    wait_for(store)
+    wait_for(store, flags.extra.redis_timeout_s)
     link.load_scripts()
     context = Context(service=BufferService(store, load_composer(config.algorithm), config, metrics), config=config)
     server = Server(uvicorn_config(create_app(context, metrics)), context)
@@ -113,7 +112,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def wait_for(store: Store, timeout_s: float = REDIS_TIMEOUT_S) -> None:
+def wait_for(store: Store, timeout_s: float) -> None:
     """Return when the store answers. Raises: UnavailableError."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -136,6 +135,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--redis-url", help="Redis or Valkey, 6.2 or newer (instead of buffer.redis_url)")
     parser.add_argument("--host", help="address to listen on (instead of buffer.host)")
+    parser.add_argument(
+        "--redis-timeout-s",
+        type=float,
+        default=REDIS_TIMEOUT_S,
+        help="how long Redis may take to come up, loading its file included (default: %(default)s)",
+    )
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (instead of buffer.port)")
 
 

@@ -1,0 +1,116 @@
+"""`python -m buffer_service`: starts, says where it listens, ends at once, refuses clearly."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bapo.clients import BufferClient
+from bapo.config.load import dump_toml
+from bapo.errors import BapoError
+from bapo.records import RunDirectory
+from tests.buffer_app import small_config, until
+from tests.factories import make_request
+from tests.redis_server import free_port
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    config = small_config(run={"name": "process"}, buffer={"port": 0})
+    return RunDirectory.create(tmp_path / "run", dump_toml(config))
+
+
+def command(run: RunDirectory, *flags: str) -> list[str]:
+    where = ["--config", str(run.config_path), "--run-dir", str(run.path)]
+    return [sys.executable, "-m", "buffer_service", *where, *flags]
+
+
+@contextmanager
+def started(run: RunDirectory, *flags: str) -> Iterator[tuple[subprocess.Popen[str], BufferClient]]:
+    process = subprocess.Popen(command(run, *flags), stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: run.read_port("buffer_service") is not None or process.poll() is not None, timeout_s=60)
+        client = BufferClient(f"http://127.0.0.1:{run.read_port('buffer_service')}", retry_s=0.0)
+        client.wait_ready(30)
+        yield process, client
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def refused(run: RunDirectory, *flags: str) -> tuple[int, str]:
+    done = subprocess.run(command(run, *flags), capture_output=True, text=True, timeout=60, check=False)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr.strip().splitlines()[-1]
+
+
+def test_it_announces_its_port_and_ends_within_two_seconds_of_a_signal(run: RunDirectory, redis_url: str) -> None:
+    with started(run, "--redis-url", redis_url) as (process, client):
+        assert client.enqueue([make_request()], cursor=1) == 1
+
+        def wait() -> None:
+            with pytest.raises(BapoError):
+                client.batch(1, timeout_s=60)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        time.sleep(0.5)
+        begun = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert time.monotonic() - begun < 2.5
+        waiter.join(10)
+        assert not waiter.is_alive()
+
+
+def test_it_goes_on_where_a_killed_one_stopped(run: RunDirectory, redis_url: str) -> None:
+    with started(run, "--redis-url", redis_url) as (process, client):
+        client.enqueue([make_request()], cursor=1)
+        client.claim("w", limit=1, policy_version=1)
+        process.kill()
+        process.wait()
+    (run.path / "ports" / "buffer_service").unlink()
+    with started(run, "--redis-url", redis_url) as (_, client):
+        assert client.status().leased["fresh"] == 1
+        assert client.renew("w", ["g-p"]) == ["g-p"]
+
+
+def test_a_port_in_use_is_one_clear_message(run: RunDirectory, redis_url: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, message = refused(run, "--redis-url", redis_url, "--port", str(port))
+    assert code == 2
+    assert f"the buffer service cannot listen on 127.0.0.1:{port}: Address already in use" in message
+
+
+def test_a_redis_that_does_not_come_up_is_one_clear_message(run: RunDirectory) -> None:
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    code, message = refused(run, "--redis-url", url, "--redis-timeout-s", "0.5")
+    assert code == 3
+    assert f"UnavailableError: Redis at {url} does not answer" in message
+
+
+def test_no_redis_is_one_clear_message(run: RunDirectory) -> None:
+    code, message = refused(run)
+    assert code == 2
+    assert "no Redis is named: write buffer.redis_url" in message
+
+
+def test_help_shows_examples() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "buffer_service", "--help"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "--redis-url" in shown.stdout
+    assert "python -m buffer_service --config outputs/demo/config.toml" in shown.stdout

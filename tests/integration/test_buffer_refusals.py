@@ -1,0 +1,154 @@
+"""Redis full, its disk full, its password wrong: a clear error, nothing acknowledged is lost, and it goes on."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from bapo.errors import ConfigError, StorageError, UnavailableError
+from bapo.types import RolloutRequest
+from bapo.wire import pack_group
+from buffer_service.redis_link import RedisLink
+from tests.buffer_app import serving, small_config
+from tests.buffer_setup import answer, incoming, new_store
+from tests.factories import make_group, make_request
+from tests.redis_server import RedisServer, free_port
+
+SECRET = b"SECRET-PAYLOAD"
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path, options=("--enable-protected-configs", "local")).start()
+    yield server
+    server.stop()
+
+
+def large(request: RolloutRequest) -> bytes:
+    """256 kB that say who sent them; 6/8 is above the window of B_high, so that a released batch is really gone."""
+    group = make_group(
+        rewards="11111100",
+        group_id=request.request_id,
+        prompt=request.prompt,
+        worker_id=SECRET.decode(),
+        lengths=[4000] * 8,
+    )
+    return pack_group(group)
+
+
+def test_a_full_redis_refuses_groups_while_the_learner_drains_it(own_redis: RedisServer) -> None:
+    requests = [make_request(prompt_id=f"p{i}") for i in range(20)]
+    frames = [large(request) for request in requests]
+    with (
+        redis.Redis.from_url(own_redis.url) as raw,
+        serving(new_store("redis", own_redis.url), small_config(cadence={"slack": 1000})) as client,
+    ):
+        client.enqueue(requests, cursor=20)
+        client.claim("w", limit=20, policy_version=1)
+        client.push(frames[:8])
+        used = raw.info("memory")["used_memory"]
+        raw.config_set("maxmemory", used - 1000)
+        impatient = type(client)(client.url, retry_s=0.0)
+        with pytest.raises(
+            UnavailableError, match=r"is full: groups are taken again .* raise buffer.max_memory_mb"
+        ) as e:
+            impatient.push(frames[8:12])
+        assert SECRET.decode() not in str(e.value)
+        assert len(str(e.value)) < 400
+        # The learner and the bookkeeping of workers go on, and make room.
+        assert client.status().fresh_ready == 8
+        assert client.renew("w", ["g-p8"]) == ["g-p8"]
+        client.fail("w", "g-p19", reason="engine", detail="")
+        assert [r.request_id for r in client.claim("v", limit=1, policy_version=1)] == ["g-p19"]
+        assert client.release("v") == 1
+        assert len(client.batch(1, timeout_s=5).entries) == 4
+        client.commit(1, checkpointed=1)
+        assert set(client.push(frames[8:10]).values()) == {"stored"}
+        assert client.status().fresh_ready == 6
+        assert not list(raw.scan_iter("*:incoming:*"))
+
+
+def test_the_frames_of_a_refused_push_are_never_in_an_error(own_redis: RedisServer) -> None:
+    link = RedisLink(own_redis.url)
+    request = make_request(prompt_id="a")
+    with redis.Redis.from_url(own_redis.url) as raw:
+        raw.config_set("maxmemory", 1)
+        with pytest.raises(UnavailableError) as refused:
+            new_store("redis", own_redis.url).push([incoming(answer(request, worker_id=SECRET.decode()))])
+        assert SECRET.decode() not in repr(refused.value)
+        pipe = link.client.pipeline(transaction=True)
+        pipe.set("x", SECRET * 1000)
+        with pytest.raises(UnavailableError, match="is full") as refused:
+            link.execute(pipe)
+        assert SECRET.decode() not in repr(refused.value)
+        assert refused.value.__suppress_context__
+
+
+def test_a_redis_that_cannot_write_its_disk_is_a_storage_error(own_redis: RedisServer, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    with (
+        redis.Redis.from_url(own_redis.url) as raw,
+        serving(new_store("redis", own_redis.url), small_config()) as client,
+    ):
+        request = make_request(prompt_id="a")
+        client.enqueue([request, make_request(prompt_id="b")], cursor=2)
+        client.push([pack_group(answer(request))])
+        raw.config_set("save", "3600 1")
+        raw.config_set("dir", str(gone))
+        shutil.rmtree(gone)
+        raw.bgsave()
+        while raw.info("persistence")["rdb_last_bgsave_status"] == "ok":
+            time.sleep(0.05)
+        with pytest.raises(StorageError, match=r"cannot write to its disk .* Nothing that was acknowledged is lost"):
+            client.push([pack_group(answer(make_request(prompt_id="b")))])
+        assert client.status().fresh_ready == 1
+        raw.config_set("dir", str(tmp_path))
+        raw.bgsave()
+        while raw.info("persistence")["rdb_last_bgsave_status"] != "ok":
+            time.sleep(0.05)
+        assert client.push([pack_group(answer(make_request(prompt_id="b")))]) == {"g-b": "stored"}
+
+
+def test_a_redis_that_is_not_there_is_named_without_its_password() -> None:
+    port = free_port()
+    store = new_store("redis", f"redis://user:hunter2@127.0.0.1:{port}/0")
+    with pytest.raises(UnavailableError, match=f"Redis at redis://127.0.0.1:{port}/0 does not answer") as error:
+        store.status()
+    assert "hunter2" not in str(error.value)
+
+
+def test_a_wrong_password_is_a_configuration_error(own_redis: RedisServer) -> None:
+    with redis.Redis.from_url(own_redis.url) as raw:
+        raw.config_set("requirepass", "right")
+    url = own_redis.url.replace("redis://", "redis://:hunter2@")
+    with pytest.raises(ConfigError, match=r"refuses the password of buffer.redis_url") as error:
+        new_store("redis", url).status()
+    assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize("url", ["http://localhost:6379", "localhost:6379", "redis://localhost:port/0"])
+def test_a_malformed_url_is_a_configuration_error(url: str) -> None:
+    with pytest.raises(ConfigError, match="is not a Redis URL"):
+        RedisLink(url)
+
+
+def test_frames_travel_over_a_unix_socket_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "redis.sock"
+    server = RedisServer(tmp_path, options=("--unixsocket", str(path))).start()
+    try:
+        store = new_store("redis", f"unix://{path}")
+        request = make_request(prompt_id="a")
+        store.enqueue([request], cursor=None)
+        frame = large(request)
+        group = make_group(group_id="g-a", prompt=request.prompt, lengths=[4000] * 8)
+        assert store.push([incoming(group)]) == ["stored"]
+        assert store.frames(["g-a"]) == [pack_group(group)]
+        assert len(frame) > 250_000
+    finally:
+        server.stop()
