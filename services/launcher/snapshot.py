@@ -6,6 +6,7 @@ answer leaves the last answer standing: a display never ends a run.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -91,8 +92,8 @@ class Observer:
         self._fleet: FleetClient | None = None
         self._status: BufferStatus | None = None
         self._workers: Sequence[WorkerStatus] = ()
-        self._metrics = _Lines(run.path / "metrics.jsonl", run.read_metrics)
-        self._evaluations = _Lines(run.path / "evaluations.jsonl", lambda: _without_rewards(run.read_evaluations()))
+        self._metrics = _Lines(run.path / "metrics.jsonl")
+        self._evaluations = _Lines(run.path / "evaluations.jsonl", without="rewards")
 
     def watch(self, *, buffer_url: str | None = None, fleet_url: str | None = None) -> None:
         """From now on ask these services too; saying the same again changes nothing."""
@@ -125,24 +126,36 @@ class Observer:
 
 
 class _Lines:
-    """The rows of a file of lines, read again only when it has changed."""
+    """The rows of a growing file of lines: only what is new is read and parsed, because this happens every second."""
 
-    def __init__(self, path: Path, read: Callable[[], list[Row]]) -> None:
+    def __init__(self, path: Path, *, without: str = "") -> None:
+        """`without`: a key that is dropped, because it is large and not shown."""
         self._path = path
-        self._read = read
-        self._seen: tuple[int, int] | None = None
+        self._without = without
+        self._inode = 0
+        self._offset = 0
         self._rows: list[Row] = []
 
     def read(self) -> list[Row]:
+        """All whole lines so far."""
         found = self._path.stat() if self._path.exists() else None
-        mark = (found.st_size, found.st_mtime_ns) if found else None
-        if mark != self._seen:
-            self._seen, self._rows = mark, self._read()
+        if found is None or found.st_ino != self._inode or found.st_size < self._offset:
+            # Another file than the last time: a resumed learner has cut it.
+            self._inode, self._offset, self._rows = found.st_ino if found else 0, 0, []
+        if found is not None and found.st_size > self._offset:
+            self._read_on()
         return self._rows
 
-
-def _without_rewards(rows: Sequence[Row]) -> list[Row]:
-    return [{key: value for key, value in row.items() if key != "rewards"} for row in rows]
+    def _read_on(self) -> None:
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            row = json.loads(line)
+            row.pop(self._without, None)
+            self._rows.append(row)
 
 
 def _ask(call: Callable[[], Answer] | None, last: Answer) -> Answer:

@@ -17,7 +17,7 @@ from services.launcher.formats import count, duration, percent
 def summary(run: RunDirectory, *, wall_s: float, group_size: int) -> RenderableType:
     """Held-out accuracy before and after per split, steps, rollouts and paths."""
     metrics, evaluations = run.read_metrics(), run.read_evaluations()
-    parts: list[RenderableType] = [Text(f"{run.name} is finished", "bold green")]
+    parts: list[RenderableType] = [Text(f"\n{run.name} is finished", "bold green")]
     if evaluations:
         parts.append(_accuracy_table(evaluations))
     table = Table.grid(padding=(0, 2))

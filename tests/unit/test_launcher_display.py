@@ -215,6 +215,25 @@ def test_the_observer_reads_records_and_survives_services_that_do_not_answer(tmp
     assert "rewards" not in snapshot.evaluations[0]
 
 
+def test_the_observer_reads_on_where_it_was_and_notices_a_cut_file(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    observer = Observer(Config(), run)
+    run.append_metrics(make_row(1))
+    run.append_metrics(make_row(2))
+    assert [row["step"] for row in observer.look().metrics] == [1, 2]
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step":3')
+    assert [row["step"] for row in observer.look().metrics] == [1, 2]
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(b',"x1":1}\n')
+    assert [row["step"] for row in observer.look().metrics] == [1, 2, 3]
+    run.truncate_after(1)
+    for step in (2, 3, 4):
+        run.append_metrics(make_row(step, x1=7))
+    rows = observer.look().metrics
+    assert [(row["step"], row["x1"]) for row in rows] == [(1, 18), (2, 7), (3, 7), (4, 7)]
+
+
 def test_the_summary_says_what_training_moved_and_where_things_are(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "demo-001")
     before = {f"p{i}": [0.0, float(i < 2)] for i in range(8)}  # 2 of 16 right
@@ -227,10 +246,10 @@ def test_the_summary_says_what_training_moved_and_where_things_are(tmp_path: Pat
     run.checkpoint_dir(2).mkdir()
     (run.checkpoint_dir(2) / "state.json").write_text("{}")
     lines = drawn(summary(run, wall_s=305.0, group_size=8), 400)
-    assert lines[0] == "demo-001 is finished"
-    assert lines[2].split("  ")[0] == "cd34"
-    assert "12.5 % [10.5, 14.5]" in lines[2]
-    assert "+50.0 points [+50.0, +50.0]" in lines[2]  # every prompt gained one of two
+    assert lines[:2] == ["", "demo-001 is finished"]
+    assert lines[3].split("  ")[0] == "cd34"
+    assert "12.5 % [10.5, 14.5]" in lines[3]
+    assert "+50.0 points [+50.0, +50.0]" in lines[3]  # every prompt gained one of two
     text = "\n".join(lines)
     assert "2 in 5:05 of wall time" in text
     assert "16 responses in 2 groups" in text  # the reused ones were not sampled again
