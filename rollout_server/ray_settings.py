@@ -17,8 +17,10 @@ NODE_ENVIRONMENT = {
 def apply() -> None:
     """Settings of the node, and a token of this run alone, because Ray's ports are open on all interfaces.
 
-    With RAY_ADDRESS in the environment the cluster has its own settings, and nothing is changed.
+    With RAY_ADDRESS in the environment the cluster has its own settings.
     """
+    # Ray would take SIGTERM from us, print a stack and abort.
+    os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"
     if "RAY_ADDRESS" in os.environ:
         return
     os.environ.update(NODE_ENVIRONMENT)

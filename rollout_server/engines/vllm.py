@@ -1,7 +1,7 @@
 """vLLM as an engine: one `LLMEngine` in this process, stepped by the thread that owns it.
 
 Everything that must not be forgotten about vLLM 0.32 for reinforcement learning is in this file and in
-`vllm_receiver.py`:
+`_vllm_receiver.py`:
 
 * log-probs are those of the distribution that was sampled from (`processed_logprobs`), not of the raw logits;
 * after an update the key-value cache is thrown away and computed again, also for responses in flight: cached blocks do
@@ -233,7 +233,7 @@ def _engine_args(config: Config) -> dict[str, Any]:
         "max_model_len": rollout.max_prompt_tokens + rollout.max_response_tokens,
         "max_num_seqs": rollout.max_groups_in_flight * config.algorithm.group_size,
         "logprobs_mode": "processed_logprobs",
-        "worker_extension_cls": "rollout_server.engines.vllm_receiver.WeightReceiver",
+        "worker_extension_cls": "rollout_server.engines._vllm_receiver.WeightReceiver",
         "enforce_eager": True,
         "async_scheduling": False,  # an update must find no step in the air
         "disable_log_stats": True,
