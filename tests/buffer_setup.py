@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bapo.messages import BufferStatus, WorkerLeases
 from bapo.types import Group, GroupStat, HardPrompt, Origin, Prompt, RolloutRequest
 from bapo.wire import pack_group
 from buffer_service.memory_store import MemoryStore
@@ -105,3 +106,32 @@ def an_assembly(
         composition={"step": step, "x1": len(trained), "x2": 0, "x3": 0},
         num_stale=num_stale,
     )
+
+
+STATUS = BufferStatus(
+    run="run",
+    step=3,
+    policy_version=2,
+    assembled_step=3,
+    committed_step=2,
+    checkpointed_step=0,
+    cursor=12,
+    fresh_dropped=1,
+    queued={"fresh": 2},
+    leased={"fresh": 1},
+    fresh_ready=4,
+    reevaluated_ready=0,
+    num_bad=2,
+    num_high=1,
+    r_tot=0.5,
+    c2=0.3,
+    c3=None,
+    evaluations={"held_out@1": 7},
+    reevaluation_rounds={2: 1},
+    workers={"w": WorkerLeases(leased=1, silent_s=0.5)},
+    failures_in_a_row=0,
+    last_failure="",
+    num_bytes=100,
+    batches=[{"step": 3, "x1": 2}],
+)
+"""A status with something in every field."""

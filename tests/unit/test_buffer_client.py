@@ -1,0 +1,156 @@
+"""The client's half of the contract: the named error again, retries while they may help, deadlines with reasons."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from bapo.clients import BufferClient, _bodies
+from bapo.errors import BapoError, ContractError, DeadlineError, StorageError, UnavailableError
+from bapo.messages import request_from_map, request_map, status_from_map, status_map
+from bapo.types import Purpose
+from tests.buffer_setup import STATUS
+from tests.factories import make_request
+
+Reply = tuple[int, dict[str, object]]
+
+
+class Scripted:
+    """An HTTP server that gives one reply after the other, the last one again and again."""
+
+    def __init__(self, replies: Sequence[Reply]) -> None:
+        self.replies = list(replies)
+        self.calls: list[str] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                outer.calls.append(f"{self.command} {self.path}")
+                status, fields = outer.replies.pop(0) if len(outer.replies) > 1 else outer.replies[0]
+                body = json.dumps(fields).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_GET = do_POST = do_PUT = answer
+
+            def log_message(self, *args: object) -> None:
+                """Quiet."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+
+@pytest.fixture
+def scripted(request: pytest.FixtureRequest) -> Iterator[Scripted]:
+    server = Scripted(request.param)
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
+
+
+def error(name: str, message: str, *, retry: bool = False) -> dict[str, object]:
+    return {"error": name, "message": message, "retry": retry}
+
+
+AWAY = (503, error("UnavailableError", "Redis does not answer", retry=True))
+GIVEN_UP = (503, error("UnavailableError", "20 groups in a row failed", retry=False))
+DONE = (200, {"accepted": 1})
+
+
+@pytest.mark.parametrize("scripted", [[AWAY, AWAY, DONE]], indirect=True)
+def test_a_call_is_repeated_while_the_service_is_away(scripted: Scripted) -> None:
+    assert BufferClient(scripted.url).enqueue([make_request()]) == 1
+    assert scripted.calls == ["POST /requests"] * 3
+
+
+@pytest.mark.parametrize("scripted", [[AWAY]], indirect=True)
+def test_retries_end_with_the_services_own_message(scripted: Scripted) -> None:
+    started = time.monotonic()
+    with pytest.raises(UnavailableError, match="Redis does not answer"):
+        BufferClient(scripted.url, retry_s=0.4).status()
+    assert time.monotonic() - started < 2.0
+    assert len(scripted.calls) > 1
+
+
+@pytest.mark.parametrize(
+    ("scripted", "expected"),
+    [
+        ([(422, error("ContractError", "no"))], ContractError),
+        ([(507, error("StorageError", "no"))], StorageError),
+        ([(500, error("NobodyKnowsError", "no"))], BapoError),
+        ([(400, {"detail": "not ours"})], BapoError),
+        ([GIVEN_UP], UnavailableError),
+    ],
+    indirect=["scripted"],
+)
+def test_other_errors_come_back_at_once_as_their_class(scripted: Scripted, expected: type[BapoError]) -> None:
+    with pytest.raises(expected):
+        BufferClient(scripted.url).status()
+    assert len(scripted.calls) == 1
+
+
+def test_a_service_that_is_not_there_is_named(unused_url: str) -> None:
+    with pytest.raises(UnavailableError, match=f"the buffer service at {unused_url} does not answer GET /status"):
+        BufferClient(unused_url, retry_s=0.0).status()
+
+
+@pytest.fixture
+def unused_url() -> str:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    server.server_close()
+    return f"http://127.0.0.1:{server.server_address[1]}"
+
+
+@pytest.mark.parametrize("scripted", [[(202, {"reason": "3/4 fresh groups, worker-2 silent for 38 s"})]], indirect=True)
+def test_a_batch_that_does_not_come_carries_the_reason(scripted: Scripted) -> None:
+    heard: list[str] = []
+    with pytest.raises(DeadlineError, match="batch 7 did not come within 0 s: 3/4 fresh groups, worker-2 silent"):
+        BufferClient(scripted.url).batch(7, timeout_s=0.2, on_wait=heard.append)
+    assert set(heard) == {"3/4 fresh groups, worker-2 silent for 38 s"}
+    assert scripted.calls[0].startswith("POST /batches/7?wait_s=0.")
+
+
+@pytest.mark.parametrize("scripted", [[AWAY]], indirect=True)
+def test_waiting_for_a_service_ends_at_its_deadline(scripted: Scripted) -> None:
+    with pytest.raises(DeadlineError, match="the buffer was not ready within 0 s: Redis does not answer"):
+        BufferClient(scripted.url).wait_ready(0.3)
+
+
+def test_pushes_are_cut_into_bodies_that_the_service_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bapo.clients.MOST_PUSH_BYTES", 10)
+    assert list(_bodies([b"aaaa", b"bbbb", b"cccc", b"d" * 20, b"e"])) == [b"aaaabbbb", b"cccc", b"d" * 20, b"e"]
+    assert list(_bodies([])) == []
+    with pytest.raises(ContractError, match="a frame is empty"):
+        list(_bodies([b""]))
+
+
+def test_requests_and_status_survive_their_way_through_json() -> None:
+    request = make_request(purpose=Purpose.EVALUATE, step=3, min_version=2, label="held_out@2", attempts=1)
+    assert request_from_map(json.loads(json.dumps(request_map(request)))) == request
+    assert status_from_map(json.loads(json.dumps(status_map(STATUS)))) == STATUS
+    assert status_from_map({**status_map(STATUS), "added_later": 1}) == STATUS
+
+
+@pytest.mark.parametrize("change", [{"purpose": "play"}, {"prompt": None}, {"extra": 1}])
+def test_a_malformed_request_is_a_contract_error(change: dict[str, object]) -> None:
+    with pytest.raises(ContractError, match=r"malformed|prompt"):
+        request_from_map({**request_map(make_request()), **change})
+
+
+def test_a_malformed_status_is_a_contract_error() -> None:
+    values = status_map(replace(STATUS, workers={}))
+    for key in ("workers", "step"):
+        with pytest.raises(ContractError, match="status is malformed"):
+            status_from_map({name: value for name, value in values.items() if name != key})

@@ -1,0 +1,66 @@
+"""Small parts of the buffer service: why a batch waits, metrics, sending in pieces."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from dataclasses import replace
+
+import pytest
+
+from bapo.messages import WorkerLeases
+from bapo.telemetry import METRICS, Telemetry
+from buffer_service.reasons import why_not_yet
+from buffer_service.redis_sockets import send_pieces
+from buffer_service.values import Readiness
+from tests.buffer_app import small_config
+from tests.buffer_setup import STATUS
+
+READY = Readiness(assembled=3, num_fresh=1, round_left=None, failures_in_a_row=0, last_failure="")
+
+
+def test_the_reason_names_what_is_missing_and_who_is_silent() -> None:
+    workers = {"worker-2": WorkerLeases(leased=2, silent_s=38.4), "worker-1": WorkerLeases(leased=0, silent_s=99.0)}
+    status = replace(STATUS, workers=workers)
+    assert why_not_yet(4, READY, status, small_config()) == (
+        "1/4 fresh groups, 1 leased, 2 queued; worker-2 silent for 38 s"
+    )
+
+
+def test_the_reason_names_failures() -> None:
+    ready = replace(READY, failures_in_a_row=3, last_failure="verifier: it hung")
+    assert why_not_yet(4, ready, replace(STATUS, workers={}), small_config()).endswith(
+        "; 3 groups failed in a row, last: verifier: it hung"
+    )
+
+
+def test_all_metrics_fit_into_one_process() -> None:
+    telemetry = Telemetry()
+    for metric in METRICS:
+        getattr(telemetry, metric.kind)(metric.name)
+    assert telemetry.exposition().count(b"# TYPE") == len(METRICS)
+
+
+@pytest.mark.parametrize("pieces", [[b"a", b"", b"bc"], [b"x" * 3_000_000, b"y", memoryview(b"z" * 100_000)] * 2])
+def test_pieces_arrive_whole_and_in_order(pieces: list[bytes]) -> None:
+    left, right = socket.socketpair()
+    received = bytearray()
+
+    def receive() -> None:
+        while chunk := right.recv(1 << 16):
+            received.extend(chunk)
+
+    reader = threading.Thread(target=receive)
+    reader.start()
+    with left:
+        send_pieces(left, pieces)
+    reader.join()
+    right.close()
+    assert received == b"".join(pieces)
+
+
+def test_more_pieces_than_one_system_call_takes_arrive() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        send_pieces(left, [str(i % 10).encode() for i in range(1500)])
+        assert right.recv(4096) == (b"0123456789" * 150)
