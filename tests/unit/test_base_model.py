@@ -1,0 +1,186 @@
+"""The base model: what it is taught, how it is measured, and that the shipped folder is what its card says."""
+
+import json
+import random
+import shutil
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from bapo.tasks.countdown import make_task, prompt_of  # noqa: E402
+from bapo.tasks.countdown_problems import BASE_MODEL_BUCKETS, Problem, Step  # noqa: E402
+from models import card  # noqa: E402
+from models.architecture import build_model  # noqa: E402
+from models.evaluate_base_model import bootstrap_interval, summary  # noqa: E402
+from models.sampler import GradedResponse, sample_groups  # noqa: E402
+from models.sft_data import IGNORE, Curriculum, batches, chain_text, examples, expression, num_tokens  # noqa: E402
+from models.tokenizer import build_tokenizer, check_round_trips  # noqa: E402
+
+SHIPPED = Path(__file__).parents[2] / "models" / "countdown-tiny"
+MAX_BYTES = 12_000_000
+
+
+def _step(text: str) -> Step:
+    left, op, right, _, value = text.split()
+    return Step(left=int(left), op=op, right=int(right), value=int(value))
+
+
+def _problem(numbers: tuple[int, ...], *steps: str) -> Problem:
+    chain = tuple(_step(text) for text in steps)
+    return Problem(numbers=numbers, target=chain[-1].value, chain=chain)
+
+
+def _keys(text: str) -> tuple[tuple[int, ...], int]:
+    numbers, target = text.removesuffix(":").split("->")
+    return tuple(sorted(map(int, numbers.split(",")))), int(target)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> tuple[Any, Any]:
+    torch.set_num_threads(1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(SHIPPED).eval()
+    return model, transformers.AutoTokenizer.from_pretrained(SHIPPED)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "steps", "written", "answer"),
+    [
+        ((12, 7, 4), ["12 * 7 = 84", "84 - 4 = 80"], "12*7=84-4=80", "(12*7)-4"),
+        ((4, 12, 7), ["12 * 7 = 84", "4 + 84 = 88"], "12*7=84+4=88", "4+(12*7)"),  # + commutes
+        ((90, 12, 7), ["12 * 7 = 84", "90 - 84 = 6"], "12*7=84,90-84=6", "90-(12*7)"),  # - does not
+        ((9, 8, 7, 5), ["9 - 8 = 1", "7 + 5 = 12", "12 - 1 = 11"], "9-8=1,7+5=12-1=11", "(7+5)-(9-8)"),
+        ((9, 8, 7, 5), ["7 + 5 = 12", "9 - 8 = 1", "12 - 1 = 11"], "7+5=12,9-8=1,12-1=11", "(7+5)-(9-8)"),
+    ],
+)
+def test_a_chain_is_written_as_people_write_it_and_as_one_expression(
+    numbers: tuple[int, ...], steps: list[str], written: str, answer: str
+) -> None:
+    problem = _problem(numbers, *steps)
+    assert chain_text(problem.chain) == written
+    assert expression(problem) == answer
+
+
+def test_what_the_model_is_taught_is_right_short_enough_and_from_its_own_buckets() -> None:
+    task = make_task(num_train=1)
+    for prompt_text, response in islice(examples(random.Random(3), Curriculum(max_tokens=64)), 500):
+        numbers, target = _keys(prompt_text)
+        problem = Problem(numbers=numbers, target=target, chain=())
+        assert problem.bucket in BASE_MODEL_BUCKETS
+        assert task.reward(prompt_of(problem), response) == 1.0
+        assert num_tokens(response) + 1 <= 64
+
+
+def test_more_failed_attempts_come_before_the_answer_when_success_is_rarer() -> None:
+    def attempts(success: float) -> float:
+        stream = examples(random.Random(0), Curriculum(success=success))
+        return sum(response.count(";") for _, response in islice(stream, 400)) / 400
+
+    assert attempts(1.0) == 1.0
+    assert 1.0 < attempts(0.7) < attempts(0.3)
+
+
+def test_batches_keep_to_their_tokens_and_train_only_the_response() -> None:
+    tokenizer = build_tokenizer()
+    for ids_RT, targets_RT in islice(batches(random.Random(0), Curriculum(), tokenizer, 640), 20):
+        assert ids_RT.numel() <= 640
+        assert ids_RT.shape == targets_RT.shape
+        for ids, targets in zip(ids_RT.tolist(), targets_RT.tolist(), strict=True):
+            end = ids.index(tokenizer.eos_token_id)
+            prompt = ids.index(tokenizer.convert_tokens_to_ids(":")) + 1
+            trained = [target for target in targets if target != IGNORE]
+            assert trained == ids[prompt : end + 1]
+            assert targets[prompt - 1] == ids[prompt]
+
+
+def test_a_loader_that_splits_numbers_into_digits_is_caught(tmp_path: Path) -> None:
+    """With model_type qwen2, AutoTokenizer builds a tokenizer of its own and says nothing."""
+    build_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    with pytest.raises(ValueError, match="AutoTokenizer"):
+        check_round_trips(tmp_path)
+
+
+def test_numbers_start_nearer_to_their_neighbours_than_to_far_numbers_in_embedding_and_head() -> None:
+    tokenizer = build_tokenizer()
+    torch.manual_seed(0)
+    model = build_model(tokenizer)
+    for weight in (model.get_input_embeddings().weight, model.get_output_embeddings().weight):
+        fifty, next_one, far = (weight[tokenizer.convert_tokens_to_ids(number)] for number in ("50", "51", "121"))
+        assert torch.dist(fifty, next_one) < 0.8 * torch.dist(fifty, far)
+    assert model.get_input_embeddings().weight is not model.get_output_embeddings().weight
+
+
+def _response(reward: float, num_tokens: int, truncated: bool = False) -> GradedResponse:
+    return GradedResponse(text="", num_tokens=num_tokens, truncated=truncated, reward=reward)
+
+
+def test_the_summary_counts_responses_and_solved_problems() -> None:
+    groups = [[_response(1.0, 10), _response(0.0, 20)], [_response(0.0, 30), _response(0.0, 64, truncated=True)]]
+    got = summary(groups)
+    assert (got["accuracy"], got["solved_at_least_once"], got["truncated"]) == (0.25, 0.5, 0.25)
+    assert (got["mean_tokens"], got["tokens_p95"]) == (31.0, 30)
+
+
+def test_the_bootstrap_interval_is_about_two_standard_errors_wide() -> None:
+    assert bootstrap_interval([0.5] * 30) == (0.5, 0.5)
+    low, high = bootstrap_interval([0.0, 1.0] * 200)  # standard error 0.025
+    assert low == pytest.approx(0.451, abs=0.008)
+    assert high == pytest.approx(0.549, abs=0.008)
+
+
+def test_the_shipped_tokenizer_reads_and_writes_as_it_should() -> None:
+    check_round_trips(SHIPPED)
+
+
+def test_the_shipped_folder_is_small_and_says_how_it_stops() -> None:
+    assert sum(path.stat().st_size for path in SHIPPED.iterdir()) <= MAX_BYTES
+    config = json.loads((SHIPPED / "config.json").read_text())
+    generation = json.loads((SHIPPED / "generation_config.json").read_text())
+    assert (config["architectures"], config["model_type"]) == (["LlamaForCausalLM"], "llama")
+    assert (config["dtype"], config["tie_word_embeddings"], config["vocab_size"]) == ("float32", False, 218)
+    for ids in (config, generation):
+        assert (ids["pad_token_id"], ids["eos_token_id"], ids["bos_token_id"]) == (0, 1, 2)
+
+
+def test_the_card_shows_the_recorded_figures(tmp_path: Path) -> None:
+    folder = SHIPPED.relative_to(SHIPPED.parents[1])
+    shutil.copytree(SHIPPED, tmp_path / folder)
+    rendered = card.render(tmp_path / folder).replace(f"{tmp_path.as_posix()}/", "")
+    assert (SHIPPED / "README.md").read_text() == rendered
+
+
+def test_the_shipped_model_leaves_room_to_learn(shipped: tuple[Any, Any]) -> None:
+    """40 held-out problems with 8 responses: standard errors of about 0.04 and 0.03 around the card's figures."""
+    task = make_task(num_held_out=40, held_out=["cd3", "cd4"])
+    accuracy = {}
+    for split in task.held_out_splits:
+        generator = torch.Generator().manual_seed(0)
+        groups = sample_groups(
+            *shipped, task, task.prompts(split), group_size=8, max_new_tokens=64, generator=generator
+        )
+        accuracy[split] = summary(groups)["accuracy"]
+    assert 0.25 < accuracy["cd3"] < 0.7
+    assert 0.04 < accuracy["cd4"] < 0.3
+
+
+def test_the_sampler_with_its_cache_agrees_with_the_library_and_stops_at_the_end(shipped: tuple[Any, Any]) -> None:
+    model, tokenizer = shipped
+    task = make_task(num_held_out=12, held_out=["cd34"])
+    prompts = task.prompts("cd34")
+    generator = torch.Generator().manual_seed(0)
+    groups = sample_groups(
+        model, tokenizer, task, prompts, group_size=1, max_new_tokens=64, generator=generator, temperature=0.0
+    )
+    for prompt, (response,) in zip(prompts, groups, strict=True):
+        ids = tokenizer(prompt.text, return_tensors="pt")["input_ids"]
+        whole = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=64)
+        ended = bool(whole[0, -1] == tokenizer.eos_token_id)
+        assert response.text == tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True)
+        assert response.num_tokens == whole.shape[1] - ids.shape[1]
+        assert response.truncated is not ended
+    assert not all(response.truncated for (response,) in groups)
