@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command(context_settings=TAKES_OVERRIDES)(runs.train)
 app.command(context_settings=TAKES_OVERRIDES)(runs.up)
+app.command(context_settings=TAKES_OVERRIDES)(runs.create)
 app.command("eval", context_settings=TAKES_OVERRIDES)(runs.evaluate)
 app.command()(looks.watch)
 app.command()(looks.scale)

@@ -8,6 +8,7 @@ METRICS cannot be made.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from bapo.errors import ConfigError
 log = logging.getLogger(__name__)
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
+LOOPBACK = "127.0.0.1"
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 STEPS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0)
 
@@ -121,10 +123,11 @@ class Telemetry:
         return Histogram(metric.name, metric.help, metric.labels, registry=self.registry, buckets=metric.buckets)
 
 
-def serve_health(telemetry: Telemetry, port: int, is_ready: Callable[[], bool], host: str = "127.0.0.1") -> int:
+def serve_health(telemetry: Telemetry, port: int, is_ready: Callable[[], bool], host: str | None = None) -> int:
     """Answer /healthz, /readyz and /metrics from a daemon thread; returns the port (useful for port 0).
 
-    For processes without an API of their own (learner, scheduler, evaluator).
+    For processes without an API of their own (learner, scheduler, evaluator). They listen on the loopback, unless
+    BAPO_HOST says otherwise: in a container another one has to reach them.
     Raises: ConfigError when the port is taken.
     """
 
@@ -146,6 +149,7 @@ def serve_health(telemetry: Telemetry, port: int, is_ready: Callable[[], bool], 
         def log_message(self, format: str, *args: object) -> None:
             log.debug(format, *args)
 
+    host = host or os.environ.get("BAPO_HOST", LOOPBACK)
     try:
         server = ThreadingHTTPServer((host, port), Handler)
     except OSError as error:

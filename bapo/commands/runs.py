@@ -1,4 +1,4 @@
-"""Commands that start something: train, up, eval."""
+"""Commands that start something: train, up, create, eval."""
 
 from __future__ import annotations
 
@@ -52,6 +52,19 @@ def up(config: Tokens = None, dry_run: DryRun = False) -> None:
     run = _create(resolved)
     typer.echo(f"run directory {run.path}")
     hand_over("up", "--run-dir", str(run.path))
+
+
+def create(config: Tokens = None) -> None:
+    """Make a run directory and stop; a run that exists is left as it is. Compose and Kubernetes start with this.
+
+    Example:  bapo create deploy/configs/demo.toml --run.name demo --run.root /bapo/outputs
+    """
+    resolved = load_named(config)
+    path = Path(resolved.run.root) / resolved.run.name
+    if (path / "config.toml").is_file():
+        typer.echo(f"run directory {path} exists and keeps its configuration")
+        return
+    typer.echo(f"run directory {_create(resolved).path}")
 
 
 def evaluate(

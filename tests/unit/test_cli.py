@@ -21,7 +21,7 @@ from bapo.errors import BapoError, ConfigError, UnavailableError
 from bapo.records import RunDirectory
 
 COMMANDS = [
-    ["train"], ["up"], ["eval"], ["watch"], ["scale"], ["report"], ["doctor"],
+    ["train"], ["up"], ["create"], ["eval"], ["watch"], ["scale"], ["report"], ["doctor"],
     ["config", "show"], ["config", "diff"], ["config", "schema"],
 ]  # fmt: skip
 
@@ -174,3 +174,12 @@ def test_the_entry_point_turns_an_error_into_one_line_and_its_exit_code() -> Non
     assert ended.returncode == 2
     assert ended.stderr.startswith("ConfigError: nowhere.toml: no such file")
     assert "Traceback" not in ended.stderr
+
+
+def test_create_makes_the_run_directory_once_and_starts_nothing(tmp_path: Path) -> None:
+    arguments = ["create", "deploy/configs/smoke.toml", "--run.root", str(tmp_path), "--run.name", "one"]
+    assert call(*arguments).exit_code == 0
+    written = (tmp_path / "one" / "config.toml").read_text()
+    again = call(*arguments, "--run.num_steps", "7")
+    assert "keeps its configuration" in again.output
+    assert (tmp_path / "one" / "config.toml").read_text() == written
