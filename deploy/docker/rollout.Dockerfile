@@ -13,7 +13,8 @@ FROM python:3.11-slim
 LABEL org.opencontainers.image.title="bapo-rollout" org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /venv /venv
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp
+RUN install -d -o 10001 -g 10001 /bapo /bapo/outputs
 USER 10001:10001
-WORKDIR /run/bapo
+WORKDIR /bapo
 ENTRYPOINT ["python", "-m"]
 CMD ["rollout_server", "--help"]
