@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import bapo
@@ -52,6 +53,7 @@ def create_app(context: Context, metrics: BufferMetrics) -> FastAPI:
         app.include_router(router)
     app.add_exception_handler(BapoError, _named_error)
     app.add_exception_handler(RequestValidationError, _invalid_body)
+    app.add_exception_handler(HTTPException, _no_route)
     app.add_middleware(Timed, metrics=metrics)
     return app
 
@@ -125,3 +127,11 @@ async def _invalid_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     problems = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:3]]
     return await _named_error(request, ContractError(f"{request.method} {request.url.path}: {'; '.join(problems)}"))
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}; the API is described at /docs"
+    return JSONResponse(
+        {"error": ContractError.__name__, "message": message, "retry": False}, status_code=error.status_code
+    )

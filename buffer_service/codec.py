@@ -11,6 +11,7 @@ from typing import Any
 
 import msgpack
 
+from bapo.errors import ContractError
 from bapo.messages import request_from_map, request_map
 from bapo.types import Fate, GroupStat, HardPrompt, Prompt, Purpose, RolloutRequest
 from bapo.wire import fate_from_map, fate_map, prompt_from_map, prompt_map
@@ -18,8 +19,11 @@ from buffer_service.values import BatchRecord, GroupRecord, Tables
 
 
 def pack(value: Any) -> bytes:
-    """Any plain value."""
-    data: bytes = msgpack.packb(value)
+    """Any plain value. Raises: ContractError for what msgpack has no word for: integers beyond 64 bits, broken text."""
+    try:
+        data: bytes = msgpack.packb(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ContractError(f"a value cannot be stored: {error}") from error
     return data
 
 

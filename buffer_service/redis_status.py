@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from bapo.errors import UnavailableError
 from bapo.messages import BufferStatus, WorkerLeases
 from buffer_service.codec import unpack, unpack_tables
@@ -64,10 +66,19 @@ def health_of(link: RedisLink) -> Health:
     if info.get("loading"):
         raise UnavailableError(f"Redis at {link.where} is still loading its data")
     aof = bool(info.get("aof_enabled"))
-    detail = "append-only file" if aof else "no append-only file: what was acknowledged is lost when Redis ends"
+    detail = _persistence(link) if aof else "no append-only file: what was acknowledged is lost when Redis ends"
     if aof and info.get("aof_last_write_status") != "ok":
         raise UnavailableError(f"Redis at {link.where} cannot write its append-only file")
     return Health(where=link.where, persistent=aof, detail=detail)
+
+
+def _persistence(link: RedisLink) -> str:
+    """How often the append-only file reaches the disk. A managed Redis may refuse to tell."""
+    try:
+        answer = link.client.config_get("appendfsync")
+    except ResponseError:
+        answer = {}
+    return f"append-only file, fsync {answer.get('appendfsync', 'unknown')}"
 
 
 def _texts(flat: Sequence[bytes]) -> dict[str, str]:

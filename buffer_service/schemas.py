@@ -11,7 +11,7 @@ from bapo.types import Progress, Prompt, Purpose, RolloutRequest
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}$")]
 """Ids that become keys or words of a script: no spaces, no braces."""
 Label = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._@~+-]{0,127})?$")]
-PromptId = Annotated[str, StringConstraints(pattern=r"^\S{1,128}$")]
+PromptId = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,128}$")]
 Version = Annotated[int, Field(ge=0, lt=1 << 21)]
 """Versions and steps: a queue's score has 21 bits for them."""
 Wait = Annotated[float, Field(ge=0, le=60)]

@@ -27,6 +27,8 @@ from buffer_service.values import BatchRecord, Health, Incoming, Tables, record_
 log = logging.getLogger(__name__)
 
 FAILURE_REASON = re.compile(r"[a-z][a-z0-9_]{0,31}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}")
+"""Ids of groups and workers inside frames; `schemas.Name` is the same for JSON."""
 ASSEMBLY_LOOKS = 20
 """An assembly that finds stale groups, or another instance at work, looks again so often before it waits."""
 SNAPSHOT_LOOKS = 5
@@ -90,19 +92,16 @@ class BufferService:
 
         Raises: ContractError, and nothing is stored, when one of them is malformed or contradicts its request.
         """
-        # Opened once, as views: 35 us whatever the size, so that the learner can open every batch.
-        opened = ((unpack_group(frame), frame) for frame in split_frames(memoryview(body)))
-        groups = [Incoming(record=record_of(group, len(frame)), frame=frame) for group, frame in opened]
+        groups = [_incoming(frame) for frame in split_frames(memoryview(body))]
         if not groups:
             raise ContractError("the body holds no group frame")
         fates = self._store.push(groups)
         self._metrics.groups_pushed(fates)
-        for group, fate in zip(groups, fates, strict=True):
-            record = group.record
+        for record, fate in zip((group.record for group in groups), fates, strict=True):
             log.debug("group %s prompt=%s purpose=%s version=%d tokens=%d worker=%s fate=%s", record.group_id,
                       record.prompt_id, record.purpose, record.policy_version, record.num_tokens, record.worker_id,
                       fate)  # fmt: skip
-        return {group.record.group_id: fate for group, fate in zip(groups, fates, strict=True)}
+        return {item.record.group_id: fate for item, fate in zip(groups, fates, strict=True)}
 
     def frame(self, group_id: str) -> bytes | None:
         """The frame of one group that the buffer holds."""
@@ -232,3 +231,11 @@ class BufferService:
         """A learner goes on after checkpoint `step`."""
         self._store.resume(step)
         log.info("resumed after step %d", step)
+
+
+def _incoming(frame: memoryview) -> Incoming:
+    """A frame and its record. Opened as views, 35 us whatever the size, so that the learner can open every batch."""
+    group = unpack_group(frame)
+    if not (NAME.fullmatch(group.group_id) and NAME.fullmatch(group.worker_id)):
+        raise ContractError(f"group id {group.group_id!r} or worker id {group.worker_id!r} is not a plain name")
+    return Incoming(record=record_of(group, len(frame)), frame=frame)

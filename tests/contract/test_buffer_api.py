@@ -12,6 +12,7 @@ import urllib3
 
 from bapo.clients import BufferClient
 from bapo.errors import BapoError, ContractError, DeadlineError, UnavailableError
+from bapo.messages import request_map
 from bapo.types import Origin, Progress, Purpose
 from bapo.wire import pack_group
 from buffer_service.memory_store import MemoryStore
@@ -225,6 +226,8 @@ def test_a_snapshot_restores_the_run(client: BufferClient) -> None:
         (b"x" * 100, "not a BAPO frame"),
         (pack_group(make_group())[:-1], "cut off"),
         (pack_group(make_group()) + b"\0", "cut off"),
+        (pack_group(make_group(worker_id="a worker")), "'a worker' is not a plain name"),
+        (pack_group(make_group(group_id="x" * 200)), "is not a plain name"),
         (pack_group(make_group())[:-4] + NAN, "log-probs from nan"),
     ],
 )
@@ -265,6 +268,7 @@ def test_a_body_larger_than_allowed_is_refused_before_it_is_read(client: BufferC
         ("POST", "/batches/1?wait_s=3600", None),
         ("GET", "/bad?limit=100000", None),
         ("GET", "/groups/never", None),
+        ("POST", "/requests", {"requests": [request_map(make_request(prompt_id="two words"))]}),
     ],
 )
 def test_what_breaks_the_contract_is_answered_with_422_and_a_name(
@@ -272,6 +276,12 @@ def test_what_breaks_the_contract_is_answered_with_422_and_a_name(
 ) -> None:
     reply = raw(client, method, path, **({"json": body} if body is not None else {}))
     assert (reply.status, reply.json()["error"], reply.json()["retry"]) == (422, "ContractError", False)
+
+
+def test_an_unknown_path_is_answered_in_the_same_form(client: BufferClient) -> None:
+    reply = raw(client, "GET", "/nowhere")
+    assert (reply.status, reply.json()["error"]) == (404, "ContractError")
+    assert "/docs" in reply.json()["message"]
 
 
 def test_the_client_raises_the_class_that_the_service_named(client: BufferClient) -> None:

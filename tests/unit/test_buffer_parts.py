@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from bapo.errors import ContractError
 from bapo.messages import WorkerLeases
 from bapo.telemetry import METRICS, Telemetry
+from buffer_service.codec import pack
 from buffer_service.reasons import why_not_yet
 from buffer_service.redis_sockets import send_pieces
 from buffer_service.values import Readiness
@@ -39,6 +41,12 @@ def test_all_metrics_fit_into_one_process() -> None:
     for metric in METRICS:
         getattr(telemetry, metric.kind)(metric.name)
     assert telemetry.exposition().count(b"# TYPE") == len(METRICS)
+
+
+@pytest.mark.parametrize("value", [1 << 70, "\ud800", {1, 2}])
+def test_what_msgpack_has_no_word_for_is_a_contract_error(value: object) -> None:
+    with pytest.raises(ContractError, match="a value cannot be stored"):
+        pack({"answer": value})
 
 
 @pytest.mark.parametrize("pieces", [[b"a", b"", b"bc"], [b"x" * 3_000_000, b"y", memoryview(b"z" * 100_000)] * 2])
