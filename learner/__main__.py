@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from dataclasses import dataclass
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -17,6 +18,7 @@ from learner.checkpoint import Checkpoint, CheckpointWriter
 from learner.distributed import World, join, leave, pick_device, shard
 from learner.loop import Learner
 from learner.policy import Policy, freeze, load_policy
+from learner.protocols import Buffer, Fleet
 from learner.resume import load_state, newest_checkpoint, republish, resume_buffer
 from learner.shared_buffer import SharedBuffer
 from learner.stopping import StopFlag, Stopped
@@ -36,6 +38,14 @@ RANKS_SLACK_S = 300.0
 """Longer than rank 0 needs for anything but the batch and the weight update: loading, saving, restoring."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """Whom rank 0 talks to."""
+
+    buffer: Buffer
+    fleet: Fleet
+
+
 def main(flags: Flags) -> None:
     """Put the parts together and run the loop."""
     config = flags.config
@@ -45,12 +55,14 @@ def main(flags: Flags) -> None:
     stop.install()
     timeout_s = config.learner.batch_timeout_s + config.rollout.sync_timeout_s + RANKS_SLACK_S
     world = join(config.learner.num_ranks, pick_device(config.learner.device), timeout_s)
+    finished = False
     try:
         _run(flags, world, stop)
+        finished = True
     except Stopped as reason:
         log.info("ended: %s; go on with --resume", reason)
     finally:
-        leave(world)
+        leave(world, together=finished)
 
 
 def _run(flags: Flags, world: World, stop: StopFlag) -> None:
@@ -59,11 +71,18 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
         port = serve_health(telemetry, flags.config.learner.port, lambda: ready[0])
         flags.run.write_port("learner", port)
     checkpoint = newest_checkpoint(flags.run.path / "checkpoints") if flags.extra.resume else None
-    buffer = _buffer(flags, world)
-    learner = make_learner(flags, world, stop, telemetry, buffer, checkpoint)
+    peers = _peers(flags) if world.leads else None
+    learner = make_learner(flags, world, stop, telemetry, peers, checkpoint)
     if flags.extra.resume:
-        _resume(flags, learner, checkpoint)
+        _resume(flags, learner, peers, checkpoint)
+    # On a resume the scheduler starts behind this: work that is asked for before the buffer is brought back is lost.
     ready[0] = True
+    if peers:
+        with stop.waiting():
+            peers.buffer.wait_ready(flags.config.rollout.start_timeout_s)
+            peers.fleet.wait_ready(flags.config.rollout.start_timeout_s)
+    if checkpoint:
+        republish(learner, checkpoint)
     learner.run(checkpoint.state.step + 1 if checkpoint else 1)
     log.info("finished %d steps", flags.config.run.num_steps)
 
@@ -73,10 +92,10 @@ def make_learner(
     world: World,
     stop: StopFlag,
     telemetry: Telemetry,
-    buffer: SharedBuffer,
+    peers: Peers | None,
     checkpoint: Checkpoint | None,
 ) -> Learner:
-    """All parts, with the weights of the base model or of the checkpoint."""
+    """All parts, with the weights of the base model or of the checkpoint; `peers` on rank 0 only."""
     config, run_path = flags.config, flags.run.path
     policy = _sharded(checkpoint.model_path if checkpoint else config.model.path, flags, world)
     wants_reference = config.loss.kl_ref == "reference" and config.loss.kl_coef > 0
@@ -93,11 +112,11 @@ def make_learner(
             policy=policy,
             world=world,
             folder=flags.run.weights_path,
-            fleet=_fleet(flags) if world.leads else None,
+            fleet=peers.fleet if peers else None,
             rollback=flags.extra.resume,
         ),
         checkpoints=CheckpointWriter(config=config, folder=run_path / "checkpoints", world=world),
-        buffer=buffer,
+        buffer=SharedBuffer(peers.buffer if peers else None, world),
         records=flags.run,
         telemetry=telemetry,
         stop=stop,
@@ -110,24 +129,23 @@ def _sharded(path: object, flags: Flags, world: World) -> Policy:
     return policy
 
 
-def _buffer(flags: Flags, world: World) -> SharedBuffer:
-    if not world.leads:
-        return SharedBuffer(None, world)
-    return SharedBuffer(BufferClient(flags.extra.buffer_url or buffer_url(flags.config, flags.run)), world)
+def _peers(flags: Flags) -> Peers:
+    return Peers(
+        buffer=BufferClient(flags.extra.buffer_url or buffer_url(flags.config, flags.run)),
+        fleet=FleetClient(flags.extra.fleet_url or fleet_url(flags.config, flags.run)),
+    )
 
 
-def _fleet(flags: Flags) -> FleetClient:
-    return FleetClient(flags.extra.fleet_url or fleet_url(flags.config, flags.run))
-
-
-def _resume(flags: Flags, learner: Learner, checkpoint: Checkpoint | None) -> None:
-    resume_buffer(learner.buffer, checkpoint)
-    if learner.world.leads:
+def _resume(flags: Flags, learner: Learner, peers: Peers | None, checkpoint: Checkpoint | None) -> None:
+    """Buffer, records and optimizer as they were at the checkpoint, or at the beginning."""
+    if peers:
+        with learner.stop.waiting():
+            peers.buffer.wait_ready(flags.config.rollout.start_timeout_s)
+        resume_buffer(learner.buffer, checkpoint)
         flags.run.truncate_after(checkpoint.state.step if checkpoint else 0)
     if checkpoint is not None:
         load_state(learner, checkpoint)
-        republish(learner, checkpoint)
-        log.info("resumed after step %d with rollout policy %d", checkpoint.state.step, checkpoint.state.alpha_version)
+        log.info("resumes after step %d with rollout policy %d", checkpoint.state.step, checkpoint.state.alpha_version)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

@@ -103,9 +103,16 @@ def join(
     return World(rank=rank, size=size, device=device)
 
 
-def leave(world: World) -> None:
-    """End the meeting."""
+def leave(world: World, *, together: bool) -> None:
+    """End the meeting.
+
+    Args:
+        together: all ranks have come to the end. They wait for each other then, because a process can abort when a
+            peer vanishes while gloo closes its connections.
+    """
     if world.size > 1 and dist.is_initialized():
+        if together:
+            dist.barrier()
         dist.destroy_process_group()
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learner.onednn import product
+
 
 def response_logprobs(
     hidden_MD: Tensor,
@@ -78,14 +80,14 @@ class _ChunkedHead(torch.autograd.Function):
             grad_logits_CV = slope_CV.mul_(log_p_CV.exp_())
             grad_logits_CV.scatter_add_(1, target_M[span, None], grad_C[:, None])
             scaled_CV = grad_logits_CV.div_(temperature).to(compute_dtype)
-            grad_hidden_MD[span] = (scaled_CV @ head).to(hidden_MD.dtype)
-            grad_head_VD += (scaled_CV.T @ hidden_MD[span].to(compute_dtype)).to(head_VD.dtype)
+            grad_hidden_MD[span] = product(scaled_CV, head.T).to(hidden_MD.dtype)
+            grad_head_VD += product(scaled_CV.T, hidden_MD[span].to(compute_dtype).T).to(head_VD.dtype)
         return grad_hidden_MD, grad_head_VD, None, None, None, None
 
 
 def _logits(hidden_CD: Tensor, head_VD: Tensor, temperature: float) -> Tensor:
     """[C, V] float32, with no other owner: callers change it in place."""
-    logits_CV = (hidden_CD.to(head_VD.dtype) @ head_VD.T).float()
+    logits_CV = product(hidden_CD.to(head_VD.dtype), head_VD).float()
     return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
 
 

@@ -67,7 +67,7 @@ class Learner:
         watch = Stopwatch()
         with watch.phase("step"):
             if self.config.cadence.is_sync_step(step):
-                with watch.phase("sync"):
+                with watch.phase("sync"), self.stop.waiting():
                     self.publisher.publish(step)
             self.buffer.report_progress(Progress(step=step, policy_version=self.publisher.version))
             with watch.phase("wait_batch"):

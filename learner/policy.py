@@ -19,6 +19,7 @@ from bapo.errors import ConfigError
 from learner.attention import NAME as PACKED
 from learner.batching import Columns, MicroBatch, Piece, build
 from learner.logprobs import response_logprobs
+from learner.onednn import use_onednn
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ def load_policy(path: str | Path, config: Config, device: torch.device) -> Polic
         dtype=getattr(torch, config.model.dtype),
     ).to(device)
     policy.eval()
+    use_onednn(policy)
     check_head(policy, path)
     return policy
 

@@ -14,6 +14,10 @@ from bapo.types import Batch, Fate, Progress, WeightUpdate
 class Buffer(Protocol):
     """The buffer service, as far as the learner uses it."""
 
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return when it answers. Raises: DeadlineError."""
+        ...
+
     def batch(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> Batch:
         """D_t; the same step always gives the same batch. Raises: DeadlineError with the reason of the wait."""
         ...
@@ -41,6 +45,10 @@ class Buffer(Protocol):
 
 class Fleet(Protocol):
     """The rollout workers, as far as the learner uses them."""
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return when a worker samples. Raises: DeadlineError."""
+        ...
 
     def update_weights(self, update: WeightUpdate, *, timeout_s: float, rollback: bool = False) -> dict[str, float]:
         """Returns when all workers sample with these weights: worker id -> seconds."""

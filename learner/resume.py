@@ -13,7 +13,7 @@ from pathlib import Path
 from bapo.errors import ConfigError, ContractError
 from learner.checkpoint import Checkpoint, complete_steps, open_checkpoint
 from learner.loop import Learner
-from learner.protocols import Buffer
+from learner.shared_buffer import SharedBuffer
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def load_state(learner: Learner, checkpoint: Checkpoint) -> None:
     checkpoint.load_memory(learner.updater.memory)
 
 
-def resume_buffer(buffer: Buffer, checkpoint: Checkpoint | None) -> None:
+def resume_buffer(buffer: SharedBuffer, checkpoint: Checkpoint | None) -> None:
     """Bring the buffer to where step + 1 can begin. Raises: ConfigError when it cannot be brought there."""
     step = checkpoint.state.step if checkpoint else 0
     try:

@@ -18,12 +18,11 @@ from bapo.process import Flags
 from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry
 from bapo.types import Batch, BatchEntry, Fate, Group, Origin, Progress, WeightUpdate
-from learner.__main__ import make_learner
+from learner.__main__ import Peers, make_learner
 from learner.checkpoint import Checkpoint
 from learner.distributed import World
 from learner.loop import Learner
 from learner.policy import Policy, load_policy
-from learner.shared_buffer import SharedBuffer
 from learner.stopping import StopFlag
 from learner.update import Updater
 from tests.factories import make_batch, make_group
@@ -123,6 +122,9 @@ class FakeBuffer:
     lost: bool = False
     """The buffer holds nothing: a learner must restore a snapshot."""
 
+    def wait_ready(self, timeout_s: float) -> None:
+        return
+
     def batch(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> Batch:
         self.told.append(("batch", step))
         return self.make(step)
@@ -153,6 +155,9 @@ class FakeFleet:
     updates: list[WeightUpdate] = field(default_factory=list)
     rollbacks: list[bool] = field(default_factory=list)
     on_update: Callable[[WeightUpdate], None] = lambda update: None
+
+    def wait_ready(self, timeout_s: float) -> None:
+        return
 
     def update_weights(self, update: WeightUpdate, *, timeout_s: float, rollback: bool = False) -> dict[str, float]:
         self.updates.append(update)
@@ -192,8 +197,7 @@ def make_test_learner(
         run=RunDirectory(run_path),
         extra=argparse.Namespace(buffer_url="http://unused:1", fleet_url="http://unused:1", resume=resume),
     )
-    shared = SharedBuffer(buffer, world)
-    learner = make_learner(flags, world, stop or StopFlag(), Telemetry(), shared, checkpoint)
-    learner.publisher._fleet = fleet
+    peers = Peers(buffer=buffer, fleet=fleet) if world.leads else None
+    learner = make_learner(flags, world, stop or StopFlag(), Telemetry(), peers, checkpoint)
     learner.records = FakeRecords()
     return learner

@@ -17,7 +17,6 @@ from bapo.config.tree import Config
 from bapo.types import Batch
 from learner.distributed import join, leave
 from learner.resume import load_state, newest_checkpoint, republish
-from learner.shared_buffer import SharedBuffer
 from tests.learner_setup import CPU, FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch
 
 
@@ -50,13 +49,11 @@ def main(model: str, run: str, num_ranks: str, first_step: str, last_step: str) 
         resume=resumes,
         world=world,
     )
-    if not world.leads:
-        learner.buffer = SharedBuffer(None, world)
     if checkpoint:
         load_state(learner, checkpoint)
         republish(learner, checkpoint)
     sys.stdout.write(json.dumps(_losses(learner, int(first_step))) + "\n")
-    leave(world)
+    leave(world, together=True)
 
 
 def _losses(learner: Any, first_step: int) -> list[list[float]]:

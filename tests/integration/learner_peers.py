@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from bapo.types import Batch
 from bapo.wire import pack_batch
-
-POLL_S = 0.2
-"""How long the learner waits for one answer about a batch that does not come."""
 
 
 class Peers:
@@ -28,6 +24,9 @@ class Peers:
         self.weights: list[dict[str, Any]] = []
         self.asked = threading.Event()
         """A withheld batch was asked for twice, so its learner has been told once what it waits for."""
+        self.hold_s = 0.2
+        """How long a question for a batch that does not come stays open, from the second one on."""
+        self.released = threading.Event()
         self.url = ""
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
@@ -43,7 +42,7 @@ class Peers:
             if int(parts[1]) in self.withheld:
                 if self.calls.count(self.calls[-1]) > 1:
                     self.asked.set()
-                time.sleep(POLL_S)
+                    self.released.wait(self.hold_s)
                 return 202, json.dumps({"reason": "3/4 groups, 1 leased"}).encode()
             return 200, pack_batch(self.make(int(parts[1])))
         return 200, b"{}"
@@ -62,7 +61,8 @@ def serve(peers: Peers) -> Iterator[Peers]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
-            self.wfile.write(answer)
+            with suppress(BrokenPipeError, ConnectionResetError):  # a learner that was ended does not listen
+                self.wfile.write(answer)
 
         do_GET = do_POST = do_PUT = respond
 
@@ -76,5 +76,6 @@ def serve(peers: Peers) -> Iterator[Peers]:
     try:
         yield peers
     finally:
+        peers.released.set()
         server.shutdown()
         server.server_close()

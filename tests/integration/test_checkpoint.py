@@ -69,7 +69,7 @@ def train(config: Config, run: Path, buffer: FakeBuffer, fleet: FakeFleet, *, re
     checkpoint = newest_checkpoint(run / "checkpoints") if resume else None
     learner = make_test_learner(config, run, buffer=buffer, fleet=fleet, checkpoint=checkpoint, resume=resume)
     if resume:
-        resume_buffer(buffer, checkpoint)
+        resume_buffer(learner.buffer, checkpoint)
     if checkpoint:
         load_state(learner, checkpoint)
         republish(learner, checkpoint)

@@ -1,0 +1,38 @@
+"""The learner on CUDA against the learner on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from learner.distributed import World
+from learner.policy import load_policy
+from learner.stopping import StopFlag
+from learner.update import Updater
+from tests.learner_setup import learner_config, random_batch
+from tests.tiny_model import write_tiny_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA: torch finds no CUDA device here"),
+]
+
+
+def losses(path: Path, device: str, dtype: str) -> list[float]:
+    """Losses of the mini-batches of two steps."""
+    config = learner_config(path, model={"dtype": dtype}, learner={"device": device, "lr": 1e-4})
+    world = World(rank=0, size=1, device=torch.device(device))
+    policy = load_policy(path, config, world.device)
+    assert {parameter.dtype for parameter in policy.parameters()} == {torch.float32}
+    updater = Updater(config=config, policy=policy, reference=None, world=world, stop=StopFlag(), run_path=path)
+    reports = [updater.run(dataclasses.replace(random_batch(step=step), step=step)) for step in (1, 2)]
+    return [result.loss for report in reports for result in report.minibatches]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("bfloat16", 5e-2)])
+def test_cuda_gives_the_losses_of_the_cpu(dtype: str, tolerance: float, tmp_path: Path) -> None:
+    write_tiny_model(tmp_path)
+    assert losses(tmp_path, "cuda", dtype) == pytest.approx(losses(tmp_path, "cpu", "float32"), abs=tolerance)
