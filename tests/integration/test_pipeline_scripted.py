@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,43 @@ def test_services_come_up_without_a_learner(started: Start, tmp_path: Path) -> N
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "start a learner with: python -m learner" in output
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 48 MB of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a small file system here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill_disk(filler: Path) -> None:
+    """Write until nothing more fits."""
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(b"x" * (1 << 16)):
+            pass
+
+
+def test_a_full_disk_ends_the_run_and_freed_space_lets_it_go_on(started: Start, small_disk: Path) -> None:
+    process = started(train_arguments(small_disk, num_steps=100_000))
+    run = run_at(small_disk)
+    wait_for_step(run, 3, process)
+    filler = small_disk / "filler"
+    fill_disk(filler)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 3, output
+    assert "No space left on device" in output
+    assert f"bapo train --resume {run.path}" in output
+
+    step = run.latest_checkpoint()
+    assert step is not None
+    filler.unlink()
+    resumed = started(["train", "--resume", str(run.path)])
+    wait_for_step(run, step + 3, resumed)
+    end_by(signal.SIGINT, resumed, run)
+    steps = [row["step"] for row in run.read_metrics()]
+    assert steps == list(range(1, len(steps) + 1))
