@@ -7,8 +7,7 @@
         groups/step-000012.parquet      one row per Fate: every group that the assembly of step 12 looked at
         weights/  checkpoints/step-000010/  logs/<process>.log  ports/<process>  redis/  report.html
 
-Lines are appended and a torn last line (a process was killed while writing) is dropped, by readers and by the next
-writer. Whole files are replaced by a rename, so that no reader sees half of one.
+How a file survives a kill and a full disk is in `bapo.storage`.
 Does not cover: what is inside a checkpoint (learner/checkpoint.py).
 """
 
@@ -18,11 +17,11 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from bapo.errors import ConfigError, ContractError, StorageError
+from bapo.errors import ConfigError, ContractError
+from bapo.storage import append_line, keep_lines, read_lines, replace_file, storing
 from bapo.types import Fate, Origin, Purpose
 
 _STEP = re.compile(r"step-(\d{6,})")
@@ -43,7 +42,7 @@ class RunDirectory:
         Raises: ConfigError when the folder exists already: two runs never share one. StorageError.
         """
         run = cls(path)
-        with _storage(run.path):
+        with storing(run.path):
             try:
                 run.path.mkdir(parents=True)
             except FileExistsError as error:
@@ -53,7 +52,7 @@ class RunDirectory:
                 ) from error
             for folder in _FOLDERS:
                 (run.path / folder).mkdir()
-            _replace(run.config_path, config_toml.encode())
+            replace_file(run.config_path, config_toml.encode())
         return run
 
     @classmethod
@@ -110,15 +109,15 @@ class RunDirectory:
         """Set fields of run.json (the launcher is its only writer). Raises: StorageError."""
         merged = self.read_run() | fields
         path = self.path / "run.json"
-        with _storage(path):
-            _replace(path, json.dumps(merged, indent=2).encode() + b"\n")
+        with storing(path):
+            replace_file(path, json.dumps(merged, indent=2).encode() + b"\n")
 
     def write_port(self, process: str, port: int) -> None:
         """Tell the others where this process listens (needed where the configured port is 0). Raises: StorageError."""
         path = self.path / "ports" / process
-        with _storage(path):
+        with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, f"{port}\n".encode())
+            replace_file(path, f"{port}\n".encode())
 
     def read_port(self, process: str) -> int | None:
         """Where a process listens; None before it has said so."""
@@ -129,19 +128,19 @@ class RunDirectory:
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """One learner step. Raises: StorageError."""
-        _append_line(self.path / "metrics.jsonl", row)
+        append_line(self.path / "metrics.jsonl", row)
 
     def append_evaluation(self, row: Mapping[str, Any]) -> None:
         """One measured split. Raises: StorageError."""
-        _append_line(self.path / "evaluations.jsonl", row)
+        append_line(self.path / "evaluations.jsonl", row)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All steps so far, in order. Raises: ContractError for a line that is not JSON, but for a torn last one."""
-        return _read_lines(self.path / "metrics.jsonl")
+        return read_lines(self.path / "metrics.jsonl")
 
     def read_evaluations(self) -> list[dict[str, Any]]:
         """All measurements so far, in order. Raises: ContractError."""
-        return _read_lines(self.path / "evaluations.jsonl")
+        return read_lines(self.path / "evaluations.jsonl")
 
     # -- groups
 
@@ -151,7 +150,7 @@ class RunDirectory:
 
         path = self._groups_path(step)
         temporary = path.with_suffix(".tmp")
-        with _storage(path):
+        with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             pyarrow.parquet.write_table(_table_of(step, fates), temporary)
             os.replace(temporary, path)
@@ -192,76 +191,12 @@ class RunDirectory:
         A run that resumes from the checkpoint of `step` writes them again. Doing it twice changes nothing.
         Raises: StorageError.
         """
-        _keep_lines(self.path / "metrics.jsonl", lambda row: row["step"] <= step)
-        _keep_lines(self.path / "evaluations.jsonl", lambda row: row["version"] <= step + 1)
-        with _storage(self.path / "groups"):
+        keep_lines(self.path / "metrics.jsonl", lambda row: row["step"] <= step)
+        keep_lines(self.path / "evaluations.jsonl", lambda row: row["version"] <= step + 1)
+        with storing(self.path / "groups"):
             for later in self.group_steps():
                 if later > step:
                     self._groups_path(later).unlink()
-
-
-@contextmanager
-def _storage(path: Path) -> Iterator[None]:
-    """Turn a refusal of the disk into a StorageError that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"cannot write {path}: {error.strerror or error}; free space or choose another run.root, then resume"
-        ) from error
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _append_line(path: Path, row: Mapping[str, Any]) -> None:
-    line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
-    with _storage(path), path.open("ab+") as file:
-        size = file.seek(0, os.SEEK_END)
-        end = _whole_lines_end(size, file)
-        if end < size:
-            file.truncate(end)
-        file.write(line)
-
-
-def _whole_lines_end(size: int, file: Any) -> int:
-    """Offset behind the last newline: what follows it is half a line of a writer that was killed."""
-    if size == 0:
-        return 0
-    file.seek(size - 1)
-    if file.read(1) == b"\n":
-        return size
-    file.seek(0)
-    return int(file.read().rfind(b"\n")) + 1
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    rows = []
-    for number, line in enumerate(whole.splitlines(), start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            raise ContractError(f"{path} line {number} is not JSON: {error}") from error
-    return rows
-
-
-def _keep_lines(path: Path, keep: Any) -> None:
-    if not path.exists():
-        return
-    rows = [row for row in _read_lines(path) if keep(row)]
-    lines = [json.dumps(row, separators=(",", ":")) + "\n" for row in rows]
-    with _storage(path):
-        _replace(path, "".join(lines).encode())
 
 
 def _steps_in(folder: Path) -> Iterator[int]:

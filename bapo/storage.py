@@ -1,0 +1,84 @@
+"""Files that survive a kill and a full disk: JSON lines that are appended, small files that are replaced whole.
+
+A torn last line (its writer was killed) is dropped, by readers and by the next writer. A whole file is replaced by a
+rename, so that no reader sees half of one. What the disk refuses becomes a StorageError that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from bapo.errors import ContractError, StorageError
+
+
+@contextmanager
+def storing(path: Path) -> Iterator[None]:
+    """Turn a refusal of the disk into a StorageError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {path}: {error.strerror or error}; free space or choose another run.root, then resume"
+        ) from error
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a small file whole, or leave the old one. Raises: OSError (use `storing`)."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def append_line(path: Path, row: Mapping[str, Any]) -> None:
+    """One object as one line. Raises: StorageError."""
+    line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+    with storing(path), path.open("ab+") as file:
+        size = file.seek(0, os.SEEK_END)
+        end = _whole_lines_end(size, file)
+        if end < size:
+            file.truncate(end)
+        file.write(line)
+
+
+def _whole_lines_end(size: int, file: IO[bytes]) -> int:
+    """Offset behind the last newline: what follows it is half a line of a writer that was killed."""
+    if size == 0:
+        return 0
+    file.seek(size - 1)
+    if file.read(1) == b"\n":
+        return size
+    file.seek(0)
+    return file.read().rfind(b"\n") + 1
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All whole lines; none if there is no file. Raises: ContractError for a damaged line that is not the last."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    rows = []
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise ContractError(f"{path} line {number} is not JSON: {error}") from error
+    return rows
+
+
+def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+    """Drop the lines that `keep` refuses. Raises: StorageError."""
+    if not path.exists():
+        return
+    rows = [row for row in read_lines(path) if keep(row)]
+    lines = [json.dumps(row, separators=(",", ":")) + "\n" for row in rows]
+    with storing(path):
+        replace_file(path, "".join(lines).encode())
