@@ -33,7 +33,7 @@ class Context:
         self.groups.close()
 
 
-def _context(request: Request) -> Context:
+async def _context(request: Request) -> Context:  # async: FastAPI calls any other dependency in a thread
     return cast(Context, request.app.state.context)
 
 

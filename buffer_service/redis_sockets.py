@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+import hiredis
 from redis.connection import Connection, PythonRespSerializer, UnixDomainSocketConnection
 from redis.exceptions import ConnectionError, TimeoutError
 
@@ -50,10 +51,23 @@ class GatheringUnixConnection(_Gathering, UnixDomainSocketConnection):
     """A unix socket."""
 
 
+class Packer:
+    """Arguments -> pieces to send. SET carries a frame: its value stays a piece of its own, uncopied."""
+
+    def __init__(self) -> None:
+        self._pieces = PythonRespSerializer(COPY_BELOW_BYTES, _as_bytes)
+
+    def pack(self, *args: Arg) -> list[bytes | memoryview]:
+        """As redis-py asks for. hiredis is ten times faster on a script's hundreds of small arguments, but copies."""
+        if args[0] == "SET":
+            return list(self._pieces.pack(*args))  # type: ignore[no-untyped-call]
+        name, *rest = args
+        return [hiredis.pack_command((*str(name).encode().split(), *rest))]  # type: ignore[arg-type]
+
+
 def connection_options(url: str) -> dict[str, Any]:
     """Keywords for redis-py's pool: which class connects, and who packs arguments."""
-    # redis-py's own packer, hiredis, copies every frame twice on its way out.
-    options: dict[str, Any] = {"command_packer": PythonRespSerializer(COPY_BELOW_BYTES, _as_bytes)}
+    options: dict[str, Any] = {"command_packer": Packer()}
     classes = {"redis": GatheringConnection, "unix": GatheringUnixConnection}
     if found := classes.get(urlsplit(url).scheme):
         options["connection_class"] = found

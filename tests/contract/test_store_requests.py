@@ -205,6 +205,7 @@ def test_a_forgotten_evaluation_can_be_asked_again_also_after_drops(make_store: 
     assert store.evaluated("cd@1") == ["e-a", "e-b"]
     store.forget("cd@1")
     assert store.status().evaluations == {}
+    assert store.evaluated("cd@1") == []
     assert store.frames(["e-a"]) == [None]
     assert store.push([incoming(answer(leased))]) == ["unknown"]
     assert store.enqueue(requests, cursor=None) == 4
@@ -223,6 +224,21 @@ def test_status_says_who_holds_what(store: Store) -> None:
     assert 0 <= status.workers["w"].silent_s < 5
     store.release("w")
     assert "w" not in store.status().workers
+
+
+def test_whatever_a_worker_says_is_a_sign_of_life(store: Store) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: store.claim("w", limit=1, policy_version=1),
+        lambda: store.renew("w", ["g-a"]),
+        lambda: store.fail("w", "g-z", reason="engine", detail=""),
+        lambda: store.push([incoming(answer(make_request(prompt_id="a"), worker_id="w"))]),
+    ]
+    store.enqueue(fresh("a"), cursor=None)
+    for call in calls:
+        call()
+        assert store.status().workers["w"].silent_s < 0.05
+        time.sleep(0.06)
+        assert store.status().workers["w"].silent_s > 0.05
 
 
 def test_progress_only_rises(store: Store) -> None:

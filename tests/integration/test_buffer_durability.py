@@ -13,7 +13,7 @@ import redis
 import urllib3
 
 from bapo.clients import BufferClient
-from bapo.types import RolloutRequest
+from bapo.types import Purpose, RolloutRequest
 from bapo.wire import pack_batch, pack_group
 from buffer_service.redis_keys import Keys
 from tests.buffer_app import serving, small_config
@@ -96,6 +96,33 @@ def test_calls_go_on_while_redis_restarts(durable: RedisServer) -> None:
         assert client.status().queued["fresh"] == 2
         assert time.monotonic() - started > 0.3
         assert len(client.claim("w", limit=9, policy_version=1)) == 2
+
+
+def test_nothing_is_left_of_requests_and_groups_that_nobody_needs(redis_url: str) -> None:
+    store = new_store("redis", redis_url, max_attempts=2)
+    with serving(store, small_config(**FRESH)) as client:
+        requests = requests_of(0, 4)
+        label = "cd@1"
+        evaluations = [
+            make_request(prompt_id=f"e{i}", request_id=f"e{i}", purpose=Purpose.EVALUATE, label=label) for i in range(5)
+        ]
+        rounds = [make_request(prompt_id="p00000", request_id="r5", purpose=Purpose.REEVALUATE, step=5)]
+        client.enqueue(requests, cursor=4)
+        client.enqueue(evaluations)
+        client.reevaluate(5, rounds)
+        client.claim("w", limit=4, policy_version=1)
+        for _ in range(2):
+            client.fail("w", "e0", reason="engine")
+            client.claim("w", limit=1, policy_version=1)
+        client.push([pack_group(answer(evaluations[1])), pack_group(answer(rounds[0]))])
+        client.forget(label)
+        client.push([pack_group(answer(request, "11111111")) for request in requests])
+        client.batch(1, timeout_s=5)
+        client.commit(1, checkpointed=1)
+        client.release("w")
+    with redis.Redis.from_url(redis_url) as raw:
+        left = {key.decode().partition("}:")[2] for key in raw.scan_iter("*")}
+    assert left <= {"meta", "tables", "compositions", "counters", "done", "rounds", "workers"}
 
 
 def test_two_services_at_once_assemble_one_batch_per_step(redis_url: str) -> None:
