@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from bapo.statistics import Estimate, estimate
 from bapo.types import Fate, Purpose
 
 Row = Mapping[str, Any]
@@ -30,6 +31,8 @@ class Curve:
     values: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
+    num_prompts: int = 0
+    """That every point was measured on; 0 where the points have no prompts in common."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,21 +82,31 @@ def smoothed(values: Sequence[float], window: int) -> list[float]:
 
 
 def held_out_curves(evaluations: Sequence[Row]) -> list[Curve]:
-    """Accuracy of each split over steps, with its 95 % interval."""
+    """Accuracy of each split over steps with its 95 % interval, on the prompts that all its measurements share.
+
+    During a run fewer prompts are measured than before and after it; the points of a curve must be comparable.
+    """
     curves = []
     for split in dict.fromkeys(row["split"] for row in evaluations):
         rows = sorted((row for row in evaluations if row["split"] == split), key=lambda row: row["step"])
-        columns = {name: [row[name] for row in rows] for name in ("step", "accuracy", "low", "high")}
+        shared = set.intersection(*(set(row["rewards"]) for row in rows))
+        points = [_on_prompts(row, shared) for row in rows]
         curves.append(
             Curve(
                 name=split,
-                steps=columns["step"],
-                values=columns["accuracy"],
-                low=columns["low"],
-                high=columns["high"],
+                steps=[row["step"] for row in rows],
+                values=[point.mean for point in points],
+                low=[point.low for point in points],
+                high=[point.high for point in points],
+                num_prompts=len(shared),
             )
         )
     return curves
+
+
+def _on_prompts(row: Row, prompt_ids: Set[str]) -> Estimate:
+    means = [sum(rewards) / len(rewards) for prompt_id, rewards in row["rewards"].items() if prompt_id in prompt_ids]
+    return estimate(means) if means else Estimate(row["accuracy"], row["low"], row["high"])
 
 
 def quarters(steps: Sequence[int]) -> tuple[list[int], list[int]]:

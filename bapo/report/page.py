@@ -81,7 +81,9 @@ def _held_out(evaluations: Sequence[data.Row]) -> Iterator[str]:
     curves = data.held_out_curves(evaluations)
     words = "; ".join(f"{c.name} from {c.values[0]:.1%} to {c.values[-1]:.1%}" for c in curves)
     yield "<h2>Held-out accuracy</h2>"
-    yield _figure(figures.held_out_figure(curves), f"Held-out accuracy over steps: {words}.", "with 95 % intervals")
+    shared = ", ".join(f"{c.num_prompts} of {c.name}" for c in curves if c.num_prompts)
+    caption = "with 95 % intervals" + (f", on the prompts that all measurements share ({shared})" if shared else "")
+    yield _figure(figures.held_out_figure(curves), f"Held-out accuracy over steps: {words}.", caption)
     header = ("split", "steps", "accuracy", "95 % interval", "prompts", "responses each", "cut off", "mean tokens")
     yield _table(
         header,

@@ -119,6 +119,6 @@ def step_line(row: Mapping[str, Any], snapshot: Snapshot) -> str:
 def evaluation_line(row: Mapping[str, Any]) -> str:
     """One measurement with its interval."""
     return (
-        f"held-out {row['split']} after {row['step']} steps: {percent(row['accuracy'])} "
+        f"held-out {row['split']} at step {row['step']}: {percent(row['accuracy'])} "
         f"[{percent(row['low'])}, {percent(row['high'])}] of {row['num_prompts']} prompts"
     )

@@ -76,7 +76,7 @@ def test_a_run_ends_with_everything_on_disk_and_nothing_left_running(started: St
         "redis", "buffer_service", "rollout_server", "learner", "scheduler", "evaluator",
     }  # fmt: skip
     assert all(run.log_path(name).exists() for name in fields["processes"])
-    for words in ("rollout_server is ready after", "step 4/4", "held-out cd34 after 4 steps", "run is finished"):
+    for words in ("rollout_server is ready after", "step 4/4", "held-out cd34 at step 4", "run is finished"):
         assert words in output
 
 

@@ -178,7 +178,7 @@ def test_outside_a_terminal_each_event_is_one_line_whatever_its_length() -> None
         "redis is ready after 0.1 s",
         "rollout_server is starting: vLLM engine loading",
         "rollout_server is ready after 41.0 s",
-        "held-out cd34 after 0 steps: 34.2 % [32.2 %, 36.2 %] of 200 prompts",
+        "held-out cd34 at step 0: 34.2 % [32.2 %, 36.2 %] of 200 prompts",
         "step 1/120 reward=0.250 x1=18 x2=2 x3=6 groups=26/32 bad=31 high=44 staleness_max=4 tokens_per_s=3.9k "
         "step_s=1.83 wait_batch_s=0.71",
         "step 2/120 reward=0.250 x1=18 x2=2 x3=6 groups=26/32 bad=31 high=44 staleness_max=4 tokens_per_s=3.9k "

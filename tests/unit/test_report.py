@@ -77,6 +77,15 @@ def test_held_out_curves_are_one_per_split_in_order_of_steps() -> None:
     assert (second.name, second.low, second.high) == ("b", [0.1 - 0.02], [0.1 + 0.02])
 
 
+def test_a_held_out_curve_compares_the_same_prompts() -> None:
+    """The base was measured on three prompts, later versions on two: .5 on those two, not 2/3."""
+    base = make_evaluation("a", 1, 2 / 3, rewards={"p": [1.0, 0.0], "q": [0.0, 1.0], "r": [1.0, 1.0]})
+    later = make_evaluation("a", 5, 0.75, rewards={"p": [1.0, 1.0], "q": [0.0, 1.0]})
+    (curve,) = data.held_out_curves([base, later])
+    assert (curve.values, curve.num_prompts) == ([0.5, 0.75], 2)
+    assert curve.low[0] < 0.5 < curve.high[0]
+
+
 def test_the_phases_of_a_step_add_up_to_the_step() -> None:
     rows = [make_row(1, step_s=2.0, wait_batch_s=1.0, update_s=0.5), make_row(2, step_s=2.0, wait_batch_s=0.0)]
     phases = {words: (seconds, share) for words, seconds, share in data.phase_seconds(rows)}
