@@ -135,7 +135,7 @@ def metrics_row(
     """One line of metrics.jsonl. A value that the step does not have (no group of that origin, no update) is null.
 
     Args:
-        seconds: of the phases wait_batch, sync, checkpoint and step.
+        seconds: of the phases wait_batch, sync and step, and of the checkpoint before this step.
     """
     phases = {**dict.fromkeys(PHASES, 0.0), **report.seconds, **seconds}
     row: dict[str, Any] = {

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bapo.config.tree import Config
 from bapo.telemetry import Telemetry
@@ -50,6 +50,8 @@ class Learner:
     records: Records
     telemetry: Telemetry
     stop: StopFlag
+    between_steps: dict[str, float] = field(default_factory=dict)
+    """Seconds of the checkpoint since the last record: they stand in the row of the step behind it."""
 
     def run(self, first_step: int) -> None:
         """Steps first_step .. T, then the final weights.
@@ -73,11 +75,11 @@ class Learner:
             with watch.phase("wait_batch"):
                 batch = self.next_batch(step)
             report = self.updater.run(batch)
-            if self.checkpoints.is_due(step):
-                with watch.phase("checkpoint"):
-                    self.save_checkpoint(step)
-            self.buffer.commit(step, checkpointed=self.checkpoints.newest)
+        # Before the checkpoint: a run that resumes behind this step must find the step's records.
         self.record(batch, report, watch)
+        if self.checkpoints.is_due(step):
+            self.save_checkpoint(step)
+        self.buffer.commit(step, checkpointed=self.checkpoints.newest)
 
     def next_batch(self, step: int) -> Batch:
         """D_t, once the buffer can assemble it. Raises: DeadlineError that names what is missing; Stopped."""
@@ -90,14 +92,17 @@ class Learner:
 
     def save_checkpoint(self, step: int) -> None:
         """Everything that step + 1 needs."""
-        self.checkpoints.save(
-            step,
-            policy=self.policy,
-            optimizer=self.updater.optimizer,
-            memory=self.updater.memory,
-            publisher=self.publisher,
-            buffer_snapshot=self.buffer.snapshot(),
-        )
+        watch = Stopwatch()
+        with watch.phase("checkpoint"):
+            self.checkpoints.save(
+                step,
+                policy=self.policy,
+                optimizer=self.updater.optimizer,
+                memory=self.updater.memory,
+                publisher=self.publisher,
+                buffer_snapshot=self.buffer.snapshot(),
+            )
+        self.between_steps = dict(watch.seconds)
         self.telemetry.gauge("bapo_checkpoint_last_success_timestamp_seconds").set(time.time())
 
     def record(self, batch: Batch, report: UpdateReport, watch: Stopwatch) -> None:
@@ -109,8 +114,9 @@ class Learner:
             report,
             policy_version=self.publisher.version,
             batch_size=self.config.algorithm.batch_size,
-            seconds=watch.seconds,
+            seconds={**self.between_steps, **watch.seconds},
         )
+        self.between_steps = {}
         self.records.write_groups(batch.step, batch.fates)
         self.records.append_metrics(row)
         show(self.telemetry, batch, row)
