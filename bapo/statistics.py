@@ -3,6 +3,7 @@
 `estimate`   mean accuracy and its 95 % Wilson interval with the effective sample size of clustered responses:
              n_eff = p (1 - p) / Var(mean of prompt means), the number of independent responses that would be as
              uncertain. Unlike a bootstrap it is deterministic and has no width of zero at 0 % and 100 %.
+`shared_means` what of several measurements may be compared: the prompts that all of them have.
 `difference` mean change over the same prompts with its 95 % interval (paired, normal): what training moved.
 
 Does not cover: which of many differences is real when many are looked at.
@@ -11,7 +12,7 @@ Does not cover: which of many differences is real when many are looked at.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Z95 = 1.959964
@@ -42,6 +43,16 @@ def estimate(prompt_means: Sequence[float]) -> Estimate:
         raise ValueError("no prompts, so no accuracy")
     mean = sum(prompt_means) / n
     return Estimate(mean, *_wilson(mean, _effective_size(prompt_means, mean)))
+
+
+def shared_means(rewards: Sequence[Mapping[str, Sequence[float]]]) -> list[list[float]]:
+    """[K][N] mean reward of each prompt that all K measurements have, in one order: what may be compared.
+
+    Args:
+        rewards: [K] prompt id -> rewards of its responses; at least one measurement.
+    """
+    shared = [prompt_id for prompt_id in rewards[0] if all(prompt_id in other for other in rewards[1:])]
+    return [[sum(one[prompt_id]) / len(one[prompt_id]) for prompt_id in shared] for one in rewards]
 
 
 def difference(before: Sequence[float], after: Sequence[float]) -> Estimate:

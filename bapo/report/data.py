@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bapo.statistics import Estimate, estimate
+from bapo.statistics import Estimate, estimate, shared_means
 from bapo.types import Fate, Purpose
 
 Row = Mapping[str, Any]
@@ -89,8 +89,8 @@ def held_out_curves(evaluations: Sequence[Row]) -> list[Curve]:
     curves = []
     for split in dict.fromkeys(row["split"] for row in evaluations):
         rows = sorted((row for row in evaluations if row["split"] == split), key=lambda row: row["step"])
-        shared = set.intersection(*(set(row["rewards"]) for row in rows))
-        points = [_on_prompts(row, shared) for row in rows]
+        means = shared_means([row["rewards"] for row in rows])
+        points = [_point(row, of_row) for row, of_row in zip(rows, means, strict=True)]
         curves.append(
             Curve(
                 name=split,
@@ -98,14 +98,13 @@ def held_out_curves(evaluations: Sequence[Row]) -> list[Curve]:
                 values=[point.mean for point in points],
                 low=[point.low for point in points],
                 high=[point.high for point in points],
-                num_prompts=len(shared),
+                num_prompts=len(means[0]),
             )
         )
     return curves
 
 
-def _on_prompts(row: Row, prompt_ids: Set[str]) -> Estimate:
-    means = [sum(rewards) / len(rewards) for prompt_id, rewards in row["rewards"].items() if prompt_id in prompt_ids]
+def _point(row: Row, means: Sequence[float]) -> Estimate:
     return estimate(means) if means else Estimate(row["accuracy"], row["low"], row["high"])
 
 

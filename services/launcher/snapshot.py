@@ -59,7 +59,7 @@ class Snapshot:
     metrics: Sequence[Row] = ()
     """All steps so far."""
     evaluations: Sequence[Row] = ()
-    """All measurements so far, without their per-prompt rewards."""
+    """All measurements so far."""
     status: BufferStatus | None = None
     workers: Sequence[WorkerStatus] = ()
 
@@ -93,7 +93,7 @@ class Observer:
         self._status: BufferStatus | None = None
         self._workers: Sequence[WorkerStatus] = ()
         self._metrics = _Lines(run.path / "metrics.jsonl")
-        self._evaluations = _Lines(run.path / "evaluations.jsonl", without="rewards")
+        self._evaluations = _Lines(run.path / "evaluations.jsonl")
 
     def watch(self, *, buffer_url: str | None = None, fleet_url: str | None = None) -> None:
         """From now on ask these services too; saying the same again changes nothing."""
@@ -128,10 +128,8 @@ class Observer:
 class _Lines:
     """The rows of a growing file of lines: only what is new is read and parsed, because this happens every second."""
 
-    def __init__(self, path: Path, *, without: str = "") -> None:
-        """`without`: a key that is dropped, because it is large and not shown."""
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._without = without
         self._inode = 0
         self._offset = 0
         self._rows: list[Row] = []
@@ -152,10 +150,7 @@ class _Lines:
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
-        for line in whole.splitlines():
-            row = json.loads(line)
-            row.pop(self._without, None)
-            self._rows.append(row)
+        self._rows += [json.loads(line) for line in whole.splitlines()]
 
 
 def _ask(call: Callable[[], Answer] | None, last: Answer) -> Answer:

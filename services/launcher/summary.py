@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bapo.records import RunDirectory
-from bapo.statistics import difference
+from bapo.statistics import difference, shared_means
 from services.launcher.formats import count, duration, percent
 
 
@@ -55,10 +55,10 @@ def changes(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Map
 
 def change_text(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
     """The paired change over the prompts that both rows measured, with its 95 % interval."""
-    shared = [prompt_id for prompt_id in first["rewards"] if prompt_id in last["rewards"]]
-    if len(shared) < 2:
+    before, after = shared_means([first["rewards"], last["rewards"]])
+    if len(before) < 2:
         return "other prompts"
-    change = difference(*([_mean(row["rewards"][prompt_id]) for prompt_id in shared] for row in (first, last)))
+    change = difference(before, after)
     low, high = (f"{100 * value:+.1f}" for value in (change.low, change.high))
     return f"{100 * change.mean:+.1f} points [{low}, {high}]"
 
@@ -91,7 +91,3 @@ def _checkpoints(run: RunDirectory) -> str:
         return "none"
     newest = run.checkpoint_dir(steps[-1])
     return f"{newest} (loadable by transformers: {newest / 'hf'})"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

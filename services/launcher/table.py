@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from bapo.statistics import shared_means
 from services.launcher.formats import ORIGINS, count, duration, num_groups, oldest, percent
 from services.launcher.snapshot import ProcessLine, Snapshot
 from services.launcher.waiting import who_waits
@@ -125,13 +126,19 @@ def _facts(snapshot: Snapshot) -> Iterator[RenderableType]:
 
 
 def accuracies(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """`cd34 34.2 % -> 41.6 % (step 50)`: the first and the newest measurement of each split."""
+    """`cd34 34.2 % -> 41.6 % (step 50)`: the first and the newest measurement, on the prompts that both have."""
     for split in dict.fromkeys(row["split"] for row in evaluations):
         rows = [row for row in evaluations if row["split"] == split]
-        text = f"{split} {percent(rows[0]['accuracy'])}"
-        if len(rows) > 1:
-            text += f" -> {percent(rows[-1]['accuracy'])}"
-        yield f"{text} (step {rows[-1]['step']})"
+        first, newest = rows[0], rows[-1]
+        if first is newest:
+            yield f"{split} {percent(first['accuracy'])} (step {first['step']})"
+            continue
+        before, after = shared_means([first["rewards"], newest["rewards"]])
+        yield f"{split} {_accuracy(first, before)} -> {_accuracy(newest, after)} (step {newest['step']})"
+
+
+def _accuracy(row: Mapping[str, Any], means: Sequence[float]) -> str:
+    return percent(sum(means) / len(means) if means else row["accuracy"])
 
 
 def _workers(snapshot: Snapshot) -> Iterator[str]:

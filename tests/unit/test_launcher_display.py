@@ -19,7 +19,7 @@ from services.launcher.display import LineDisplay, LiveDisplay, make_display
 from services.launcher.formats import count, duration, oldest, percent
 from services.launcher.snapshot import Observer, ProcessLine, Snapshot
 from services.launcher.summary import change_text, evaluation_summary, summary
-from services.launcher.table import render
+from services.launcher.table import accuracies, render
 from services.launcher.waiting import who_waits
 from tests.factories import make_fate
 from tests.unit.test_scheduler import STATUS
@@ -102,6 +102,13 @@ def test_the_time_left_is_that_of_this_start_of_the_run() -> None:
 def test_the_bar_shows_the_parts_of_the_batch_in_proportion() -> None:
     lines = drawn(render(make_snapshot(metrics=[make_row(1, x1=16, x2=8, x3=4)]), 112), 112)
     assert "█" * 16 + "▓" * 8 + "▒" * 4 + "·" * 4 in lines[3]  # 32 characters for B = 32
+
+
+def test_held_out_accuracy_is_compared_on_the_prompts_that_both_measurements_have() -> None:
+    base = make_evaluation("cd34", 1, 2 / 3, rewards={"p": [1.0, 0.0], "q": [0.0, 1.0], "r": [1.0, 1.0]})
+    later = make_evaluation("cd34", 31, 0.75, rewards={"p": [1.0, 1.0], "q": [0.0, 1.0]})
+    assert list(accuracies([base])) == ["cd34 66.7 % (step 0)"]
+    assert list(accuracies([base, later])) == ["cd34 50.0 % -> 75.0 % (step 30)"]
 
 
 def test_only_the_latest_steps_stay_in_the_table() -> None:
@@ -212,7 +219,6 @@ def test_the_observer_reads_records_and_survives_services_that_do_not_answer(tmp
     run.append_evaluation(make_evaluation("cd34", 1, 0.5, rewards={"p": [1.0]}))
     snapshot = observer.look()
     assert (snapshot.step, snapshot.status, snapshot.workers) == (1, None, ())
-    assert "rewards" not in snapshot.evaluations[0]
 
 
 def test_the_observer_reads_on_where_it_was_and_notices_a_cut_file(tmp_path: Path) -> None:

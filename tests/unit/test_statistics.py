@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bapo.statistics import difference, estimate
+from bapo.statistics import difference, estimate, shared_means
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,10 @@ def test_the_change_is_paired_by_prompt() -> None:
 def test_a_change_needs_the_same_prompts_twice() -> None:
     with pytest.raises(ValueError, match="got 2 and 3"):
         difference([0.0, 1.0], [0.0, 1.0, 1.0])
+
+
+def test_only_prompts_that_every_measurement_has_are_compared() -> None:
+    first = {"p": [1.0, 0.0], "q": [1.0, 1.0], "r": [0.0, 0.0]}
+    second = {"q": [0.0], "s": [1.0], "p": [1.0]}
+    assert shared_means([first, second]) == [[0.5, 1.0], [1.0, 0.0]]
+    assert shared_means([{"p": [1.0]}, {"s": [1.0]}]) == [[], []]
