@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ import redis
 import urllib3
 
 from bapo.clients import BufferClient
+from bapo.errors import ContractError
 from bapo.types import Purpose, RolloutRequest
 from bapo.wire import pack_batch, pack_group
 from buffer_service.redis_keys import Keys
 from tests.buffer_app import serving, small_config
-from tests.buffer_setup import answer, new_store
+from tests.buffer_setup import answer, incoming, new_store
 from tests.factories import make_request
 from tests.redis_server import RedisServer
 
@@ -96,6 +98,19 @@ def test_calls_go_on_while_redis_restarts(durable: RedisServer) -> None:
         assert client.status().queued["fresh"] == 2
         assert time.monotonic() - started > 0.3
         assert len(client.claim("w", limit=9, policy_version=1)) == 2
+
+
+def test_a_stored_frame_never_expires_and_a_refused_one_is_gone_at_once(redis_url: str) -> None:
+    store = new_store("redis", redis_url)
+    requests = requests_of(0, 2)
+    store.enqueue(requests, cursor=None)
+    store.push([incoming(answer(requests[0]))])
+    wrong = answer(replace(requests[1], step=9))
+    with pytest.raises(ContractError):
+        store.push([incoming(answer(requests[0])), incoming(wrong)])
+    with redis.Redis.from_url(redis_url) as raw:
+        assert raw.ttl(Keys("test").group(requests[0].request_id)) == -1
+        assert not list(raw.scan_iter("*:incoming:*"))
 
 
 def test_nothing_is_left_of_requests_and_groups_that_nobody_needs(redis_url: str) -> None:
