@@ -17,7 +17,6 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Protocol
 
 import uvicorn
 
@@ -40,14 +39,8 @@ LOOPBACK = "127.0.0.1"
 RELEASE_S = 2.0
 """How long the leases of a dead worker may take to be released: the buffer may end at the same moment."""
 SHUTDOWN_S = 1
-NODE_START_S = 10.0
-"""A node that is being started when the end comes may take so long to be there: only then it can be stopped."""
-
-
-class Node(Protocol):
-    """What actors run on."""
-
-    def stop(self) -> None: ...
+NODE_S = 10.0
+"""How long the node may take to stop, or to come up when the end comes first: only then it can be stopped."""
 
 
 class Server(uvicorn.Server):
@@ -90,7 +83,6 @@ class Runner:
     def __init__(self, config: Config, run: RunDirectory, url: str, telemetry: Telemetry) -> None:
         self._config, self._run, self._url = config, run, url
         self._in_process = engine_module(config.rollout.engine).IN_PROCESS
-        self._node: Node | None = None
         self._has_node = threading.Event()
         self._ended = threading.Event()
         self._on_end: Callable[[], None] = lambda: None
@@ -101,7 +93,7 @@ class Runner:
             telemetry=telemetry,
             on_fatal=lambda _: self._on_end(),
         )
-        self._thread = threading.Thread(target=self._start, name="start", daemon=True)
+        self._thread = threading.Thread(target=self._run_node, name="node", daemon=True)
 
     def start(self, on_end: Callable[[], None]) -> None:
         """Begin; returns at once. `on_end` is called when the fleet cannot go on."""
@@ -112,23 +104,29 @@ class Runner:
         """End all workers and the node."""
         self.fleet.stop()
         self._ended.set()
-        self._thread.join(NODE_START_S)
-        if self._node is not None:
-            self._node.stop()
+        self._thread.join(NODE_S)
 
-    def _start(self) -> None:
+    def _run_node(self) -> None:
+        """One thread from the node's start to its end: Ray's processes are killed when the thread that made them ends,
+        and a node that is killed before it is told to stop takes five seconds more."""
+        if self._in_process:
+            self._run_fleet()
+            return
+        ray_settings.apply()
+        from rollout_server.fleet_ray import RayNode  # here: in-process engines need no Ray
+
         try:
-            if not self._in_process:
-                ray_settings.apply()
-                from rollout_server.fleet_ray import RayNode  # here: in-process engines need no Ray
-
-                self._node = RayNode(self._config.rollout.max_workers)
+            node = RayNode(self._config.rollout.max_workers)
         except BapoError as error:
             self.fleet.stop_with(error)
             return
+        self._run_fleet()
+        node.stop()
+
+    def _run_fleet(self) -> None:
         self._has_node.set()
-        self.fleet.scale(self._config.rollout.num_workers)
-        # Ray ties its processes to the thread that started them: they would be killed when it ended.
+        if not self._ended.is_set():
+            self.fleet.scale(self._config.rollout.num_workers)
         self._ended.wait()
 
     def _make_handle(self, worker_id: str) -> WorkerHandle:

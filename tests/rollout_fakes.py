@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvicorn
+from fastapi import FastAPI, Request
 
 from bapo.config.tree import BufferConfig, Config, RolloutConfig
 from bapo.errors import UnavailableError
+from bapo.messages import request_map
 from bapo.types import Canary, Float32s, Group, Prompt, RolloutRequest, WeightUpdate
-from bapo.wire import unpack_group
+from bapo.wire import split_frames, unpack_group
 
 
 class MemoryBuffer:
@@ -124,3 +128,51 @@ def wait_until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> Non
     while not condition():
         assert time.monotonic() < deadline, "the awaited condition did not come true"
         time.sleep(0.005)
+
+
+class Served:
+    """An ASGI app on a free port of this machine, in a thread."""
+
+    def __init__(self, app: Any) -> None:
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
+        self._thread.start()
+        wait_until(lambda: self._server.started)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+def buffer_app(buffer: MemoryBuffer) -> FastAPI:
+    """The part of the buffer's API that workers use, over a `MemoryBuffer`."""
+    app = FastAPI()
+
+    @app.post("/requests/claim")
+    def claim(body: dict[str, Any]) -> dict[str, Any]:
+        requests = buffer.claim(
+            body["worker_id"], limit=body["limit"], policy_version=body["policy_version"], wait_s=body["wait_s"]
+        )
+        return {"requests": [request_map(request) for request in requests]}
+
+    @app.post("/requests/renew")
+    def renew(body: dict[str, Any]) -> dict[str, Any]:
+        return {"request_ids": buffer.renew(body["worker_id"], body["request_ids"])}
+
+    @app.post("/requests/fail")
+    def fail(body: dict[str, Any]) -> dict[str, Any]:
+        buffer.fail(body["worker_id"], body["request_id"], reason=body["reason"], detail=body["detail"])
+        return {}
+
+    @app.post("/requests/release")
+    def release(body: dict[str, Any]) -> dict[str, Any]:
+        return {"released": buffer.release(body["worker_id"])}
+
+    @app.post("/groups")
+    async def push(request: Request) -> dict[str, Any]:
+        return {"groups": buffer.push([bytes(frame) for frame in split_frames(await request.body())])}
+
+    return app

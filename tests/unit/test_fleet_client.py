@@ -1,0 +1,120 @@
+"""The fleet's API and its client, over real HTTP in one process: values survive, errors come back as themselves."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bapo.config.tree import Config, RolloutConfig
+from bapo.errors import ConfigError, ContractError, DeadlineError, StaleWeightsError, UnavailableError
+from bapo.fleet_client import FleetClient, weight_update_from_map, weight_update_map
+from bapo.telemetry import Telemetry
+from bapo.types import Canary, WeightUpdate
+from rollout_server.app import create_app
+from rollout_server.engines.scripted import make_engine
+from rollout_server.fleet import Fleet
+from rollout_server.handles import LocalHandle
+from rollout_server.worker import Worker
+from tests.factories import make_request
+from tests.rollout_fakes import InstantGrader, MemoryBuffer, Served, make_update, wait_until
+
+
+@pytest.fixture
+def buffer() -> MemoryBuffer:
+    return MemoryBuffer()
+
+
+@pytest.fixture
+def served(buffer: MemoryBuffer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, FleetClient]]:
+    monkeypatch.setattr("rollout_server.place.POLL_S", 0.01)
+    config = Config(rollout=RolloutConfig(engine="scripted", max_workers=3))
+
+    def make_handle(worker_id: str) -> LocalHandle:
+        worker = Worker(
+            worker_id=worker_id,
+            config=config,
+            buffer=buffer,
+            make_engine=make_engine,
+            make_grader=lambda _: InstantGrader(),
+        )
+        return LocalHandle(worker)
+
+    telemetry = Telemetry()
+    fleet = Fleet(config, make_handle=make_handle, release=buffer.release, telemetry=telemetry, on_fatal=lambda _: None)
+    server = Served(create_app(fleet, telemetry))
+    yield fleet, FleetClient(server.url, retry_s=0.2)
+    fleet.stop()
+    server.stop()
+
+
+def test_a_weight_update_survives_json() -> None:
+    update = WeightUpdate(
+        version=3,
+        path="/weights/w",
+        digest="ab",
+        num_bytes=17,
+        canary=Canary(token_ids=(1, 2, 3), logprobs=(-0.1, -2.5), tolerance=1e-3),
+    )
+    assert weight_update_from_map(json.loads(json.dumps(weight_update_map(update)))) == update
+
+
+@pytest.mark.parametrize("missing", ["version", "canary"])
+def test_an_update_without_one_of_its_fields_is_refused(missing: str, tmp_path: Path) -> None:
+    fields = weight_update_map(make_update(tmp_path / "w", 1))
+    del fields[missing]
+    with pytest.raises(ContractError, match=missing):
+        weight_update_from_map(fields)
+
+
+def test_waiting_for_a_worker_ends_with_the_servers_own_reason(served: tuple[Fleet, FleetClient]) -> None:
+    _, client = served
+    with pytest.raises(DeadlineError, match="no worker is ready: none started"):
+        client.wait_ready(0.2)
+
+
+def test_workers_scale_and_sample_through_the_api(served: tuple[Fleet, FleetClient], buffer: MemoryBuffer) -> None:
+    _, client = served
+    client.scale(2)
+    client.wait_ready(10)
+    buffer.add([make_request(prompt_id=f"p{i}") for i in range(20)])
+    wait_until(lambda: len(buffer.groups) == 20)
+    wait_until(lambda: sum(worker.num_groups for worker in client.workers()) == 20)
+    wait_until(lambda: [worker.state for worker in client.workers()] == ["ready", "ready"])
+    assert all(worker.pid > 0 and worker.rss_bytes > 0 for worker in client.workers())
+    with pytest.raises(ConfigError, match=r"1 to 3 \(rollout.max_workers\)"):
+        client.scale(4)
+
+
+def test_an_update_reaches_the_workers_and_an_older_one_comes_back_as_its_error(
+    served: tuple[Fleet, FleetClient], tmp_path: Path
+) -> None:
+    _, client = served
+    assert client.published_version() is None
+    client.scale(1)
+    client.wait_ready(10)
+    seconds = client.update_weights(make_update(tmp_path / "w", 5), timeout_s=10)
+    assert list(seconds) == ["worker-0"]
+    assert 0.0 < seconds["worker-0"] < 5.0
+    assert client.published_version() == 5
+    assert client.workers()[0].policy_version == 5
+    with pytest.raises(StaleWeightsError, match="version 4 is older than version 5"):
+        client.update_weights(make_update(tmp_path / "w", 4), timeout_s=10)
+    client.update_weights(make_update(tmp_path / "w", 4), timeout_s=10, rollback=True)
+    assert client.published_version() == 4
+
+
+def test_health_and_metrics_answer_without_any_worker(served: tuple[Fleet, FleetClient]) -> None:
+    _, client = served
+    with urllib.request.urlopen(client.url + "/healthz") as answer:
+        assert json.load(answer) == {"alive": True}
+    with urllib.request.urlopen(client.url + "/metrics") as answer:
+        assert "bapo_rollout_worker_restarts_total 0.0" in answer.read().decode()
+
+
+def test_a_server_that_is_not_there_is_unavailable_after_the_retries() -> None:
+    with pytest.raises(UnavailableError, match="the rollout server at http://127"):
+        FleetClient("http://127.0.0.1:9", retry_s=0.1).workers()
