@@ -19,6 +19,8 @@ $(VENV)/.installed: requirements/torch-cpu.txt requirements/cpu.txt requirements
 	$(BIN)/python -m pip install --quiet --no-deps -r requirements/torch-cpu.txt
 	$(BIN)/python -m pip install --quiet --no-deps -r requirements/cpu.txt -r requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@ldconfig -p | grep -q libnuma.so.1 || apt-get install -y --no-install-recommends libnuma1 || \
+		echo "vLLM's CPU kernels need libnuma.so.1: install the package libnuma1 (Debian, Ubuntu) or numactl-libs"
 	touch $@
 
 demo: setup ## post-train the shipped tiny model on Countdown with BAPO, all parts real

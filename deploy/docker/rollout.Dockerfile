@@ -11,6 +11,8 @@ RUN /venv/bin/pip install --no-deps --no-build-isolation /src
 
 FROM python:3.11-slim
 LABEL org.opencontainers.image.title="bapo-rollout" org.opencontainers.image.licenses="Apache-2.0"
+# vLLM's CPU kernels are linked against libnuma.
+RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*
 COPY --from=build /venv /venv
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp
 RUN install -d -o 10001 -g 10001 /bapo /bapo/outputs
