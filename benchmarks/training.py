@@ -19,18 +19,15 @@ class FinishedRun:
     """One run that ended with exit code 0."""
 
     run: RunDirectory
+    started_at: float
+    """Unix time at which the command was given."""
     wall_s: float
-    """From the start of the command to its end."""
+    """From then to its end."""
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """One row per step."""
         return self.run.read_metrics()
-
-    @property
-    def started(self) -> float:
-        """Unix time at which the command was given."""
-        return self.metrics[-1]["time"] - self.wall_s
 
     def step_seconds(self, skip: int) -> list[float]:
         """Seconds between the ends of consecutive steps, without the first `skip`."""
@@ -52,7 +49,7 @@ def train(config: str, name: str, overrides: Sequence[str], *, root: Path) -> Fi
     if code != 0:
         tail = "\n".join(log_path.read_text().splitlines()[-10:])
         raise RuntimeError(f"{name} ended with exit code {code}:\n{tail}")
-    return FinishedRun(run=RunDirectory.open(root / name), wall_s=time.time() - started)
+    return FinishedRun(run=RunDirectory.open(root / name), started_at=started, wall_s=time.time() - started)
 
 
 def median(values: Sequence[float]) -> float:
