@@ -29,6 +29,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from bapo.errors import BapoError, ConfigError, StorageError, UnavailableError
+from buffer_service.redis_aof import wait_written
 from buffer_service.redis_keys import INDEX
 from buffer_service.redis_sockets import Arg, connection_options
 
@@ -39,6 +40,8 @@ ANSWER_TIMEOUT_S = 30.0
 READ_BYTES = 1 << 20
 """One recv: frames are large."""
 MOST_ERROR_CHARS = 160
+SURVIVES = frozenset({"enqueue", "push", "replace_stale", "commit_assembly", "commit", "resume", "report"})
+"""Scripts whose effect somebody relies on once they are acknowledged. A lost lease, failure or release costs time."""
 
 
 class RedisLink:
@@ -102,14 +105,11 @@ class RedisLink:
         return BapoError(f"Redis at {self.where} refused a command of the buffer service: {text}")
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
-        """One script, loaded again when Redis has forgotten it."""
-        script = self._scripts[name]
-        with self.errors_named():
-            try:
-                return self.client.evalsha(script.sha, len(keys), *keys, *args)
-            except NoScriptError:
-                self._load(script)
-                return self.client.evalsha(script.sha, len(keys), *keys, *args)
+        """One script, loaded again when Redis has forgotten it.
+
+        What must survive a killed Redis (SURVIVES) is in its append-only file when this returns.
+        """
+        return self.set_then_run({}, 0, name, keys, args)
 
     def set_then_run(
         self, values: Mapping[str, bytes | memoryview], ttl_ms: int, name: str, keys: Sequence[str], args: Sequence[Arg]
@@ -124,12 +124,16 @@ class RedisLink:
             for key, value in values.items():
                 pipe.set(key, value, px=ttl_ms)
             pipe.evalsha(script.sha, len(keys), *keys, *args)
-            *sets, reply = pipe.execute(raise_on_error=False)
-            _raise_first(sets)
-            if not isinstance(reply, NoScriptError):
-                _raise_first([reply])
-                return reply
-        return self.run(name, keys, args)
+            if name in SURVIVES:
+                pipe.info("persistence")
+            replies = pipe.execute(raise_on_error=False)
+            if isinstance(replies[len(values)], NoScriptError):
+                self._load(script)
+                return self.run(name, keys, args)
+            _raise_first(replies)
+            if name in SURVIVES:
+                wait_written(replies[-1], lambda: self.client.info("persistence"))
+            return replies[len(values)]
 
     def execute(self, pipe: Pipeline) -> list[Any]:
         """A pipeline's replies. Raises its first error as Redis said it, without the command."""

@@ -119,6 +119,15 @@ def test_a_lease_that_is_over_returns_to_its_place(make_store: Callable[..., Sto
     assert ids(store.claim("w", limit=3, policy_version=1)) == ["g-a", "g-b", "g-c"]
 
 
+def test_a_status_shows_no_lease_that_is_over(make_store: Callable[..., Store]) -> None:
+    store = make_store(lease_s=0.05)
+    store.enqueue(fresh("a"), cursor=None)
+    store.claim("dead", limit=1, policy_version=1)
+    time.sleep(0.08)
+    status = store.status()
+    assert (status.leased["fresh"], status.queued["fresh"], status.workers["dead"].leased) == (0, 1, 0)
+
+
 def test_a_returned_request_tells_how_often_it_was_handed_out(make_store: Callable[..., Store]) -> None:
     store = make_store(lease_s=0.05)
     store.enqueue(fresh("a"), cursor=None)

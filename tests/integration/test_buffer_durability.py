@@ -18,8 +18,9 @@ from bapo.errors import ContractError
 from bapo.types import Purpose, RolloutRequest
 from bapo.wire import pack_batch, pack_group
 from buffer_service.redis_keys import Keys
+from buffer_service.values import Replacement
 from tests.buffer_app import serving, small_config
-from tests.buffer_setup import answer, incoming, new_store
+from tests.buffer_setup import an_assembly, answer, incoming, new_store
 from tests.factories import make_request
 from tests.redis_server import RedisServer
 
@@ -115,26 +116,26 @@ def test_a_stored_frame_never_expires_and_a_refused_one_is_gone_at_once(redis_ur
 
 def test_nothing_is_left_of_requests_and_groups_that_nobody_needs(redis_url: str) -> None:
     store = new_store("redis", redis_url, max_attempts=2)
-    with serving(store, small_config(**FRESH)) as client:
-        requests = requests_of(0, 4)
-        label = "cd@1"
-        evaluations = [
-            make_request(prompt_id=f"e{i}", request_id=f"e{i}", purpose=Purpose.EVALUATE, label=label) for i in range(5)
-        ]
-        rounds = [make_request(prompt_id="p00000", request_id="r5", purpose=Purpose.REEVALUATE, step=5)]
-        client.enqueue(requests, cursor=4)
-        client.enqueue(evaluations)
-        client.reevaluate(5, rounds)
-        client.claim("w", limit=4, policy_version=1)
-        for _ in range(2):
-            client.fail("w", "e0", reason="engine")
-            client.claim("w", limit=1, policy_version=1)
-        client.push([pack_group(answer(evaluations[1])), pack_group(answer(rounds[0]))])
-        client.forget(label)
-        client.push([pack_group(answer(request, "11111111")) for request in requests])
-        client.batch(1, timeout_s=5)
-        client.commit(1, checkpointed=1)
-        client.release("w")
+    fresh = requests_of(0, 4)
+    evaluations = [make_request(request_id=f"e{i}", purpose=Purpose.EVALUATE, label="cd@1") for i in range(5)]
+    round_5 = make_request(prompt_id="p00000", request_id="r5", purpose=Purpose.REEVALUATE, step=5, min_version=5)
+    store.enqueue([*fresh, *evaluations], cursor=4)
+    store.enqueue_round(5, [round_5])
+    store.claim("w", limit=4, policy_version=1)
+    for _ in range(2):
+        store.fail("w", "e0", reason="engine", detail="")
+        store.claim("w", limit=1, policy_version=1)
+    assert store.push([incoming(answer(evaluations[1])), incoming(answer(round_5, version=4))]) == ["stored", "stale"]
+    store.forget("cd@1")
+    assert store.push([incoming(answer(r)) for r in (*fresh, *fresh[:2])]) == ["stored"] * 4 + ["duplicate"] * 2
+    old = store.view(1).fresh[0]
+    again = replace(old.request, request_id="again")
+    store.replace_stale([Replacement(fate=old.record.fate(None, "stale", 1), request=again)])
+    assert store.push([incoming(answer(again)), incoming(answer(round_5, version=5))]) == ["stored", "stored"]
+    group_ids = [group.record.group_id for group in store.view(9).fresh]
+    assert store.commit_assembly(an_assembly(fresh=group_ids, reevaluated=["r5"], trained=group_ids, num_stale=1))
+    store.commit(1, 1)
+    store.release("w")
     with redis.Redis.from_url(redis_url) as raw:
         left = {key.decode().partition("}:")[2] for key in raw.scan_iter("*")}
     assert left <= {"meta", "tables", "compositions", "counters", "done", "rounds", "workers"}
