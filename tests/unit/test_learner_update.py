@@ -189,9 +189,7 @@ def test_a_second_epoch_keeps_the_anchors_of_theta_t(model_path: Path, tmp_path:
     assert second.ratio_max > 1.001
 
 
-def test_official_mode_centres_a_reused_group_on_the_policy_of_its_first_use(
-    model_path: Path, tmp_path: Path
-) -> None:
+def test_official_mode_centres_a_reused_group_on_the_policy_of_its_first_use(model_path: Path, tmp_path: Path) -> None:
     model = plain_model(model_path)
     config = learner_config(model_path, loss={"ratio_mode": "official"}, learner={"minibatch_size": 8, "lr": 1e-2})
     updater = make_updater(config, tiny_policy(config), tmp_path)
@@ -200,9 +198,24 @@ def test_official_mode_centres_a_reused_group_on_the_policy_of_its_first_use(
     reused = with_groups(first, [entry.group for entry in first.entries], Origin.X3, step=2)
     again = updater.run(reused)
     assert again.minibatches[0].ratio_max > 1.01, "rho is against theta_1, not theta_2"
+    assert set(updater.memory.steps.values()) == {1}, "the first use counts"
     decoupled = learner_config(model_path, loss={"ratio_mode": "decoupled"}, learner={"minibatch_size": 8})
     fresh_centre = make_updater(decoupled, tiny_policy(decoupled), tmp_path).run(reused)
     assert fresh_centre.minibatches[0].ratio_max == 1.0
+
+
+def test_a_second_epoch_keeps_the_remembered_anchors(model_path: Path, tmp_path: Path) -> None:
+    model, loss = plain_model(model_path), {"ratio_mode": "official"}
+    settings = {"minibatch_size": 8, "epochs": 2, "lr": 1e-2}
+    config = learner_config(model_path, loss=loss, learner=settings)
+    updater = make_updater(config, tiny_policy(config), tmp_path)
+    first = random_batch(model, num_groups=2, step=1)
+    updater.run(first)
+    updater._config = learner_config(model_path, loss=loss, learner={**settings, "lr": 1e-9})
+    again = updater.run(with_groups(first, [entry.group for entry in first.entries], Origin.X3, step=2))
+    # The policy stands still in step 2, so both epochs see the same ratio to theta_1.
+    assert again.minibatches[1].ratio_max == pytest.approx(again.minibatches[0].ratio_max, rel=1e-4)
+    assert again.minibatches[0].ratio_max > 1.01
 
 
 def test_remembered_anchors_are_forgotten_when_the_group_cannot_come_back(model_path: Path, tmp_path: Path) -> None:

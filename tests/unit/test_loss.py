@@ -87,11 +87,12 @@ def test_v2_dual_clip(bound: float | None, want: list[float]) -> None:
 
 def test_dual_clip_stops_the_gradient_of_a_token_beyond_it() -> None:
     logprobs = torch.tensor([0.5, -1.0], requires_grad=True)
-    loss, _ = clipped_surrogate((logprobs + 1.0).exp(), torch.tensor([-1.0, -1.0]), settings(dual_clip=3.0))
+    loss, clipped = clipped_surrogate((logprobs + 1.0).exp(), torch.tensor([-1.0, -1.0]), settings(dual_clip=3.0))
     loss.sum().backward()
     assert logprobs.grad is not None
     # rho A at the second token: the gradient of exp(0) * 1.
     assert logprobs.grad.tolist() == [0.0, 1.0]
+    assert clipped.tolist() == [1.0, 0.0], "a bounded token counts as clipped"
 
 
 @pytest.mark.parametrize(

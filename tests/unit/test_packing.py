@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
     GPTNeoXConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
@@ -42,6 +43,8 @@ MODELS: dict[str, PretrainedConfig] = {
     "qwen3": Qwen3Config(**SMALL, num_key_value_heads=2, head_dim=16),
     "mistral": MistralConfig(**SMALL, num_key_value_heads=4, sliding_window=None),
     "gpt_neox": GPTNeoXConfig(**SMALL),
+    # Scores are not divided by the root of the head size.
+    "granite": GraniteConfig(**SMALL, num_key_value_heads=2, attention_multiplier=0.7),
 }
 
 
