@@ -104,9 +104,7 @@ def make_learner(
         config=config,
         world=world,
         policy=policy,
-        updater=Updater(
-            config=config, policy=policy, reference=reference, world=world, stop=stop, run_path=run_path
-        ),
+        updater=Updater(config=config, policy=policy, reference=reference, world=world, stop=stop, run_path=run_path),
         publisher=WeightPublisher(
             config=config,
             policy=policy,

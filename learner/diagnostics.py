@@ -115,9 +115,7 @@ class UpdateReport:
         return float(sum(getattr(result, name) * result.num_tokens for result in self.minibatches)) / total
 
 
-def behaviour_gap(
-    batch: Batch, theta_M: NDArray[np.float32], rollout_M: NDArray[np.float32]
-) -> dict[str, float]:
+def behaviour_gap(batch: Batch, theta_M: NDArray[np.float32], rollout_M: NDArray[np.float32]) -> dict[str, float]:
     """tv_tok = 1/2 mean |pi_theta_t / alpha - 1| per origin: how far the rollout policy is behind (spec A.10).
 
     Unbiased for the total variation per token, because alpha sampled the tokens. Free: both are known anyway.

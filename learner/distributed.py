@@ -78,9 +78,7 @@ def pick_device(name: str, environment: Mapping[str, str] = os.environ) -> torch
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
-def join(
-    num_ranks: int, device: torch.device, timeout_s: float, environment: Mapping[str, str] = os.environ
-) -> World:
+def join(num_ranks: int, device: torch.device, timeout_s: float, environment: Mapping[str, str] = os.environ) -> World:
     """Meet the other ranks; with one rank, nothing to meet.
 
     Args:

@@ -194,9 +194,7 @@ class Updater:
             columns, responses, budget=budget, rank=world.rank, num_ranks=world.size, device=world.device
         )
 
-    def _refuse_divergence(
-        self, batch: Batch, plan: Sequence[Sequence[int]], k: int, result: MinibatchResult
-    ) -> None:
+    def _refuse_divergence(self, batch: Batch, plan: Sequence[Sequence[int]], k: int, result: MinibatchResult) -> None:
         """Stop while the weights are still sound, and keep the batch so that it can be looked at."""
         if math.isfinite(result.loss) and math.isfinite(result.grad_norm):
             return

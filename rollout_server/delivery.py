@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 MAX_FRAMES = 64
 """Frames of one push: bounds the size of one HTTP body."""
-LINGER_S = 0.01
-"""How long a push waits for more groups: groups finish in bursts, and one call is cheaper than ten."""
+LINGER_S = 0.1
+"""How long a push waits for more groups while more are on their way: a call costs the engine's thread a millisecond."""
 
 
 class Buffer(Protocol):
@@ -185,7 +185,7 @@ class Delivery:
         """`first` and what comes within `LINGER_S`; and whether the end of the queue came."""
         items = [first]
         deadline = time.monotonic() + LINGER_S
-        while len(items) < MAX_FRAMES:
+        while len(items) < min(MAX_FRAMES, len(self._leases)):
             try:
                 item = self._frames.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:

@@ -25,7 +25,7 @@ from bapo.types import (
 
 
 def rewards_of(rewards: str | Sequence[float]) -> list[float]:
-    """"1001" -> [1.0, 0.0, 0.0, 1.0]; a sequence of numbers is taken as it is."""
+    """ "1001" -> [1.0, 0.0, 0.0, 1.0]; a sequence of numbers is taken as it is."""
     return [float(r) for r in rewards]
 
 

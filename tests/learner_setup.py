@@ -103,9 +103,7 @@ def with_groups(batch: Batch, groups: Sequence[Group], origin: Origin, step: int
 
 def make_updater(config: Config, policy: Policy, run_path: Path, reference: Policy | None = None) -> Updater:
     """One rank, nobody stops it."""
-    return Updater(
-        config=config, policy=policy, reference=reference, world=ALONE, stop=StopFlag(), run_path=run_path
-    )
+    return Updater(config=config, policy=policy, reference=reference, world=ALONE, stop=StopFlag(), run_path=run_path)
 
 
 def tiny_policy(config: Config) -> Policy:

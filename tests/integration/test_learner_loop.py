@@ -108,9 +108,7 @@ def test_bfloat16_engines_get_bfloat16_files_and_a_wider_canary(model_path: Path
     assert np.abs(got - first.canary.logprobs).max() < first.canary.tolerance
 
 
-def test_every_step_leaves_one_row_with_all_keys_and_the_fates_of_its_groups(
-    model_path: Path, tmp_path: Path
-) -> None:
+def test_every_step_leaves_one_row_with_all_keys_and_the_fates_of_its_groups(model_path: Path, tmp_path: Path) -> None:
     config = learner_config(model_path, cadence={"v": 2, "m": 2})
     learner = make_test_learner(config, tmp_path, buffer=FakeBuffer(batch_of), fleet=FakeFleet())
     learner.run(1)
@@ -167,17 +165,13 @@ def test_a_wait_that_is_too_long_ends_the_run_with_the_reason_of_the_buffer(mode
     def never(step: int) -> None:
         raise DeadlineError("batch 1 did not come within 600 s: 96/256 groups, worker-2 silent for 38 s")
 
-    learner = make_test_learner(
-        learner_config(model_path), tmp_path, buffer=stopping_buffer(never), fleet=FakeFleet()
-    )
+    learner = make_test_learner(learner_config(model_path), tmp_path, buffer=stopping_buffer(never), fleet=FakeFleet())
     with pytest.raises(DeadlineError, match="96/256 groups"):
         learner.run(1)
 
 
 def test_weights_that_cannot_be_written_are_a_storage_error(model_path: Path, tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("a file where the folder should be")
-    learner = make_test_learner(
-        learner_config(model_path), tmp_path, buffer=FakeBuffer(batch_of), fleet=FakeFleet()
-    )
+    learner = make_test_learner(learner_config(model_path), tmp_path, buffer=FakeBuffer(batch_of), fleet=FakeFleet())
     with pytest.raises(StorageError, match=r"cannot write .*version-000001"):
         learner.run(1)

@@ -65,9 +65,7 @@ def test_values_and_gradients_equal_the_naive_ones(temperature: float, chunk_tok
 def test_no_tokens_give_nothing_and_a_zero_gradient() -> None:
     _, head, _ = example()
     hidden = torch.zeros(0, 8, requires_grad=True)
-    logp, entropy = response_logprobs(
-        hidden, head, torch.zeros(0, dtype=torch.long), temperature=1.0, chunk_tokens=4
-    )
+    logp, entropy = response_logprobs(hidden, head, torch.zeros(0, dtype=torch.long), temperature=1.0, chunk_tokens=4)
     (logp.sum() + entropy.sum()).backward()
     assert len(logp) == len(entropy) == 0
     assert head.grad is not None
