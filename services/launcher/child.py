@@ -3,7 +3,7 @@
     NEW --start--> STARTING --probe says so--> READY --exit--> ENDED
 
 A child gets SIGKILL from the kernel when the launcher dies, whatever the launcher died of, so that a `kill -9` of the
-launcher leaves nothing behind: Ray does the same for its own processes, and Redis has written what it acknowledged.
+launcher leaves nothing behind (Redis has written what it acknowledged; the fleet has a guard, see guard.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -45,6 +46,8 @@ class ProcessSpec:
     """What the display says while it starts."""
     may_end: bool = False
     """Whether exit code 0 is an expected end."""
+    death_signal: signal.Signals = signal.SIGKILL
+    """What the kernel sends it when the launcher dies."""
 
 
 @dataclass(slots=True)
@@ -71,7 +74,9 @@ class Child:
                     stdout=log_file,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=_die_with_parent,  # one system call, and the launcher has no threads
+                    preexec_fn=partial(
+                        _die_with_parent, self.spec.death_signal
+                    ),  # one system call, and the launcher has no threads
                 )
             except OSError as error:
                 raise ConfigError(f"cannot start {self.spec.name} ({self.spec.argv[0]}): {error.strerror}") from error
@@ -141,5 +146,5 @@ def kill_descendants() -> list[str]:
     return names
 
 
-def _die_with_parent() -> None:
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def _die_with_parent(number: signal.Signals) -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)

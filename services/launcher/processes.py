@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import urllib3
@@ -13,6 +14,7 @@ import urllib3
 from bapo.addresses import BUFFER, FLEET
 from bapo.config.tree import Config
 from bapo.records import RunDirectory
+from services.launcher import guard
 from services.launcher.child import ProcessSpec
 
 LEARNER = "learner"
@@ -54,9 +56,11 @@ class Starter:
         return self._spec(BUFFER, BUFFER, "--redis-url", redis_url, host=self._config.buffer.host)
 
     def fleet(self) -> ProcessSpec:
-        """The rollout server: a Ray node and its engines."""
+        """The rollout server: a Ray node and its engines, with a guard that ends whatever Ray leaves."""
         hint = VLLM_HINT if self._config.rollout.engine == "vllm" else ENGINE_HINT
-        return self._spec(FLEET, FLEET, hint=hint)
+        spec = self._spec(FLEET, FLEET, hint=hint)
+        guarded = (sys.executable, "-I", guard.__file__, *spec.argv)
+        return replace(spec, argv=guarded, death_signal=guard.LAUNCHER_DIED)
 
     def scheduler(self) -> ProcessSpec:
         """Fresh work and re-evaluation."""

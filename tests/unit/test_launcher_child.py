@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from bapo.errors import ConfigError, StorageError
-from services.launcher import failure
+from services.launcher import failure, guard
 from services.launcher.child import Child, ProcessSpec, end
 
 GRANDCHILD = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
@@ -126,6 +126,53 @@ time.sleep(60)
         assert child.is_running()
         launcher.send_signal(signal.SIGKILL)
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+STRAY = """
+import subprocess, sys
+stray = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(stray.pid, flush=True)
+"""
+GUARDED = [sys.executable, "-I", guard.__file__, sys.executable, "-c"]
+
+
+def read_stray(process: subprocess.Popen[str]) -> psutil.Process:
+    assert process.stdout is not None
+    return psutil.Process(int(process.stdout.readline()))
+
+
+def has_ended(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(("end_of_command", "code"), [("sys.exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)])
+def test_a_guard_ends_as_its_command_and_leaves_no_stray(end_of_command: str, code: int) -> None:
+    with subprocess.Popen([*GUARDED, STRAY + end_of_command], stdout=subprocess.PIPE, text=True) as guarded:
+        stray = read_stray(guarded)
+        assert guarded.wait(timeout=10) == code
+    assert has_ended(stray)
+
+
+def test_a_guard_passes_sigterm_on() -> None:
+    polite = STRAY + "import signal, time; signal.signal(15, lambda *_: sys.exit(7)); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([*GUARDED, polite], stdout=subprocess.PIPE, text=True) as guarded:
+        stray = read_stray(guarded)
+        assert guarded.stdout is not None
+        guarded.stdout.readline()
+        guarded.terminate()
+        assert guarded.wait(timeout=10) == 7
+    assert has_ended(stray)
+
+
+def test_a_guard_kills_all_when_the_launcher_has_died() -> None:
+    deaf = STRAY + "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    with subprocess.Popen([*GUARDED, deaf], stdout=subprocess.PIPE, text=True) as guarded:
+        stray = read_stray(guarded)
+        assert guarded.stdout is not None
+        guarded.stdout.readline()
+        guarded.send_signal(guard.LAUNCHER_DIED)
+        assert guarded.wait(timeout=10) == -9
+    assert has_ended(stray)
 
 
 def test_what_cannot_be_started_is_named(tmp_path: Path) -> None:
