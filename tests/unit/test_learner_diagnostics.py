@@ -1,0 +1,92 @@
+"""The numbers of one step: gaps per origin, staleness per origin, means over mini-batches, the row of metrics.jsonl."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from bapo.types import Origin
+from learner.diagnostics import Meter, MinibatchResult, UpdateReport, behaviour_gap, metrics_row
+from learner.loss import TokenLosses
+from tests.factories import make_batch, make_group
+from tests.learner_setup import ALONE
+
+
+def result(loss: float, num_tokens: int, ratio_max: float = 1.0) -> MinibatchResult:
+    return MinibatchResult(
+        loss=loss,
+        grad_norm=2 * loss,
+        num_tokens=num_tokens,
+        entropy=3 * loss,
+        clip_ratio=0.0,
+        kl=0.0,
+        ratio_max=ratio_max,
+        stop=False,
+    )
+
+
+def test_v12_the_gap_to_the_rollout_policy_is_the_total_variation_per_token_and_origin() -> None:
+    groups = [make_group(rewards="10", prompt_id=name, lengths=[3, 2]) for name in "ab"]
+    batch = make_batch(groups=groups, origins=[Origin.X1, Origin.X3])
+    alpha = [-1.0, -0.5, -2.0, -0.7, -1.2]
+    theta = [-0.9, -0.6, -1.7, -0.8, -1.1]
+    gaps = behaviour_gap(batch, np.array(theta + alpha, np.float32), np.array(alpha + alpha, np.float32))
+    assert gaps == pytest.approx({"tv_x1": 0.075053, "tv_x3": 0.0}, abs=1e-6)
+
+
+def test_the_row_of_a_step_by_hand() -> None:
+    groups = [
+        make_group(rewards="10", prompt_id="a", lengths=[1, 1], version=9),
+        make_group(rewards="10", prompt_id="b", lengths=[1, 1], version=6),
+        make_group(rewards="10", prompt_id="c", lengths=[1, 1], version=4),
+    ]
+    batch = make_batch(groups=groups, origins=[Origin.X1, Origin.X1, Origin.X3], step=10, r_tot=0.4, num_bad=7)
+    report = UpdateReport(
+        lr=1e-4,
+        minibatches=(result(1.0, 30, 1.5), result(2.0, 10, 1.25)),
+        num_tokens=40,
+        gaps={"tv_x1": 0.1},
+        seconds={"prox": 0.5, "update": 1.0},
+    )
+    row = metrics_row(batch, report, policy_version=9, batch_size=4, seconds={"wait_batch": 2.0, "step": 4.0})
+    want = {
+        "step": 10, "policy_version": 9, "reward_mean": 0.4, "x1": 2, "x2": 0, "x3": 1, "batch_size": 4, "num_bad": 7,
+        "staleness_x1_mean": 2.5, "staleness_x1_max": 4, "staleness_x2_mean": None, "staleness_x2_max": None,
+        "staleness_x3_mean": 6.0, "staleness_x3_max": 6, "loss": 1.25, "grad_norm": 2.5, "entropy": 3.75,
+        "ratio_max": 1.5, "first_ratio_max": 1.5, "tv_x1": 0.1, "tv_x2": None, "lr": 1e-4, "num_tokens": 40,
+        "num_updates": 2, "wait_batch_s": 2.0, "prox_s": 0.5, "update_s": 1.0, "sync_s": 0.0, "checkpoint_s": 0.0,
+        "step_s": 4.0, "tokens_per_s": 10.0,
+    }  # fmt: skip
+    assert {key: row[key] for key in want} == want
+
+
+def test_a_meter_adds_microbatches_and_divides_by_the_tokens_of_the_whole_minibatch() -> None:
+    meter = Meter(ALONE)
+    for loss, ratios, clipped in ((0.25, [0.5, 1.5], [0.0, 1.0]), (0.5, [3.0], [1.0])):
+        losses = TokenLosses(
+            surrogate_M=torch.zeros(len(ratios)),
+            kl_M=torch.full((len(ratios),), 0.2),
+            ratio_M=torch.tensor(ratios),
+            clipped_M=torch.tensor(clipped),
+        )
+        meter.add(torch.tensor(loss), losses, torch.full((len(ratios),), 2.0))
+    idle = TokenLosses(
+        surrogate_M=torch.zeros(0), kl_M=torch.zeros(0), ratio_M=torch.zeros(0), clipped_M=torch.zeros(0)
+    )
+    meter.add(torch.tensor(0.0), idle, torch.zeros(0))
+    found = meter.result(torch.tensor(7.0), num_tokens=4, stop=True)
+    assert (found.loss, found.grad_norm, found.entropy, found.clip_ratio) == (0.75, 7.0, 1.5, 0.5)
+    assert found.kl == pytest.approx(0.15)
+    assert (found.ratio_max, found.stop) == (3.0, True)
+
+
+def test_a_loss_that_is_not_a_number_is_reported_as_it_is() -> None:
+    meter = Meter(ALONE)
+    losses = TokenLosses(
+        surrogate_M=torch.zeros(1), kl_M=torch.zeros(1), ratio_M=torch.ones(1), clipped_M=torch.zeros(1)
+    )
+    meter.add(torch.tensor(math.nan), losses, torch.zeros(1))
+    assert math.isnan(meter.result(torch.tensor(1.0), num_tokens=1, stop=False).loss)
