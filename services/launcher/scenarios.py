@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from bapo.addresses import buffer_url
+from bapo.clients import BufferClient
+from bapo.errors import ConfigError
 from services.launcher import embedded_redis
 from services.launcher.child import Child
 from services.launcher.crew import ChildFailedError, all_ended, is_ready
 from services.launcher.session import Session
+
+SERVICE_TIMEOUT_S = 60.0
 
 
 def train(session: Session, *, resume: bool) -> None:
@@ -13,12 +18,8 @@ def train(session: Session, *, resume: bool) -> None:
 
     Raises: ChildFailedError, InterruptedRunError, DeadlineError.
     """
-    if resume and session.run.latest_checkpoint() is None:
-        session.display.say("the run has no checkpoint yet: it begins at step 1 again")
-        session.run.truncate_after(0)
-        embedded_redis.forget(session.run)
-    has_state = resume and session.run.latest_checkpoint() is not None
-    start_buffer(session)
+    has_state = resume and _has_state(session)
+    start_buffer(session, is_new=not has_state)
     session.crew.start(session.starter.fleet())
     learner = [session.crew.start(spec) for spec in session.starter.learner(resume=has_state)]
     if has_state:
@@ -56,17 +57,49 @@ def evaluate(session: Session) -> None:
     session.watch(all_ended([evaluator]))
 
 
-def start_buffer(session: Session) -> None:
-    """Redis and the buffer service, as far as the configuration does not name running ones."""
+def start_buffer(session: Session, *, is_new: bool = True) -> None:
+    """Redis and the buffer service, as far as the configuration does not name running ones.
+
+    Args:
+        is_new: the buffer must hold nothing of a run with this name.
+    """
     settings = session.config.buffer
-    if settings.url:
-        return
-    redis_url = settings.redis_url
-    if redis_url is None:
-        spec, redis_url = embedded_redis.redis_spec(session.run, settings, session.starter.env)
-        session.crew.start(spec)
-    # The service itself waits for its Redis, which may have a large file to load.
-    session.crew.start(session.starter.buffer(redis_url))
+    service: list[Child] = []
+    if settings.url is None:
+        redis_url = settings.redis_url
+        if redis_url is None:
+            spec, redis_url = embedded_redis.redis_spec(session.run, settings, session.starter.env)
+            session.crew.start(spec)
+        # The service itself waits for its Redis, which may have a large file to load.
+        service.append(session.crew.start(session.starter.buffer(redis_url)))
+    if is_new and (settings.url or settings.redis_url):
+        session.watch(lambda: all(is_ready(child)() for child in service))
+        _check_unused(session)
+
+
+def _has_state(session: Session) -> bool:
+    """Whether there is something to go on from; otherwise the run begins at step 1 again, on an empty Redis of ours."""
+    if session.run.latest_checkpoint() is not None:
+        return True
+    session.display.say("the run has no checkpoint yet: it begins at step 1 again")
+    session.run.truncate_after(0)
+    settings = session.config.buffer
+    if settings.url or settings.redis_url:
+        return True  # theirs is not ours to empty: the learner asks the buffer to begin again
+    embedded_redis.forget(session.run)
+    return False
+
+
+def _check_unused(session: Session) -> None:
+    """A Redis that outlives its runs may know this name already. Raises: ConfigError."""
+    client = BufferClient(buffer_url(session.config, session.run))
+    client.wait_ready(SERVICE_TIMEOUT_S)
+    status = client.status()
+    if status.cursor or status.assembled_step:
+        raise ConfigError(
+            f"the buffer at {client.url} already holds a run named {session.config.run.name!r} (step "
+            f"{status.step}, {status.cursor} requests); choose another run.name, or another Redis database"
+        )
 
 
 def _check_finished(session: Session, learner: Child) -> None:

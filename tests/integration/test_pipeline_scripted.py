@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import time
@@ -164,16 +163,26 @@ def test_a_run_that_goes_on_can_be_scaled_but_not_started_a_second_time(started:
     end_by(signal.SIGTERM, process, run)
 
 
-def test_services_come_up_without_a_learner(started: Start, tmp_path: Path) -> None:
-    arguments = train_arguments(tmp_path, num_steps=4)
+def test_services_come_up_without_a_learner_and_a_shared_redis_keeps_names_apart(
+    started: Start, tmp_path: Path, redis_url: str
+) -> None:
+    arguments = train_arguments(tmp_path, "--buffer.redis_url", redis_url)
     process = started(["up", *arguments[1:]])
     run = run_at(tmp_path)
     wait_until(lambda: run.read_run().get("status") == "running", timeout_s=START_S, what="services are up")
-    assert set(json.loads((run.path / "run.json").read_text())["addresses"]) == {"buffer_url", "fleet_url"}
+    fields = run.read_run()
+    assert set(fields["addresses"]) == {"buffer_url", "fleet_url"}
+    assert "redis" not in fields["processes"]
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "start a learner with: python -m learner" in output
+
+    (tmp_path / "other").mkdir()
+    second = started(train_arguments(tmp_path / "other", "--buffer.redis_url", redis_url))
+    output, _ = second.communicate(timeout=60)
+    assert second.returncode == 2, output
+    assert "already holds a run named 'run'" in output
 
 
 @pytest.fixture
