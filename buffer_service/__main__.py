@@ -26,6 +26,7 @@ from bapo.telemetry import Telemetry
 from buffer_service.app import create_app
 from buffer_service.context import Context
 from buffer_service.metrics import BufferMetrics
+from buffer_service.reasons import in_step_order
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.service import BufferService
@@ -70,7 +71,13 @@ def main(flags: Flags) -> None:
         raise ConfigError("no Redis is named: write buffer.redis_url in the configuration, or pass --redis-url URL")
     metrics = BufferMetrics(Telemetry(), config)
     link = RedisLink(url, on_error=metrics.redis_failed)
-    store = RedisStore(link, config.run.name, lease_s=config.buffer.lease_s, max_attempts=config.buffer.max_attempts)
+    store = RedisStore(
+        link,
+        config.run.name,
+        lease_s=config.buffer.lease_s,
+        max_attempts=config.buffer.max_attempts,
+        in_step_order=in_step_order(config),
+    )
     port = config.buffer.port if flags.extra.port is None else flags.extra.port
     listener = listen(flags.extra.host or config.buffer.host, port)
     wait_for(store, flags.extra.redis_timeout_s)

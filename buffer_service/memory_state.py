@@ -11,7 +11,7 @@ from bapo.messages import BufferStatus, WorkerLeases
 from bapo.types import Fate, Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.image import Image
 from buffer_service.store import SHOWN_COMPOSITIONS
-from buffer_service.values import BatchRecord, FreshGroup, GroupRecord, Tables
+from buffer_service.values import BatchRecord, FreshGroup, GroupRecord, Incoming, PushFate, Tables
 
 
 @dataclass(slots=True)
@@ -35,6 +35,7 @@ class OpenRequest:
 class MemoryState:
     """Everything of one run. Dicts and lists are in the order of arrival."""
 
+    in_step_order: bool = False
     seq: int = 0
     open: dict[str, OpenRequest] = field(default_factory=dict)
     done: dict[str, int] = field(default_factory=dict)
@@ -61,6 +62,16 @@ class MemoryState:
     fresh_dropped: int = 0
     failures_in_a_row: int = 0
     last_failure: str = ""
+
+    def fresh_in_order(self) -> list[tuple[str, RolloutRequest]]:
+        """(group id, request) in the order in which batches consume them."""
+        groups = list(self.fresh.items())
+        return sorted(groups, key=lambda item: item[1].step) if self.in_step_order else groups
+
+    def num_open(self, step: int) -> int:
+        """Fresh requests planned for this step or before that are neither done nor dropped."""
+        requests = (item.request for item in self.open.values())
+        return sum(request.purpose is Purpose.FRESH and request.step <= step for request in requests)
 
     def add(self, request: RolloutRequest, *, at_head: bool = False) -> bool:
         """Queue a request that was never asked for."""
@@ -95,6 +106,26 @@ class MemoryState:
             self.rounds[request.step] -= 1
         elif request.purpose is Purpose.EVALUATE:
             self.evaluated.setdefault(request.label, []).append(request.request_id)
+
+    def admit(self, group: Incoming) -> str:
+        """Store a group that answers an open request with fresh enough weights; returns a word of `PushFate`."""
+        record = group.record
+        item = self.open.get(record.group_id)
+        if item is None:
+            return PushFate.DUPLICATE if record.group_id in self.done else PushFate.UNKNOWN
+        if record.policy_version < item.request.min_version:
+            item.holder = ""
+            return PushFate.STALE
+        self.frames[record.group_id] = bytes(group.frame)
+        self.records[record.group_id] = record
+        self.refs[record.group_id] = 1
+        self.failures_in_a_row = 0
+        self.settle(item)
+        if record.purpose is Purpose.FRESH:
+            self.fresh[record.group_id] = replace(item.request, attempts=0)
+        elif record.purpose is Purpose.REEVALUATE:
+            self.reevaluated.append(record.group_id)
+        return PushFate.STORED
 
     def refer(self, group_id: str, change: int) -> None:
         """Change how often a group is referred to; delete it when nothing refers to it any more."""
@@ -151,7 +182,7 @@ def image_of(state: MemoryState) -> Image:
         fresh_dropped=state.fresh_dropped,
         tables=state.tables,
         open_requests=tuple(i.request for purpose in purposes for i in opened if i.request.purpose is purpose),
-        fresh=tuple(FreshGroup(record=state.records[i], request=request) for i, request in state.fresh.items()),
+        fresh=tuple(FreshGroup(record=state.records[i], request=request) for i, request in state.fresh_in_order()),
         reevaluated=tuple(state.records[group_id] for group_id in state.reevaluated),
         records={},
         bad_prompts=dict(state.bad_prompts),
@@ -165,9 +196,10 @@ def image_of(state: MemoryState) -> Image:
     return replace(image, records={i: state.records[i] for i in image.references if i not in own})
 
 
-def state_of(image: Image, frames: Iterable[tuple[str, bytes | memoryview]]) -> MemoryState:
+def state_of(image: Image, frames: Iterable[tuple[str, bytes | memoryview]], *, in_step_order: bool) -> MemoryState:
     """The state that an image describes."""
     state = MemoryState(
+        in_step_order=in_step_order,
         frames={group_id: bytes(frame) for group_id, frame in frames},
         records=image.all_records,
         refs=image.references,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -26,7 +25,6 @@ from buffer_service.values import (
     GroupRecord,
     Health,
     Incoming,
-    PushFate,
     Readiness,
     Replacement,
     Tables,
@@ -52,12 +50,10 @@ def _atomic(method: Callable[Concatenate[MemoryStore, P], R]) -> Callable[Concat
 class MemoryStore:
     """State of one run in memory; see `buffer_service.store.Store`."""
 
-    def __init__(
-        self, run: str, *, lease_s: float, max_attempts: int, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._run, self._lease_s, self._max_attempts, self._now = run, lease_s, max_attempts, now
+    def __init__(self, run: str, *, lease_s: float, max_attempts: int, in_step_order: bool = False) -> None:
+        self._run, self._lease_s, self._max_attempts = run, lease_s, max_attempts
         self._lock = threading.RLock()
-        self._state = MemoryState()
+        self._state = MemoryState(in_step_order=in_step_order)
 
     # -- requests
 
@@ -78,30 +74,30 @@ class MemoryStore:
 
     @_atomic
     def claim(self, worker_id: str, *, limit: int, policy_version: int) -> list[RolloutRequest]:
-        self._state.return_expired(self._now(), self._max_attempts)
-        self._state.heard[worker_id] = self._now()
+        self._state.return_expired(time.monotonic(), self._max_attempts)
+        self._state.heard[worker_id] = time.monotonic()
         claimed: list[OpenRequest] = []
         for purpose in (Purpose.REEVALUATE, Purpose.EVALUATE, Purpose.FRESH):
             queue = [o for o in self._state.open.values() if o.request.purpose is purpose and not o.holder]
             ready = [o for o in queue if o.request.min_version <= policy_version]
             claimed += sorted(ready, key=lambda o: o.order)[: limit - len(claimed)]
         for item in claimed:
-            item.holder, item.deadline = worker_id, self._now() + self._lease_s
+            item.holder, item.deadline = worker_id, time.monotonic() + self._lease_s
         return [item.request for item in claimed]
 
     @_atomic
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
-        self._state.heard[worker_id] = self._now()
+        self._state.heard[worker_id] = time.monotonic()
         opened = self._state.open
         held = [i for i in request_ids if i in opened and opened[i].holder == worker_id]
         for request_id in held:
-            opened[request_id].deadline = self._now() + self._lease_s
+            opened[request_id].deadline = time.monotonic() + self._lease_s
         return held
 
     @_atomic
     def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str) -> str:
         state = self._state
-        state.heard[worker_id] = self._now()
+        state.heard[worker_id] = time.monotonic()
         item = state.open.get(request_id)
         if item is None or item.holder != worker_id:
             return "not_leased"
@@ -129,29 +125,10 @@ class MemoryStore:
         return [self._admit(group) for group in groups]
 
     def _admit(self, group: Incoming) -> str:
-        fate = self._store(group)
+        fate = self._state.admit(group)
         self._state.counters[f"pushed_groups:{fate}"] += 1
-        self._state.heard[group.record.worker_id] = self._now()
+        self._state.heard[group.record.worker_id] = time.monotonic()
         return fate
-
-    def _store(self, group: Incoming) -> str:
-        record, state = group.record, self._state
-        item = state.open.get(record.group_id)
-        if item is None:
-            return PushFate.DUPLICATE if record.group_id in state.done else PushFate.UNKNOWN
-        if record.policy_version < item.request.min_version:
-            item.holder = ""
-            return PushFate.STALE
-        state.frames[record.group_id] = bytes(group.frame)
-        state.records[record.group_id] = record
-        state.refs[record.group_id] = 1
-        state.failures_in_a_row = 0
-        state.settle(item)
-        if record.purpose is Purpose.FRESH:
-            state.fresh[record.group_id] = replace(item.request, attempts=0)
-        elif record.purpose is Purpose.REEVALUATE:
-            state.reevaluated.append(record.group_id)
-        return PushFate.STORED
 
     @_atomic
     def frames(self, group_ids: Sequence[str]) -> list[bytes | None]:
@@ -185,12 +162,13 @@ class MemoryStore:
             round_left=self._state.rounds.get(step),
             failures_in_a_row=self._state.failures_in_a_row,
             last_failure=self._state.last_failure,
+            num_open=self._state.num_open(step),
         )
 
     @_atomic
     def view(self, num_fresh: int) -> View:
         state = self._state
-        fresh = list(state.fresh.items())[:num_fresh]
+        fresh = state.fresh_in_order()[:num_fresh]
         return View(
             assembled=state.tables.step,
             tables=state.tables,
@@ -272,8 +250,8 @@ class MemoryStore:
 
     @_atomic
     def status(self) -> BufferStatus:
-        self._state.return_expired(self._now(), self._max_attempts)
-        return status_of(self._run, self._state, self._now())
+        self._state.return_expired(time.monotonic(), self._max_attempts)
+        return status_of(self._run, self._state, time.monotonic())
 
     @_atomic
     def tables(self) -> Tables:
@@ -302,6 +280,6 @@ class MemoryStore:
         return image_of(self._state)
 
     def restore(self, image: Image, frames: Iterable[tuple[str, bytes | memoryview]]) -> None:
-        state = state_of(image, frames)
+        state = state_of(image, frames, in_step_order=self._state.in_step_order)
         with self._lock:
             self._state = state

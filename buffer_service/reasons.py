@@ -16,9 +16,14 @@ def must_wait_for_round(step: int, config: Config) -> bool:
     return config.cadence.wait_for_reevaluation and is_due
 
 
+def in_step_order(config: Config) -> bool:
+    """Whether each step consumes the groups that were planned for it: without slack (ADR 0031)."""
+    return config.cadence.slack == 0
+
+
 def is_ready(step: int, ready: Readiness, config: Config) -> bool:
     """Whether step t, which is next, can be assembled."""
-    if ready.num_fresh < config.algorithm.batch_size:
+    if ready.num_fresh < config.algorithm.batch_size or (in_step_order(config) and ready.num_open):
         return False
     return ready.round_left == 0 or not must_wait_for_round(step, config)
 
@@ -39,6 +44,8 @@ def _missing(step: int, ready: Readiness, status: BufferStatus, config: Config) 
     if ready.num_fresh < wanted:
         found = f"{ready.num_fresh}/{wanted} fresh groups, {leased} leased, {queued} queued"
         return found if leased or queued else f"{found}: nothing is asked for, does the scheduler run?"
+    if in_step_order(config) and ready.num_open:
+        return f"{ready.num_open} fresh groups of steps up to {step} are open, {leased} leased, {queued} queued"
     if ready.round_left is None:
         return f"re-evaluation round {step} is not issued: does the scheduler run?"
     leased, queued = status.leased["reevaluate"], status.queued["reevaluate"]

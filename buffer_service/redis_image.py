@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import count, islice
 from typing import Any
@@ -94,8 +94,14 @@ def _open_requests(
             yield opened[request_id]
 
 
-def write_image(link: RedisLink, keys: Keys, image: Image, frames: Iterable[tuple[str, bytes | memoryview]]) -> None:
-    """Replace the run.
+def write_image(
+    link: RedisLink,
+    keys: Keys,
+    image: Image,
+    frames: Iterable[tuple[str, bytes | memoryview]],
+    rank: Callable[[GroupRecord], int],
+) -> None:
+    """Replace the run; `rank` is a fresh group's, above its place of arrival.
 
     `restoring` refuses every script until the last transaction takes it away. `refs` is written before the frames, so
     that a restore after one that was cut off finds them.
@@ -108,7 +114,7 @@ def write_image(link: RedisLink, keys: Keys, image: Image, frames: Iterable[tupl
             link.client.hset(keys["refs"], mapping=references)
         num_bytes = _write_frames(link, keys, frames)
         pipe = link.client.pipeline(transaction=True)
-        _write_index(pipe, keys, image, num_bytes)
+        _write_index(pipe, keys, image, num_bytes, rank)
         link.execute(pipe)
 
 
@@ -130,7 +136,7 @@ def _write_frames(link: RedisLink, keys: Keys, frames: Iterable[tuple[str, bytes
     return num_bytes
 
 
-def _write_index(pipe: Pipeline, keys: Keys, image: Image, num_bytes: int) -> None:
+def _write_index(pipe: Pipeline, keys: Keys, image: Image, num_bytes: int, rank: Callable[[GroupRecord], int]) -> None:
     seq = count(1)
     hashes: dict[str, dict[Any, Any]] = {
         "requests": {group.record.group_id: pack_request(group.request) for group in image.fresh},
@@ -143,7 +149,7 @@ def _write_index(pipe: Pipeline, keys: Keys, image: Image, num_bytes: int) -> No
         "live": {},
     }
     sets: dict[str, dict[Any, Any]] = {
-        "fresh": {group.record.group_id: next(seq) for group in image.fresh},
+        "fresh": {g.record.group_id: rank(g.record) * SPAN + next(seq) for g in image.fresh},
         "reevaluated": {record.group_id: next(seq) for record in image.reevaluated},
     }
     sets["done"] = dict.fromkeys([*sets["fresh"], *sets["reevaluated"]], image.tables.step)
@@ -152,6 +158,8 @@ def _write_index(pipe: Pipeline, keys: Keys, image: Image, num_bytes: int) -> No
         hashes["live"][request.request_id] = f"{score} {request_terms(request)}"
         hashes["requests"][request.request_id] = pack_request(request)
         sets.setdefault(f"queue_{request.purpose.value}", {})[request.request_id] = score
+        if request.purpose is Purpose.FRESH:
+            sets.setdefault("planned", {})[request.request_id] = request.step
     for name, mapping in hashes.items():
         if mapping:
             pipe.hset(keys[name], mapping=mapping)

@@ -13,7 +13,8 @@
 | workers      | HASH   | worker -> ms when it was last heard of                                                      |
 | attempts     | HASH   | open request id -> failed attempts                                                          |
 | done         | ZSET   | settled request ids by the step that was assembled then                                     |
-| fresh        | ZSET   | group ids by ingest number                                                                  |
+| planned      | ZSET   | open fresh request ids by the step that they are planned for                                |
+| fresh        | ZSET   | group ids by rank * 2^32 + ingest number; rank = planned step when slack = 0, else 0        |
 | reevaluated  | ZSET   | group ids by ingest number                                                                  |
 | evaluated    | ZSET   | "label request_id" of settled evaluation requests, sorted as text                            |
 | evaluations  | HASH   | label -> settled requests                                                                   |
@@ -47,6 +48,7 @@ INDEX = (
     "workers",
     "attempts",
     "done",
+    "planned",
     "fresh",
     "reevaluated",
     "evaluated",

@@ -61,10 +61,13 @@ FRAMES_AT_ONCE = 32
 class RedisStore:
     """State of one run in Redis; see `buffer_service.store.Store`."""
 
-    def __init__(self, link: RedisLink, run: str, *, lease_s: float, max_attempts: int) -> None:
+    def __init__(
+        self, link: RedisLink, run: str, *, lease_s: float, max_attempts: int, in_step_order: bool = False
+    ) -> None:
         self._link = link
         self._run_name = run
         self._keys = Keys(run)
+        self._in_step_order = in_step_order
         self._settings: tuple[Arg, Arg] = (int(lease_s * 1000), max_attempts)
 
     def _run(self, script: str, args: Iterable[Arg] = (), frames_of: Iterable[str] = ()) -> Any:
@@ -104,13 +107,17 @@ class RedisStore:
             record, incoming = group.record, self._keys.incoming(f"{nonce}-{index}")
             frames[incoming] = group.frame
             keys += [incoming, self._keys.group(record.group_id)]
-            args += [record.group_id, record.terms, record.policy_version, record.worker_id, pack_record(record)]
+            args += [record.group_id, record.terms, record.policy_version, record.worker_id, self._rank(record)]
+            args.append(pack_record(record))
         fates = [_text(word) for word in self._link.set_then_run(frames, INCOMING_MS, "push", keys, args)]
         if fates[0] == "mismatch":
             raise ContractError(does_not_answer(fates[1], fates[2]))
         if fates[0] == "missing":
             raise UnavailableError(f"Redis at {self._link.where} lost the frame of group {fates[1]}: push it again")
         return fates
+
+    def _rank(self, record: GroupRecord) -> int:
+        return record.step if self._in_step_order else 0
 
     def frames(self, group_ids: Sequence[str]) -> list[bytes | None]:
         found: list[bytes | None] = []
@@ -137,13 +144,14 @@ class RedisStore:
     # -- assembly
 
     def readiness(self, step: int) -> Readiness:
-        assembled, num_fresh, left, failures, reason = self._run("readiness", [step])
+        assembled, num_fresh, left, failures, reason, num_open = self._run("readiness", [step])
         return Readiness(
             assembled=assembled,
             num_fresh=num_fresh,
             round_left=int(left) if left else None,
             failures_in_a_row=failures,
             last_failure=_text(reason),
+            num_open=num_open,
         )
 
     def view(self, num_fresh: int) -> View:
@@ -247,7 +255,7 @@ class RedisStore:
         return read_image(self._link, self._keys)
 
     def restore(self, image: Image, frames: Iterable[tuple[str, bytes | memoryview]]) -> None:
-        write_image(self._link, self._keys, image, frames)
+        write_image(self._link, self._keys, image, frames, self._rank)
 
     def _hash_values(self, key: str, fields: Sequence[str]) -> list[bytes | None]:
         if not fields:

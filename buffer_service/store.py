@@ -8,6 +8,9 @@
     reevaluated ---commit_assembly---> batch, or deleted
     a frame is deleted when no table and no retained batch refers to its group any more
 
+Fresh groups are consumed in the order of arrival; a store made with `in_step_order` puts the steps that they are
+planned for above that (slack = 0: each step has its own groups, however its workers race).
+
 Time is the store's own: leases do not depend on the clock of a caller. A store knows no rule of any algorithm.
 
 Raises, everywhere: UnavailableError when the store cannot be reached or is full, StorageError when its disk is.

@@ -188,6 +188,8 @@ class Readiness:
     """Requests of the step's re-evaluation round that are not settled; None: the round was not issued."""
     failures_in_a_row: int
     last_failure: str
+    num_open: int
+    """Fresh requests planned for this step or before that are neither done nor dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +199,7 @@ class View:
     assembled: int
     tables: Tables
     fresh: tuple[FreshGroup, ...]
-    """At most B, in ingest order."""
+    """At most B: in the order of arrival, or of their steps when the store keeps that order."""
     reevaluated: tuple[GroupRecord, ...]
     """All that arrived since the last assembly."""
     stale: tuple[Fate, ...]

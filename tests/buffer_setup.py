@@ -17,11 +17,20 @@ from tests.factories import make_group, make_request
 STORES = ("memory", "redis")
 
 
-def new_store(kind: str, redis_url: str, *, run: str = "test", lease_s: float = 60.0, max_attempts: int = 3) -> Store:
+def new_store(
+    kind: str,
+    redis_url: str,
+    *,
+    run: str = "test",
+    lease_s: float = 60.0,
+    max_attempts: int = 3,
+    in_step_order: bool = False,
+) -> Store:
     """An empty store of the kind."""
     if kind == "memory":
-        return MemoryStore(run, lease_s=lease_s, max_attempts=max_attempts)
-    return RedisStore(RedisLink(redis_url), run, lease_s=lease_s, max_attempts=max_attempts)
+        return MemoryStore(run, lease_s=lease_s, max_attempts=max_attempts, in_step_order=in_step_order)
+    link = RedisLink(redis_url)
+    return RedisStore(link, run, lease_s=lease_s, max_attempts=max_attempts, in_step_order=in_step_order)
 
 
 def incoming(group: Group) -> Incoming:

@@ -72,6 +72,7 @@ local function enqueue(request, at_head)
   call('HSET', K.live, request.id, score .. ' ' .. request.terms)
   call('HSET', K.requests, request.id, request.blob)
   call('ZADD', K['queue_' .. request.purpose], score, request.id)
+  if request.purpose == 'fresh' then call('ZADD', K.planned, string.match(request.terms, '^%S+ (%S+)'), request.id) end
   return 1
 end
 
@@ -107,6 +108,7 @@ local function settle(request)
   call('ZREM', K['queue_' .. request.purpose], request.id)
   call('HDEL', K.live, request.id)
   call('HDEL', K.attempts, request.id)
+  call('ZREM', K.planned, request.id)
   call('ZADD', K.done, meta('assembled'), request.id)
   if request.purpose == 'reevaluate' and call('HEXISTS', K.rounds, request.step) == 1 then
     call('HINCRBY', K.rounds, request.step, -1)

@@ -1,9 +1,10 @@
--- n, n groups (id, terms, version, worker, record); frame keys: (incoming, final) per group
+-- n, n groups (id, terms, version, worker, rank, record); frame keys: (incoming, final) per group
 -- -> {fate, ...} | {'mismatch', id, terms of the request} | {'missing', id}
 local groups = {}
 for i = 1, count() do
   groups[i] = {
-    id = arg(), terms = arg(), version = tonumber(arg()), worker = arg(), record = arg(),
+    id = arg(), terms = arg(), version = tonumber(arg()), worker = arg(), rank = tonumber(arg()),
+    record = arg(),
     incoming = frame_key(), frame = frame_key(),
   }
 end
@@ -30,7 +31,10 @@ local function store(group, request)
   call('HSET', K.meta, 'failures_in_a_row', 0)
   settle(request)
   local ready = TABLE[request.purpose]
-  if ready then call('ZADD', K[ready], call('HINCRBY', K.meta, 'seq', 1), group.id) end
+  if ready then
+    local place = group.rank * SPAN + call('HINCRBY', K.meta, 'seq', 1)
+    call('ZADD', K[ready], string.format('%.0f', place), group.id)
+  end
   -- The request of a fresh group is needed until its batch: its prompt may enter B_bad, or be asked again.
   if request.purpose ~= 'fresh' then call('HDEL', K.requests, group.id) end
   return 'stored'

@@ -27,6 +27,42 @@ def test_fresh_groups_are_seen_in_the_order_in_which_they_arrived(store: Store) 
     assert view.tables == Tables()
 
 
+def test_a_store_in_step_order_puts_the_planned_step_above_the_arrival(make_store: Callable[..., Store]) -> None:
+    store = make_store(in_step_order=True)
+    requests = [make_request(prompt_id=name, step=step) for name, step in (("a", 2), ("b", 1), ("c", 2), ("d", 1))]
+    store.enqueue(requests, cursor=None)
+    store.push([incoming(answer(request)) for request in requests])
+    order = [group.record.group_id for group in store.view(9).fresh]
+    assert order == ["g-b", "g-d", "g-a", "g-c"]
+    image = store.image()
+    store.restore(image, [(group_id, store.frames([group_id])[0] or b"") for group_id in order])
+    assert store.image() == image
+    late = make_request(prompt_id="late", step=1)
+    store.enqueue([late], cursor=None)
+    store.push([incoming(answer(late))])
+    assert [group.record.group_id for group in store.view(3).fresh] == ["g-b", "g-d", "g-late"]
+
+
+def test_open_requests_are_counted_up_to_a_step(make_store: Callable[..., Store]) -> None:
+    store = make_store(max_attempts=1)
+    steps = {"a": 1, "b": 1, "c": 2, "d": 9}
+    requests = [make_request(prompt_id=name, step=step) for name, step in steps.items()]
+    store.enqueue(requests, cursor=None)
+    store.enqueue_round(1, [make_request(request_id="r", purpose=Purpose.REEVALUATE, step=1)])
+    counts = [store.readiness(2).num_open]
+    store.push([incoming(answer(requests[0]))])
+    counts.append(store.readiness(2).num_open)
+    store.claim("w", limit=2, policy_version=1)
+    counts.append(store.readiness(2).num_open)
+    store.fail("w", "g-b", reason="engine", detail="")
+    counts.append(store.readiness(2).num_open)
+    store.restore(store.image(), [("g-a", store.frames(["g-a"])[0] or b"")])
+    counts.append(store.readiness(2).num_open)
+    assert counts == [3, 2, 2, 1, 1]
+    assert store.readiness(1).num_open == 0
+    assert store.readiness(9).num_open == 2
+
+
 def test_a_view_reads_all_reevaluated_groups(store: Store) -> None:
     request = make_request(prompt_id="p", request_id="r5-p", purpose=Purpose.REEVALUATE, step=5)
     store.enqueue_round(5, [request])

@@ -36,8 +36,10 @@ class TwoStores(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory = MemoryStore("m", lease_s=600, max_attempts=2)
-        self.redis = RedisStore(self.link, f"model-{next(RUNS)}", lease_s=600, max_attempts=2)
+        number = next(RUNS)
+        options: dict[str, Any] = {"lease_s": 600, "max_attempts": 2, "in_step_order": number % 2 == 0}
+        self.memory = MemoryStore("m", **options)
+        self.redis = RedisStore(self.link, f"model-{number}", **options)
         self.asked: dict[str, RolloutRequest] = {}
 
     def both(self, call: Callable[[Any], Any]) -> Any:
@@ -50,9 +52,9 @@ class TwoStores(RuleBasedStateMachine):
         assert outcomes[0] == outcomes[1]
         return outcomes[0]
 
-    @rule(names=st.lists(NAMES, max_size=4), version=VERSIONS, cursor=st.none() | st.integers(1, 20))
-    def enqueue(self, names: list[str], version: int, cursor: int | None) -> None:
-        requests = [make_request(prompt_id=n, request_id=f"f-{n}", min_version=version) for n in names]
+    @rule(names=st.lists(NAMES, max_size=4), step=VERSIONS, version=VERSIONS, cursor=st.none() | st.integers(1, 20))
+    def enqueue(self, names: list[str], step: int, version: int, cursor: int | None) -> None:
+        requests = [make_request(prompt_id=n, request_id=f"f-{n}", step=step, min_version=version) for n in names]
         self.both(lambda store: store.enqueue(requests, cursor=cursor))
         self.remember(requests)
 
@@ -171,6 +173,7 @@ class TwoStores(RuleBasedStateMachine):
         self.both(lambda store: {name: w.leased for name, w in store.status().workers.items()})
         assert held == status.num_bytes
         self.both(lambda store: store.frames(sorted(self.asked)))
+        self.both(lambda store: [store.readiness(step) for step in range(5)])
         self.both(lambda store: store.batch(store.readiness(0).assembled))
 
 

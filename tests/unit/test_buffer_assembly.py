@@ -15,6 +15,7 @@ from bapo.types import HardPrompt, Purpose, RolloutRequest
 from buffer_service.assembly import repeated_id
 from buffer_service.memory_store import MemoryStore
 from buffer_service.metrics import BufferMetrics
+from buffer_service.reasons import in_step_order
 from buffer_service.service import BufferService, TooManyFailuresError
 from tests.buffer_setup import answer, incoming
 from tests.factories import make_request
@@ -67,7 +68,7 @@ class Setup:
                 "buffer": {"max_failures_in_a_row": 2},
             }
         )
-        self.store = MemoryStore("run", lease_s=60, max_attempts=9)
+        self.store = MemoryStore("run", lease_s=60, max_attempts=9, in_step_order=in_step_order(self.config))
         self.service = BufferService(self.store, self.composer, self.config, BufferMetrics(Telemetry(), self.config))
 
     def add(self, *requests: RolloutRequest, rewards: str = "11000000", version: int = 1) -> None:
@@ -110,6 +111,43 @@ def test_the_batch_does_not_depend_on_the_order_in_which_its_groups_arrived() ->
         (view,) = setup.composer.views
         seen.append([stat.group_id for stat in view.fresh])
     assert seen == [["g-b", "g-a"], ["g-b", "g-a"]]
+
+
+def test_without_slack_a_step_waits_for_its_own_groups_however_its_workers_race() -> None:
+    setup = Setup(slack=0)
+    planned = {"a": 1, "b": 1, "c": 2, "d": 2}
+    requests = {name: make_request(prompt_id=name, step=step) for name, step in planned.items()}
+    setup.store.enqueue(list(requests.values()), cursor=None)
+    for name in "dca":
+        setup.add(requests[name])
+    assert setup.service.batch(1) is None
+    setup.add(requests["b"])
+    batches = [setup.service.batch(step) for step in (1, 2)]
+    assert [batch and batch.group_ids for batch in batches] == [("g-a", "g-b"), ("g-c", "g-d")]
+
+
+def test_with_slack_nobody_waits_for_the_last_of_a_step() -> None:
+    setup = Setup(slack=1)
+    setup.store.enqueue([make_request(prompt_id=name, step=1) for name in "ab"], cursor=None)
+    setup.fill("c", "d", step=2)
+    batch = setup.service.batch(1)
+    assert batch is not None
+    assert batch.group_ids == ("g-c", "g-d")
+
+
+def test_a_dropped_request_does_not_hold_its_step_up() -> None:
+    setup = Setup(slack=0)
+    setup.store.enqueue([make_request(prompt_id="lost", step=1)], cursor=None)
+    setup.fill("a", step=1)
+    setup.fill("b", step=2)
+    for _ in range(9):
+        assert setup.service.batch(1) is None
+        setup.service.claim("w", 1, 1)
+        setup.store.fail("w", "g-lost", reason="engine", detail="")
+        setup.store.resume(0)
+    batch = setup.service.batch(1)
+    assert batch is not None
+    assert batch.group_ids == ("g-a", "g-b")
 
 
 def test_randomness_depends_on_seed_and_step_alone() -> None:
@@ -286,7 +324,7 @@ def test_a_round_takes_only_reevaluations_of_its_step() -> None:
 
 
 def test_too_many_failures_in_a_row_end_the_wait_with_their_reason() -> None:
-    setup = Setup()
+    setup = Setup(slack=1)
     setup.service.enqueue([make_request(prompt_id="a")], None)
     for _ in range(2):
         assert setup.service.batch(1) is None

@@ -12,14 +12,14 @@ from bapo.errors import ContractError, UnavailableError
 from bapo.messages import WorkerLeases
 from bapo.telemetry import METRICS, Telemetry
 from buffer_service.codec import pack
-from buffer_service.reasons import why_not_yet
+from buffer_service.reasons import is_ready, why_not_yet
 from buffer_service.redis_aof import wait_written
 from buffer_service.redis_sockets import send_pieces
 from buffer_service.values import Readiness
 from tests.buffer_app import small_config
 from tests.buffer_setup import STATUS
 
-READY = Readiness(assembled=3, num_fresh=1, round_left=None, failures_in_a_row=0, last_failure="")
+READY = Readiness(assembled=3, num_fresh=1, round_left=None, failures_in_a_row=0, last_failure="", num_open=0)
 
 
 def test_the_reason_names_what_is_missing_and_who_is_silent() -> None:
@@ -27,6 +27,16 @@ def test_the_reason_names_what_is_missing_and_who_is_silent() -> None:
     status = replace(STATUS, workers=workers)
     assert why_not_yet(4, READY, status, small_config()) == (
         "1/4 fresh groups, 1 leased, 2 queued; worker-2 silent for 38 s"
+    )
+
+
+def test_without_slack_the_reason_names_the_requests_of_the_step() -> None:
+    ready = replace(READY, num_fresh=4, num_open=2)
+    config = small_config(cadence={"slack": 0})
+    assert not is_ready(4, ready, config)
+    assert is_ready(4, ready, small_config(cadence={"slack": 1}))
+    assert why_not_yet(4, ready, replace(STATUS, workers={}), config) == (
+        "2 fresh groups of steps up to 4 are open, 1 leased, 2 queued"
     )
 
 
