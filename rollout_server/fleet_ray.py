@@ -3,7 +3,8 @@
 One actor per worker, with the engine's environment variables set before it imports anything. The fleet replaces dead
 actors itself (`max_restarts=0`): a new worker has a new id, so that nothing of the dead one is mistaken for its own.
 
-With RAY_ADDRESS in the environment the workers go to that cluster; otherwise a node of our own is started and stopped.
+With RAY_ADDRESS in the environment the workers go to that cluster (with its RAY_AUTH_TOKEN, and the project, the model
+and the folder of weights at the same paths on every host); otherwise a node of our own is started and stopped.
 Ray's ports are open on all interfaces: a token of this run alone protects our own node (`ray_settings.py`, which must
 be applied before this file is imported).
 """
