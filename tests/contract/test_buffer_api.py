@@ -98,7 +98,7 @@ def test_a_waiting_learner_gets_its_batch_when_the_last_group_arrives(client: Bu
     threading.Timer(0.3, fill, args=(client, "d")).start()
     started = time.monotonic()
     assert len(client.batch(1, timeout_s=10).entries) == 4
-    assert 0.25 < time.monotonic() - started < 2.0
+    assert 0.25 < time.monotonic() - started < 4.0
 
 
 def test_a_waiting_worker_gets_its_request_when_it_is_asked(client: BufferClient) -> None:
@@ -106,7 +106,7 @@ def test_a_waiting_worker_gets_its_request_when_it_is_asked(client: BufferClient
     threading.Timer(0.3, client.enqueue, args=([request],)).start()
     started = time.monotonic()
     assert client.claim("w", limit=1, policy_version=1, wait_s=10) == [request]
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 4.0
     assert client.claim("w", limit=1, policy_version=1, wait_s=0.1) == []
 
 
@@ -144,7 +144,7 @@ def test_too_many_failures_end_the_wait_at_once(client: BufferClient) -> None:
     started = time.monotonic()
     with pytest.raises(UnavailableError, match=r"2 groups in a row failed.*engine: out of memory"):
         client.batch(1, timeout_s=30)
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 4.0
 
 
 def test_reevaluation_and_hard_prompts(client: BufferClient) -> None:
@@ -366,7 +366,7 @@ def test_the_service_ends_at_once_with_long_polls_open(make_store: Callable[...,
         waiter.start()
         time.sleep(0.5)
         started = time.monotonic()
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 4.0
     waiter.join()
     until(lambda: ended)
-    assert ended[0] < 3.0
+    assert ended[0] < 5.0
