@@ -84,7 +84,8 @@ def remember_anchors(batch: Batch, anchors_M: Float32s, settings: LossConfig, me
     if settings.ratio_mode != "official":
         return
     for group_id, span in spans_of(batch):
-        memory.remember(batch.step, group_id, anchors_M[span].copy())
+        if not np.isnan(anchors_M[span]).any():  # a group that added nothing to the loss was not evaluated
+            memory.remember(batch.step, group_id, anchors_M[span].copy())
     memory.forget_before(batch.step + 1)
 
 

@@ -127,10 +127,11 @@ def microbatches_of(
     """This rank's share of some responses, cut by a budget of packed tokens.
 
     Every rank computes the shares of all ranks, so that all run equally many micro-batches: FSDP's collectives need
-    it. A rank with less work runs micro-batches of one token and no response.
+    it. A rank with less work runs micro-batches of one token and no response. There is always at least one, so that
+    every parameter gets a gradient.
     """
     shares = [cut(columns, share, budget) for share in deal(columns, responses, num_ranks)]
-    longest = max(len(share) for share in shares)
+    longest = max(1, *(len(share) for share in shares))
     for i in range(longest):
         yield build(columns, shares[rank][i] if i < len(shares[rank]) else [], device)
 

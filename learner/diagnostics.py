@@ -49,12 +49,15 @@ class MinibatchResult:
     grad_norm: float
     """Before clipping."""
     num_tokens: int
+    """Response tokens of the mini-batch: the denominator of the loss."""
+    num_active: int
+    """Those that were computed, because they add to the loss; the denominator of the means below."""
     entropy: float
-    """Mean over response tokens, nats."""
+    """Mean over active tokens, nats."""
     clip_ratio: float
-    """Share of tokens whose objective was clipped."""
+    """Share of active tokens whose objective was clipped."""
     kl: float
-    """Mean over response tokens, nats."""
+    """Mean over active tokens, nats."""
     ratio_max: float
     """Largest rho."""
     stop: bool
@@ -76,7 +79,7 @@ class Meter:
         if len(losses.ratio_M):
             self._ratio_max = torch.maximum(self._ratio_max, losses.ratio_M.max())
 
-    def result(self, grad_norm: Tensor, *, num_tokens: int, stop: bool) -> MinibatchResult:
+    def result(self, grad_norm: Tensor, *, num_tokens: int, num_active: int, stop: bool) -> MinibatchResult:
         """What the mini-batch was; the same on every rank."""
         flag = torch.tensor([float(stop)], device=self._world.device)
         sums = self._world.sum(self._sums)
@@ -86,9 +89,10 @@ class Meter:
             loss=loss,
             grad_norm=norm,
             num_tokens=num_tokens,
-            entropy=entropy / num_tokens,
-            clip_ratio=clipped / num_tokens,
-            kl=kl / num_tokens,
+            num_active=num_active,
+            entropy=entropy / max(1, num_active),
+            clip_ratio=clipped / max(1, num_active),
+            kl=kl / max(1, num_active),
             ratio_max=ratio_max,
             stop=stopped > 0,
         )
@@ -107,23 +111,28 @@ class UpdateReport:
     """tv_x1 ...: see `behaviour_gap`."""
     seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def mean(self, name: str) -> float | None:
-        """Token-weighted mean of a field over the mini-batches; None without any."""
-        if not self.minibatches:
+    def mean(self, name: str, *, over: str = "num_tokens") -> float | None:
+        """Mean of a field over the mini-batches, weighted by the field `over`; None without any weight."""
+        weights = [getattr(result, over) for result in self.minibatches]
+        if not sum(weights):
             return None
-        total = sum(result.num_tokens for result in self.minibatches)
-        return float(sum(getattr(result, name) * result.num_tokens for result in self.minibatches)) / total
+        values = [getattr(result, name) for result in self.minibatches]
+        return float(np.average(values, weights=weights))
 
 
 def behaviour_gap(batch: Batch, theta_M: NDArray[np.float32], rollout_M: NDArray[np.float32]) -> dict[str, float]:
     """tv_tok = 1/2 mean |pi_theta_t / alpha - 1| per origin: how far the rollout policy is behind (spec A.10).
 
     Unbiased for the total variation per token, because alpha sampled the tokens. Free: both are known anyway.
+
+    Args:
+        theta_M: log pi_theta_t; NaN for tokens that were not evaluated, which are left out.
     """
+    known_M = ~np.isnan(theta_M)
     gap_M = 0.5 * np.abs(np.expm1(np.clip(theta_M - rollout_M, -20.0, 20.0), dtype=np.float64))
     sizes = [len(entry.group.token_ids) for entry in batch.entries]
     origin_M = np.repeat([entry.origin.value for entry in batch.entries], sizes)
-    present = {origin: origin_M == origin.value for origin in Origin}
+    present = {origin: (origin_M == origin.value) & known_M for origin in Origin}
     return {f"tv_{origin.value}": float(gap_M[mask].mean()) for origin, mask in present.items() if mask.any()}
 
 
@@ -149,14 +158,15 @@ def metrics_row(
         **_staleness_fields(batch),
         "loss": report.mean("loss"),
         "grad_norm": report.mean("grad_norm"),
-        "entropy": report.mean("entropy"),
-        "clip_ratio": report.mean("clip_ratio"),
-        "kl": report.mean("kl"),
+        "entropy": report.mean("entropy", over="num_active"),
+        "clip_ratio": report.mean("clip_ratio", over="num_active"),
+        "kl": report.mean("kl", over="num_active"),
         "ratio_max": max((result.ratio_max for result in report.minibatches), default=None),
         "first_ratio_max": report.minibatches[0].ratio_max if report.minibatches else None,
         **{f"tv_{origin.value}": report.gaps.get(f"tv_{origin.value}") for origin in Origin},
         "lr": report.lr,
         "num_tokens": report.num_tokens,
+        "num_active_tokens": sum(result.num_active for result in report.minibatches),
         "num_updates": len(report.minibatches),
         **{f"{name}_s": round(value, 6) for name, value in phases.items()},
         "tokens_per_s": report.num_tokens / max(phases["step"], 1e-9),
@@ -180,8 +190,12 @@ def staleness_of(batch: Batch, origin: Origin) -> list[int]:
     return [batch.step - entry.group.policy_version for entry in batch.entries if entry.origin is origin]
 
 
-def show(telemetry: Telemetry, batch: Batch, row: Mapping[str, Any]) -> None:
-    """Set the gauges of one step."""
+def show(telemetry: Telemetry, batch: Batch, row: Mapping[str, Any], sync_seconds: Mapping[str, float]) -> None:
+    """Set the gauges of one step.
+
+    Args:
+        sync_seconds: of the phases of this step's weight update; empty when there was none.
+    """
     gauges = {
         "bapo_learner_step": "step",
         "bapo_learner_policy_version": "policy_version",
@@ -197,6 +211,8 @@ def show(telemetry: Telemetry, batch: Batch, row: Mapping[str, Any]) -> None:
     telemetry.counter("bapo_learner_tokens_total").inc(row["num_tokens"])
     for phase in PHASES:
         telemetry.histogram("bapo_learner_phase_seconds").labels(phase=phase).observe(row[f"{phase}_s"])
+    for phase, seconds in sync_seconds.items():
+        telemetry.histogram("bapo_sync_duration_seconds").labels(phase=phase).observe(seconds)
     for origin in Origin:
         histogram = telemetry.histogram("bapo_learner_staleness_steps").labels(origin=origin.value)
         for staleness in staleness_of(batch, origin):

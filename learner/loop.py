@@ -119,5 +119,5 @@ class Learner:
         self.between_steps = {}
         self.records.write_groups(batch.step, batch.fates)
         self.records.append_metrics(row)
-        show(self.telemetry, batch, row)
+        show(self.telemetry, batch, row, self.publisher.seconds if row["sync_s"] else {})
         log_step(row, self.config)

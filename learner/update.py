@@ -2,56 +2,34 @@
 
     columns (with advantages) -> anchors and reference where the loss needs them -> one AdamW step per mini-batch
 
-Suffixes: M response tokens of the batch (in `BatchTensors`) or of a micro-batch (elsewhere), R responses.
+Suffixes: M response tokens of the batch or of a micro-batch, R responses.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bapo.config.tree import Config
 from bapo.errors import DivergenceError, StorageError
 from bapo.types import Batch
 from bapo.wire import pack_batch
-from learner.anchors import GenerationMemory, known_anchors, remember_anchors
-from learner.batching import Columns, Int64s, MicroBatch, columns_of, microbatches_of, minibatches
+from learner.anchors import GenerationMemory, remember_anchors
+from learner.batching import Int64s, MicroBatch, microbatches_of
 from learner.diagnostics import Meter, MinibatchResult, Stopwatch, UpdateReport, behaviour_gap
 from learner.distributed import World, whole
-from learner.loss import TokenInputs, objective, token_losses, token_weights
+from learner.loss import objective, token_losses
 from learner.policy import Policy
+from learner.step import Step, make_step
 from learner.stopping import StopFlag, Stopped
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class BatchTensors:
-    """What the loss reads, for all response tokens of the batch, on the device of this rank."""
-
-    rollout_M: Tensor
-    anchor_M: Tensor
-    """NaN where not known yet."""
-    reference_M: Tensor | None
-    advantage_R: Tensor
-
-    def inputs(self, micro: MicroBatch, weight_R: Tensor) -> TokenInputs:
-        """The part of one micro-batch."""
-        return TokenInputs(
-            anchor_M=self.anchor_M[micro.slot_M],
-            rollout_M=self.rollout_M[micro.slot_M],
-            reference_M=None if self.reference_M is None else self.reference_M[micro.slot_M],
-            advantage_M=self.advantage_R[micro.response_M],
-            weight_M=weight_R[micro.response_M],
-        )
 
 
 class Updater:
@@ -85,36 +63,25 @@ class Updater:
 
         Raises: DivergenceError before any weight has taken a value that is not finite; Stopped.
         """
-        watch, config = Stopwatch(), self._config
+        watch, settings = Stopwatch(), self._config.loss
         lr = self._set_lr(batch.step)
         if not batch.entries:
             log.warning("step %d batch is empty: no update", batch.step)
             return UpdateReport(lr=lr, minibatches=(), num_tokens=0, gaps={}, seconds=watch.seconds)
-        columns = columns_of(batch, config.loss)
-        plan = [
-            groups
-            for epoch in range(config.learner.epochs)
-            for groups in minibatches(
-                len(batch.entries), config.learner.minibatch_size, seed=config.run.seed, step=batch.step, epoch=epoch
-            )
-        ]
+        step = make_step(batch, self._config, self.memory, self._world.device)
         with watch.phase("prox"):
-            tensors = self._prepare(batch, columns, first=plan[0])
+            self._evaluate_anchors(step)
         with watch.phase("update"):
-            results = tuple(self._minibatch(batch, columns, tensors, plan, k) for k in range(len(plan)))
-        anchors_M = tensors.anchor_M.cpu().numpy()
-        remember_anchors(batch, anchors_M, config.loss, self.memory)
+            results = tuple(self._minibatch(step, k) for k in range(len(step.plan)))
+        anchors_M, rollout_M = step.anchor_M.cpu().numpy(), step.columns.rollout_logprobs_M
+        remember_anchors(batch, anchors_M, settings, self.memory)
         return UpdateReport(
             lr=lr,
             minibatches=results,
-            num_tokens=len(columns.token_ids_M),
-            gaps=behaviour_gap(batch, anchors_M, columns.rollout_logprobs_M) if self._anchors_are_theta_t else {},
+            num_tokens=len(rollout_M),
+            gaps=behaviour_gap(batch, anchors_M, rollout_M) if settings.ratio_mode == "decoupled" else {},
             seconds=watch.seconds,
         )
-
-    @property
-    def _anchors_are_theta_t(self) -> bool:
-        return self._config.loss.ratio_mode == "decoupled"
 
     def _set_lr(self, step: int) -> float:
         """Linear warm-up over learner steps, then constant."""
@@ -124,80 +91,71 @@ class Updater:
             group["lr"] = lr
         return lr
 
-    def _prepare(self, batch: Batch, columns: Columns, first: Sequence[int]) -> BatchTensors:
-        """PROX: evaluate theta_t and the reference without gradients, only where the loss needs them.
+    def _evaluate_anchors(self, step: Step) -> None:
+        """PROX: theta_t and the reference without gradients, only where the loss needs them.
 
         Anchors of the first mini-batch stay NaN: its own forward pass gives them.
         """
-        device = self._world.device
-        anchors_M = known_anchors(batch, columns, self._config.loss, self.memory)
-        unknown_R = np.isnan(anchors_M[columns.starts_R[:-1]])
-        unknown_R[columns.responses_of(first)] = False
-        anchor_M = torch.from_numpy(anchors_M).to(device)
-        if unknown_R.any():
-            _fill(anchor_M, self._evaluate(self._policy, columns, np.flatnonzero(unknown_R)), columns, unknown_R)
-        reference_M = None
+        unknown = step.unknown_outside(0)
+        if len(unknown):
+            step.fill_anchors(unknown, self._evaluate(self._policy, step, unknown))
         if self._reference is not None:
-            reference_M = self._evaluate(self._reference, columns, np.arange(len(columns.group_R)))
-        return BatchTensors(
-            rollout_M=torch.from_numpy(columns.rollout_logprobs_M.copy()).to(device),
-            anchor_M=anchor_M,
-            reference_M=reference_M,
-            advantage_R=torch.from_numpy(columns.advantage_R).to(device),
-        )
+            step.reference_M = self._evaluate(self._reference, step, np.flatnonzero(step.active_R))
 
     @torch.no_grad()
-    def _evaluate(self, policy: Policy, columns: Columns, responses: Int64s) -> Tensor:
+    def _evaluate(self, policy: Policy, step: Step, responses: Int64s) -> Tensor:
         """[M] log-probs of these responses on every rank; 0 elsewhere."""
-        found_M = torch.zeros(len(columns.token_ids_M), device=self._world.device)
-        for micro in self._microbatches(columns, responses):
+        found_M = torch.zeros_like(step.rollout_M)
+        for micro in self._microbatches(step, responses):
             found_M[micro.slot_M], _ = policy(micro)
         return self._world.sum(found_M)
 
-    def _minibatch(
-        self, batch: Batch, columns: Columns, tensors: BatchTensors, plan: Sequence[Sequence[int]], k: int
-    ) -> MinibatchResult:
+    def _minibatch(self, step: Step, k: int) -> MinibatchResult:
         """One optimizer step over the groups of mini-batch k."""
-        settings, responses = self._config.loss, columns.responses_of(plan[k])
-        lengths_R = columns.lengths_R[responses]
-        weight_R = torch.zeros(len(columns.group_R), device=self._world.device)
-        weights = token_weights(lengths_R, settings.aggregation, self._config.rollout.max_response_tokens)
-        weight_R[torch.from_numpy(responses)] = torch.from_numpy(weights).float().to(self._world.device)
-        meter = Meter(self._world)
-        own_M = torch.zeros_like(tensors.rollout_M)
         self.optimizer.zero_grad(set_to_none=True)
-        for micro in self._microbatches(columns, responses):
+        meter = self._accumulate(step, k)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self._config.learner.grad_clip)
+        result = meter.result(
+            whole(grad_norm),
+            num_tokens=int(step.columns.lengths_R[step.responses(k)].sum()),
+            num_active=int(step.columns.lengths_R[step.active(k)].sum()),
+            stop=self._stop.asked,
+        )
+        self._refuse_divergence(step, k, result)
+        self.optimizer.step()
+        if result.stop:
+            raise Stopped(f"asked to end: step {step.batch.step} stops after mini-batch {k + 1} of {len(step.plan)}")
+        return result
+
+    def _accumulate(self, step: Step, k: int) -> Meter:
+        """Loss and gradient of mini-batch k, micro-batch after micro-batch."""
+        settings, meter = self._config.loss, Meter(self._world)
+        weight_R = step.weights(k, settings, self._config.rollout.max_response_tokens)
+        own_M = torch.zeros_like(step.rollout_M)
+        for micro in self._microbatches(step, step.active(k)):
             logprobs_M, entropy_M = self._policy(micro)
-            inputs = tensors.inputs(micro, weight_R)
+            inputs = step.inputs(micro, weight_R)
             losses = token_losses(logprobs_M, inputs, settings)
             loss = objective(losses, entropy_M, inputs.weight_M, settings)
             # FSDP averages gradients over ranks, but the parts of the loss add up.
             (loss * self._world.size).backward()
             own_M[micro.slot_M] = logprobs_M.detach()
             meter.add(loss, losses, entropy_M)
-        if k == 0:
-            used_R = np.zeros(len(columns.group_R), dtype=bool)
-            used_R[responses] = True
-            _fill(tensors.anchor_M, self._world.sum(own_M), columns, used_R)
-        grad_norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self._config.learner.grad_clip)
-        result = meter.result(whole(grad_norm), num_tokens=int(lengths_R.sum()), stop=self._stop.asked)
-        self._refuse_divergence(batch, plan, k, result)
-        self.optimizer.step()
-        if result.stop:
-            raise Stopped(f"asked to end: step {batch.step} stops after mini-batch {k + 1} of {len(plan)}")
-        return result
+        if k == 0:  # the policy still was theta_t
+            step.fill_anchors(step.active(k), self._world.sum(own_M))
+        return meter
 
-    def _microbatches(self, columns: Columns, responses: Int64s) -> Iterator[MicroBatch]:
-        world = self._world
-        budget = self._config.learner.microbatch_tokens
+    def _microbatches(self, step: Step, responses: Int64s) -> Iterator[MicroBatch]:
+        world, budget = self._world, self._config.learner.microbatch_tokens
         return microbatches_of(
-            columns, responses, budget=budget, rank=world.rank, num_ranks=world.size, device=world.device
+            step.columns, responses, budget=budget, rank=world.rank, num_ranks=world.size, device=world.device
         )
 
-    def _refuse_divergence(self, batch: Batch, plan: Sequence[Sequence[int]], k: int, result: MinibatchResult) -> None:
+    def _refuse_divergence(self, step: Step, k: int, result: MinibatchResult) -> None:
         """Stop while the weights are still sound, and keep the batch so that it can be looked at."""
         if math.isfinite(result.loss) and math.isfinite(result.grad_norm):
             return
+        batch = step.batch
         path = self._run_path / "diverged" / f"step-{batch.step:06d}.frame"
         if self._world.leads:
             try:
@@ -205,16 +163,10 @@ class Updater:
                 path.write_bytes(pack_batch(batch))
             except OSError as error:
                 raise StorageError(f"step {batch.step} diverged and {path} cannot be written: {error}") from error
-        groups = ", ".join(batch.entries[i].group.group_id for i in plan[k])
+        groups = ", ".join(batch.entries[i].group.group_id for i in step.plan[k])
         raise DivergenceError(
-            f"step {batch.step}, mini-batch {k + 1} of {len(plan)}: loss is {result.loss}, gradient norm "
+            f"step {batch.step}, mini-batch {k + 1} of {len(step.plan)}: loss is {result.loss}, gradient norm "
             f"{result.grad_norm}; weights were not changed by it. Groups: {groups}. The batch is in {path}. "
             "Lower learner.lr, learner.grad_clip or loss.importance_cap, then resume from the last checkpoint"
         )
 
-
-def _fill(anchor_M: Tensor, found_M: Tensor, columns: Columns, responses_R: NDArray[np.bool_]) -> None:
-    """Write the anchors that were unknown, for these responses, in place."""
-    mask_M = torch.from_numpy(np.repeat(responses_R, columns.lengths_R)).to(anchor_M.device)
-    unknown_M = mask_M & anchor_M.isnan()
-    anchor_M[unknown_M] = found_M[unknown_M]

@@ -12,8 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from bapo.algorithms.randomness import rng_for
 from bapo.config.tree import Config
 from bapo.errors import StorageError
 from bapo.types import Canary, WeightUpdate
+from learner.diagnostics import Stopwatch
 from learner.distributed import World, whole
 from learner.policy import Policy, sequence_microbatch
 from learner.protocols import Fleet
@@ -117,25 +117,27 @@ class WeightPublisher:
         """Newest version that the workers were given; 0 before the first."""
         self.newest: WeightUpdate | None = None
         """Its message; on rank 0 only."""
+        self.seconds: Mapping[str, float] = {}
+        """Of the newest update: gather, write, send (until all workers sample with it)."""
 
     def publish(self, version: int) -> None:
         """alpha <- the policy as it is now. Returns when every worker samples with it or is being replaced.
 
         All ranks must call it. Raises: StorageError; what the fleet raises.
         """
-        start = time.perf_counter()
-        tensors = gather_weights(self._policy, getattr(torch, self._config.model.dtype))
-        canary = make_canary(self._policy, self._canary_tokens, self._config.model.dtype)
+        watch = Stopwatch()
+        with watch.phase("gather"):
+            tensors = gather_weights(self._policy, getattr(torch, self._config.model.dtype))
+            canary = make_canary(self._policy, self._canary_tokens, self._config.model.dtype)
         if self._world.leads:
             path = self._path(version)
-            with storage(path):
+            with watch.phase("write"), storage(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-            write_weights(tensors, path)
-            written = time.perf_counter()
-            self._send(version, path, canary)
-            took = (written - start, time.perf_counter() - written)
-            log.info("published version=%d write_s=%.3f send_s=%.3f", version, *took)
-        self.version = version
+                write_weights(tensors, path)
+            with watch.phase("send"):
+                self._send(version, path, canary)
+            log.info("published version=%d %s", version, " ".join(f"{k}_s={v:.3f}" for k, v in watch.seconds.items()))
+        self.version, self.seconds = version, watch.seconds
 
     def publish_again(self, version: int, saved: Path, canary: Canary) -> None:
         """alpha <- weights that a checkpoint kept: the workers of a resumed run go on with the same rollout policy.

@@ -125,6 +125,8 @@ def test_every_step_leaves_one_row_with_all_keys_and_the_fates_of_its_groups(mod
     shown = learner.telemetry.exposition().decode()
     assert "bapo_learner_step 4.0" in shown
     assert 'bapo_learner_phase_seconds_count{phase="sync"} 4.0' in shown
+    # Versions 1, 2 and 4; the final one belongs to no step.
+    assert 'bapo_sync_duration_seconds_count{phase="send"} 3.0' in shown
 
 
 def test_an_empty_batch_is_recorded_with_nulls_and_the_run_goes_on(model_path: Path, tmp_path: Path) -> None:

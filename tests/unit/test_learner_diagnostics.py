@@ -20,6 +20,7 @@ def result(loss: float, num_tokens: int, ratio_max: float = 1.0) -> MinibatchRes
         loss=loss,
         grad_norm=2 * loss,
         num_tokens=num_tokens,
+        num_active=num_tokens,
         entropy=3 * loss,
         clip_ratio=0.0,
         kl=0.0,
@@ -77,7 +78,7 @@ def test_a_meter_adds_microbatches_and_divides_by_the_tokens_of_the_whole_miniba
         surrogate_M=torch.zeros(0), kl_M=torch.zeros(0), ratio_M=torch.zeros(0), clipped_M=torch.zeros(0)
     )
     meter.add(torch.tensor(0.0), idle, torch.zeros(0))
-    found = meter.result(torch.tensor(7.0), num_tokens=4, stop=True)
+    found = meter.result(torch.tensor(7.0), num_tokens=9, num_active=4, stop=True)
     assert (found.loss, found.grad_norm, found.entropy, found.clip_ratio) == (0.75, 7.0, 1.5, 0.5)
     assert found.kl == pytest.approx(0.15)
     assert (found.ratio_max, found.stop) == (3.0, True)
@@ -89,4 +90,4 @@ def test_a_loss_that_is_not_a_number_is_reported_as_it_is() -> None:
         surrogate_M=torch.zeros(1), kl_M=torch.zeros(1), ratio_M=torch.ones(1), clipped_M=torch.zeros(1)
     )
     meter.add(torch.tensor(math.nan), losses, torch.zeros(1))
-    assert math.isnan(meter.result(torch.tensor(1.0), num_tokens=1, stop=False).loss)
+    assert math.isnan(meter.result(torch.tensor(1.0), num_tokens=1, num_active=1, stop=False).loss)

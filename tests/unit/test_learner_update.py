@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from bapo.algorithms.advantages import group_advantages
 from bapo.config.tree import Config
 from bapo.errors import DivergenceError
-from bapo.types import Batch, Origin
+from bapo.types import Batch, Group, Origin
 from bapo.wire import unpack_batch
 from learner.batching import minibatches
 from learner.policy import Policy, freeze
@@ -49,13 +50,23 @@ def plain_logprobs(model: PreTrainedModel, batch: Batch) -> list[list[torch.Tens
     return found
 
 
-def plain_step(config: Config, path: Path, batch: Batch, anchors: str) -> tuple[list[float], PreTrainedModel]:
+def plain_step(
+    config: Config, path: Path, batches: Sequence[Batch], anchors: str
+) -> tuple[list[float], PreTrainedModel]:
     """Losses of the mini-batches and the trained model, written again from spec A.6 token by token."""
-    model, loss_of = plain_model(path), config.loss
+    model = plain_model(path)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learner.lr, weight_decay=0.0)
+    losses = [loss for batch in batches for loss in plain_losses(config, model, optimizer, batch, anchors)]
+    return losses, model
+
+
+def plain_losses(
+    config: Config, model: PreTrainedModel, optimizer: torch.optim.Optimizer, batch: Batch, anchors: str
+) -> list[float]:
+    """One step of `plain_step`."""
+    loss_of, losses = config.loss, []
     with torch.no_grad():
         theta_t = plain_logprobs(model, batch)
-    losses = []
     for chosen in minibatches(len(batch.entries), config.learner.minibatch_size, seed=7, step=batch.step, epoch=0):
         logprobs, terms = plain_logprobs(model, batch), []
         for g in chosen:
@@ -78,7 +89,7 @@ def plain_step(config: Config, path: Path, batch: Batch, anchors: str) -> tuple[
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.learner.grad_clip)
         optimizer.step()
         losses.append(loss.item())
-    return losses, model
+    return losses
 
 
 def assert_same_weights(policy: Policy, model: PreTrainedModel, atol: float = 2e-5) -> None:
@@ -94,7 +105,7 @@ def test_a_step_is_the_plain_step(mode: str, anchors: str, model_path: Path, tmp
     # A small lr, because AdamW turns gradients that are pure rounding error into whole steps.
     config = learner_config(model_path, loss=loss, learner={"lr": 1e-4})
     batch = random_batch(plain_model(model_path))
-    want, model = plain_step(config, model_path, batch, anchors)
+    want, model = plain_step(config, model_path, [batch], anchors)
     policy = tiny_policy(config)
     report = make_updater(config, policy, tmp_path).run(batch)
     assert [result.loss for result in report.minibatches] == pytest.approx(want, abs=1e-5)
@@ -147,6 +158,46 @@ def run_counted(config: Config, batch: Batch, path: Path, minibatches_wanted: in
     report = make_updater(config, policy, path).run(batch)
     assert len(report.minibatches) == minibatches_wanted
     return policy
+
+
+def with_rewards(batch: Batch, rewards: dict[int, list[float]]) -> Batch:
+    """The same batch, but for the rewards of these groups."""
+    entries = list(batch.entries)
+    for number, values in rewards.items():
+        fields = {name: getattr(entries[number].group, name) for name in Group.__slots__}
+        group = Group(**{**fields, "rewards": np.array(values, dtype=np.float32)})
+        entries[number] = dataclasses.replace(entries[number], group=group)
+    return dataclasses.replace(batch, entries=tuple(entries))
+
+
+@pytest.mark.parametrize(("silent", "size"), [((0, 3, 4), 3), (tuple(range(8)), 3)])
+def test_homogeneous_groups_count_but_are_not_computed_when_they_add_nothing(
+    silent: tuple[int, ...], size: int, model_path: Path, tmp_path: Path
+) -> None:
+    learner = {"lr": 1e-4, "minibatch_size": size}
+    config = learner_config(model_path, loss={"kl_coef": 0.0, "entropy_coef": 0.0}, learner=learner)
+    mixed = random_batch(plain_model(model_path))
+    batch = with_rewards(mixed, {number: [float(number % 2)] * 4 for number in silent})
+    sizes = [len(entry.group.token_ids) for entry in batch.entries]
+    # A step before, so that AdamW has moments that go on moving weights whose gradient is zero.
+    want, model = plain_step(config, model_path, [mixed, dataclasses.replace(batch, step=2)], "theta_t")
+    policy = CountingPolicy(tiny_policy(config))
+    updater = make_updater(config, policy, tmp_path)
+    updater.run(mixed)
+    policy.passes.clear()
+    report = updater.run(dataclasses.replace(batch, step=2))
+    assert policy.tokens(trained=True) == sum(size for g, size in enumerate(sizes) if g not in silent)
+    assert report.num_tokens == sum(sizes)
+    assert [result.loss for result in report.minibatches] == pytest.approx(want[3:], abs=1e-5)
+    assert_same_weights(policy, model)
+
+
+def test_with_kl_or_entropy_every_response_is_computed(model_path: Path, tmp_path: Path) -> None:
+    batch = with_rewards(random_batch(), {0: [1.0] * 4, 5: [0.0] * 4})
+    total = sum(len(entry.group.token_ids) for entry in batch.entries)
+    for loss in ({"kl_coef": 0.1, "entropy_coef": 0.0}, {"kl_coef": 0.0, "entropy_coef": 0.1}):
+        policy = run_counted(learner_config(model_path, loss=loss), batch, tmp_path, minibatches_wanted=3)
+        assert policy.tokens(trained=True) == total
 
 
 def test_prox_is_skipped_where_the_mode_or_the_first_minibatch_makes_it_needless(
