@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 FAILURE_REASON = re.compile(r"[a-z][a-z0-9_]{0,31}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}")
 """Ids of groups and workers inside frames; `schemas.Name` is the same for JSON."""
+FORGOTTEN = "; if Redis has lost steps (power loss, or no append-only file), resume the run from its last checkpoint"
 ASSEMBLY_LOOKS = 20
 """An assembly that finds stale groups, or another instance at work, looks again so often before it waits."""
 SNAPSHOT_LOOKS = 5
@@ -127,7 +128,7 @@ class BufferService:
             if step <= ready.assembled:
                 return self._retained(step)
             if step > ready.assembled + 1:
-                raise ContractError(f"batch {step} is asked for, but the next step is {ready.assembled + 1}")
+                raise ContractError(f"batch {step} is asked for, but the next step is {ready.assembled + 1}{FORGOTTEN}")
             if not is_ready(step, ready, self._config):
                 if ready.failures_in_a_row >= self._config.buffer.max_failures_in_a_row:
                     raise TooManyFailuresError(
@@ -159,7 +160,7 @@ class BufferService:
         assembled = self._store.readiness(step).assembled
         if step > assembled or checkpointed > step:
             raise ContractError(
-                f"cannot commit step {step} with checkpoint {checkpointed}: the newest batch is {assembled}"
+                f"cannot commit step {step} with checkpoint {checkpointed}: the newest batch is {assembled}{FORGOTTEN}"
             )
         self._store.commit(step, checkpointed)
 
