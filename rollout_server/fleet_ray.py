@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from bapo.config.tree import Config
 from bapo.errors import BapoError, UnavailableError
@@ -169,7 +169,7 @@ class RayHandle:
         except RayTaskError as error:
             # Ray raises a mixture of its own class and ours, with a traceback as its message.
             raise error.cause if isinstance(error.cause, BapoError) else UnavailableError(str(error.cause)) from error
-        except RayActorError as error:
+        except RayError as error:
             raise WorkerDiedError(f"its process is gone: {str(error).splitlines()[0]}") from error
 
 
