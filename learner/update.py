@@ -169,4 +169,3 @@ class Updater:
             f"{result.grad_norm}; weights were not changed by it. Groups: {groups}. The batch is in {path}. "
             "Lower learner.lr, learner.grad_clip or loss.importance_cap, then resume from the last checkpoint"
         )
-
