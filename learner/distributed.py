@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -105,13 +106,17 @@ def leave(world: World, *, together: bool) -> None:
     """End the meeting.
 
     Args:
-        together: all ranks have come to the end. They wait for each other then, because a process can abort when a
-            peer vanishes while gloo closes its connections.
+        together: all ranks have come to the end. They wait for each other and then end at once, with exit code 0 and
+            without unloading anything: a thread of gloo that still runs would abort a process that unloads it.
     """
-    if world.size > 1 and dist.is_initialized():
-        if together:
-            dist.barrier()
-        dist.destroy_process_group()
+    if world.size == 1 or not dist.is_initialized():
+        return
+    if together:
+        dist.barrier()
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+    dist.destroy_process_group()
 
 
 def shard(policy: nn.Module, world: World) -> None:
