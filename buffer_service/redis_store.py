@@ -11,7 +11,7 @@ from typing import Any
 
 from bapo.errors import ContractError, UnavailableError
 from bapo.messages import BufferStatus
-from bapo.types import Progress, Prompt, RolloutRequest
+from bapo.types import Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.codec import (
     pack_batch_record,
     pack_fate,
@@ -117,7 +117,7 @@ class RedisStore:
         return fates
 
     def _rank(self, record: GroupRecord) -> int:
-        return record.step if self._in_step_order else 0
+        return record.step if self._in_step_order and record.purpose is Purpose.FRESH else 0
 
     def frames(self, group_ids: Sequence[str]) -> list[bytes | None]:
         found: list[bytes | None] = []

@@ -33,13 +33,13 @@ class TwoStores(RuleBasedStateMachine):
     """Every rule does the same to both stores and compares what they say."""
 
     link: RedisLink
+    in_step_order: bool
 
     def __init__(self) -> None:
         super().__init__()
-        number = next(RUNS)
-        options: dict[str, Any] = {"lease_s": 600, "max_attempts": 2, "in_step_order": number % 2 == 0}
+        options: dict[str, Any] = {"lease_s": 600, "max_attempts": 2, "in_step_order": self.in_step_order}
         self.memory = MemoryStore("m", **options)
-        self.redis = RedisStore(self.link, f"model-{number}", **options)
+        self.redis = RedisStore(self.link, f"model-{next(RUNS)}", **options)
         self.asked: dict[str, RolloutRequest] = {}
 
     def both(self, call: Callable[[Any], Any]) -> Any:
@@ -177,12 +177,16 @@ class TwoStores(RuleBasedStateMachine):
         self.both(lambda store: store.batch(store.readiness(0).assembled))
 
 
-def test_both_stores_answer_and_hold_the_same(redis_url: str) -> None:
-    TwoStores.link = RedisLink(redis_url)
+@pytest.mark.parametrize("in_step_order", [False, True])
+def test_both_stores_answer_and_hold_the_same(redis_url: str, in_step_order: bool) -> None:
+    class Machine(TwoStores):
+        link = RedisLink(redis_url)
+
+    Machine.in_step_order = in_step_order
     run_state_machine_as_test(
-        TwoStores,
+        Machine,
         settings=settings(
-            max_examples=40,
+            max_examples=30,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
@@ -190,10 +194,4 @@ def test_both_stores_answer_and_hold_the_same(redis_url: str) -> None:
             print_blob=True,
         ),
     )
-
-
-@pytest.fixture(autouse=True)
-def _close_link() -> Any:
-    yield
-    if link := getattr(TwoStores, "link", None):
-        link.client.close()
+    Machine.link.client.close()
