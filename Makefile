@@ -3,21 +3,22 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
+# GPU=1 installs CUDA builds instead of the CPU ones.
+REQUIREMENTS := $(if $(GPU),requirements/gpu.txt,requirements/torch-cpu.txt requirements/cpu.txt)
 
 .PHONY: setup demo test lint types contracts check base-model clean help
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-setup: $(VENV)/.installed ## install the pinned requirements into .venv (about 2 minutes, 4 GB)
+setup: $(VENV)/.installed ## install the pinned requirements into .venv (about 2 minutes, 4 GB); GPU=1 for CUDA builds
 
 # --no-deps: the requirement files are complete, and an ordinary resolve would bring CUDA builds of torchvision.
-$(VENV)/.installed: requirements/torch-cpu.txt requirements/cpu.txt requirements/dev.txt pyproject.toml
+$(VENV)/.installed: $(REQUIREMENTS) requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
 		{ echo "BAPO needs Python 3.11, found '$(PYTHON)'. Try: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-deps -r requirements/torch-cpu.txt
-	$(BIN)/python -m pip install --quiet --no-deps -r requirements/cpu.txt -r requirements/dev.txt
+	for file in $(REQUIREMENTS) requirements/dev.txt; do $(BIN)/python -m pip install --quiet --no-deps -r $$file || exit 1; done
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@ldconfig -p | grep -q libnuma.so.1 || apt-get install -y --no-install-recommends libnuma1 || \
 		echo "vLLM's CPU kernels need libnuma.so.1: install the package libnuma1 (Debian, Ubuntu) or numactl-libs"

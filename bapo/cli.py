@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from bapo.commands import configs, looks, runs
+from bapo.commands import buffer, configs, looks, runs, tokens
 from bapo.commands.arguments import TAKES_OVERRIDES
 from bapo.errors import BapoError
 
@@ -25,7 +25,9 @@ app.command()(looks.watch)
 app.command()(looks.scale)
 app.command()(looks.report)
 app.command(context_settings=TAKES_OVERRIDES)(looks.doctor)
+app.add_typer(buffer.app, name="buffer")
 app.add_typer(configs.app, name="config")
+app.add_typer(tokens.app, name="tokens")
 
 
 def main() -> None:

@@ -1,15 +1,19 @@
 """Talk to the buffer service: one method per use case, the same error classes on both sides of the wire.
 
 Every call may be repeated without harm, so every call is: until `retry_s` has passed, while the service restarts or
-its Redis is away. Synchronous and thread-safe.
+its Redis is away. `BufferClient` is synchronous and thread-safe; `AsyncBufferClient` has its methods as coroutines.
+Needs numpy and msgpack of all our dependencies: neither torch nor the rest of BAPO.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from bapo.errors import ContractError, DeadlineError, UnavailableError
+from bapo.asynchronous import in_thread
+from bapo.errors import DeadlineError
 from bapo.messages import (
     BufferStatus,
     WorkerLeases,
@@ -19,31 +23,48 @@ from bapo.messages import (
     status_from_map,
 )
 from bapo.peer import Answer, Peer
+from bapo.pushing import push_all
 from bapo.types import Batch, Group, HardPrompt, Progress, Prompt, RolloutRequest
 from bapo.wire import split_frames, unpack_batch, unpack_group
 
-__all__ = ["BufferClient", "BufferStatus", "WorkerLeases"]
+__all__ = ["AsyncBufferClient", "BufferClient", "BufferStatus", "WorkerLeases"]
+
+log = logging.getLogger(__name__)
 
 POLL_S = 10.0
 """How long one long poll stays open: a wait is made of several, so that its reason is news."""
-MOST_PUSH_BYTES = 32 << 20
-"""More frames than this travel in several calls."""
 SNAPSHOT_WAIT_S = 300.0
-READY_PAUSE_S = 0.1
+FULL_S = 3600.0
+"""A full buffer is alive and well: it waits for the learner, who may restart or write a checkpoint meanwhile."""
 
 
 class BufferClient:
     """The buffer service of one run."""
 
-    def __init__(self, url: str, *, timeout_s: float = 30.0, retry_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 30.0,
+        retry_s: float = 60.0,
+        full_s: float = FULL_S,
+        token: str | None = None,
+    ) -> None:
         """
         Args:
-            url: `http://host:port`.
+            url: `http://host:port`; of several replicas, with commas between them.
             timeout_s: longest silence of one call.
-            retry_s: how long a call goes on against a service that is down or full.
+            retry_s: how long a call goes on against a service that is down.
+            full_s: how long against one that says that it is full.
+            token: what to send; None: what BAPO_TOKEN_FILE or BAPO_TOKEN holds, if anything.
         """
-        self._peer = Peer("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s)
-        self.url = self._peer.url
+        self._peer = Peer("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s, full_s=full_s, token=token)
+        self._full_s = full_s
+
+    @property
+    def url(self) -> str:
+        """Of the replica that is called."""
+        return self._peer.url
 
     # -- work: scheduler and workers --------------------------------------------------------------------------
 
@@ -97,10 +118,7 @@ class BufferClient:
         Raises: ContractError when one frame is malformed or answers another request than it says; nothing is
             stored then.
         """
-        fates: dict[str, str] = {}
-        for body in _bodies(frames):
-            fates.update(self._peer.call("POST", "/groups", body=body).json()["groups"])
-        return fates
+        return push_all(self._peer, frames, full_s=self._full_s)
 
     # -- batches: learner -------------------------------------------------------------------------------------
 
@@ -112,12 +130,16 @@ class BufferClient:
         Raises: DeadlineError with the buffer's reason after `timeout_s`; UnavailableError when too many groups in a
             row failed, or the service stays away; ContractError for a step that is not next and not retained.
         """
+        return unpack_batch(self.batch_frame(step, timeout_s=timeout_s, on_wait=on_wait))
+
+    def batch_frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes:
+        """D_t as it travels (`bapo.wire.unpack_batch` opens it), for who hands it on. Otherwise as `batch`."""
         deadline = time.monotonic() + timeout_s
         reason = "no answer yet"
         while (left := deadline - time.monotonic()) > 0:
             answer = self._poll_batch(step, left)
             if answer.status == 200:
-                return unpack_batch(answer.body)
+                return answer.body
             reason = answer.json()["reason"]
             if on_wait is not None:
                 on_wait(reason)
@@ -133,9 +155,16 @@ class BufferClient:
         """Batch `step` is trained. Batches up to the durable checkpoint `checkpointed` are released."""
         self._peer.call("POST", f"/batches/{step}/commit", body={"checkpointed": checkpointed})
 
-    def progress(self) -> Progress:
-        """The newest report; Progress(step=0, policy_version=0) before the first."""
-        fields = self._peer.call("GET", "/progress").json()
+    def progress(self, *, seen_step: int | None = None, wait_s: float = 0.0) -> Progress:
+        """The newest report; Progress(step=0, policy_version=0) before the first.
+
+        Args:
+            seen_step: answer as soon as the learner is in another step, at the latest after `wait_s`.
+        """
+        query = {"wait_s": f"{wait_s:.3f}"}
+        if seen_step is not None:
+            query["seen_step"] = str(seen_step)
+        fields = self._peer.call("GET", "/progress", query=query, wait_s=wait_s).json()
         return Progress(step=fields["step"], policy_version=fields["policy_version"])
 
     def report_progress(self, progress: Progress) -> None:
@@ -188,30 +217,69 @@ class BufferClient:
 
     def wait_ready(self, timeout_s: float) -> None:
         """Return when the service and its Redis answer. Raises: DeadlineError with the last reason."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                self._peer.call("GET", "/readyz", retry_s=0.0)
-            except UnavailableError as error:
-                if time.monotonic() > deadline:
-                    raise DeadlineError(f"the buffer was not ready within {timeout_s:.0f} s: {error}") from error
-                time.sleep(READY_PAUSE_S)
-            else:
-                return
+        self._peer.wait_ready(timeout_s, "the buffer was not ready")
 
 
-def _bodies(frames: Sequence[bytes]) -> Iterator[bytes]:
-    """Frames joined into bodies of at most MOST_PUSH_BYTES, at least one frame each."""
-    if not frames:
-        return
-    body: list[bytes] = []
-    size = 0
-    for frame in frames:
-        if not frame:
-            raise ContractError("a frame is empty")
-        if body and size + len(frame) > MOST_PUSH_BYTES:
-            yield b"".join(body)
-            body, size = [], 0
-        body.append(frame)
-        size += len(frame)
-    yield b"".join(body)
+class AsyncBufferClient:
+    """The same for asyncio: every method of `BufferClient`, awaited; the call itself runs in a thread of its own.
+
+    A task that is cancelled stops waiting; its call goes on unheard. So a claim that is cancelled may leave leases,
+    which return after `buffer.lease_s`; everything else may be repeated as if nothing had happened.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 30.0,
+        retry_s: float = 60.0,
+        full_s: float = FULL_S,
+        token: str | None = None,
+    ) -> None:
+        """See `BufferClient`."""
+        self.blocking = BufferClient(url, timeout_s=timeout_s, retry_s=retry_s, full_s=full_s, token=token)
+
+    @property
+    def url(self) -> str:
+        """Of the replica that is called."""
+        return self.blocking.url
+
+    enqueue = in_thread(BufferClient.enqueue)
+    claim = in_thread(BufferClient.claim)
+    renew = in_thread(BufferClient.renew)
+    fail = in_thread(BufferClient.fail)
+    release = in_thread(BufferClient.release)
+    push = in_thread(BufferClient.push)
+    commit = in_thread(BufferClient.commit)
+    progress = in_thread(BufferClient.progress)
+    report_progress = in_thread(BufferClient.report_progress)
+    hard_prompts = in_thread(BufferClient.hard_prompts)
+    reevaluate = in_thread(BufferClient.reevaluate)
+    collect = in_thread(BufferClient.collect)
+    forget = in_thread(BufferClient.forget)
+    status = in_thread(BufferClient.status)
+    snapshot = in_thread(BufferClient.snapshot)
+    restore = in_thread(BufferClient.restore)
+    resume = in_thread(BufferClient.resume)
+    wait_ready = in_thread(BufferClient.wait_ready)
+    _batch = in_thread(BufferClient.batch)
+    _batch_frame = in_thread(BufferClient.batch_frame)
+
+    async def batch(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> Batch:
+        """As `BufferClient.batch`; `on_wait` is called in the event loop."""
+        return await self._batch(step, timeout_s=timeout_s, on_wait=_in_this_loop(on_wait))
+
+    async def batch_frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes:
+        """As `BufferClient.batch_frame`; `on_wait` is called in the event loop."""
+        return await self._batch_frame(step, timeout_s=timeout_s, on_wait=_in_this_loop(on_wait))
+
+
+def _in_this_loop(on_wait: Callable[[str], None] | None) -> Callable[[str], None]:
+    """Callable from any thread: calls `on_wait` in the running event loop."""
+    loop = asyncio.get_running_loop()
+
+    def tell(reason: str) -> None:
+        if on_wait is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(on_wait, reason)
+
+    return tell

@@ -3,9 +3,11 @@
     BapoError
       ConfigError          refuse to start                                       exit 2, nothing was touched
       ContractError        a message breaks the wire contract                    HTTP 422, never retried
+      AccessError          no token, a wrong one, or one without the right       HTTP 401 or 403, exit 2, never retried
       StaleWeightsError    the caller's policy version is too old for the work   HTTP 409, retried after the next update
       WeightMismatchError  an engine does not hold the weights it should hold    the worker is replaced
-      UnavailableError     a peer is down, full or not ready yet                 HTTP 503, retried with a deadline
+      UnavailableError     a peer is down or not ready yet                       HTTP 503, retried with a deadline
+        FullError          a peer is there and holds all that it may             HTTP 429, retried after a pause
       DeadlineError        a named wait ran past its deadline                    exit 5, says who waits for whom
       GradingError         a verifier raised, hung or was killed                 retried whole, never rewarded 0
       DivergenceError      loss or gradient is not finite                        exit 4, the message names the batch
@@ -16,6 +18,7 @@ Instances carry only `args`, so that they survive pickling by Ray.
 
 import difflib
 from collections.abc import Iterable
+from enum import StrEnum
 
 
 class BapoError(Exception):
@@ -32,10 +35,65 @@ class ConfigError(BapoError):
     http_status = 400
 
 
+class Refusal(StrEnum):
+    """Why a message was refused, in one word: the label under which a service counts it."""
+
+    CONTRACT = "contract"
+    """Anything that has no word of its own: a step that is not next, a body that is not JSON."""
+    FRAME = "frame"
+    """Cut off, of another kind, or with lengths that are not those of its bytes."""
+    HEADER = "header"
+    """Not msgpack, too long, too deep, or with other keys and types than it must have."""
+    SHAPE = "shape"
+    """Columns that contradict each other."""
+    NAME = "name"
+    """An id that is no plain name."""
+    REWARDS = "rewards"
+    """Outside [0, 1]."""
+    LOGPROBS = "logprobs"
+    """Not finite, or above 0."""
+    TOKEN_IDS = "token_ids"  # noqa: S105 - no password
+    """Negative."""
+    VERSIONS = "versions"
+    """Negative, or the oldest newer than the newest."""
+    FUTURE_VERSION = "future_version"
+    """Newer than any that the learner can have published."""
+    NOT_ITS_REQUEST = "not_its_request"
+    """A group of another size, step, prompt or purpose than was asked for."""
+    OTHER_CONTENT = "other_content"
+    """An id that stands for something else already."""
+    LENGTH = "length"
+    """A body without a declared length, or of another one."""
+    TOO_LARGE = "too_large"
+    """A body of more bytes than are taken."""
+    TOO_SLOW = "too_slow"
+    """A body that did not go on."""
+    NO_TOKEN = "no_token"  # noqa: S105
+    """A call without a token."""
+    WRONG_TOKEN = "wrong_token"  # noqa: S105
+    """A token that is not accepted."""
+    NO_RIGHT = "no_right"
+    """A role that may not do this."""
+
+
 class ContractError(BapoError):
     """Bytes or fields that no correct peer sends: unknown, truncated or contradictory."""
 
     http_status = 422
+
+    def __init__(self, message: str = "", reason: Refusal = Refusal.CONTRACT) -> None:
+        super().__init__(message, reason)  # both, so that pickling keeps both
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class AccessError(BapoError):
+    """Whoever calls has no right to: the message says which token to set. Never retried."""
+
+    exit_code = 2
+    http_status = 401
 
 
 class StaleWeightsError(BapoError):
@@ -55,6 +113,14 @@ class UnavailableError(BapoError):
 
     exit_code = 3
     http_status = 503
+
+
+class FullError(UnavailableError):
+    """A peer holds all that it may: it takes more as soon as something was consumed."""
+
+    http_status = 429
+    retry_after_s = 1.0
+    """What the peer asked for, or a pause that suits any."""
 
 
 class DeadlineError(BapoError):
@@ -87,9 +153,11 @@ BY_NAME: dict[str, type[BapoError]] = {
         BapoError,
         ConfigError,
         ContractError,
+        AccessError,
         StaleWeightsError,
         WeightMismatchError,
         UnavailableError,
+        FullError,
         DeadlineError,
         GradingError,
         DivergenceError,

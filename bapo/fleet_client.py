@@ -11,16 +11,13 @@ Every call may be repeated without harm, so every call is, until a deadline.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bapo.errors import ContractError, DeadlineError, UnavailableError
+from bapo.errors import ContractError
 from bapo.peer import Peer
 from bapo.types import Canary, WeightUpdate
-
-READY_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +48,14 @@ class WorkerStatus:
 class FleetClient:
     """One rollout server. Safe to share between threads."""
 
-    def __init__(self, url: str, *, timeout_s: float = 10.0, retry_s: float = 30.0) -> None:
-        """`timeout_s`: longest silence of a call; `retry_s`: how long a call goes on against a server that is down."""
-        self._peer = Peer("the rollout server", url, timeout_s=timeout_s, retry_s=retry_s)
+    def __init__(self, url: str, *, timeout_s: float = 10.0, retry_s: float = 30.0, token: str | None = None) -> None:
+        """
+        Args:
+            timeout_s: longest silence of a call.
+            retry_s: how long a call goes on against a server that is down.
+            token: what to send; None: what BAPO_TOKEN_FILE or BAPO_TOKEN holds, if anything.
+        """
+        self._peer = Peer("the rollout server", url, timeout_s=timeout_s, retry_s=retry_s, token=token)
         self.url = self._peer.url
 
     def update_weights(self, update: WeightUpdate, *, timeout_s: float, rollback: bool = False) -> dict[str, float]:
@@ -87,16 +89,7 @@ class FleetClient:
 
     def wait_ready(self, timeout_s: float) -> None:
         """Return when at least one worker samples. Raises: DeadlineError with the server's reason."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                self._peer.call("GET", "/readyz", retry_s=0.0)
-            except UnavailableError as error:
-                if time.monotonic() > deadline:
-                    raise DeadlineError(f"no rollout worker was ready after {timeout_s:.0f} s: {error}") from error
-                time.sleep(READY_PAUSE_S)
-            else:
-                return
+        self._peer.wait_ready(timeout_s, "no rollout worker was ready")
 
 
 def weight_update_map(update: WeightUpdate) -> dict[str, Any]:

@@ -7,13 +7,14 @@ All numbers are little-endian. What the header and the body of a kind hold is in
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgpack
 
-from bapo.errors import ContractError
+from bapo.errors import ContractError, Refusal
 
 MAGIC = b"BAPO"
 FORMAT = 1
@@ -22,7 +23,12 @@ KIND_BATCH = 2
 PREFIX = struct.Struct("<4sBBII")
 
 MAX_HEADER_BYTES = 1 << 24
-"""A group's header is some hundred bytes; a batch's has about 250 bytes per group that assembly looked at."""
+"""A batch's header has about 250 bytes per group that assembly looked at."""
+MAX_GROUP_HEADER_BYTES = 1 << 20
+"""Some hundred bytes and the prompt's text. It is opened before anything is known of it, and the worst bytes (empty
+maps, one byte each) become objects of 64 bytes."""
+MAX_DEPTH = 32
+"""Levels of maps and lists in a header: a prompt's answer is the only part that has any depth."""
 MAX_BODY_BYTES = (1 << 32) - 1
 """A batch of 256 groups of 8 x 8192 tokens is 134 MB."""
 
@@ -48,17 +54,20 @@ def open_frame(frame: bytes | memoryview, kind: int) -> tuple[dict[str, Any], me
     view = memoryview(frame)
     size = _frame_size(view)
     if size != len(view):
-        raise ContractError(f"{len(view) - size} bytes follow the frame")
+        raise ContractError(f"{len(view) - size} bytes follow the frame", Refusal.FRAME)
     _, _, found, num_header, _ = PREFIX.unpack_from(view)
     if found != kind:
-        raise ContractError(f"frame of kind {found} where kind {kind} was expected")
+        raise ContractError(f"frame of kind {found} where kind {kind} was expected", Refusal.FRAME)
+    if kind == KIND_GROUP and num_header > MAX_GROUP_HEADER_BYTES:
+        message = f"a group's header of {num_header} bytes; at most {MAX_GROUP_HEADER_BYTES} are taken"
+        raise ContractError(message, Refusal.HEADER)
     packed = view[PREFIX.size : PREFIX.size + num_header]
     try:
         header = msgpack.unpackb(packed, max_ext_len=0)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
-        raise ContractError(f"frame header is not msgpack: {error!r}") from error
+        raise ContractError(f"frame header is not msgpack: {error!r}"[:200], Refusal.HEADER) from error
     if not isinstance(header, dict):
-        raise ContractError("frame header is not a map")
+        raise ContractError("frame header is not a map", Refusal.HEADER)
     return header, view[PREFIX.size + num_header :]
 
 
@@ -76,19 +85,39 @@ def split_frames(stream: bytes | memoryview) -> Iterator[memoryview]:
 
 def _frame_size(frame: memoryview) -> int:
     if len(frame) < PREFIX.size:
-        raise ContractError(f"frame is cut off: {len(frame)} bytes, its prefix alone has {PREFIX.size}")
+        message = f"frame is cut off: {len(frame)} bytes, its prefix alone has {PREFIX.size}"
+        raise ContractError(message, Refusal.FRAME)
     magic, version, _, num_header, num_body = PREFIX.unpack_from(frame)
     if magic != MAGIC or version != FORMAT:
-        raise ContractError(f"not a BAPO frame of format {FORMAT}: starts with {bytes(frame[:5])!r}")
+        message = f"not a BAPO frame of format {FORMAT}: starts with {bytes(frame[:5])!r}"
+        raise ContractError(message, Refusal.FRAME)
     _refuse_large(num_header, num_body)
     size = int(PREFIX.size + num_header + num_body)
     if len(frame) < size:
-        raise ContractError(f"frame is cut off: {len(frame)} of {size} bytes")
+        raise ContractError(f"frame is cut off: {len(frame)} of {size} bytes", Refusal.FRAME)
     return size
 
 
 def _refuse_large(num_header_bytes: int, num_body_bytes: int) -> None:
     if num_header_bytes > MAX_HEADER_BYTES or num_body_bytes > MAX_BODY_BYTES:
         raise ContractError(
-            f"frame of {num_header_bytes} + {num_body_bytes} bytes; at most {MAX_HEADER_BYTES} + {MAX_BODY_BYTES} fit"
+            f"frame of {num_header_bytes} + {num_body_bytes} bytes; at most {MAX_HEADER_BYTES} + {MAX_BODY_BYTES} fit",
+            Refusal.FRAME,
         )
+
+
+def require_plain(value: Any, what: str, depth: int = MAX_DEPTH) -> None:
+    """Refuse what JSON and msgpack cannot both carry: numbers that are not finite, and maps and lists inside each other
+    beyond `depth` levels.
+
+    Raises: ContractError.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ContractError(f"{what} holds {value}, which is no JSON", Refusal.HEADER)
+    if not isinstance(value, dict | list):
+        return
+    if depth == 0:
+        raise ContractError(f"{what} is nested deeper than {MAX_DEPTH} levels", Refusal.HEADER)
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, dict | list | float):
+            require_plain(item, what, depth - 1)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from bapo.errors import ContractError
+from bapo.errors import ContractError, Refusal
+from bapo.frames import require_plain
 from bapo.types import Fate, Origin, Prompt, Purpose
 
-_FATE_FIELDS = tuple(field.name for field in fields(Fate))
-_FATE_KEYS = set(_FATE_FIELDS)
+_PROMPT_KEYS = {field.name for field in fields(Prompt)}
+_FATE_KEYS = {field.name for field in fields(Fate)}
 _FATE_TEXTS = ("group_id", "prompt_id", "reason", "worker_id")
 _FATE_COUNTS = ("policy_version", "birth", "num_tokens")
 _FATE_SECONDS = ("sample_s", "grade_s", "claimed_at")
@@ -28,23 +29,35 @@ def prompt_map(prompt: Prompt) -> dict[str, Any]:
 
 def prompt_from_map(values: Mapping[str, Any]) -> Prompt:
     """A prompt from its map. Raises: ContractError."""
-    if set(values) != {"prompt_id", "text", "task", "answer"}:
-        raise ContractError(f"prompt has the keys {sorted(map(str, values))}")
-    if not all(isinstance(values[key], str) for key in ("prompt_id", "text", "task")):
-        raise ContractError("prompt_id, text and task must be strings")
-    if not isinstance(values["answer"], dict):
-        raise ContractError("a prompt's answer must be a map")
-    return Prompt(**values)
+    if not isinstance(values, dict) or values.keys() != _PROMPT_KEYS:
+        raise ContractError(f"prompt has the keys {sorted(map(str, values))}", Refusal.HEADER)
+    prompt_id, text, task, answer = values["prompt_id"], values["text"], values["task"], values["answer"]
+    if not (isinstance(prompt_id, str) and isinstance(text, str) and isinstance(task, str)):
+        raise ContractError("prompt_id, text and task must be strings", Refusal.HEADER)
+    if not isinstance(answer, dict):
+        raise ContractError("a prompt's answer must be a map", Refusal.HEADER)
+    require_plain(answer, "a prompt's answer")
+    return Prompt(prompt_id=prompt_id, text=text, task=task, answer=answer)
 
 
 def fate_map(fate: Fate) -> dict[str, Any]:
     """A fate as a map."""
-    # Not dataclasses.asdict, whose deep copies are most of the time that the assembly of a batch takes.
-    values = {name: getattr(fate, name) for name in _FATE_FIELDS}
-    values["purpose"] = fate.purpose.value
-    values["origin"] = fate.origin.value if fate.origin else None
-    values["rewards"] = list(fate.rewards)
-    return values
+    # Field by field, as a fate is made thousands of times: dataclasses.asdict would be most of an assembly's time.
+    return {
+        "group_id": fate.group_id,
+        "prompt_id": fate.prompt_id,
+        "purpose": fate.purpose.value,
+        "policy_version": fate.policy_version,
+        "rewards": list(fate.rewards),
+        "origin": fate.origin.value if fate.origin else None,
+        "reason": fate.reason,
+        "birth": fate.birth,
+        "worker_id": fate.worker_id,
+        "num_tokens": fate.num_tokens,
+        "sample_s": fate.sample_s,
+        "grade_s": fate.grade_s,
+        "claimed_at": fate.claimed_at,
+    }
 
 
 def fate_from_map(values: Mapping[str, Any]) -> Fate:

@@ -1,4 +1,6 @@
-"""One HTTP peer: keep-alive connections, errors as the classes that the peer named, retries until a deadline.
+"""One HTTP peer: keep-alive connections, our token, errors as the classes that the peer named, retries to a deadline.
+
+A peer may have replicas: calls go to one of them for as long as it answers, then to the next, at once.
 
 An error travels as {"error": class name in `bapo.errors`, "message": text, "retry": whether trying again may help}.
 """
@@ -8,22 +10,26 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-import urllib3
-
-from bapo.errors import BY_NAME, BapoError, ContractError, UnavailableError
+from bapo.connection import HttpError, Piece, Pool
+from bapo.errors import BY_NAME, BapoError, ConfigError, ContractError, DeadlineError, FullError, UnavailableError
+from bapo.tokens import fixed, own_token
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 CONNECT_TIMEOUT_S = 5.0
+READY_PAUSE_S = 0.1
 CONNECTIONS = 16
 """Kept open for the threads of one process; more are made when needed and closed after use."""
+
+
+Body = Piece | Sequence[Piece] | Mapping[str, Any]
 
 
 class RefusedError(UnavailableError):
@@ -46,76 +52,139 @@ class Answer:
 
 
 class Peer:
-    """A service at one URL. Thread-safe."""
+    """A service at one URL, or at several that serve the same. Thread-safe."""
 
-    def __init__(self, name: str, url: str, *, timeout_s: float, retry_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        timeout_s: float,
+        retry_s: float,
+        full_s: float | None = None,
+        token: str | None = None,
+    ) -> None:
         """
         Args:
             name: what messages call it, "the buffer".
+            url: one, or several with commas between them.
             timeout_s: longest silence of a call, on top of what a long poll asks for.
-            retry_s: how long a call that may be repeated goes on against a peer that is down or full.
+            retry_s: how long a call that may be repeated goes on against a peer that is down.
+            full_s: how long against one that says that it is full; `retry_s` unless given.
+            token: what to send; None: what BAPO_TOKEN_FILE or BAPO_TOKEN holds, if anything.
+        Raises: ConfigError when no URL is named, or one is not of http or https.
         """
-        self.name, self.url = name, url.rstrip("/")
+        self.name, self._urls = name, [part.strip().rstrip("/") for part in url.split(",") if part.strip()]
+        if not self._urls:
+            raise ConfigError(f"no URL of {name} is named: {url!r}")
         self.timeout_s, self.retry_s = timeout_s, retry_s
-        self._pool = urllib3.PoolManager(maxsize=CONNECTIONS, retries=False)
+        self._full_s = retry_s if full_s is None else full_s
+        self._token = own_token() if token is None else fixed(token)
+        try:
+            self._pools = {
+                each: Pool(each, connect_timeout_s=CONNECT_TIMEOUT_S, most_idle=CONNECTIONS) for each in self._urls
+            }
+        except ValueError as error:
+            raise ConfigError(f"the URL of {name} is wrong: {error}") from error
+
+    @property
+    def url(self) -> str:
+        """Where the next call goes."""
+        return self._urls[0]
+
+    def wait_ready(self, timeout_s: float, complaint: str) -> None:
+        """Return when `/readyz` answers. Raises: DeadlineError with the complaint and the last reason."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self.call("GET", "/readyz", retry_s=0.0)
+            except UnavailableError as error:
+                if time.monotonic() > deadline:
+                    raise DeadlineError(f"{complaint} within {timeout_s:.0f} s: {error}") from error
+                time.sleep(READY_PAUSE_S)
+            else:
+                return
 
     def call(
         self,
         method: str,
         path: str,
         *,
-        body: bytes | Mapping[str, Any] | None = None,
+        body: Body | None = None,
         query: Mapping[str, str] | None = None,
         wait_s: float = 0.0,
         retry_s: float | None = None,
+        full_s: float | None = None,
     ) -> Answer:
         """One call, repeated while the peer is unavailable. Every call of our APIs may be repeated.
 
         Args:
-            body: bytes travel as they are, a map as JSON.
+            body: bytes, or pieces of them, travel as they are, a map as JSON.
             wait_s: seconds that the peer itself may wait before it answers.
-            retry_s: instead of the peer's own.
+            retry_s, full_s: instead of the peer's own.
         Raises: the error that the peer named; UnavailableError when it could not be reached in time.
         """
-        deadline = time.monotonic() + (self.retry_s if retry_s is None else retry_s)
-        pause = FIRST_PAUSE_S
+        retry_s = self.retry_s if retry_s is None else retry_s
+        full_until = time.monotonic() + (self._full_s if full_s is None else full_s)
+        away_until = time.monotonic() + retry_s
+        pause, left = FIRST_PAUSE_S, len(self._urls)
         while True:
+            url = self.url
             try:
-                return self._once(method, path, body, query, wait_s)
+                return self._once(url, method, path, body, query, wait_s)
             except RefusedError:
                 raise
+            except FullError as error:
+                if time.monotonic() + error.retry_after_s > full_until:
+                    raise
+                log.info("%s %s waits: %s", method, path, error)
+                time.sleep(error.retry_after_s)
+                away_until = time.monotonic() + retry_s
             except UnavailableError as error:
-                if time.monotonic() + pause > deadline:
+                self._leave(url, error)
+                left -= 1
+                if left > 0:
+                    continue
+                if time.monotonic() + pause > away_until:
                     raise
                 log.debug("%s %s is tried again in %.2f s: %s", method, path, pause, error)
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+                time.sleep(pause)
+                pause, left = min(2 * pause, LONGEST_PAUSE_S), len(self._urls)
+
+    def _leave(self, url: str, error: BapoError) -> None:
+        """The next call goes to another replica, unless another thread has seen to that."""
+        if len(self._urls) > 1 and self.url == url:
+            self._urls = [*self._urls[1:], url]
+            log.info("%s at %s is left for %s: %s", self.name, url, self.url, error)
 
     def _once(
         self,
+        origin: str,
         method: str,
         path: str,
-        body: bytes | Mapping[str, Any] | None,
+        body: Body | None,
         query: Mapping[str, str] | None,
         wait_s: float,
     ) -> Answer:
-        data = json.dumps(body).encode() if isinstance(body, Mapping) else body
-        kind = "application/json" if isinstance(body, Mapping) else "application/octet-stream"
-        url = self.url + path + (f"?{urlencode(query)}" if query else "")
+        headers = {}
+        if body is not None:
+            kind = "application/json" if isinstance(body, Mapping) else "application/octet-stream"
+            headers["Content-Type"] = kind
+        if token := self._token():
+            headers["Authorization"] = f"Bearer {token}"
+        target = path + (f"?{urlencode(query)}" if query else "")
         try:
-            response = self._pool.request(
-                method,
-                url,
-                body=data,
-                headers={"Content-Type": kind} if data is not None else {},
-                timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=self.timeout_s + wait_s),
-                redirect=False,
+            reply = self._pools[origin].request(
+                method, target, headers, _pieces(body), timeout_s=self.timeout_s + wait_s
             )
-        except urllib3.exceptions.HTTPError as error:
-            raise UnavailableError(f"{self.name} at {self.url} does not answer {method} {path}: {error}") from error
-        if response.status >= 400:
-            raise self._named_error(response.status, response.data, f"{method} {path}")
-        return Answer(response.status, response.data)
+        except (OSError, HttpError) as error:
+            raise UnavailableError(f"{self.name} at {origin} does not answer {method} {path}: {error}") from error
+        if reply.status >= 400:
+            named = self._named_error(reply.status, reply.body, f"{self.name} at {origin} answered {method} {path}")
+            if isinstance(named, FullError):
+                named.retry_after_s = _seconds(reply.headers.get("retry-after"), named.retry_after_s)
+            raise named
+        return Answer(reply.status, reply.body)
 
     def _named_error(self, status: int, data: bytes, what: str) -> BapoError:
         try:
@@ -123,7 +192,22 @@ class Peer:
             cls, message = BY_NAME[fields["error"]], str(fields["message"])
         except (ValueError, KeyError, TypeError):
             cls = UnavailableError if status in (502, 503, 504) else BapoError
-            return cls(f"{self.name} at {self.url} answered {what} with HTTP {status}: {data[:200]!r}")
+            return cls(f"{what} with HTTP {status}: {data[:200]!r}")
         if cls is UnavailableError and fields.get("retry") is False:
             return RefusedError(message)
         return cls(message)
+
+
+def _pieces(body: Body | None) -> Sequence[Piece]:
+    if body is None:
+        return ()
+    if isinstance(body, Mapping):
+        return (json.dumps(body).encode(),)
+    return (body,) if isinstance(body, Piece) else body
+
+
+def _seconds(header: str | None, default: float) -> float:
+    try:
+        return max(0.0, float(header)) if header else default
+    except ValueError:
+        return default

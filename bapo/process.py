@@ -17,6 +17,7 @@ from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.errors import BapoError
 from bapo.records import RunDirectory
+from bapo.token_sets import find_tokens
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,9 @@ def run_process(
     extra = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
     try:
-        main(Flags(config=load_resolved(extra.config), run=RunDirectory(extra.run_dir), extra=extra))
+        run = RunDirectory(extra.run_dir)
+        find_tokens(run.path, name)
+        main(Flags(config=load_resolved(extra.config), run=run, extra=extra))
     except BapoError as error:
         log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400 - an expected end needs no traceback
         sys.exit(error.exit_code)

@@ -185,14 +185,16 @@ class RunDirectory:
         """Newest complete checkpoint; None if there is none."""
         return max(self.checkpoint_steps(), default=None)
 
-    def truncate_after(self, step: int) -> None:
+    def truncate_after(self, step: int, *, keep_evaluations: bool = False) -> None:
         """Drop records of steps after `step`, and evaluations of weights that those steps made.
 
         A run that resumes from the checkpoint of `step` writes them again. Doing it twice changes nothing.
+        `keep_evaluations`: their file belongs to an evaluator that runs.
         Raises: StorageError.
         """
         keep_lines(self.path / "metrics.jsonl", lambda row: row["step"] <= step)
-        keep_lines(self.path / "evaluations.jsonl", lambda row: row["version"] <= step + 1)
+        if not keep_evaluations:
+            keep_lines(self.path / "evaluations.jsonl", lambda row: row["version"] <= step + 1)
         with storing(self.path / "groups"):
             for later in self.group_steps():
                 if later > step:

@@ -17,13 +17,19 @@ from bapo.errors import ContractError, StorageError
 
 
 @contextmanager
-def storing(path: Path) -> Iterator[None]:
-    """Turn a refusal of the disk into a StorageError that names the file."""
+def storing(path: Path, *refusals: type[Exception]) -> Iterator[None]:
+    """Turn a refusal of the disk into a StorageError that names the file.
+
+    Args:
+        refusals: errors besides OSError by which a library reports one.
+    """
+    caught: tuple[type[Exception], ...] = (OSError, *refusals)
     try:
         yield
-    except OSError as error:
+    except caught as error:
+        reason = getattr(error, "strerror", None) or error
         raise StorageError(
-            f"cannot write {path}: {error.strerror or error}; free space or choose another run.root, then resume"
+            f"cannot write {path}: {reason}; free space or choose another run.root, then `bapo train --resume`"
         ) from error
 
 

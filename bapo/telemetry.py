@@ -18,11 +18,14 @@ from typing import Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from bapo.errors import ConfigError
+from bapo.tokens import TOKEN_FILE, Role, keyring_for
 
 log = logging.getLogger(__name__)
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 LOOPBACK = "127.0.0.1"
+HEALTH_TIMEOUT_S = 10.0
+"""Longest silence of a connection to a health server: each has a thread."""
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 STEPS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0)
 
@@ -42,6 +45,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("bapo_buffer_groups", "gauge", "Groups or prompts held, by table.", ("table",)),
     Metric("bapo_buffer_requests", "gauge", "Rollout requests, by purpose and state.", ("purpose", "state")),
     Metric("bapo_buffer_ingested_groups_total", "counter", "Groups pushed, by fate.", ("fate",)),
+    Metric("bapo_refused_requests_total", "counter", "Requests answered with 4xx, by reason.", ("reason",)),
     Metric("bapo_buffer_failed_groups_total", "counter", "Groups that failed before they had rewards.", ("reason",)),
     Metric("bapo_buffer_operation_seconds", "histogram", "Time of one API operation.", ("operation",)),
     Metric("bapo_buffer_bytes", "gauge", "Payload bytes of the groups held."),
@@ -74,6 +78,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("bapo_learner_last_step_timestamp_seconds", "gauge", "Unix time of the last finished step."),
     Metric("bapo_checkpoint_last_success_timestamp_seconds", "gauge", "Unix time of the last checkpoint."),
     Metric("bapo_scheduler_requests_total", "counter", "Requests enqueued.", ("purpose",)),
+    Metric("bapo_stalled_seconds", "gauge", "Seconds since anything moved in the run."),
     Metric("bapo_eval_accuracy_ratio", "gauge", "Held-out accuracy.", ("split",)),
 )
 _BY_NAME = {metric.name: metric for metric in METRICS}
@@ -123,33 +128,50 @@ class Telemetry:
         return Histogram(metric.name, metric.help, metric.labels, registry=self.registry, buckets=metric.buckets)
 
 
-def serve_health(telemetry: Telemetry, port: int, is_ready: Callable[[], bool], host: str | None = None) -> int:
+def serve_health(
+    telemetry: Telemetry, port: int, is_ready: Callable[[], bool], host: str | None = None, tokens: str = "auto"
+) -> int:
     """Answer /healthz, /readyz and /metrics from a daemon thread; returns the port (useful for port 0).
 
     For processes without an API of their own (learner, scheduler, evaluator). They listen on the loopback, unless
-    BAPO_HOST says otherwise: in a container another one has to reach them.
-    Raises: ConfigError when the port is taken.
+    BAPO_HOST says otherwise: in a container another one has to reach them. Beyond it, /metrics asks for a token.
+    Args:
+        tokens: `security.tokens` of the configuration.
+    Raises: ConfigError when the port is taken, or others reach it and no accepted tokens are named.
     """
+    host = host or os.environ.get("BAPO_HOST", LOOPBACK)
+    keyring = keyring_for("/metrics", host, tokens)
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = HEALTH_TIMEOUT_S
+
         def do_GET(self) -> None:
             ready = is_ready()
-            answers = {
-                "/healthz": (200, b"ok\n"),
-                "/readyz": (200, b"ready\n") if ready else (503, b"not ready\n"),
-                "/metrics": (200, telemetry.exposition()),
-            }
-            status, body = answers.get(self.path, (404, b"not found\n"))
+            status, body = 404, b"not found\n"
+            if self.path == "/healthz":
+                status, body = 200, b"ok\n"
+            elif self.path == "/readyz":
+                status, body = (200, b"ready\n") if ready else (503, b"not ready\n")
+            elif self.path == "/metrics":
+                status, body = self._metrics()
             self.send_response(status)
             self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
+        def _metrics(self) -> tuple[int, bytes]:
+            scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+            role = keyring.role_of(token.strip()) if keyring and scheme.lower() == "bearer" else None
+            if keyring and role is None:
+                return 401, f"/metrics needs a token: see {TOKEN_FILE} in docs/threat_model.md\n".encode()
+            if keyring and role not in (Role.VIEWER, Role.OPERATOR):
+                return 403, f"{role} may not read /metrics; use the token of viewer\n".encode()
+            return 200, telemetry.exposition()
+
         def log_message(self, format: str, *args: object) -> None:
             log.debug(format, *args)
 
-    host = host or os.environ.get("BAPO_HOST", LOOPBACK)
     try:
         server = ThreadingHTTPServer((host, port), Handler)
     except OSError as error:

@@ -8,7 +8,6 @@ Suffixes: G responses in a group, T tokens of all responses together, P tokens o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -17,13 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bapo.errors import ContractError
-
-MAX_LOGPROB = 1e-3
-"""A softmax in single precision gives log-probs a little above 0 for a token that is all but certain."""
-
-Int32s = NDArray[np.int32]
-Float32s = NDArray[np.float32]
+from bapo.columns import Float32s, Int32s, require_tokens
+from bapo.errors import ContractError, Refusal
 
 
 class Purpose(StrEnum):
@@ -134,19 +128,19 @@ class Group:
         shapes = {"rewards": (size,), "outcomes": (size,), "versions": (size, 2), "rollout_logprobs": (tokens,)}
         for name, shape in shapes.items():
             if (found := getattr(self, name).shape) != shape:
-                raise ContractError(f"group {self.group_id}: {name} must be {list(shape)}, got {list(found)}")
+                raise ContractError(
+                    f"group {self.group_id}: {name} must be {list(shape)}, got {list(found)}", Refusal.SHAPE
+                )
         if size == 0 or int(self.lengths.min()) < 1 or int(self.lengths.sum()) != tokens:
-            raise ContractError(f"group {self.group_id}: lengths {self.lengths} do not cut {tokens} tokens")
-        if not bool(np.all((self.rewards >= 0.0) & (self.rewards <= 1.0))):
-            raise ContractError(f"group {self.group_id}: rewards must be in [0, 1] (theorem 3.2), got {self.rewards}")
-        # Here, so that a broken engine fails one group on its worker instead of a batch in the learner.
-        lowest, highest = float(self.rollout_logprobs.min()), float(self.rollout_logprobs.max())
-        if not (lowest > -math.inf and highest <= MAX_LOGPROB):  # so that NaN is refused, too
             raise ContractError(
-                f"group {self.group_id}: rollout log-probs from {lowest} to {highest}, not in (-inf, 0]"
+                f"group {self.group_id}: lengths {self.lengths} do not cut {tokens} tokens", Refusal.SHAPE
             )
-        if int(self.token_ids.min()) < 0 or int(self.prompt_token_ids.min(initial=0)) < 0:
-            raise ContractError(f"group {self.group_id}: token ids must not be negative")
+        if not bool(np.all((self.rewards >= 0.0) & (self.rewards <= 1.0))):
+            message = f"group {self.group_id}: rewards must be in [0, 1] (theorem 3.2), got {self.rewards}"
+            raise ContractError(message, Refusal.REWARDS)
+        # Here, so that a broken engine fails one group on its worker instead of a batch in the learner.
+        require_tokens(self.group_id, self.token_ids, self.rollout_logprobs)
+        require_tokens(self.group_id, self.prompt_token_ids, self.rollout_logprobs[:0])
 
     @property
     def size(self) -> int:

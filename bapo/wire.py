@@ -13,19 +13,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from bapo.errors import ContractError
+from bapo.columns import Float32s, Int32s, require_tokens
+from bapo.errors import ContractError, Refusal
 from bapo.frames import KIND_BATCH, KIND_GROUP, frame_start, open_frame, split_frames
+from bapo.headers import GroupHeader, checked_header, require_types
 from bapo.maps import fate_from_map, fate_map, prompt_from_map, prompt_map
-from bapo.types import Batch, BatchEntry, Group, GroupStat, Origin, Prompt, Purpose, Timing
+from bapo.types import Batch, BatchEntry, Group, Origin
 
 __all__ = [
     "GroupHeader",
     "batch_header",
+    "check_group",
     "fate_from_map",
     "fate_map",
     "pack_batch",
@@ -41,37 +43,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupHeader:
-    """The header of a group frame, read without touching its tokens."""
-
-    group_id: str
-    prompt: Prompt
-    purpose: Purpose
-    step: int
-    label: str
-    worker_id: str
-    lengths: tuple[int, ...]
-    rewards: tuple[float, ...]
-    policy_version: int
-    """Oldest version that sampled any token."""
-    newest_version: int
-    num_tokens: int
-    """Sampled tokens of all responses."""
-    num_truncated: int
-    timing: Timing
-
-    @property
-    def stat(self) -> GroupStat:
-        """What the composer needs."""
-        return GroupStat(
-            group_id=self.group_id,
-            prompt_id=self.prompt.prompt_id,
-            policy_version=self.policy_version,
-            size=len(self.rewards),
-            reward_sum=float(sum(self.rewards)),
-            homogeneous=min(self.rewards) == max(self.rewards),
-        )
+_I4, _F4 = np.dtype("<i4"), np.dtype("<f4")
 
 
 def pack_group(group: Group) -> bytes:
@@ -104,7 +76,19 @@ def read_group_header(frame: bytes | memoryview) -> GroupHeader:
     Raises: ContractError for anything that `pack_group` could not have written.
     """
     header, body = open_frame(frame, KIND_GROUP)
-    return _checked_header(header, len(body))
+    return checked_header(header, len(body))
+
+
+def check_group(frame: bytes | memoryview) -> GroupHeader:
+    """The header of a group frame that `unpack_group` would open: its tokens are looked at, but no Group is made.
+
+    Raises: ContractError.
+    """
+    header, body = open_frame(frame, KIND_GROUP)
+    checked = checked_header(header, len(body))
+    ids, logprobs = _columns(body, header["num_prompt"], checked.num_tokens)
+    require_tokens(checked.group_id, ids, logprobs)
+    return checked
 
 
 def unpack_group(frame: bytes | memoryview) -> Group:
@@ -113,9 +97,9 @@ def unpack_group(frame: bytes | memoryview) -> Group:
     Raises: ContractError.
     """
     header, body = open_frame(frame, KIND_GROUP)
-    checked = _checked_header(header, len(body))
-    num_prompt, num_tokens = header["num_prompt"], checked.num_tokens
-    ids = np.frombuffer(body, "<i4", count=num_prompt + num_tokens)
+    checked = checked_header(header, len(body))
+    num_prompt = header["num_prompt"]
+    ids, logprobs = _columns(body, num_prompt, checked.num_tokens)
     return Group(
         group_id=checked.group_id,
         prompt=checked.prompt,
@@ -125,13 +109,19 @@ def unpack_group(frame: bytes | memoryview) -> Group:
         worker_id=checked.worker_id,
         prompt_token_ids=ids[:num_prompt],
         token_ids=ids[num_prompt:],
-        rollout_logprobs=np.frombuffer(body, "<f4", offset=4 * (num_prompt + num_tokens)),
+        rollout_logprobs=logprobs,
         lengths=_array(header["lengths"], "<i4"),
         rewards=_array(header["rewards"], "<f4"),
         outcomes=_array(header["outcomes"], "u1"),
         versions=_array(header["versions"], "<i4").reshape(-1, 2),
         timing=checked.timing,
     )
+
+
+def _columns(body: memoryview, num_prompt: int, num_tokens: int) -> tuple[Int32s, Float32s]:
+    """(ids of the prompt and of all responses, log-probs) as views."""
+    num_ids = num_prompt + num_tokens
+    return np.frombuffer(body, _I4, num_ids), np.frombuffer(body, _F4, num_tokens, 4 * num_ids)
 
 
 def pack_batch(batch: Batch) -> bytes:
@@ -169,7 +159,7 @@ def unpack_batch(frame: bytes | memoryview) -> Batch:
     Raises: ContractError.
     """
     header, body = open_frame(frame, KIND_BATCH)
-    _require_types(header, _BATCH_TYPES, "batch")
+    require_types(header, _BATCH_TYPES, "batch")
     if not all(math.isfinite(header[name]) for name in _BATCH_RATIOS):
         raise ContractError(f"batch {header['step']}: {', '.join(_BATCH_RATIOS)} must be finite")
     groups = [unpack_group(part) for part in split_frames(body)]
@@ -197,63 +187,6 @@ _BATCH_TYPES: dict[str, type | tuple[type, ...]] = {
     "num_high": int,
     "fates": list,
 }
-_GROUP_TYPES: dict[str, type | tuple[type, ...]] = {
-    "id": str,
-    "prompt": dict,
-    "purpose": str,
-    "step": int,
-    "label": str,
-    "worker": str,
-    "num_prompt": int,
-    "lengths": bytes,
-    "rewards": bytes,
-    "outcomes": bytes,
-    "versions": bytes,
-    "timing": list,
-}
-
-
-def _checked_header(header: dict[str, Any], num_body_bytes: int) -> GroupHeader:
-    _require_types(header, _GROUP_TYPES, "group")
-    size = len(header["rewards"]) // 4
-    sizes = [len(header[key]) for key in ("lengths", "rewards", "outcomes", "versions")]
-    if size == 0 or sizes != [4 * size, 4 * size, size, 8 * size]:
-        raise ContractError(f"group header: columns of {sizes} bytes do not describe the same responses")
-    lengths, rewards = _array(header["lengths"], "<i4"), _array(header["rewards"], "<f4")
-    versions, outcomes = _array(header["versions"], "<i4"), _array(header["outcomes"], "u1")
-    num_tokens = int(lengths.sum(dtype=np.int64))
-    if int(lengths.min()) < 1 or header["num_prompt"] < 0:
-        raise ContractError(f"group {header['id']}: a response or the prompt has a negative or zero length")
-    if num_body_bytes != 4 * header["num_prompt"] + 8 * num_tokens:
-        raise ContractError(f"group {header['id']}: {num_body_bytes} body bytes for {num_tokens} tokens")
-    if not bool(np.all((rewards >= 0) & (rewards <= 1))) or int(outcomes.max()) > 1:
-        raise ContractError(f"group {header['id']}: rewards must be in [0, 1] and outcomes 0 or 1")
-    oldest, newest = versions[0::2], versions[1::2]
-    if int(oldest.min()) < 0 or bool(np.any(oldest > newest)):
-        raise ContractError(f"group {header['id']}: versions {versions.tolist()} are not pairs (oldest, newest)")
-    return GroupHeader(
-        group_id=header["id"],
-        prompt=prompt_from_map(header["prompt"]),
-        purpose=_purpose(header["purpose"]),
-        step=header["step"],
-        label=header["label"],
-        worker_id=header["worker"],
-        lengths=tuple(lengths.tolist()),
-        rewards=tuple(rewards.tolist()),
-        policy_version=int(oldest.min()),
-        newest_version=int(newest.max()),
-        num_tokens=num_tokens,
-        num_truncated=int(outcomes.sum()),
-        timing=_timing(header["timing"]),
-    )
-
-
-def _require_types(header: dict[str, Any], types: dict[str, type | tuple[type, ...]], kind: str) -> None:
-    if header.keys() != types.keys():
-        raise ContractError(f"{kind} header has the keys {sorted(map(str, header))}, expected {sorted(types)}")
-    for key, wanted in types.items():
-        if not isinstance(header[key], wanted):
-            raise ContractError(f"{kind} header: {key} must be {wanted}, got {type(header[key]).__name__}")
 
 
 def _origin(name: Any) -> Origin:
@@ -263,20 +196,12 @@ def _origin(name: Any) -> Origin:
         raise ContractError(f"unknown origin {name!r}") from error
 
 
-def _purpose(name: str) -> Purpose:
-    try:
-        return Purpose(name)
-    except ValueError as error:
-        raise ContractError(f"unknown purpose {name!r}") from error
-
-
-def _timing(values: list[Any]) -> Timing:
-    if len(values) != 3 or not all(isinstance(value, float | int) and math.isfinite(value) for value in values):
-        raise ContractError("timing must be three finite numbers")
-    return Timing(claimed_at=float(values[0]), sample_s=float(values[1]), grade_s=float(values[2]))
-
-
 def _bytes(array: np.ndarray[Any, Any], dtype: str) -> bytes:
+    if array.dtype.kind in "iu" and array.dtype != dtype and array.size:
+        # Another width: numpy would cut off what does not fit, without a word.
+        lowest, highest, fits = int(array.min()), int(array.max()), np.iinfo(dtype)
+        if lowest < fits.min or highest > fits.max:
+            raise ContractError(f"numbers from {lowest} to {highest} do not fit into {dtype}", Refusal.TOKEN_IDS)
     return np.ascontiguousarray(array, dtype=dtype).tobytes()
 
 

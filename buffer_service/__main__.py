@@ -12,25 +12,33 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import socket
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 import uvicorn
 
 from bapo.algorithms.registry import load_composer
+from bapo.bounded_headers import BoundedHeaders
 from bapo.errors import ConfigError, UnavailableError
 from bapo.process import Flags, run_process
+from bapo.redis_secrets import URL, refuse_open, with_password
 from bapo.telemetry import Telemetry
+from bapo.tokens import keyring_for
 from buffer_service.app import create_app
 from buffer_service.context import Context
+from buffer_service.direct import DirectProtocol
 from buffer_service.metrics import BufferMetrics
 from buffer_service.reasons import in_step_order
+from buffer_service.redis_kind import refuse_unsuited
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.service import BufferService
 from buffer_service.store import Store
+from buffer_service.values import Health
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +48,10 @@ KEEP_ALIVE_S = 120
 """Longer than any pause between two calls of one client."""
 SHUTDOWN_S = 2
 BACKLOG = 512
+
+
+class Protocol(BoundedHeaders, DirectProtocol):
+    """HTTP with bounds on what comes before a body, and bodies past the event loop."""
 
 
 class Server(uvicorn.Server):
@@ -63,12 +75,19 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._context.close)
 
 
+SWITCH_S = 0.0005
+"""Between Python's threads, instead of 5 ms: a push changes threads twice, and would wait so long each time while a
+batch is assembled or a snapshot is listed."""
+
+
 def main(flags: Flags) -> None:
-    """Serve until SIGTERM. Raises: ConfigError for a port in use; UnavailableError when Redis does not come up."""
+    """Serve until SIGTERM.
+
+    Raises: ConfigError for a port in use or an unsuited Redis; UnavailableError when Redis does not come up.
+    """
+    sys.setswitchinterval(SWITCH_S)
     config = flags.config
-    url = flags.extra.redis_url or config.buffer.redis_url
-    if not url:
-        raise ConfigError("no Redis is named: write buffer.redis_url in the configuration, or pass --redis-url URL")
+    url = redis_url(flags)
     metrics = BufferMetrics(Telemetry(), config)
     link = RedisLink(url, on_error=metrics.redis_failed)
     store = RedisStore(
@@ -79,20 +98,33 @@ def main(flags: Flags) -> None:
         in_step_order=in_step_order(config),
     )
     port = config.buffer.port if flags.extra.port is None else flags.extra.port
-    listener = listen(flags.extra.host or config.buffer.host, port)
-    wait_for(store, flags.extra.redis_timeout_s)
-    link.load_scripts()
+    host = flags.extra.host or config.buffer.host
+    keyring = keyring_for("the buffer service", host, config.security.tokens)
+    listener = listen(host, port)
+    wait_for(lambda: prepare(store, link), flags.extra.redis_timeout_s)
     context = Context(service=BufferService(store, load_composer(config.algorithm), config, metrics), config=config)
-    server = Server(uvicorn_config(create_app(context, metrics)), context)
+    server = Server(uvicorn_config(create_app(context, metrics, keyring)), context)
     flags.run.write_port("buffer_service", int(listener.getsockname()[1]))
     log.info("run=%s listens on %s:%d, redis=%s", config.run.name, *listener.getsockname()[:2], link.where)
     server.run(sockets=[listener])
+
+
+def redis_url(flags: Flags) -> str:
+    """Flag, environment, configuration; with the password of the environment. Raises: ConfigError."""
+    found = flags.extra.redis_url or os.environ.get(URL) or flags.config.buffer.redis_url
+    if not found:
+        raise ConfigError("no Redis is named: write buffer.redis_url in the configuration, or pass --redis-url URL")
+    url = with_password(found)
+    refuse_open(url, allowed=flags.config.security.open_redis)
+    return url
 
 
 def uvicorn_config(app: object) -> uvicorn.Config:
     """How the API is served: our own log lines, connections kept, a bounded end."""
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
+        http=Protocol,
+        proxy_headers=False,
         log_config=None,
         log_level=logging.WARNING,
         access_log=False,
@@ -119,12 +151,20 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def wait_for(store: Store, timeout_s: float) -> None:
-    """Return when the store answers. Raises: UnavailableError."""
+def prepare(store: Store, link: RedisLink) -> Health:
+    """What must be done before the first request. Raises: UnavailableError; ConfigError for an unsuited Redis."""
+    health = store.health()
+    refuse_unsuited(link)
+    link.load_scripts()
+    return health
+
+
+def wait_for(attempt: Callable[[], Health], timeout_s: float) -> None:
+    """Return when the whole attempt succeeds: Redis may go away again in the middle of it. Raises: UnavailableError."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            health = store.health()
+            health = attempt()
         except UnavailableError:
             if time.monotonic() > deadline:
                 raise
@@ -140,7 +180,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.description = "The buffer service: turns groups into batches, on Redis."
     parser.epilog = (__doc__ or "").partition("Examples:")[2]
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--redis-url", help="Redis or Valkey, 6.2 or newer (instead of buffer.redis_url)")
+    parser.add_argument(
+        "--redis-url",
+        help="Redis or Valkey, 6.2 or newer (instead of BAPO_REDIS_URL and buffer.redis_url); a password belongs into "
+        "BAPO_REDIS_PASSWORD_FILE, because everybody on a machine can list the arguments of its processes",
+    )
     parser.add_argument("--host", help="address to listen on (instead of buffer.host)")
     parser.add_argument(
         "--redis-timeout-s",

@@ -14,27 +14,40 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import bapo
-from bapo.errors import BY_NAME, BapoError, ContractError, UnavailableError
-from buffer_service.context import BodyError, Context, Here
+from bapo.errors import BY_NAME, BapoError, ContractError, Refusal, UnavailableError
+from bapo.gate import BodyError, Gate
+from bapo.tokens import Keyring
+from buffer_service.context import Context, Here
 from buffer_service.metrics import BufferMetrics
-from buffer_service.routes import batches, looking, work
+from buffer_service.rights import RULES
+from buffer_service.routes import batches, looking, tending, work
 from buffer_service.schemas import ErrorAnswer
 from buffer_service.service import TooManyFailuresError
 
 RETRY_AFTER_S = 1
+MOST_MESSAGE_CHARS = 1000
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": text}
     for status, text in (
+        (400, "The body is not JSON."),
+        (401, "No token, or one that is not accepted."),
+        (403, "The role of this token may not do this."),
+        (404, "There is no such path."),
+        (405, "The path has no such method."),
+        (408, "The body did not go on."),
+        (411, "The length of the body is not declared."),
+        (413, "The body is larger than what is taken."),
         (422, "The message breaks the contract: never retried."),
-        (503, "Redis is away or full, or too many groups failed: `retry` says which."),
+        (429, "The buffer is full: try again after `Retry-After` seconds."),
+        (503, "Redis is away, or too many groups failed: `retry` says which."),
         (507, "Redis cannot write to its disk."),
     )
 }
 health = APIRouter(tags=["health"])
 
 
-def create_app(context: Context, metrics: BufferMetrics) -> FastAPI:
-    """The app of one run."""
+def create_app(context: Context, metrics: BufferMetrics, keyring: Keyring | None = None) -> FastAPI:
+    """The app of one run. Without a keyring everybody may do everything."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -48,13 +61,14 @@ def create_app(context: Context, metrics: BufferMetrics) -> FastAPI:
         lifespan=lifespan,
         responses=ERRORS,
     )
-    app.state.context = context
-    for router in (work.router, batches.router, looking.router, health):
+    app.state.context, app.state.metrics = context, metrics
+    for router in (work.router, batches.router, looking.router, tending.router, health):
         app.include_router(router)
     app.add_exception_handler(BapoError, _named_error)
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_middleware(Timed, metrics=metrics)
+    app.add_middleware(Gate, rules=RULES, keyring=keyring, refused=metrics.refused)
     return app
 
 
@@ -112,15 +126,22 @@ def _may_wait(scope: Scope) -> bool:
     return scope["path"] == "/requests/claim" or b"wait_s" in scope["query_string"]
 
 
-async def _named_error(_: Request, error: Exception) -> Response:
+async def _named_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, BapoError)
     name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in BY_NAME)
     retry = isinstance(error, UnavailableError) and not isinstance(error, TooManyFailuresError)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if retry else {}
     if isinstance(error, BodyError):
         headers["Connection"] = "close"
-    body = {"error": name, "message": str(error), "retry": retry}
+    if isinstance(error, ContractError):
+        request.app.state.metrics.refused(error.reason)
+    body = {"error": name, "message": _shortened(str(error)), "retry": retry}
     return JSONResponse(body, status_code=error.http_status, headers=headers)
+
+
+def _shortened(message: str) -> str:
+    """Whoever sends a megabyte of nonsense does not get it back."""
+    return message if len(message) <= MOST_MESSAGE_CHARS else f"{message[:MOST_MESSAGE_CHARS]}..."
 
 
 async def _invalid_body(request: Request, error: Exception) -> Response:
@@ -131,6 +152,9 @@ async def _invalid_body(request: Request, error: Exception) -> Response:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, BodyError):  # FastAPI has translated what reading the body raised
+        return await _named_error(request, error.__cause__)
+    request.app.state.metrics.refused(Refusal.CONTRACT)
     message = f"{request.method} {request.url.path}: {error.detail}; the API is described at /docs"
     return JSONResponse(
         {"error": ContractError.__name__, "message": message, "retry": False}, status_code=error.status_code

@@ -100,6 +100,7 @@ class Assembler:
             batch=_batch(step, decision, fates, [*looked_at, *reused]),
             composition=self._composition(step, decision, fates),
             num_stale=len(view.stale),
+            fresh_bytes=sum(group.record.num_bytes for group in fresh),
         )
 
     def _check(self, decision: Decision, looked_at: Sequence[GroupRecord], before: Tables) -> None:

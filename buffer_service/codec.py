@@ -6,13 +6,11 @@ Rows instead of maps where there are many of a kind: the order of fields is the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgpack
 
 from bapo.errors import ContractError
-from bapo.messages import request_from_map, request_map
 from bapo.types import Fate, GroupStat, HardPrompt, Prompt, Purpose, RolloutRequest
 from bapo.wire import fate_from_map, fate_map, prompt_from_map, prompt_map
 from buffer_service.values import BatchRecord, GroupRecord, Tables
@@ -33,13 +31,37 @@ def unpack(data: bytes | memoryview) -> Any:
 
 
 def pack_request(request: RolloutRequest) -> bytes:
-    """A request; its attempts are kept elsewhere."""
-    return pack(request_map(request))
+    """A request as a row; its attempts are kept elsewhere."""
+    prompt = request.prompt
+    return pack(
+        (
+            request.request_id,
+            prompt.prompt_id,
+            prompt.text,
+            prompt.task,
+            dict(prompt.answer),
+            request.group_size,
+            request.purpose.value,
+            request.step,
+            request.min_version,
+            request.label,
+        )
+    )
 
 
 def unpack_request(data: bytes, attempts: int = 0) -> RolloutRequest:
     """Inverse of `pack_request`."""
-    return replace(request_from_map(unpack(data)), attempts=attempts)
+    row = unpack(data)
+    return RolloutRequest(
+        request_id=row[0],
+        prompt=Prompt(prompt_id=row[1], text=row[2], task=row[3], answer=row[4]),
+        group_size=row[5],
+        purpose=Purpose(row[6]),
+        step=row[7],
+        min_version=row[8],
+        label=row[9],
+        attempts=attempts,
+    )
 
 
 def pack_prompt(prompt: Prompt) -> bytes:
@@ -104,19 +126,20 @@ def unpack_record(data: bytes) -> GroupRecord:
 
 
 def pack_tables(tables: Tables) -> bytes:
-    """Tables: two lists of rows and four numbers."""
+    """Tables: two lists of rows and five numbers."""
     bad = [(entry.prompt_id, entry.birth, entry.mu, entry.attempts) for entry in tables.bad]
     high = [
         (s.group_id, s.prompt_id, s.policy_version, s.size, s.reward_sum, s.homogeneous, s.birth) for s in tables.high
     ]
-    return pack((tables.step, tables.r_tot, tables.c2, tables.c3, bad, high))
+    return pack((tables.step, tables.r_tot, tables.c2, tables.c3, bad, high, tables.edits))
 
 
 def unpack_tables(data: bytes) -> Tables:
     """Inverse of `pack_tables`; no bytes are the tables before the first step."""
     if not data:
         return Tables()
-    step, r_tot, c2, c3, bad, high = unpack(data)
+    # Before version 0.2 tables had no edits; a checkpoint of then is still one.
+    step, r_tot, c2, c3, bad, high, edits = [*unpack(data), 0][:7]
     return Tables(
         step=step,
         r_tot=r_tot,
@@ -124,6 +147,7 @@ def unpack_tables(data: bytes) -> Tables:
         c3=c3,
         bad=tuple(HardPrompt(prompt_id=row[0], birth=row[1], mu=row[2], attempts=row[3]) for row in bad),
         high=tuple(_stat(row) for row in high),
+        edits=edits,
     )
 
 

@@ -60,3 +60,24 @@ class Image:
         found.update((group.record.group_id, group.record) for group in self.fresh)
         found.update((record.group_id, record) for record in self.reevaluated)
         return found
+
+
+EMPTY = Image(
+    progress=Progress(step=0, policy_version=0),
+    committed=0,
+    checkpointed=0,
+    cursor=0,
+    fresh_dropped=0,
+    tables=Tables(),
+    open_requests=(),
+    fresh=(),
+    reevaluated=(),
+    records={},
+    bad_prompts={},
+    batches=(),
+    compositions=(),
+    rounds={},
+    stale=(),
+    counters={},
+)
+"""Of a run that has not begun."""

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bapo.messages import BufferStatus, WorkerLeases
 from bapo.types import Fate, Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.image import Image
-from buffer_service.store import SHOWN_COMPOSITIONS
-from buffer_service.values import BatchRecord, FreshGroup, GroupRecord, Incoming, PushFate, Tables
+from buffer_service.store import SHOWN_COMPOSITIONS, SILENT_WORKER_S
+from buffer_service.values import (
+    BatchRecord,
+    FreshGroup,
+    GroupRecord,
+    Incoming,
+    PushFate,
+    Replacement,
+    Tables,
+    left_high,
+    left_prompts,
+)
 
 
 @dataclass(slots=True)
@@ -38,7 +49,8 @@ class MemoryState:
     in_step_order: bool = False
     seq: int = 0
     open: dict[str, OpenRequest] = field(default_factory=dict)
-    done: dict[str, int] = field(default_factory=dict)
+    done: dict[str, float] = field(default_factory=dict)
+    """Settled request -> step that was assembled then; inf for those of evaluations, which `forget` ends."""
     frames: dict[str, bytes] = field(default_factory=dict)
     records: dict[str, GroupRecord] = field(default_factory=dict)
     refs: Counter[str] = field(default_factory=Counter)
@@ -68,6 +80,11 @@ class MemoryState:
         groups = list(self.fresh.items())
         return sorted(groups, key=lambda item: item[1].step) if self.in_step_order else groups
 
+    @property
+    def fresh_bytes(self) -> int:
+        """Of the frames of the fresh groups."""
+        return sum(self.records[group_id].num_bytes for group_id in self.fresh)
+
     def num_open(self, step: int) -> int:
         """Fresh requests planned for this step or before that are neither done nor dropped."""
         requests = (item.request for item in self.open.values())
@@ -80,6 +97,11 @@ class MemoryState:
         self.seq += 1
         self.open[request.request_id] = OpenRequest(request=request, place=-self.seq if at_head else self.seq)
         return True
+
+    def claimable(self, purposes: Iterable[Purpose], policy_version: int) -> list[OpenRequest]:
+        """What weights of this version may answer, in claim order."""
+        queued = [o for o in self.open.values() if not o.holder and o.request.min_version <= policy_version]
+        return [o for p in purposes for o in sorted(queued, key=lambda o: o.order) if o.request.purpose is p]
 
     def return_expired(self, now: float, max_attempts: int) -> None:
         """Leases that are over count as failed attempts."""
@@ -101,7 +123,7 @@ class MemoryState:
         """The request is done or dropped."""
         request = item.request
         del self.open[request.request_id]
-        self.done[request.request_id] = self.tables.step
+        self.done[request.request_id] = math.inf if request.purpose is Purpose.EVALUATE else self.tables.step
         if request.purpose is Purpose.REEVALUATE and request.step in self.rounds:
             self.rounds[request.step] -= 1
         elif request.purpose is Purpose.EVALUATE:
@@ -126,6 +148,51 @@ class MemoryState:
         elif record.purpose is Purpose.REEVALUATE:
             self.reevaluated.append(record.group_id)
         return PushFate.STORED
+
+    def replace_stale(self, replacements: Sequence[Replacement]) -> None:
+        """Drop fresh groups and queue the replacing requests at the head, the first of them last."""
+        for item in reversed(replacements):
+            if self.fresh.pop(item.fate.group_id, None) is not None:
+                self.refer(item.fate.group_id, -1)
+                self.add(item.request, at_head=True)
+                self.stale.insert(0, item.fate)
+                self.counters[item.event] += 1
+
+    def forget(self, label: str) -> None:
+        """Delete one evaluation."""
+        self.open = {key: item for key, item in self.open.items() if item.request.label != label}
+        for request_id in self.evaluated.pop(label, []):
+            del self.done[request_id]
+            if request_id in self.refs:
+                self.refer(request_id, -1)
+
+    def drop_group(self, group_id: str) -> str:
+        """The table that the group was in, or ''."""
+        record = self.records.get(group_id)
+        if self.fresh.pop(group_id, None) is not None:
+            table = "fresh"
+            self.fresh_dropped += 1
+        elif group_id in self.reevaluated:
+            table = "reevaluated"
+            self.reevaluated.remove(group_id)
+        elif record is not None and group_id in self.evaluated.get(record.label, ()):
+            table = "evaluated"
+        else:
+            return ""
+        self.refer(group_id, -1)
+        self.counters["dropped_groups:by_hand"] += 1
+        return table
+
+    def edit_tables(self, before: Tables, after: Tables) -> bool:
+        """Whether `before` was the newest."""
+        if self.tables != before:
+            return False
+        for group_id in left_high(before, after):
+            self.refer(group_id, -1)
+        for prompt_id in left_prompts(before, after):
+            del self.bad_prompts[prompt_id]
+        self.tables = replace(after, edits=before.edits + 1)
+        return True
 
     def refer(self, group_id: str, change: int) -> None:
         """Change how often a group is referred to; delete it when nothing refers to it any more."""
@@ -161,7 +228,9 @@ def status_of(run: str, state: MemoryState, now: float) -> BufferStatus:
         evaluations={label: len(settled) for label, settled in state.evaluated.items()},
         reevaluation_rounds=dict(state.rounds),
         workers={
-            worker: WorkerLeases(leased=held[worker], silent_s=now - heard) for worker, heard in state.heard.items()
+            worker: WorkerLeases(leased=held[worker], silent_s=now - heard)
+            for worker, heard in sorted(state.heard.items())
+            if held[worker] or now - heard < SILENT_WORKER_S
         },
         failures_in_a_row=state.failures_in_a_row,
         last_failure=state.last_failure,

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from bapo.errors import ContractError
+from bapo.errors import ContractError, Refusal
 from bapo.messages import BufferStatus
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
+from buffer_service.audit import Audit
 from buffer_service.image import Image
-from buffer_service.memory_state import MemoryState, OpenRequest, image_of, state_of, status_of
-from buffer_service.store import FORGET_AFTER_STEPS, MOST_COMPOSITIONS
+from buffer_service.memory_audit import audit_of
+from buffer_service.memory_state import MemoryState, image_of, state_of, status_of
+from buffer_service.store import FORGET_AFTER_STEPS, LAST_FAILURE_CHARS, MOST_COMPOSITIONS, FrameChunks
 from buffer_service.values import (
     Assembly,
     BatchRecord,
@@ -25,6 +27,7 @@ from buffer_service.values import (
     GroupRecord,
     Health,
     Incoming,
+    Memory,
     Readiness,
     Replacement,
     Tables,
@@ -36,6 +39,7 @@ from buffer_service.values import (
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Clock = Callable[[], float]
 
 
 def _atomic(method: Callable[Concatenate[MemoryStore, P], R]) -> Callable[Concatenate[MemoryStore, P], R]:
@@ -50,8 +54,10 @@ def _atomic(method: Callable[Concatenate[MemoryStore, P], R]) -> Callable[Concat
 class MemoryStore:
     """State of one run in memory; see `buffer_service.store.Store`."""
 
-    def __init__(self, run: str, *, lease_s: float, max_attempts: int, in_step_order: bool = False) -> None:
-        self._run, self._lease_s, self._max_attempts = run, lease_s, max_attempts
+    def __init__(
+        self, run: str, *, lease_s: float, max_attempts: int, in_step_order: bool = False, now: Clock = time.monotonic
+    ) -> None:
+        self._run, self._lease_s, self._max_attempts, self._now = run, lease_s, max_attempts, now
         self._lock = threading.RLock()
         self._state = MemoryState(in_step_order=in_step_order)
 
@@ -73,36 +79,35 @@ class MemoryStore:
         return self._state.rounds[step]
 
     @_atomic
-    def claim(self, worker_id: str, *, limit: int, policy_version: int) -> list[RolloutRequest]:
-        self._state.return_expired(time.monotonic(), self._max_attempts)
-        self._state.heard[worker_id] = time.monotonic()
-        claimed: list[OpenRequest] = []
-        for purpose in (Purpose.REEVALUATE, Purpose.EVALUATE, Purpose.FRESH):
-            queue = [o for o in self._state.open.values() if o.request.purpose is purpose and not o.holder]
-            ready = [o for o in queue if o.request.min_version <= policy_version]
-            claimed += sorted(ready, key=lambda o: o.order)[: limit - len(claimed)]
+    def claim(
+        self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True
+    ) -> list[RolloutRequest]:
+        self._state.return_expired(self._now(), self._max_attempts)
+        self._state.heard[worker_id] = self._now()
+        purposes = (Purpose.REEVALUATE, Purpose.EVALUATE, *([Purpose.FRESH] if with_fresh else []))
+        claimed = self._state.claimable(purposes, policy_version)[:limit]
         for item in claimed:
-            item.holder, item.deadline = worker_id, time.monotonic() + self._lease_s
+            item.holder, item.deadline = worker_id, self._now() + self._lease_s
         return [item.request for item in claimed]
 
     @_atomic
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
-        self._state.heard[worker_id] = time.monotonic()
+        self._state.heard[worker_id] = self._now()
         opened = self._state.open
         held = [i for i in request_ids if i in opened and opened[i].holder == worker_id]
         for request_id in held:
-            opened[request_id].deadline = time.monotonic() + self._lease_s
+            opened[request_id].deadline = self._now() + self._lease_s
         return held
 
     @_atomic
     def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str) -> str:
         state = self._state
-        state.heard[worker_id] = time.monotonic()
+        state.heard[worker_id] = self._now()
         item = state.open.get(request_id)
         if item is None or item.holder != worker_id:
             return "not_leased"
         state.failures_in_a_row += 1
-        state.last_failure = f"{reason}: {detail}" if detail else reason
+        state.last_failure = (f"{reason}: {detail}" if detail else reason)[:LAST_FAILURE_CHARS]
         state.counters[f"failed_groups:{reason}"] += 1
         return state.attempt_failed(item, reason, self._max_attempts)
 
@@ -121,20 +126,25 @@ class MemoryStore:
         for group in groups:
             item = self._state.open.get(group.record.group_id)
             if item and request_terms(item.request) != group.record.terms:
-                raise ContractError(does_not_answer(group.record.group_id, request_terms(item.request)))
+                raise ContractError(
+                    does_not_answer(group.record.group_id, request_terms(item.request)), Refusal.NOT_ITS_REQUEST
+                )
         return [self._admit(group) for group in groups]
 
     def _admit(self, group: Incoming) -> str:
         fate = self._state.admit(group)
         self._state.counters[f"pushed_groups:{fate}"] += 1
-        self._state.heard[group.record.worker_id] = time.monotonic()
+        self._state.heard[group.record.worker_id] = self._now()
         return fate
 
     @_atomic
-    def frames(self, group_ids: Sequence[str]) -> list[bytes | None]:
+    def frames(self, group_ids: Sequence[str]) -> list[bytes | memoryview | None]:
         return [self._state.frames.get(group_id) for group_id in group_ids]
 
     @_atomic
+    def frame_chunks(self, group_ids: Sequence[str], num_bytes: int) -> FrameChunks:
+        yield self.frames(group_ids)
+
     def records(self, group_ids: Sequence[str]) -> list[GroupRecord | None]:
         return [self._state.records.get(group_id) for group_id in group_ids]
 
@@ -144,13 +154,7 @@ class MemoryStore:
 
     @_atomic
     def forget(self, label: str) -> None:
-        state = self._state
-        for item in [item for item in state.open.values() if item.request.label == label]:
-            del state.open[item.request.request_id]
-        for request_id in state.evaluated.pop(label, []):
-            del state.done[request_id]
-            if request_id in state.refs:
-                state.refer(request_id, -1)
+        self._state.forget(label)
 
     # -- assembly
 
@@ -163,6 +167,7 @@ class MemoryStore:
             failures_in_a_row=self._state.failures_in_a_row,
             last_failure=self._state.last_failure,
             num_open=self._state.num_open(step),
+            fresh_bytes=self._state.fresh_bytes,
         )
 
     @_atomic
@@ -179,21 +184,16 @@ class MemoryStore:
 
     @_atomic
     def replace_stale(self, replacements: Sequence[Replacement]) -> None:
-        for item in reversed(replacements):
-            if self._state.fresh.pop(item.fate.group_id, None) is not None:
-                self._state.refer(item.fate.group_id, -1)
-                self._state.add(item.request, at_head=True)
-                self._state.stale.insert(0, item.fate)
-                self._state.counters[item.event] += 1
+        self._state.replace_stale(replacements)
 
     @_atomic
     def commit_assembly(self, assembly: Assembly) -> bool:
         state = self._state
         is_untouched = state.fresh.keys() >= set(assembly.fresh) and set(state.reevaluated) >= set(assembly.reevaluated)
-        if state.tables.step != assembly.step - 1 or not is_untouched:
+        is_newest = (state.tables.step, state.tables.edits) == (assembly.step - 1, assembly.before.edits)
+        if not (is_newest and is_untouched):
             return False
-        for group_id in assembly.fresh:
-            del state.fresh[group_id]
+        state.fresh = {key: request for key, request in state.fresh.items() if key not in assembly.fresh}
         state.reevaluated = [i for i in state.reevaluated if i not in assembly.reevaluated]
         for group_id, change in assembly.reference_changes.items():
             state.refer(group_id, change)
@@ -219,8 +219,10 @@ class MemoryStore:
             for group_id in state.batches.pop(old).group_ids:
                 state.refer(group_id, -1)
         forgotten = state.checkpointed - FORGET_AFTER_STEPS
-        state.done = {request_id: settled for request_id, settled in state.done.items() if settled >= forgotten}
-        state.rounds = {issued: left for issued, left in state.rounds.items() if issued >= state.checkpointed}
+        state.done = {i: settled for i, settled in state.done.items() if settled >= forgotten}
+        # The newest round up to the checkpoint stays: a scheduler that starts again asks for it again.
+        newest = max((issued for issued in state.rounds if issued <= state.checkpointed), default=0)
+        state.rounds = {issued: left for issued, left in state.rounds.items() if issued >= newest}
 
     @_atomic
     def resume(self, step: int) -> None:
@@ -234,6 +236,16 @@ class MemoryStore:
         state.progress = Progress(step=step, policy_version=min(step, state.progress.policy_version))
         state.committed, state.failures_in_a_row = step, 0
         self.commit(step, step)
+
+    # -- by hand
+
+    @_atomic
+    def drop_group(self, group_id: str) -> str:
+        return self._state.drop_group(group_id)
+
+    @_atomic
+    def edit_tables(self, before: Tables, after: Tables) -> bool:
+        return self._state.edit_tables(before, after)
 
     # -- looking
 
@@ -250,8 +262,8 @@ class MemoryStore:
 
     @_atomic
     def status(self) -> BufferStatus:
-        self._state.return_expired(time.monotonic(), self._max_attempts)
-        return status_of(self._run, self._state, time.monotonic())
+        self._state.return_expired(self._now(), self._max_attempts)
+        return status_of(self._run, self._state, self._now())
 
     @_atomic
     def tables(self) -> Tables:
@@ -269,6 +281,14 @@ class MemoryStore:
     @_atomic
     def counters(self) -> dict[str, int]:
         return dict(self._state.counters)
+
+    @_atomic
+    def memory(self) -> Memory:
+        return Memory(used=sum(len(frame) for frame in self._state.frames.values()), limit=0)
+
+    @_atomic
+    def audit(self) -> Audit:
+        return audit_of(self._state)
 
     def health(self) -> Health:
         return Health(where="memory", persistent=False, detail="nothing survives this process")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from bapo.config.tree import Config
+from bapo.errors import Refusal
 from bapo.messages import BufferStatus
 from bapo.telemetry import Telemetry
 from buffer_service.assembly import origin_counts
@@ -21,12 +23,16 @@ class BufferMetrics:
 
     def groups_pushed(self, fates: Sequence[str]) -> None:
         """One word of `PushFate` each."""
-        for fate in fates:
-            self._telemetry.counter("bapo_buffer_ingested_groups_total").labels(fate=fate).inc()
+        for fate, number in Counter(fates).items():
+            self._telemetry.counter("bapo_buffer_ingested_groups_total").labels(fate=fate).inc(number)
 
     def group_failed(self, reason: str) -> None:
         """A worker reported a group without rewards."""
         self._telemetry.counter("bapo_buffer_failed_groups_total").labels(reason=reason).inc()
+
+    def refused(self, reason: Refusal) -> None:
+        """A request was answered with 4xx: nothing of it was stored."""
+        self._telemetry.counter("bapo_refused_requests_total").labels(reason=reason.value).inc()
 
     def redis_failed(self) -> None:
         """A call to Redis failed."""

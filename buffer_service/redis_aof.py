@@ -11,6 +11,7 @@ Does not cover: power loss, which needs `appendfsync always`.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,7 +22,14 @@ PAUSE_S = 0.002
 TIMEOUT_S = 20.0
 """Redis postpones a write by at most two seconds; a disk may then block it for longer."""
 
+_AOF_NUMBER = re.compile(rb"^(aof_\w+):(\d+)\r?$", re.MULTILINE)
+
 Info = Mapping[str, Any]
+
+
+def aof_fields(reply: bytes) -> dict[str, int]:
+    """The numbers about the append-only file in the text of INFO: parsing all of it costs more than a small push."""
+    return {name.decode(): int(number) for name, number in _AOF_NUMBER.findall(reply)}
 
 
 def wait_written(info: Info, read: Callable[[], Info]) -> None:

@@ -172,7 +172,13 @@ def _write_index(pipe: Pipeline, keys: Keys, image: Image, num_bytes: int, rank:
         pipe.lpush(keys["stale"], pack_fate(fate))
     pipe.set(keys["tables"], pack_tables(image.tables))
     pipe.delete(keys["meta"])
-    pipe.hset(keys["meta"], mapping={**_meta(image), "seq": next(seq), "bytes": num_bytes})
+    pipe.hset(
+        keys["meta"], mapping={**_meta(image), "seq": next(seq), "bytes": num_bytes, "fresh_bytes": _fresh_bytes(image)}
+    )
+
+
+def _fresh_bytes(image: Image) -> int:
+    return sum(group.record.num_bytes for group in image.fresh)
 
 
 def _score(request: RolloutRequest, place: int) -> int:
@@ -184,6 +190,7 @@ def _score(request: RolloutRequest, place: int) -> int:
 def _meta(image: Image) -> dict[Any, Any]:
     return {
         "assembled": image.tables.step,
+        "table_edits": image.tables.edits,
         "committed": image.committed,
         "checkpointed": image.checkpointed,
         "step": image.progress.step,

@@ -3,7 +3,7 @@
 | key          | type   | content                                                                                     |
 |--------------|--------|---------------------------------------------------------------------------------------------|
 | meta         | HASH   | assembled, committed, checkpointed, step, policy_version, cursor, fresh_dropped, seq,       |
-|              |        | bytes, failures_in_a_row, last_failure, restoring                                           |
+|              |        | table_edits, bytes, fresh_bytes, failures_in_a_row, last_failure, restoring                 |
 | requests     | HASH   | request id -> request, while it is open or its fresh group is not consumed                  |
 | live         | HASH   | open request id -> "score terms"                                                            |
 | queue_*      | ZSET   | queued request ids by score = min_version * 2^32 + place; one per purpose                   |
@@ -12,7 +12,7 @@
 | held         | HASH   | worker -> number of its leases                                                              |
 | workers      | HASH   | worker -> ms when it was last heard of                                                      |
 | attempts     | HASH   | open request id -> failed attempts                                                          |
-| done         | ZSET   | settled request ids by the step that was assembled then                                     |
+| done         | ZSET   | settled request ids by the step that was assembled then; evaluations: +inf                  |
 | planned      | ZSET   | open fresh request ids by the step that they are planned for                                |
 | fresh        | ZSET   | group ids by rank * 2^32 + ingest number; rank = planned step when slack = 0, else 0        |
 | reevaluated  | ZSET   | group ids by ingest number                                                                  |

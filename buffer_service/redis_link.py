@@ -20,6 +20,7 @@ from redis.client import Pipeline
 from redis.exceptions import (
     AuthenticationError,
     ConnectionError,
+    InvalidResponse,
     NoScriptError,
     OutOfMemoryError,
     RedisError,
@@ -28,10 +29,11 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from bapo.errors import BapoError, ConfigError, StorageError, UnavailableError
-from buffer_service.redis_aof import wait_written
+from bapo.errors import BapoError, ConfigError, FullError, StorageError, UnavailableError
+from buffer_service.redis_aof import aof_fields, wait_written
 from buffer_service.redis_keys import INDEX
-from buffer_service.redis_sockets import Arg, connection_options
+from buffer_service.redis_sockets import Arg, Gathering, connection_options
+from buffer_service.resp import BulkReader, command, receiver, set_pieces
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,10 @@ ANSWER_TIMEOUT_S = 30.0
 READ_BYTES = 1 << 20
 """One recv: frames are large."""
 MOST_ERROR_CHARS = 160
-SURVIVES = frozenset({"enqueue", "push", "replace_stale", "commit_assembly", "commit", "resume", "report"})
+INFO = command("INFO", "persistence")
+SURVIVES = frozenset(
+    {"enqueue", "push", "replace_stale", "commit_assembly", "commit", "resume", "report", "drop_group", "edit_tables"}
+)
 """Scripts whose effect somebody relies on once they are acknowledged. A lost lease, failure or release costs time."""
 
 
@@ -85,11 +90,16 @@ class RedisLink:
         # redis-py puts the whole command, frames included, before what Redis said in a pipeline.
         text = str(error).rpartition(" caused error: ")[2][:MOST_ERROR_CHARS]
         if isinstance(error, AuthenticationError):
-            return ConfigError(f"Redis at {self.where} refuses the password of buffer.redis_url: {text}")
+            return ConfigError(
+                f"Redis at {self.where} refuses the password of buffer.redis_url, which comes from "
+                f"BAPO_REDIS_PASSWORD_FILE, BAPO_REDIS_PASSWORD or BAPO_REDIS_URL: {text}"
+            )
+        if isinstance(error, InvalidResponse):  # a gateway, for example, while the way to Redis is cut
+            return UnavailableError(f"what answers at {self.where} does not speak Redis' protocol: {text}")
         if isinstance(error, ConnectionError | TimeoutError):
             return UnavailableError(f"Redis at {self.where} does not answer: {text}")
         if isinstance(error, OutOfMemoryError) or text.startswith("OOM"):
-            return UnavailableError(
+            return FullError(
                 f"Redis at {self.where} is full: groups are taken again when the learner has consumed some; "
                 "raise buffer.max_memory_mb (or its maxmemory) if this stays so"
             )
@@ -119,21 +129,53 @@ class RedisLink:
         Raises: UnavailableError when Redis is full.
         """
         script = self._scripts[name]
+        survives = name in SURVIVES
+        pieces: list[bytes | memoryview] = []
+        for key, value in values.items():
+            pieces += set_pieces(key, value, ttl_ms)
+        pieces.append(command("EVALSHA", script.sha, len(keys), *keys, *args) + (INFO if survives else b""))
         with self.errors_named():
-            pipe = self.client.pipeline(transaction=False)
-            for key, value in values.items():
-                pipe.set(key, value, px=ttl_ms)
-            pipe.evalsha(script.sha, len(keys), *keys, *args)
-            if name in SURVIVES:
-                pipe.info("persistence")
-            replies = pipe.execute(raise_on_error=False)
+            replies = self._exchange(pieces, len(values) + 1 + survives)
             if isinstance(replies[len(values)], NoScriptError):
                 self._load(script)
                 return self.run(name, keys, args)
             _raise_first(replies)
-            if name in SURVIVES:
-                wait_written(replies[-1], lambda: self.client.info("persistence"))
+            if survives:
+                wait_written(aof_fields(replies[-1]), lambda: self.client.info("persistence"))
             return replies[len(values)]
+
+    def _exchange(self, pieces: Sequence[bytes | memoryview], number: int) -> list[Any]:
+        """Send commands, and read so many replies; errors that Redis answers are among them."""
+        with self._connection() as connection:
+            connection.send_packed_command(pieces)
+            if isinstance(connection, Gathering):
+                return connection.read_replies(number)
+            return [_reply(connection) for _ in range(number)]
+
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """One connection for this thread; closed when anything goes wrong: replies may still be on their way."""
+        pool = self.client.connection_pool
+        connection = pool.get_connection()
+        try:
+            yield connection
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            pool.release(connection)
+
+    @contextmanager
+    def reading(self) -> Iterator[BulkStream]:
+        """A connection on which values are asked for and read in place."""
+        with self.errors_named(), self._connection() as connection:
+            yield BulkStream(connection)
+
+    def values(self, keys: Sequence[str]) -> list[memoryview | None]:
+        """Of string keys, in order."""
+        with self.reading() as stream:
+            stream.ask(keys)
+            return stream.read(len(keys))
 
     def execute(self, pipe: Pipeline) -> list[Any]:
         """A pipeline's replies. Raises its first error as Redis said it, without the command."""
@@ -161,6 +203,31 @@ class _Script:
     def __init__(self, name: str, source: bytes) -> None:
         self.name, self.source = name, source
         self.sha = hashlib.sha1(source, usedforsecurity=False).hexdigest()
+
+
+class BulkStream:
+    """Asks for values and reads them; the next question may be sent before the last answer is read."""
+
+    def __init__(self, connection: Any) -> None:
+        if not connection._sock:
+            connection.connect()
+        self._connection = connection
+        self._reader = BulkReader(receiver(connection._sock), connection._parser.parse_error)
+
+    def ask(self, keys: Sequence[str]) -> None:
+        """MGET."""
+        self._connection.send_packed_command([command("MGET", *keys)])
+
+    def read(self, number: int, *, expected_bytes: int = 0, reuse: bool = False) -> list[memoryview | None]:
+        """See `BulkReader.read`."""
+        return self._reader.read(number, expected_bytes=expected_bytes, reuse=reuse)
+
+
+def _reply(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except ResponseError as error:
+        return error
 
 
 def _raise_first(replies: Sequence[Any]) -> None:

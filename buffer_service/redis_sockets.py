@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import hiredis
+from redis._parsers.hiredis import NOT_ENOUGH_DATA
 from redis.connection import Connection, PythonRespSerializer, UnixDomainSocketConnection
 from redis.exceptions import ConnectionError, TimeoutError
 
@@ -24,7 +25,7 @@ MOST_PIECES = 512
 Arg = str | bytes | int | float | memoryview
 
 
-class _Gathering:
+class Gathering:
     """Mixed into a connection class of redis-py."""
 
     def send_packed_command(self: Any, command: Sequence[bytes | memoryview] | str, check_health: bool = True) -> None:
@@ -42,12 +43,27 @@ class _Gathering:
             self.disconnect()
             raise ConnectionError(f"Error while writing to socket: {error.strerror}") from error
 
+    def read_replies(self: Any, number: int) -> list[Any]:
+        """So many replies as hiredis parses them, errors among them as exceptions that nobody has raised."""
+        parser = self._parser
+        replies: list[Any] = []
+        while len(replies) < number:
+            reply = parser._reader.gets(False)
+            if reply is not NOT_ENOUGH_DATA:
+                replies.append(reply)
+                continue
+            try:
+                parser.read_from_socket()
+            except OSError as error:
+                raise ConnectionError(f"Error while reading from socket: {error.strerror}") from error
+        return replies
 
-class GatheringConnection(_Gathering, Connection):
+
+class GatheringConnection(Gathering, Connection):
     """TCP."""
 
 
-class GatheringUnixConnection(_Gathering, UnixDomainSocketConnection):
+class GatheringUnixConnection(Gathering, UnixDomainSocketConnection):
     """A unix socket."""
 
 

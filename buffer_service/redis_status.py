@@ -11,10 +11,8 @@ from bapo.errors import UnavailableError
 from bapo.messages import BufferStatus, WorkerLeases
 from buffer_service.codec import unpack, unpack_tables
 from buffer_service.redis_link import RedisLink
-from buffer_service.values import Health
-
-SILENT_WORKER_S = 3600.0
-"""A worker that holds nothing and was silent for longer is not listed."""
+from buffer_service.store import SILENT_WORKER_S
+from buffer_service.values import Health, Memory
 
 
 def status_of(run: str, reply: Sequence[Any]) -> BufferStatus:
@@ -57,6 +55,23 @@ def status_of(run: str, reply: Sequence[Any]) -> BufferStatus:
         num_bytes=meta.get("bytes", 0),
         batches=[unpack(line) for line in reversed(lines)],
     )
+
+
+def compositions_of(link: RedisLink, key: str, offset: int, limit: int) -> tuple[int, list[Mapping[str, Any]]]:
+    """(how many lines there are, a page of them)."""
+    with link.errors_named():
+        pipe = link.client.pipeline(transaction=True)
+        pipe.llen(key)
+        pipe.lrange(key, offset, offset + limit - 1)
+        total, lines = link.execute(pipe)
+    return total, [unpack(line) for line in lines]
+
+
+def memory_of(link: RedisLink) -> Memory:
+    """Of the whole server."""
+    with link.errors_named():
+        info = link.client.info("memory")
+    return Memory(used=int(info["used_memory"]), limit=int(info.get("maxmemory", 0)))
 
 
 def health_of(link: RedisLink) -> Health:

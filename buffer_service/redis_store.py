@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from bapo.errors import ContractError, UnavailableError
+from bapo.errors import ContractError, Refusal, UnavailableError
 from bapo.messages import BufferStatus
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
+from buffer_service.audit import Audit
 from buffer_service.codec import (
     pack_batch_record,
     pack_fate,
@@ -20,7 +22,6 @@ from buffer_service.codec import (
     pack_record,
     pack_request,
     pack_tables,
-    unpack,
     unpack_batch_record,
     unpack_fate,
     unpack_prompt,
@@ -29,12 +30,20 @@ from buffer_service.codec import (
     unpack_tables,
 )
 from buffer_service.image import Image
+from buffer_service.redis_audit import read_audit
+from buffer_service.redis_frames import read_frame_chunks, read_frames
 from buffer_service.redis_image import read_image, write_image
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_sockets import Arg
-from buffer_service.redis_status import health_of, status_of
-from buffer_service.store import FORGET_AFTER_STEPS, MOST_COMPOSITIONS, SHOWN_COMPOSITIONS
+from buffer_service.redis_status import compositions_of, health_of, memory_of, status_of
+from buffer_service.store import (
+    FORGET_AFTER_STEPS,
+    LAST_FAILURE_CHARS,
+    MOST_COMPOSITIONS,
+    SHOWN_COMPOSITIONS,
+    FrameChunks,
+)
 from buffer_service.values import (
     Assembly,
     BatchRecord,
@@ -42,20 +51,20 @@ from buffer_service.values import (
     GroupRecord,
     Health,
     Incoming,
+    Memory,
     Readiness,
     Replacement,
     Tables,
     View,
     batch_is_missing,
     does_not_answer,
+    left_high,
+    left_prompts,
     request_terms,
 )
 
 INCOMING_MS = 600_000
 """A frame whose push was cut off is gone after this."""
-LAST_FAILURE_CHARS = 500
-FRAMES_AT_ONCE = 32
-"""One reply of Redis: at most some ten megabytes."""
 
 
 class RedisStore:
@@ -83,9 +92,11 @@ class RedisStore:
     def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
         return int(self._run("enqueue", [step, "", len(requests), *_request_args(requests)]))
 
-    def claim(self, worker_id: str, *, limit: int, policy_version: int) -> list[RolloutRequest]:
-        reply = self._run("claim", [worker_id, limit, policy_version])
-        return [unpack_request(blob, int(attempts)) for blob, attempts in _pairs(reply)]
+    def claim(
+        self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True
+    ) -> list[RolloutRequest]:
+        reply = self._run("claim", [worker_id, limit, policy_version, int(with_fresh)])
+        return [unpack_request(blob, int(attempts)) for blob, attempts in zip(reply[::2], reply[1::2], strict=True)]
 
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
         return [_text(held) for held in self._run("renew", [worker_id, len(request_ids), *request_ids])]
@@ -111,7 +122,7 @@ class RedisStore:
             args.append(pack_record(record))
         fates = [_text(word) for word in self._link.set_then_run(frames, INCOMING_MS, "push", keys, args)]
         if fates[0] == "mismatch":
-            raise ContractError(does_not_answer(fates[1], fates[2]))
+            raise ContractError(does_not_answer(fates[1], fates[2]), Refusal.NOT_ITS_REQUEST)
         if fates[0] == "missing":
             raise UnavailableError(f"Redis at {self._link.where} lost the frame of group {fates[1]}: push it again")
         return fates
@@ -119,13 +130,11 @@ class RedisStore:
     def _rank(self, record: GroupRecord) -> int:
         return record.step if self._in_step_order and record.purpose is Purpose.FRESH else 0
 
-    def frames(self, group_ids: Sequence[str]) -> list[bytes | None]:
-        found: list[bytes | None] = []
-        for first in range(0, len(group_ids), FRAMES_AT_ONCE):
-            keys = [self._keys.group(group_id) for group_id in group_ids[first : first + FRAMES_AT_ONCE]]
-            with self._link.errors_named():
-                found += self._link.client.mget(keys)
-        return found
+    def frames(self, group_ids: Sequence[str]) -> list[bytes | memoryview | None]:
+        return read_frames(self._link, self._keys, group_ids)
+
+    def frame_chunks(self, group_ids: Sequence[str], num_bytes: int) -> FrameChunks:
+        return read_frame_chunks(self._link, self._keys, group_ids, num_bytes)
 
     def records(self, group_ids: Sequence[str]) -> list[GroupRecord | None]:
         blobs = self._hash_values("records", group_ids)
@@ -144,7 +153,7 @@ class RedisStore:
     # -- assembly
 
     def readiness(self, step: int) -> Readiness:
-        assembled, num_fresh, left, failures, reason, num_open = self._run("readiness", [step])
+        assembled, num_fresh, left, failures, reason, num_open, fresh_bytes = self._run("readiness", [step])
         return Readiness(
             assembled=assembled,
             num_fresh=num_fresh,
@@ -152,6 +161,7 @@ class RedisStore:
             failures_in_a_row=failures,
             last_failure=_text(reason),
             num_open=num_open,
+            fresh_bytes=fresh_bytes,
         )
 
     def view(self, num_fresh: int) -> View:
@@ -179,6 +189,7 @@ class RedisStore:
         prompts, left_bad = assembly.new_prompts, assembly.left_bad
         args: list[Arg] = [
             assembly.step,
+            assembly.before.edits,
             len(assembly.fresh), *assembly.fresh,
             len(assembly.reevaluated), *assembly.reevaluated,
             len(changes), *(part for change in changes.items() for part in change),
@@ -189,6 +200,7 @@ class RedisStore:
             pack_line(assembly.composition),
             MOST_COMPOSITIONS,
             assembly.num_stale,
+            assembly.fresh_bytes,
         ]  # fmt: skip
         return bool(self._run("commit_assembly", args, frames_of=changes))
 
@@ -210,6 +222,18 @@ class RedisStore:
         if missing := int(self._run("resume", [step])):
             raise ContractError(batch_is_missing(step, missing))
         self.commit(step, step)
+
+    # -- by hand
+
+    def drop_group(self, group_id: str) -> str:
+        (record,) = self.records([group_id])
+        member = f"{record.label} {group_id}" if record else ""
+        return _text(self._run("drop_group", [group_id, member], frames_of=[group_id]))
+
+    def edit_tables(self, before: Tables, after: Tables) -> bool:
+        gone, left_bad = left_high(before, after), left_prompts(before, after)
+        args: list[Arg] = [before.step, before.edits, pack_tables(replace(after, edits=before.edits + 1))]
+        return bool(self._run("edit_tables", [*args, len(gone), *gone, len(left_bad), *left_bad], frames_of=gone))
 
     # -- looking
 
@@ -233,18 +257,18 @@ class RedisStore:
         return {_text(prompt_id): unpack_prompt(blob) for prompt_id, blob in found.items()}
 
     def compositions(self, offset: int, limit: int) -> tuple[int, list[Mapping[str, Any]]]:
-        key = self._keys["compositions"]
-        with self._link.errors_named():
-            pipe = self._link.client.pipeline(transaction=True)
-            pipe.llen(key)
-            pipe.lrange(key, offset, offset + limit - 1)
-            total, lines = self._link.execute(pipe)
-        return total, [unpack(line) for line in lines]
+        return compositions_of(self._link, self._keys["compositions"], offset, limit)
 
     def counters(self) -> dict[str, int]:
         with self._link.errors_named():
             found = self._link.client.hgetall(self._keys["counters"])
         return {_text(event): int(number) for event, number in found.items()}
+
+    def memory(self) -> Memory:
+        return memory_of(self._link)
+
+    def audit(self) -> Audit:
+        return read_audit(self._link, self._keys)
 
     def health(self) -> Health:
         return health_of(self._link)
@@ -270,10 +294,6 @@ def _request_args(requests: Iterable[RolloutRequest]) -> list[Arg]:
         terms, blob = request_terms(request), pack_request(request)
         args += [request.purpose.value, request.min_version, request.request_id, terms, blob]
     return args
-
-
-def _pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
-    return zip(flat[::2], flat[1::2], strict=True)
 
 
 def _text(value: bytes) -> str:

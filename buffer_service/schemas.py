@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
+from bapo.frames import require_plain
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
+from buffer_service.codec import pack
+
+
+def _whole_text(text: str) -> str:
+    """Refuse half characters, which JSON can write and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("holds half of a character (a surrogate)") from error
+    return text
+
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}$")]
 """Ids that become keys or words of a script: no spaces, no braces."""
 Label = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._@~+-]{0,127})?$")]
+Text = Annotated[str, AfterValidator(_whole_text)]
 PromptId = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,128}$")]
 Version = Annotated[int, Field(ge=0, lt=1 << 21)]
 """Versions and steps: a queue's score has 21 bits for them."""
@@ -45,9 +58,16 @@ class PromptBody(Body):
     """One problem."""
 
     prompt_id: PromptId
-    text: str
-    task: str
+    text: Text
+    task: Text
     answer: dict[str, Any]
+
+    @field_validator("answer")
+    @classmethod
+    def answer_can_be_stored_and_shown(cls, answer: dict[str, Any]) -> dict[str, Any]:
+        require_plain(answer, "a prompt's answer")
+        pack(answer)  # refuses integers beyond 64 bits and broken text
+        return answer
 
 
 class RequestBody(Body):
@@ -64,7 +84,7 @@ class RequestBody(Body):
     min_version: Version
     """A worker whose weights are older does not get it."""
     label: Label = ""
-    attempts: int = Field(0, ge=0)
+    attempts: int = Field(0, ge=0, lt=1 << 31)
 
     def to_request(self) -> RolloutRequest:
         """The value."""
@@ -76,7 +96,7 @@ class EnqueueBody(Body):
     """Requests, and how many fresh ones were ever enqueued, these included."""
 
     requests: list[RequestBody]
-    cursor: int | None = Field(None, ge=0)
+    cursor: int | None = Field(None, ge=0, lt=1 << 53)
 
 
 class RoundBody(Body):
@@ -125,7 +145,7 @@ class FailBody(Body):
     request_id: Name
     reason: str
     """One bounded word: it becomes a metric label."""
-    detail: str = ""
+    detail: Text = ""
 
 
 class ReleaseBody(Body):

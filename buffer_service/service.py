@@ -9,31 +9,32 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 from bapo.algorithms.composer import Composer
 from bapo.config.tree import Config
-from bapo.errors import ContractError, UnavailableError
+from bapo.errors import ContractError, FullError, UnavailableError
 from bapo.messages import BufferStatus, hard_prompt_map
-from bapo.types import Progress, RolloutRequest
-from bapo.wire import split_frames, unpack_group
+from bapo.types import Progress, Purpose, RolloutRequest
+from bapo.wire import check_group, pack_batch_start, split_frames
 from buffer_service.assembly import Assembler
+from buffer_service.intake import Intake
 from buffer_service.metrics import BufferMetrics
+from buffer_service.outgoing import Chunks, Outgoing
+from buffer_service.pressure import Pressure
 from buffer_service.reasons import is_ready, why_not_yet
-from buffer_service.snapshot import pack_snapshot, unpack_snapshot
+from buffer_service.snapshot import DIGEST_BYTES, sealed, snapshot_start, unpack_snapshot
 from buffer_service.store import Store
-from buffer_service.values import BatchRecord, Health, Incoming, Tables, record_of
+from buffer_service.tending import Tending
+from buffer_service.values import BatchRecord, Health, Incoming, PushFate, Tables, record_of
 
 log = logging.getLogger(__name__)
 
 FAILURE_REASON = re.compile(r"[a-z][a-z0-9_]{0,31}")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}")
-"""Ids of groups and workers inside frames; `schemas.Name` is the same for JSON."""
 FORGOTTEN = "; if Redis has lost steps (power loss, or no append-only file), resume the run from its last checkpoint"
 ASSEMBLY_LOOKS = 20
 """An assembly that finds stale groups, or another instance at work, looks again so often before it waits."""
-SNAPSHOT_LOOKS = 5
-FRAMES_AT_ONCE = 16
 
 
 class TooManyFailuresError(UnavailableError):
@@ -46,11 +47,26 @@ class BufferService:
     def __init__(self, store: Store, composer: Composer, config: Config, metrics: BufferMetrics) -> None:
         self._store, self._config, self._metrics = store, config, metrics
         self._assembler = Assembler(store, composer, config)
+        self._intake = Intake(store)
+        self.pressure = Pressure(store, config)
+        self.tending = Tending(store, config)
 
     # -- requests
 
     def enqueue(self, requests: Sequence[RolloutRequest], cursor: int | None) -> int:
-        """See `bapo.clients.BufferClient.enqueue`, as for all that follows."""
+        """See `bapo.clients.BufferClient.enqueue`, as for all that follows.
+
+        Raises: ContractError for a re-evaluation of a step whose round was issued: the round would count it as one of
+            its own, and end before all of its own are there.
+        """
+        again = [request for request in requests if request.purpose == "reevaluate"]
+        rounds = self._store.status().reevaluation_rounds if again else {}
+        for request in again:
+            if request.step in rounds:
+                raise ContractError(
+                    f"request {request.request_id} is a re-evaluation of step {request.step}, whose round was issued: "
+                    f"ask for all of them by POST /reevaluations/{request.step}"
+                )
         return self._store.enqueue(requests, cursor=cursor)
 
     def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
@@ -61,8 +77,10 @@ class BufferService:
         return self._store.enqueue_round(step, requests)
 
     def claim(self, worker_id: str, limit: int, policy_version: int) -> list[RolloutRequest]:
-        """Lease requests."""
-        return self._store.claim(worker_id, limit=limit, policy_version=policy_version)
+        """Lease requests; no fresh ones while the buffer is full."""
+        self.pressure.look()
+        with_fresh = not self.pressure.why_full()
+        return self._store.claim(worker_id, limit=limit, policy_version=policy_version, with_fresh=with_fresh)
 
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
         """Keep leases."""
@@ -88,23 +106,36 @@ class BufferService:
 
     # -- groups
 
-    def push(self, body: bytes | bytearray) -> dict[str, str]:
+    def push(self, body: bytes | bytearray | memoryview, *, with_fresh: bool = True) -> dict[str, str]:
         """Store the groups of the frames in `body`; returns group id -> fate.
 
+        Args:
+            with_fresh: False when the sender has promised that none of them is fresh.
         Raises: ContractError, and nothing is stored, when one of them is malformed or contradicts its request.
         """
         groups = [_incoming(frame) for frame in split_frames(memoryview(body))]
+        self._intake.check(groups)
         if not groups:
             raise ContractError("the body holds no group frame")
-        fates = self._store.push(groups)
+        if not with_fresh and any(group.record.purpose is Purpose.FRESH for group in groups):
+            raise ContractError("fresh=false was said of a body that holds a fresh group: push it without that word")
+        try:
+            fates = self._store.push(groups)
+        except FullError:
+            self.pressure.forget()  # the next push hears of it before it sends its body
+            raise
         self._metrics.groups_pushed(fates)
-        for record, fate in zip((group.record for group in groups), fates, strict=True):
+        self._intake.check_duplicates(groups, fates)
+        records = [group.record for group in groups]
+        stored = [r for r, fate in zip(records, fates, strict=True) if fate == PushFate.STORED]
+        self.pressure.took(sum(record.purpose is Purpose.FRESH for record in stored))
+        for record, fate in zip(records, fates, strict=True):
             log.debug("group %s prompt=%s purpose=%s version=%d tokens=%d worker=%s fate=%s", record.group_id,
                       record.prompt_id, record.purpose, record.policy_version, record.num_tokens, record.worker_id,
                       fate)  # fmt: skip
-        return {item.record.group_id: fate for item, fate in zip(groups, fates, strict=True)}
+        return {record.group_id: fate for record, fate in zip(records, fates, strict=True)}
 
-    def frame(self, group_id: str) -> bytes | None:
+    def frame(self, group_id: str) -> bytes | memoryview | None:
         """The frame of one group that the buffer holds."""
         return self._store.frames([group_id])[0]
 
@@ -140,20 +171,30 @@ class BufferService:
             assembly = self._assembler.assemble(step)
             if assembly is not None:
                 self._metrics.assembled(assembly)
+                self.pressure.forget()
                 return assembly.batch
         return None
 
     def why_not_yet(self, step: int) -> str:
         """What the batch of the next step waits for."""
-        return why_not_yet(step, self._store.readiness(step), self._store.status(), self._config)
+        reason = why_not_yet(step, self._store.readiness(step), self._store.status(), self._config)
+        self.pressure.look()
+        full = self.pressure.why_starved()
+        return f"{reason}; {full}: it may refuse what is missing, raise that limit" if full else reason
 
-    def frames_of(self, record: BatchRecord, first: int) -> list[bytes]:
-        """The next frames of a batch, from its `first` group on. Raises: UnavailableError when one is gone."""
-        group_ids = record.group_ids[first : first + FRAMES_AT_ONCE]
-        frames = [frame for frame in self._store.frames(group_ids) if frame is not None]
-        if len(frames) != len(group_ids):
-            raise UnavailableError(f"batch {record.step} was released while it was read")
-        return frames
+    def outgoing(self, record: BatchRecord) -> Outgoing:
+        """A batch on its way to the learner. Raises, when read: UnavailableError when it is released meanwhile."""
+        start, what = pack_batch_start(record.header, record.num_bytes), f"batch {record.step}"
+        chunks = self._chunks(what, record.group_ids, record.num_bytes)
+        return Outgoing(what=what, start=start, num_bytes=record.num_bytes, chunks=chunks)
+
+    def _chunks(self, what: str, group_ids: Sequence[str], num_bytes: int) -> Chunks:
+        with closing(self._store.frame_chunks(group_ids, num_bytes)) as chunks:
+            for frames in chunks:
+                found = [frame for frame in frames if frame is not None]
+                if len(found) != len(frames):
+                    raise UnavailableError(f"the buffer changed while {what} was read: try again")
+                yield found
 
     def commit(self, step: int, checkpointed: int) -> None:
         """Batch `step` is trained. Raises: ContractError for a step without a batch."""
@@ -211,21 +252,22 @@ class BufferService:
         """What `/metrics` answers."""
         return self._metrics.exposition(self._store.status())
 
-    def snapshot(self) -> bytes:
-        """One consistent binary. Raises: UnavailableError when groups are consumed faster than they can be read."""
-        for _ in range(SNAPSHOT_LOOKS):
-            image = self._store.image()
-            group_ids = sorted(image.references)
-            frames = [frame for frame in self._store.frames(group_ids) if frame is not None]
-            if len(frames) == len(group_ids):
-                log.info("snapshot assembled=%d groups=%d", image.tables.step, len(frames))
-                return pack_snapshot(image, group_ids, frames)
-        raise UnavailableError("the buffer changed while a snapshot was taken: try again")
+    def snapshot(self) -> Outgoing:
+        """One consistent binary. Raises, when read: UnavailableError when groups are consumed meanwhile."""
+        image = self._store.image()
+        records = image.all_records
+        group_ids = sorted(image.references)
+        num_bytes = sum(records[group_id].num_bytes for group_id in group_ids)
+        start = snapshot_start(image, group_ids)
+        log.info("snapshot assembled=%d groups=%d bytes=%d", image.tables.step, len(group_ids), num_bytes)
+        chunks = sealed(start, self._chunks("a snapshot", group_ids, num_bytes))
+        return Outgoing(what="a snapshot", start=start, num_bytes=num_bytes + DIGEST_BYTES, chunks=chunks)
 
     def restore(self, data: bytes | bytearray) -> None:
         """Replace everything of the run. Raises: ContractError for a damaged snapshot; nothing changes then."""
         image, frames = unpack_snapshot(memoryview(data))
         self._store.restore(image, frames)
+        self._intake.forget()
         log.info("restored assembled=%d groups=%d", image.tables.step, len(image.references))
 
     def resume(self, step: int) -> None:
@@ -235,8 +277,6 @@ class BufferService:
 
 
 def _incoming(frame: memoryview) -> Incoming:
-    """A frame and its record. Opened as views, 35 us whatever the size, so that the learner can open every batch."""
-    group = unpack_group(frame)
-    if not (NAME.fullmatch(group.group_id) and NAME.fullmatch(group.worker_id)):
-        raise ContractError(f"group id {group.group_id!r} or worker id {group.worker_id!r} is not a plain name")
-    return Incoming(record=record_of(group, len(frame)), frame=frame)
+    """A frame and its record. Its tokens are looked at, so that the learner can open every batch."""
+    group = check_group(frame)
+    return Incoming(record=record_of(group, len(frame)), frame=frame, newest_version=group.newest_version)

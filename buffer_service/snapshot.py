@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -35,18 +36,35 @@ from buffer_service.values import FreshGroup
 MAGIC = b"BAPOSNAP"
 VERSION = 1
 START = struct.Struct("<8sIQ")
+PAUSE_S = 0.002
+"""After each chunk of a snapshot: hashing would keep a core busy, and pushes would wait for it on a small machine."""
 DIGEST_BYTES = hashlib.sha256().digest_size
 NUMBERS = ("committed", "checkpointed", "cursor", "fresh_dropped")
 
 
-def pack_snapshot(image: Image, group_ids: Sequence[str], frames: Iterable[bytes]) -> bytes:
+def pack_snapshot(image: Image, group_ids: Sequence[str], frames: Iterable[bytes | memoryview]) -> bytes:
     """The binary. `frames` belong to `group_ids`, in order."""
+    start = snapshot_start(image, group_ids)
+    return b"".join([start, *(piece for pieces in sealed(start, [list(frames)]) for piece in pieces)])
+
+
+def snapshot_start(image: Image, group_ids: Sequence[str]) -> bytes:
+    """What precedes the frames of these groups, in order."""
     index = pack({**_index_map(image), "frames": list(group_ids)})
-    parts = [START.pack(MAGIC, VERSION, len(index)), index, *frames]
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return b"".join([*parts, digest.digest()])
+    return START.pack(MAGIC, VERSION, len(index)) + index
+
+
+def sealed(
+    start: bytes, chunks: Iterable[Sequence[bytes | memoryview]]
+) -> Generator[Sequence[bytes | memoryview], None, None]:
+    """The chunks of frames behind `start`, and the digest of everything behind them. Gives way after each chunk."""
+    digest = hashlib.sha256(start)
+    for frames in chunks:
+        for frame in frames:
+            digest.update(frame)
+        yield frames
+        time.sleep(PAUSE_S)
+    yield [digest.digest()]
 
 
 def unpack_snapshot(data: bytes | memoryview) -> tuple[Image, Iterator[tuple[str, memoryview]]]:

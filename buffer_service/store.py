@@ -18,11 +18,12 @@ Raises, everywhere: UnavailableError when the store cannot be reached or is full
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from bapo.messages import BufferStatus
 from bapo.types import Progress, Prompt, RolloutRequest
+from buffer_service.audit import Audit
 from buffer_service.image import Image
 from buffer_service.values import (
     Assembly,
@@ -30,6 +31,7 @@ from buffer_service.values import (
     GroupRecord,
     Health,
     Incoming,
+    Memory,
     Readiness,
     Replacement,
     Tables,
@@ -42,7 +44,16 @@ SHOWN_COMPOSITIONS = 8
 """Lines of them in a status."""
 FORGET_AFTER_STEPS = 20
 """A settled request is remembered, so that a late push of its group is a `duplicate`, for so many steps behind the
-newest checkpoint; after that it is `unknown`."""
+newest checkpoint; after that it is `unknown`. That of an evaluation is remembered until the evaluation is forgotten."""
+
+
+LAST_FAILURE_CHARS = 500
+"""Of the text of the newest failure."""
+SILENT_WORKER_S = 3600.0
+"""A worker that holds nothing and was silent for so long is not in a status any more."""
+
+
+FrameChunks = Generator[list[bytes | memoryview | None], None, None]
 
 
 class Store(Protocol):
@@ -58,7 +69,9 @@ class Store(Protocol):
         """Queue the re-evaluation round of a step, once; returns how many requests it has (0 the second time)."""
         ...
 
-    def claim(self, worker_id: str, *, limit: int, policy_version: int) -> list[RolloutRequest]:
+    def claim(
+        self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True
+    ) -> list[RolloutRequest]:
         """Lease requests with min_version <= policy_version: newest re-evaluations first, evaluations, fresh."""
         ...
 
@@ -83,8 +96,16 @@ class Store(Protocol):
         """
         ...
 
-    def frames(self, group_ids: Sequence[str]) -> list[bytes | None]:
+    def frames(self, group_ids: Sequence[str]) -> list[bytes | memoryview | None]:
         """Frames in the order of the ids; None where there is none."""
+        ...
+
+    def frame_chunks(self, group_ids: Sequence[str], num_bytes: int) -> FrameChunks:
+        """As `frames`, some at a time; what is handed out is valid until the next ones are asked for.
+
+        Args:
+            num_bytes: what all of them have together, as far as the caller knows.
+        """
         ...
 
     def records(self, group_ids: Sequence[str]) -> list[GroupRecord | None]:
@@ -132,6 +153,20 @@ class Store(Protocol):
         """
         ...
 
+    # -- by hand: what a person removes
+
+    def drop_group(self, group_id: str) -> str:
+        """Delete a group that no batch has consumed; returns the table that it was in, or '' if there is none.
+
+        fresh: the scheduler is told, through `fresh_dropped`, to ask for another one; reevaluated: as if its prompt
+        had not been asked; evaluated: settled without a group, as a request that failed for good.
+        """
+        ...
+
+    def edit_tables(self, before: Tables, after: Tables) -> bool:
+        """Take entries out of B_bad and B_high; False, and nothing changes, when `before` is not the newest."""
+        ...
+
     # -- looking
 
     def progress(self) -> Progress:
@@ -160,6 +195,14 @@ class Store(Protocol):
 
     def counters(self) -> dict[str, int]:
         """Event -> count over the whole run: `<what>:<reason>[:<k>/<G>]`."""
+        ...
+
+    def memory(self) -> Memory:
+        """What the store occupies, and what it may."""
+        ...
+
+    def audit(self) -> Audit:
+        """The facts that must fit together (`buffer_service.audit`). O(what the buffer holds): for people."""
         ...
 
     def health(self) -> Health:

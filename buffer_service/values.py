@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bapo.types import Fate, Group, GroupStat, HardPrompt, Origin, Prompt, Purpose, RolloutRequest
+from bapo.types import Fate, GroupStat, HardPrompt, Origin, Prompt, Purpose, RolloutRequest
+from bapo.wire import GroupHeader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,7 @@ class GroupRecord:
         )
 
 
-def record_of(group: Group, num_bytes: int) -> GroupRecord:
+def record_of(group: GroupHeader, num_bytes: int) -> GroupRecord:
     """The record of a group whose frame has so many bytes."""
     return GroupRecord(
         group_id=group.group_id,
@@ -88,8 +89,8 @@ def record_of(group: Group, num_bytes: int) -> GroupRecord:
         label=group.label,
         worker_id=group.worker_id,
         policy_version=group.policy_version,
-        rewards=tuple(group.rewards.tolist()),
-        num_tokens=len(group.token_ids),
+        rewards=group.rewards,
+        num_tokens=group.num_tokens,
         num_bytes=num_bytes,
         claimed_at=group.timing.claimed_at,
         sample_s=group.timing.sample_s,
@@ -112,6 +113,8 @@ class Incoming:
 
     record: GroupRecord
     frame: bytes | memoryview
+    newest_version: int = 0
+    """Newest version that sampled any token."""
 
 
 def does_not_answer(group_id: str, terms: str) -> str:
@@ -176,6 +179,20 @@ class Tables:
     """B_bad, oldest first."""
     high: tuple[GroupStat, ...] = ()
     """B_high, oldest first."""
+    edits: int = 0
+    """How often a person has removed entries since that assembly."""
+
+
+def left_prompts(before: Tables, after: Tables) -> tuple[str, ...]:
+    """Prompt ids that are in B_bad no more."""
+    stay = {entry.prompt_id for entry in after.bad}
+    return tuple(entry.prompt_id for entry in before.bad if entry.prompt_id not in stay)
+
+
+def left_high(before: Tables, after: Tables) -> tuple[str, ...]:
+    """Group ids that are in B_high no more."""
+    stay = {stat.group_id for stat in after.high}
+    return tuple(stat.group_id for stat in before.high if stat.group_id not in stay)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +207,8 @@ class Readiness:
     last_failure: str
     num_open: int
     """Fresh requests planned for this step or before that are neither done nor dropped."""
+    fresh_bytes: int
+    """Of the frames of the fresh groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +241,7 @@ class BatchRecord:
 class Assembly:
     """Everything that assembling a step changes; a store applies all of it or nothing.
 
-    Fence: the newest assembled step is `step - 1`, and every id of `fresh` and `reevaluated` is still there.
+    Fence: the newest tables are `before`, of step `step - 1`, and every id of `fresh` and `reevaluated` is still there.
     """
 
     step: int
@@ -239,22 +258,32 @@ class Assembly:
     """One line of `GET /batches`."""
     num_stale: int
     """How many of `View.stale` the batch reports."""
+    fresh_bytes: int
+    """Of the frames of `fresh` together."""
 
     @property
     def left_bad(self) -> tuple[str, ...]:
         """Prompt ids that are in B_bad no more."""
-        stay = {entry.prompt_id for entry in self.after.bad}
-        return tuple(entry.prompt_id for entry in self.before.bad if entry.prompt_id not in stay)
+        return left_prompts(self.before, self.after)
 
     @property
     def reference_changes(self) -> dict[str, int]:
-        """Group id -> change of its reference count; a group that nothing refers to is deleted."""
+        """Group id -> change of its reference count, where there is one; what nothing refers to is deleted."""
         changes: Counter[str] = Counter(self.batch.group_ids)
         changes.update(stat.group_id for stat in self.after.high)
         changes.subtract(stat.group_id for stat in self.before.high)
         changes.subtract(self.fresh)
         changes.subtract(self.reevaluated)
-        return dict(changes)
+        return {group_id: change for group_id, change in changes.items() if change}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a store occupies, in bytes."""
+
+    used: int
+    limit: int
+    """0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from starlette.concurrency import run_in_threadpool
+from buffer_service.threads import in_thread
 
 T = TypeVar("T")
 
@@ -23,12 +23,18 @@ class Wakeups:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self._interruptions = 0
         self.is_closed = False
 
     def wake(self) -> None:
         """Something happened. Call from the event loop."""
         self._event.set()
         self._event = asyncio.Event()
+
+    def interrupt(self) -> None:
+        """End the polls that are open now, after one more try: who waits should ask anew. Call from the event loop."""
+        self._interruptions += 1
+        self.wake()
 
     def close(self) -> None:
         """End all polls now, and all later ones after one try. Call from the event loop."""
@@ -44,12 +50,13 @@ class Wakeups:
             attempt: blocks; runs in a worker thread.
             is_gone: whether nobody waits for the answer any more.
         """
-        deadline = time.monotonic() + wait_s
+        deadline, interruptions = time.monotonic() + wait_s, self._interruptions
         while True:
             event = self._event  # before the attempt, so that a change during it is not missed
-            result = await run_in_threadpool(attempt)
+            result = await in_thread(attempt)
             left_s = deadline - time.monotonic()
-            if result is not None or left_s <= 0 or self.is_closed or await is_gone():
+            is_over = left_s <= 0 or self.is_closed or self._interruptions != interruptions
+            if result is not None or is_over or await is_gone():
                 return result
             try:
                 await asyncio.wait_for(event.wait(), min(POLL_S, left_s))

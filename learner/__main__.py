@@ -49,6 +49,7 @@ class Peers:
 def main(flags: Flags) -> None:
     """Put the parts together and run the loop."""
     config = flags.config
+    flags.extra.resume = flags.extra.resume or flags.extra.restart
     disable_progress_bar()
     torch.set_num_threads(config.learner.num_threads)
     stop = StopFlag()
@@ -68,7 +69,8 @@ def main(flags: Flags) -> None:
 def _run(flags: Flags, world: World, stop: StopFlag) -> None:
     telemetry, ready = Telemetry(), [False]
     if world.leads:
-        port = serve_health(telemetry, flags.config.learner.port, lambda: ready[0])
+        config = flags.config
+        port = serve_health(telemetry, config.learner.port, lambda: ready[0], tokens=config.security.tokens)
         flags.run.write_port("learner", port)
     checkpoint = newest_checkpoint(flags.run.path / "checkpoints") if flags.extra.resume else None
     peers = _peers(flags) if world.leads else None
@@ -140,7 +142,9 @@ def _resume(flags: Flags, learner: Learner, peers: Peers | None, checkpoint: Che
         with learner.stop.waiting():
             peers.buffer.wait_ready(flags.config.rollout.start_timeout_s)
         resume_buffer(learner.buffer, checkpoint)
-        flags.run.truncate_after(checkpoint.state.step if checkpoint else 0)
+        # An evaluator that runs is the writer of its file, and the steps are trained again to the same weights.
+        step = checkpoint.state.step if checkpoint else 0
+        flags.run.truncate_after(step, keep_evaluations=flags.extra.restart)
     if checkpoint is not None:
         load_state(learner, checkpoint)
         log.info("resumes after step %d with rollout policy %d", checkpoint.state.step, checkpoint.state.alpha_version)
@@ -152,6 +156,9 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
     parser.add_argument("--fleet-url", help="the rollout server; default: from the configuration and RUN/ports")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run")
+    parser.add_argument(
+        "--restart", action="store_true", help="as --resume, while the other processes of the run go on"
+    )
 
 
 if __name__ == "__main__":

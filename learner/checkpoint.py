@@ -30,11 +30,12 @@ from torch import Tensor
 
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, StorageError
+from bapo.storage import storing
 from bapo.types import Canary
 from learner.anchors import GenerationMemory
 from learner.distributed import World, spread_like, whole
 from learner.policy import Policy
-from learner.weights import WeightPublisher, gather_weights, link, storage, write_weights
+from learner.weights import WeightPublisher, gather_weights, link, write_weights
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class CheckpointWriter:
                 anchor_steps=dict(memory.steps),
             )
             partial = self._folder / f"step-{step:06d}.partial"
-            with storage(partial):
+            with storing(partial):
                 try:
                     shutil.rmtree(partial, ignore_errors=True)
                     (partial / "hf").mkdir(parents=True)

@@ -12,8 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from bapo.algorithms.randomness import rng_for
 from bapo.config.tree import Config
-from bapo.errors import StorageError
+from bapo.storage import storing
 from bapo.types import Canary, WeightUpdate
 from learner.diagnostics import Stopwatch
 from learner.distributed import World, whole
@@ -70,21 +69,10 @@ def make_canary(policy: Policy, token_ids: tuple[int, ...], dtype: str) -> Canar
     return Canary(token_ids=token_ids, logprobs=tuple(logprobs.tolist()), tolerance=CANARY_TOLERANCE[dtype])
 
 
-@contextmanager
-def storage(path: Path) -> Iterator[None]:
-    """Turn a refusal of the disk into a StorageError that names the file."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise StorageError(
-            f"cannot write {path}: {error}; free space or choose another run.root, then `bapo train --resume`"
-        ) from error
-
-
 def write_weights(tensors: dict[str, Tensor], path: Path) -> None:
     """A safetensors file that appears whole or not at all. Raises: StorageError."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with storage(path):
+    with storing(path, SafetensorError):
         try:
             save_file(tensors, temporary, metadata={"format": "pt"})
             temporary.chmod(FILE_MODE)
@@ -131,7 +119,7 @@ class WeightPublisher:
             canary = make_canary(self._policy, self._canary_tokens, self._config.model.dtype)
         if self._world.leads:
             path = self._path(version)
-            with watch.phase("write"), storage(path):
+            with watch.phase("write"), storing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_weights(tensors, path)
             with watch.phase("send"):
@@ -146,7 +134,7 @@ class WeightPublisher:
         """
         if self._world.leads:
             path = self._path(version)
-            with storage(path):
+            with storing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 link(saved, path)
             self._send(version, path, canary)

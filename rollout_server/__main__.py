@@ -19,19 +19,23 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bapo.addresses import FLEET, buffer_url
+from bapo.bounded_headers import BoundedHeaders
 from bapo.clients import BufferClient
 from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError
 from bapo.process import Flags, run_process
 from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry
+from bapo.tokens import keyring_for
 from rollout_server import ray_settings
 from rollout_server.app import create_app
 from rollout_server.engines.base import engine_module
 from rollout_server.fleet import Fleet
 from rollout_server.handles import LocalHandle, WorkerHandle, make_worker
+from rollout_server.published import recall, remember
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +45,10 @@ RELEASE_S = 2.0
 SHUTDOWN_S = 1
 NODE_S = 10.0
 """How long the node may take to stop, or to come up when the end comes first: only then it can be stopped."""
+
+
+class Protocol(BoundedHeaders, HttpToolsProtocol):
+    """HTTP with bounds on what comes before a body."""
 
 
 class Server(uvicorn.Server):
@@ -57,13 +65,19 @@ def main(flags: Flags) -> None:
     config, telemetry = flags.config, Telemetry()
     engine_module(config.rollout.engine).check(config)
     port = config.rollout.port if flags.extra.port is None else flags.extra.port
+    keyring = keyring_for("the rollout server", flags.extra.host, config.security.tokens)
     listener = listen(flags.extra.host, port)
     url = flags.extra.buffer_url or buffer_url(config, flags.run)
     runner = Runner(config, flags.run, url, telemetry)
-    app = create_app(runner.fleet, telemetry)
+    app = create_app(runner.fleet, telemetry, keyring)
     server = Server(
         uvicorn.Config(
-            app, log_config=None, log_level=logging.WARNING, access_log=False, timeout_graceful_shutdown=SHUTDOWN_S
+            app,
+            http=Protocol,
+            log_config=None,
+            log_level=logging.WARNING,
+            access_log=False,
+            timeout_graceful_shutdown=SHUTDOWN_S,
         )
     )
     runner.start(on_end=lambda: setattr(server, "should_exit", True))
@@ -92,6 +106,7 @@ class Runner:
             release=BufferClient(url, timeout_s=RELEASE_S, retry_s=RELEASE_S).release,
             telemetry=telemetry,
             on_fatal=lambda _: self._on_end(),
+            remember=lambda update: remember(run.weights_path, update),
         )
         self._thread = threading.Thread(target=self._run_node, name="node", daemon=True)
 
@@ -125,6 +140,8 @@ class Runner:
 
     def _run_fleet(self) -> None:
         self._has_node.set()
+        if earlier := recall(self._run.weights_path, BufferClient(self._url)):
+            self.fleet.begin_with(earlier)
         if not self._ended.is_set():
             self.fleet.scale(self._config.rollout.num_workers)
         self._ended.wait()

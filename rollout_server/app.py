@@ -6,6 +6,7 @@ Blocking work runs in threads (`def`, not `async def`), so /healthz answers duri
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -15,10 +16,13 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 
 import bapo
-from bapo.errors import BapoError, ContractError, UnavailableError
+from bapo.errors import BapoError, ContractError, Refusal, UnavailableError
 from bapo.fleet_client import weight_update_from_map
+from bapo.gate import Gate
 from bapo.telemetry import Telemetry
+from bapo.tokens import Keyring
 from rollout_server.fleet import Fleet
+from rollout_server.rights import RULES
 
 
 class Scale(BaseModel):
@@ -45,8 +49,8 @@ class WeightUpdateBody(BaseModel):
     canary: CanaryBody
 
 
-def create_app(fleet: Fleet, telemetry: Telemetry) -> FastAPI:
-    """The API of one fleet."""
+def create_app(fleet: Fleet, telemetry: Telemetry, keyring: Keyring | None = None) -> FastAPI:
+    """The API of one fleet. Without a keyring everybody may do everything."""
     app = FastAPI(title="BAPO rollout server", version=bapo.__version__, summary="Workers that sample groups.")
 
     @app.get("/workers")
@@ -90,13 +94,21 @@ def create_app(fleet: Fleet, telemetry: Telemetry) -> FastAPI:
         """Prometheus text format."""
         return Response(telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
 
+    app.state.telemetry = telemetry
     app.add_exception_handler(BapoError, _named_error)
     app.add_exception_handler(RequestValidationError, _invalid_body)
+    app.add_middleware(Gate, rules=RULES, keyring=keyring, refused=partial(_count, telemetry))
     return app
+
+
+def _count(telemetry: Telemetry, reason: Refusal) -> None:
+    telemetry.counter("bapo_refused_requests_total").labels(reason=reason.value).inc()
 
 
 async def _named_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, BapoError)
+    if isinstance(error, ContractError):
+        _count(request.app.state.telemetry, error.reason)
     return JSONResponse({"error": type(error).__name__, "message": str(error)}, status_code=error.http_status)
 
 

@@ -1,10 +1,11 @@
 """From a sampled group to the buffer's acknowledgement: grade, pack, push.
 
-    sampled --> [grading threads, one per child] --> frames --> [pushing thread: as many frames as wait] --> buffer
+    sampled --> [grading threads, one per child] --> frames --> [pushing threads: as many frames as wait] --> buffer
                        |
                        +-- the verifier failed --> reported as failed, never pushed with reward 0
 
-A push that the buffer does not acknowledge is dropped here: its request is sampled again when the lease ends.
+A push that the buffer does not acknowledge is dropped here: its request is sampled again when the lease ends. A group
+that it refuses is reported as failed, so that it is tried again, a limited number of times.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
-from bapo.errors import GradingError, UnavailableError
-from bapo.types import Float32s, Group, Outcome, Prompt, RolloutRequest, Timing
+from bapo.errors import ContractError, GradingError, UnavailableError
+from bapo.types import Float32s, Group, Outcome, Prompt, Purpose, RolloutRequest, Timing
 from bapo.wire import pack_group
 from rollout_server.engines.base import SampledGroup
 from rollout_server.leases import Lease, Leases
 from rollout_server.report import Tally
 
 log = logging.getLogger(__name__)
+
+Frames = queue.SimpleQueue[tuple[str, bytes] | None]
 
 MAX_FRAMES = 64
 """Frames of one push: bounds the size of one HTTP body."""
@@ -99,13 +103,14 @@ class Delivery:
         self._tally = tally
         self._on_death = on_death
         self._sampled: queue.SimpleQueue[tuple[SampledGroup, Lease, float] | None] = queue.SimpleQueue()
-        self._frames: queue.SimpleQueue[tuple[str, bytes] | None] = queue.SimpleQueue()
+        # Two, because pushes of fresh groups wait while the buffer is full, and the others must not.
+        self._queues: dict[bool, Frames] = {is_fresh: queue.SimpleQueue() for is_fresh in (False, True)}
         self._graders = [self._thread(f"grade-{i}", self._grade_all) for i in range(num_graders)]
-        self._pusher = self._thread("push", self._push_all)
+        self._pushers = [self._thread(f"push-{i}", partial(self._push_all, q)) for i, q in self._queues.items()]
 
     def start(self) -> None:
         """Begin to deliver."""
-        for thread in (*self._graders, self._pusher):
+        for thread in (*self._graders, *self._pushers):
             thread.start()
 
     def add(self, sampled: SampledGroup, lease: Lease) -> None:
@@ -132,8 +137,10 @@ class Delivery:
             self._sampled.put(None)
         for thread in self._graders:
             _join(thread, deadline)
-        self._frames.put(None)
-        _join(self._pusher, deadline)
+        for frames in self._queues.values():
+            frames.put(None)
+        for thread in self._pushers:
+            _join(thread, deadline)
 
     def _thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
         def guarded() -> None:
@@ -172,22 +179,22 @@ class Delivery:
             sample_s,
             grade_s,
         )
-        self._frames.put((group.group_id, pack_group(group)))
+        self._queues[group.purpose is Purpose.FRESH].put((group.group_id, pack_group(group)))
 
-    def _push_all(self) -> None:
-        while (first := self._frames.get()) is not None:
-            items, ended = self._gather(first)
+    def _push_all(self, frames: Frames) -> None:
+        while (first := frames.get()) is not None:
+            items, ended = self._gather(frames, first)
             self._push(dict(items))
             if ended:
                 return
 
-    def _gather(self, first: tuple[str, bytes]) -> tuple[list[tuple[str, bytes]], bool]:
+    def _gather(self, frames: Frames, first: tuple[str, bytes]) -> tuple[list[tuple[str, bytes]], bool]:
         """`first` and what comes within `LINGER_S`; and whether the end of the queue came."""
         items = [first]
         deadline = time.monotonic() + LINGER_S
         while len(items) < min(MAX_FRAMES, len(self._leases)):
             try:
-                item = self._frames.get(timeout=max(0.0, deadline - time.monotonic()))
+                item = frames.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 break
             if item is None:
@@ -202,11 +209,23 @@ class Delivery:
             self._tally.add("groups/all/unacknowledged", len(frames))
             log.warning("%d groups were not acknowledged, their leases will bring them back: %s", len(frames), error)
             fates = {}
+        except ContractError as error:
+            self._push_apart(frames, error)
+            return
         for group_id in frames:
             lease = self._leases.remove(group_id)
             fate = fates.get(group_id)
             if lease is not None and fate is not None:
                 self._tally.add(f"groups/{lease.request.purpose.value}/{fate}")
+
+    def _push_apart(self, frames: Mapping[str, bytes], error: ContractError) -> None:
+        """Find the groups that the buffer refuses: they are reported as failed, and the others are stored."""
+        if len(frames) > 1:
+            for group_id, frame in frames.items():
+                self._push({group_id: frame})
+            return
+        for group_id in frames:
+            self.refuse(group_id, "refused", f"the buffer refused the group: {error}")
 
 
 def _join(thread: threading.Thread, deadline: float) -> None:

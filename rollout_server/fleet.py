@@ -49,13 +49,19 @@ class Fleet:
         release: Callable[[str], object],
         telemetry: Telemetry,
         on_fatal: Callable[[BapoError], None],
+        remember: Callable[[WeightUpdate], None] = lambda _: None,
     ) -> None:
-        """`release`: gives the leases of a dead worker back to the buffer."""
+        """
+        Args:
+            release: gives the leases of a dead worker back to the buffer.
+            remember: keeps the newest weights for a fleet that comes after this one.
+        """
         self._config = config
         self._make_handle = make_handle
         self._release = release
         self.metrics = FleetMetrics(telemetry)
         self._on_fatal = on_fatal
+        self._remember = remember
         self._places_lock = threading.Lock()
         self._places: list[Place] = []
         self._weights_lock = threading.Lock()
@@ -121,6 +127,7 @@ class Fleet:
                     "a learner that resumed from a checkpoint says so (rollback)"
                 )
             self._newest = update
+            self._remember(update)
             with self._places_lock:
                 places = [place for place in self._places if place.is_ready]
             with ThreadPoolExecutor(max_workers=max(1, len(places)), thread_name_prefix="update") as pool:
@@ -129,6 +136,11 @@ class Fleet:
         self.metrics.updated(time.monotonic() - began, num_failed=len(places) - len(took))
         log.info("version %d published: %d of %d workers hold it", update.version, len(took), len(places))
         return took
+
+    def begin_with(self, update: WeightUpdate) -> None:
+        """Weights of an earlier fleet, for workers that start now; an update that came meanwhile is newer."""
+        with self._weights_lock:
+            self._newest = self._newest or update
 
     def stop(self) -> None:
         """End all workers now; their leases go back."""

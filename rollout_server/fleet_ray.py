@@ -28,6 +28,7 @@ from bapo.config.tree import Config
 from bapo.errors import BapoError, UnavailableError
 from bapo.fleet_client import weight_update_from_map, weight_update_map
 from bapo.process import LOG_FORMAT
+from bapo.tokens import own_token
 from bapo.types import WeightUpdate
 from rollout_server.engines.base import engine_module
 from rollout_server.handles import LOG_TAIL_LINES, WorkerDiedError, make_worker
@@ -79,10 +80,10 @@ class RayNode:
 class WorkerActor:
     """Lives in the actor's process; values cross its border as plain maps."""
 
-    def __init__(self, worker_id: str, config_json: str, buffer_url: str, log_path: str) -> None:
+    def __init__(self, worker_id: str, config_json: str, buffer_url: str, log_path: str, token: str | None) -> None:
         _log_to(log_path)
         config = Config.model_validate_json(config_json)
-        self._worker = make_worker(worker_id, config, buffer_url)
+        self._worker = make_worker(worker_id, config, buffer_url, token)
 
     def load(self) -> None:
         """Load the engine; an error shows in the report."""
@@ -125,7 +126,10 @@ class RayHandle:
             )
             .remote
         )
-        self._arguments = (worker_id, config.model_dump_json(), buffer_url, str(log_path.resolve()))
+        # The token as an argument and not as a variable: Ray shows the variables of actors to whoever asks it. On this
+        # host a worker finds the file by itself, and the token of a worker on another host is the one of now.
+        token = None if "RAY_ADDRESS" not in os.environ else own_token()()
+        self._arguments = (worker_id, config.model_dump_json(), buffer_url, str(log_path.resolve()), token)
         self._actor: Any = None
 
     def start(self) -> None:

@@ -67,12 +67,12 @@ MakeHandle = Callable[[str], WorkerHandle]
 """A handle for a new worker of the given id."""
 
 
-def make_worker(worker_id: str, config: Config, buffer_url: str) -> Worker:
-    """A worker with its real parts."""
+def make_worker(worker_id: str, config: Config, buffer_url: str, token: str | None = None) -> Worker:
+    """A worker with its real parts. `token`: for the buffer; None: what this process has."""
     return Worker(
         worker_id=worker_id,
         config=config,
-        buffer=BufferClient(buffer_url),
+        buffer=BufferClient(buffer_url, token=token),
         make_engine=engine_module(config.rollout.engine).make_engine,
         make_grader=lambda config: GraderPool(config.task, num_children=NUM_GRADERS),
     )

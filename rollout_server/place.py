@@ -17,6 +17,7 @@ from bapo.errors import BY_NAME, DeadlineError, UnavailableError
 from bapo.fleet_client import WorkerStatus
 from bapo.types import WeightUpdate
 from rollout_server.handles import MakeHandle, WorkerHandle
+from rollout_server.memory import MemoryWatch
 from rollout_server.report import WorkerReport
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
+"""Between two looks at a worker that loads."""
+WATCH_S = 1.0
+"""Between two looks at one that samples: each costs some milliseconds on both sides."""
 SILENCE_S = 30.0
 """A ready worker that does not answer for this long hangs: it is replaced."""
 STUCK_S = 120.0
@@ -116,11 +120,12 @@ class Place:
             self.worker_id = self.name if self._restarts == 0 else f"{self.name}.{self._restarts}"
             self._report, self._condemned, self._ready_at = NO_REPORT, None, 0.0
             self._state = "starting"
+            memory = MemoryWatch.begin()
             self._handle = handle = self._make_handle(self.worker_id)
             try:
                 self._live(handle)
             except Exception as error:  # noqa: BLE001 - the fleet decides what an error means
-                self._bury(handle, error)
+                self._bury(handle, memory.explain(error, rss_bytes=self._report.rss_bytes))
             else:
                 handle.kill()
                 self._fleet.release(self.worker_id)
@@ -137,7 +142,7 @@ class Place:
             return
         self._fleet.admit(lambda update: self._begin(handle, update))
         log.info("%s is ready with version %d", self.worker_id, self._report.policy_version)
-        while not self._leaving.wait(POLL_S):
+        while not self._leaving.wait(WATCH_S):
             self._look(handle, SILENCE_S)
         if not self._at_once:
             self._state = "draining"

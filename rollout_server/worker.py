@@ -33,9 +33,9 @@ from rollout_server.weights import check_file, take_weights
 
 log = logging.getLogger(__name__)
 
-CLAIM_WAIT_S = 0.1
-"""Long poll of one claim. Short, because the buffer answers a claim for the version that the worker had when it asked:
-this bounds how long a worker that has just taken new weights waits before it may sample with them."""
+CLAIM_WAIT_S = 0.5
+"""Long poll of one claim. The buffer answers for the version that the worker had when it asked, and ends the poll when
+the learner reports new weights; this is the bound when that report went to another replica of the buffer."""
 RESERVE_SHARE = 0.25
 """Share of `max_groups_in_flight` that is claimed ahead, so that the engine never waits for a claim."""
 RENEWALS_PER_LEASE = 3

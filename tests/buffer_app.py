@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fastapi import FastAPI
+
 from bapo.algorithms.registry import load_composer
-from bapo.clients import BufferClient
+from bapo.clients import AsyncBufferClient, BufferClient
 from bapo.config.tree import Config
 from bapo.telemetry import Telemetry
+from bapo.tokens import Keyring
 from buffer_service.__main__ import Server, listen, uvicorn_config
 from buffer_service.app import create_app
 from buffer_service.context import Context
@@ -26,14 +30,19 @@ def small_config(**sections: dict[str, Any]) -> Config:
     return Config.model_validate(given)
 
 
-@contextmanager
-def serving(store: Store, config: Config) -> Iterator[BufferClient]:
-    """A client of a service on the store; the service ends with the block."""
+def served_app(store: Store, config: Config, keyring: Keyring | None = None) -> FastAPI:
+    """The app of a service on the store."""
     metrics = BufferMetrics(Telemetry(), config)
     service = BufferService(store, load_composer(config.algorithm), config, metrics)
-    context = Context(service=service, config=config)
-    listener = listen("127.0.0.1", 0)
-    server = Server(uvicorn_config(create_app(context, metrics)), context)
+    return create_app(Context(service=service, config=config), metrics, keyring)
+
+
+@contextmanager
+def serving(store: Store, config: Config, keyring: Keyring | None = None, *, port: int = 0) -> Iterator[BufferClient]:
+    """A client of a service on the store; the service ends with the block."""
+    app = served_app(store, config, keyring)
+    listener = listen("127.0.0.1", port)
+    server = Server(uvicorn_config(app), app.state.context)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     client = BufferClient(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=10.0, retry_s=5.0)
@@ -45,6 +54,18 @@ def serving(store: Store, config: Config) -> Iterator[BufferClient]:
         thread.join(10.0)
         listener.close()
         assert not thread.is_alive(), "the service did not end"
+
+
+class Awaited:
+    """An AsyncBufferClient to be used like a BufferClient: each call is awaited in an event loop of its own."""
+
+    def __init__(self, url: str) -> None:
+        self._client = AsyncBufferClient(url, timeout_s=10.0, retry_s=5.0)
+        self.url = url
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._client, name)
+        return lambda *args, **kwargs: asyncio.run(method(*args, **kwargs))
 
 
 def until(condition: Any, timeout_s: float = 10.0) -> None:

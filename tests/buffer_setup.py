@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bapo.messages import BufferStatus, WorkerLeases
 from bapo.types import Group, GroupStat, HardPrompt, Origin, Prompt, RolloutRequest
-from bapo.wire import pack_group
+from bapo.wire import pack_group, read_group_header
 from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
@@ -36,7 +36,7 @@ def new_store(
 def incoming(group: Group) -> Incoming:
     """What the service hands to the store for a pushed group."""
     frame = pack_group(group)
-    return Incoming(record=record_of(group, len(frame)), frame=frame)
+    return Incoming(record=record_of(read_group_header(frame), len(frame)), frame=frame)
 
 
 def answer(request: RolloutRequest, rewards: str = "10010000", version: int = 1, worker_id: str = "w") -> Group:
@@ -92,6 +92,7 @@ def an_assembly(
     high: Sequence[GroupStat] = (),
     new_prompts: Sequence[Prompt] = (),
     num_stale: int = 0,
+    fresh_bytes: int = 0,
 ) -> Assembly:
     """An assembly that trains `trained` as x1 and leaves the given tables."""
     header = {
@@ -114,6 +115,7 @@ def an_assembly(
         batch=BatchRecord(step=step, group_ids=tuple(trained), header=header, num_bytes=0),
         composition={"step": step, "x1": len(trained), "x2": 0, "x3": 0},
         num_stale=num_stale,
+        fresh_bytes=fresh_bytes,
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -70,6 +72,15 @@ def newest_run(root: str = "outputs") -> RunDirectory:
     if not configs:
         raise ConfigError(f"there is no run in {root}; name one with --run RUN")
     return RunDirectory.open(configs[-1].parent)
+
+
+def say(text: str) -> None:
+    """Print; in a terminal no word is broken at its edge."""
+    width = shutil.get_terminal_size().columns
+    for line in text.splitlines():
+        is_long = sys.stdout.isatty() and len(line) > width
+        wrapped = textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) if is_long else [line]
+        typer.echo("\n".join(wrapped))
 
 
 def hand_over(*arguments: str) -> NoReturn:

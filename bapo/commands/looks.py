@@ -16,6 +16,7 @@ from bapo.config.load import dump_toml, load_resolved
 from bapo.errors import ConfigError, DeadlineError, UnavailableError
 from bapo.fleet_client import FleetClient
 from bapo.records import RunDirectory
+from bapo.token_sets import token_for_run
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, for example outputs/demo-001.")]
 SCALE_TIMEOUT_S = 5.0
@@ -53,7 +54,8 @@ def scale(
     directory = RunDirectory.open(run) if run else newest_run()
     config = load_resolved(directory.config_path)
     try:
-        client = FleetClient(fleet_url(config, directory, timeout_s=0.0), retry_s=SCALE_TIMEOUT_S)
+        url, token = fleet_url(config, directory, timeout_s=0.0), token_for_run(directory.path)
+        client = FleetClient(url, retry_s=SCALE_TIMEOUT_S, token=token)
         client.scale(num)
         workers = client.workers()
     except (DeadlineError, UnavailableError) as error:

@@ -7,12 +7,15 @@ from typing import Annotated
 
 import typer
 
-from bapo.commands.arguments import Tokens, free_name, hand_over, load_named, split_tokens
+from bapo.commands.arguments import Tokens, free_name, hand_over, load_named, say, split_tokens
+from bapo.commands.standalone import up_buffer
 from bapo.config.load import dump_toml, load_config, load_resolved
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
 from bapo.records import RunDirectory
 
+ALONE = "buffer"
+"""`bapo up buffer`."""
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
 
 
@@ -36,22 +39,36 @@ def train(
     if not config:
         raise ConfigError("which configuration? For example: bapo train deploy/configs/demo.toml, or --resume RUN")
     run = _create(resolved)
-    typer.echo(describe(resolved, run))
+    say(describe(resolved, run))
     hand_over("train", "--run-dir", str(run.path))
 
 
-def up(config: Tokens = None, dry_run: DryRun = False) -> None:
+def up(
+    config: Tokens = None,
+    run: Annotated[
+        str | None, typer.Option("--run", metavar="RUN", help="`up buffer`: run directory to make, or to go on with.")
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
     """Start the services of a run without its learner: Redis, buffer service, workers, scheduler, evaluator.
 
+    With the word `buffer` in front: Redis and the buffer service alone, for a training loop of your own.
+
     Example:  bapo up deploy/configs/demo.toml --run.name services
+              bapo up buffer --run outputs/mine --algorithm.batch_size 32
     """
+    if config and config[0] == ALONE:
+        up_buffer(config[1:], run, dry_run=dry_run)
+        return
+    if run is not None:
+        raise ConfigError(f"--run belongs to `bapo up buffer`; name other runs with --run.name {Path(run).name}")
     resolved = load_named(config)
     if dry_run:
         typer.echo(dump_toml(resolved), nl=False)
         return
-    run = _create(resolved)
-    typer.echo(f"run directory {run.path}")
-    hand_over("up", "--run-dir", str(run.path))
+    made = _create(resolved)
+    typer.echo(f"run directory {made.path}")
+    hand_over("up", "--run-dir", str(made.path))
 
 
 def create(config: Tokens = None) -> None:

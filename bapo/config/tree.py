@@ -8,11 +8,13 @@ The docstring below each field is the manual: `docs/configuration.md` is made fr
 from __future__ import annotations
 
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from bapo.algorithms.registry import composer_names
 from bapo.algorithms.settings import AlgorithmConfig, CadenceConfig, Frozen
+from bapo.config.supervision import SupervisionConfig
 from bapo.errors import did_you_mean
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -178,19 +180,35 @@ class BufferConfig(Frozen):
     port: int = Field(8700, ge=0, le=65535)
     """Port of the API; 0 takes a free port."""
     url: str | None = None
-    """A buffer service that is already running; null: the launcher starts one."""
+    """A buffer service that is already running, or several replicas of it with commas between their URLs; null: the
+    launcher starts one."""
     redis_url: str | None = None
-    """A Redis that is already running; null: the launcher starts an embedded one."""
+    """A Redis that is already running, without its password (BAPO_REDIS_PASSWORD_FILE has that); null: the launcher
+    starts an embedded one."""
     appendfsync: Literal["everysec", "always"] = "everysec"
     """Durability of the embedded Redis: everysec may lose about the last second at power loss, always loses nothing."""
     max_memory_mb: int = Field(2048, ge=16)
     """Memory limit of the embedded Redis; pushes are refused with 503 beyond it, nothing is evicted."""
+    max_fresh_groups: int | None = Field(None, ge=1)
+    """Fresh groups that may wait for the learner: beyond it, while the next batch is complete, workers get no fresh
+    requests and their pushes wait (429). At least algorithm.batch_size; null: as many as were asked for."""
+    max_fresh_mb: int | None = Field(None, ge=1)
+    """The same limit in MB of their frames; null: none but max_memory_mb."""
     lease_s: float = Field(120.0, gt=0)
     """A claimed request returns to the queue after this, unless its worker renews it."""
     max_attempts: int = Field(3, ge=1)
     """A group that fails this often is dropped and counted."""
     max_failures_in_a_row: int = Field(20, ge=1)
     """So many failed groups without one success stop the run with the last reason."""
+
+    @model_validator(mode="after")
+    def url_holds_no_password(self) -> Self:
+        if self.redis_url and (urlsplit(self.redis_url).password or "password=" in self.redis_url):
+            raise ValueError(
+                "redis_url holds a password, and a configuration is copied, printed and committed; write it without, "
+                "and name a file with the password in BAPO_REDIS_PASSWORD_FILE"
+            )
+        return self
 
     @model_validator(mode="after")
     def redis_has_one_owner(self) -> Self:
@@ -220,10 +238,17 @@ class EvaluationConfig(Frozen):
 class SchedulerConfig(Frozen):
     """Fresh work and re-evaluation."""
 
-    poll_s: float = Field(0.05, gt=0)
-    """Seconds between looks at the buffer."""
     port: int = Field(8701, ge=0, le=65535)
     """Health and metrics of the scheduler; 0 takes a free port."""
+
+
+class SecurityConfig(Frozen):
+    """Who may call whom. Tokens themselves are never part of a configuration (docs/threat_model.md)."""
+
+    tokens: Literal["auto", "off"] = "auto"
+    """auto: a process that listens beyond the loopback starts only with tokens; off: everybody may call everything."""
+    open_redis: bool = False
+    """Accept a Redis on another host that has no password: whoever reaches it reads and changes everything."""
 
 
 class Config(Frozen):
@@ -243,6 +268,8 @@ class Config(Frozen):
     buffer: BufferConfig = BufferConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
+    security: SecurityConfig = SecurityConfig()
 
     @model_validator(mode="after")
     def composer_exists(self) -> Self:
@@ -260,6 +287,12 @@ class Config(Frozen):
             raise ValueError(
                 f"learner.minibatch_size = {self.learner.minibatch_size} is more than algorithm.batch_size = "
                 f"{self.algorithm.batch_size} groups; write at most {self.algorithm.batch_size}"
+            )
+        most = self.buffer.max_fresh_groups
+        if most is not None and most < self.algorithm.batch_size:
+            raise ValueError(
+                f"buffer.max_fresh_groups = {most} is less than algorithm.batch_size = {self.algorithm.batch_size}: a "
+                f"batch would never be complete; write at least {self.algorithm.batch_size}, or null for no limit"
             )
         if self.learner.num_ranks > self.learner.minibatch_size:
             raise ValueError(

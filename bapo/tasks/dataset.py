@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from bapo.errors import ConfigError
+from bapo.errors import ConfigError, did_you_mean
 from bapo.tasks.base import make_prompt
 from bapo.tasks.dataset_rows import Row, answer_column, read_rows
-from bapo.tasks.registry import Reward, did_you_mean, load_reward
+from bapo.tasks.registry import Reward, load_reward
 from bapo.types import Prompt
 
 log = logging.getLogger(__name__)

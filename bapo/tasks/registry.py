@@ -8,16 +8,15 @@ Every mistake is a ConfigError that says what was looked for and what is there.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
 import bapo.tasks
-from bapo.errors import BapoError, ConfigError
+from bapo.errors import BapoError, ConfigError, did_you_mean
 from bapo.tasks.base import Task
 from bapo.types import Prompt
 
@@ -93,12 +92,6 @@ def load_dotted(dotted: str, *, key: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{key} {dotted!r}: {attribute} is a {type(found).__name__}, not a function")
     return cast(Callable[..., Any], found)
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Say " (did you mean 'x'?)" for the nearest of the known words, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _built_in(name: str) -> Callable[..., Any]:

@@ -1,13 +1,13 @@
--- worker, limit, policy version -> {request, attempts, request, attempts, ...}
+-- worker, limit, policy version, fresh ones too? (1 | 0) -> {request, attempts, request, attempts, ...}
 run_even_when_full()
-local worker, limit, version = arg(), count(), count()
+local worker, limit, version, with_fresh = arg(), count(), count(), count() == 1
 return_expired_leases()
 call('HSET', K.workers, worker, now_ms())
 local above = '(' .. string.format('%.0f', (version + 1) * SPAN)
 local claimed = {}
 for _, purpose in ipairs(CLAIM_ORDER) do
   local left = limit - #claimed
-  if left <= 0 then break end
+  if left <= 0 or (purpose == 'fresh' and not with_fresh) then break end
   local queue, ids = K['queue_' .. purpose], nil
   if purpose == 'reevaluate' then
     ids = call('ZREVRANGEBYSCORE', queue, above, '-inf', 'LIMIT', 0, left)

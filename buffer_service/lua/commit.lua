@@ -12,9 +12,15 @@ for _ = 1, count() do
     if is_mine then refer(id, -1, frame) end
   end
 end
+apply_references()
 local forgotten = checkpointed - remembered
 call('ZREMRANGEBYSCORE', K.done, '-inf', '(' .. forgotten)
-for _, round in ipairs(call('HKEYS', K.rounds)) do
-  if tonumber(round) < checkpointed then call('HDEL', K.rounds, round) end
+-- The newest round up to the checkpoint stays: a scheduler that starts again asks for it again.
+local rounds, newest = call('HKEYS', K.rounds), 0
+for _, round in ipairs(rounds) do
+  if tonumber(round) <= checkpointed then newest = math.max(newest, tonumber(round)) end
+end
+for _, round in ipairs(rounds) do
+  if tonumber(round) < newest then call('HDEL', K.rounds, round) end
 end
 return 1

@@ -1,6 +1,7 @@
--- step, fresh ids, reevaluated ids, (id, change of references) each with a frame key, tables, (prompt id, prompt),
--- prompt ids that left B_bad, batch, composition, its limit, number of stale fates -> 1, or 0 when the fence is broken
-local step = count()
+-- step, edits of the tables that it began with, fresh ids, reevaluated ids, (id, change of references) each with a
+-- frame key, tables, (prompt id, prompt), prompt ids that left B_bad, batch, composition, its limit, number of stale fates, bytes of the fresh groups
+-- -> 1, or 0 when the fence is broken
+local step, edits = count(), count()
 
 local function list()
   local values = {}
@@ -9,21 +10,24 @@ local function list()
 end
 
 local fresh, reevaluated = list(), list()
-if meta('assembled') ~= step - 1 then return 0 end
-for _, id in ipairs(fresh) do
-  if not call('ZSCORE', K.fresh, id) then return 0 end
-end
-for _, id in ipairs(reevaluated) do
-  if not call('ZSCORE', K.reevaluated, id) then return 0 end
+local function has_all(table, ids)
+  for first = 1, #ids, CHUNK do
+    for _, score in ipairs(call('ZMSCORE', table, unpack(ids, first, math.min(first + CHUNK - 1, #ids)))) do
+      if not score then return false end
+    end
+  end
+  return true
 end
 
+if meta('assembled') ~= step - 1 or meta('table_edits') ~= edits then return 0 end
+if not (has_all(K.fresh, fresh) and has_all(K.reevaluated, reevaluated)) then return 0 end
+
 run_even_when_full()
-for _, id in ipairs(fresh) do
-  call('ZREM', K.fresh, id)
-  call('HDEL', K.requests, id)
-end
-for _, id in ipairs(reevaluated) do call('ZREM', K.reevaluated, id) end
+bulk('ZREM', K.fresh, fresh)
+bulk('HDEL', K.requests, fresh)
+bulk('ZREM', K.reevaluated, reevaluated)
 for _ = 1, count() do refer(arg(), count(), frame_key()) end
+apply_references()
 call('SET', K.tables, arg())
 for _ = 1, count() do call('HSET', K.bad_prompts, arg(), arg()) end
 for _, prompt_id in ipairs(list()) do call('HDEL', K.bad_prompts, prompt_id) end
@@ -32,5 +36,6 @@ call('LPUSH', K.compositions, arg())
 call('LTRIM', K.compositions, 0, count() - 1)
 -- New stale fates are put before those that this assembly saw.
 call('LTRIM', K.stale, 0, -1 - count())
-call('HSET', K.meta, 'assembled', step)
+call('HINCRBY', K.meta, 'fresh_bytes', 0 - count())
+call('HSET', K.meta, 'assembled', step, 'table_edits', 0)
 return 1

@@ -25,5 +25,6 @@ for _ = 1, count() do
     if call('HEXISTS', K.refs, id) == 1 then refer(id, -1, frame) end
   end
 end
+apply_references()
 call('HDEL', K.evaluations, label)
 return 1

@@ -59,6 +59,13 @@ local function hash_values(key, ids)
   return values
 end
 
+-- One command with many values, CHUNK at a time; pairs are never cut in two, because CHUNK is even.
+local function bulk(command, key, values)
+  for first = 1, #values, CHUNK do
+    call(command, key, unpack(values, first, math.min(first + CHUNK - 1, #values)))
+  end
+end
+
 -- A score holds min_version above 32 bits of place, so that one range of a queue is all that a version may answer.
 -- Re-evaluations are claimed from the top (newest round first), so their places fall.
 local SPAN, MIDDLE = 4294967296, 2147483648
@@ -80,8 +87,7 @@ local function request_args()
   return {purpose = arg(), min_version = tonumber(arg()), id = arg(), terms = arg(), blob = arg()}
 end
 
-local function find_open(id)
-  local live = call('HGET', K.live, id)
+local function parse_open(id, live)
   if not live then return nil end
   local score, terms = string.match(live, '^(%S+) (.*)$')
   local purpose, step = string.match(terms, '^(%S+) (%S+)')
@@ -89,6 +95,10 @@ local function find_open(id)
     id = id, score = score, terms = terms, purpose = purpose, step = step, label = string.match(terms, '(%S*)$'),
     min_version = math.floor(tonumber(score) / SPAN),
   }
+end
+
+local function find_open(id)
+  return parse_open(id, call('HGET', K.live, id))
 end
 
 local function unlease(request)
@@ -103,19 +113,28 @@ local function requeue(request)
   call('ZADD', K['queue_' .. request.purpose], request.score, request.id)
 end
 
-local function settle(request)
-  unlease(request)
-  call('ZREM', K['queue_' .. request.purpose], request.id)
-  call('HDEL', K.live, request.id)
-  call('HDEL', K.attempts, request.id)
-  call('ZREM', K.planned, request.id)
-  call('ZADD', K.done, meta('assembled'), request.id)
+-- An evaluation ends when its label is forgotten, not when so many steps have passed.
+local function settled_at(request)
+  return request.purpose == 'evaluate' and '+inf' or meta('assembled')
+end
+
+local function count_settled(request)
   if request.purpose == 'reevaluate' and call('HEXISTS', K.rounds, request.step) == 1 then
     call('HINCRBY', K.rounds, request.step, -1)
   elseif request.purpose == 'evaluate' then
     call('HINCRBY', K.evaluations, request.label, 1)
     call('ZADD', K.evaluated, 0, request.label .. ' ' .. request.id)
   end
+end
+
+local function settle(request)
+  unlease(request)
+  call('ZREM', K['queue_' .. request.purpose], request.id)
+  call('HDEL', K.live, request.id)
+  call('HDEL', K.attempts, request.id)
+  call('ZREM', K.planned, request.id)
+  call('ZADD', K.done, settled_at(request), request.id)
+  count_settled(request)
 end
 
 local function attempt_failed(request, reason)
@@ -138,12 +157,45 @@ local function return_expired_leases()
   end
 end
 
--- Change how often a group is referred to; delete it when nothing refers to it any more.
+-- Change how often a group is referred to. Nothing happens before `apply_references`, with which every script that
+-- calls this one ends: all together cost a third of one by one.
+local changes, changed, frame_of = {}, {}, {}
+
 local function refer(id, change, frame)
-  if call('HINCRBY', K.refs, id, change) > 0 then return end
-  call('HDEL', K.refs, id)
-  call('HDEL', K.records, id)
+  if not changes[id] then
+    changed[#changed + 1] = id
+    changes[id], frame_of[id] = 0, frame
+  end
+  changes[id] = changes[id] + change
+end
+
+-- Groups that nothing refers to any more.
+local function delete_groups(ids)
+  if #ids == 0 then return end
+  local size, frames = 0, {}
+  for i, id in ipairs(ids) do
+    frames[i] = frame_of[id]
+    size = size + call('STRLEN', frames[i])
+  end
+  for first = 1, #frames, CHUNK do call('UNLINK', unpack(frames, first, math.min(first + CHUNK - 1, #frames))) end
+  bulk('HDEL', K.refs, ids)
+  bulk('HDEL', K.records, ids)
   -- 0 - n, because Lua writes -0 as "-0", which is no integer to Redis.
-  call('HINCRBY', K.meta, 'bytes', 0 - call('STRLEN', frame))
-  call('UNLINK', frame)
+  call('HINCRBY', K.meta, 'bytes', 0 - size)
+end
+
+local function apply_references()
+  local kept, gone = {}, {}
+  for i, number in ipairs(hash_values(K.refs, changed)) do
+    local id = changed[i]
+    local left = tonumber(number or 0) + changes[id]
+    if left > 0 then
+      kept[#kept + 1] = id
+      kept[#kept + 1] = left
+    else
+      gone[#gone + 1] = id
+    end
+  end
+  bulk('HSET', K.refs, kept)
+  delete_groups(gone)
 end

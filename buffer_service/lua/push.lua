@@ -1,12 +1,14 @@
 -- n, n groups (id, terms, version, worker, rank, record); frame keys: (incoming, final) per group
 -- -> {fate, ...} | {'mismatch', id, terms of the request} | {'missing', id}
-local groups = {}
+-- What all groups need is done in one command for all: a call of Redis costs more than most of these changes.
+local groups, ids = {}, {}
 for i = 1, count() do
   groups[i] = {
     id = arg(), terms = arg(), version = tonumber(arg()), worker = arg(), rank = tonumber(arg()),
     record = arg(),
     incoming = frame_key(), frame = frame_key(),
   }
+  ids[i] = groups[i].id
 end
 
 local function refuse_all(word, id, detail)
@@ -14,48 +16,112 @@ local function refuse_all(word, id, detail)
   return {word, id, detail}
 end
 
-for _, group in ipairs(groups) do
-  local request = find_open(group.id)
+local live = hash_values(K.live, ids)
+for i, group in ipairs(groups) do
+  local request = parse_open(group.id, live[i])
   if request and request.terms ~= group.terms then return refuse_all('mismatch', group.id, request.terms) end
   if call('EXISTS', group.incoming) == 0 then return refuse_all('missing', group.id, '') end
+  group.request = request
 end
 
 local TABLE = {fresh = 'fresh', reevaluate = 'reevaluated'}
-
-local function store(group, request)
-  call('RENAME', group.incoming, group.frame)
-  call('PERSIST', group.frame)
-  call('HSET', K.records, group.id, group.record)
-  call('HSET', K.refs, group.id, 1)
-  call('HINCRBY', K.meta, 'bytes', call('STRLEN', group.frame))
-  call('HSET', K.meta, 'failures_in_a_row', 0)
-  settle(request)
-  local ready = TABLE[request.purpose]
-  if ready then
-    local place = group.rank * SPAN + call('HINCRBY', K.meta, 'seq', 1)
-    call('ZADD', K[ready], string.format('%.0f', place), group.id)
-  end
-  -- The request of a fresh group is needed until its batch: its prompt may enter B_bad, or be asked again.
-  if request.purpose ~= 'fresh' then call('HDEL', K.requests, group.id) end
-  return 'stored'
-end
+local stored, is_stored = {}, {}
 
 local function admit(group)
-  local request = find_open(group.id)
+  local request = group.request
+  if is_stored[group.id] then return 'duplicate' end
   if not request then return call('ZSCORE', K.done, group.id) and 'duplicate' or 'unknown' end
   if group.version < request.min_version then
     requeue(request)
     return 'stale'
   end
-  return store(group, request)
+  stored[#stored + 1] = group
+  is_stored[group.id] = true
+  return 'stored'
+end
+
+local function unlease_all(stored_ids)
+  local held, released = {}, {}
+  for i, worker in ipairs(hash_values(K.holders, stored_ids)) do
+    if worker then
+      held[#held + 1] = stored_ids[i]
+      released[worker] = (released[worker] or 0) + 1
+    end
+  end
+  bulk('HDEL', K.holders, held)
+  for worker, number in pairs(released) do
+    if call('HINCRBY', K.held, worker, -number) <= 0 then call('HDEL', K.held, worker) end
+  end
+end
+
+-- As `settle` does it for one.
+local function settle_all(stored_ids)
+  local of_purpose, done = {}, {}
+  for _, group in ipairs(stored) do
+    local purpose = group.request.purpose
+    of_purpose[purpose] = of_purpose[purpose] or {}
+    table.insert(of_purpose[purpose], group.id)
+    done[#done + 1] = settled_at(group.request)
+    done[#done + 1] = group.id
+    count_settled(group.request)
+  end
+  unlease_all(stored_ids)
+  for purpose, some in pairs(of_purpose) do
+    bulk('ZREM', K['leases_' .. purpose], some)
+    bulk('ZREM', K['queue_' .. purpose], some)
+    -- The request of a fresh group is needed until its batch: its prompt may enter B_bad, or be asked again.
+    if purpose ~= 'fresh' then bulk('HDEL', K.requests, some) end
+  end
+  bulk('HDEL', K.live, stored_ids)
+  bulk('HDEL', K.attempts, stored_ids)
+  bulk('ZREM', K.planned, stored_ids)
+  bulk('ZADD', K.done, done)
+end
+
+local function keep_frames()
+  local size, fresh_size = 0, 0
+  for _, group in ipairs(stored) do
+    call('RENAME', group.incoming, group.frame)
+    call('PERSIST', group.frame)
+    local length = call('STRLEN', group.frame)
+    size = size + length
+    if group.request.purpose == 'fresh' then fresh_size = fresh_size + length end
+  end
+  call('HINCRBY', K.meta, 'bytes', size)
+  call('HINCRBY', K.meta, 'fresh_bytes', fresh_size)
+end
+
+local function enter_tables()
+  local stored_ids, records, refs, members = {}, {}, {}, {fresh = {}, reevaluated = {}}
+  local seq = call('HINCRBY', K.meta, 'seq', #stored) - #stored
+  for i, group in ipairs(stored) do
+    stored_ids[i] = group.id
+    records[2 * i - 1], records[2 * i] = group.id, group.record
+    refs[2 * i - 1], refs[2 * i] = group.id, 1
+    local ready = members[TABLE[group.request.purpose]]
+    if ready then
+      ready[#ready + 1] = string.format('%.0f', group.rank * SPAN + seq + i)
+      ready[#ready + 1] = group.id
+    end
+  end
+  bulk('HSET', K.records, records)
+  bulk('HSET', K.refs, refs)
+  for name, some in pairs(members) do bulk('ZADD', K[name], some) end
+  return stored_ids
 end
 
 run_even_when_full()
-local fates = {}
+local fates, counts, now = {}, {}, now_ms()
 for i, group in ipairs(groups) do
   fates[i] = admit(group)
+  counts[fates[i]] = (counts[fates[i]] or 0) + 1
   if fates[i] ~= 'stored' then call('UNLINK', group.incoming) end
-  call('HINCRBY', K.counters, 'pushed_groups:' .. fates[i], 1)
-  call('HSET', K.workers, group.worker, now_ms())
+  call('HSET', K.workers, group.worker, now)
 end
+if #stored > 0 then
+  keep_frames()
+  settle_all(enter_tables())
+  call('HSET', K.meta, 'failures_in_a_row', 0)
+end
+for fate, number in pairs(counts) do call('HINCRBY', K.counters, 'pushed_groups:' .. fate, number) end
 return fates

@@ -6,6 +6,7 @@ for _ = 1, count() do
   local id, event, fate, request, frame = arg(), arg(), arg(), request_args(), frame_key()
   if call('ZREM', K.fresh, id) == 1 then
     call('HDEL', K.requests, id)
+    call('HINCRBY', K.meta, 'fresh_bytes', 0 - call('STRLEN', frame))
     refer(id, -1, frame)
     enqueue(request, true)
     call('LPUSH', K.stale, fate)
@@ -13,4 +14,5 @@ for _ = 1, count() do
     dropped = dropped + 1
   end
 end
+apply_references()
 return dropped

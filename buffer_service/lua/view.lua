@@ -1,5 +1,6 @@
 -- number of fresh groups -> {assembled, tables, fresh records, their requests, reevaluated records, stale fates}
-local fresh = call('ZRANGE', K.fresh, 0, count() - 1)
+local most = count()
+local fresh = most > 0 and call('ZRANGE', K.fresh, 0, most - 1) or {}
 return {
   meta('assembled'),
   call('GET', K.tables) or '',

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
-from starlette.types import Receive, Scope, Send
 
-from bapo.wire import pack_batch_start
-from buffer_service.context import MOST_RESTORE_BYTES, Here, read_body
-from buffer_service.routes.work import OCTETS
+from bapo.types import Progress
+from buffer_service.bodies import MOST_RESTORE_BYTES, read_body
+from buffer_service.context import Here
+from buffer_service.outgoing import OCTETS, OutgoingResponse
 from buffer_service.schemas import CommitBody, ProgressBody, ResumeBody, Version, Wait, WaitingAnswer
-from buffer_service.service import BufferService
+from buffer_service.threads import in_thread
 from buffer_service.values import BatchRecord
 
 router = APIRouter(tags=["learner"])
@@ -25,38 +23,6 @@ BATCH_ANSWERS: dict[int | str, dict[str, Any]] = {
     202: {"model": WaitingAnswer, "description": "Not there after `wait_s`, and why."},
 }
 SNAPSHOT: dict[str, Any] = {"requestBody": {"required": True, "content": BINARY}}
-
-
-class BatchResponse(Response):
-    """A batch frame, sent while its groups' frames are still being read from the store."""
-
-    media_type = OCTETS
-
-    def __init__(self, service: BufferService, record: BatchRecord) -> None:
-        start = pack_batch_start(record.header, record.num_bytes)
-        super().__init__(headers={"content-length": str(len(start) + record.num_bytes)})
-        self._service, self._record, self._start = service, record, start
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the next frames while the last ones are on their way."""
-        reading = asyncio.ensure_future(self._read(0))
-        try:
-            frames = await reading  # before the status, so that a store that is away is an error and not a cut body
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": self._start, "more_body": True})
-            first = len(frames)
-            while frames:
-                reading = asyncio.ensure_future(self._read(first))
-                for frame in frames:
-                    await send({"type": "http.response.body", "body": frame, "more_body": True})
-                frames = await reading
-                first += len(frames)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            reading.cancel()
-
-    async def _read(self, first: int) -> list[bytes]:
-        return await run_in_threadpool(self._service.frames_of, self._record, first)
 
 
 @router.post("/batches/{step}", response_class=Response, responses=BATCH_ANSWERS)
@@ -70,10 +36,10 @@ async def batch(
 
     record = await here.groups.poll(attempt, wait_s=wait_s, is_gone=request.is_disconnected)
     if record is None:
-        reason = await run_in_threadpool(here.service.why_not_yet, step)
+        reason = await in_thread(here.service.why_not_yet, step)
         return JSONResponse({"reason": reason}, status_code=202)
     here.work.wake()  # prompts of groups that were too old are asked again
-    return BatchResponse(here.service, record)
+    return OutgoingResponse(here.service.outgoing(record))
 
 
 @router.post("/batches/{step}/commit", status_code=204)
@@ -83,35 +49,51 @@ def commit(step: Version, body: CommitBody, here: Here) -> None:
 
 
 @router.get("/progress")
-def progress(here: Here) -> ProgressBody:
-    """Where the learner is; zeros before its first report."""
-    now = here.service.progress()
+async def progress(
+    here: Here,
+    request: Request,
+    seen_step: Annotated[Version | None, Query()] = None,
+    wait_s: Annotated[Wait, Query()] = 0.0,
+) -> ProgressBody:
+    """Where the learner is; zeros before its first report. With `seen_step`: as soon as it is in another step."""
+
+    def moved() -> Progress | None:
+        now = here.service.progress()
+        return None if now.step == seen_step else now
+
+    now = await here.progress.poll(moved, wait_s=wait_s, is_gone=request.is_disconnected)
+    if now is None:
+        now = await in_thread(here.service.progress)
     return ProgressBody(step=now.step, policy_version=now.policy_version)
 
 
 @router.put("/progress", status_code=204)
-def report(body: ProgressBody, here: Here) -> None:
+async def report(body: ProgressBody, here: Here) -> None:
     """Both numbers only rise: a lower one is ignored."""
-    here.service.report(body.to_progress())
+    await in_thread(here.service.report, body.to_progress())
+    here.progress.wake()
+    here.work.interrupt()  # a worker with new weights may claim more than when it asked
 
 
 @router.post("/snapshot", response_class=Response, responses={200: {"content": BINARY}})
 def snapshot(here: Here) -> Response:
     """Everything that a resumed run needs, as one binary with a checksum."""
-    return Response(here.service.snapshot(), media_type=OCTETS)
+    return OutgoingResponse(here.service.snapshot())
 
 
 @router.post("/restore", status_code=204, openapi_extra=SNAPSHOT)
 async def restore(request: Request, here: Here) -> None:
     """Replace everything that this run has in the buffer by a snapshot."""
     body = await read_body(request, MOST_RESTORE_BYTES)
-    await run_in_threadpool(here.service.restore, body)
+    await in_thread(here.service.restore, body)
     here.work.wake()
     here.groups.wake()
+    here.progress.wake()
 
 
 @router.post("/resume", status_code=204)
 async def resume(body: ResumeBody, here: Here) -> None:
     """A learner goes on after a checkpoint: all leases return, batches after it are handed out again."""
-    await run_in_threadpool(here.service.resume, body.step)
+    await in_thread(here.service.resume, body.step)
     here.work.wake()
+    here.progress.wake()

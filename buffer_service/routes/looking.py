@@ -13,7 +13,7 @@ from buffer_service.schemas import Page, QueuesAnswer, TablePage, ThresholdsAnsw
 
 router = APIRouter(tags=["looking"])
 
-Offset = Annotated[int, Query(ge=0)]
+Offset = Annotated[int, Query(ge=0, lt=1 << 31)]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 

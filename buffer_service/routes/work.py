@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
-from starlette.concurrency import run_in_threadpool
 
 from bapo.errors import ContractError
 from bapo.messages import request_map
 from bapo.types import RolloutRequest
-from buffer_service.context import MOST_PUSH_BYTES, Here, read_body
+from buffer_service.bodies import MOST_PUSH_BYTES, use_body
+from buffer_service.context import Here, admit, context_of
+from buffer_service.routes.bare import BareRoute, is_true
 from buffer_service.schemas import (
     AcceptedAnswer,
     ClaimBody,
@@ -27,17 +29,20 @@ from buffer_service.schemas import (
     RequestsAnswer,
     RoundBody,
     Version,
+    Wait,
 )
+from buffer_service.threads import in_thread
 
 router = APIRouter(tags=["work"])
 
 OCTETS = "application/octet-stream"
 FRAMES: dict[str, Any] = {
+    "parameters": [{"name": "fresh", "in": "query", "required": False, "schema": {"type": "boolean", "default": True}}],
     "requestBody": {
         "required": True,
         "description": "Group frames (`bapo/wire.py`), one after the other. Content-Length is required.",
         "content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}},
-    }
+    },
 }
 FRAMES_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {"content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}}, "description": "Group frames."}
@@ -48,7 +53,7 @@ FRAMES_ANSWER: dict[int | str, dict[str, Any]] = {
 async def enqueue(body: EnqueueBody, here: Here) -> AcceptedAnswer:
     """Ask for groups; ids that were asked for before are ignored, and so is a cursor that does not rise."""
     requests = [item.to_request() for item in body.requests]
-    accepted = await run_in_threadpool(here.service.enqueue, requests, body.cursor)
+    accepted = await in_thread(here.service.enqueue, requests, body.cursor)
     here.work.wake()
     return AcceptedAnswer(accepted=accepted)
 
@@ -57,7 +62,7 @@ async def enqueue(body: EnqueueBody, here: Here) -> AcceptedAnswer:
 async def reevaluate(step: Version, body: RoundBody, here: Here) -> AcceptedAnswer:
     """Issue the re-evaluation round of a step; the second call for the same step does nothing."""
     requests = [item.to_request() for item in body.requests]
-    accepted = await run_in_threadpool(here.service.enqueue_round, step, requests)
+    accepted = await in_thread(here.service.enqueue_round, step, requests)
     here.work.wake()
     here.groups.wake()  # a round without requests may be all that a batch waits for
     return AcceptedAnswer(accepted=accepted)
@@ -65,7 +70,10 @@ async def reevaluate(step: Version, body: RoundBody, here: Here) -> AcceptedAnsw
 
 @router.post("/requests/claim", response_model=RequestsAnswer)
 async def claim(body: ClaimBody, here: Here, request: Request) -> Response:
-    """Lease requests: re-evaluations (newest round first), evaluations, fresh ones. Waits for the first one."""
+    """Lease requests: re-evaluations (newest round first), evaluations, fresh ones. Waits for the first one.
+
+    A report of progress ends the wait: the worker may have taken new weights since it asked.
+    """
 
     def attempt() -> list[RolloutRequest] | None:
         return here.service.claim(body.worker_id, body.limit, body.policy_version) or None
@@ -83,7 +91,7 @@ def renew(body: RenewBody, here: Here) -> IdsAnswer:
 @router.post("/requests/fail")
 async def fail(body: FailBody, here: Here) -> OutcomeAnswer:
     """A group has no rewards: asked again, whole, up to `buffer.max_attempts` times, then dropped and counted."""
-    outcome = await run_in_threadpool(here.service.fail, body.worker_id, body.request_id, body.reason, body.detail)
+    outcome = await in_thread(here.service.fail, body.worker_id, body.request_id, body.reason, body.detail)
     here.work.wake()
     here.groups.wake()
     return OutcomeAnswer(outcome=outcome)
@@ -92,18 +100,28 @@ async def fail(body: FailBody, here: Here) -> OutcomeAnswer:
 @router.post("/requests/release")
 async def release(body: ReleaseBody, here: Here) -> ReleasedAnswer:
     """All leases of a dead worker return to their places; no attempt is counted."""
-    released = await run_in_threadpool(here.service.release, body.worker_id)
+    released = await in_thread(here.service.release, body.worker_id)
     here.work.wake()
     return ReleasedAnswer(released=released)
 
 
-@router.post("/groups", openapi_extra=FRAMES, response_model=PushedAnswer)
-async def push(request: Request, here: Here) -> Response:
-    """Store groups. Answers when they are in Redis; pushing again is harmless."""
-    body = await read_body(request, MOST_PUSH_BYTES)
-    fates = await run_in_threadpool(here.service.push, body)
+async def push(request: Request) -> Response:
+    """Store groups. Answers when they are in Redis; pushing again is harmless.
+
+    While the buffer is full, 429 with Retry-After, and the body is not read; `fresh=false` promises that none of the
+    groups is fresh: such a body is always taken.
+    """
+    here, fresh = await context_of(request), is_true(request, "fresh", default=True)
+    if fresh:
+        await admit(request, here.service)
+    fates = await use_body(request, MOST_PUSH_BYTES, partial(here.service.push, with_fresh=fresh))
     here.groups.wake()
     return JSONResponse({"groups": fates})
+
+
+router.add_api_route(
+    "/groups", push, methods=["POST"], openapi_extra=FRAMES, response_model=PushedAnswer, route_class_override=BareRoute
+)
 
 
 @router.get("/groups/{group_id}", response_class=Response, responses=FRAMES_ANSWER)
@@ -125,3 +143,11 @@ def collect(label: Name, here: Here) -> Response:
 def forget(label: Name, here: Here) -> None:
     """Delete the groups and open requests of one evaluation."""
     here.service.forget(label)
+
+
+@router.get("/room", status_code=204)
+async def room(request: Request, here: Here, wait_s: Annotated[Wait, Query()] = 0.0) -> None:
+    """Returns when a push of fresh groups would be taken; 429 when it is still refused after `wait_s`."""
+    pressure = here.service.pressure
+    if await here.work.poll(pressure.has_room, wait_s=wait_s, is_gone=request.is_disconnected) is None:
+        pressure.admit(0)

@@ -13,7 +13,9 @@ FROM python:3.11-slim
 LABEL org.opencontainers.image.title="bapo-learner" org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /venv /venv
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HOME=/tmp
-RUN install -d -o 10001 -g 10001 /bapo /bapo/outputs
+# A new volume takes its owner and mode from the folder that it is mounted on.
+RUN install -d -o 10001 -g 10001 /bapo /bapo/outputs /bapo/secrets /bapo/secrets/acl && cd /bapo/secrets && \
+    install -d -m 700 -o 10001 -g 10001 accepted worker learner scheduler evaluator viewer operator redis
 USER 10001:10001
 WORKDIR /bapo
 ENTRYPOINT ["python", "-m"]

@@ -21,7 +21,9 @@ def main(flags: Flags) -> None:
     task = load_task(config.task.name, config.task.options)
     buffer = BufferClient(flags.extra.buffer_url or buffer_url(config, flags.run))
     is_up = False
-    flags.run.write_port("evaluator", serve_health(telemetry, config.evaluation.port, lambda: is_up))
+    flags.run.write_port(
+        "evaluator", serve_health(telemetry, config.evaluation.port, lambda: is_up, tokens=config.security.tokens)
+    )
     buffer.wait_ready(START_TIMEOUT_S)
     is_up = True
     evaluator = Evaluator(config, task, buffer, flags.run, telemetry)

@@ -20,7 +20,7 @@ from bapo.tasks.base import Task
 from bapo.telemetry import Telemetry
 from bapo.types import Group, Progress, RolloutRequest
 from services.evaluator.measure import evaluation_row
-from services.evaluator.plan import Target, is_finished, label_of, next_target, requests_of
+from services.evaluator.plan import Target, is_finished, label_of, next_target, parts_of, requests_of
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +85,19 @@ class Evaluator:
         rows = {(int(row["version"]), row["split"]) for row in self._run.read_evaluations()}
         return {version for version, _ in rows if all((version, split) in rows for split in self._task.held_out_splits)}
 
+    def _forget_older(self, version: int) -> None:
+        """Delete what an evaluator that was killed had asked for, of versions that nobody will collect any more."""
+        for label in self._buffer.status().evaluations:
+            split, measured = parts_of(label)
+            if split in self._task.held_out_splits and measured < version:
+                self._buffer.forget(label)
+
     def measure(self, target: Target) -> None:
         """Ask for all splits at once, wait for them, and write one row per split that has none yet."""
         have = {row["split"] for row in self._run.read_evaluations() if row["version"] == target.version}
+        self._forget_older(target.version)
+        for split in have:  # by an evaluator that was killed before it could
+            self._buffer.forget(label_of(split, target.version))
         splits = [split for split in self._task.held_out_splits if split not in have]
         asked = {split: self._ask(target, split) for split in splits}
         for split, num_asked in asked.items():

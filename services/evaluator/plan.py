@@ -62,6 +62,12 @@ def label_of(split: str, version: int) -> str:
     return f"{split}@{version}"
 
 
+def parts_of(label: str) -> tuple[str, int]:
+    """(split, version) of a measurement's name; version 0 for a name that is not ours."""
+    split, _, version = label.rpartition("@")
+    return split, int(version) if version.isdecimal() else 0
+
+
 def requests_of(target: Target, split: str, prompts: list[Prompt], num_samples: int) -> list[RolloutRequest]:
     """One request per prompt; asking twice asks once."""
     return [

@@ -1,4 +1,4 @@
-"""`python -m services.launcher {train,up,evaluate,watch,doctor} ...`: what the `bapo` command runs.
+"""`python -m services.launcher {train,up,buffer,evaluate,watch,doctor} ...`: what the `bapo` command runs.
 
 Exit codes: 0 finished; 130 ended by the user; otherwise that of the process that failed, or of the error.
 """
@@ -21,11 +21,12 @@ from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError
 from bapo.records import RunDirectory
 from services.launcher import checks, failure, scenarios
-from services.launcher.crew import ChildFailedError, InterruptedRunError, Interrupts
-from services.launcher.display import make_display
+from services.launcher.crew import InterruptedRunError, Interrupts
+from services.launcher.display import LineDisplay, make_display
 from services.launcher.doctor import run_doctor
 from services.launcher.session import Session, lock, remember
 from services.launcher.summary import evaluation_summary, summary
+from services.launcher.supervisor import ChildFailedError
 from services.launcher.watch import watch
 
 INTERRUPTED = 130
@@ -57,12 +58,16 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
     interrupts.install()
     _preflight(config, flags, run)
     started_s = time.monotonic()
+    was_finished = run.read_run().get("status") == "finished"
+    display = LineDisplay(console) if flags.verb == "buffer" else make_display(console)
     try:
-        with Session(config, run, make_display(console), interrupts) as session:
+        with Session(config, run, display, interrupts) as session:
             _scenario(flags)(session)
     except InterruptedRunError:
         message = "ended by the user" + _how_to_go_on(flags, run, INTERRUPTED)
-        return _end(run, console, INTERRUPTED, "interrupted", message)
+        # A trained run whose buffer is looked at once more stays a trained run.
+        status = "finished" if was_finished and flags.verb == "buffer" else "interrupted"
+        return _end(run, console, INTERRUPTED, status, message)
     except ChildFailedError as error:
         code = error.child.exit_code or 1
         return _end(run, console, code, "failed", failure.explain(error.child) + _how_to_go_on(flags, run, code))
@@ -82,7 +87,10 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
 def _preflight(config: Config, flags: argparse.Namespace, run: RunDirectory) -> None:
     """Refuse what cannot work; a run that never started then leaves its name free for the next attempt."""
     try:
-        checks.preflight(config, with_learner=flags.verb == "train")
+        if flags.verb == "buffer":
+            checks.preflight_buffer(config)
+        else:
+            checks.preflight(config, with_learner=flags.verb == "train")
     except BapoError:
         if not run.read_run():
             shutil.rmtree(run.path)
@@ -92,6 +100,8 @@ def _preflight(config: Config, flags: argparse.Namespace, run: RunDirectory) -> 
 def _scenario(flags: argparse.Namespace) -> Scenario:
     if flags.verb == "up":
         return scenarios.serve
+    if flags.verb == "buffer":
+        return scenarios.serve_buffer
     if flags.verb == "evaluate":
         return scenarios.evaluate
     return lambda session: scenarios.train(session, resume=flags.resume)
@@ -104,6 +114,8 @@ def _end(run: RunDirectory, console: Console, code: int, status: str, message: s
 
 
 def _how_to_go_on(flags: argparse.Namespace, run: RunDirectory, code: int) -> str:
+    if flags.verb == "buffer" and code == INTERRUPTED:
+        return f"; start it again, with all it holds: bapo up buffer --run {run.path}"
     # A run keeps its configuration, so one that is wrong cannot be continued.
     if flags.verb != "train" or code == ConfigError.exit_code:
         return ""
@@ -123,7 +135,7 @@ def _make_report(run: RunDirectory, console: Console) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m services.launcher")
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for verb in ("train", "up", "evaluate", "watch"):
+    for verb in ("train", "up", "buffer", "evaluate", "watch"):
         verbs.add_parser(verb).add_argument("--run-dir", required=True)
     verbs.choices["train"].add_argument("--resume", action="store_true")
     doctor = verbs.add_parser("doctor")

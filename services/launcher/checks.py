@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,8 +14,10 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from bapo.addresses import BUFFER
 from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError, UnavailableError
+from bapo.redis_secrets import refuse_open, with_password
 from bapo.tasks.base import Task
 from bapo.tasks.registry import load_reward, load_task, with_reward
 from services.launcher.embedded_redis import PROBE_TIMEOUT_S, server_binary
@@ -45,7 +47,16 @@ class Check:
 
 def preflight(config: Config, *, with_learner: bool = True) -> None:
     """Refuse to start what cannot work. Raises: the first failure's error, with one line per failure."""
-    found = [*ports(config, with_learner=with_learner), redis(config), model_files(config), data(config)]
+    _refuse([*ports(config, with_learner=with_learner), redis(config), model_files(config), data(config)])
+
+
+def preflight_buffer(config: Config) -> None:
+    """The same for the buffer service alone: it knows neither model nor task."""
+    own = f"port {config.buffer.port} ({BUFFER})"
+    _refuse([*(check for check in ports(config) if check.name == own), redis(config)])
+
+
+def _refuse(found: Iterable[Check]) -> None:
     failures = [check for check in found if check.status == "fail"]
     if failures:
         raise failures[0].error("\n".join(check.detail for check in failures))
@@ -83,6 +94,10 @@ def redis(config: Config) -> Check:
             return Check(name="redis", status="ok", detail=f"embedded: {server_binary()}")
         except ConfigError as error:
             return Check(name="redis", status="fail", detail=str(error))
+    try:
+        refuse_open(with_password(url), allowed=config.security.open_redis)
+    except ConfigError as error:
+        return Check(name="redis", status="fail", detail=str(error))
     reason = redis_answer(url)
     if reason is None:
         return Check(name="redis", status="ok", detail=f"{url} answers")

@@ -1,6 +1,8 @@
 """One child process: started in a session of its own, its output in a file, ended with everything it started.
 
     NEW --start--> STARTING --probe says so--> READY --exit--> ENDED
+                      ^                                          |
+                      +------ the supervisor starts it again ----+
 
 A child gets SIGKILL from the kernel when the launcher dies, whatever the launcher died of, so that a `kill -9` of the
 launcher leaves nothing behind (Redis has written what it acknowledged; the fleet has a guard, see guard.py).
@@ -16,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +31,16 @@ PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
 # Loaded before any fork: the child's side of a fork must not take the loader's lock.
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Restarts(Enum):
+    """After which deaths a process may be started again. An exit code from 2 on is a verdict, never an accident."""
+
+    NEVER = "never"
+    KILLED = "killed"
+    """Ended by a signal."""
+    CRASHED = "crashed"
+    """Ended by a signal, by an exception that nobody expected, or with 0 although it serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +59,42 @@ class ProcessSpec:
     """What the display says while it starts."""
     may_end: bool = False
     """Whether exit code 0 is an expected end."""
+    restarts: Restarts = Restarts.NEVER
+    """After which deaths it may be started again."""
+    again: Callable[[], Sequence[str]] = tuple
+    """Further arguments of a second start, asked for at that time."""
+    team: str = ""
+    """Processes of one team can only begin again together."""
+    milestone: Callable[[], int] | None = None
+    """How far it has come for good; a death at the same milestone as the last one is never forgiven."""
     death_signal: signal.Signals = signal.SIGKILL
     """What the kernel sends it when the launcher dies."""
 
 
 @dataclass(slots=True)
 class Child:
-    """A started process."""
+    """A started process, and after its death the next one in its place."""
 
     spec: ProcessSpec
-    started_s: float = field(default_factory=time.monotonic)
-    ready_after_s: float | None = None
+    started_s: float = field(init=False)
+    ready_after_s: float | None = field(init=False, default=None)
     """Seconds from start to ready; None before that."""
     process: subprocess.Popen[bytes] = field(init=False)
+    num_restarts: int = field(init=False, default=0)
+    restart_at_s: float | None = field(init=False, default=None)
+    """Monotonic time of its next start; None when none is due."""
 
     def __post_init__(self) -> None:
+        self._start(self.spec.argv)
+
+    def start_again(self) -> None:
+        """The next process of this place. Raises: ConfigError, StorageError."""
+        self.restart_at_s = None
+        self.num_restarts += 1
+        self._start([*self.spec.argv, *self.spec.again()])
+
+    def _start(self, argv: Sequence[str]) -> None:
+        self.started_s, self.ready_after_s = time.monotonic(), None
         try:
             log_file = self.spec.log_path.open("ab")
         except OSError as error:
@@ -68,7 +102,7 @@ class Child:
         with log_file:
             try:
                 self.process = subprocess.Popen(
-                    list(self.spec.argv),
+                    list(argv),
                     env=dict(self.spec.env),
                     stdin=subprocess.DEVNULL,
                     stdout=log_file,
@@ -97,6 +131,26 @@ class Child:
         """Whether it ended although it should not have."""
         code = self.exit_code
         return code is not None and not (code == 0 and self.spec.may_end)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended as it may. One that failed is the supervisor's: it may be back at once."""
+        return self.exit_code is not None and not self.has_failed
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended it."""
+        code = self.process.poll()
+        return code is not None and code < 0
+
+    @property
+    def may_start_again(self) -> bool:
+        """Whether such a death is an accident. One that never worked would not work the next time either."""
+        if self.ready_after_s is None and self.num_restarts == 0:
+            return False
+        if self.spec.restarts is Restarts.KILLED:
+            return self.was_killed
+        return self.spec.restarts is Restarts.CRASHED and (self.was_killed or self.exit_code in (0, 1))
 
     @property
     def age_s(self) -> float:
@@ -133,9 +187,15 @@ def adopt_orphans() -> None:
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def kill_descendants() -> list[str]:
-    """SIGKILL to every process below this one, in whatever session it hides; returns their names."""
-    left = psutil.Process().children(recursive=True)
+def kill_descendants(but: Sequence[Child] = ()) -> list[str]:
+    """SIGKILL to every process below this one, in whatever session it hides; returns their names.
+
+    Args:
+        but: these, and what is below them, live on.
+    """
+    spared = {child.process.pid for child in but}
+    top = [process for process in psutil.Process().children() if process.pid not in spared]
+    left = [*top, *(below for process in top for below in _below(process))]
     names = []
     for process in left:
         with suppress(psutil.NoSuchProcess):
@@ -144,6 +204,12 @@ def kill_descendants() -> list[str]:
                 process.kill()
     psutil.wait_procs(left, timeout=2.0)
     return names
+
+
+def _below(process: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return process.children(recursive=True)
+    return []
 
 
 def _die_with_parent(number: signal.Signals) -> None:

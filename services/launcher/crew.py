@@ -14,6 +14,7 @@ import psutil
 from bapo.addresses import BUFFER
 from services.launcher.child import Child, ProcessSpec, adopt_orphans, end, kill_descendants
 from services.launcher.snapshot import ProcessLine
+from services.launcher.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -21,14 +22,6 @@ REDIS = "redis"
 # Together below the ten seconds after which a user would pull the plug.
 GRACE_S = {"others": 4.5, BUFFER: 1.5, REDIS: 1.5}
 MEMORY_EVERY_S = 5.0
-
-
-class ChildFailedError(Exception):
-    """A process ended although it should not have."""
-
-    def __init__(self, child: Child) -> None:
-        super().__init__(child.name)
-        self.child = child
 
 
 class InterruptedRunError(Exception):
@@ -63,8 +56,9 @@ class Interrupts:
 class Crew:
     """Starts children, looks after them and ends all of them."""
 
-    def __init__(self, interrupts: Interrupts) -> None:
+    def __init__(self, interrupts: Interrupts, supervisor: Supervisor) -> None:
         self._interrupts = interrupts
+        self._supervisor = supervisor
         self._children: list[Child] = []
         self._peak_bytes: dict[str, int] = {}
         self._weighed_s = 0.0
@@ -76,19 +70,21 @@ class Crew:
         self._children.append(child)
         return child
 
-    def look(self) -> None:
-        """Notice who became ready. Raises: ChildFailedError, InterruptedRunError."""
+    def look(self) -> bool:
+        """Notice who became ready, start again who died by accident; returns whether anybody was started.
+
+        Raises: ChildFailedError, InterruptedRunError.
+        """
         if self._interrupts.asked:
             raise InterruptedRunError
         for child in self._children:
             child.look()
         # After the looks: a child that died meanwhile is found now and not a tick later.
-        for child in self._children:
-            if child.has_failed:
-                raise ChildFailedError(child)
+        has_started = self._supervisor.look(self._children)
         if time.monotonic() - self._weighed_s > MEMORY_EVERY_S:
             self._weighed_s = time.monotonic()
             self._weigh()
+        return has_started
 
     def lines(self) -> list[ProcessLine]:
         """What a display shows of each child."""
@@ -102,6 +98,10 @@ class Crew:
             for child in self._children
         ]
 
+    def stopped(self) -> list[str]:
+        """Names of those that a signal has stopped, and that somebody forgot to let go on."""
+        return [child.name for child in self._children if child.exit_code is None and _is_stopped(child.process.pid)]
+
     def facts(self) -> dict[str, dict[str, Any]]:
         """For run.json: process id, seconds until ready, most memory (with everything below it) in MiB."""
         return {
@@ -110,6 +110,7 @@ class Crew:
                 "ready_after_s": child.ready_after_s and round(child.ready_after_s, 2),
                 "peak_mib": self._peak_bytes.get(child.name, 0) >> 20,
                 "exit_code": child.exit_code,
+                "restarts": child.num_restarts,
             }
             for child in self._children
         }
@@ -131,7 +132,7 @@ class Crew:
 
 def all_ended(children: Sequence[Child]) -> Callable[[], bool]:
     """A condition to watch for."""
-    return lambda: all(child.exit_code is not None for child in children)
+    return lambda: all(child.has_ended for child in children)
 
 
 def is_ready(child: Child) -> Callable[[], bool]:
@@ -144,9 +145,18 @@ def _stage(child: Child) -> str:
 
 
 def _state(child: Child) -> str:
-    if child.exit_code is not None:
+    if child.has_ended:
         return "ended"
     return "starting" if child.ready_after_s is None else "ready"
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process or anything below it is stopped: the fleet has a guard above it."""
+    try:
+        top = psutil.Process(pid)
+        return any(process.status() == psutil.STATUS_STOPPED for process in (top, *top.children(recursive=True)))
+    except psutil.Error:
+        return False
 
 
 def _resident_bytes(pid: int) -> Iterator[int]:

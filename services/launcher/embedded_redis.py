@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import secrets
 import shutil
 import socket
 import stat
@@ -19,16 +20,24 @@ from pathlib import Path
 from bapo.config.tree import BufferConfig
 from bapo.errors import ConfigError
 from bapo.records import RunDirectory
-from services.launcher.child import ProcessSpec
+from bapo.token_sets import write_private
+from services.launcher.child import ProcessSpec, Restarts
 
+PASSWORD_BYTES = 32
 LONGEST_SOCKET_PATH = 100
 """Bytes that fit into sockaddr_un (108) with some room."""
 PROBE_TIMEOUT_S = 0.5
 ON_PATH = ("valkey-server", "redis-server")
 
+REWRITE_MIN_SIZE = "256mb"
+"""Of the append-only file. Groups come and go: at Redis' own 64 MB it would be written anew, by a fork, every few
+seconds of a busy run; 256 MB are read again in one or two seconds."""
+
 CONFIG = """\
 # Written by the launcher at every start; changes are lost.
 port 0
+# A second lock behind the folder's: whoever is given the socket still needs the password.
+requirepass {password}
 unixsocket {socket}
 unixsocketperm 700
 dir {folder}
@@ -36,6 +45,7 @@ daemonize no
 # Nothing acknowledged may be lost, and nothing may be evicted: a full Redis refuses writes.
 appendonly yes
 appendfsync {appendfsync}
+auto-aof-rewrite-min-size {rewrite_min_size}
 save ""
 maxmemory {max_memory_mb}mb
 maxmemory-policy noeviction
@@ -63,28 +73,40 @@ def server_binary() -> str:
 
 
 def redis_spec(run: RunDirectory, settings: BufferConfig, env: Mapping[str, str]) -> tuple[ProcessSpec, str]:
-    """How to start the run's Redis, and the URL of its socket; writes its configuration file."""
+    """How to start the run's Redis, and the URL of its socket with a new password; writes its configuration file."""
     folder = run.redis_path.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(stat.S_IRWXU)
     socket_path = _socket_path(folder)
     socket_path.unlink(missing_ok=True)
+    password = secrets.token_urlsafe(PASSWORD_BYTES)
     text = CONFIG.format(
+        password=password,
         socket=_quoted(socket_path),
         folder=_quoted(folder),
         appendfsync=settings.appendfsync,
+        rewrite_min_size=REWRITE_MIN_SIZE,
         max_memory_mb=settings.max_memory_mb,
     )
     conf = folder / "redis.conf"
-    conf.write_text(text)
+    write_private(conf, text)
     spec = ProcessSpec(
         name="redis",
         argv=(server_binary(), str(conf)),
         env=env,
         log_path=run.log_path("redis"),
-        is_ready=lambda: answers_ping(socket_path),
+        is_ready=lambda: answers_ping(socket_path, password),
+        restarts=Restarts.CRASHED,
     )
-    return spec, f"unix://{socket_path}"
+    return spec, f"unix://:{password}@{socket_path}"
+
+
+def url_of(run: RunDirectory) -> str:
+    """URL of the run's Redis as it was started last, password included. Raises: FileNotFoundError before that."""
+    folder = run.redis_path.resolve()
+    lines = (folder / "redis.conf").read_text().splitlines()
+    password = next(line for line in lines if line.startswith("requirepass ")).partition(" ")[2]
+    return f"unix://:{password}@{_socket_path(folder)}"
 
 
 def forget(run: RunDirectory) -> None:
@@ -92,12 +114,15 @@ def forget(run: RunDirectory) -> None:
     shutil.rmtree(run.redis_path, ignore_errors=True)
 
 
-def answers_ping(path: Path) -> bool:
+def answers_ping(path: Path, password: str) -> bool:
     """Whether a server answers PING on this socket: not while it loads its append-only file."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(PROBE_TIMEOUT_S)
         try:
             connection.connect(str(path))
+            connection.sendall(f"AUTH {password}\r\n".encode())
+            if not connection.recv(64).startswith(b"+OK"):
+                return False
             connection.sendall(b"PING\r\n")
             return connection.recv(64).startswith(b"+PONG")
         except OSError:

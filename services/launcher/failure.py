@@ -32,7 +32,9 @@ assert UnavailableError.exit_code == StorageError.exit_code
 def explain(child: Child) -> str:
     """The message about a child that ended although it should not have."""
     code = child.exit_code
-    lines = [f"{child.name} ended with {_code_text(code)}: {last_words(child.spec.log_path)}"]
+    lines = [f"{child.name} ended with {code_text(code)}: {last_words(child.spec.log_path)}"]
+    if child.num_restarts:
+        lines.append(f"It had been started again {child.num_restarts} times before (supervision.max_restarts).")
     if code in ADVICE:
         lines.append(f"What to do: {ADVICE[code]}")
     lines.append(f"Its log: {child.spec.log_path}")
@@ -62,7 +64,8 @@ def _tail(path: Path) -> str:
         return f"cannot read {path}: {error.strerror}"
 
 
-def _code_text(code: int | None) -> str:
+def code_text(code: int | None) -> str:
+    """`signal SIGKILL` or `exit code 3`."""
     if code is not None and code > 128:
         try:
             return f"signal {signal.Signals(code - 128).name}"

@@ -14,8 +14,11 @@ import urllib3
 from bapo.addresses import BUFFER, FLEET
 from bapo.config.tree import Config
 from bapo.records import RunDirectory
+from bapo.redis_secrets import PASSWORD, VARIABLES, without_password
+from bapo.token_sets import FOLDER, SET, TokenSet
+from bapo.tokens import ACCEPTED, TOKEN, TOKEN_FILE
 from services.launcher import guard
-from services.launcher.child import ProcessSpec
+from services.launcher.child import ProcessSpec, Restarts
 
 LEARNER = "learner"
 SCHEDULER = "scheduler"
@@ -23,6 +26,8 @@ EVALUATOR = "evaluator"
 
 PROBE_TIMEOUT_S = 0.5
 LOOPBACK = "127.0.0.1"
+PRIVATE = {TOKEN, TOKEN_FILE, ACCEPTED, *VARIABLES}
+"""Variables that not every child gets."""
 
 VLLM_HINT = "vLLM engine loading, takes about 30-60 s on a CPU"
 ENGINE_HINT = "workers start"
@@ -43,6 +48,7 @@ class Starter:
         self._config = config
         self._run = run
         self._env = base_environment(config)
+        self._tokens = tokens_of(run)
         self._http = urllib3.PoolManager(retries=False, timeout=PROBE_TIMEOUT_S)
         self._ports = {name: port for name, _, port in configured_ports(config)}
 
@@ -52,28 +58,51 @@ class Starter:
         return self._env
 
     def buffer(self, redis_url: str) -> ProcessSpec:
-        """The buffer service."""
-        return self._spec(BUFFER, BUFFER, "--redis-url", redis_url, host=self._config.buffer.host)
+        """The buffer service. A password in the URL becomes a variable: everybody can list arguments."""
+        given = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+        url, password = without_password(redis_url)
+        env = given | ({PASSWORD: password} if password else {})
+        spec = self._spec(BUFFER, BUFFER, "--redis-url", url, host=self._config.buffer.host, env=env)
+        return replace(spec, restarts=Restarts.CRASHED, again=lambda: self._same_port(BUFFER))
 
     def fleet(self) -> ProcessSpec:
         """The rollout server: a Ray node and its engines, with a guard that ends whatever Ray leaves."""
         hint = VLLM_HINT if self._config.rollout.engine == "vllm" else ENGINE_HINT
         spec = self._spec(FLEET, FLEET, hint=hint)
         guarded = (sys.executable, "-I", guard.__file__, *spec.argv)
-        return replace(spec, argv=guarded, death_signal=guard.LAUNCHER_DIED)
+        return replace(
+            spec,
+            argv=guarded,
+            death_signal=guard.LAUNCHER_DIED,
+            restarts=Restarts.CRASHED,
+            again=lambda: self._same_port(FLEET),
+        )
 
     def scheduler(self) -> ProcessSpec:
         """Fresh work and re-evaluation."""
-        return self._spec(SCHEDULER, "services.scheduler", may_end=True)
+        return replace(self._spec(SCHEDULER, "services.scheduler", may_end=True), restarts=Restarts.CRASHED)
 
     def evaluator(self, *, once: bool = False) -> ProcessSpec:
         """Held-out measurement."""
-        return self._spec(EVALUATOR, "services.evaluator", *(["--once"] if once else []), may_end=True)
+        spec = self._spec(EVALUATOR, "services.evaluator", *(["--once"] if once else []), may_end=True)
+        return replace(spec, restarts=Restarts.CRASHED)
 
     def learner(self, *, resume: bool) -> list[ProcessSpec]:
-        """One process per rank; rank 0 is the one that is watched for readiness."""
+        """One process per rank; rank 0 is the one that is watched for readiness. They die and begin again together."""
+        specs = self._ranks(*(["--resume"] if resume else []))
+        return [
+            replace(
+                spec,
+                restarts=Restarts.KILLED,  # an error of its own would come again, at the same step
+                again=lambda: ("--restart",),
+                team=LEARNER,
+                milestone=lambda: self._run.latest_checkpoint() or 0,
+            )
+            for spec in specs
+        ]
+
+    def _ranks(self, *flags: str) -> list[ProcessSpec]:
         settings = self._config.learner
-        flags = ["--resume"] if resume else []
         env = {"OMP_NUM_THREADS": str(settings.num_threads), **MALLOC}
         if settings.num_ranks == 1:
             return [self._spec(LEARNER, LEARNER, *flags, env=env, hint=LEARNER_HINT, may_end=True)]
@@ -111,12 +140,17 @@ class Starter:
         return ProcessSpec(
             name=name,
             argv=(sys.executable, "-m", package, *paths, *flags),
-            env={**self._env, **(env or {})},
+            env={**self._env, **self._tokens.variables_of(package), **(env or {})},
             log_path=self._run.log_path(name),
             is_ready=(lambda: self._answers(name, host)) if has_health else (lambda: True),
             hint=hint,
             may_end=may_end,
         )
+
+    def _same_port(self, process: str) -> tuple[str, ...]:
+        """Of a service that begins again: its clients have asked once where it listens."""
+        port = self._run.read_port(process)
+        return ("--port", str(port)) if port else ()
 
     def _answers(self, process: str, host: str) -> bool:
         """Whether /readyz says yes; a port that the configuration leaves open is announced in RUN/ports."""
@@ -129,9 +163,16 @@ class Starter:
             return False
 
 
+def tokens_of(run: RunDirectory) -> TokenSet:
+    """The run's set, made now if there is none; or the one that BAPO_TOKEN_SET names. Raises: StorageError."""
+    tokens = TokenSet(os.environ.get(SET) or run.path / FOLDER)
+    tokens.create()
+    return tokens
+
+
 def base_environment(config: Config) -> dict[str, str]:
     """Ours, with what every child needs."""
-    env = dict(os.environ)
+    env = {name: value for name, value in os.environ.items() if name not in PRIVATE}
     env |= {
         # More threads than cores spin against each other: one per process unless its own setting says more.
         "OMP_NUM_THREADS": "1",

@@ -1,14 +1,18 @@
-"""The three things that a launcher starts: a whole training run, its services alone, one measurement."""
+"""What a launcher starts: a whole training run, its services alone, the buffer alone, one measurement."""
 
 from __future__ import annotations
 
 from bapo.addresses import buffer_url
 from bapo.clients import BufferClient
 from bapo.errors import ConfigError
+from bapo.token_sets import token_for_run
+from bapo.tokens import Role
 from services.launcher import embedded_redis
 from services.launcher.child import Child
-from services.launcher.crew import ChildFailedError, all_ended, is_ready
+from services.launcher.crew import all_ended, is_ready
+from services.launcher.processes import tokens_of
 from services.launcher.session import Session
+from services.launcher.supervisor import ChildFailedError
 
 SERVICE_TIMEOUT_S = 60.0
 
@@ -46,6 +50,37 @@ def serve(session: Session) -> None:
         f"--run-dir {session.run.path}   (Ctrl-C ends the services)"
     )
     session.watch(lambda: False)
+
+
+def serve_buffer(session: Session) -> None:
+    """The buffer service and its Redis, until the user ends them: for the training loop of another framework.
+
+    What a run with this name holds already is served again. Raises: ChildFailedError, InterruptedRunError.
+    """
+    start_buffer(session, is_new=False)
+    session.watch(lambda: is_announced(session))
+    session.note("running")
+    session.display.say(buffer_is_up(session))
+    session.watch(lambda: False)
+
+
+def is_announced(session: Session) -> bool:
+    """Whether every child is ready: then the service has said where it listens."""
+    return all(line.state == "ready" for line in session.crew.lines())
+
+
+def buffer_is_up(session: Session) -> str:
+    """Where the buffer is, where its data is, how to look at it and how to stop it."""
+    url, path, settings = buffer_url(session.config, session.run), session.run.path, session.config.buffer
+    kept = f"{session.run.redis_path} (append-only file, fsync {settings.appendfsync})"
+    return (
+        f"the buffer of run {session.config.run.name} is up at {url}\n"
+        f"  API    {url}/docs\n"
+        f"  token  {tokens_of(session.run).path_of(Role.OPERATOR)} (clients: BAPO_TOKEN_FILE names it)\n"
+        f"  data   {'in the Redis of buffer.redis_url' if settings.redis_url else kept}\n"
+        f"  look   bapo buffer stats --run {path}\n"
+        f"  stop   Ctrl-C; start it again, with all it holds: bapo up buffer --run {path}"
+    )
 
 
 def evaluate(session: Session) -> None:
@@ -92,7 +127,7 @@ def _has_state(session: Session) -> bool:
 
 def _check_unused(session: Session) -> None:
     """A Redis that outlives its runs may know this name already. Raises: ConfigError."""
-    client = BufferClient(buffer_url(session.config, session.run))
+    client = BufferClient(buffer_url(session.config, session.run), token=token_for_run(session.run.path))
     client.wait_ready(SERVICE_TIMEOUT_S)
     status = client.status()
     if status.cursor or status.assembled_step:

@@ -20,10 +20,13 @@ from bapo.addresses import buffer_url, fleet_url
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, DeadlineError, StorageError
 from bapo.records import RunDirectory
+from bapo.watchdog import Watchdog
 from services.launcher.crew import Crew, Interrupts
 from services.launcher.display import Display
 from services.launcher.processes import Starter
-from services.launcher.snapshot import Observer
+from services.launcher.snapshot import Observer, Snapshot
+from services.launcher.standstill import mark_of, why_still
+from services.launcher.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +41,11 @@ class Session:
         self.config = config
         self.run = run
         self.display = display
-        self.crew = Crew(interrupts)
+        self.crew = Crew(interrupts, Supervisor(config.supervision, display.say))
         self.starter = Starter(config, run)
         self.started_s = time.monotonic()
         self._observer = Observer(config, run)
+        self._watchdog = Watchdog(config.supervision)
         self._watched: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -72,12 +76,15 @@ class Session:
     def watch(self, until: Callable[[], bool]) -> None:
         """Look after the children and show the run until a condition holds.
 
-        Raises: ChildFailedError, InterruptedRunError.
+        Raises: ChildFailedError, InterruptedRunError; DeadlineError for a run that stands still, if it is to end then.
         """
         while True:
-            self.crew.look()
+            if self.crew.look():
+                self.run.update_run(processes=self.crew.facts())
             self._find_services()
-            self.display.show(self._observer.look(self.crew.lines()))
+            snapshot = self._observer.look(self.crew.lines())
+            self.display.show(snapshot)
+            self._look_for_standstill(snapshot)
             if until():
                 return
             time.sleep(TICK_S)
@@ -85,6 +92,11 @@ class Session:
     def note(self, status: str) -> None:
         """Tell run.json where the run is."""
         self.run.update_run(status=status, processes=self.crew.facts())
+
+    def _look_for_standstill(self, snapshot: Snapshot) -> None:
+        sentence = self._watchdog.look(mark_of(snapshot), lambda: why_still(snapshot, self.crew.stopped()))
+        if sentence:
+            self.display.say(sentence)
 
     def _find_services(self) -> None:
         """Let the display ask the services as soon as they have said where they are."""

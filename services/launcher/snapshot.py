@@ -19,6 +19,7 @@ from bapo.config.tree import Config
 from bapo.errors import BapoError
 from bapo.fleet_client import FleetClient, WorkerStatus
 from bapo.records import RunDirectory
+from bapo.token_sets import token_for_run
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +55,16 @@ class Snapshot:
     since: float = 0.0
     """Unix time of this start of the run: a resumed run has older steps."""
     elapsed_s: float = 0.0
-    """Since then."""
+    """Since then, until now or until the run ended."""
+    has_ended: bool = False
     processes: Sequence[ProcessLine] = ()
     metrics: Sequence[Row] = ()
     """All steps so far."""
     evaluations: Sequence[Row] = ()
     """All measurements so far."""
     status: BufferStatus | None = None
+    silence: str = ""
+    """Why the buffer service did not answer the last time; `status` is then an older one."""
     workers: Sequence[WorkerStatus] = ()
 
     @property
@@ -70,7 +74,9 @@ class Snapshot:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the end at the pace of the latest steps, final evaluation included; None if unknown."""
+        """Seconds until the end at the pace of the latest steps, final evaluation included; None if unknown or over."""
+        if self.has_ended:
+            return None
         recent = [row for row in self.metrics[-RATE_STEPS - 1 :] if row["time"] >= self.since]
         if len(recent) < 2:
             return None
@@ -87,40 +93,46 @@ class Observer:
         self._run = run
         self._asked_s = float("-inf")
         self._since = 0.0
+        self._ended_at: float | None = None
         self._urls: set[str] = set()
         self._buffer: BufferClient | None = None
         self._fleet: FleetClient | None = None
         self._status: BufferStatus | None = None
+        self._silence = ""
         self._workers: Sequence[WorkerStatus] = ()
         self._metrics = _Lines(run.path / "metrics.jsonl")
         self._evaluations = _Lines(run.path / "evaluations.jsonl")
 
     def watch(self, *, buffer_url: str | None = None, fleet_url: str | None = None) -> None:
         """From now on ask these services too; saying the same again changes nothing."""
+        token = token_for_run(self._run.path)
         if buffer_url and buffer_url not in self._urls:
-            self._buffer = BufferClient(buffer_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0)
+            self._buffer = BufferClient(buffer_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0, token=token)
         if fleet_url and fleet_url not in self._urls:
-            self._fleet = FleetClient(fleet_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0)
+            self._fleet = FleetClient(fleet_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0, token=token)
         self._urls = {url for url in (buffer_url, fleet_url) if url} | self._urls
 
     def look(self, processes: Sequence[ProcessLine] = ()) -> Snapshot:
         """The run now."""
         if time.monotonic() - self._asked_s >= SERVICE_EVERY_S:
             self._asked_s = time.monotonic()
-            self._since = float(self._run.read_run().get("started_at") or 0.0)
-            self._status = _ask(self._buffer.status if self._buffer else None, self._status)
-            self._workers = _ask(self._fleet.workers if self._fleet else None, self._workers)
+            fields = self._run.read_run()
+            self._since, self._ended_at = float(fields.get("started_at") or 0.0), fields.get("ended_at")
+            self._status, self._silence = _ask(self._buffer.status if self._buffer else None, self._status)
+            self._workers, _ = _ask(self._fleet.workers if self._fleet else None, self._workers)
         return Snapshot(
             name=self._run.name,
             algorithm=self._config.algorithm.name,
             num_steps=self._config.run.num_steps,
             batch_size=self._config.algorithm.batch_size,
             since=self._since,
-            elapsed_s=time.time() - self._since if self._since else 0.0,
+            elapsed_s=(self._ended_at or time.time()) - self._since if self._since else 0.0,
+            has_ended=self._ended_at is not None,
             processes=processes,
             metrics=self._metrics.read(),
             evaluations=self._evaluations.read(),
             status=self._status,
+            silence=self._silence,
             workers=self._workers,
         )
 
@@ -153,11 +165,12 @@ class _Lines:
         self._rows += [json.loads(line) for line in whole.splitlines()]
 
 
-def _ask(call: Callable[[], Answer] | None, last: Answer) -> Answer:
+def _ask(call: Callable[[], Answer] | None, last: Answer) -> tuple[Answer, str]:
+    """The answer, or the last one and why there is none now."""
     if call is None:
-        return last
+        return last, ""
     try:
-        return call()
+        return call(), ""
     except BapoError as error:
         log.debug("a service did not answer the display: %s", error)
-        return last
+        return last, str(error)

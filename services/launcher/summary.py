@@ -27,7 +27,8 @@ def summary(run: RunDirectory, *, wall_s: float, group_size: int) -> RenderableT
     table.add_row("steps", f"{len(metrics)} in {duration(wall_s)} of wall time, start-up included")
     table.add_row("rollouts", f"{count(num_groups * group_size)} responses in {num_groups} groups for training")
     table.add_row("report", str(run.report_path))
-    table.add_row("checkpoints", _checkpoints(run))
+    for name, value in _checkpoints(run):
+        table.add_row(name, value)
     return Group(*parts, Text(), table)
 
 
@@ -54,26 +55,27 @@ def changes(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Map
 
 
 def change_text(first: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """The paired change over the prompts that both rows measured, with its 95 % interval."""
+    """The paired change in points over the prompts that both rows measured, with its 95 % interval."""
     before, after = shared_means([first["rewards"], last["rewards"]])
     if len(before) < 2:
         return "other prompts"
     change = difference(before, after)
     low, high = (f"{100 * value:+.1f}" for value in (change.low, change.high))
-    return f"{100 * change.mean:+.1f} points [{low}, {high}]"
+    return f"{100 * change.mean:+.1f} [{low}, {high}]"
 
 
 def _accuracy_table(evaluations: Sequence[Mapping[str, Any]]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black", pad_edge=False)
-    for name in ("held-out", "before", "after", "change (95 %, same prompts)"):
-        table.add_column(name)
+    for name in ("held-out", "before", "after", "change in points"):
+        table.add_column(name, overflow="fold")
     moved = {split for split, _, _ in changes(evaluations)}
     for split, first, last in changes(evaluations):
         table.add_row(split, _with_interval(first), _with_interval(last), change_text(first, last))
     for row in evaluations:
         if row["split"] not in moved:
             table.add_row(row["split"], _with_interval(row), "not measured", "")
-    return table
+    caption = "in brackets 95 % intervals; the change is that of the prompts that both measurements have"
+    return Group(table, Text(caption, "bright_black"))
 
 
 def _with_interval(row: Mapping[str, Any]) -> str:
@@ -85,9 +87,11 @@ def _num_sampled(run: RunDirectory) -> int:
     return sum(1 for _, fates in run.read_groups() for fate in fates if fate.reason != "reused")
 
 
-def _checkpoints(run: RunDirectory) -> str:
+def _checkpoints(run: RunDirectory) -> Iterator[tuple[str, str]]:
     steps = run.checkpoint_steps()
     if not steps:
-        return "none"
+        yield "checkpoints", "none"
+        return
     newest = run.checkpoint_dir(steps[-1])
-    return f"{newest} (loadable by transformers: {newest / 'hf'})"
+    yield "checkpoint", str(newest)
+    yield "model", f"{newest / 'hf'} (transformers loads it)"

@@ -5,7 +5,7 @@ At 80 columns the numbers fit; a wider terminal also shows each batch as a bar o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -14,14 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from bapo.statistics import shared_means
+from bapo.waiting import who_waits
 from services.launcher.formats import ORIGINS, count, duration, num_groups, oldest, percent
 from services.launcher.snapshot import ProcessLine, Snapshot
-from services.launcher.waiting import who_waits
 
 NUM_ROWS = 10
 """Latest steps that stay visible, where the terminal is high enough."""
 OTHER_ROWS = 14
 """Lines of everything but the steps."""
+LABEL_CHARS = 11
+"""Of "who waits" and its gap."""
+GAP = "   "
 NARROW = 100
 """Below this width there is no room for the bar."""
 COLOURS = {"x1": "blue", "x2": "dark_orange", "x3": "green"}
@@ -38,7 +41,7 @@ def render(snapshot: Snapshot, width: int, height: int = 24) -> RenderableType:
         parts.append(_processes(snapshot.processes))
     if snapshot.metrics:
         parts.append(_steps(snapshot, width, max(3, min(NUM_ROWS, height - OTHER_ROWS))))
-    parts.extend(_facts(snapshot))
+    parts.extend(_facts(snapshot, width))
     return Group(*parts)
 
 
@@ -111,18 +114,30 @@ def _composition(row: Mapping[str, Any], batch_size: int, width: int) -> Text:
     return text.append("·" * (width - drawn), "bright_black")
 
 
-def _facts(snapshot: Snapshot) -> Iterator[RenderableType]:
+def _facts(snapshot: Snapshot, width: int) -> Iterator[RenderableType]:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bright_black", no_wrap=True)
     table.add_column(overflow="fold")
     if snapshot.evaluations:
-        table.add_row("held-out", "   ".join(accuracies(snapshot.evaluations)))
+        table.add_row("held-out", packed(accuracies(snapshot.evaluations), width - LABEL_CHARS))
     if snapshot.status is not None:
-        table.add_row("who waits", who_waits(snapshot.status, snapshot.batch_size, snapshot.num_steps))
+        # Text, because a failure's message may hold brackets, which are no markup.
+        table.add_row("who waits", Text(who_waits(snapshot.status, snapshot.batch_size, snapshot.num_steps)))
     if snapshot.workers:
-        table.add_row("workers", "   ".join(_workers(snapshot)))
+        table.add_row("workers", packed(_workers(snapshot), width - LABEL_CHARS))
     if table.rows:
         yield Padding(table, (1, 0, 0, 0))
+
+
+def packed(parts: Iterable[str], width: int) -> Text:
+    """As many parts per line as fit, none of them broken at a blank."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + len(GAP) + len(part) <= width:
+            lines[-1] += GAP + part
+        else:
+            lines.append(part)
+    return Text("\n".join(lines))
 
 
 def accuracies(evaluations: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -22,7 +22,9 @@ def main(flags: Flags) -> None:
     plan = FreshPlan(config, load_task(config.task.name, config.task.options).prompts("train"))
     buffer = BufferClient(flags.extra.buffer_url or buffer_url(config, flags.run))
     is_up = False
-    flags.run.write_port("scheduler", serve_health(telemetry, config.scheduler.port, lambda: is_up))
+    flags.run.write_port(
+        "scheduler", serve_health(telemetry, config.scheduler.port, lambda: is_up, tokens=config.security.tokens)
+    )
     buffer.wait_ready(START_TIMEOUT_S)
     is_up = True
     Scheduler(config, plan, load_composer(config.algorithm), buffer, telemetry).run()

@@ -15,18 +15,20 @@ from bapo.clients import BufferStatus
 from bapo.config.tree import Config
 from bapo.telemetry import Telemetry
 from bapo.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
+from bapo.waiting import who_waits
+from bapo.watchdog import Watchdog, mark_of
 from services.scheduler.plan import FreshPlan, due_round, reevaluation_requests
 
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
-"""Even while the learner stays in one step, groups may be dropped and have to be asked again."""
+"""Longest wait for the learner's next step: while it stays in one, groups may be dropped and have to be asked again."""
 
 
 class Buffer(Protocol):
     """What the scheduler needs of `bapo.clients.BufferClient`."""
 
-    def progress(self) -> Progress: ...
+    def progress(self, *, seen_step: int | None = None, wait_s: float = 0.0) -> Progress: ...
 
     def status(self) -> BufferStatus: ...
 
@@ -41,36 +43,46 @@ class Scheduler:
     """Feeds the workers until the learner has finished."""
 
     def __init__(
-        self, config: Config, plan: FreshPlan, composer: Composer, buffer: Buffer, telemetry: Telemetry
+        self,
+        config: Config,
+        plan: FreshPlan,
+        composer: Composer,
+        buffer: Buffer,
+        telemetry: Telemetry,
+        *,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._plan = plan
         self._composer = composer
         self._buffer = buffer
         self._asked = telemetry.counter("bapo_scheduler_requests_total")
+        self._stalled_s = telemetry.gauge("bapo_stalled_seconds")
+        self._watchdog = Watchdog(config.supervision, now=now)
         self._issued_round = 0
 
-    def run(self, sleep: Callable[[float], None] = time.sleep, now: Callable[[], float] = time.monotonic) -> None:
-        """Ask until the learner reports step T + 1. Raises: UnavailableError when the buffer stays away."""
-        looked_at, looked_s = -1, 0.0
+    def run(self) -> None:
+        """Ask until the learner reports step T + 1.
+
+        Raises: UnavailableError when the buffer stays away; DeadlineError when the run stands still and is to end then.
+        """
+        looked_at: int | None = None
         while True:
-            step = self._buffer.progress().step
+            step = self._buffer.progress(seen_step=looked_at, wait_s=LOOK_AGAIN_S).step
             if step > self._config.run.num_steps:
                 log.info("finished: the learner is behind step %d", self._config.run.num_steps)
                 return
-            if step < looked_at:  # a learner resumed from a checkpoint: its rounds may have to be issued again
-                self._issued_round = 0
-            # Progress is a small answer and status a large one, so status is read when something may have changed.
-            if step != looked_at or now() - looked_s >= LOOK_AGAIN_S:
-                self.look(step)
-                looked_at, looked_s = step, now()
-            sleep(self._config.scheduler.poll_s)
+            if looked_at is not None and step < looked_at:
+                self._issued_round = 0  # the learner went back to a checkpoint: rounds may have to be issued again
+            self.look(step)
+            looked_at = step
 
     def look(self, step: int) -> None:
         """Ask for everything that is due while the learner is in `step`."""
         # Re-evaluation first: a step may wait for its round, and no step waits for the furthest fresh request.
         self._reevaluate(step)
         status = self._buffer.status()
+        self._watch(status)
         cursor = status.cursor
         while missing := self._plan.missing(step, cursor, status.fresh_dropped):
             requests = [self._plan.request(at, status.fresh_dropped) for at in missing]
@@ -78,6 +90,15 @@ class Scheduler:
             self._buffer.enqueue(requests, cursor=cursor)
             self._asked.labels(purpose=Purpose.FRESH.value).inc(len(requests))
             log.debug("step %d: asked for %d fresh groups, cursor=%d", step, len(requests), cursor)
+
+    def _watch(self, status: BufferStatus) -> None:
+        config = self._config
+        sentence = self._watchdog.look(
+            mark_of(status), lambda: who_waits(status, config.algorithm.batch_size, config.run.num_steps)
+        )
+        if sentence:
+            log.warning("%s", sentence)
+        self._stalled_s.set(self._watchdog.still_s)
 
     def _reevaluate(self, step: int) -> None:
         due = due_round(step, self._config)

@@ -6,6 +6,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import pytest
 import urllib3
@@ -17,7 +18,7 @@ from bapo.types import Origin, Progress, Purpose
 from bapo.wire import pack_group
 from buffer_service.memory_store import MemoryStore
 from buffer_service.store import Store
-from tests.buffer_app import serving, small_config, until
+from tests.buffer_app import Awaited, serving, small_config, until
 from tests.buffer_setup import STORES, answer, new_store
 from tests.factories import make_group, make_request
 
@@ -34,12 +35,12 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient
         yield store, client
 
 
-@pytest.fixture
-def client(served: tuple[Store, BufferClient]) -> BufferClient:
-    """A client of a service with nothing in it."""
+@pytest.fixture(params=["sync", "async"])
+def client(request: pytest.FixtureRequest, served: tuple[Store, BufferClient]) -> BufferClient:
+    """A client of either kind of a service with nothing in it."""
     store, client = served
     store.restore(MemoryStore("empty", lease_s=60, max_attempts=3).image(), ())
-    return client
+    return client if request.param == "sync" else cast(BufferClient, Awaited(client.url))
 
 
 def raw(client: BufferClient, method: str, path: str, **options: object) -> urllib3.BaseHTTPResponse:
@@ -183,11 +184,51 @@ def test_an_evaluation_is_collected_and_forgotten(client: BufferClient) -> None:
     assert client.status().evaluations == {}
 
 
+def test_a_re_evaluation_beside_the_round_of_its_step_is_refused(client: BufferClient) -> None:
+    client.reevaluate(4, [make_request(request_id="of-the-round", purpose=Purpose.REEVALUATE, step=4)])
+    with pytest.raises(ContractError, match="whose round was issued: ask for all of them by POST /reevaluations/4"):
+        client.enqueue([make_request(request_id="beside-it", purpose=Purpose.REEVALUATE, step=4)])
+    assert client.status().reevaluation_rounds == {4: 1}
+
+
+def test_who_waits_for_the_learners_next_step_hears_of_it(client: BufferClient) -> None:
+    client.report_progress(Progress(step=3, policy_version=3))
+    heard: list[int] = []
+    waiting = threading.Thread(target=lambda: heard.append(client.progress(seen_step=3, wait_s=30.0).step))
+    waiting.start()
+    client.report_progress(Progress(step=4, policy_version=3))
+    waiting.join(timeout=10.0)
+    assert heard == [4]
+
+
+def test_a_claim_that_waits_ends_when_the_learner_reports_so_that_new_weights_may_claim_more(
+    client: BufferClient,
+) -> None:
+    client.enqueue([make_request(prompt_id="new", min_version=5)])
+    answers: list[list[str]] = []
+
+    def claim_as_a_worker_does() -> None:
+        for version in (4, 5):
+            claimed = client.claim("w", limit=1, policy_version=version, wait_s=30.0)
+            answers.append([request.request_id for request in claimed])
+
+    def report_and_look() -> bool:
+        client.report_progress(Progress(step=5, policy_version=5))
+        return not worker.is_alive()
+
+    worker = threading.Thread(target=claim_as_a_worker_does)
+    worker.start()
+    until(report_and_look)
+    assert answers == [[], ["g-new"]]
+
+
 def test_progress_and_commit(client: BufferClient) -> None:
     assert client.progress() == Progress(step=0, policy_version=0)
     client.report_progress(Progress(step=1, policy_version=1))
     client.report_progress(Progress(step=0, policy_version=0))
     assert client.progress() == Progress(step=1, policy_version=1)
+    assert client.progress(seen_step=0, wait_s=30.0).step == 1, "it is in another step already"
+    assert client.progress(seen_step=1, wait_s=0.05).step == 1, "nothing has moved: the wait ends"
     with pytest.raises(ContractError, match="the newest batch is 0"):
         client.commit(1, checkpointed=0)
     fill(client, *"abcd")
@@ -213,7 +254,7 @@ def test_a_snapshot_restores_the_run(client: BufferClient) -> None:
     client.resume(0)
     assert raw(client, "POST", "/batches/1").data == first
     with pytest.raises(ContractError, match="snapshot is damaged"):
-        client.restore(data[:-1] + b"?")
+        client.restore(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(ContractError, match="does not hold batch 2"):
         client.resume(7)
 
@@ -245,7 +286,7 @@ def test_a_malformed_group_is_refused_and_nothing_is_stored(client: BufferClient
 
 def test_a_body_without_a_length_is_refused(client: BufferClient) -> None:
     reply = raw(client, "POST", "/groups", body=iter([b"abc"]))
-    assert (reply.status, reply.json()["error"]) == (422, "ContractError")
+    assert (reply.status, reply.json()["error"]) == (411, "ContractError")
     assert "Content-Length" in reply.json()["message"]
 
 

@@ -259,3 +259,18 @@ def test_rounds_are_remembered_back_to_the_checkpoint(store: Store) -> None:
         store.enqueue_round(step, [])
     store.commit(3, 2)
     assert store.status().reevaluation_rounds == {2: 0, 3: 0}
+
+
+def test_a_scheduler_that_starts_again_behind_a_checkpoint_does_not_issue_its_round_twice(store: Store) -> None:
+    first = [make_request(prompt_id="p", request_id="r-0", purpose=Purpose.REEVALUATE, step=2)]
+    more = [*first, make_request(prompt_id="q", request_id="r-1", purpose=Purpose.REEVALUATE, step=2)]
+    for step in (1, 2, 3):
+        store.commit_assembly(an_assembly(step=step))
+    store.enqueue_round(2, first)
+    store.commit(3, 3)
+    assert store.enqueue_round(2, more) == 0
+    assert store.status().queued["reevaluate"] == 1
+    store.enqueue_round(4, [])
+    store.commit_assembly(an_assembly(step=4))
+    store.commit(4, 4)
+    assert store.status().reevaluation_rounds == {4: 0}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from bapo.errors import ConfigError, StorageError, UnavailableError
+from bapo.errors import ConfigError, DeadlineError, FullError, StorageError, UnavailableError
 from bapo.types import RolloutRequest
 from bapo.wire import pack_group
 from buffer_service.redis_link import RedisLink
@@ -53,9 +53,10 @@ def test_a_full_redis_refuses_groups_while_the_learner_drains_it(own_redis: Redi
         client.push(frames[:8])
         used = raw.info("memory")["used_memory"]
         raw.config_set("maxmemory", used - 1000)
-        impatient = type(client)(client.url, retry_s=0.0)
+        impatient = type(client)(client.url, retry_s=0.0, full_s=0.0)
         with pytest.raises(
-            UnavailableError, match=r"is full: groups are taken again .* raise buffer.max_memory_mb"
+            FullError,
+            match=r"is full: .*buffer.max_memory_mb|is full: groups are taken again .* raise buffer.max_memory_mb",
         ) as e:
             impatient.push(frames[8:12])
         assert SECRET.decode() not in str(e.value)
@@ -64,14 +65,32 @@ def test_a_full_redis_refuses_groups_while_the_learner_drains_it(own_redis: Redi
         assert client.status().fresh_ready == 8
         assert client.renew("w", ["g-p8"]) == ["g-p8"]
         client.fail("w", "g-p19", reason="engine", detail="")
-        assert [r.request_id for r in client.claim("v", limit=1, policy_version=1)] == ["g-p19"]
-        assert client.release("v") == 1
+        assert client.claim("v", limit=1, policy_version=1) == [], "a group that nobody could take"
         for step in (1, 2):
             assert len(client.batch(step, timeout_s=5).entries) == 4
             client.commit(step, checkpointed=step)
         assert client.push(frames[8:9]) == {"g-p8": "stored"}
+        assert [r.request_id for r in client.claim("v", limit=1, policy_version=1)] == ["g-p19"]
+        assert client.release("v") == 1
         assert client.status().fresh_ready == 1
         assert not list(raw.scan_iter("*:incoming:*"))
+
+
+def test_a_learner_that_waits_for_what_a_full_redis_refuses_hears_of_it(own_redis: RedisServer) -> None:
+    requests = [make_request(prompt_id=f"p{i}") for i in range(4)]
+    config = small_config(cadence={"slack": 1000})
+    with (
+        redis.Redis.from_url(own_redis.url) as raw,
+        serving(new_store("redis", own_redis.url), config) as client,
+    ):
+        client.enqueue(requests, cursor=4)
+        client.push([large(request) for request in requests[:2]])
+        raw.config_set("maxmemory", 1)
+        with pytest.raises(DeadlineError, match=r"2/4 fresh groups.*; Redis holds .* it may refuse what is missing"):
+            client.batch(1, timeout_s=0.5)
+        raw.config_set("maxmemory", 0)
+        client.push([large(request) for request in requests[2:]])
+        assert len(client.batch(1, timeout_s=5).entries) == 4
 
 
 def test_the_frames_of_a_refused_push_are_never_in_an_error(own_redis: RedisServer) -> None:

@@ -267,3 +267,21 @@ def test_after_kill_9_of_the_server_its_workers_graders_and_ray_servers_are_gone
     assert len(ours) >= 5, "gcs, raylet, a worker, two graders"
     server.process.kill()
     assert_all_gone(ours)
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_fit_in_memory_stops_the_server_with_one_message_and_loses_nothing(
+    start: StartServer, buffer: tuple[MemoryBuffer, str], tmp_path: Path
+) -> None:
+    from tests.tiny_model import write_tiny_model
+
+    memory, url = buffer
+    memory.add([make_request(prompt_id=f"p{i}") for i in range(4)])
+    write_tiny_model(tmp_path / "model")
+    rollout = RolloutConfig(port=0, max_workers=1, engine_options={"kv_cache_memory_bytes": 1 << 44})
+    server = start(Config(model=ModelConfig(path=str(tmp_path / "model")), rollout=rollout), url)
+    assert server.wait(180) == 3
+    assert "3 rollout workers in a row died early" in server.output()
+    assert "out of memory" in server.output()
+    assert "kv_cache_memory_bytes" in server.output(), "it says what to lower"
+    assert memory.num_queued == 4

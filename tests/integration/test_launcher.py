@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import redis
@@ -66,6 +67,21 @@ def test_what_the_embedded_redis_acknowledged_survives_kill_9(server: Server) ->
     server.kill()
     with server.start() as client:
         assert client.dbsize() == 500
+
+
+@pytest.mark.parametrize("policy", ["everysec", "always"])
+def test_the_embedded_redis_writes_to_the_disk_as_often_as_configured(
+    tmp_path: Path, policy: Literal["everysec", "always"]
+) -> None:
+    spec, url = redis_spec(RunDirectory.create(tmp_path / "run"), BufferConfig(appendfsync=policy), {})
+    child = Child(spec)
+    try:
+        wait_until(lambda: spec.is_ready(), timeout_s=20.0, what="Redis answers")
+        with redis.Redis.from_url(url) as client:
+            assert client.config_get("append*")["appendonly"] == "yes"
+            assert client.config_get("appendfsync") == {"appendfsync": policy}
+    finally:
+        end([child], grace_s=2.0)
 
 
 def test_the_embedded_redis_refuses_what_does_not_fit_and_evicts_nothing(server: Server) -> None:

@@ -76,7 +76,8 @@ def test_a_learner_killed_at_a_random_step_goes_on_with_the_same_batches(tmp_pat
     seed = random.SystemRandom().randrange(10_000)
     victim_step = random.Random(seed).randrange(1, NUM_STEPS - 1)
     note = f"seed {seed}: learner killed after step {victim_step}"
-    process = start(train_arguments(tmp_path, *PAPER_ORDER, num_steps=NUM_STEPS))
+    stays_dead = ["--supervision.max_restarts", "0"]
+    process = start(train_arguments(tmp_path, *PAPER_ORDER, *stays_dead, num_steps=NUM_STEPS))
     run = RunDirectory(tmp_path / "outputs" / "run")
     kill_learner_after(run, victim_step, process)
     output, _ = process.communicate(timeout=60)

@@ -48,14 +48,32 @@ def wait_for_step(run: RunDirectory, step: int, process: subprocess.Popen[str]) 
     wait_until(has_step, timeout_s=START_S, what=f"step {step}")
 
 
+def secrets_of(run: RunDirectory) -> list[str]:
+    """The tokens of the six roles and the password of the embedded Redis."""
+    tokens = [path.read_text().strip() for path in (run.path / "tokens").glob("*/token")]
+    config = (run.redis_path / "redis.conf").read_text()
+    return [*tokens, config.partition("requirepass ")[2].split()[0]]
+
+
+def written_by(run: RunDirectory) -> Iterator[str]:
+    """Everything in the run directory that anybody but its owner can read."""
+    for path in run.path.rglob("*"):
+        if path.is_file() and path.stat().st_mode & 0o077 and run.redis_path not in path.parents:
+            yield path.read_bytes().decode("latin-1")
+
+
 def test_a_run_ends_with_everything_on_disk_and_nothing_left_running(started: Start, tmp_path: Path) -> None:
     process = started(train_arguments(tmp_path, num_steps=4))
     run = run_at(tmp_path)
     wait_for_step(run, 1, process)
     members = family(process)
+    secrets, arguments = secrets_of(run), [" ".join(member.cmdline()) for member in members]
     output, _ = process.communicate(timeout=START_S)
     assert process.returncode == 0, output
     assert alive(members) == []
+    assert len(secrets) == 7
+    for told in (output, *arguments, *written_by(run)):
+        assert not [secret for secret in secrets if secret in told], told[:200]
 
     rows = run.read_metrics()
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
@@ -107,21 +125,54 @@ def test_kill_9_of_the_launcher_leaves_nothing_running(started: Start, tmp_path:
     wait_until(lambda: alive(members) == [], timeout_s=15.0, what=f"end of {alive(members)}")
 
 
+def kill_part(process: subprocess.Popen[str], run: RunDirectory, name: str) -> int:
+    """SIGKILL to one process of a run that is under way; returns its id."""
+    wait_until(lambda: run.read_run().get("status") == "running", timeout_s=30.0, what="run.json says running")
+    pid = run.read_run()["processes"][name]["pid"]
+    next(member for member in family(process) if member.pid == pid).kill()
+    return int(pid)
+
+
 @pytest.mark.parametrize("victim", ["learner", "rollout_server", "redis"])
-def test_a_part_that_dies_ends_the_run_with_its_name(started: Start, tmp_path: Path, victim: str) -> None:
-    process = started(train_arguments(tmp_path, num_steps=100_000))
+def test_without_restarts_a_part_that_dies_ends_the_run_with_its_name(
+    started: Start, tmp_path: Path, victim: str
+) -> None:
+    process = started(train_arguments(tmp_path, "--supervision.max_restarts", "0", num_steps=100_000))
     run = run_at(tmp_path)
     wait_for_step(run, 1, process)
-    wait_until(lambda: run.read_run().get("status") == "running", timeout_s=30.0, what="run.json says running")
     members = family(process)
-    part = next(member for member in members if member.pid == run.read_run()["processes"][victim]["pid"])
-    part.kill()
+    kill_part(process, run, victim)
     output, _ = process.communicate(timeout=30)
     assert f"{victim} ended with signal SIGKILL" in output
     assert process.returncode == 137
     assert alive(members) == []
     fields = run.read_run()
     assert (fields["status"], fields["exit_code"]) == ("failed", 137)
+
+
+def test_every_part_that_dies_starts_again_and_the_run_goes_on(started: Start, tmp_path: Path) -> None:
+    process = started(train_arguments(tmp_path, "--supervision.first_pause_s", "0.1", num_steps=100_000))
+    run = run_at(tmp_path)
+    wait_for_step(run, 1, process)
+    for victim in ("redis", "buffer_service", "rollout_server", "scheduler", "evaluator", "learner"):
+        before = kill_part(process, run, victim)
+
+        def is_back(victim: str = victim, before: int = before) -> bool:
+            assert process.poll() is None, process.communicate()[0]
+            return bool(run.read_run()["processes"][victim]["pid"] != before)
+
+        wait_until(is_back, timeout_s=20.0, what=f"a new {victim}")
+        step = run.read_metrics()[-1]["step"]
+        wait_for_step(run, step + 3, process)
+    assert {name: fields["restarts"] for name, fields in run.read_run()["processes"].items()} == dict.fromkeys(
+        ("redis", "buffer_service", "rollout_server", "scheduler", "evaluator", "learner"), 1
+    )
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, output
+    assert "redis ended with signal SIGKILL; it starts again in 0.1 s (restart 1, at most 5 within 600 s" in output
+    steps = [row["step"] for row in run.read_metrics()]
+    assert steps == list(range(1, len(steps) + 1))
 
 
 def test_a_verifier_that_raises_stops_the_run_with_its_words(started: Start, tmp_path: Path) -> None:

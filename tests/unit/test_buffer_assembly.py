@@ -12,12 +12,13 @@ from bapo.config.tree import Config
 from bapo.errors import ContractError
 from bapo.telemetry import Telemetry
 from bapo.types import HardPrompt, Purpose, RolloutRequest
-from buffer_service.assembly import repeated_id
+from buffer_service.assembly import Assembler, repeated_id
 from buffer_service.memory_store import MemoryStore
 from buffer_service.metrics import BufferMetrics
 from buffer_service.reasons import in_step_order
 from buffer_service.service import BufferService, TooManyFailuresError
-from tests.buffer_setup import answer, incoming
+from buffer_service.values import Assembly
+from tests.buffer_setup import an_assembly, answer, incoming, stat
 from tests.factories import make_request
 
 
@@ -367,3 +368,82 @@ def test_a_decision_that_breaks_its_invariants_changes_nothing(changes: dict[str
         setup.service.batch(1)
     assert setup.service.status().assembled_step == 0
     assert setup.service.status().fresh_ready == 2
+
+
+def test_a_decision_may_keep_in_b_high_only_what_the_buffer_holds() -> None:
+    setup = Setup()
+    setup.composer = Breaks(high=(stat("g-z"),))
+    setup.service = BufferService(setup.store, setup.composer, setup.config, BufferMetrics(Telemetry(), setup.config))
+    setup.fill("a", "b")
+    with pytest.raises(ContractError, match=r"keeps in B_high groups that the buffer does not hold: .'g-z'"):
+        setup.service.batch(1)
+
+
+# -- what an assembly writes down
+
+
+def assembled(setup: Setup, step: int) -> Assembly:
+    assembly = Assembler(setup.store, setup.composer, setup.config, now=lambda: 99.5).assemble(step)
+    assert assembly is not None
+    return assembly
+
+
+def test_a_composition_says_what_the_batch_is_made_of() -> None:
+    setup = Setup(slack=1)
+    setup.fill("a", rewards="00000000")
+    setup.fill("b")
+    sizes = [len(frame or b"") for frame in setup.store.frames(["g-a", "g-b"])]
+    first = assembled(setup, 1)
+    assert first.composition == {
+        "step": 1, "x1": 1, "x2": 0, "x3": 0, "batch_size": 2, "num_stale": 0, "staleness_max": 0, "r_tot": 1 / 8,
+        "c2": 0.25, "c3": 0.5, "num_bad": 1, "num_high": 1, "time": 99.5,
+    }  # fmt: skip
+    assert (first.fresh, first.fresh_bytes, first.batch.num_bytes) == (("g-a", "g-b"), sum(sizes), sizes[1])
+    assert [prompt.prompt_id for prompt in first.new_prompts] == ["a"]
+    assert first.reference_changes == {"g-a": -1, "g-b": 1}
+    setup.fill("c", "d", step=2, rewards="00000000", version=2)
+    second = assembled(setup, 2)
+    assert (second.composition["x3"], second.composition["staleness_max"], second.composition["num_bad"]) == (1, 1, 3)
+    assert [prompt.prompt_id for prompt in second.new_prompts] == ["c", "d"], "a's is there already"
+    assert second.left_bad == ()
+    assert second.batch.header["num_high"] == second.composition["num_high"] == 0
+
+
+def test_an_empty_batch_has_no_staleness() -> None:
+    setup = Setup()
+    setup.fill("a", "b", rewards="00000000")
+    assert assembled(setup, 1).composition["staleness_max"] == 0
+
+
+def test_nothing_is_assembled_before_its_turn_or_without_all_its_groups() -> None:
+    setup = Setup()
+    assembler = Assembler(setup.store, setup.composer, setup.config)
+    setup.fill("a")
+    assert assembler.assemble(1) is None
+    setup.fill("b")
+    assert assembler.assemble(2) is None
+    assert assembler.assemble(0) is None
+    assert assembler.assemble(1) is not None
+
+
+def test_an_assembly_that_another_instance_overtakes_is_none() -> None:
+    setup = Setup()
+    setup.fill("a", "b")
+
+    class Overtaken(KeepsAll):
+        def compose(self, view: AssemblyView, rng: Rng) -> Decision:
+            assert Assembler(setup.store, KeepsAll(), setup.config).assemble(view.step) is not None
+            return super().compose(view, rng)
+
+    assert Assembler(setup.store, Overtaken(), setup.config).assemble(1) is None
+    assert setup.store.readiness(1).assembled == 1
+
+
+def test_a_replacement_asks_for_weights_that_are_new_enough_for_the_step() -> None:
+    setup = Setup(slack=1)  # v = 2: at most two steps old, so step 20 needs version 18
+    setup.add(make_request(prompt_id="a", step=1, min_version=1), version=1)
+    setup.add(make_request(prompt_id="b", step=9, min_version=7), version=7)
+    for step in range(1, 20):
+        setup.store.commit_assembly(an_assembly(step=step, before=setup.store.tables()))
+    assert Assembler(setup.store, setup.composer, setup.config).assemble(20) is None
+    assert [request.min_version for request in setup.service.claim("w", 9, 99)] == [18, 18]

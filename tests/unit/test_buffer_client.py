@@ -11,9 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from bapo.clients import BufferClient, _bodies
+from bapo.clients import BufferClient
 from bapo.errors import BapoError, ContractError, DeadlineError, StorageError, UnavailableError
 from bapo.messages import request_from_map, request_map, status_from_map, status_map
+from bapo.pushing import _parts
 from bapo.types import Purpose
 from tests.buffer_setup import STATUS
 from tests.factories import make_request
@@ -128,12 +129,17 @@ def test_waiting_for_a_service_ends_at_its_deadline(scripted: Scripted) -> None:
         BufferClient(scripted.url).wait_ready(0.3)
 
 
-def test_pushes_are_cut_into_bodies_that_the_service_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bapo.clients.MOST_PUSH_BYTES", 10)
-    assert list(_bodies([b"aaaa", b"bbbb", b"cccc", b"d" * 20, b"e"])) == [b"aaaabbbb", b"cccc", b"d" * 20, b"e"]
-    assert list(_bodies([])) == []
+def test_pushes_are_cut_into_parts_that_the_service_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bapo.pushing.MOST_PUSH_BYTES", 10)
+    assert list(_parts([b"aaaa", b"bbbb", b"cccc", b"d" * 20, b"e"])) == [
+        [b"aaaa", b"bbbb"],
+        [b"cccc"],
+        [b"d" * 20],
+        [b"e"],
+    ]
+    assert list(_parts([])) == []
     with pytest.raises(ContractError, match="a frame is empty"):
-        list(_bodies([b""]))
+        list(_parts([b""]))
 
 
 def test_requests_and_status_survive_their_way_through_json() -> None:

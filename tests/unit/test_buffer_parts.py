@@ -11,15 +11,19 @@ import pytest
 from bapo.errors import ContractError, UnavailableError
 from bapo.messages import WorkerLeases
 from bapo.telemetry import METRICS, Telemetry
+from buffer_service.__main__ import wait_for
 from buffer_service.codec import pack
 from buffer_service.reasons import is_ready, why_not_yet
 from buffer_service.redis_aof import wait_written
+from buffer_service.redis_link import RedisLink
 from buffer_service.redis_sockets import send_pieces
-from buffer_service.values import Readiness
+from buffer_service.values import Health, Readiness
 from tests.buffer_app import small_config
 from tests.buffer_setup import STATUS
 
-READY = Readiness(assembled=3, num_fresh=1, round_left=None, failures_in_a_row=0, last_failure="", num_open=0)
+READY = Readiness(
+    assembled=3, num_fresh=1, round_left=None, failures_in_a_row=0, last_failure="", num_open=0, fresh_bytes=0
+)
 
 
 def test_the_reason_names_what_is_missing_and_who_is_silent() -> None:
@@ -129,3 +133,37 @@ def test_a_disk_that_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     stuck = persistence(pending=1, size=100, buffered=40)
     with pytest.raises(UnavailableError, match="its disk is busy"):
         wait_written(stuck, lambda: stuck)
+
+
+def test_a_redis_that_goes_away_while_the_service_starts_is_waited_for() -> None:
+    """Found by chaos: it answered, was killed, and the scripts could not be loaded."""
+    answers = iter([UnavailableError("loading"), UnavailableError("gone again"), None])
+
+    def attempt() -> Health:
+        error = next(answers)
+        if error:
+            raise error
+        return Health(where="here", persistent=True, detail="")
+
+    wait_for(attempt, timeout_s=10.0)
+    assert next(answers, "none left") == "none left"
+    with pytest.raises(UnavailableError, match="never"):
+        wait_for(lambda: (_ for _ in ()).throw(UnavailableError("never")), timeout_s=0.0)
+
+
+def test_a_gateway_that_answers_in_the_place_of_redis_is_waited_out() -> None:
+    """Found by a cable that was pulled: packets then went to another host, which answered in HTTP."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        link = RedisLink(f"redis://127.0.0.1:{server.getsockname()[1]}/0?protocol=2")
+        with pytest.raises(UnavailableError, match="does not speak Redis' protocol"):
+            link.run("readiness", [], [])
+        thread.join(5.0)

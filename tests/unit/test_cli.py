@@ -23,6 +23,10 @@ from bapo.records import RunDirectory
 COMMANDS = [
     ["train"], ["up"], ["create"], ["eval"], ["watch"], ["scale"], ["report"], ["doctor"],
     ["config", "show"], ["config", "diff"], ["config", "schema"],
+    ["buffer", "stats"], ["buffer", "bad"], ["buffer", "high"], ["buffer", "show"], ["buffer", "export"],
+    ["buffer", "import"], ["buffer", "groups"], ["buffer", "snapshot"], ["buffer", "restore"], ["buffer", "drop"],
+    ["buffer", "verify"],
+    ["tokens", "create"], ["tokens", "rotate"], ["tokens", "retire"],
 ]  # fmt: skip
 
 
@@ -52,8 +56,11 @@ def test_every_command_explains_itself_with_an_example(command: list[str]) -> No
 
 def test_every_command_is_covered_here() -> None:
     group = typer.main.get_command(app)
-    names = {(name,) for name in group.commands} - {("config",)}  # type: ignore[attr-defined]
-    names |= {("config", name) for name in group.commands["config"].commands}  # type: ignore[attr-defined]
+    names = {
+        (name, *inner)
+        for name, command in group.commands.items()  # type: ignore[attr-defined]
+        for inner in ([(word,) for word in command.commands] if hasattr(command, "commands") else [()])
+    }
     assert names == {tuple(command) for command in COMMANDS}
 
 
@@ -68,6 +75,20 @@ def test_every_command_is_covered_here() -> None:
 )
 def test_files_and_overrides_may_stand_in_any_order(tokens: list[str], files: list[str], overrides: list[str]) -> None:
     assert split_tokens(tokens) == (files, overrides)
+
+
+def test_a_set_of_tokens_is_made_and_rotated_and_none_is_printed(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    made = call("tokens", "create", str(folder), "--redis")
+    rotated = call("tokens", "rotate", str(folder), "worker")
+    retired = call("tokens", "retire", str(folder), "worker")
+    assert (made.exit_code, rotated.exit_code, retired.exit_code) == (0, 0, 0)
+    assert str(folder / "worker" / "token") in made.output
+    secrets = [path.read_text().strip() for path in folder.rglob("token")] + [(folder / "redis/password").read_text()]
+    assert len(secrets) == 7
+    for secret in secrets:
+        assert secret.strip() not in made.output + rotated.output + retired.output
+    assert "holds no set of tokens" in str(refusal("tokens", "rotate", str(tmp_path / "none"), "worker"))
 
 
 def test_dry_run_prints_the_resolved_configuration_and_starts_nothing(config_file: Path) -> None:
@@ -183,3 +204,29 @@ def test_create_makes_the_run_directory_once_and_starts_nothing(tmp_path: Path) 
     again = call(*arguments, "--run.num_steps", "7")
     assert "keeps its configuration" in again.output
     assert (tmp_path / "one" / "config.toml").read_text() == written
+
+
+def test_up_buffer_takes_a_small_batch_without_a_word_about_the_learner(tmp_path: Path) -> None:
+    shown = call("up", "buffer", "--run", str(tmp_path / "mine"), "--algorithm.batch_size", "4", "--dry-run")
+    config = tomllib.loads(shown.output)
+    assert (shown.exit_code, config["algorithm"]["batch_size"], config["run"]["name"]) == (0, 4, "mine")
+    assert not (tmp_path / "mine").exists()
+
+
+def test_up_buffer_numbers_its_runs(tmp_path: Path) -> None:
+    (tmp_path / "buffer-001").mkdir()
+    shown = call("up", "buffer", "--run.root", str(tmp_path), "--dry-run")
+    assert tomllib.loads(shown.output)["run"]["name"] == "buffer-002"
+
+
+def test_a_run_that_exists_keeps_its_configuration(tmp_path: Path) -> None:
+    RunDirectory.create(tmp_path / "mine", 'preset = "bapo"\n[algorithm]\nbatch_size = 128\n')
+    assert "leave out --algorithm.batch_size 4" in str(
+        refusal("up", "buffer", "--run", str(tmp_path / "mine"), "--algorithm.batch_size", "4")
+    )
+    shown = call("up", "buffer", "--run", str(tmp_path / "mine"), "--dry-run")
+    assert tomllib.loads(shown.output)["algorithm"]["batch_size"] == 128
+
+
+def test_run_belongs_to_up_buffer_alone(config_file: Path) -> None:
+    assert "belongs to `bapo up buffer`" in str(refusal("up", str(config_file), "--run", "outputs/x"))

@@ -115,7 +115,8 @@ class FakeBuffer:
         return self._progress.pop(0) if len(self._progress) > 1 else self._progress[0]
 
     def status(self) -> BufferStatus:
-        settled = {label: len(requests) if self._settles else 1 for label, requests in self.asked.items()}
+        held = {label: requests for label, requests in self.asked.items() if label not in self.forgotten}
+        settled = {label: len(requests) if self._settles else 1 for label, requests in held.items()}
         return replace(STATUS, evaluations=settled)
 
     def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None = None) -> int:
@@ -171,6 +172,16 @@ def test_a_restarted_evaluator_measures_only_what_has_no_row(tmp_path: Path) -> 
     evaluator.run()
     assert list(buffer.asked) == ["hard@41"]
     assert [(row["split"], row["version"]) for row in run.read_evaluations()] == [("easy", 41), ("hard", 41)]
+    assert buffer.forgotten == ["easy@41", "hard@41"]
+
+
+def test_what_a_killed_evaluator_had_asked_for_is_deleted_with_the_next_measurement(tmp_path: Path) -> None:
+    buffer = FakeBuffer([Progress(step=41, policy_version=41)])
+    for label in ("easy@12", "hard@12", "somebody@else", "theirs@7"):
+        buffer.asked[label] = []
+    evaluator, _ = make_evaluator(tmp_path, buffer)
+    evaluator.run()
+    assert buffer.forgotten == ["easy@12", "hard@12", "easy@41", "hard@41"]
 
 
 def test_groups_that_failed_for_good_are_counted_not_taken_as_wrong(tmp_path: Path) -> None:

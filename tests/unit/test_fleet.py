@@ -113,6 +113,7 @@ MakeRig = Callable[..., Rig]
 @pytest.fixture
 def make_rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRig]:
     monkeypatch.setattr("rollout_server.place.POLL_S", 0.01)
+    monkeypatch.setattr("rollout_server.place.WATCH_S", 0.01)
     monkeypatch.setattr("rollout_server.fleet.LONGEST_PAUSE_S", 0.01)
     rigs = []
 
@@ -258,7 +259,7 @@ def test_three_early_deaths_in_a_row_stop_the_fleet_with_the_last_reason_and_the
     wait_until(lambda: len(rig.fatal) == 1)
     assert isinstance(rig.fatal[0], UnavailableError)
     assert "3 rollout workers in a row died early" in str(rig.fatal[0])
-    assert "MemoryError: cannot allocate" in str(rig.fatal[0])
+    assert "out of memory: MemoryError: cannot allocate" in str(rig.fatal[0])
     assert "last words" in str(rig.fatal[0])
     assert len(rig.handles) == 3
 

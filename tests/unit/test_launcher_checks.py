@@ -144,16 +144,19 @@ def test_the_embedded_redis_is_durable_private_and_never_evicts(tmp_path: Path) 
     conf = Path(spec.argv[1]).read_text()
     for line in ("port 0", "appendonly yes", "appendfsync always", "maxmemory 64mb", "maxmemory-policy noeviction"):
         assert line in conf.splitlines()
-    assert url.startswith("unix://")
+    password = next(line for line in conf.splitlines() if line.startswith("requirepass ")).split()[1]
+    assert url == f"unix://:{password}@{run.redis_path.resolve()}/redis.sock"
+    assert len(password) >= 40
+    assert embedded_redis.url_of(run) == url
     assert run.redis_path.stat().st_mode & 0o777 == 0o700
+    assert Path(spec.argv[1]).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_socket_has_a_short_path_however_deep_the_run_lies(tmp_path: Path) -> None:
     deep = tmp_path / ("a" * 60) / ("b" * 60)
     run = RunDirectory.create(deep)
-    first = embedded_redis.redis_spec(run, BufferConfig(), {})[1]
-    again = embedded_redis.redis_spec(run, BufferConfig(), {})[1]
-    path = Path(first.removeprefix("unix://"))
+    first, again = (embedded_redis.redis_spec(run, BufferConfig(), {})[1].partition("@")[2] for _ in range(2))
+    path = Path(first)
     assert len(str(path)) < 100
     assert first == again
     assert path.parent.stat().st_mode & 0o777 == 0o700

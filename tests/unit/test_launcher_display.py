@@ -15,12 +15,12 @@ from bapo.clients import WorkerLeases
 from bapo.config.tree import Config
 from bapo.fleet_client import WorkerStatus
 from bapo.records import RunDirectory
+from bapo.waiting import who_waits
 from services.launcher.display import LineDisplay, LiveDisplay, make_display
 from services.launcher.formats import count, duration, oldest, percent
 from services.launcher.snapshot import Observer, ProcessLine, Snapshot
 from services.launcher.summary import change_text, evaluation_summary, summary
 from services.launcher.table import accuracies, render
-from services.launcher.waiting import who_waits
 from tests.factories import make_fate
 from tests.unit.test_scheduler import STATUS
 
@@ -90,6 +90,27 @@ def test_the_table_fits_its_terminal(width: int) -> None:
     assert "who waits  learner waits for batch 43: 12/32 fresh groups" in text
     assert "worker-0: version 40, 9.8k tokens/s" in text
     assert ("█" in text) == (width >= 100)
+
+
+def test_what_does_not_fit_into_one_line_is_broken_between_measurements_and_between_workers() -> None:
+    snapshot = make_snapshot(
+        evaluations=[make_evaluation(split, version, 0.342) for split in ("cd3", "cd34", "cd4") for version in (1, 31)],
+        workers=[replace(WORKER, worker_id=f"worker-{i}") for i in range(3)],
+    )
+    lines = drawn(render(snapshot, 80), 80)
+    assert lines[2:] == [
+        "held-out  cd3 34.2 % -> 34.2 % (step 30)   cd34 34.2 % -> 34.2 % (step 30)",
+        "          cd4 34.2 % -> 34.2 % (step 30)",
+        "workers   worker-0: version 40, 9.8k tokens/s",
+        "          worker-1: version 40, 9.8k tokens/s",
+        "          worker-2: version 40, 9.8k tokens/s",
+    ]
+
+
+def test_a_failure_with_brackets_is_shown_as_it_is() -> None:
+    status = replace(STATUS, step=5, assembled_step=4, failures_in_a_row=3, last_failure="verifier: [/b] in [tests]")
+    text = "\n".join(drawn(render(make_snapshot(status=status), 120), 120))
+    assert "3 groups failed in a row: verifier: [/b] in [tests]" in text
 
 
 def test_the_time_left_is_that_of_this_start_of_the_run() -> None:
@@ -221,6 +242,15 @@ def test_the_observer_reads_records_and_survives_services_that_do_not_answer(tmp
     assert (snapshot.step, snapshot.status, snapshot.workers) == (1, None, ())
 
 
+def test_a_run_that_has_ended_shows_how_long_it_took_and_nothing_left(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    run.update_run(started_at=5000.0, ended_at=5184.0)
+    for step in (1, 2, 3):
+        run.append_metrics(make_row(step) | {"time": 5000.0 + step})
+    snapshot = Observer(Config(), run).look()
+    assert (snapshot.elapsed_s, snapshot.left_s) == (184.0, None)
+
+
 def test_the_observer_reads_on_where_it_was_and_notices_a_cut_file(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run")
     observer = Observer(Config(), run)
@@ -255,7 +285,7 @@ def test_the_summary_says_what_training_moved_and_where_things_are(tmp_path: Pat
     assert lines[:2] == ["", "demo-001 is finished"]
     assert lines[3].split("  ")[0] == "cd34"
     assert "12.5 % [10.5, 14.5]" in lines[3]
-    assert "+50.0 points [+50.0, +50.0]" in lines[3]  # every prompt gained one of two
+    assert "+50.0 [+50.0, +50.0]" in lines[3]  # every prompt gained one of two
     text = "\n".join(lines)
     assert "2 in 5:05 of wall time" in text
     assert "16 responses in 2 groups" in text  # the reused ones were not sampled again
@@ -265,7 +295,7 @@ def test_the_summary_says_what_training_moved_and_where_things_are(tmp_path: Pat
 def test_a_change_is_measured_on_the_prompts_that_both_have() -> None:
     first = make_evaluation("cd34", 1, 0.5, rewards={"a": [0.0], "b": [1.0], "c": [0.0]})
     last = make_evaluation("cd34", 9, 0.5, rewards={"b": [1.0], "c": [0.0], "d": [1.0]})
-    assert change_text(first, last) == "+0.0 points [+0.0, +0.0]"
+    assert change_text(first, last) == "+0.0 [+0.0, +0.0]"
     assert change_text(first, make_evaluation("cd34", 9, 0.5, rewards={"z": [1.0]})) == "other prompts"
 
 

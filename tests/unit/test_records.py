@@ -116,6 +116,13 @@ def test_resuming_after_a_step_drops_what_that_step_did_not_know(run: RunDirecto
         assert [row["version"] for row in run.read_evaluations()] == [1, 3]  # version 3 = weights after step 2
 
 
+def test_a_restart_beside_a_running_evaluator_keeps_its_file(run: RunDirectory) -> None:
+    run.append_metrics({"step": 3})
+    run.append_evaluation({"version": 4})
+    run.truncate_after(2, keep_evaluations=True)
+    assert (run.read_metrics(), run.read_evaluations()) == ([], [{"version": 4}])
+
+
 def test_fields_of_run_json_are_set_one_by_one(run: RunDirectory) -> None:
     run.update_run(status="starting", pid=7)
     run.update_run(status="running")

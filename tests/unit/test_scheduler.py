@@ -10,7 +10,7 @@ import pytest
 from bapo.algorithms.registry import load_composer
 from bapo.clients import BufferStatus
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
+from bapo.errors import ConfigError, DeadlineError
 from bapo.telemetry import Telemetry
 from bapo.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from services.scheduler.loop import Scheduler
@@ -48,13 +48,13 @@ class FakeBuffer:
         self.hard = [(entry, make_prompt(prompt_id=entry.prompt_id)) for entry in hard]
         self.fresh: list[RolloutRequest] = []
         self.rounds: dict[int, list[RolloutRequest]] = {}
-        self.num_status = 0
+        self.seen: list[int | None] = []
 
-    def progress(self) -> Progress:
+    def progress(self, *, seen_step: int | None = None, wait_s: float = 0.0) -> Progress:
+        self.seen.append(seen_step)
         return Progress(step=next(self.steps), policy_version=1)
 
     def status(self) -> BufferStatus:
-        self.num_status += 1
         return self.current
 
     def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None = None) -> int:
@@ -168,23 +168,24 @@ def test_a_round_without_hard_prompts_is_issued_too() -> None:
 
 def test_the_loop_feeds_each_step_once_and_ends_behind_the_last() -> None:
     config, buffer = make_config(), FakeBuffer()
-    buffer.steps = iter([0, 0, 1, 1, 5, 12, 13])
-    make_scheduler(config, buffer).run(sleep=lambda _: None, now=lambda: 0.0)
+    buffer.steps = iter([0, 0, 1, 5, 12, 13])
+    make_scheduler(config, buffer).run()
     assert [request.request_id for request in buffer.fresh] == [f"fresh-{cursor:08d}" for cursor in range(48)]
     assert list(buffer.rounds) == [4, 12]
-    assert buffer.num_status == 4  # steps 0, 1, 5, 12: no status is read while nothing moves
+    assert buffer.seen == [None, 0, 0, 1, 5, 12], "it waits for the learner to leave the step it has seen"
 
 
 def test_dropped_groups_are_asked_again_although_the_learner_waits_in_its_step() -> None:
     config, buffer = make_config(), FakeBuffer()
-    clock = iter([0.0, 0.5, 2.0, 2.0])
-    buffer.steps = iter([1, 1, 1, 13])
-    scheduler = make_scheduler(config, buffer)
 
-    def drop_two(_: float) -> None:
+    def steps() -> Iterator[int]:
+        yield 1
         buffer.current = replace(buffer.current, fresh_dropped=2)
+        yield 1  # the wait for another step is over, and there is none
+        yield 13
 
-    scheduler.run(sleep=drop_two, now=lambda: next(clock))
+    buffer.steps = steps()
+    make_scheduler(config, buffer).run()
     assert len(buffer.fresh) == 16 + 2
 
 
@@ -201,5 +202,21 @@ def test_rounds_are_issued_again_when_the_learner_has_gone_back_to_a_checkpoint(
     scheduler = make_scheduler(make_config(), buffer)
     issued: list[int] = []
     buffer.reevaluate = lambda step, requests: issued.append(step)  # type: ignore[method-assign]
-    scheduler.run(sleep=lambda _: None, now=lambda: 0.0)
+    scheduler.run()
     assert issued == [8, 4, 8]
+
+
+def test_a_run_that_stands_still_is_told_measured_and_ended_if_so_configured() -> None:
+    config = make_config(supervision={"stall_s": 60.0, "stall_ends_run": True})
+    buffer, telemetry, clock = FakeBuffer(), Telemetry(), [0.0]
+    buffer.current = replace(STATUS, step=3, policy_version=2, assembled_step=2, cursor=48)
+    scheduler = Scheduler(
+        config, FreshPlan(config, PROMPTS), load_composer(config.algorithm), buffer, telemetry, now=lambda: clock[0]
+    )
+    scheduler.look(3)
+    clock[0] = 59.0
+    scheduler.look(3)
+    assert b"bapo_stalled_seconds 59.0" in telemetry.exposition()
+    clock[0] = 60.0
+    with pytest.raises(DeadlineError, match=r"nothing has moved for 60 s .*: learner waits for batch 3: 0/4 fresh"):
+        scheduler.look(3)

@@ -34,7 +34,11 @@ COLUMNS = ("prompt_token_ids", "token_ids", "rollout_logprobs", "lengths", "rewa
 FIELDS = ("group_id", "prompt", "purpose", "step", "label", "worker_id", "timing")
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=6,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, ContractError, GradingError, WeightMismatchError
-from bapo.types import Float32s, Outcome, Prompt, Purpose
+from bapo.types import Float32s, Outcome, Prompt, Purpose, RolloutRequest
+from bapo.wire import unpack_group
 from rollout_server.engines import scripted
 from rollout_server.engines.base import Engine
 from rollout_server.worker import Worker
@@ -118,6 +120,48 @@ def test_a_group_whose_grading_failed_is_reported_and_never_pushed(start_worker:
     assert "g-p1" not in buffer.groups
     assert worker.report().counts["groups/fresh/failed"] == 1
     assert worker.report().state == "sampling"
+
+
+class FullBuffer(MemoryBuffer):
+    """Pushes of fresh groups wait, as those of the client do while the buffer is full."""
+
+    def __init__(self, asked: Sequence[RolloutRequest]) -> None:
+        super().__init__(asked)
+        self.has_room = threading.Event()
+
+    def push(self, frames: Sequence[bytes]) -> dict[str, str]:
+        if any(unpack_group(frame).purpose is Purpose.FRESH for frame in frames):
+            self.has_room.wait(30)
+        return super().push(frames)
+
+
+def test_while_fresh_groups_wait_for_room_the_others_are_delivered(start_worker: StartWorker) -> None:
+    buffer = FullBuffer(requests(3))
+    worker = start_worker(buffer)
+    wait_until(lambda: buffer.num_queued == 0)
+    buffer.add([make_request(prompt_id="e", request_id="e", purpose=Purpose.EVALUATE, label="cd@1")])
+    wait_until(lambda: "e" in buffer.groups)
+    assert set(buffer.groups) == {"e"}
+    assert worker.report().state == "sampling"
+    buffer.has_room.set()
+    wait_until(lambda: len(buffer.groups) == 4)
+
+
+class StrictBuffer(MemoryBuffer):
+    def push(self, frames: Sequence[bytes]) -> dict[str, str]:
+        if any(unpack_group(frame).group_id == "g-p1" for frame in frames):
+            raise ContractError("group g-p1 was sampled with policy version 9")
+        return super().push(frames)
+
+
+def test_a_group_that_the_buffer_refuses_is_reported_and_stops_no_other(start_worker: StartWorker) -> None:
+    buffer = StrictBuffer(requests(5))
+    worker = start_worker(buffer)
+    wait_until(lambda: len(buffer.groups) == 4 and len(buffer.failures) == 1)
+    [(request_id, reason, detail)] = buffer.failures
+    assert (request_id, reason) == ("g-p1", "refused")
+    assert "the buffer refused the group: group g-p1 was sampled with policy version 9" in detail
+    assert (worker.report().state, worker.report().counts["groups/fresh/stored"]) == ("sampling", 4)
 
 
 class PickyEngine(scripted.ScriptedEngine):

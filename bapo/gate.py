@@ -1,0 +1,230 @@
+"""What stands before an HTTP API: who may call what, and how much may be sent. Nothing of a body is read before it.
+
+    request -> open path? -> token? -> right? -> declared length? -> the API reads the body, counted and with a deadline
+                               401       403        411, 413                              413, 408
+
+Default: what no rule names is for the operator alone, so that a new route without a rule is closed and not open.
+Without tokens (a service on the loopback that was given none) only the bounds on bodies are left.
+
+Plain ASGI, so that every service can use it. Does not cover: connections that never send a request, and TLS; both
+belong to a proxy in front (docs/threat_model.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from bapo.errors import AccessError, BapoError, ContractError, Refusal
+from bapo.tokens import TOKEN_FILE, Keyring, Role
+
+log = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MOST_JSON_BYTES = 32 << 20
+"""Of one body of JSON: the requests of a step with long prompts have some megabytes."""
+BODY_PAUSE_S = 30.0
+"""A body of which nothing comes for so long is given up."""
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
+"""Liveness for probes that can hold no token, and the description of the API, which is no secret."""
+WARN_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Who may use one route, besides the operator."""
+
+    method: str
+    path: str
+    """As in the API's description: `/batches/{step}`."""
+    roles: frozenset[Role]
+    most_bytes: int = MOST_JSON_BYTES
+    """Of the body."""
+    needs_length: bool = False
+    """Whether the body must declare its length: bodies that are read into one block."""
+
+
+def allow(method: str, path: str, *roles: Role, most_bytes: int = MOST_JSON_BYTES, needs_length: bool = False) -> Rule:
+    """A rule, written as a line of a table."""
+    return Rule(method, path, frozenset(roles), most_bytes, needs_length)
+
+
+class Rules:
+    """The table of one API."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._plain: dict[tuple[str, str], Rule] = {}
+        self._patterns: list[tuple[re.Pattern[str], Rule]] = []
+        for rule in rules:
+            if "{" in rule.path:
+                self._patterns.append((re.compile(re.sub(r"\{\w+\}", "[^/]+", rule.path)), rule))
+            else:
+                self._plain[rule.method, rule.path] = rule
+
+    def find(self, method: str, path: str) -> Rule | None:
+        """The rule of a route; None when there is none."""
+        if rule := self._plain.get((method, path)):
+            return rule
+        return next(
+            (rule for pattern, rule in self._patterns if rule.method == method and pattern.fullmatch(path)), None
+        )
+
+
+class Gate:
+    """ASGI middleware, to be added last so that it comes first."""
+
+    def __init__(self, app: App, *, rules: Rules, keyring: Keyring | None, refused: Callable[[Refusal], None]) -> None:
+        """
+        Args:
+            keyring: None: everybody may do everything.
+            refused: is told why, once per refused request (a metric).
+        """
+        self._app, self._rules, self._keyring, self._refused = app, rules, keyring, refused
+        self._warned_s = float("-inf")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # none of our services has websockets: the server closes the connection
+        rule = self._rules.find(scope["method"], scope["path"])
+        try:
+            self._check_right(scope, rule)
+            size = _declared_length(scope, rule)
+        except RefusedError as refusal:
+            self._refused(refusal.reason)
+            self._warn(scope, refusal)
+            await _answer(send, refusal)
+            return
+        await self._app(scope, Body(receive, size, rule.most_bytes if rule else MOST_JSON_BYTES), send)
+
+    def _check_right(self, scope: Scope, rule: Rule | None) -> None:
+        if self._keyring is None or (rule is None and scope["path"] in OPEN_PATHS):
+            return
+        what = f"{scope['method']} {scope['path']}"
+        token = _bearer(scope)
+        if not token:
+            raise RefusedError(
+                401,
+                Refusal.NO_TOKEN,
+                f"{what} needs a token: name its file in {TOKEN_FILE} (the launcher keeps those of a run in "
+                "RUN/tokens/<role>/token), or send the header Authorization: Bearer TOKEN",
+            )
+        role = self._keyring.role_of(token)
+        if role is None:
+            raise RefusedError(
+                401,
+                Refusal.WRONG_TOKEN,
+                f"{what}: this token is not accepted here; is it of another run, or was it replaced? See {TOKEN_FILE}",
+            )
+        if role is not Role.OPERATOR and (rule is None or role not in rule.roles):
+            able = ", ".join(sorted(rule.roles)) + " or operator" if rule and rule.roles else "operator"
+            raise RefusedError(403, Refusal.NO_RIGHT, f"{what}: {role} may not do this; use the token of {able}")
+
+    def _warn(self, scope: Scope, refusal: RefusedError) -> None:
+        # Not one line per refusal: whoever can be refused could fill the disk.
+        if time.monotonic() - self._warned_s >= WARN_EVERY_S:
+            self._warned_s = time.monotonic()
+            client = (scope.get("client") or ("?",))[0]
+            log.warning(
+                "refused client=%s status=%d reason=%s: %.300s", client, refusal.status, refusal.reason, refusal
+            )
+
+
+class RefusedError(Exception):
+    """A request that is answered here."""
+
+    def __init__(self, status: int, reason: Refusal, message: str) -> None:
+        super().__init__(message)
+        self.status, self.reason = status, reason
+
+
+class Body:
+    """`receive` of a request whose body has a bound and a deadline."""
+
+    def __init__(self, receive: Receive, declared: int | None, most_bytes: int) -> None:
+        self._receive, self._left = receive, most_bytes if declared is None else declared
+        self._most = most_bytes
+        self._is_whole = False
+
+    async def __call__(self) -> Message:
+        """The next piece. Raises: BodyError."""
+        if self._is_whole:
+            return await self._receive()  # what comes now is the end of the connection, whenever that is
+        try:
+            async with asyncio.timeout(BODY_PAUSE_S):
+                message = await self._receive()
+        except TimeoutError as error:
+            raise BodyError(f"nothing of the body came for {BODY_PAUSE_S:.0f} s", Refusal.TOO_SLOW) from error
+        if message["type"] == "http.request":
+            self._left -= len(message.get("body", b""))
+            if self._left < 0:
+                raise BodyError(f"the body is longer than declared, or than {self._most} bytes", Refusal.TOO_LARGE)
+            self._is_whole = not message.get("more_body", False)
+        return message
+
+
+_BODY_STATUS = {Refusal.TOO_SLOW: 408, Refusal.LENGTH: 411, Refusal.TOO_LARGE: 413}
+
+
+class BodyError(ContractError):
+    """A body was refused before its end: what follows on the connection is no request, so it is closed."""
+
+    def __init__(self, message: str, reason: Refusal) -> None:
+        super().__init__(message, reason)
+        self.http_status = _BODY_STATUS[reason]
+
+
+def _bearer(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            return token.strip().decode("latin-1") if scheme.lower() == b"bearer" else ""
+    return ""
+
+
+def _declared_length(scope: Scope, rule: Rule | None) -> int | None:
+    """Content-Length, if there is one. Raises: RefusedError when it is needed and missing, or is too much."""
+    most = rule.most_bytes if rule else MOST_JSON_BYTES
+    declared = [value for name, value in scope["headers"] if name == b"content-length"]
+    if not declared:
+        if rule is not None and rule.needs_length:
+            raise RefusedError(
+                411, Refusal.LENGTH, "the length of the body must be declared: send Content-Length, not chunks"
+            )
+        return None
+    # isdigit is not enough: int() takes 4300 digits at most.
+    if len(declared) > 1 or not declared[0].isdigit() or len(declared[0]) > 18:
+        raise RefusedError(411, Refusal.LENGTH, "Content-Length must be one number")
+    size = int(declared[0])
+    if size > most:
+        message = f"a body of {size} bytes is more than the {most} that are taken here: send it in parts"
+        raise RefusedError(413, Refusal.TOO_LARGE, message)
+    return size
+
+
+async def _answer(send: Send, refusal: RefusedError) -> None:
+    cls: type[BapoError] = AccessError if refusal.status in (401, 403) else ContractError
+    body = json.dumps({"error": cls.__name__, "message": str(refusal), "retry": False}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),  # the body of the request is not read, so nothing can follow it
+    ]
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,127 @@
+"""The header of a group frame: everything that a rule needs, read and checked without touching a token."""
+
+from __future__ import annotations
+
+import math
+import operator
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from bapo.errors import ContractError, Refusal
+from bapo.maps import prompt_from_map
+from bapo.types import GroupStat, Prompt, Purpose, Timing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupHeader:
+    """The header of a group frame, read without touching its tokens."""
+
+    group_id: str
+    prompt: Prompt
+    purpose: Purpose
+    step: int
+    label: str
+    worker_id: str
+    lengths: tuple[int, ...]
+    rewards: tuple[float, ...]
+    policy_version: int
+    """Oldest version that sampled any token."""
+    newest_version: int
+    num_tokens: int
+    """Sampled tokens of all responses."""
+    num_truncated: int
+    timing: Timing
+
+    @property
+    def stat(self) -> GroupStat:
+        """What the composer needs."""
+        return GroupStat(
+            group_id=self.group_id,
+            prompt_id=self.prompt.prompt_id,
+            policy_version=self.policy_version,
+            size=len(self.rewards),
+            reward_sum=float(sum(self.rewards)),
+            homogeneous=min(self.rewards) == max(self.rewards),
+        )
+
+
+_GROUP_TYPES: dict[str, type | tuple[type, ...]] = {
+    "id": str,
+    "prompt": dict,
+    "purpose": str,
+    "step": int,
+    "label": str,
+    "worker": str,
+    "num_prompt": int,
+    "lengths": bytes,
+    "rewards": bytes,
+    "outcomes": bytes,
+    "versions": bytes,
+    "timing": list,
+}
+
+
+def checked_header(header: dict[str, Any], num_body_bytes: int) -> GroupHeader:
+    """Plain numbers and no arrays: for columns of G entries numpy's calls cost more than what they do."""
+    require_types(header, _GROUP_TYPES, "group")
+    size = len(header["rewards"]) // 4
+    sizes = [len(header[key]) for key in ("lengths", "rewards", "outcomes", "versions")]
+    if size == 0 or sizes != [4 * size, 4 * size, size, 8 * size]:
+        raise ContractError(f"group header: columns of {sizes} bytes do not describe the same responses", Refusal.SHAPE)
+    lengths, rewards = struct.unpack(f"<{size}i", header["lengths"]), struct.unpack(f"<{size}f", header["rewards"])
+    versions, outcomes = struct.unpack(f"<{2 * size}i", header["versions"]), header["outcomes"]
+    num_tokens = sum(lengths)
+    if min(lengths) < 1 or header["num_prompt"] < 0:
+        raise ContractError(
+            f"group {header['id']}: a response or the prompt has a negative or zero length", Refusal.SHAPE
+        )
+    if num_body_bytes != 4 * header["num_prompt"] + 8 * num_tokens:
+        raise ContractError(f"group {header['id']}: {num_body_bytes} body bytes for {num_tokens} tokens", Refusal.SHAPE)
+    if not all(0.0 <= reward <= 1.0 for reward in rewards) or max(outcomes) > 1:  # a NaN is not in between
+        raise ContractError(f"group {header['id']}: rewards must be in [0, 1] and outcomes 0 or 1", Refusal.REWARDS)
+    oldest, newest = versions[0::2], versions[1::2]
+    if min(oldest) < 0 or any(map(operator.gt, oldest, newest)):
+        raise ContractError(
+            f"group {header['id']}: versions {list(versions)} are not pairs (oldest, newest)", Refusal.VERSIONS
+        )
+    return GroupHeader(
+        group_id=header["id"],
+        prompt=prompt_from_map(header["prompt"]),
+        purpose=_purpose(header["purpose"]),
+        step=header["step"],
+        label=header["label"],
+        worker_id=header["worker"],
+        lengths=lengths,
+        rewards=rewards,
+        policy_version=min(oldest),
+        newest_version=max(newest),
+        num_tokens=num_tokens,
+        num_truncated=sum(outcomes),
+        timing=_timing(header["timing"]),
+    )
+
+
+def require_types(header: dict[str, Any], types: dict[str, type | tuple[type, ...]], kind: str) -> None:
+    if header.keys() != types.keys():
+        raise ContractError(
+            f"{kind} header has the keys {sorted(map(str, header))}, expected {sorted(types)}", Refusal.HEADER
+        )
+    for key, wanted in types.items():
+        if not isinstance(header[key], wanted):
+            raise ContractError(
+                f"{kind} header: {key} must be {wanted}, got {type(header[key]).__name__}", Refusal.HEADER
+            )
+
+
+def _purpose(name: str) -> Purpose:
+    try:
+        return Purpose(name)
+    except ValueError as error:
+        raise ContractError(f"unknown purpose {name!r}", Refusal.HEADER) from error
+
+
+def _timing(values: list[Any]) -> Timing:
+    if len(values) != 3 or not all(isinstance(value, float | int) and math.isfinite(value) for value in values):
+        raise ContractError("timing must be three finite numbers", Refusal.HEADER)
+    return Timing(claimed_at=float(values[0]), sample_s=float(values[1]), grade_s=float(values[2]))

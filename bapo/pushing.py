@@ -1,0 +1,80 @@
+"""A push, in parts that the buffer takes, and what happens while it is full.
+
+all of a part --429--> those that are not fresh, at once; the fresh ones when the buffer says that it has room
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+
+from bapo.errors import ContractError, FullError
+from bapo.peer import Peer
+from bapo.types import Purpose
+from bapo.wire import read_group_header
+
+log = logging.getLogger(__name__)
+
+MOST_PUSH_BYTES = 32 << 20
+"""More frames than this travel in several calls."""
+ROOM_S = 10.0
+"""How long one question for room stays open."""
+
+
+def push_all(peer: Peer, frames: Sequence[bytes], *, full_s: float) -> dict[str, str]:
+    """Group id -> fate. Raises: as `BufferClient.push`; FullError when there was no room for `full_s`."""
+    fates: dict[str, str] = {}
+    for part in _parts(frames):
+        try:
+            fates.update(_push(peer, part))
+        except FullError as error:
+            log.warning("a push of %d groups waits: %s", len(part), error)
+            fates.update(_push_by_purpose(peer, part, full_s))
+    return fates
+
+
+def _push(peer: Peer, frames: Sequence[bytes]) -> dict[str, str]:
+    return dict(peer.call("POST", "/groups", body=frames, full_s=0.0).json()["groups"])
+
+
+def _push_by_purpose(peer: Peer, frames: Sequence[bytes], full_s: float) -> dict[str, str]:
+    """Fresh groups wait; the others do not, for the learner may need them for the batch that makes room."""
+    fresh: list[bytes] = []
+    others: list[bytes] = []
+    for frame in frames:
+        (fresh if read_group_header(frame).purpose is Purpose.FRESH else others).append(frame)
+    fates: dict[str, str] = {}
+    if others:
+        answer = peer.call("POST", "/groups", query={"fresh": "false"}, body=others)
+        fates.update(answer.json()["groups"])
+    return fates | (_push_when_there_is_room(peer, fresh, full_s) if fresh else {})
+
+
+def _push_when_there_is_room(peer: Peer, frames: Sequence[bytes], full_s: float) -> dict[str, str]:
+    deadline = time.monotonic() + full_s
+    while True:
+        # Asked for, so that the groups are not sent again and again.
+        peer.call("GET", "/room", query={"wait_s": f"{min(ROOM_S, full_s):.3f}"}, wait_s=ROOM_S)
+        try:
+            return _push(peer, frames)
+        except FullError:  # others were faster
+            if time.monotonic() > deadline:
+                raise
+
+
+def _parts(frames: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Frames in parts of at most MOST_PUSH_BYTES, at least one frame each."""
+    if not frames:
+        return
+    part: list[bytes] = []
+    size = 0
+    for frame in frames:
+        if not frame:
+            raise ContractError("a frame is empty")
+        if part and size + len(frame) > MOST_PUSH_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(frame)
+        size += len(frame)
+    yield part

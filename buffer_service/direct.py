@@ -1,0 +1,191 @@
+"""Large bodies between a worker thread and the socket itself, past the event loop.
+
+uvicorn copies a body five times and wakes the event loop for every 64 kB of it; for frames that is most of what a push
+or a batch costs. Here a worker thread reads the rest of a request's body from the socket, or writes a response's body
+to it, while the event loop leaves this one connection alone:
+
+    event loop   headers -> gate -> route --.                              .--> answer, next request
+    worker                                   `-> read body -> check -> Redis
+
+A sender or reader that is slow costs no thread: after PATIENCE_S of silence the event loop waits for it instead.
+Only plain TCP under uvicorn's httptools protocol offers this; everything else (TLS, other servers, tests) takes the
+ordinary way. It relies on the insides of uvicorn's protocol: the version is pinned, and tests/integration says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from bapo import gate
+
+EXTENSION = "bapo.direct"
+LARGE_BYTES = 1 << 16
+"""Smaller bodies are read with their headers."""
+PATIENCE_S = 0.02
+SILENCE_S = 30.0
+"""A peer that takes nothing for so long is cut off."""
+MOST_PIECES = 512
+"""Of one system call; Linux allows 1024."""
+
+
+class SilentError(OSError):
+    """The peer stopped in the middle of a body, and has not gone."""
+
+
+class DirectProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which offers a `Direct` in the scope of a request."""
+
+    def on_headers_complete(self) -> None:
+        """Stop reading before a large body, so that it stays in the socket."""
+        is_alone = self.cycle is None or self.cycle.response_complete
+        super().on_headers_complete()
+        if not is_alone or self.scheme != "http" or self.cycle is None or self.expect_100_continue:
+            return
+        cast("dict[str, Any]", self.scope).setdefault("extensions", {})[EXTENSION] = Direct(self, self.cycle)
+        declared = next((value for name, value in self.headers if name == b"content-length"), b"")
+        if declared.isdigit() and int(declared) >= LARGE_BYTES:
+            self.flow.pause_reading()
+
+    def begin_anew(self) -> None:
+        """Expect a request: the parser waits for a body that somebody else has read, and cannot be told."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
+
+
+def direct_of(scope: MutableMapping[str, Any]) -> Direct | None:
+    """The direct way of this request, if there is one."""
+    found = scope.get("extensions", {}).get(EXTENSION)
+    return found if isinstance(found, Direct) else None
+
+
+class Direct:
+    """One request's connection. The methods that block are for worker threads, all others for the event loop."""
+
+    def __init__(self, protocol: DirectProtocol, cycle: RequestResponseCycle) -> None:
+        self._protocol, self._cycle = protocol, cycle
+
+    @property
+    def is_open(self) -> bool:
+        """The peer has not gone, as far as the event loop knows."""
+        return not (self._cycle.disconnected or self._protocol.transport.is_closing())
+
+    @contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """The socket, as a descriptor of its own: the event loop may close its one at any time."""
+        socket = self._protocol.transport.get_extra_info("socket")
+        descriptor = os.dup(socket.fileno())
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def take_begun(self) -> bytes:
+        """What of the body came with the headers; from here on, the event loop reads nothing."""
+        self._protocol.flow.pause_reading()
+        begun, self._cycle.body = bytes(self._cycle.body), bytearray()
+        return begun
+
+    @property
+    def is_whole(self) -> bool:
+        """All of the body came with the headers."""
+        return not self._cycle.more_body
+
+    def body_was_read(self) -> None:
+        """The body is over: the next bytes on the connection are a new request."""
+        self._cycle.more_body = False
+        self._protocol.begin_anew()
+
+    async def flushed(self) -> bool:
+        """Wait until what the event loop has written is with the kernel. False when the peer has gone."""
+        transport = self._protocol.transport
+        await asyncio.sleep(0)  # uvloop writes at the end of a turn
+        deadline = self._protocol.loop.time() + SILENCE_S
+        while transport.get_write_buffer_size() and self.is_open:
+            if self._protocol.loop.time() > deadline:
+                return False
+            await asyncio.sleep(0.001)
+        return self.is_open
+
+    def body_was_written(self, num_bytes: int) -> None:
+        """So many bytes of the response's declared length are out."""
+        self._cycle.expected_content_length -= num_bytes
+
+    def abort(self) -> None:
+        """Close the connection: a body was cut off, and nothing else can say so."""
+        self._cycle.disconnected = True  # nothing more is sent, and uvicorn does not complain about that
+        self._protocol.transport.close()
+
+
+def receive(descriptor: int, rest: memoryview) -> int:
+    """Read until `rest` is full, the peer is silent for PATIENCE_S or has gone. Blocks. Returns: bytes read.
+
+    Raises: ConnectionError when the peer has gone.
+    """
+    filled = 0
+    poller: select.poll | None = None
+    while filled < len(rest):
+        try:
+            received = os.readv(descriptor, [rest[filled:]])
+        except BlockingIOError:
+            poller = poller or _poller(descriptor, select.POLLIN)
+            if not poller.poll(1000 * PATIENCE_S):
+                break
+            continue
+        if received == 0 and filled:
+            break  # what came is counted first; the next call finds the end again
+        if received == 0:
+            raise ConnectionResetError("the peer closed the connection in the middle of a body")
+        filled += received
+    return filled
+
+
+def transmit(descriptor: int, pieces: Sequence[bytes | memoryview]) -> int:
+    """Write all pieces. Blocks as long as the peer takes something every SILENCE_S. Returns: bytes written.
+
+    Raises: SilentError when it does not; OSError when it has gone.
+    """
+    left = [memoryview(piece) for piece in pieces if len(piece)]
+    total, first = 0, 0
+    poller: select.poll | None = None
+    while first < len(left):
+        try:
+            sent = os.writev(descriptor, left[first : first + MOST_PIECES])
+        except BlockingIOError:
+            poller = poller or _poller(descriptor, select.POLLOUT)
+            if not poller.poll(1000 * SILENCE_S):
+                raise SilentError(f"the peer took nothing for {SILENCE_S:.0f} s") from None
+            continue
+        total += sent
+        while first < len(left) and sent >= len(left[first]):
+            sent -= len(left[first])
+            first += 1
+        if sent:
+            left[first] = left[first][sent:]
+    return total
+
+
+async def readable(descriptor: int) -> None:
+    """Wait, without a thread, until there is something to read. Raises: SilentError after the gate's BODY_PAUSE_S."""
+    loop = asyncio.get_running_loop()
+    event = asyncio.Event()
+    loop.add_reader(descriptor, event.set)
+    try:
+        await asyncio.wait_for(event.wait(), gate.BODY_PAUSE_S)
+    except TimeoutError:
+        raise SilentError(f"nothing of the body came for {gate.BODY_PAUSE_S:.0f} s") from None
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def _poller(descriptor: int, events: int) -> select.poll:
+    poller = select.poll()
+    poller.register(descriptor, events)
+    return poller

@@ -1,0 +1,80 @@
+"""What is asked of pushed groups beyond their frames: plain names, versions that exist, one content per id.
+
+A frame is judged by itself in `bapo.wire`; that a group answers its request is judged by the store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from bapo.errors import ContractError, Refusal
+from buffer_service.store import Store
+from buffer_service.values import Incoming, PushFate
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}")
+"""Ids of groups and workers; the same as `schemas.Name` for JSON."""
+LABEL = re.compile(f"({NAME.pattern})?")
+PROMPT_ID = re.compile(r"[!-~]{1,128}")
+"""No blanks: an id is a word of the string by which a group is compared with its request."""
+
+
+class Intake:
+    """The checks of one service. Raises, everywhere: ContractError."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._newest = 0
+        """A version that the learner can have published by now; only rises, so that it is rarely asked for."""
+
+    def check(self, groups: Sequence[Incoming]) -> None:
+        """All groups of one push, before any is stored."""
+        frames: dict[str, Incoming] = {}
+        for group in groups:
+            _check_names(group)
+            first = frames.setdefault(group.record.group_id, group)
+            if first is not group and first.frame != group.frame:
+                message = f"group {group.record.group_id} is there twice in this push, with two contents"
+                raise ContractError(message, Refusal.OTHER_CONTENT)
+        newest = max(groups, key=lambda group: group.newest_version, default=None)
+        if newest is not None and newest.newest_version > self._newest:
+            self._check_version(newest)
+
+    def check_duplicates(self, groups: Sequence[Incoming], fates: Sequence[str]) -> None:
+        """A worker may push a group again, and two workers may answer one request after a lease was over; but one
+        lease has one answer. What was stored first stays, and so does what else was in the push."""
+        again = [group.record for group, fate in zip(groups, fates, strict=True) if fate == PushFate.DUPLICATE]
+        for mine, held in zip(again, self._store.records([record.group_id for record in again]), strict=True):
+            if held is None or held == mine:
+                continue
+            if (held.worker_id, held.claimed_at) == (mine.worker_id, mine.claimed_at):
+                message = (
+                    f"group {mine.group_id} was stored with another content, from the same lease of {mine.worker_id}: "
+                    "the first one stays"
+                )
+                raise ContractError(message, Refusal.OTHER_CONTENT)
+
+    def forget(self) -> None:
+        """The state was replaced: versions may be lower now."""
+        self._newest = 0
+
+    def _check_version(self, group: Incoming) -> None:
+        # The learner publishes theta_{t+1} before it says so, and at most one behind the newest assembled batch.
+        published = max(self._store.readiness(1).assembled + 1, self._store.progress().policy_version)
+        if group.newest_version > published:
+            raise ContractError(
+                f"group {group.record.group_id} was sampled with policy version {group.newest_version}, but the "
+                f"learner has published {published} at most: it reports its progress before workers use a version",
+                Refusal.FUTURE_VERSION,
+            )
+        self._newest = published
+
+
+def _check_names(group: Incoming) -> None:
+    record = group.record
+    if not (NAME.fullmatch(record.group_id) and NAME.fullmatch(record.worker_id)):
+        message = f"group id {record.group_id!r:.200} or worker id {record.worker_id!r:.200} is not a plain name"
+        raise ContractError(message, Refusal.NAME)
+    if not (PROMPT_ID.fullmatch(record.prompt_id) and LABEL.fullmatch(record.label)):
+        message = f"prompt id {record.prompt_id!r:.200} or label {record.label!r:.200} is not a plain name"
+        raise ContractError(message, Refusal.NAME)

@@ -1,0 +1,95 @@
+"""Many frames on their way out, a batch or a snapshot: sent while they are still being read from the store.
+
+A worker thread writes to the socket itself where that is possible (`buffer_service.direct`); else it reads and the
+event loop sends. What cannot be read any more after the status is sent cuts the body off: the receiver asks again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from bapo.errors import BapoError
+from buffer_service.direct import Direct, direct_of, transmit
+from buffer_service.threads import in_thread
+
+log = logging.getLogger(__name__)
+
+OCTETS = "application/octet-stream"
+Frames = Sequence[bytes | memoryview]
+Chunks = Generator[Frames, None, None]
+NOTHING: Frames = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A body whose length is known before it is read."""
+
+    what: str
+    """For messages."""
+    start: bytes
+    num_bytes: int
+    """Of all chunks together, without `start`."""
+    chunks: Chunks
+    """Blocks when asked for the next; each is valid until the next one."""
+
+
+class OutgoingResponse(Response):
+    """Sends an `Outgoing`."""
+
+    media_type = OCTETS
+
+    def __init__(self, outgoing: Outgoing) -> None:
+        super().__init__(headers={"content-length": str(len(outgoing.start) + outgoing.num_bytes)})
+        self._outgoing = outgoing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The first chunk is read before the status is sent: a store that is away is an error, not a cut body."""
+        direct = direct_of(scope)
+        with closing(self._outgoing.chunks) as chunks:
+            first = await in_thread(next, chunks, NOTHING)
+            if direct is None:
+                first = _kept(first)
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": self._outgoing.start, "more_body": True})
+            if direct is None:
+                await self._send_in_turns(send, first, chunks)
+            elif not await self._send_directly(direct, first, chunks):
+                return
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_directly(self, direct: Direct, first: Frames, chunks: Chunks) -> bool:
+        """False when the receiver is gone, or nothing more can be read: the connection is closed then."""
+        try:
+            if not await direct.flushed():
+                return False
+            with direct.descriptor() as descriptor:
+                await in_thread(_write_all, descriptor, first, chunks)
+            direct.body_was_written(self._outgoing.num_bytes)
+        except (OSError, BapoError) as error:
+            log.warning("%s was cut off: %s", self._outgoing.what, error)
+            direct.abort()
+            return False
+        return True
+
+    async def _send_in_turns(self, send: Send, frames: Frames, chunks: Chunks) -> None:
+        while frames:
+            for frame in frames:
+                await send({"type": "http.response.body", "body": frame, "more_body": True})
+            frames = await in_thread(lambda: _kept(next(chunks, NOTHING)))
+
+
+def _write_all(descriptor: int, first: Frames, chunks: Chunks) -> None:
+    transmit(descriptor, first)
+    for frames in chunks:
+        transmit(descriptor, frames)
+
+
+def _kept(frames: Frames) -> list[bytes]:
+    """Copies: what the event loop has not sent yet must outlive the next chunk."""
+    return [bytes(frame) for frame in frames]

@@ -1,0 +1,114 @@
+"""Backpressure: whether the buffer takes more fresh groups, known before the body of a push is read.
+
+    full  =  the next batch can be assembled now
+             and (buffer.max_fresh_groups, or buffer.max_fresh_mb, or RESERVE of Redis' maxmemory is reached)
+
+While it is full, claims hand out no fresh requests and pushes are answered with 429 and Retry-After. Because of the
+first line nobody waits for ever: what the learner's next batch lacks is always taken, and a queue full of groups that
+are too old is emptied by the assembly that finds them. Re-evaluations and evaluations are taken at any time.
+
+One look serves all calls for LOOK_S; what comes meanwhile is added to it, so that the limits hold within one push per
+instance of the service.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from bapo.config.tree import Config
+from bapo.errors import FullError
+from buffer_service.reasons import is_ready
+from buffer_service.store import Store
+from buffer_service.values import Memory, Readiness
+
+LOOK_S = 0.1
+MEMORY_SHARE = 0.95
+"""Of Redis' maxmemory; the rest is kept for re-evaluations, leases and what a batch needs."""
+MB = 1 << 20
+
+
+class Pressure:
+    """What one instance knows of how full the buffer is. Thread-safe."""
+
+    def __init__(self, store: Store, config: Config, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._config, self._now = store, config, now
+        self._lock = threading.Lock()
+        self._looked_at = -LOOK_S
+        self._step = 1
+        self._ready: Readiness | None = None
+        self._memory = Memory(used=0, limit=0)
+        self._admitted = self._stored = 0
+        self._batch_ready = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the newest look is recent enough; if not, the next question asks Redis and takes a millisecond."""
+        return self._now() - self._looked_at < LOOK_S
+
+    def forget(self) -> None:
+        """Look again: something was consumed."""
+        self._looked_at = -LOOK_S
+
+    def look(self) -> None:
+        """Ask the store, unless that was done just now. Blocks. Raises: UnavailableError."""
+        with self._lock:
+            if self.is_known:
+                return
+            memory, ready = self._store.memory(), self._store.readiness(self._step)
+            if ready.assembled + 1 != self._step:
+                self._step = ready.assembled + 1
+                ready = self._store.readiness(self._step)
+            self._batch_ready = is_ready(self._step, ready, self._config)
+            self._ready, self._memory = ready, memory
+            self._admitted = self._stored = 0
+            self._looked_at = self._now()
+
+    def why_full(self) -> str:
+        """Which limit is reached, for people; '' while fresh groups are taken. Of the newest look."""
+        return self._limit_reached() if self._batch_ready else ""
+
+    def has_room(self) -> bool | None:
+        """True, or None while fresh groups are refused. Blocks."""
+        self.look()
+        return None if self.why_full() else True
+
+    def why_starved(self) -> str:
+        """Why the groups that the next batch lacks may not come: Redis refuses them. Of the newest look."""
+        return self._memory_reached() if not self._batch_ready else ""
+
+    def admit(self, num_bytes: int) -> None:
+        """A push of fresh groups of so many bytes wants to come in. Raises: FullError; its body is not read then."""
+        if why := self.why_full():
+            raise FullError(
+                f"the buffer is full: {why}; groups are taken again when the learner has consumed some, raise that "
+                "limit if this stays so"
+            )
+        with self._lock:
+            self._admitted += num_bytes
+
+    def took(self, num_fresh: int) -> None:
+        """So many fresh groups were stored."""
+        with self._lock:
+            self._stored += num_fresh
+            if not self._batch_ready and self._limit_reached():
+                self.forget()  # they may have completed the batch
+
+    def _limit_reached(self) -> str:
+        settings, ready = self._config.buffer, self._ready
+        if ready is None:
+            return ""
+        num_fresh = ready.num_fresh + self._stored
+        if settings.max_fresh_groups is not None and num_fresh >= settings.max_fresh_groups:
+            return f"{num_fresh} fresh groups wait, buffer.max_fresh_groups = {settings.max_fresh_groups}"
+        fresh_bytes = ready.fresh_bytes + self._admitted
+        if settings.max_fresh_mb is not None and fresh_bytes >= settings.max_fresh_mb * MB:
+            return f"{fresh_bytes / MB:.1f} MB of fresh groups wait, buffer.max_fresh_mb = {settings.max_fresh_mb}"
+        return self._memory_reached()
+
+    def _memory_reached(self) -> str:
+        memory = self._memory
+        if memory.limit and memory.used + self._admitted >= MEMORY_SHARE * memory.limit:
+            return f"Redis holds {memory.used / MB:.1f} MB, buffer.max_memory_mb (maxmemory) = {memory.limit / MB:.1f}"
+        return ""

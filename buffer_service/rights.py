@@ -1,0 +1,51 @@
+"""Who may do what at the buffer's API, besides the operator. A test checks that every route has its line.
+
+A worker reads no batch, a viewer changes nothing and reads no group, a learner pushes nothing; whoever asks for work
+cannot answer it.
+"""
+
+from __future__ import annotations
+
+from bapo.gate import Rules, allow
+from bapo.tokens import Role
+from buffer_service.bodies import MOST_PUSH_BYTES, MOST_RESTORE_BYTES
+
+WORKER, LEARNER, SCHEDULER, EVALUATOR = Role.WORKER, Role.LEARNER, Role.SCHEDULER, Role.EVALUATOR
+EVERYBODY = tuple(Role)
+
+ROUTES = (
+    allow("POST", "/requests", SCHEDULER, EVALUATOR),
+    allow("POST", "/reevaluations/{step}", SCHEDULER),
+    allow("POST", "/requests/claim", WORKER),
+    allow("POST", "/requests/renew", WORKER),
+    allow("POST", "/requests/fail", WORKER),
+    allow("POST", "/requests/release", WORKER),
+    allow("POST", "/groups", WORKER, most_bytes=MOST_PUSH_BYTES, needs_length=True),
+    allow("GET", "/room", WORKER),
+    allow("GET", "/groups/{group_id}"),
+    allow("GET", "/evaluations/{label}", EVALUATOR),
+    allow("DELETE", "/evaluations/{label}", EVALUATOR),
+    allow("POST", "/batches/{step}", LEARNER),
+    allow("POST", "/batches/{step}/commit", LEARNER),
+    allow("GET", "/progress", *EVERYBODY),
+    allow("PUT", "/progress", LEARNER),
+    allow("POST", "/snapshot", LEARNER),
+    allow("POST", "/restore", LEARNER, most_bytes=MOST_RESTORE_BYTES, needs_length=True),
+    allow("POST", "/resume", LEARNER),
+    allow("GET", "/status", *EVERYBODY),
+    allow("GET", "/hard-prompts", SCHEDULER),
+    allow("GET", "/bad", Role.VIEWER),
+    allow("GET", "/high", Role.VIEWER),
+    allow("GET", "/batches", Role.VIEWER),
+    allow("GET", "/thresholds", Role.VIEWER),
+    allow("GET", "/queues", Role.VIEWER),
+    allow("GET", "/counters", Role.VIEWER),
+    allow("GET", "/metrics", Role.VIEWER),
+    allow("GET", "/verify", Role.VIEWER),
+    allow("GET", "/groups"),
+    allow("POST", "/groups/read"),
+    allow("DELETE", "/groups/{group_id}"),
+    allow("DELETE", "/bad"),
+    allow("DELETE", "/runs/{name}"),
+)
+RULES = Rules(ROUTES)

@@ -1,0 +1,39 @@
+"""A route that is part of the API's description and costs nothing else of it.
+
+Solving dependencies and validating parameters takes FastAPI as long as storing a small group takes Redis. The endpoint
+of a bare route gets the request and nothing else; the gate before the app and its error handlers apply to it as to all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+from starlette.types import Receive, Scope, Send
+
+from bapo.errors import ContractError
+
+TRUE, FALSE = ("true", "1"), ("false", "0")
+
+
+class BareRoute(APIRoute):
+    """Calls `endpoint(request)` and sends the response that it returns."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self.app = self._answer
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self.endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
+def is_true(request: Request, name: str, *, default: bool) -> bool:
+    """A flag of the query. Raises: ContractError for anything but true and false."""
+    value = request.query_params.get(name) if request.scope["query_string"] else None
+    if value is None:
+        return default
+    if value not in TRUE + FALSE:
+        raise ContractError(f"query.{name}: {value[:20]!r} is neither true nor false")
+    return value in TRUE

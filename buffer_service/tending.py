@@ -1,0 +1,119 @@
+"""What a person does to a buffer: see what it holds, check that it fits together, take something out.
+
+Removing never breaks an invariant of `buffer_service.audit`: each removal is one atomic operation of the store, and an
+assembly that had begun with what is gone now finds its fence broken and looks again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from bapo.config.tree import Config
+from bapo.errors import ContractError, UnavailableError
+from buffer_service.audit import Audit, Broken, violations
+from buffer_service.image import EMPTY, Image
+from buffer_service.store import Store
+from buffer_service.values import GroupRecord, Tables
+
+log = logging.getLogger(__name__)
+
+LOOKS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A group of the buffer, and where it is."""
+
+    record: GroupRecord
+    places: tuple[str, ...]
+    """`fresh`, `reevaluated`, `evaluation LABEL`, `high`, `batch STEP`."""
+
+
+class Tending:
+    """One run's buffer, for its operator."""
+
+    def __init__(self, store: Store, config: Config) -> None:
+        self._store, self._config = store, config
+
+    def verify(self) -> tuple[Audit, list[Broken]]:
+        """The facts, and what does not fit together."""
+        audit = self._store.audit()
+        broken = violations(audit, self._config.algorithm)
+        if broken:
+            log.error("the buffer breaks %d invariants: %s", len(broken), "; ".join(b.detail for b in broken[:5]))
+        return audit, broken
+
+    def held(self) -> list[Held]:
+        """Every group, in the order of their ids."""
+        image = self._store.image()
+        places = _places(image)
+        records = image.all_records
+        for label in self._store.status().evaluations:
+            for record in filter(None, self._store.records(self._store.evaluated(label))):
+                records[record.group_id] = record
+                places[record.group_id] = [f"evaluation {label}"]
+        return [Held(record=records[key], places=tuple(places[key])) for key in sorted(records)]
+
+    def frames(self, group_ids: list[str]) -> bytes:
+        """The frames of those that are still held, one after the other."""
+        return b"".join(frame for frame in self._store.frames(group_ids) if frame is not None)
+
+    def drop_group(self, group_id: str) -> str:
+        """Delete a group that no batch needs; returns the table that it was in.
+
+        Raises: ContractError when the buffer does not hold it, or only for a batch, which must stay what it was.
+        """
+        if table := self._store.drop_group(group_id):
+            log.warning("group %s dropped by hand table=%s", group_id, table)
+            return table
+        if self._edit(lambda now: replace(now, high=tuple(stat for stat in now.high if stat.group_id != group_id))):
+            log.warning("group %s dropped by hand table=high", group_id)
+            return "high"
+        if self._store.records([group_id]) != [None]:
+            raise ContractError(
+                f"group {group_id} is needed by a batch that the learner may ask for again; it is deleted at the "
+                "checkpoint after that batch"
+            )
+        raise ContractError(f"the buffer does not hold group {group_id}")
+
+    def drop_prompt(self, prompt_id: str) -> None:
+        """Take a prompt out of B_bad. Raises: ContractError when it is not there."""
+        if not self._edit(lambda now: replace(now, bad=tuple(e for e in now.bad if e.prompt_id != prompt_id))):
+            raise ContractError(f"prompt {prompt_id} is not in B_bad")
+        log.warning("prompt %s dropped from B_bad by hand", prompt_id)
+
+    def drop_run(self, name: str) -> None:
+        """Everything: the buffer begins at step 1 again. Raises: ContractError for the name of another run."""
+        if name != self._config.run.name:
+            raise ContractError(f"this buffer belongs to run {self._config.run.name!r}, not {name!r}")
+        self._store.restore(EMPTY, ())
+        log.warning("run %s dropped by hand", name)
+
+    def _edit(self, change: Callable[[Tables], Tables]) -> bool:
+        """Whether `change` removes anything from the newest tables. Raises: UnavailableError when they never rest."""
+        for _ in range(LOOKS):
+            before = self._store.tables()
+            after = change(before)
+            if after == before:
+                return False
+            if self._store.edit_tables(before, after):
+                return True
+        raise UnavailableError("the tables changed each time while an entry was removed: try again")
+
+
+def _places(image: Image) -> dict[str, list[str]]:
+    """Group id -> where it is, for all that the image refers to."""
+    found: dict[str, list[str]] = {}
+    for group_id, place in _references(image):
+        found.setdefault(group_id, []).append(place)
+    return found
+
+
+def _references(image: Image) -> Iterator[tuple[str, str]]:
+    yield from ((group.record.group_id, "fresh") for group in image.fresh)
+    yield from ((record.group_id, "reevaluated") for record in image.reevaluated)
+    yield from ((stat.group_id, "high") for stat in image.tables.high)
+    for batch in image.batches:
+        yield from ((group_id, f"batch {batch.step}") for group_id in batch.group_ids)

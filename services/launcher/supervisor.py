@@ -1,0 +1,92 @@
+"""What follows when a process has died: it is started again, or its death ends the run.
+
+    accident (killed, crashed), fewer than `max_restarts` within `window_s`  -->  pause, start again
+    verdict (exit code from 2 on), too many accidents, never was ready       -->  ChildFailedError
+
+Safe, because no process holds anything that another one was promised: Redis has its append-only file, the buffer
+service keeps nothing, scheduler and evaluator look up where they were, a new fleet takes the newest weights, and a
+learner begins behind its newest checkpoint, on the batches that the buffer retains for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from bapo.config.supervision import SupervisionConfig
+from services.launcher.child import Child, kill_descendants
+from services.launcher.failure import code_text
+
+log = logging.getLogger(__name__)
+
+LONGEST_PAUSE_S = 30.0
+
+
+class ChildFailedError(Exception):
+    """A process ended although it should not have."""
+
+    def __init__(self, child: Child) -> None:
+        super().__init__(child.name)
+        self.child = child
+
+
+class Supervisor:
+    """Looks after the children of one run."""
+
+    def __init__(
+        self,
+        settings: SupervisionConfig,
+        say: Callable[[str], None] = log.warning,
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`say`: one line for the user."""
+        self._settings, self._say, self._now = settings, say, now
+        self._accidents: defaultdict[str, list[tuple[float, int | None]]] = defaultdict(list)
+        """Team, or name, -> when it died and how far it had come, for all deaths that count."""
+
+    def look(self, children: Sequence[Child]) -> bool:
+        """Start again what has died and may be; returns whether anything was started. Raises: ChildFailedError."""
+        dead = [child for child in children if child.has_failed and child.restart_at_s is None]
+        # Killed ones first: what fails because its team has lost a member is not the cause.
+        for child in sorted(dead, key=lambda child: not child.was_killed):
+            if child.restart_at_s is None:
+                self._bury(child, children)
+        due = [c for c in children if c.restart_at_s is not None and c.restart_at_s <= self._now()]
+        for child in due:
+            child.start_again()
+        return bool(due)
+
+    def _bury(self, child: Child, children: Sequence[Child]) -> None:
+        name = _team(child)
+        team = [other for other in children if _team(other) == name]
+        milestone = child.spec.milestone() if child.spec.milestone else None
+        accidents = self._accidents[name] = [
+            (at, where)
+            for at, where in self._accidents[name]
+            if at >= self._now() - self._settings.window_s or (where is not None and where == milestone)
+        ]
+        if not child.may_start_again or len(accidents) >= self._settings.max_restarts:
+            raise ChildFailedError(child)
+        pause_s = min(LONGEST_PAUSE_S, self._settings.first_pause_s * 2 ** len(accidents))
+        accidents.append((self._now(), milestone))
+        self._say(self._line(child, pause_s, len(accidents)))
+        for member in team:
+            member.signal(signal.SIGKILL)  # also what it started in its session
+            member.process.wait()
+            member.restart_at_s = self._now() + pause_s
+        kill_descendants(but=children)  # what hid in sessions of its own, such as the processes of a Ray node
+
+    def _line(self, child: Child, pause_s: float, number: int) -> str:
+        bound = f"at most {self._settings.max_restarts} within {self._settings.window_s:.0f} s"
+        return (
+            f"{child.name} ended with {code_text(child.exit_code)}; it starts again in {pause_s:.1f} s "
+            f"(restart {number}, {bound}; its log: {child.spec.log_path})"
+        )
+
+
+def _team(child: Child) -> str:
+    return child.spec.team or child.name

@@ -1,0 +1,209 @@
+"""Backpressure: a full buffer slows workers before they send, drops nothing, and never starves the learner."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections import Counter
+from urllib.parse import urlsplit
+
+import pytest
+
+from bapo.clients import BufferClient
+from bapo.errors import ContractError, FullError
+from bapo.types import Purpose, RolloutRequest
+from bapo.wire import pack_group
+from buffer_service.store import Store
+from tests.buffer_app import serving, small_config, until
+from tests.buffer_setup import answer
+from tests.factories import make_group, make_request
+
+FREE = {"cadence": {"slack": 1000}}
+
+
+def requests_of(number: int, *, first: int = 0) -> list[RolloutRequest]:
+    names = [f"p{i:03d}" for i in range(first, first + number)]
+    return [make_request(prompt_id=name, request_id=f"f-{name}") for name in names]
+
+
+def frames_of(requests: list[RolloutRequest], *, version: int = 1) -> list[bytes]:
+    return [pack_group(answer(request, "11000000", version)) for request in requests]
+
+
+def filled(client: BufferClient, number: int) -> list[RolloutRequest]:
+    """Ask for so many groups and push them."""
+    requests = requests_of(number)
+    client.enqueue(requests)
+    assert set(client.push(frames_of(requests)).values()) == {"stored"}
+    return requests
+
+
+def impatient(client: BufferClient) -> BufferClient:
+    return BufferClient(client.url, retry_s=0.0, full_s=0.0)
+
+
+def test_a_full_buffer_answers_before_the_body_is_sent(store: Store) -> None:
+    with serving(store, small_config(buffer={"max_fresh_groups": 4}, **FREE)) as client:
+        filled(client, 4)
+        where = urlsplit(client.url)
+        reply = b""
+        with socket.create_connection((where.hostname or "", where.port or 0), timeout=5) as connection:
+            connection.sendall(b"POST /groups HTTP/1.1\r\nHost: b\r\nContent-Length: 9000000\r\n\r\n")
+            while not reply.endswith(b"}"):
+                piece = connection.recv(65536)
+                assert piece, reply
+                reply += piece
+    head, _, body = reply.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 429")
+    assert b"retry-after: 1" in head.lower()
+    assert json.loads(body) == {
+        "error": "FullError",
+        "message": "the buffer is full: 4 fresh groups wait, buffer.max_fresh_groups = 4; groups are taken again when "
+        "the learner has consumed some, raise that limit if this stays so",
+        "retry": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("limit", "why"),
+    [
+        ({"max_fresh_groups": 8}, "8 fresh groups wait, buffer.max_fresh_groups = 8;"),
+        ({"max_fresh_mb": 1}, r"1\.0 MB of fresh groups wait, buffer.max_fresh_mb = 1;"),
+    ],
+)
+def test_each_limit_holds_until_the_learner_has_consumed_some(store: Store, limit: dict[str, int], why: str) -> None:
+    requests = requests_of(9)
+    # 8 responses of 2050 tokens of 8 bytes: 131,200 bytes, of which 8 are 1.001 MB.
+    large = [make_group(prompt=r.prompt, group_id=r.request_id, lengths=[2050] * 8) for r in requests]
+    with serving(store, small_config(buffer=limit, **FREE)) as client:
+        client.enqueue(requests)
+        assert len(client.push([pack_group(group) for group in large[:8]])) == 8
+        with pytest.raises(FullError, match=why):
+            impatient(client).push([pack_group(large[8])])
+        assert client.status().fresh_ready == 8
+        client.batch(1, timeout_s=5)
+        assert client.push([pack_group(large[8])]) == {"f-p008": "stored"}
+
+
+def test_nothing_is_refused_while_the_next_batch_lacks_something(store: Store) -> None:
+    """The round of step 1 is not answered yet: whatever comes may be what the learner waits for."""
+    config = small_config(
+        buffer={"max_fresh_groups": 4}, cadence={"v": 1, "m": 1, "slack": 1000, "wait_for_reevaluation": True}
+    )
+    asked = make_request(prompt_id="r", request_id="r1-r", purpose=Purpose.REEVALUATE, step=1)
+    with serving(store, config) as client:
+        client.reevaluate(1, [asked])
+        filled(client, 4)
+        more = requests_of(2, first=4)
+        client.enqueue(more)
+        assert len(impatient(client).push(frames_of(more[:1]))) == 1
+        client.push([pack_group(answer(asked))])
+        with pytest.raises(FullError):
+            impatient(client).push(frames_of(more[1:]))
+
+
+def test_reevaluations_and_evaluations_are_taken_and_handed_out_when_it_is_full(store: Store) -> None:
+    with serving(store, small_config(buffer={"max_fresh_groups": 4}, **FREE)) as client:
+        filled(client, 4)
+        fresh = requests_of(1, first=4)[0]
+        others = [
+            make_request(prompt_id="r", request_id="r1-r", purpose=Purpose.REEVALUATE, step=1),
+            make_request(prompt_id="e", request_id="e", purpose=Purpose.EVALUATE, label="cd@1"),
+        ]
+        client.enqueue([fresh, others[1]])
+        client.reevaluate(1, [others[0]])
+        assert client.claim("w", limit=9, policy_version=1) == others
+        with pytest.raises(FullError):
+            impatient(client).push(frames_of([fresh, *others]))
+        assert client.status().reevaluated_ready == 1, "the other groups of the same push were stored"
+        assert client.status().evaluations == {"cd@1": 1}
+        client.batch(1, timeout_s=5)
+        assert client.claim("w", limit=9, policy_version=1) == [fresh]
+
+
+def test_a_body_that_breaks_its_promise_to_hold_no_fresh_group_is_refused(store: Store) -> None:
+    with serving(store, small_config(**FREE)) as client:
+        (request,) = requests_of(1)
+        client.enqueue([request])
+        with pytest.raises(ContractError, match="fresh=false was said of a body that holds a fresh group"):
+            client._peer.call("POST", "/groups", query={"fresh": "false"}, body=frames_of([request])[0])
+        assert client.status().fresh_ready == 0
+
+
+def test_who_waits_for_room_is_woken_when_a_batch_is_taken(store: Store) -> None:
+    """Its groups are sent twice, not once a second."""
+    pushed: dict[str, str] = {}
+    with serving(store, small_config(buffer={"max_fresh_groups": 4}, **FREE)) as client:
+        filled(client, 4)
+        more = requests_of(1, first=4)
+        client.enqueue(more)
+        waiting = threading.Thread(target=lambda: pushed.update(client.push(frames_of(more))))
+        waiting.start()
+        with pytest.raises(FullError, match=r"buffer\.max_fresh_groups = 4"):
+            impatient(client)._peer.call("GET", "/room", query={"wait_s": "0.2"})
+        assert waiting.is_alive()
+        client.batch(1, timeout_s=5)
+        waiting.join(5)
+        assert pushed == {"f-p004": "stored"}
+        assert client._peer.call("GET", "/room").status == 204
+
+
+def test_workers_wait_for_a_slow_learner_and_nothing_is_lost(store: Store) -> None:
+    """Three workers push one group at a time: the queue holds at most the limit and one group of each."""
+    num_steps, requests = 5, requests_of(20)
+    consumed: Counter[str] = Counter()
+    acknowledged: Counter[str] = Counter()
+    with serving(store, small_config(buffer={"max_fresh_groups": 8}, **FREE)) as client:
+        client.enqueue(requests)
+
+        def work(name: str) -> None:
+            while sum(acknowledged.values()) < len(requests):
+                for request in client.claim(name, limit=1, policy_version=1, wait_s=0.1):
+                    acknowledged.update(list(client.push(frames_of([request]))))
+                    longest.append(client.status().fresh_ready)
+
+        longest: list[int] = []
+        threads = [threading.Thread(target=work, args=(f"w{i}",)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for step in range(1, num_steps + 1):
+            until(lambda: client.status().fresh_ready >= 4, timeout_s=20)
+            consumed.update(fate.group_id for fate in client.batch(step, timeout_s=20).fates)
+            client.commit(step, checkpointed=step)
+        for thread in threads:
+            thread.join(20)
+    assert consumed == Counter(request.request_id for request in requests)
+    assert acknowledged.keys() == consumed.keys()
+    assert max(longest) <= 8 + 3 + 3, longest
+
+
+def test_a_queue_full_of_groups_that_are_too_old_never_starves_the_learner(store: Store) -> None:
+    """v = 1, slack = 1: a group may be one step old. At step 3 all twelve groups of version 1 are too old."""
+    config = small_config(buffer={"max_fresh_groups": 12}, cadence={"v": 1, "m": 1, "slack": 1})
+    with serving(store, config) as client:
+        filled(client, 12)
+        for step in (1, 2):
+            client.batch(step, timeout_s=5)
+            client.commit(step, checkpointed=step)
+        late = requests_of(8, first=12)
+        client.enqueue(late)
+        assert set(client.push(frames_of(late)).values()) == {"stored"}
+        client.enqueue(requests_of(1, first=20))
+        with pytest.raises(FullError):
+            impatient(client).push(frames_of(requests_of(1, first=20)))
+        stop = threading.Event()
+
+        def work() -> None:
+            while not stop.is_set():
+                for request in client.claim("w", limit=4, policy_version=3, wait_s=0.1):
+                    client.push(frames_of([request], version=3))
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        batch = client.batch(3, timeout_s=20)
+        stop.set()
+        worker.join(20)
+    too_old = {fate.group_id for fate in batch.fates if fate.reason == "stale"}
+    assert too_old == {request.request_id for request in (*requests_of(4, first=8), *late)}
+    assert {entry.group.policy_version for entry in batch.entries} == {3}

@@ -1,0 +1,270 @@
+"""Bad input, case by case: each is a 4xx with a reason, counted under one word, and nothing of it is stored."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import urllib3
+
+from bapo.clients import BufferClient
+from bapo.errors import ContractError
+from bapo.frames import KIND_GROUP, MAX_DEPTH, PREFIX, frame_start, open_frame
+from bapo.messages import request_map
+from bapo.types import Progress, Purpose
+from bapo.wire import pack_group
+from buffer_service.memory_store import MemoryStore
+from buffer_service.store import Store
+from tests.buffer_app import serving, small_config
+from tests.buffer_setup import STORES, answer, new_store
+from tests.factories import make_group, make_request
+
+REQUEST = make_request(prompt_id="p")
+"""Eight responses, step 1, any weights from version 1 on."""
+GOOD = answer(REQUEST)
+FRAME = pack_group(GOOD)
+
+
+@pytest.fixture(scope="module", params=STORES)
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
+    url = request.getfixturevalue("redis_server").url if request.param == "redis" else ""
+    store = new_store(request.param, url, run="bad-input")
+    with serving(store, small_config()) as client:
+        yield store, client
+
+
+@pytest.fixture
+def client(served: tuple[Store, BufferClient]) -> BufferClient:
+    """A client of a buffer that was asked for one group."""
+    store, client = served
+    store.restore(MemoryStore("empty", lease_s=60, max_attempts=3).image(), ())
+    client.enqueue([REQUEST])
+    return client
+
+
+def raw(client: BufferClient, method: str, path: str, **options: Any) -> urllib3.BaseHTTPResponse:
+    return urllib3.request(method, client.url + path, retries=False, timeout=10.0, **options)
+
+
+def refusals(client: BufferClient) -> dict[str, float]:
+    text = raw(client, "GET", "/metrics").data.decode()
+    return {
+        reason: float(number)
+        for reason, number in re.findall(r'bapo_refused_requests_total{reason="(\w+)"} (\S+)', text)
+    }
+
+
+def with_header(**fields: Any) -> bytes:
+    """The good frame with another header, and the lengths that belong to it."""
+    header, body = open_frame(FRAME, KIND_GROUP)
+    return frame_start(KIND_GROUP, {**header, **fields}, len(body)) + bytes(body)
+
+
+def with_packed(packed: bytes) -> bytes:
+    return PREFIX.pack(b"BAPO", 1, KIND_GROUP, len(packed), 0) + packed
+
+
+def with_tail(value: float) -> bytes:
+    """The last log-prob is another one."""
+    return FRAME[:-4] + struct.pack("<f", value)
+
+
+def with_ids(value: int) -> bytes:
+    """The first token id of the prompt is another one."""
+    header, body = open_frame(FRAME, KIND_GROUP)
+    start = frame_start(KIND_GROUP, header, len(body))
+    return start + struct.pack("<i", value) + bytes(body)[4:]
+
+
+def column(dtype: str, *values: float) -> bytes:
+    return np.array(values, dtype=dtype).tobytes()
+
+
+def nested(depth: int) -> dict[str, Any]:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"x": value}
+    return dict(value)
+
+
+PROMPT = {"prompt_id": "p", "text": "t", "task": "countdown"}
+CASES = {
+    "log-prob NaN": (with_tail(float("nan")), "logprobs"),
+    "log-prob infinite": (with_tail(float("-inf")), "logprobs"),
+    "log-prob above 0": (with_tail(0.5), "logprobs"),
+    "reward above 1": (with_header(rewards=column("<f4", *[0.0] * 7, 1.5)), "rewards"),
+    "reward below 0": (with_header(rewards=column("<f4", *[0.0] * 7, -0.1)), "rewards"),
+    "reward NaN": (with_header(rewards=column("<f4", *[0.0] * 7, float("nan"))), "rewards"),
+    "negative version": (with_header(versions=column("<i4", *[1] * 14, -1, 1)), "versions"),
+    "oldest newer than newest": (with_header(versions=column("<i4", *[1] * 14, 2, 1)), "versions"),
+    "future version": (pack_group(answer(REQUEST, version=2)), "future_version"),
+    "far future version": (pack_group(answer(REQUEST, version=2**31 - 1)), "future_version"),
+    "one response too few": (pack_group(answer(REQUEST, "1001000")), "not_its_request"),
+    "one response too many": (pack_group(answer(REQUEST, "100100001")), "not_its_request"),
+    "another step": (pack_group(answer(make_request(prompt_id="p", step=2))), "not_its_request"),
+    "another prompt": (pack_group(answer(make_request(prompt_id="q", request_id="g-p"))), "not_its_request"),
+    "another purpose": (
+        pack_group(answer(make_request(prompt_id="p", purpose=Purpose.EVALUATE, label="x"))),
+        "not_its_request",
+    ),
+    "prompt id with a blank": (with_header(prompt={**PROMPT, "prompt_id": "p x", "answer": {}}), "name"),
+    "label with a blank": (with_header(label="a b"), "name"),
+    "worker id with a brace": (with_header(worker="w{x}"), "name"),
+    "group id of 200 letters": (with_header(id="x" * 200), "name"),
+    "ragged rewards": (with_header(rewards=column("<f4", *[0.0] * 7)), "shape"),
+    "ragged outcomes": (with_header(outcomes=b"\0" * 9), "shape"),
+    "half a number": (with_header(lengths=b"\1\0\0"), "shape"),
+    "a length too long": (with_header(lengths=column("<i4", *[1] * 7, 2**31 - 1)), "shape"),
+    "lengths that overflow": (with_header(lengths=column("<i4", *[2**31 - 1] * 8)), "shape"),
+    "an empty response": (with_header(lengths=column("<i4", 0, 3, 3, 1, 2, 3, 1, 2)), "shape"),
+    "a prompt longer than the body": (with_header(num_prompt=2**40), "shape"),
+    "no responses": (with_header(lengths=b"", rewards=b"", outcomes=b"", versions=b""), "shape"),
+    "negative token id": (with_ids(-1), "token_ids"),
+    "unknown outcome": (with_header(outcomes=b"\2" + b"\0" * 7), "rewards"),
+    "an answer of 33 levels": (with_header(prompt={**PROMPT, "answer": nested(MAX_DEPTH + 1)}), "header"),
+    "an answer with NaN": (with_header(prompt={**PROMPT, "answer": {"x": float("nan")}}), "header"),
+    "timing infinite": (with_header(timing=[0.0, 0.0, float("inf")]), "header"),
+    "unknown purpose": (with_header(purpose="train"), "header"),
+    "one key too many": (with_header(extra=1), "header"),
+    "header of a list": (with_packed(b"\x91\x01"), "header"),
+    "header of 2000 levels": (with_packed(b"\x91" * 2000), "header"),
+    "header with a map of 4e9 entries": (with_packed(b"\xdf\xff\xff\xff\xff"), "header"),
+    "header with a text of 4e9 bytes": (with_packed(b"\xdb\xff\xff\xff\xff"), "header"),
+    "header with an extension type": (with_packed(msgpack.packb(msgpack.ExtType(1, b"x"))), "header"),
+    "header of 2 MiB": (with_packed(b"\xdd\x00\x20\x00\x00" + b"\x80" * (1 << 21)), "header"),
+    "noise": (b"\0" * 64, "frame"),
+    "cut in its prefix": (FRAME[:9], "frame"),
+    "cut in its body": (FRAME[:-1], "frame"),
+    "length of 4 GB": (PREFIX.pack(b"BAPO", 1, 1, 16, 2**32 - 1) + b"\0" * 16, "frame"),
+    "header length of 4 GB": (PREFIX.pack(b"BAPO", 1, 1, 2**32 - 1, 0) + b"\0" * 16, "frame"),
+    "a batch": (PREFIX.pack(b"BAPO", 1, 2, 1, 0) + b"\x80", "frame"),
+    "a newer format": (b"BAPO\2" + FRAME[5:], "frame"),
+    "nothing": (b"", "contract"),
+    "two contents under one id": (FRAME + pack_group(answer(REQUEST, "11111111")), "other_content"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_bad_group_is_refused_counted_and_not_stored(client: BufferClient, case: str) -> None:
+    body, reason = CASES[case]
+    before, counters = refusals(client).get(reason, 0.0), raw(client, "GET", "/counters").json()
+    good = make_request(prompt_id="good")
+    client.enqueue([good])
+    for sent in {body, pack_group(answer(good)) + body if body else b""}:  # alone, and behind a good one
+        reply = raw(client, "POST", "/groups", body=sent)
+        assert (reply.status, reply.json()["error"], reply.json()["retry"]) == (422, "ContractError", False)
+        assert len(reply.data) < 1200
+    assert refusals(client)[reason] == before + (2 if body else 1)
+    now = client.status()
+    assert (now.fresh_ready, now.num_bytes, now.queued["fresh"]) == (0, 0, 2)
+    assert raw(client, "GET", "/counters").json() == counters
+    assert client.push([FRAME]) == {"g-p": "stored"}  # and the service is as it was
+
+
+def test_the_newest_published_version_is_taken_before_it_is_reported(client: BufferClient) -> None:
+    client.enqueue([make_request(prompt_id=name) for name in "abcd"])
+    groups = [answer(make_request(prompt_id=name)) for name in "abcd"]
+    client.push([pack_group(group) for group in groups])
+    client.batch(1, timeout_s=5)
+    later = make_request(prompt_id="e", step=2)
+    client.enqueue([later])
+    # theta_2 is published behind batch 1, and some worker has it before the learner says so
+    assert client.push([pack_group(answer(later, version=2))]) == {"g-e": "stored"}
+    client.report_progress(Progress(step=7, policy_version=7))  # a learner that counts its versions otherwise
+    client.enqueue([make_request(prompt_id="f", step=7)])
+    with pytest.raises(ContractError, match="policy version 8, but the learner has published 7 at most"):
+        client.push([pack_group(answer(make_request(prompt_id="f", step=7), version=8))])
+    assert client.push([pack_group(answer(make_request(prompt_id="f", step=7), version=7))]) == {"g-f": "stored"}
+
+
+def test_the_same_group_twice_is_no_contradiction(client: BufferClient) -> None:
+    assert client.push([FRAME, FRAME]) == {"g-p": "duplicate"}
+    assert client.status().fresh_ready == 1
+    assert client.push([FRAME]) == {"g-p": "duplicate"}
+
+
+def test_another_workers_answer_is_a_duplicate_and_the_first_one_stays(client: BufferClient) -> None:
+    client.push([FRAME])
+    assert client.push([pack_group(answer(REQUEST, "11111111", worker_id="other"))]) == {"g-p": "duplicate"}
+    assert raw(client, "GET", "/groups/g-p").data == FRAME
+
+
+def test_one_lease_has_one_answer(client: BufferClient) -> None:
+    client.push([FRAME])
+    with pytest.raises(ContractError, match="g-p was stored with another content, from the same lease of w"):
+        client.push([pack_group(answer(REQUEST, "11111111"))])
+    assert raw(client, "GET", "/groups/g-p").data == FRAME
+    assert refusals(client)["other_content"] >= 1
+
+
+def request_json(**changes: Any) -> dict[str, Any]:
+    fields = request_map(make_request(prompt_id="new"))
+    return {**fields, **changes}
+
+
+def prompt_json(**changes: Any) -> dict[str, Any]:
+    return request_json(prompt={"prompt_id": "new", "text": "t", "task": "x", "answer": {}, **changes})
+
+
+JSON_CASES = {
+    "answer NaN": prompt_json(answer={"x": float("nan")}),
+    "answer infinite": prompt_json(answer={"x": [1.0, float("inf")]}),
+    "answer of 33 levels": prompt_json(answer=nested(MAX_DEPTH + 1)),
+    "answer of 10^5 levels": '{"requests": ' + "[" * 100_000,
+    "answer beyond 64 bits": prompt_json(answer={"x": 2**64}),
+    "answer of 5000 digits": json.dumps(prompt_json(answer={"x": 7})).replace("7", "7" * 5000),
+    "half a character in an answer": prompt_json(answer={"x": "\ud800"}),
+    "half a character in a text": prompt_json(text="\ud800"),
+    "negative step": request_json(step=-1),
+    "step beyond 21 bits": request_json(step=1 << 21),
+    "negative min_version": request_json(min_version=-1),
+    "group of none": request_json(group_size=0),
+    "group of a million": request_json(group_size=10**6),
+    "id with a line break": request_json(request_id="a\nb"),
+    "prompt id of 200 letters": prompt_json(prompt_id="x" * 200),
+    "unknown purpose": request_json(purpose="train"),
+    "not JSON": "{",
+    "not UTF-8": b'{"requests": ["\xff"]}',
+    "a list": "[]",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("case", JSON_CASES)
+def test_a_bad_request_is_refused_counted_and_not_stored(client: BufferClient, case: str) -> None:
+    found = JSON_CASES[case]
+    before = sum(refusals(client).values())
+    body = json.dumps({"requests": [found]}) if isinstance(found, dict) else found
+    reply = raw(client, "POST", "/requests", body=body, headers={"Content-Type": "application/json"})
+    assert (reply.status in (400, 422), reply.json()["error"]) == (True, "ContractError"), reply.data
+    assert sum(refusals(client).values()) == before + 1
+    assert client.status().queued["fresh"] == 1
+
+
+def test_numbers_that_redis_cannot_hold_are_refused(client: BufferClient) -> None:
+    """Found by the fuzzer: each was a 500, or a number that had lost its last digits."""
+    for path in ("/batches", "/bad", "/high", "/groups"):
+        assert raw(client, "GET", f"{path}?offset={10**23}").status == 422
+    assert raw(client, "POST", "/requests", json={"requests": [], "cursor": 1 << 53}).status == 422
+    assert raw(client, "POST", "/requests", json={"requests": [request_json(attempts=1 << 31)]}).status == 422
+
+
+def test_details_of_a_failure_need_not_be_pretty_but_must_be_text(client: BufferClient) -> None:
+    body = {"worker_id": "w", "request_id": "g-p", "reason": "x"}
+    for detail, status in (("\ud800", 422), ("\0\u202e" * 1000, 200)):
+        sent = json.dumps({**body, "detail": detail})
+        headers = {"Content-Type": "application/json"}
+        assert raw(client, "POST", "/requests/fail", body=sent, headers=headers).status == status
+
+
+def test_token_ids_that_do_not_fit_are_refused_where_they_are_packed() -> None:
+    wide = make_group(rewards="10", lengths=[2, 3])
+    object.__setattr__(wide, "token_ids", wide.token_ids.astype(np.int64) + 2**31)
+    with pytest.raises(ContractError, match="do not fit into <i4"):
+        pack_group(wide)

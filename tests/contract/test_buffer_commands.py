@@ -1,0 +1,318 @@
+"""`bapo buffer ...` against a live service: what people see, what programs get, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+from bapo.buffer_admin import BufferAdmin
+from bapo.cli import app
+from bapo.clients import BufferClient
+from bapo.config.load import dump_toml
+from bapo.errors import BapoError, ConfigError, ContractError, FullError, UnavailableError
+from bapo.records import RunDirectory
+from bapo.types import Purpose
+from bapo.wire import pack_group
+from buffer_service.image import EMPTY
+from buffer_service.memory_store import MemoryStore
+from buffer_service.store import Store
+from tests.buffer_app import serving, small_config
+from tests.buffer_setup import STORES, answer, new_store
+from tests.factories import make_request
+
+CONFIG = small_config(run={"name": "shown"}, cadence={"v": 2, "m": 2})
+
+
+@pytest.fixture(scope="module", params=STORES)
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
+    """One service per kind of store for all tests."""
+    url = request.getfixturevalue("redis_server").url if request.param == "redis" else ""
+    store = new_store(request.param, url, run="shown")
+    with serving(store, CONFIG) as client:
+        yield store, client
+
+
+@pytest.fixture
+def client(served: tuple[Store, BufferClient]) -> BufferClient:
+    """Step 1 is assembled: B_bad = {a, b, c}, B_high = {d}; e is fresh, r re-evaluated, v evaluated, f leased."""
+    store, client = served
+    store.restore(EMPTY, ())
+    fill(client, "a", "b", rewards="00000000")
+    fill(client, "c", rewards="10000000")
+    fill(client, "d", rewards="11000000")
+    client.batch(1, timeout_s=5)
+    client.commit(1, checkpointed=0)
+    fill(client, "e", step=2)
+    for name, fields in (("r", {"purpose": Purpose.REEVALUATE}), ("v", {"purpose": Purpose.EVALUATE, "label": "cd@1"})):
+        request = make_request(prompt_id=name, step=2, **fields)
+        client.enqueue([request])
+        client.push([pack_group(answer(request))])
+    client.enqueue([make_request(prompt_id="f")])
+    client.claim("w", limit=1, policy_version=1)
+    return client
+
+
+def fill(client: BufferClient, *names: str, rewards: str = "11100000", step: int = 1) -> None:
+    requests = [make_request(prompt_id=name, step=step) for name in names]
+    client.enqueue(requests)
+    client.push([pack_group(answer(request, rewards)) for request in requests])
+
+
+def call(client: BufferClient, *arguments: str, answers: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["buffer", *arguments, "--url", client.url], input=answers)
+
+
+def as_json(client: BufferClient, *arguments: str) -> Any:
+    return json.loads(call(client, *arguments, "--json").stdout)
+
+
+def refusal(*arguments: str) -> BapoError:
+    error = CliRunner().invoke(app, ["buffer", *arguments]).exception
+    assert isinstance(error, BapoError), error
+    return error
+
+
+def held(client: BufferClient) -> dict[str, list[str]]:
+    return {item["group_id"]: item["places"] for item in BufferAdmin(client.url).held().items}
+
+
+def test_stats_shows_every_table_and_gives_the_whole_status_to_programs(client: BufferClient) -> None:
+    text = call(client, "stats").stdout
+    for line in (
+        "shown at http",
+        "1 assembled, 1 trained, 0 checkpointed",
+        "1 fresh, 1 re-evaluated",
+        "cd@1: 1 requests",
+    ):
+        assert line in text
+    found = as_json(client, "stats")
+    assert (found["num_bad"], found["num_high"], found["counters"]) == (3, 1, {"pushed_groups:stored": 7})
+    assert found["leased"]["fresh"] == 1
+
+
+def test_tables_come_in_pages(client: BufferClient) -> None:
+    first = call(client, "bad", "--limit", "1").stdout
+    assert "prompt_id     mu  birth  age  attempts  text" in first
+    assert "1,2,3->6:" in first
+    assert "B_bad after step 1: 1-1 of 3; go on with --offset 1" in first
+    second = call(client, "bad", "--offset", "1").stdout
+    assert "B_bad after step 1: 2-3 of 3\n" in second
+    assert [item["prompt_id"] for item in as_json(client, "bad")["items"]] == ["a", "b", "c"]
+    assert [item["group_id"] for item in as_json(client, "high")["items"]] == ["g-d"]
+
+
+def test_show_says_where_a_group_is_and_how_its_responses_ended(client: BufferClient) -> None:
+    text = call(client, "show", "g-d").stdout
+    assert "high, batch 1" in text
+    assert text.count("graded") == 8
+    found = as_json(client, "show", "g-d")
+    assert (found["rewards"][:3], found["token_ids"][1]) == ([1.0, 1.0, 0.0], [101, 102])
+    with pytest.raises(ContractError, match="does not hold group g-f: it is not sampled yet"):
+        raise call(client, "show", "g-f").exception or AssertionError
+
+
+def test_groups_are_listed_with_their_places(client: BufferClient) -> None:
+    text = call(client, "groups", "--limit", "2").stdout
+    assert "group_id  prompt_id     mu  step  version  tokens  where" in text
+    assert "g-d       d          0.250     1        1      15  high, batch 1" in text
+    assert "groups 1-2 of 5; go on with --offset 2" in text
+    assert [item["group_id"] for item in as_json(client, "groups")["items"]] == ["g-c", "g-d", "g-e", "g-r", "g-v"]
+
+
+def test_a_snapshot_brings_everything_back_but_evaluations(
+    client: BufferClient, served: tuple[Store, BufferClient], tmp_path: Path
+) -> None:
+    file = tmp_path / "buffer.snap"
+    assert f" in {file}" in call(client, "snapshot", str(file)).stdout
+    assert "exists already" in str(call(client, "snapshot", str(file)).exception)
+    before, image = held(client), served[0].image()
+    call(client, "drop", "run", "shown", "--yes")
+    assert call(client, "restore", str(file), answers="n\n").exit_code == 1
+    assert held(client) == {}
+    assert "step 1, 1 fresh groups" in call(client, "restore", str(file), answers="y\n").stdout
+    assert held(client) == {key: places for key, places in before.items() if key != "g-v"}
+    assert served[0].image() == image
+    file.write_bytes(file.read_bytes()[:-1])
+    error = call(client, "restore", str(file), "--yes").exception
+    assert isinstance(error, ContractError)
+    assert served[0].image() == image
+    assert "cannot read" in str(call(client, "restore", str(tmp_path / "none"), "--yes").exception)
+
+
+def test_verify_finds_a_sound_buffer_and_names_what_is_broken(
+    client: BufferClient, served: tuple[Store, BufferClient]
+) -> None:
+    sound = call(client, "verify")
+    assert (sound.exit_code, sound.stdout[:31]) == (0, "sound: 5 groups and 1 open requ")
+    store = served[0]
+    if isinstance(store, MemoryStore):
+        store._state.refs["g-e"] += 1
+        broken = call(client, "verify")
+        assert broken.exit_code == 1
+        assert broken.stdout == "references: group g-e is in 1 tables and batches, but 2 are counted\n"
+        assert "1 violations: 5 groups" in broken.stderr
+        found = as_json(client, "verify")
+        assert found["violations"][0]["invariant"] == "references"
+        assert call(client, "verify", "--json").exit_code == 1
+
+
+DROPS = [
+    (("group", "g-e"), "dropped group g-e from fresh"),
+    (("group", "g-d"), "dropped group g-d from high"),
+    (("prompt", "a"), "dropped prompt a from B_bad"),
+    (("evaluation", "cd@1"), "dropped evaluation cd@1"),
+    (("run", "shown"), "dropped everything of run shown"),
+]
+
+
+@pytest.mark.parametrize(("what", "said"), DROPS)
+def test_drop_asks_first_and_leaves_a_sound_buffer(client: BufferClient, what: tuple[str, str], said: str) -> None:
+    before = client.status()
+    for no in ("n\n", ""):
+        asked = call(client, "drop", *what, answers=no)
+        assert (asked.exit_code, "drop" in asked.stdout) == (1, True)
+    assert client.status().num_bytes == before.num_bytes
+    dropped = call(client, "drop", *what, answers="y\n")
+    assert (dropped.exit_code, said in dropped.stdout) == (0, True)
+    assert client.status() != before
+    assert BufferAdmin(client.url).verify().violations == []
+
+
+def test_drop_refuses_what_is_not_there_or_needed(client: BufferClient) -> None:
+    for what, message in (
+        (("group", "g-c"), "needed by a batch"),
+        (("group", "never"), "does not hold group never"),
+        (("prompt", "z"), "prompt z is not in B_bad"),
+        (("run", "other"), "belongs to run 'shown', not 'other'"),
+        (("grup", "x"), "did you mean 'group'"),
+    ):
+        error = call(client, "drop", *what, "--yes").exception
+        assert isinstance(error, BapoError)
+        assert message in str(error)
+
+
+def test_what_was_exported_is_imported_into_a_fresh_service(
+    client: BufferClient, served: tuple[Store, BufferClient], tmp_path: Path
+) -> None:
+    file = tmp_path / "groups.parquet"
+    assert call(client, "export", str(file)).stdout == f"5 groups in {file}\n"
+    before, frames = held(client), served[0].frames(["g-e", "g-r", "g-v"])
+    assert before == {"g-c": ["batch 1"], "g-d": ["high", "batch 1"], "g-e": ["fresh"], "g-r": ["reevaluated"],
+                      "g-v": ["evaluation cd@1"]}  # fmt: skip
+    served[0].restore(EMPTY, ())
+    assert "3 stored; 2 left out: a batch had consumed them" in call(client, "import", str(file)).stdout
+    assert held(client) == {key: places for key, places in before.items() if key in ("g-e", "g-r", "g-v")}
+    assert served[0].frames(["g-e", "g-r", "g-v"]) == frames
+    assert "3 duplicate" in call(client, "import", str(file)).stdout
+    assert BufferAdmin(client.url).verify().violations == []
+
+
+def test_an_import_as_fresh_fills_the_next_batch(
+    client: BufferClient, served: tuple[Store, BufferClient], tmp_path: Path
+) -> None:
+    file = tmp_path / "groups.parquet"
+    call(client, "export", str(file))
+    served[0].restore(EMPTY, ())
+    assert call(client, "import", str(file), "--as-fresh").stdout == "5 stored\n"
+    assert set(held(client)) == {"g-c", "g-d", "g-e", "g-r", "g-v"}
+    batch = client.batch(1, timeout_s=5)
+    assert len(batch.fates) == 4
+    assert BufferAdmin(client.url).verify().violations == []
+
+
+def test_an_import_into_a_full_buffer_says_so(
+    client: BufferClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bapo.commands.buffer_where.RETRY_S", 0.0)
+    file = tmp_path / "groups.parquet"
+    call(client, "export", str(file))
+    config = small_config(run={"name": "full"}, buffer={"max_fresh_groups": 4})
+    with serving(MemoryStore("full", lease_s=60, max_attempts=3), config) as full:
+        fill(full, "w", "x", "y", "z")
+        error = call(full, "import", str(file), "--as-fresh").exception
+    assert isinstance(error, FullError)
+    assert "4 fresh groups wait, buffer.max_fresh_groups = 4" in str(error)
+
+
+def test_nothing_of_a_malformed_file_is_stored(client: BufferClient, tmp_path: Path) -> None:
+    file = tmp_path / "groups.parquet"
+    call(client, "export", str(file))
+    table = pq.read_table(file)
+    rows = table.to_pylist()
+    rows[4]["rewards"][0] = 7.0
+    pq.write_table(type(table).from_pylist(rows, table.schema), file)
+    call(client, "drop", "run", "shown", "--yes")
+    error = call(client, "import", str(file)).exception
+    assert isinstance(error, ContractError)
+    assert str(error).startswith(f"row 5 of {file} (group g-v): ")
+    assert held(client) == {}
+
+
+def test_reevaluations_are_not_imported_beside_rounds_of_the_services_own(client: BufferClient, tmp_path: Path) -> None:
+    file = tmp_path / "groups.parquet"
+    call(client, "export", str(file))
+    client.reevaluate(2, [make_request(prompt_id="a", request_id="again", purpose=Purpose.REEVALUATE, step=2)])
+    error = call(client, "import", str(file)).exception
+    assert "1 re-evaluated groups and the buffer has re-evaluation rounds of its own" in str(error)
+
+
+def test_a_file_is_only_replaced_when_asked(client: BufferClient, tmp_path: Path) -> None:
+    file = tmp_path / "groups.parquet"
+    file.write_text("precious")
+    assert "exists already" in str(call(client, "export", str(file)).exception)
+    assert call(client, "export", str(file), "--force").exit_code == 0
+    assert pq.read_table(file).num_rows == 5
+
+
+COMMANDS: list[Callable[[Path], list[str]]] = [
+    lambda _: ["stats"],
+    lambda _: ["bad"],
+    lambda _: ["high"],
+    lambda _: ["show", "g"],
+    lambda path: ["export", str(path / "x.parquet")],
+    lambda _: ["drop", "group", "g", "--yes"],
+    lambda _: ["verify"],
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=lambda make: make(Path())[0])
+def test_a_service_that_is_away_is_one_clear_message(
+    arguments: Callable[[Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bapo.commands.buffer_where.RETRY_S", 0.0)
+    error = refusal(*arguments(tmp_path), "--url", "http://127.0.0.1:1")
+    assert isinstance(error, UnavailableError)
+    assert "the buffer service at http://127.0.0.1:1 does not answer" in str(error)
+    assert str(error).endswith("; does it run there?")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_found_by_its_directory(client: BufferClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = int(client.url.rpartition(":")[2])
+    run = RunDirectory.create(tmp_path / "outputs" / "shown", dump_toml(small_config(buffer={"port": 0})))
+    error = refusal("stats", "--run", str(run.path))
+    assert isinstance(error, UnavailableError)
+    assert str(error).endswith(f"never listened; start the run, or its buffer alone: bapo up buffer --run {run.path}")
+    run.write_port("buffer_service", port)
+    run.update_run(status="running")
+    assert CliRunner().invoke(app, ["buffer", "verify", "--run", str(run.path)]).exit_code == 0
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["buffer", "verify"]).exit_code == 0  # the newest run
+
+
+def test_an_ambiguous_or_unknown_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments, message in (
+        (("--url", "http://x", "--run", "y"), "--url and --run both name a buffer"),
+        (("--run", "nowhere"), "nowhere is not a run directory"),
+        ((), "there is no run in outputs"),
+    ):
+        error = refusal("stats", *arguments)
+        assert isinstance(error, ConfigError)
+        assert message in str(error)

@@ -1,0 +1,122 @@
+"""Lengths that lie, bodies that stop, requests inside requests: byte for byte over a socket, small and large bodies."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from bapo import gate
+from bapo.clients import BufferClient
+from bapo.wire import pack_group
+from tests.buffer_app import serving, small_config
+from tests.buffer_setup import answer, new_store
+from tests.factories import make_request
+
+LARGE = 200_000
+"""Beyond what is read with the headers: such a body goes to a worker thread straight from the socket."""
+STATUS = b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[BufferClient]:
+    """A client of a service that was asked for one group, and is impatient."""
+    monkeypatch.setattr(gate, "BODY_PAUSE_S", 0.5)
+    with serving(new_store("memory", ""), small_config()) as found:
+        found.enqueue([make_request(prompt_id="a")])
+        yield found
+
+
+def exchange(client: BufferClient, sent: bytes, *, half_close: bool = False) -> bytes:
+    """All that comes back until the service closes, or says nothing for two seconds."""
+    host, _, port = client.url.removeprefix("http://").partition(":")
+    heard = b""
+    with socket.create_connection((host, int(port)), timeout=2.0) as connection, suppress(OSError):
+        connection.sendall(sent)
+        if half_close:
+            connection.shutdown(socket.SHUT_WR)
+        while more := connection.recv(1 << 16):
+            heard += more
+    return heard
+
+
+def push(body: bytes, *headers: bytes) -> bytes:
+    lines = [b"POST /groups HTTP/1.1", b"Host: x", *(headers or [b"Content-Length: %d" % len(body)]), b"", b""]
+    return b"\r\n".join(lines) + body
+
+
+def statuses(heard: bytes) -> list[int]:
+    return [int(part[:3]) for part in heard.split(b"HTTP/1.1 ")[1:]]
+
+
+FRAME = pack_group(answer(make_request(prompt_id="a")))
+
+
+def is_sound(client: BufferClient) -> bool:
+    """Nothing was stored, and a good push works."""
+    return client.status().fresh_ready == 0 and client.push([FRAME]) == {"g-a": "stored"}
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_a_body_that_stops_is_given_up(client: BufferClient, size: int) -> None:
+    assert statuses(exchange(client, push(b"x" * (size // 2), b"Content-Length: %d" % size))) in ([408], [])
+    assert (
+        exchange(client, push(b"x" * (size // 2), b"Content-Length: %d" % size), half_close=True)[:12]
+        != b"HTTP/1.1 500"
+    )
+    assert is_sound(client)
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_bytes_behind_a_body_are_the_next_request(client: BufferClient, size: int) -> None:
+    assert statuses(exchange(client, push(b"x" * size) + STATUS)) == [422, 200]
+    assert is_sound(client)
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_a_length_that_is_too_short_leaves_a_broken_request(client: BufferClient, size: int) -> None:
+    heard = statuses(exchange(client, push(b"x" * (size + 100), b"Content-Length: %d" % size)))
+    assert heard in ([422, 400], [422], [400])
+    assert is_sound(client)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [b"Content-Length: 10", b"Content-Length: 20"],
+        [b"Content-Length: 10", b"Transfer-Encoding: chunked"],
+        [b"Content-Length: -1"],
+        [b"Content-Length: 1e3"],
+        [b"Content-Length: 0x10"],
+        [b"Content-Length: \xb2"],
+        [b"Content-Length: 99999999999999999999999"],
+        [b"Content-Length :10"],
+        [b"X: a\rb", b"Content-Length: 10"],
+        [b"X: \0", b"Content-Length: 10"],
+    ],
+)
+def test_two_readings_of_one_request_are_refused(client: BufferClient, headers: list[bytes]) -> None:
+    heard = exchange(client, push(b"x" * 10, *headers) + STATUS)
+    assert statuses(heard)[:1] in ([400], [411], [413])
+    assert 200 not in statuses(heard)
+    assert is_sound(client)
+
+
+@pytest.mark.parametrize(
+    "noise", [b"\0" * 100, b"\x16\x03\x01\x02\x00\x01\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\r\n" * 50]
+)
+def test_what_is_no_http_1_1_ends_the_connection(client: BufferClient, noise: bytes) -> None:
+    assert statuses(exchange(client, noise)) in ([400], [])
+    assert is_sound(client)
+
+
+def test_an_upgrade_to_a_websocket_is_not_taken(client: BufferClient) -> None:
+    heard = exchange(
+        client,
+        b"GET /status HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+    )
+    assert 101 not in statuses(heard)
+    assert is_sound(client)

@@ -1,0 +1,266 @@
+"""Who may do what at the two APIs, and what a request meets before anything of its body is read."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import urllib3
+from fastapi import FastAPI
+
+from bapo import bounded_headers, gate
+from bapo.bounded_headers import TOO_LARGE
+from bapo.clients import BufferClient
+from bapo.errors import AccessError, Refusal
+from bapo.gate import Rule, Rules
+from bapo.telemetry import Telemetry, serve_health
+from bapo.tokens import Keyring, Role, digest
+from bapo.wire import pack_group
+from buffer_service import rights as buffer_rights
+from rollout_server import rights as fleet_rights
+from rollout_server.app import create_app as create_fleet_app
+from tests.buffer_app import served_app, serving, small_config
+from tests.buffer_setup import answer, new_store
+from tests.factories import make_request
+
+TOKENS = {role: f"token-of-the-{role.value}-0123" for role in Role}
+KEYRING = Keyring(",".join(f"{role}:{digest(token)}" for role, token in TOKENS.items()))
+WORKER, LEARNER, SCHEDULER = Role.WORKER, Role.LEARNER, Role.SCHEDULER
+EVALUATOR, VIEWER, OPERATOR = Role.EVALUATOR, Role.VIEWER, Role.OPERATOR
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A buffer service that asks for tokens."""
+    with serving(new_store("memory", ""), small_config(), KEYRING) as client:
+        yield client.url
+
+
+def call(url: str, method: str, path: str, role: Role | None = None, **options: Any) -> urllib3.BaseHTTPResponse:
+    headers = options.pop("headers", {}) | ({"Authorization": f"Bearer {TOKENS[role]}"} if role else {})
+    return urllib3.request(method, url + path, headers=headers, retries=False, timeout=10.0, **options)
+
+
+ROUTES = [
+    ("POST", "/requests", {SCHEDULER, EVALUATOR}),
+    ("POST", "/reevaluations/4", {SCHEDULER}),
+    ("POST", "/requests/claim", {WORKER}),
+    ("POST", "/requests/renew", {WORKER}),
+    ("POST", "/requests/fail", {WORKER}),
+    ("POST", "/requests/release", {WORKER}),
+    ("POST", "/groups", {WORKER}),
+    ("GET", "/room", {WORKER}),
+    ("GET", "/groups/g-a", set()),
+    ("GET", "/evaluations/held_out@1", {EVALUATOR}),
+    ("DELETE", "/evaluations/held_out@1", {EVALUATOR}),
+    ("POST", "/batches/1", {LEARNER}),
+    ("POST", "/batches/1/commit", {LEARNER}),
+    ("GET", "/progress", set(Role)),
+    ("PUT", "/progress", {LEARNER}),
+    ("POST", "/snapshot", {LEARNER}),
+    ("POST", "/restore", {LEARNER}),
+    ("POST", "/resume", {LEARNER}),
+    ("GET", "/status", set(Role)),
+    ("GET", "/hard-prompts", {SCHEDULER}),
+    ("GET", "/bad", {VIEWER}),
+    ("GET", "/high", {VIEWER}),
+    ("GET", "/batches", {VIEWER}),
+    ("GET", "/thresholds", {VIEWER}),
+    ("GET", "/queues", {VIEWER}),
+    ("GET", "/counters", {VIEWER}),
+    ("GET", "/metrics", {VIEWER}),
+    ("GET", "/verify", {VIEWER}),
+    ("GET", "/groups", set()),
+    ("POST", "/groups/read", set()),
+    ("DELETE", "/groups/g-a", set()),
+    ("DELETE", "/bad", set()),
+    ("DELETE", "/runs/none", set()),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "able"), ROUTES, ids=lambda value: str(value)[:30])
+def test_each_role_may_do_its_own_work_and_no_other(url: str, method: str, path: str, able: set[Role]) -> None:
+    for role in Role:
+        reply = call(url, method, path, role, body=b"")
+        if role in able | {OPERATOR}:
+            assert reply.status not in (401, 403), (role, reply.data)
+        else:
+            assert (reply.status, reply.json()["error"]) == (403, "AccessError"), role
+            assert f"{method} {path}: {role} may not do this; use the token of" in reply.json()["message"]
+    assert call(url, method, path, body=b"").status == 401
+
+
+def test_every_rule_is_tried_above() -> None:
+    tried = {(method, path.split("/")[1]) for method, path, _ in ROUTES}
+    assert {(rule.method, rule.path.split("/")[1]) for rule in buffer_rights.ROUTES} == tried
+    assert len(ROUTES) == len(buffer_rights.ROUTES)
+
+
+def test_a_wrong_token_is_told_from_a_missing_one_and_neither_is_repeated(url: str) -> None:
+    missing = call(url, "GET", "/status")
+    assert (missing.status, missing.headers["www-authenticate"]) == (401, "Bearer")
+    assert "BAPO_TOKEN_FILE" in missing.json()["message"]
+    assert "RUN/tokens/<role>/token" in missing.json()["message"]
+    for given in ("Bearer not-one-of-ours-0000", "Basic d29ya2VyOng=", "Bearer", "Bearer \xe9\xe9\xe9"):
+        reply = call(url, "GET", "/status", headers={"Authorization": given})
+        assert (reply.status, reply.json()["retry"]) == (401, False)
+        assert "not-one-of-ours" not in reply.json()["message"]
+
+
+def test_health_and_the_description_are_open(url: str) -> None:
+    for path in ("/healthz", "/readyz", "/docs", "/openapi.json"):
+        assert call(url, "GET", path).status == 200
+
+
+def test_a_path_that_no_rule_names_is_the_operators(url: str) -> None:
+    for path in ("/nowhere", "/groups/", "//groups", "/groups%2Fx/y", "/status%0A"):
+        assert call(url, "GET", path).status == 401
+        assert call(url, "GET", path, WORKER).status == 403
+    assert call(url, "GET", "/nowhere", OPERATOR).status == 404
+    assert call(url, "HEAD", "/status", VIEWER).status == 403
+
+
+def test_the_clients_say_which_token_is_missing_and_do_not_try_again(url: str) -> None:
+    with pytest.raises(AccessError, match="GET /status needs a token: name its file in BAPO_TOKEN_FILE"):
+        BufferClient(url, retry_s=60).status()
+    request = make_request(prompt_id="a")
+    with pytest.raises(AccessError, match="worker may not do this; use the token of evaluator, scheduler or operator"):
+        BufferClient(url, token=TOKENS[WORKER]).enqueue([request])
+    BufferClient(url, token=TOKENS[SCHEDULER]).enqueue([request])
+    with pytest.raises(AccessError, match="viewer may not do this; use the token of worker or operator"):
+        BufferClient(url, token=TOKENS[VIEWER]).push([pack_group(answer(request))])
+    assert BufferClient(url, token=TOKENS[WORKER]).push([pack_group(answer(request))]) == {"g-a": "stored"}
+    with pytest.raises(AccessError, match="worker may not do this; use the token of learner or operator"):
+        BufferClient(url, token=TOKENS[WORKER]).batch(1, timeout_s=5)
+
+
+def test_refusals_are_counted_by_reason(url: str) -> None:
+    call(url, "GET", "/status")
+    text = call(url, "GET", "/metrics", VIEWER).data.decode()
+    for reason in ("no_token", "wrong_token", "no_right"):
+        assert f'bapo_refused_requests_total{{reason="{reason}"}}' in text
+
+
+def test_nobody_is_asked_without_a_keyring() -> None:
+    with serving(new_store("memory", ""), small_config()) as client:
+        assert call(client.url, "GET", "/status").status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "path", "status", "reason"),
+    [
+        ({"Content-Length": str(65 << 20)}, "/groups", 413, Refusal.TOO_LARGE),
+        ({"Content-Length": str(33 << 20)}, "/requests", 413, Refusal.TOO_LARGE),
+        ({"Content-Length": "9" * 19}, "/requests", 411, Refusal.LENGTH),
+        ({"Transfer-Encoding": "chunked"}, "/groups", 411, Refusal.LENGTH),
+        ({"Transfer-Encoding": "chunked"}, "/restore", 411, Refusal.LENGTH),
+    ],
+)
+def test_a_body_is_refused_before_any_of_it_is_sent(
+    headers: dict[str, str], path: str, status: int, reason: Refusal
+) -> None:
+    with serving(new_store("memory", ""), small_config()) as client:
+        reply = call(client.url, "POST", path, body=b"", headers=headers)
+        assert (reply.status, reply.json()["error"], reply.headers["connection"]) == (status, "ContractError", "close")
+        metrics = call(client.url, "GET", "/metrics").data.decode()
+    assert f'bapo_refused_requests_total{{reason="{reason}"}} 1.0' in metrics
+
+
+def test_chunks_of_json_are_counted_and_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "MOST_JSON_BYTES", 1000)
+    rules = Rules([Rule("POST", "/requests", frozenset(), most_bytes=1000)])
+    monkeypatch.setattr("buffer_service.app.RULES", rules)
+    with serving(new_store("memory", ""), small_config()) as client:
+        reply = call(client.url, "POST", "/requests", body=iter([b" " * 600, b" " * 600]))
+        assert (reply.status, reply.json()["error"]) == (413, "ContractError")
+        assert "longer than declared, or than 1000 bytes" in reply.json()["message"]
+
+
+def test_a_body_that_does_not_go_on_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "BODY_PAUSE_S", 0.2)
+    with serving(new_store("memory", ""), small_config()) as client:
+        for path in ("/groups", "/requests"):
+            reply = call(client.url, "POST", path, body=b"", headers={"Content-Length": "10"})
+            assert (reply.status, reply.json()["message"]) == (408, "nothing of the body came for 0 s")
+
+
+def sent(url: str, *pieces: bytes) -> tuple[int, bytes]:
+    """(bytes that were taken, answer) of a connection that sends these pieces and then waits for its end."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    taken, heard = 0, b""
+    with socket.create_connection((host, int(port)), timeout=5.0) as connection, suppress(ConnectionError):
+        for piece in pieces:
+            connection.sendall(piece)
+            taken += len(piece)
+        while more := connection.recv(1000):
+            heard += more
+    return taken, heard
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [b"GET /status HTTP/1.1\r\n"] + [b"x-a: " + b"a" * 1000 + b"\r\n"] * 20_000,
+        [b"GET /"] + [b"a" * 10_000] * 2000,
+        [b"GET / HTTP/1.1\r\n"] + [b"a" * 10_000] * 2000,
+    ],
+    ids=["many headers", "a long path", "a long name"],
+)
+def test_headers_without_an_end_are_cut_off(url: str, pieces: list[bytes]) -> None:
+    taken, heard = sent(url, *pieces)
+    assert taken < 15_000_000  # the rest found no reader
+    assert heard in (b"", TOO_LARGE)
+
+
+def test_a_request_that_does_not_come_to_its_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_headers, "HEADERS_S", 0.3)
+    with serving(new_store("memory", ""), small_config()) as client:
+        began = time.monotonic()
+        assert sent(client.url)[1] == b""
+        assert sent(client.url, b"GET /status HTTP/1.1\r\nx-a: ")[1] == b""
+        assert time.monotonic() - began < 4.0
+        pool = urllib3.HTTPConnectionPool(*client.url.removeprefix("http://").split(":"), maxsize=1)  # type: ignore[arg-type]
+        assert [pool.request("GET", "/status").status for _ in range(3)] == [200, 200, 200]
+        time.sleep(0.5)
+        assert (pool.request("GET", "/status").status, pool.num_connections) == (200, 1)  # kept while nothing was begun
+
+
+def described_routes(app: FastAPI) -> set[tuple[str, str]]:
+    paths = app.openapi()["paths"]
+    return {(method.upper(), path) for path, methods in paths.items() for method in methods}
+
+
+def test_every_route_of_the_buffer_has_its_rule() -> None:
+    app = served_app(new_store("memory", ""), small_config())
+    known = {(rule.method, rule.path) for rule in buffer_rights.ROUTES}
+    assert described_routes(app) - known == {("GET", "/healthz"), ("GET", "/readyz")}
+    assert known <= described_routes(app)
+
+
+def test_every_route_of_the_fleet_has_its_rule() -> None:
+    app = create_fleet_app(None, Telemetry())  # type: ignore[arg-type]
+    known = {(rule.method, rule.path) for rule in fleet_rights.ROUTES}
+    assert described_routes(app) - known == {("GET", "/healthz"), ("GET", "/readyz")}
+    assert known <= described_routes(app)
+
+
+def test_a_learner_publishes_weights_and_only_the_operator_scales() -> None:
+    able = {(rule.method, rule.path): rule.roles for rule in fleet_rights.ROUTES}
+    assert able["POST", "/weights"] == {LEARNER}
+    assert able["PUT", "/workers"] == frozenset()
+
+
+@contextmanager
+def metrics_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("BAPO_ACCEPTED_TOKENS", ",".join(f"{role}:{digest(TOKENS[role])}" for role in Role))
+    yield f"http://127.0.0.1:{serve_health(Telemetry(), 0, lambda: True)}"
+
+
+def test_metrics_of_the_small_services_ask_for_a_viewers_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    with metrics_server(monkeypatch) as url:
+        assert [call(url, "GET", path).status for path in ("/healthz", "/readyz", "/metrics")] == [200, 200, 401]
+        assert [call(url, "GET", "/metrics", role).status for role in (VIEWER, OPERATOR, WORKER)] == [200, 200, 403]

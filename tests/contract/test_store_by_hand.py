@@ -1,0 +1,219 @@
+"""What a person does to a buffer: every removal is whole, and leaves everything fitting together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import redis
+
+from bapo.algorithms.settings import AlgorithmConfig
+from bapo.errors import ContractError
+from bapo.types import Purpose
+from buffer_service.audit import violations
+from buffer_service.codec import pack, unpack_tables
+from buffer_service.redis_keys import Keys
+from buffer_service.store import Store
+from buffer_service.tending import Tending
+from buffer_service.values import Assembly, Tables
+from tests.buffer_app import small_config
+from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored
+from tests.factories import make_prompt, make_request
+
+
+def busy(store: Store) -> None:
+    """Step 1 is assembled: B_bad = {a}, B_high = {b, c}, batch 1 = {b}; d is fresh, r re-evaluated, e evaluated."""
+    stored(store, "abcd")
+    assert store.commit_assembly(assembly(store))
+    store.enqueue_round(2, [asked("r", Purpose.REEVALUATE), asked("s", Purpose.REEVALUATE)])
+    store.enqueue([asked("e", Purpose.EVALUATE), asked("x", Purpose.EVALUATE), make_request(prompt_id="y")], cursor=5)
+    store.push([incoming(answer(asked(name, purpose), version=2)) for name, purpose in
+                (("r", Purpose.REEVALUATE), ("e", Purpose.EVALUATE))])  # fmt: skip
+    store.claim("w", limit=1, policy_version=2)
+    assert_sound(store)
+
+
+def asked(name: str, purpose: Purpose) -> object:
+    label = "cd@2" if purpose is Purpose.EVALUATE else ""
+    return make_request(prompt_id=name, purpose=purpose, step=2, min_version=2, label=label)
+
+
+def assembly(store: Store) -> Assembly:
+    made = an_assembly(
+        fresh=["g-a", "g-b", "g-c"],
+        trained=["g-b"],
+        bad=[hard("a")],
+        high=[stat("g-b"), stat("g-c")],
+        new_prompts=[make_prompt(prompt_id="a")],
+        fresh_bytes=sum(group.record.num_bytes for group in store.view(3).fresh),
+    )
+    sizes = [record.num_bytes for record in store.records(["g-b"]) if record is not None]
+    return replace(made, batch=replace(made.batch, num_bytes=sum(sizes)))
+
+
+def assert_sound(store: Store) -> None:
+    assert violations(store.audit(), AlgorithmConfig()) == []
+
+
+def tending(store: Store) -> Tending:
+    return Tending(store, small_config(run={"name": "mine"}))
+
+
+@pytest.mark.parametrize(
+    ("group_id", "table"), [("g-d", "fresh"), ("g-r", "reevaluated"), ("g-e", "evaluated"), ("g-c", "high")]
+)
+def test_a_group_is_dropped_with_its_frame_from_the_table_that_it_is_in(
+    store: Store, group_id: str, table: str
+) -> None:
+    busy(store)
+    held = store.status().num_bytes
+    assert tending(store).drop_group(group_id) == table
+    assert (store.frames([group_id]), store.records([group_id])) == ([None], [None])
+    assert store.status().num_bytes < held
+    assert_sound(store)
+    with pytest.raises(ContractError, match=f"does not hold group {group_id}"):
+        tending(store).drop_group(group_id)
+
+
+def test_another_group_is_asked_for_in_place_of_a_fresh_one(store: Store) -> None:
+    busy(store)
+    before = store.status()
+    tending(store).drop_group("g-d")
+    after = store.status()
+    assert (after.fresh_ready, after.fresh_dropped) == (before.fresh_ready - 1, before.fresh_dropped + 1)
+    assert store.push([incoming(answer(make_request(prompt_id="d")))]) == ["duplicate"]
+    assert store.counters()["dropped_groups:by_hand"] == 1
+
+
+def test_an_evaluation_still_counts_the_request_of_a_group_that_was_dropped(store: Store) -> None:
+    busy(store)
+    tending(store).drop_group("g-e")
+    assert store.status().evaluations == {"cd@2": 1}
+    assert store.evaluated("cd@2") == ["g-e"]
+    store.forget("cd@2")
+    assert_sound(store)
+
+
+def test_a_group_of_b_high_and_of_a_batch_stays_for_the_batch_and_no_longer(store: Store) -> None:
+    busy(store)
+    assert tending(store).drop_group("g-b") == "high"
+    assert store.frames(["g-b"]) != [None]
+    with pytest.raises(ContractError, match="g-b is needed by a batch"):
+        tending(store).drop_group("g-b")
+    store.commit(1, 1)
+    assert store.frames(["g-b"]) == [None]
+    assert_sound(store)
+
+
+def test_a_prompt_leaves_b_bad_and_b_high_stays(store: Store) -> None:
+    busy(store)
+    tending(store).drop_prompt("a")
+    assert (store.tables().bad, store.bad_prompts()) == ((), {})
+    assert [entry.group_id for entry in store.tables().high] == ["g-b", "g-c"]
+    assert_sound(store)
+    with pytest.raises(ContractError, match="prompt a is not in B_bad"):
+        tending(store).drop_prompt("a")
+
+
+def test_an_edit_of_tables_that_are_not_the_newest_changes_nothing(store: Store) -> None:
+    busy(store)
+    seen = store.tables()
+    tending(store).drop_prompt("a")
+    assert store.edit_tables(seen, replace(seen, high=())) is False
+    assert [entry.group_id for entry in store.tables().high] == ["g-b", "g-c"]
+    assert_sound(store)
+
+
+def test_an_assembly_that_began_before_an_edit_is_refused(store: Store) -> None:
+    busy(store)
+    before = store.view(1).tables
+    begun = an_assembly(step=2, fresh=["g-d"], trained=["g-d", "g-c"], before=before, high=before.high)
+    tending(store).drop_group("g-c")
+    assert store.commit_assembly(begun) is False
+    assert_sound(store)
+    again = an_assembly(step=2, fresh=["g-d"], before=store.view(1).tables, fresh_bytes=store.readiness(2).fresh_bytes)
+    assert store.commit_assembly(again) is True
+    assert store.tables().edits == 0
+    assert_sound(store)
+
+
+def test_edits_survive_a_restore(store: Store) -> None:
+    busy(store)
+    tending(store).drop_prompt("a")
+    image = store.image()
+    store.restore(image, [(key, store.frames([key])[0] or b"") for key in image.references])
+    tending(store).drop_group("g-c")
+    assert (store.tables().edits, [stat.group_id for stat in store.tables().high]) == (2, ["g-b"])
+    assert_sound(store)
+
+
+def test_a_dropped_run_begins_again(store: Store) -> None:
+    busy(store)
+    with pytest.raises(ContractError, match="belongs to run 'mine', not 'other'"):
+        tending(store).drop_run("other")
+    tending(store).drop_run("mine")
+    now = store.status()
+    assert (now.cursor, now.assembled_step, now.num_bytes, now.evaluations) == (0, 0, 0, {})
+    assert store.frames(["g-b", "g-d", "g-e", "g-r"]) == [None] * 4
+    assert_sound(store)
+    assert len(stored(store, "ab")) == 2
+
+
+def test_what_is_held_says_where(store: Store) -> None:
+    busy(store)
+    assert {item.record.group_id: item.places for item in tending(store).held()} == {
+        "g-b": ("high", "batch 1"),
+        "g-c": ("high",),
+        "g-d": ("fresh",),
+        "g-e": ("evaluation cd@2",),
+        "g-r": ("reevaluated",),
+    }
+
+
+def test_both_stores_give_the_same_facts(redis_url: str) -> None:
+    audits = []
+    for kind in ("memory", "redis"):
+        store = new_store(kind, redis_url)
+        busy(store)
+        audits.append(store.audit())
+    assert audits[0] == audits[1]
+
+
+DAMAGE: list[tuple[str, str, Callable[[redis.Redis, Keys], object]]] = [
+    ("frames", "group g-d has no frame", lambda r, k: r.delete(k.group("g-d"))),
+    ("frames", "the frame of group g-d has", lambda r, k: r.append(k.group("g-d"), b"x")),
+    ("orphans", "group lost", lambda r, k: r.set(k.group("lost"), b"x")),
+    ("orphans", "group n1", lambda r, k: r.set(k.incoming("n1"), b"x")),
+    ("references", "group g-c is in 1 tables", lambda r, k: r.hset(k["refs"], "g-c", 2)),
+    ("bytes", "are counted", lambda r, k: r.hincrby(k["meta"], "bytes", 1)),
+    ("requests", "g-y is open, but in queue None", lambda r, k: r.zrem(k["queue_fresh"], "g-y")),
+    ("leases", "nobody holds it", lambda r, k: r.delete(k["holders"])),
+    ("fresh", "planned for step None", lambda r, k: r.delete(k["planned"])),
+    ("bad", "prompt a of B_bad has lost its text", lambda r, k: r.delete(k["bad_prompts"])),
+    ("batches", "batch 1 is gone", lambda r, k: r.delete(k["batches"])),
+    ("rounds", "round 2 has 1 open", lambda r, k: r.hset(k["rounds"], 2, 0)),
+    ("evaluations", "evaluation cd@2 has 1 settled", lambda r, k: r.hset(k["evaluations"], "cd@2", 3)),
+    ("progress", "the tables are those of step 1", lambda r, k: r.hset(k["meta"], "assembled", 2)),
+]
+
+
+@pytest.mark.parametrize(("invariant", "detail", "damage"), DAMAGE)
+def test_damage_to_redis_is_found(
+    redis_url: str, invariant: str, detail: str, damage: Callable[[redis.Redis, Keys], object]
+) -> None:
+    store = new_store("redis", redis_url)
+    busy(store)
+    with redis.Redis.from_url(redis_url) as client:
+        client.set(Keys("test").incoming("on-its-way"), b"x", px=60_000)
+        assert_sound(store)
+        damage(client, Keys("test"))
+    found = [item.detail for item in violations(store.audit(), AlgorithmConfig()) if item.invariant == invariant]
+    assert any(detail in line for line in found), found
+
+
+def test_tables_of_a_checkpoint_from_before_edits_are_read() -> None:
+    rows = [("a", 1, 0.0, 0)], [("g-b", "b", 1, 8, 2.0, False, 1)]
+    expected = Tables(step=3, r_tot=0.5, c2=0.2, c3=0.3, bad=(hard("a"),), high=(stat("g-b"),))
+    assert unpack_tables(pack((3, 0.5, 0.2, 0.3, *rows))) == expected
+    assert unpack_tables(pack((3, 0.5, 0.2, 0.3, *rows, 2))) == replace(expected, edits=2)

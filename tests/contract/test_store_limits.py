@@ -1,0 +1,251 @@
+"""Large numbers and little memory: what a store does beyond a chunk, a page or its memory, and in how many commands."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from bapo.errors import FullError
+from bapo.types import Progress, Purpose
+from buffer_service.memory_store import MemoryStore
+from buffer_service.redis_keys import Keys
+from buffer_service.redis_link import RedisLink
+from buffer_service.redis_store import RedisStore
+from buffer_service.store import Store
+from buffer_service.values import Replacement, Tables
+from tests.buffer_app import until
+from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored
+from tests.factories import make_prompt, make_request
+
+
+def test_views_and_claims_beyond_the_chunks_of_a_script(store: Store) -> None:
+    """2,100 is more than twice what one command of a script takes."""
+    names = [f"p{i:04d}" for i in range(2100)]
+    stored(store, names)
+    view = store.view(2100)
+    assert [group.record.prompt_id for group in view.fresh] == names
+    assert [group.request.prompt.prompt_id for group in view.fresh] == names
+    again = [make_request(prompt_id=name, request_id=f"again-{name}") for name in names]
+    assert store.enqueue(again, cursor=None) == 2100
+    assert store.claim("w", limit=2100, policy_version=1) == again
+    assert store.release("w") == 2100
+
+
+def test_assemblies_releases_and_pushes_beyond_the_chunks_of_a_script(store: Store) -> None:
+    requests = stored(store, [f"p{i:04d}" for i in range(2100)])
+    ids = [request.request_id for request in requests]
+    wrong = an_assembly(fresh=[*ids, "g-none"], trained=ids)
+    assert not store.commit_assembly(wrong)
+    fresh_bytes = store.readiness(1).fresh_bytes
+    # The last one is not trained: it goes at once, the others with their checkpoint.
+    assert store.commit_assembly(an_assembly(fresh=ids, trained=ids[:-1], fresh_bytes=fresh_bytes))
+    assert [frame is None for frame in store.frames(ids)] == [False] * 2099 + [True]
+    assert (store.status().fresh_ready, store.readiness(2).fresh_bytes) == (0, 0)
+    assert store.push([incoming(answer(request)) for request in requests]) == ["duplicate"] * 2100
+    store.commit(1, 1)
+    assert store.frames(ids) == [None] * 2100
+    assert store.records(ids) == [None] * 2100
+    assert store.status().num_bytes == 0
+
+
+def test_an_evaluation_beyond_the_chunks_of_a_script_is_forgotten_whole(store: Store) -> None:
+    asked = [
+        make_request(prompt_id=f"p{i:04d}", request_id=f"e-{i:04d}", purpose=Purpose.EVALUATE, label="cd@1")
+        for i in range(2100)
+    ]
+    store.enqueue(asked, cursor=None)
+    assert set(store.push([incoming(answer(request)) for request in asked[:1050]])) == {"stored"}
+    assert len(store.claim("w", limit=500, policy_version=1)) == 500
+    assert len(store.evaluated("cd@1")) == 1050
+    store.forget("cd@1")
+    status = store.status()
+    assert (status.num_bytes, status.evaluations, status.queued["evaluate"], status.leased["evaluate"]) == (0, {}, 0, 0)
+    assert store.enqueue(asked, cursor=None) == 2100
+
+
+def test_the_newest_thousand_compositions_are_kept(store: Store) -> None:
+    before = Tables()
+    for step in range(1, 1003):
+        assembly = an_assembly(step=step, before=before)
+        assert store.commit_assembly(assembly)
+        before = assembly.after
+    total, page = store.compositions(998, 9)
+    assert total == 1000
+    assert [line["step"] for line in page] == [4, 3]
+    assert [line["step"] for line in store.status().batches] == list(range(995, 1003))
+
+
+def test_a_settled_request_is_remembered_for_exactly_twenty_steps(store: Store) -> None:
+    """That of an evaluation for as long as the evaluation."""
+    early = make_request(request_id="e", purpose=Purpose.EVALUATE, label="cd@1")
+    store.enqueue([early], cursor=None)
+    store.push([incoming(answer(early))])
+    stored(store, "a")
+    for step in range(1, 32):
+        store.commit_assembly(an_assembly(step=step, fresh=["g-a"] if step == 1 else [], before=store.tables()))
+        store.commit(step, step)
+        fates = store.push([incoming(answer(make_request(prompt_id="a"))), incoming(answer(early))])
+        assert fates == ["duplicate" if step <= 20 else "unknown", "duplicate"], step
+    assert store.enqueue([early], cursor=None) == 0
+    store.forget("cd@1")
+    assert store.enqueue([early], cursor=None) == 1
+
+
+def test_the_text_of_a_failure_is_cut(store: Store) -> None:
+    store.enqueue([make_request(prompt_id="a")], cursor=None)
+    store.claim("w", limit=1, policy_version=1)
+    store.fail("w", "g-a", reason="engine", detail="x" * 1000)
+    assert store.status().last_failure == "engine: " + 492 * "x"
+
+
+def test_a_claim_without_fresh_ones_leaves_them_where_they_are(store: Store) -> None:
+    fresh, again = make_request(prompt_id="f"), make_request(prompt_id="r", request_id="r", purpose=Purpose.REEVALUATE)
+    store.enqueue([fresh], cursor=None)
+    store.enqueue_round(1, [again])
+    assert store.claim("w", limit=9, policy_version=1, with_fresh=False) == [again]
+    assert store.claim("w", limit=9, policy_version=1) == [fresh]
+
+
+# -- the clock of the memory store
+
+
+def test_a_lease_ends_at_its_end_and_not_before() -> None:
+    now = [0.0]
+    store = MemoryStore("run", lease_s=60, max_attempts=3, now=lambda: now[0])
+    store.enqueue([make_request(prompt_id="a")], cursor=None)
+    store.claim("w", limit=1, policy_version=1)
+    now[0] = 59.9
+    assert store.claim("other", limit=1, policy_version=1) == []
+    now[0] = 60.0
+    assert [request.attempts for request in store.claim("other", limit=1, policy_version=1)] == [1]
+
+
+# -- Redis: memory, transactions, pieces
+
+
+@pytest.fixture
+def redis_store(redis_url: str) -> RedisStore:
+    store = new_store("redis", redis_url, max_attempts=1000)
+    assert isinstance(store, RedisStore)
+    return store
+
+
+@contextmanager
+def full(url: str) -> Iterator[None]:
+    """A Redis that takes nothing more."""
+    with redis.Redis.from_url(url) as raw:
+        raw.config_set("maxmemory", 1)
+        try:
+            yield
+        finally:
+            raw.config_set("maxmemory", 0)
+
+
+def test_what_drains_the_buffer_goes_on_when_redis_is_full(redis_store: RedisStore, redis_url: str) -> None:
+    """Each call is the first write of its script; none of them may be refused, for they make room."""
+    store = redis_store
+    stored(store, "abcdef")
+    evaluation = make_request(request_id="e", purpose=Purpose.EVALUATE, label="cd@1")
+    store.enqueue([*(make_request(prompt_id=name) for name in "xyz"), evaluation], cursor=None)
+    again = make_request(prompt_id="c", request_id="g-c~1")
+    with full(redis_url):
+        with pytest.raises(FullError):
+            store.push([incoming(answer(make_request(prompt_id="x")))])
+        with pytest.raises(FullError):
+            store.enqueue([make_request(prompt_id="more")], cursor=None)
+        assert len(store.claim("w", limit=9, policy_version=1)) == 4
+        assert store.renew("w", ["g-x"]) == ["g-x"]
+        assert store.fail("w", "g-y", reason="engine", detail="") == "requeued"
+        assert store.fail("v", "g-y", reason="engine", detail="") == "not_leased"
+        assert store.release("w") == 3
+        assert store.release("w") == 0
+        fate = store.view(3).fresh[2].record.fate(None, "stale", 1)
+        store.replace_stale([Replacement(fate=fate, request=again)])
+        assert store.drop_group("g-d") == "fresh"
+        one = an_assembly(
+            fresh=["g-a", "g-b"], trained=["g-a"], bad=[hard("b")], high=[stat("g-a")],
+            new_prompts=[make_prompt(prompt_id="b")],
+        )  # fmt: skip
+        assert store.commit_assembly(one)
+        assert store.edit_tables(one.after, Tables(step=1, r_tot=0.25, c2=0.2, c3=0.3))
+        assert store.commit_assembly(an_assembly(step=2, before=store.tables()))
+        store.report(Progress(step=2, policy_version=2))
+        store.commit(2, 1)
+        store.resume(1)
+        store.forget("cd@1")
+        assert store.status().assembled_step == 2
+    assert store.frames(["g-a", "g-b", "g-c", "g-d"]) == [None] * 4
+
+
+def test_a_lease_that_is_over_returns_although_redis_is_full(redis_url: str) -> None:
+    for look in ("status", "claim"):
+        store = new_store("redis", redis_url, run=look, lease_s=0.001)
+        store.enqueue([make_request(prompt_id="a")], cursor=None)
+        store.claim("w", limit=1, policy_version=1)
+        with full(redis_url):
+            if look == "status":
+                until(lambda at=store: at.status().leased["fresh"] == 0)
+            else:
+                until(lambda at=store: at.claim("v", limit=1, policy_version=1))
+
+
+@pytest.mark.parametrize(
+    ("call", "transactions"),
+    [
+        (lambda store: store.image(), 1),
+        (lambda store: store.restore(store.image(), ()), 2),
+        (lambda store: store.compositions(0, 9), 1),
+        (lambda store: store.frames(["g-a"]), 0),
+    ],
+)
+def test_what_is_read_or_written_together_is_one_transaction(
+    redis_store: RedisStore, redis_url: str, call: Callable[[Store], object], transactions: int
+) -> None:
+    with redis.Redis.from_url(redis_url) as raw:
+        raw.config_resetstat()
+        call(redis_store)
+        found = raw.info("commandstats")
+    assert (found.get("cmdstat_multi") or {"calls": 0})["calls"] == transactions
+
+
+def test_a_script_that_redis_forgot_is_loaded_again_and_the_frames_are_not_sent_twice(
+    redis_store: RedisStore, redis_url: str
+) -> None:
+    request = make_request(prompt_id="a")
+    redis_store.enqueue([request], cursor=None)
+    with redis.Redis.from_url(redis_url) as raw:
+        raw.script_flush()
+        raw.config_resetstat()
+        assert redis_store.push([incoming(answer(request))]) == ["stored"]
+        assert raw.info("commandstats")["cmdstat_set"]["calls"] == 1
+
+
+def test_a_push_whose_frame_expired_before_its_script_is_asked_for_again(redis_url: str) -> None:
+    """Redis may lose a frame between the two: it was stopped, or the machine slept."""
+    link = RedisLink(redis_url)
+    store, keys = RedisStore(link, "run", lease_s=60, max_attempts=3), Keys("run")
+    request = make_request(prompt_id="a")
+    store.enqueue([request], cursor=None)
+    group = incoming(answer(request))
+    args = [60000, 3, 1, group.record.group_id, group.record.terms, 1, "w", 0, b""]
+    reply = link.run("push", [*keys.index, keys.incoming("gone"), keys.group("g-a")], args)
+    assert reply == [b"missing", b"g-a", b""]
+    assert store.status().queued["fresh"] == 1
+    assert store.frames(["g-a"]) == [None]
+
+
+def test_frames_are_found_in_their_order_however_many(store: Store) -> None:
+    stored(store, [f"p{i}" for i in range(70)])
+    ids = [f"g-p{i}" for i in range(70)]
+    frames = store.frames([*ids, "none"])
+    assert frames[70] is None
+    assert [store.frames([key])[0] for key in itertools.islice(ids, 0, 70, 7)] == frames[0:70:7]
+
+
+def test_what_lives_in_memory_alone_does_not_call_itself_persistent() -> None:
+    health = MemoryStore("run", lease_s=60, max_attempts=3).health()
+    assert (health.where, health.persistent) == ("memory", False)

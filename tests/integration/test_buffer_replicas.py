@@ -1,0 +1,151 @@
+"""Two buffer services in front of one Redis: either may die at any moment, and nobody notices but the log."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bapo.clients import BufferClient
+from bapo.config.load import dump_toml
+from bapo.errors import ConfigError, UnavailableError
+from bapo.records import RunDirectory
+from tests.buffer_app import serving, small_config, until
+from tests.buffer_setup import new_store
+from tests.factories import make_request
+from tests.integration.test_buffer_process import command
+from tests.redis_server import RedisServer, free_port
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NUM_STEPS = 40
+LONGEST_WAIT_S = 20.0
+"""Far above what a fail-over takes, far below any deadline: a stall would be longer."""
+
+
+class Replica:
+    """One service process on a port of its own."""
+
+    def __init__(self, folder: Path, redis_url: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        # Short leases: a claim whose answer dies with its service leaves some that nobody knows of.
+        settings = {"port": self.port, "lease_s": 5.0}
+        config = small_config(run={"name": "replicas"}, cadence={"slack": 1000}, buffer=settings)
+        self._command = command(RunDirectory.create(folder, dump_toml(config)), "--redis-url", redis_url)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Return when it serves."""
+        self._process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
+        BufferClient(self.url, retry_s=0.0).wait_ready(60)
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+@pytest.fixture
+def replicas(tmp_path: Path) -> Iterator[list[Replica]]:
+    with ExitStack() as stack:
+        (tmp_path / "redis").mkdir()
+        server = RedisServer(tmp_path / "redis", aof=True).start()
+        stack.callback(server.stop)
+        both = [Replica(tmp_path / f"replica-{i}", server.url) for i in range(2)]
+        for replica in both:
+            stack.callback(replica.kill)
+            replica.start()
+        yield both
+
+
+@pytest.fixture
+def peers(tmp_path: Path, replicas: list[Replica]) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Two workers and a learner; each begins with another replica."""
+    urls = [replica.url for replica in replicas]
+    orders = {"worker-1": urls, "worker-2": urls[::-1], "learner": urls}
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    for name, order in orders.items():
+        role, argument = name.partition("-")[0], str(NUM_STEPS) if name == "learner" else name
+        arguments = [role, ",".join(order), str(tmp_path / f"{name}.jsonl"), argument]
+        script = [sys.executable, str(REPOSITORY / "tests/integration/replica_peers.py"), *arguments]
+        started[name] = subprocess.Popen(script, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
+    yield started
+    for process in started.values():
+        process.kill()
+        process.wait()
+
+
+def lines_of(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_either_of_two_replicas_may_be_killed(
+    tmp_path: Path, replicas: list[Replica], peers: dict[str, subprocess.Popen[bytes]]
+) -> None:
+    ledger = tmp_path / "learner.jsonl"
+    requests = [make_request(prompt_id=f"p{i:03d}", request_id=f"f-{i:03d}") for i in range(4 * NUM_STEPS)]
+    scheduler = BufferClient(f"{replicas[1].url},{replicas[0].url}")
+    scheduler.enqueue(requests[: 2 * NUM_STEPS], cursor=2 * NUM_STEPS)
+    until(lambda: len(lines_of(ledger)) >= 5, timeout_s=60)
+    replicas[0].kill()
+    scheduler.enqueue(requests, cursor=4 * NUM_STEPS)
+    until(lambda: len(lines_of(ledger)) >= 15, timeout_s=60)
+    replicas[0].start()
+    replicas[1].kill()
+    until(lambda: len(lines_of(ledger)) >= 25, timeout_s=60)
+    replicas[1].start()
+    replicas[0].kill()
+    assert peers["learner"].wait(60) == 0
+
+    steps = lines_of(ledger)
+    assert [line["step"] for line in steps] == list(range(1, NUM_STEPS + 1))
+    consumed = Counter(group_id for line in steps for group_id in line["fresh"])
+    assert consumed == Counter(request.request_id for request in requests), "each fresh group is trained exactly once"
+    assert max(line["waited_s"] for line in steps) < LONGEST_WAIT_S
+    fates = [fate for name in ("worker-1", "worker-2") for fate in lines_of(tmp_path / f"{name}.jsonl")]
+    acknowledged = {group_id for fate in fates for group_id in fate}
+    assert acknowledged == consumed.keys()
+    assert all(peers[name].poll() is None for name in ("worker-1", "worker-2")), "no worker has noticed"
+
+
+def test_a_client_stays_with_the_replica_that_answers(redis_url: str) -> None:
+    away = f"http://127.0.0.1:{free_port()}"
+    with serving(new_store("redis", redis_url), small_config()) as there:
+        client = BufferClient(f" {away}/ , {there.url}", retry_s=0.0)
+        assert client.enqueue([make_request()], cursor=1) == 1
+        assert client.url == there.url
+        assert client.status().queued["fresh"] == 1
+    with pytest.raises(UnavailableError, match="does not answer GET /status"):
+        client.status()
+
+
+def test_a_call_waits_for_whichever_replica_comes_back_first(redis_url: str) -> None:
+    away = f"http://127.0.0.1:{free_port()}"
+    store, found = new_store("redis", redis_url), []
+    with serving(store, small_config()) as there:
+        url = there.url
+    client = BufferClient(f"{away},{url}", retry_s=30.0)
+    caller = threading.Thread(target=lambda: found.append(client.status()))
+    caller.start()
+    time.sleep(0.3)
+    assert not found
+    config = small_config()
+    with serving(store, config, port=int(url.rpartition(":")[2])):
+        caller.join(30)
+    assert len(found) == 1
+
+
+def test_a_client_without_any_url_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no URL of the buffer service is named: ' , '"):
+        BufferClient(" , ")

@@ -1,0 +1,171 @@
+"""Large bodies that go past the event loop: whatever a peer does in the middle of one, others do not notice."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+import pytest
+
+from bapo.clients import BufferClient
+from bapo.wire import pack_batch_start, pack_group, unpack_batch
+from buffer_service.direct import LARGE_BYTES
+from buffer_service.threads import MOST_THREADS
+from tests.buffer_app import serving, small_config, until
+from tests.buffer_setup import answer, new_store
+from tests.factories import make_group, make_request
+
+TOKENS = 40_000
+"""Per group: a frame of 320 kB, more than what comes along with the headers."""
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[BufferClient]:
+    with serving(new_store("redis", redis_url, run="direct"), small_config()) as client:
+        yield client
+
+
+def frame_of(name: str) -> bytes:
+    request = make_request(prompt_id=name)
+    group = make_group(
+        rewards="11000000", prompt=request.prompt, group_id=request.request_id, lengths=[TOKENS // 8] * 8, worker_id="w"
+    )
+    return pack_group(group)
+
+
+def asked(client: BufferClient, *names: str) -> list[bytes]:
+    client.enqueue([make_request(prompt_id=name) for name in names])
+    return [frame_of(name) for name in names]
+
+
+def connect(client: BufferClient) -> socket.socket:
+    parts = urlsplit(client.url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=10)
+
+
+def head(size: int, *more: str) -> bytes:
+    return "\r\n".join(["POST /groups HTTP/1.1", "Host: x", f"Content-Length: {size}", *more, "", ""]).encode()
+
+
+def reply(connection: socket.socket) -> tuple[int, bytes]:
+    """(status, body) of the next answer on the connection."""
+    file = connection.makefile("rb", buffering=0)
+    status, length = int(file.readline().split()[1]), 0
+    while (line := file.readline().strip()) != b"":
+        if line.lower().startswith(b"content-length:"):
+            length = int(line.partition(b":")[2])
+    body = b""
+    while len(body) < length:
+        body += file.read(length - len(body))
+    return status, body
+
+
+def test_the_frames_of_these_tests_are_large() -> None:
+    assert len(frame_of("a")) > 4 * LARGE_BYTES
+
+
+def test_a_body_that_comes_in_pieces_is_stored(client: BufferClient) -> None:
+    (frame,) = asked(client, "a")
+    with connect(client) as connection:
+        connection.sendall(head(len(frame)))
+        for first in range(0, len(frame), 100_000):
+            connection.sendall(frame[first : first + 100_000])
+            time.sleep(0.05)  # longer than a thread waits
+        assert reply(connection) == (200, b'{"groups":{"g-a":"stored"}}')
+
+
+def test_a_connection_goes_on_after_a_large_body(client: BufferClient) -> None:
+    first, second = asked(client, "a", "b")
+    with connect(client) as connection:
+        for frame in (first, second):
+            connection.sendall(head(len(frame)) + frame)
+            assert reply(connection)[0] == 200
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert reply(connection) == (200, b"ok\n")
+
+
+def test_a_request_right_behind_a_large_body_is_answered_too(client: BufferClient) -> None:
+    (frame,) = asked(client, "a")
+    with connect(client) as connection:
+        connection.sendall(head(len(frame)) + frame + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert reply(connection)[0] == 200
+        assert reply(connection) == (200, b"ok\n")
+
+
+def test_a_large_body_that_is_refused_leaves_the_connection_usable(client: BufferClient) -> None:
+    (frame,) = asked(client, "a")
+    broken = b"XXXX" + frame[4:]
+    with connect(client) as connection:
+        connection.sendall(head(len(broken)) + broken)
+        status, body = reply(connection)
+        assert (status, json.loads(body)["error"]) == (422, "ContractError")
+        connection.sendall(head(len(frame)) + frame)
+        assert reply(connection) == (200, b'{"groups":{"g-a":"stored"}}')
+
+
+def test_a_body_that_ends_early_is_refused_and_nothing_is_stored(client: BufferClient) -> None:
+    (frame,) = asked(client, "a")
+    with connect(client) as connection:
+        connection.sendall(head(len(frame)) + frame[:200_000])
+        connection.shutdown(socket.SHUT_WR)
+        status, body = reply(connection)
+    assert status == 411
+    assert json.loads(body)["message"] == f"the body is cut off: 200000 of {len(frame)} bytes"
+    assert client.status().fresh_ready == 0
+    assert client.push([frame]) == {"g-a": "stored"}
+
+
+def test_a_body_that_waits_for_100_continue_is_stored(client: BufferClient) -> None:
+    (frame,) = asked(client, "a")
+    with connect(client) as connection:
+        connection.sendall(head(len(frame), "Expect: 100-continue"))
+        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(frame)
+        assert reply(connection)[0] == 200
+
+
+def test_senders_that_stop_in_the_middle_hold_no_thread(client: BufferClient) -> None:
+    frames = asked(client, "a", "b")
+    with ExitStack() as stack:
+        for _ in range(2 * MOST_THREADS):
+            connection = stack.enter_context(connect(client))
+            connection.sendall(head(len(frames[0])) + frames[0][:100_000])
+        time.sleep(0.3)
+        begun = time.monotonic()
+        assert client.push([frames[1]]) == {"g-b": "stored"}
+        assert time.monotonic() - begun < 5.0
+    until(lambda: client.status().fresh_ready == 1)
+
+
+def test_a_slow_reader_gets_its_batch_whole(client: BufferClient) -> None:
+    frames = asked(client, "a", "b", "c", "d")
+    client.push(frames)
+    with connect(client) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        connection.sendall(b"POST /batches/1 HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        time.sleep(0.5)  # both socket buffers are full by now
+        status, body = reply(connection)
+    assert status == 200
+    batch = unpack_batch(body)
+    assert [entry.group.group_id for entry in batch.entries] == ["g-a", "g-b", "g-c", "g-d"]
+    assert body.endswith(b"".join(frames))
+    assert len(body) > len(pack_batch_start({}, 0)) + sum(map(len, frames))
+
+
+def test_a_reader_that_leaves_in_the_middle_of_a_batch_harms_nobody(client: BufferClient) -> None:
+    client.push(asked(client, "a", "b", "c", "d"))
+    with connect(client) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        connection.sendall(b"POST /batches/1 HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        connection.recv(1000)
+    assert len(client.batch(1, timeout_s=5).entries) == 4
+
+
+def test_small_groups_still_travel_with_their_headers(client: BufferClient) -> None:
+    request = make_request(prompt_id="small")
+    client.enqueue([request])
+    assert client.push([pack_group(answer(request))]) == {"g-small": "stored"}

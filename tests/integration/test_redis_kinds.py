@@ -1,0 +1,104 @@
+"""Servers that could not keep what the buffer promises are refused at the start: real ones."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import redis
+
+from bapo.config.load import dump_toml
+from bapo.errors import ConfigError
+from bapo.records import RunDirectory
+from buffer_service.redis_kind import problem_of, refuse_unsuited
+from buffer_service.redis_link import RedisLink
+from tests.buffer_app import small_config, until
+from tests.integration.test_buffer_process import refused
+from tests.redis_server import BINARY, RedisServer, free_port
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def server(ends: ExitStack, folder: Path, *options: str) -> RedisServer:
+    folder.mkdir()
+    started = RedisServer(folder, options=options).start()
+    ends.callback(started.stop)
+    return started
+
+
+def sentinel(ends: ExitStack, folder: Path) -> str:
+    folder.mkdir()
+    port, conf = free_port(), folder / "sentinel.conf"
+    conf.write_text(f"port {port}\nbind 127.0.0.1\ndir {folder}\n")
+    process = subprocess.Popen([str(BINARY), str(conf), "--sentinel"], stdout=subprocess.DEVNULL)
+    ends.callback(process.wait)
+    ends.callback(process.kill)
+    url = f"redis://127.0.0.1:{port}/0"
+    until(lambda: _answers(url))
+    return url
+
+
+def _answers(url: str) -> bool:
+    try:
+        with redis.Redis.from_url(url) as client:
+            return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
+def test_one_primary_that_evicts_nothing_is_accepted(redis_url: str) -> None:
+    refuse_unsuited(RedisLink(redis_url))
+
+
+def test_a_cluster_is_refused_by_the_service_with_one_clear_message(ends: ExitStack, tmp_path: Path) -> None:
+    # A port for the cluster's own talk too: the default one, 10,000 above, may not exist.
+    node = server(ends, tmp_path / "node", "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    run = RunDirectory.create(tmp_path / "run", dump_toml(small_config(run={"name": "r"}, buffer={"port": 0})))
+    code, message = refused(run, "--redis-url", node.url)
+    assert code == 2
+    assert f"ConfigError: buffer.redis_url {node.url} is a node of a Redis Cluster, whose failover forgets" in message
+    assert "name one primary that is no member of a Cluster" in message
+
+
+def test_a_sentinel_is_refused(ends: ExitStack, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a Sentinel, which holds no data: name one primary"):
+        refuse_unsuited(RedisLink(sentinel(ends, tmp_path / "sentinel")))
+
+
+def test_a_replica_is_refused_and_says_whose_it_is(ends: ExitStack, tmp_path: Path) -> None:
+    primary = server(ends, tmp_path / "primary")
+    replica = server(ends, tmp_path / "replica", "--replicaof", f"127.0.0.1 {primary.port}")
+    with pytest.raises(ConfigError, match=f"is a replica of 127.0.0.1:{primary.port} and takes no writes"):
+        refuse_unsuited(RedisLink(replica.url))
+
+
+def test_a_server_that_evicts_is_refused(ends: ExitStack, tmp_path: Path) -> None:
+    evicting = server(ends, tmp_path / "lru", "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
+    with pytest.raises(ConfigError, match=r"deletes groups when it is full .maxmemory-policy allkeys-lru.: set"):
+        refuse_unsuited(RedisLink(evicting.url))
+
+
+@pytest.mark.parametrize(
+    ("info", "problem"),
+    [
+        ({"redis_version": "6.0.16"}, "is Redis 6.0.16; 6.2 or newer is needed, or Valkey"),
+        ({"redis_version": "6.2.14", "redis_mode": "standalone", "role": "master"}, ""),
+        ({"redis_version": "10.0.1"}, ""),
+        ({"redis_version": "managed"}, ""),
+        ({"maxmemory_policy": "volatile-lru"}, ""),  # only frames on their way in expire
+        ({}, ""),
+    ],
+)
+def test_only_what_is_said_counts(info: dict[str, str], problem: str) -> None:
+    assert problem_of(info) == problem
+
+
+def test_redis_itself_names_a_cluster_in_its_own_word() -> None:
+    assert "is a node of a Redis Cluster" in problem_of({"redis_mode": "cluster"})

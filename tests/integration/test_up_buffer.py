@@ -1,0 +1,107 @@
+"""`bapo up buffer`: Redis and the buffer service alone, as a user of another framework starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bapo.buffer_admin import BufferAdmin
+from bapo.clients import BufferClient
+from bapo.records import RunDirectory
+from bapo.token_sets import token_for_run
+from tests.factories import make_request
+from tests.integration.launching import REPOSITORY, alive, family, kill_family, start, wait_until
+
+NEW = ["--algorithm.batch_size", "4", "--buffer.port", "0"]
+
+
+@contextmanager
+def buffer_up(run: Path, *tokens: str) -> Iterator[tuple[subprocess.Popen[str], BufferClient]]:
+    process = start(["up", "buffer", "--run", str(run), *tokens])
+    try:
+        wait_until(lambda: status(run) == "running" or process.poll() is not None, timeout_s=60, what="it runs")
+        port = RunDirectory(run).read_port("buffer_service")
+        yield process, BufferClient(f"http://127.0.0.1:{port}", retry_s=30.0, token=token_for_run(run))
+    finally:
+        kill_family(process)
+
+
+def status(run: Path) -> str:
+    return str(RunDirectory(run).read_run().get("status"))
+
+
+def stopped(process: subprocess.Popen[str]) -> str:
+    """Ctrl-C; returns what was printed."""
+    below = family(process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert alive(below) == []
+    return output
+
+
+def test_the_buffer_alone_says_where_it_is_and_keeps_everything_over_a_restart(tmp_path: Path) -> None:
+    run = tmp_path / "mine"
+    with buffer_up(run, *NEW) as (process, client):
+        assert [Path(child.exe()).name for child in family(process)].count("valkey-server") == 1
+        assert len(family(process)) == 2
+        assert client.enqueue([make_request(prompt_id=name) for name in "ab"], cursor=2) == 2
+        assert len(client.claim("w", limit=1, policy_version=1)) == 1
+        first = stopped(process)
+    token = f"{run}/tokens/operator/token"
+    for said in (f"up at {client.url}", f"{run}/redis", token, f"bapo buffer stats --run {run}", "Ctrl-C"):
+        assert said in first
+    with buffer_up(run) as (process, client):
+        now = client.status()
+        assert (now.cursor, now.queued["fresh"], now.leased["fresh"]) == (2, 1, 1)
+        stopped(process)
+
+
+def test_a_finished_run_stays_finished_when_its_buffer_was_looked_at(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "done", "[buffer]\nport = 0\n")
+    (run.path / "run.json").write_text(json.dumps({"status": "finished"}))
+    with buffer_up(run.path) as (process, client):
+        assert client.status().cursor == 0
+        stopped(process)
+    assert status(run.path) == "finished"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["--buffer.url", "http://127.0.0.1:1"], "a service that runs already: there is nothing to start"),
+        (["--algorithm.batch_sizes", "4"], "batch_size"),
+    ],
+)
+def test_what_cannot_be_started_is_one_clear_message(tmp_path: Path, tokens: list[str], message: str) -> None:
+    process = start(["up", "buffer", "--run", str(tmp_path / "new"), *tokens])
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, message in output, "Traceback" in output) == (2, True, False)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_a_training_loop_goes_on_while_redis_and_the_service_are_killed_under_it(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "mine")
+    with buffer_up(run.path, "--algorithm.batch_size", "16", "--buffer.port", "0") as (process, client):
+        token = token_for_run(run.path)
+        example = [sys.executable, str(REPOSITORY / "examples" / "other_framework.py"), client.url, "300"]
+        env = os.environ | {"BAPO_TOKEN": str(token), "PYTHONPATH": str(REPOSITORY)}
+        with subprocess.Popen(example, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as loop:
+            for step, part in ((5, "valkey-server"), (20, "buffer_service")):
+                wait_until(lambda step=step: client.progress().step > step, timeout_s=60, what=f"step {step}")
+                next(child for child in family(process) if part in " ".join(child.cmdline())).kill()
+            output, _ = loop.communicate(timeout=120)
+            assert loop.returncode == 0, output[-2000:]
+        steps = [int(line.split()[1]) for line in output.splitlines()]
+        assert steps == list(range(1, 301))
+        assert BufferAdmin(client.url, token=token).verify().violations == []
+        assert "redis ended with signal SIGKILL; it starts again" in stopped(process)

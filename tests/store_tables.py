@@ -1,0 +1,208 @@
+"""Everything that a store holds, laid bare in one form: the model's, the memory store's and the keys of Redis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from bapo.types import Purpose
+from buffer_service.codec import unpack_prompt, unpack_tables
+from buffer_service.memory_store import MemoryStore
+from buffer_service.redis_keys import INDEX, Keys
+from buffer_service.redis_link import RedisLink
+from tests.store_model import Model
+
+Held = dict[str, Any]
+
+
+def held_by_model(model: Model) -> Held:
+    """What the model says."""
+    asked = {a.request.request_id: a for a in model.line}
+    evaluated = {request_id for ids in model.evaluations.values() for request_id in ids}
+    return {
+        "queued": {p.value: [a.request.request_id for a in model.claim_order(p) if not a.holder] for p in Purpose},
+        "leased": {key: a.holder for key, a in asked.items() if a.holder},
+        "attempts": {key: a.attempts for key, a in asked.items() if a.attempts},
+        "done": set(model.settled),
+        "settled_at": {i: step for i, step in model.settled.items() if i not in evaluated},
+        "planned": {key: a.request.step for key, a in asked.items() if a.request.purpose is Purpose.FRESH},
+        "requests": {*asked, *dict(model.fresh)},
+        "fresh": [group_id for group_id, _ in model.fresh_in_order],
+        "reevaluated": list(model.reevaluated),
+        "evaluated": {label: sorted(ids) for label, ids in model.evaluations.items()},
+        "rounds": dict(model.rounds),
+        "records": set(model.records),
+        "refs": model.refs,
+        "frames": model.frames,
+        "bytes": sum(map(len, model.frames.values())),
+        "fresh_bytes": model.fresh_bytes,
+        "tables": model.tables,
+        "bad_prompts": model.bad_prompts,
+        "batches": set(model.batches),
+        "num_compositions": len(model.compositions),
+        "num_stale": len(model.stale),
+        "counters": dict(model.counters),
+        "heard": set(model.heard),
+        "numbers": {
+            "assembled": model.tables.step,
+            "committed": model.committed,
+            "checkpointed": model.checkpointed,
+            "step": model.progress.step,
+            "policy_version": model.progress.policy_version,
+            "cursor": model.cursor,
+            "fresh_dropped": model.fresh_dropped,
+            "failures_in_a_row": model.failures,
+            "table_edits": model.tables.edits,
+        },
+        "last_failure": model.last_failure,
+    }
+
+
+def held_by_memory(store: MemoryStore) -> Held:
+    """What the memory store's own tables say."""
+    state = store._state
+    opened = sorted(state.open.items(), key=lambda item: item[1].order)
+    return {
+        "queued": {p.value: [k for k, o in opened if o.request.purpose is p and not o.holder] for p in Purpose},
+        "leased": {key: o.holder for key, o in opened if o.holder},
+        "attempts": {key: o.request.attempts for key, o in opened if o.request.attempts},
+        "done": set(state.done),
+        "settled_at": {i: step for i, step in state.done.items() if step != math.inf},
+        "planned": {key: o.request.step for key, o in opened if o.request.purpose is Purpose.FRESH},
+        "requests": {*state.open, *state.fresh},
+        "fresh": [group_id for group_id, _ in state.fresh_in_order()],
+        "reevaluated": list(state.reevaluated),
+        "evaluated": {label: sorted(ids) for label, ids in state.evaluated.items()},
+        "rounds": dict(state.rounds),
+        "records": set(state.records),
+        "refs": dict(state.refs),
+        "frames": dict(state.frames),
+        "bytes": sum(map(len, state.frames.values())),
+        "fresh_bytes": state.fresh_bytes,
+        "tables": state.tables,
+        "bad_prompts": dict(state.bad_prompts),
+        "batches": set(state.batches),
+        "num_compositions": len(state.compositions),
+        "num_stale": len(state.stale),
+        "counters": dict(state.counters),
+        "heard": set(state.heard),
+        "numbers": {
+            "assembled": state.tables.step,
+            "committed": state.committed,
+            "checkpointed": state.checkpointed,
+            "step": state.progress.step,
+            "policy_version": state.progress.policy_version,
+            "cursor": state.cursor,
+            "fresh_dropped": state.fresh_dropped,
+            "failures_in_a_row": state.failures_in_a_row,
+            "table_edits": state.tables.edits,
+        },
+        "last_failure": state.last_failure,
+    }
+
+
+NUMBERS = (
+    "assembled",
+    "committed",
+    "checkpointed",
+    "step",
+    "policy_version",
+    "cursor",
+    "fresh_dropped",
+    "failures_in_a_row",
+    "table_edits",
+)
+SORTED_SETS = ("queue_fresh", "queue_reevaluate", "queue_evaluate", "fresh", "reevaluated", "done", "planned",
+               "evaluated", "leases_fresh", "leases_reevaluate", "leases_evaluate")  # fmt: skip
+HASHES = ("meta", "requests", "live", "holders", "held", "attempts", "evaluations", "rounds", "records", "refs",
+          "bad_prompts", "batches", "counters", "workers")  # fmt: skip
+
+
+def held_by_redis(link: RedisLink, run: str, *, on_their_way: bool = False) -> Held:
+    """What the keys of a run say; asserts what must hold between them.
+
+    Args:
+        on_their_way: frames that were sent and not admitted may be there: they expire.
+    """
+    keys = Keys(run)
+    pipe = link.client.pipeline(transaction=True)
+    for name in SORTED_SETS:
+        pipe.zrange(keys[name], 0, -1, withscores=True)
+    for name in HASHES:
+        pipe.hgetall(keys[name])
+    pipe.llen(keys["compositions"])
+    pipe.llen(keys["stale"])
+    pipe.get(keys["tables"])
+    pipe.keys(f"bapo:{{{run}}}:*")
+    replies = pipe.execute()
+    sets = {
+        name: [(key.decode(), score) for key, score in reply] for name, reply in zip(SORTED_SETS, replies, strict=False)
+    }
+    maps = {name: _texts(reply) for name, reply in zip(HASHES, replies[len(SORTED_SETS) :], strict=False)}
+    num_compositions, num_stale, tables, found = replies[-4:]
+    names = {key.decode().partition("}:")[2] for key in found}
+    group_ids = sorted(name.removeprefix("group:") for name in names if name.startswith("group:"))
+    frames = link.client.mget([keys.group(group_id) for group_id in group_ids]) if group_ids else []
+    names -= {name for name in names if on_their_way and name.startswith("incoming:")}
+    assert names <= {*INDEX, *(f"group:{group_id}" for group_id in group_ids)}, "something is on its way for ever"
+    _check_leases(sets, maps)
+    meta = maps["meta"]
+    return {
+        "queued": {p.value: _ids(sets[f"queue_{p.value}"], reverse=p is Purpose.REEVALUATE) for p in Purpose},
+        "leased": {key: worker.decode() for key, worker in maps["holders"].items()},
+        "attempts": _numbers(maps["attempts"]),
+        "done": set(dict(sets["done"])),
+        "settled_at": {i: step for i, step in sets["done"] if step != math.inf},
+        "planned": dict(sets["planned"]),
+        "requests": set(maps["requests"]),
+        "fresh": _ids(sets["fresh"]),
+        "reevaluated": _ids(sets["reevaluated"]),
+        "evaluated": _evaluated(sets["evaluated"], maps["evaluations"]),
+        "rounds": {int(step): int(left) for step, left in maps["rounds"].items()},
+        "records": set(maps["records"]),
+        "refs": _numbers(maps["refs"]),
+        "frames": dict(zip(group_ids, frames, strict=True)),
+        "bytes": int(meta.get("bytes", 0)),
+        "fresh_bytes": int(meta.get("fresh_bytes", 0)),
+        "tables": unpack_tables(tables or b""),
+        "bad_prompts": {key: unpack_prompt(blob) for key, blob in maps["bad_prompts"].items()},
+        "batches": {int(step) for step in maps["batches"]},
+        "num_compositions": num_compositions,
+        "num_stale": num_stale,
+        "counters": _numbers(maps["counters"]),
+        "heard": set(maps["workers"]),
+        "numbers": {name: int(meta.get(name, 0)) for name in NUMBERS},
+        "last_failure": meta.get("last_failure", b"").decode(),
+    }
+
+
+def _check_leases(sets: Mapping[str, list[tuple[str, float]]], maps: Mapping[str, dict[str, bytes]]) -> None:
+    leased = [key for p in Purpose for key, _ in sets[f"leases_{p.value}"]]
+    queued = [key for p in Purpose for key, _ in sets[f"queue_{p.value}"]]
+    assert sorted([*leased, *queued]) == sorted(maps["live"]), "open requests are in one queue or leased, never both"
+    assert set(leased) == set(maps["holders"])
+    holders = [worker.decode() for worker in maps["holders"].values()]
+    assert {worker: holders.count(worker) for worker in holders} == _numbers(maps["held"])
+
+
+def _evaluated(members: list[tuple[str, float]], counts: Mapping[str, bytes]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {label: [] for label in counts}
+    for member, _ in members:
+        label, _, request_id = member.partition(" ")
+        found[label].append(request_id)
+    assert {label: len(ids) for label, ids in found.items()} == _numbers(counts)
+    return found
+
+
+def _ids(members: list[tuple[str, float]], *, reverse: bool = False) -> list[str]:
+    ids = [key for key, _ in members]
+    return ids[::-1] if reverse else ids
+
+
+def _texts(found: Mapping[bytes, bytes]) -> dict[str, bytes]:
+    return {key.decode(): value for key, value in found.items()}
+
+
+def _numbers(found: Mapping[str, bytes]) -> dict[str, int]:
+    return {key: int(value) for key, value in found.items()}

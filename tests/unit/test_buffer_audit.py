@@ -1,0 +1,140 @@
+"""Each invariant of a buffer: a sound one has no violation, and a fact that is changed breaks the one it belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bapo.algorithms.settings import AlgorithmConfig
+from bapo.types import Purpose
+from bapo.wire import pack_group, read_group_header
+from buffer_service.audit import INVARIANTS, Audit, OpenFacts, violations
+from buffer_service.values import BatchRecord, Tables, record_of
+from tests.buffer_setup import hard, stat
+from tests.factories import make_group
+
+SETTINGS = AlgorithmConfig(batch_size=4, bad_capacity=2, high_window=2)
+
+
+def record(group_id: str, num_bytes: int = 100) -> Any:
+    return record_of(read_group_header(pack_group(make_group(group_id=group_id))), num_bytes)
+
+
+def batch(step: int, *group_ids: str) -> BatchRecord:
+    return BatchRecord(step=step, group_ids=group_ids, header={}, num_bytes=100 * len(group_ids))
+
+
+SOUND = Audit(
+    assembled=5,
+    committed=4,
+    checkpointed=3,
+    num_bytes=600,
+    fresh_bytes=200,
+    tables=Tables(step=5, bad=(hard("p", birth=4), hard("q", birth=5)), high=(stat("h", birth=4), stat("b", birth=5))),
+    bad_prompts=frozenset({"p", "q"}),
+    batches={4: batch(4, "b"), 5: batch(5, "b", "h")},
+    records={key: record(key) for key in ("f1", "f2", "r", "e", "h", "b")},
+    references={"f1": 1, "f2": 1, "r": 1, "e": 1, "h": 2, "b": 3},
+    frame_sizes=dict.fromkeys(("f1", "f2", "r", "e", "h", "b"), 100),
+    fresh=("f1", "f2"),
+    reevaluated=("r",),
+    evaluated={"cd@5": ("e", "dropped")},
+    evaluations={"cd@5": 2},
+    opened={
+        "o1": OpenFacts(purpose=Purpose.FRESH, step=6),
+        "o2": OpenFacts(purpose=Purpose.REEVALUATE, step=6),
+        "o3": OpenFacts(purpose=Purpose.EVALUATE, step=5),
+    },
+    queued={"o1": Purpose.FRESH},
+    leased={"o2": Purpose.REEVALUATE, "o3": Purpose.EVALUATE},
+    holders={"o2": "w", "o3": "w"},
+    held={"w": 2},
+    contents=frozenset({"o1", "o2", "o3", "f1", "f2"}),
+    done=frozenset({"f1", "f2", "r", "e"}),
+    planned={"o1": 6},
+    rounds={2: 9, 6: 1},
+)
+"""Two fresh groups, a re-evaluated, an evaluated one, B_high and two retained batches; round 2 is long over."""
+
+TABLES_4 = replace(SOUND.tables, step=4, bad=(hard("p"), hard("q")))
+BROKEN: list[tuple[str, str, dict[str, Any]]] = [
+    ("frames", "group r has no record", {"records": {k: v for k, v in SOUND.records.items() if k != "r"}}),
+    ("frames", "group r has no frame", {"frame_sizes": {k: 100 for k in SOUND.records if k != "r"}, "num_bytes": 500}),
+    (
+        "frames",
+        "the frame of group r has 90 bytes, not 100",
+        {"frame_sizes": {**SOUND.frame_sizes, "r": 90}, "num_bytes": 590},
+    ),
+    ("references", "group h is in 2 tables and batches, but 3", {"references": {**SOUND.references, "h": 3}}),
+    ("orphans", "nothing refers to group x, but its frame is kept", {"frame_sizes": SOUND.frame_sizes | {"x": 1}}),
+    ("orphans", "nothing refers to group x, but its record is kept", {"records": {**SOUND.records, "x": record("x")}}),
+    ("bytes", "the frames have 600 bytes, but 601 are counted", {"num_bytes": 601}),
+    ("bytes", "the fresh frames have 200 bytes, but 0 are counted", {"fresh_bytes": 0}),
+    ("requests", "request o1 is open, but in queue None and leases None", {"queued": {}}),
+    (
+        "requests",
+        "request o1 is open, but in queue fresh and leases fresh",
+        {"leased": SOUND.leased | {"o1": Purpose.FRESH}, "holders": SOUND.holders | {"o1": "w"}, "held": {"w": 3}},
+    ),
+    ("requests", "request o1 is open, but in queue evaluate", {"queued": {"o1": Purpose.EVALUATE}}),
+    ("requests", "request o1 is open, and done", {"done": SOUND.done | {"o1"}}),
+    ("requests", "request o1 is open, but its content is gone", {"contents": SOUND.contents - {"o1"}}),
+    ("requests", "request x is queued or leased, but not open", {"queued": SOUND.queued | {"x": Purpose.FRESH}}),
+    ("requests", "request x is neither open nor behind a fresh group", {"contents": SOUND.contents | {"x"}}),
+    ("fresh", "fresh group f1 has lost its request", {"contents": SOUND.contents - {"f1"}}),
+    ("fresh", "request o1 is open for step 6, but planned for step 7", {"planned": {"o1": 7}}),
+    ("fresh", "request x is open for step None, but planned for step 6", {"planned": {"o1": 6, "x": 6}}),
+    ("leases", "request o2 is leased, but nobody holds it", {"holders": {"o3": "w"}, "held": {"w": 1}}),
+    ("leases", "request x is held, but not leased", {"holders": SOUND.holders | {"x": "w"}, "held": {"w": 3}}),
+    ("leases", "worker w holds 2 requests, but 1 are counted", {"held": {"w": 1}}),
+    ("bad", "prompt p is in B_bad twice", {"tables": replace(SOUND.tables, bad=(hard("p"), hard("p"))),
+                                           "bad_prompts": frozenset({"p"})}),
+    ("bad", "B_bad has 3 prompts, more than its capacity of 2",
+     {"tables": replace(SOUND.tables, bad=(hard("p"), hard("q"), hard("r"))),
+      "bad_prompts": frozenset({"p", "q", "r"})}),
+    ("bad", "prompt q of B_bad has lost its text", {"bad_prompts": frozenset({"p"})}),
+    ("bad", "prompt x is kept, but not in B_bad", {"bad_prompts": frozenset({"p", "q", "x"})}),
+    ("bad", "prompt q of B_bad was born in step 6, after 5",
+     {"tables": replace(SOUND.tables, bad=(hard("p"), hard("q", birth=6)))}),
+    ("high", "group h of B_high was born in step 3, outside the 2 steps up to 5",
+     {"tables": replace(SOUND.tables, high=(stat("h", birth=3), stat("b", birth=5)))}),
+    ("high", "group h of B_high was born in step 6",
+     {"tables": replace(SOUND.tables, high=(stat("h", birth=6), stat("b", birth=5)))}),
+    ("high", "prompt h is in B_high twice",
+     {"tables": replace(SOUND.tables, high=(stat("h", birth=4), replace(stat("b", birth=5), prompt_id="h")))}),
+    ("progress", "checkpointed 3, committed 2, assembled 5", {"committed": 2}),
+    ("progress", "the tables are those of step 4, but step 5 is assembled",
+     {"tables": replace(TABLES_4, high=(stat("h", birth=4), stat("b", birth=3)))}),
+    ("batches", "batch 3 is retained after its checkpoint", {"batches": {3: batch(3), **SOUND.batches}}),
+    ("batches", "the groups of batch 4 have 100 bytes, but it says 99",
+     {"batches": {**SOUND.batches, 4: replace(SOUND.batches[4], num_bytes=99)}}),
+    ("rounds", "round 6 has 1 open requests, but 0 are counted", {"rounds": {6: 0}}),
+    ("evaluations", "evaluation cd@5 has 2 settled requests, but 1 are counted", {"evaluations": {"cd@5": 1}}),
+]  # fmt: skip
+
+
+def test_a_sound_buffer_has_no_violation() -> None:
+    assert violations(SOUND, SETTINGS) == []
+
+
+@pytest.mark.parametrize(("invariant", "detail", "change"), BROKEN)
+def test_a_fact_that_is_changed_breaks_its_own_invariant(invariant: str, detail: str, change: dict[str, Any]) -> None:
+    broken = violations(replace(SOUND, **change), SETTINGS)
+    assert broken, "nothing was noticed"
+    assert {item.invariant for item in broken} <= {invariant, "batches" if "records" in change else invariant}
+    assert any(detail in item.detail for item in broken if item.invariant == invariant), broken
+
+
+def test_a_batch_that_is_gone_before_its_checkpoint_is_noticed_with_its_references() -> None:
+    broken = violations(replace(SOUND, batches={5: SOUND.batches[5]}), SETTINGS)
+    assert [(item.invariant, item.detail) for item in broken] == [
+        ("references", "group b is in 2 tables and batches, but 3 are counted"),
+        ("batches", "batch 4 is gone before its checkpoint"),
+    ]
+
+
+def test_every_invariant_has_a_promise_and_a_test() -> None:
+    assert set(INVARIANTS) == {name for name, _, _ in BROKEN}
+    assert all(check.__doc__ for check in INVARIANTS.values())

@@ -1,0 +1,124 @@
+"""Groups in parquet: what is written is read back to the byte, and what is wrong is named with its row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bapo.errors import ContractError, StorageError
+from bapo.group_files import SCHEMA, GroupWriter, read_groups
+from bapo.types import Group, Prompt, Purpose
+from bapo.wire import pack_group
+from tests.factories import make_group
+
+TRICKY = Prompt(prompt_id="q", text="äß\n\u2603 'x'", task="t", answer={"z": [1.5, None], "a": {"b": True}})
+GROUPS = [
+    make_group(prompt_id="p", rewards="10010000", truncated=[2], version=7, logprob=-1 / 3),
+    make_group(prompt=TRICKY, group_id="g-q", rewards=[0.25, 1.0], num_prompt_tokens=0, lengths=[1, 40]),
+    make_group(prompt_id="e", purpose=Purpose.EVALUATE, label="cd@3", step=3, worker_id="w2"),
+]
+PLACES = [["high", "batch 3"], ["fresh"], ["evaluation cd@3"]]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "groups.parquet"
+    with GroupWriter(path) as writer:
+        writer.write(GROUPS[:2], PLACES[:2])
+        writer.write(GROUPS[2:], PLACES[2:])
+    return path
+
+
+def test_groups_are_read_back_to_the_byte(file: Path) -> None:
+    rows = list(read_groups(file))
+    assert [pack_group(row.group) for row in rows] == [pack_group(group) for group in GROUPS]
+    assert [(row.number, list(row.places)) for row in rows] == [(1, PLACES[0]), (2, PLACES[1]), (3, PLACES[2])]
+
+
+def test_a_row_is_plain_lists_that_any_reader_understands(file: Path) -> None:
+    row = pq.read_table(file).to_pylist()[1]
+    assert row["group_id"] == "g-q"
+    assert row["token_ids"] == [[100], list(range(101, 141))]
+    assert [len(found) for found in row["rollout_logprobs"]] == [1, 40]
+    assert (row["rewards"], row["outcomes"], row["versions"]) == ([0.25, 1.0], ["graded"] * 2, [[1, 1], [1, 1]])
+    assert row["answer"] == '{"z": [1.5, null], "a": {"b": true}}'
+    assert (row["policy_version"], row["num_tokens"], row["places"]) == (1, 41, ["fresh"])
+
+
+def test_the_columns_have_the_names_of_a_group_and_of_the_runs_group_records() -> None:
+    own = {field.name for field in fields(Group)} - {"prompt", "lengths", "timing"}
+    assert own <= set(SCHEMA.names)
+    assert {"prompt_id", "policy_version", "num_tokens", "sample_s", "grade_s", "claimed_at"} <= set(SCHEMA.names)
+
+
+def test_a_file_that_another_tool_wrote_needs_no_derived_columns_and_may_be_wider(file: Path, tmp_path: Path) -> None:
+    table = pq.read_table(file).drop(["places", "num_tokens", "policy_version"])
+    wide = [pa.list_(pa.list_(pa.int64())) if f.name == "token_ids" else f.type for f in table.schema]
+    names = table.schema.names
+    wide_table = pa.table({n: table[n].cast(t) for n, t in zip(names, wide, strict=True)})
+    pq.write_table(wide_table.append_column("note", pa.array(["x"] * 3)), tmp_path / "wide.parquet")
+    rows = list(read_groups(tmp_path / "wide.parquet"))
+    assert [pack_group(row.group) for row in rows] == [pack_group(group) for group in GROUPS]
+    assert rows[0].places == ()
+
+
+Change = Callable[[dict[str, Any]], object]
+BROKEN: list[tuple[str, Change]] = [
+    ("token_ids and rollout_logprobs have other lengths", lambda row: row["token_ids"][0].append(5)),
+    ("rewards must be in", lambda row: row.update(rewards=[2.0] * 8)),
+    ("log-probs from -inf", lambda row: row["rollout_logprobs"][0].__setitem__(0, float("-inf"))),
+    ("log-probs from nan", lambda row: row["rollout_logprobs"][0].__setitem__(0, float("nan"))),
+    ("token ids must not be negative", lambda row: row["token_ids"][0].__setitem__(0, -1)),
+    ("rewards must be \\[8\\]", lambda row: row["rewards"].pop()),
+    ("'nonsense' is not a valid Purpose", lambda row: row.update(purpose="nonsense")),
+    ("'BORED'", lambda row: row["outcomes"].__setitem__(0, "bored")),
+    ("versions must be pairs", lambda row: row["versions"][0].append(1)),
+    ("answer must be a JSON object", lambda row: row.update(answer="[1]")),
+    ("Expecting value", lambda row: row.update(answer="")),
+    ("worker_id is empty", lambda row: row.update(worker_id=None)),
+    ("is missing in a list", lambda row: row["rewards"].__setitem__(3, None)),
+    ("do not cut", lambda row: row.update(token_ids=[[]] * 8, rollout_logprobs=[[]] * 8)),
+]
+
+
+@pytest.mark.parametrize(("message", "change"), BROKEN)
+def test_a_malformed_row_is_named(file: Path, message: str, change: Change) -> None:
+    rows = pq.read_table(file).to_pylist()
+    change(rows[0])
+    rows = [rows[1], rows[0], rows[2]]
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), file)
+    with pytest.raises(ContractError, match=rf"row 2 of .*groups.parquet \(group g-p\): .*{message}"):
+        list(read_groups(file))
+
+
+def test_a_missing_column_or_another_type_is_named(file: Path) -> None:
+    table = pq.read_table(file)
+    pq.write_table(table.drop(["rollout_logprobs", "label"]), file)
+    with pytest.raises(ContractError, match=r"has no column label, rollout_logprobs; `bapo buffer export` writes"):
+        list(read_groups(file))
+    pq.write_table(table.set_column(0, "group_id", pa.array([1, 2, 3])), file)
+    with pytest.raises(ContractError, match="column group_id is int64, not string"):
+        list(read_groups(file))
+
+
+def test_a_file_that_is_not_parquet_or_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="there is no file"):
+        list(read_groups(tmp_path / "none.parquet"))
+    (tmp_path / "text.parquet").write_text("group_id,rewards\n")
+    with pytest.raises(ContractError, match=r"text.parquet is not a parquet file"):
+        list(read_groups(tmp_path / "text.parquet"))
+
+
+def test_a_writer_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "groups.parquet"
+    with pytest.raises(IndexError), GroupWriter(path) as writer:
+        writer.write(GROUPS, [PLACES[7]])
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(StorageError, match="cannot write"), GroupWriter(tmp_path / "no folder" / "x.parquet"):
+        pass

@@ -1,0 +1,233 @@
+"""Which deaths are accidents, how often and how fast a process starts again, and what the user is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bapo.config.supervision import SupervisionConfig
+from services.launcher.child import Child, ProcessSpec, Restarts, end
+from services.launcher.crew import all_ended
+from services.launcher.supervisor import ChildFailedError, Supervisor
+
+LONG = "import time; time.sleep(60)"
+NOW = SupervisionConfig(first_pause_s=0.0)
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Parts:
+    """Children of one run and what their supervisor said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.children, self.said, self.clock = folder, [], [], Clock()  # type: ignore[var-annotated]
+
+    def start(
+        self, code: str = LONG, *, name: str = "part", restarts: Restarts = Restarts.CRASHED, **fields: object
+    ) -> Child:
+        spec = ProcessSpec(
+            name=name, argv=(sys.executable, "-c", code), env=dict(os.environ), log_path=self.folder / f"{name}.log",
+            is_ready=lambda: True, restarts=restarts, **fields,  # type: ignore[arg-type]
+        )  # fmt: skip
+        child = Child(spec)
+        child.look()
+        self.children.append(child)
+        return child
+
+    def supervisor(self, settings: SupervisionConfig = NOW) -> Supervisor:
+        return Supervisor(settings, self.said.append, now=self.clock)
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[Parts]:
+    made = Parts(tmp_path)
+    yield made
+    end(made.children, grace_s=0.0)
+
+
+def kill(child: Child) -> None:
+    child.process.kill()
+    child.process.wait()
+
+
+def test_a_killed_process_starts_again_and_the_user_reads_one_line(parts: Parts) -> None:
+    child = parts.start()
+    supervisor = parts.supervisor()
+    first = child.process.pid
+    assert not supervisor.look(parts.children)
+    kill(child)
+    assert supervisor.look(parts.children)
+    assert (child.process.pid != first, child.exit_code, child.num_restarts, child.ready_after_s) == (
+        True,
+        None,
+        1,
+        None,
+    )
+    assert parts.said == [
+        "part ended with signal SIGKILL; it starts again in 0.0 s "
+        f"(restart 1, at most 5 within 600 s; its log: {child.spec.log_path})"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "is_accident"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", Restarts.NEVER, False),
+        ("import os; os.kill(os.getpid(), 9)", Restarts.KILLED, True),
+        ("import os; os.kill(os.getpid(), 9)", Restarts.CRASHED, True),
+        ("raise ValueError('a bug')", Restarts.KILLED, False),
+        ("raise ValueError('a bug')", Restarts.CRASHED, True),
+        ("raise SystemExit(0)", Restarts.CRASHED, True),  # a service does not end
+        ("raise SystemExit(2)", Restarts.CRASHED, False),  # a setting is wrong
+        ("raise SystemExit(3)", Restarts.CRASHED, False),  # the disk is full
+        ("raise SystemExit(4)", Restarts.KILLED, False),  # the loss is not finite
+    ],
+)
+def test_an_accident_is_told_from_a_verdict(parts: Parts, code: str, restarts: Restarts, is_accident: bool) -> None:
+    child = parts.start(code, restarts=restarts)
+    child.ready_after_s = 0.1
+    child.process.wait()
+    if is_accident:
+        assert parts.supervisor().look(parts.children)
+    else:
+        with pytest.raises(ChildFailedError):
+            parts.supervisor().look(parts.children)
+
+
+def test_what_never_worked_is_not_tried_again(parts: Parts) -> None:
+    child = parts.start()
+    child.ready_after_s = None
+    kill(child)
+    with pytest.raises(ChildFailedError):
+        parts.supervisor().look(parts.children)
+
+
+def test_pauses_double_and_the_last_death_of_many_ends_the_run(parts: Parts) -> None:
+    child = parts.start()
+    supervisor = parts.supervisor(SupervisionConfig(max_restarts=3, first_pause_s=2.0, window_s=100.0))
+    for pause_s in (2.0, 4.0, 8.0):
+        kill(child)
+        assert not supervisor.look(parts.children)
+        assert not child.has_ended  # it will be back
+        parts.clock.now += pause_s - 0.1
+        assert not supervisor.look(parts.children)
+        parts.clock.now += 0.2
+        assert supervisor.look(parts.children)
+    kill(child)
+    with pytest.raises(ChildFailedError):
+        supervisor.look(parts.children)
+
+
+def test_a_death_that_the_supervisor_has_not_seen_yet_is_no_end(parts: Parts) -> None:
+    """Found by chaos: a learner that died between a look and the question whether it had finished ended the run."""
+    killed, finished = parts.start(), parts.start("pass", name="learner", may_end=True)
+    kill(killed)
+    finished.process.wait()
+    assert not all_ended([killed])()
+    assert all_ended([finished])()
+
+
+def test_old_accidents_are_forgiven(parts: Parts) -> None:
+    child = parts.start()
+    supervisor = parts.supervisor(SupervisionConfig(max_restarts=1, first_pause_s=0.0, window_s=60.0))
+    for _ in range(3):
+        kill(child)
+        assert supervisor.look(parts.children)
+        parts.clock.now += 61.0
+
+
+def test_a_learner_that_never_gets_beyond_its_checkpoint_is_not_forgiven(parts: Parts) -> None:
+    checkpoint = [3]
+    child = parts.start(milestone=lambda: checkpoint[0])
+    supervisor = parts.supervisor(SupervisionConfig(max_restarts=2, first_pause_s=0.0, window_s=60.0))
+    for _ in range(2):
+        kill(child)
+        assert supervisor.look(parts.children)
+        parts.clock.now += 1000.0
+    checkpoint[0] = 6
+    kill(child)
+    assert supervisor.look(parts.children)  # it has come further: the two deaths at 3 are forgiven
+    parts.clock.now += 1000.0
+    kill(child)
+    assert supervisor.look(parts.children)
+    parts.clock.now += 1000.0
+    kill(child)
+    with pytest.raises(ChildFailedError):
+        supervisor.look(parts.children)
+
+
+def test_without_restarts_the_first_death_ends_the_run(parts: Parts) -> None:
+    child = parts.start()
+    kill(child)
+    with pytest.raises(ChildFailedError):
+        parts.supervisor(SupervisionConfig(max_restarts=0)).look(parts.children)
+
+
+def test_a_second_start_has_its_further_arguments(parts: Parts, tmp_path: Path) -> None:
+    code = "import sys, time; print(sys.argv[1:], flush=True); time.sleep(60)"
+    child = parts.start(code, again=lambda: ("--port", "8701"))
+    wait_for(lambda: "[]" in log_of(child))
+    kill(child)
+    parts.supervisor().look(parts.children)
+    wait_for(lambda: "['--port', '8701']" in log_of(child))
+
+
+def test_a_team_begins_again_together_and_its_cause_is_the_one_that_was_killed(parts: Parts) -> None:
+    fails_in_its_wake = parts.start("raise SystemExit(1)", name="rank-0", restarts=Restarts.KILLED, team="ranks")
+    killed = parts.start(name="rank-1", restarts=Restarts.KILLED, team="ranks")
+    other = parts.start(name="redis")
+    fails_in_its_wake.ready_after_s = 0.1
+    fails_in_its_wake.process.wait()
+    kill(killed)
+    supervisor = parts.supervisor()
+    assert supervisor.look(parts.children)
+    assert [fails_in_its_wake.num_restarts, killed.num_restarts, other.num_restarts] == [1, 1, 0]
+    assert [line.partition(";")[0] for line in parts.said] == ["rank-1 ended with signal SIGKILL"]
+
+
+def test_what_the_dead_had_started_is_gone_before_it_starts_again(parts: Parts) -> None:
+    starts_one = (
+        f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', '{LONG}']).pid, flush=True); {LONG}"
+    )
+    child, other = parts.start(starts_one), parts.start(name="other")
+    wait_for(lambda: log_of(child).strip().isdigit())
+    grandchild = psutil.Process(int(log_of(child)))
+    kill(child)
+    parts.supervisor(SupervisionConfig(first_pause_s=9.0)).look(parts.children)
+    wait_for(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
+    assert other.exit_code is None
+
+
+def test_a_run_that_ends_kills_also_what_waits_for_its_restart(parts: Parts) -> None:
+    child = parts.start()
+    child.signal(signal.SIGKILL)
+    child.process.wait()
+    parts.supervisor(SupervisionConfig(first_pause_s=9.0)).look(parts.children)
+    began = time.monotonic()
+    end(parts.children, grace_s=5.0)
+    assert time.monotonic() - began < 1.0
+
+
+def log_of(child: Child) -> str:
+    return child.spec.log_path.read_text()
+
+
+def wait_for(condition) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)

@@ -1,0 +1,165 @@
+"""When the buffer is full: at each limit exactly, between two looks, and never while the next batch lacks something."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bapo.errors import FullError
+from buffer_service.memory_store import MemoryStore
+from buffer_service.pressure import Pressure
+from buffer_service.values import Memory, Readiness
+from tests.buffer_app import small_config
+from tests.buffer_setup import an_assembly, stored
+
+MB = 1 << 20
+
+
+class Measured(MemoryStore):
+    """A store that says of its memory and its bytes what the test wants, and counts looks."""
+
+    def __init__(self) -> None:
+        super().__init__("run", lease_s=60, max_attempts=3)
+        self.held = Memory(used=0, limit=0)
+        self.fresh_bytes: int | None = None
+        self.looks = 0
+
+    def memory(self) -> Memory:
+        self.looks += 1
+        return self.held
+
+    def readiness(self, step: int) -> Readiness:
+        found = super().readiness(step)
+        if self.fresh_bytes is None:
+            return found
+        return Readiness(
+            assembled=found.assembled, num_fresh=found.num_fresh, round_left=None, failures_in_a_row=0, last_failure="",
+            num_open=0, fresh_bytes=self.fresh_bytes,
+        )  # fmt: skip
+
+
+class Clock:
+    """Seconds that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def pressure_of(store: Measured, clock: Clock | None = None, **limits: Any) -> Pressure:
+    """B = 4, with slack."""
+    return Pressure(store, small_config(buffer=limits, cadence={"slack": 1000}), now=clock or Clock())
+
+
+def why(pressure: Pressure) -> str:
+    pressure.forget()
+    pressure.look()
+    return pressure.why_full()
+
+
+def test_the_limit_of_groups_is_reached_at_its_number() -> None:
+    store = Measured()
+    pressure = pressure_of(store, max_fresh_groups=5)
+    stored(store, "abcd")
+    assert why(pressure) == ""
+    stored(store, "e")
+    assert why(pressure) == "5 fresh groups wait, buffer.max_fresh_groups = 5"
+    with pytest.raises(FullError, match=r"the buffer is full: 5 fresh groups wait.*consumed some, raise that limit"):
+        pressure.admit(0)
+
+
+@pytest.mark.parametrize(("num_bytes", "is_full"), [(2 * MB - 1, False), (2 * MB, True)])
+def test_the_limit_of_megabytes_is_reached_at_its_last_byte(num_bytes: int, is_full: bool) -> None:
+    store = Measured()
+    stored(store, "abcd")
+    store.fresh_bytes = num_bytes
+    assert bool(why(pressure_of(store, max_fresh_mb=2))) is is_full
+
+
+@pytest.mark.parametrize(("used", "is_full"), [(94 * MB, False), (95 * MB, True)])
+def test_a_twentieth_of_redis_memory_is_kept(used: int, is_full: bool) -> None:
+    store = Measured()
+    stored(store, "abcd")
+    store.held = Memory(used=used, limit=100 * MB)
+    said = why(pressure_of(store))
+    assert said == ("Redis holds 95.0 MB, buffer.max_memory_mb (maxmemory) = 100.0" if is_full else "")
+
+
+def test_without_limits_nothing_is_ever_full() -> None:
+    store = Measured()
+    stored(store, [f"p{i}" for i in range(50)])
+    store.held = Memory(used=1 << 40, limit=0)
+    assert why(pressure_of(store)) == ""
+
+
+def test_what_the_next_batch_lacks_is_taken_and_a_starved_learner_hears_why() -> None:
+    store = Measured()
+    store.held = Memory(used=99, limit=100)
+    pressure = pressure_of(store, max_fresh_groups=4)
+    stored(store, "abc")
+    assert why(pressure) == ""
+    pressure.admit(1000)
+    assert pressure.why_starved().startswith("Redis holds ")
+    stored(store, "d")
+    assert why(pressure) != ""
+    assert pressure.why_starved() == ""
+
+
+def test_one_look_serves_a_tenth_of_a_second() -> None:
+    store, clock = Measured(), Clock()
+    pressure = pressure_of(store, clock)
+    assert not pressure.is_known
+    pressure.look()
+    clock.now += 0.09
+    assert pressure.is_known
+    pressure.look()
+    assert store.looks == 1
+    clock.now += 0.02
+    assert not pressure.is_known
+    pressure.look()
+    assert store.looks == 2
+
+
+def test_between_two_looks_what_comes_in_is_counted() -> None:
+    store, clock = Measured(), Clock()
+    stored(store, "abcd")
+    store.fresh_bytes = MB
+    pressure = pressure_of(store, clock, max_fresh_mb=2)
+    pressure.look()
+    pressure.admit(MB - 1)
+    pressure.admit(1)
+    with pytest.raises(FullError, match=r"2\.0 MB of fresh groups wait"):
+        pressure.admit(1)
+    clock.now += 1.0
+    pressure.look()
+    pressure.admit(1)
+
+
+def test_groups_that_complete_the_batch_are_noticed_at_once() -> None:
+    store = Measured()
+    pressure = pressure_of(store, max_fresh_groups=4)
+    stored(store, "abc")
+    pressure.look()
+    pressure.took(1)
+    assert not pressure.is_known, "the limit is reached: the next push looks again"
+    stored(store, "d")
+    pressure.look()
+    with pytest.raises(FullError):
+        pressure.admit(0)
+    pressure.took(1)
+    assert pressure.is_known, "it is full already: no look per push"
+
+
+def test_a_look_follows_the_steps_that_others_assemble() -> None:
+    store = Measured()
+    pressure = pressure_of(store, max_fresh_groups=4)
+    stored(store, "abcdefgh")
+    assert why(pressure) != ""
+    for step in (1, 2):
+        names = "abcd" if step == 1 else "efgh"
+        fresh = [f"g-{name}" for name in names]
+        assert store.commit_assembly(an_assembly(step=step, fresh=fresh, before=store.tables()))
+    assert why(pressure) == ""
