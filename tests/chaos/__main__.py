@@ -1,0 +1,77 @@
+"""`python -m tests.chaos --faults 550 --seed 7 --out chaos.json [--piece-s 240]`: the long trial, piece by piece.
+
+The faults are drawn once from the seed. Each call goes on behind the last finished piece in the file, with a new run,
+and ends after about `--piece-s` seconds; call it until it says that nothing is left. Odd pieces run in the paper's
+order (slack = 0), where every batch must also be that of one plain loop.
+
+Exit codes: 0 no violation in this piece, 1 a violation or a standstill, 2 nothing is left to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.faults import plan
+from tests.chaos.trial import EAGER, PAPER, StandstillError, run_trial
+
+DONE = 2
+
+
+def main() -> int:
+    """One piece."""
+    flags = _flags()
+    begun = json.loads(flags.out.read_text()) if flags.out.exists() else {"pieces": []}
+    if begun["pieces"] and (begun["faults"], begun["seed"]) != (flags.faults, flags.seed):
+        print(f"{flags.out} is another trial: --faults {begun['faults']} --seed {begun['seed']}")
+        return 1
+    pieces: list[dict[str, Any]] = begun["pieces"]
+    done = sum(sum(piece["faults"].values()) for piece in pieces)
+    left = plan(flags.faults, flags.seed)[done:]
+    if not left:
+        print(f"all {done} faults have been inflicted")
+        return DONE
+    order = PAPER if len(pieces) % 2 == 0 else EAGER
+    folder = Path(tempfile.mkdtemp(prefix="bapo-chaos-"))
+    print(f"piece {len(pieces) + 1}: faults {done} ... of {flags.faults}, {order}, in {folder}", flush=True)
+    try:
+        trial = run_trial(folder, left, seed=flags.seed, overrides=order | flags.extra, limit_s=flags.piece_s)
+    except StandstillError as error:
+        print(f"STANDSTILL: {error}")
+        return 1
+    piece = trial.line()
+    pieces.append(piece)
+    flags.out.write_text(json.dumps({"faults": flags.faults, "seed": flags.seed, "pieces": pieces}, indent=1) + "\n")
+    print(_words(piece))
+    return 1 if trial.violations else 0
+
+
+def _words(piece: dict[str, Any]) -> str:
+    lines = [
+        f"{sum(piece['faults'].values())} faults in {piece['seconds']} s: {piece['steps']} steps, "
+        f"{piece['acknowledged']} groups acknowledged, {piece['resumes']} resumes of the learner, "
+        f"longest time without a step {piece['longest_pause_s']} s",
+        *(f"VIOLATION {sentence}" for sentence in piece["violations"]),
+    ]
+    return "\n".join(lines)
+
+
+def _flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--faults", type=int, default=550)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--piece-s", type=float, default=240.0)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the run")
+    flags = parser.parse_args()
+    flags.extra = dict(token.split("=", 1) for token in flags.set)
+    return flags
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""`python -m tests.chaos.launcher train --run-dir RUN [--resume]`: the real launcher, with proxies between the parts.
+
+The parts and their supervision are the product's own. They keep ledgers (`tests.chaos.part`), and reach each other
+through the addresses of BAPO_CHAOS_ROUTES, a JSON map {"<link>": url} with the links of `tests.chaos.network`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from services.launcher import __main__ as launcher
+from services.launcher import session
+from services.launcher.child import ProcessSpec
+from services.launcher.processes import LEARNER, Starter
+
+ROUTES = "BAPO_CHAOS_ROUTES"
+FLAGS = {
+    "buffer_service": {"redis": "--redis-url"},
+    "rollout_server": {"workers": "--buffer-url"},
+    "learner": {"learner": "--buffer-url", "fleet": "--fleet-url"},
+    "services.scheduler": {"scheduler": "--buffer-url"},
+    "services.evaluator": {"evaluator": "--buffer-url"},
+}
+"""Package -> link -> the flag that sends it there. argparse takes the last of two."""
+
+
+class ChaosStarter(Starter):
+    """Makes the specs of one run, each told to go through its proxies."""
+
+    routes: Mapping[str, str] = {}
+
+    def _spec(self, name: str, package: str, *flags: str, **fields: Any) -> ProcessSpec:
+        links = FLAGS[package]
+        detours = [token for link, flag in links.items() if link in self.routes for token in (flag, self.routes[link])]
+        spec = super()._spec(name, package, *flags, *detours, **fields)
+        module = spec.argv.index(package)
+        return replace(spec, argv=(*spec.argv[:module], "tests.chaos.part", *spec.argv[module:]))
+
+
+def main() -> int:
+    """The launcher's own main."""
+    assert LEARNER in FLAGS
+    ChaosStarter.routes = json.loads(os.environ.get(ROUTES, "{}"))
+    session.Starter = ChaosStarter  # type: ignore[misc]
+    return launcher.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""A run under way that faults may befall: the real launcher and all its processes, their ledgers, the links between."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bapo.config.load import load_resolved
+from bapo.config.tree import Config
+from bapo.records import RunDirectory
+from services.launcher.embedded_redis import _socket_path, url_of
+from tests.buffer_setup import new_store
+from tests.chaos.evidence import Evidence, Stored, read_store
+from tests.chaos.faults import FLEET, GRADER, GUARD
+from tests.chaos.launcher import ROUTES
+from tests.chaos.ledger import read_ledgers
+from tests.chaos.network import Network
+from tests.chaos.part import LEDGER_FOLDER, SABOTAGE
+from tests.integration.launching import REPOSITORY, family, kill_family, train_arguments
+from tests.redis_server import RedisServer, free_port
+
+OVERRIDES: Mapping[str, object] = {
+    "buffer.lease_s": 4,  # a request that a dead worker holds comes back soon
+    "buffer.max_attempts": 100_000,  # leases that end count as attempts, and chaos ends many
+    "supervision.max_restarts": 1_000_000,
+    "supervision.window_s": 0.5,
+    "supervision.first_pause_s": 0.05,
+    "checkpoint.every": 3,  # not a multiple of the re-evaluation period: a round may lie on either side of it
+    "evaluation.every": 16,
+    "evaluation.num_prompts": 4,
+    "evaluation.num_prompts_final": 4,
+    "task.options.num_train": 48,
+    "algorithm.max_reevaluated": 4,
+    "rollout.engine_options.skill_start": 0.2,
+    "rollout.engine_options.skill_gain": 0.002,
+}
+END_S = 40.0
+FIND_S = 60.0
+
+
+class Stage:
+    """One run directory; the run can be started, ended and started again."""
+
+    def __init__(self, folder: Path, overrides: Mapping[str, object], *, sabotage: str = "") -> None:
+        self._ledgers = folder / "ledgers"
+        self._ledgers.mkdir(parents=True, exist_ok=True)
+        self._sabotage = sabotage
+        self.network = Network()
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._output = folder / "launcher.log"
+        ports = {name: free_port() for name in ("buffer", "rollout")}
+        settings = {**OVERRIDES, **overrides, **{f"{name}.port": port for name, port in ports.items()}}
+        tokens = [token for key, value in settings.items() for token in (f"--{key}", str(value))]
+        arguments = train_arguments(folder, *tokens, num_steps=1_000_000)
+        made = subprocess.run(
+            [sys.executable, "-m", "bapo.cli", "create", *arguments[1:]], cwd=REPOSITORY, capture_output=True, text=True
+        )
+        assert made.returncode == 0, made.stdout + made.stderr
+        self.run = RunDirectory(Path(str(settings.get("run.root", folder / "outputs"))) / "run")
+        self.config: Config = load_resolved(self.run.config_path)
+        self._routes = self._make_routes(ports, folder)
+
+    def _make_routes(self, ports: Mapping[str, int], folder: Path) -> dict[str, str]:
+        routes = {}
+        for link in ("workers", "learner", "scheduler", "evaluator", "fleet"):
+            target = ports["rollout" if link == "fleet" else "buffer"]
+            host, port = self.network.add(link, ("127.0.0.1", target))
+            routes[link] = f"http://{host}:{port}"
+        if self.config.buffer.redis_url is not None:
+            return routes
+        socket_path = folder / "r.sock"
+        self.network.add("redis", self._redis_socket, socket_path)
+        return {**routes, "redis": f"unix://{socket_path}"}
+
+    @property
+    def _redis_socket(self) -> Path:
+        return _socket_path(self.run.redis_path.resolve())
+
+    @property
+    def redis_url(self) -> str:
+        """Straight to Redis, past its proxy."""
+        return url_of(self.run)
+
+    def start(self, *, resume: bool = False) -> None:
+        """Start the launcher; returns at once."""
+        flags = ["--resume"] if resume else []
+        environment = {ROUTES: json.dumps(self._routes), LEDGER_FOLDER: str(self._ledgers), "OMP_NUM_THREADS": "1"}
+        with self._output.open("ab") as output:
+            self._launcher = subprocess.Popen(
+                [sys.executable, "-m", "tests.chaos.launcher", "train", "--run-dir", str(self.run.path), *flags],
+                cwd=REPOSITORY,
+                env=os.environ | environment | {"PYTHONPATH": str(REPOSITORY), SABOTAGE: self._sabotage},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the launcher; None while the run goes on."""
+        assert self._launcher is not None
+        return self._launcher.poll()
+
+    @property
+    def last_words(self) -> str:
+        """The end of what the user sees."""
+        return "\n".join(self._output.read_text(errors="replace").splitlines()[-12:])
+
+    def process(self, whom: str) -> psutil.Process:
+        """The process that has this part now, waiting for it while it starts again."""
+        deadline = time.monotonic() + FIND_S
+        while time.monotonic() < deadline and self.exit_code is None:
+            try:
+                return self._find(whom)
+            except (psutil.NoSuchProcess, KeyError, IndexError):
+                time.sleep(0.05)
+        raise psutil.NoSuchProcess(0, whom)
+
+    def _find(self, whom: str) -> psutil.Process:
+        facts = self.run.read_run()["processes"]
+        process = psutil.Process(facts[FLEET if whom in (GRADER, GUARD) else whom]["pid"])
+        if whom in (FLEET, GRADER):  # the launcher knows their guard
+            process = process.children()[0]
+        if whom == GRADER:
+            process = random.choice(process.children(recursive=True))
+        if process.status() == psutil.STATUS_ZOMBIE:
+            raise psutil.NoSuchProcess(process.pid)
+        return process
+
+    def end(self) -> int:
+        """Ctrl-C; returns the exit code of the launcher."""
+        assert self._launcher is not None
+        members = family(self._launcher) if self._launcher.poll() is None else []
+        self._launcher.send_signal(signal.SIGINT)
+        try:
+            return self._launcher.wait(END_S)
+        finally:
+            kill_family(self._launcher)
+            left = [member for member in members if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
+            assert not left, f"the launcher left {left}"
+
+    def kill(self) -> None:
+        """SIGKILL to the launcher, and with it to everything: a power failure, but for what the kernel still writes."""
+        assert self._launcher is not None
+        members = family(self._launcher)
+        self._launcher.kill()
+        self._launcher.wait()
+        psutil.wait_procs(members, timeout=END_S)
+
+    def close(self) -> None:
+        """Whatever happened: nothing is left running."""
+        if self._launcher is not None:
+            kill_family(self._launcher)
+        self.network.close()
+
+    def evidence(self, redis_url: str = "") -> Evidence:
+        """Ledgers and Redis of a run that has ended; its own Redis, unless it had another one."""
+        stored = read_store(redis_url, self.config.run.name) if redis_url else self._read_redis()
+        return Evidence(self.config, read_ledgers(self._ledgers), stored)
+
+    def _read_redis(self) -> Stored:
+        server = RedisServer(self.run.redis_path, aof=True).start()
+        try:
+            return read_store(server.url, self.config.run.name)
+        finally:
+            server.stop()
+
+    def leases_that_stay(self) -> Mapping[str, int]:
+        """Purpose -> requests that are still leased when nobody has renewed them for `buffer.lease_s`."""
+        server = RedisServer(self.run.redis_path, aof=True).start()
+        try:
+            time.sleep(self.config.buffer.lease_s + 0.5)
+            store = new_store("redis", server.url, run=self.config.run.name, max_attempts=1_000_000)
+            return {purpose: number for purpose, number in store.status().leased.items() if number}
+        finally:
+            server.stop()
+
+
+class Tail:
+    """The lines that ledgers have got since the last look."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._folder = stage._ledgers
+        self._offsets: dict[Path, int] = {}
+
+    def read(self) -> list[dict[str, Any]]:
+        """New whole lines."""
+        found: list[dict[str, Any]] = []
+        for path in self._folder.glob("learner-*.jsonl"):
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._offsets[path] = self._offsets.get(path, 0) + len(whole)
+            found += [json.loads(line) for line in whole.splitlines()]
+        return found
+
+
+def commits(lines: Sequence[Mapping[str, Any]]) -> list[float]:
+    """When steps were finished."""
+    return [line["at"] for line in lines if line["event"] == "commit"]

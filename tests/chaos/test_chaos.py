@@ -1,0 +1,68 @@
+"""A run keeps its promises under ten faults of a recorded seed; the long trial is `python -m tests.chaos`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.faults import FLEET, LEARNER, REDIS, SERVICE, Fault, plan
+from tests.chaos.sabotage import (
+    change_a_batch_that_is_asked_for_again,
+    drop_an_acknowledged_group,
+    lose_hard_prompts,
+)
+from tests.chaos.trial import EAGER, PAPER, run_trial
+
+pytestmark = pytest.mark.slow
+
+SEED = 20261121
+
+
+def test_ten_faults_lose_nothing_repeat_nothing_and_stop_nothing(tmp_path: Path) -> None:
+    faults = plan(10, SEED)
+    trial = run_trial(tmp_path, faults, seed=SEED, overrides=EAGER)
+    assert trial.violations == []
+    assert trial.faults == faults
+    found = trial.evidence
+    assert found is not None
+    # So that the checks had something to look at: a fault that killed the whole run would leave no violation either.
+    assert len(found.acknowledged) > 50
+    assert len(found.batches) > 5
+    assert len(found.of("resume")) >= sum(fault.kind == "kill learner" for fault in faults)
+
+
+def test_in_the_papers_order_every_batch_stays_that_of_the_plain_loop(tmp_path: Path) -> None:
+    victims = (SERVICE, REDIS, FLEET)
+    faults = [Fault(number=number, what="kill", whom=whom, gap_s=0.3) for number, whom in enumerate(victims)]
+    trial = run_trial(tmp_path, faults, seed=SEED, overrides=PAPER)
+    assert trial.violations == []
+
+
+@pytest.mark.long
+def test_a_killed_rank_takes_its_team_back_to_the_checkpoint(tmp_path: Path) -> None:
+    killed = Fault(number=0, what="kill", whom=f"{LEARNER}-1", gap_s=0.5)
+    trial = run_trial(tmp_path, [killed], seed=SEED, overrides=EAGER | {"learner.num_ranks": 2}, num_steps=4)
+    assert trial.violations == []
+    assert trial.evidence is not None
+    assert len(trial.evidence.of("resume")) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("sabotage", "faults", "found_by"),
+    [
+        (drop_an_acknowledged_group, [], "no_acknowledged_group_is_lost"),
+        (change_a_batch_that_is_asked_for_again, ["learner"], "a_batch_never_changes"),
+        (lose_hard_prompts, [], "tables_equal_algorithm_1"),
+    ],
+)
+def test_a_buffer_that_is_broken_on_purpose_is_found_out(
+    tmp_path: Path, sabotage: object, faults: list[str], found_by: str
+) -> None:
+    kills = [Fault(number=number, what="kill", whom=whom) for number, whom in enumerate(faults)]
+    name = sabotage.__name__  # type: ignore[attr-defined]
+    # No checkpoint releases a batch, so that the learner must ask for all of them again.
+    overrides = EAGER | {"checkpoint.every": 1000}
+    trial = run_trial(tmp_path, kills, seed=SEED, overrides=overrides, num_steps=10, sabotage=name)
+    assert found_by in {sentence.partition(":")[0] for sentence in trial.violations}

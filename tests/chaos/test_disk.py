@@ -1,0 +1,64 @@
+"""A disk that is full ends the run with the reason, and with free space the same run goes on as if nothing was."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.invariants import violations
+from tests.chaos.stage import Stage
+from tests.chaos.trial import EAGER, START_S, Trial, Watch
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+SIZE_MB = 64
+END_S = 60.0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(folder)]
+    mounted = subprocess.run(["mount", *options], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"cannot mount a small file system here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(filler: Path) -> None:
+    """Write until nothing more fits."""
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(b"x" * (1 << 14)):
+            pass
+
+
+def test_a_run_survives_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
+    overrides = EAGER | {"run.root": small_disk}
+    stage = Stage(tmp_path / "stage", overrides)
+    try:
+        stage.start()
+        Watch(stage, Trial(seed=0, overrides=overrides)).wait_for_commits(3, START_S)
+        filler = small_disk / "filler"
+        fill(filler)
+        deadline = time.monotonic() + END_S
+        while stage.exit_code is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert stage.exit_code == 3, stage.last_words
+        assert "No space left on device" in stage.last_words or "cannot write to its disk" in stage.last_words
+        assert "bapo train --resume" in stage.last_words
+
+        filler.unlink()
+        stage.start(resume=True)
+        Watch(stage, Trial(seed=0, overrides=overrides)).wait_for_commits(6, START_S)
+        assert stage.end() == 130, stage.last_words
+        assert violations(stage.evidence()) == []
+    finally:
+        stage.close()

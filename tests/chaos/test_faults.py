@@ -1,0 +1,27 @@
+"""The plan of faults: the same from the same seed, with the shares that the long trial promises."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.chaos.faults import LINKS, VICTIMS, plan
+from tests.chaos.network import LASTING, MOMENTARY
+
+
+def test_a_seed_has_one_plan() -> None:
+    assert plan(40, 7) == plan(40, 7)
+    assert plan(40, 7) != plan(40, 8)
+
+
+def test_the_long_plan_kills_redis_and_service_200_times_and_the_learner_50_times() -> None:
+    faults = plan(550, 1)
+    kinds = Counter(fault.kind for fault in faults)
+    assert (kinds["kill redis"], kinds["kill buffer_service"], kinds["kill learner"]) == (200, 200, 50)
+    assert [fault.number for fault in faults] == list(range(550))
+
+
+def test_the_rest_is_mixed_and_bounded() -> None:
+    mixed = [fault for fault in plan(2200, 3) if fault.what != "kill"]
+    assert {fault.what for fault in mixed} == {"stop", "slow", "pause", *LASTING, *MOMENTARY}
+    assert {fault.whom for fault in mixed} == {*LINKS, *VICTIMS}
+    assert all(0.2 <= fault.seconds <= 3.0 for fault in mixed)

@@ -1,0 +1,206 @@
+"""One piece of chaos: start a run, inflict faults, demand progress after each, end it, check every invariant."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bapo.clients import BufferClient
+from bapo.errors import BapoError
+from bapo.records import RunDirectory
+from bapo.token_sets import token_for_run
+from bapo.waiting import who_waits
+from tests.algorithm1 import algorithm_1
+from tests.chaos.evidence import Evidence
+from tests.chaos.faults import LEARNER, Fault, inflict
+from tests.chaos.invariants import violations
+from tests.chaos.stage import Stage, Tail, commits
+
+START_S = 120.0
+PATIENCE_S = 90.0
+"""Longest time without a finished step, whatever happens: a new learner needs ten seconds on an idle machine."""
+PAPER = {"cadence.slack": 0, "cadence.wait_for_reevaluation": "true"}
+EAGER = {"cadence.slack": 2, "cadence.wait_for_reevaluation": "false"}
+
+
+class StandstillError(AssertionError):
+    """The run made no progress, or ended, and should not have."""
+
+
+@dataclass
+class Trial:
+    """What happened, for the record."""
+
+    seed: int
+    overrides: Mapping[str, object]
+    faults: list[Fault] = field(default_factory=list)
+    at: list[float] = field(default_factory=list)
+    """When each was over."""
+    committed_at: list[float] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    evidence: Evidence | None = None
+
+    def recoveries(self) -> dict[str, list[float]]:
+        """Kind of fault -> seconds from its end to the next finished step."""
+        found: defaultdict[str, list[float]] = defaultdict(list)
+        for fault, at in zip(self.faults, self.at, strict=True):
+            found[fault.kind].append(
+                round(min((c for c in self.committed_at if c > at), default=at + PATIENCE_S) - at, 3)
+            )
+        return dict(found)
+
+    def line(self) -> dict[str, Any]:
+        """One piece of chaos.json."""
+        evidence = self.evidence
+        assert evidence is not None
+        return {
+            "seed": self.seed,
+            "settings": {key: str(value) for key, value in self.overrides.items()},
+            "first": self.faults[0].number if self.faults else None,
+            "faults": dict(Counter(fault.kind for fault in self.faults)),
+            "seconds": round(self.seconds, 1),
+            "steps": len(evidence.batches),
+            "batches_asked": len(evidence.of("batch")),
+            "acknowledged": len(evidence.acknowledged),
+            "sent": sum(len(groups) for groups in evidence.sent.values()),
+            "resumes": len(evidence.of("resume")),
+            "restores": len(evidence.of("restore")),
+            "recovery_s": self.recoveries(),
+            "longest_pause_s": round(longest_pause(self.committed_at), 2),
+            "violations": self.violations,
+        }
+
+
+def run_trial(
+    folder: Path,
+    faults: Sequence[Fault],
+    *,
+    seed: int,
+    overrides: Mapping[str, object],
+    limit_s: float = 1e9,
+    num_steps: int = 2,
+    sabotage: str = "",
+) -> Trial:
+    """Inflict as many of the faults as fit into `limit_s`.
+
+    Args:
+        num_steps: steps to be finished behind the last fault.
+        sabotage: what is broken in the buffer service on purpose (`tests.chaos.sabotage`).
+    Raises: StandstillError.
+    """
+    trial = Trial(seed=seed, overrides=overrides)
+    began = time.monotonic()
+    stage = Stage(folder, overrides, sabotage=sabotage)
+    try:
+        stage.start()
+        watch = Watch(stage, trial)
+        watch.wait_for_commits(2, START_S)
+        for fault in faults:
+            if time.monotonic() - began > limit_s:
+                break
+            watch.wait(fault.gap_s)
+            if fault.whom == LEARNER and fault.what == "kill":
+                watch.wait_for_commits(1, PATIENCE_S)  # a learner that never came back could hide behind the next kill
+            inflict(fault, stage)
+            trial.faults.append(fault)
+            trial.at.append(time.monotonic())
+        watch.wait_for_commits(num_steps, PATIENCE_S)
+        code = stage.end()
+        if code != 130:
+            raise StandstillError(f"the launcher ended with {code}:\n{stage.last_words}")
+        trial.evidence = stage.evidence()
+        trial.violations = violations(trial.evidence)
+        if left := stage.leases_that_stay():
+            trial.violations.append(f"leases that do not return: {left}")
+        trial.violations += records_with_gaps(stage.run)
+        if stage.config.cadence.slack == 0:
+            trial.violations += differences_to_the_plain_loop(trial.evidence)
+    finally:
+        stage.close()
+    trial.seconds = time.monotonic() - began
+    return trial
+
+
+class Watch:
+    """Demands progress."""
+
+    def __init__(self, stage: Stage, trial: Trial) -> None:
+        self._stage, self._trial = stage, trial
+        self._tail = Tail(stage)
+        self._since = time.monotonic()
+
+    def look(self) -> int:
+        """Steps that were finished since the last look. Raises: StandstillError."""
+        new = commits(self._tail.read())
+        self._trial.committed_at += new
+        self._since = max([self._since, *new])
+        if self._stage.exit_code is not None:
+            raise StandstillError(f"the run ended with {self._stage.exit_code}:\n{self._stage.last_words}")
+        if time.monotonic() - self._since > max(PATIENCE_S, START_S if not self._trial.committed_at else 0.0):
+            raise StandstillError(f"no step for {time.monotonic() - self._since:.0f} s: {self._why()}")
+        return len(new)
+
+    def wait(self, seconds: float) -> None:
+        """Let the run go on."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.look()
+            time.sleep(min(0.1, seconds))
+
+    def wait_for_commits(self, num: int, timeout_s: float) -> None:
+        """Return after so many further finished steps."""
+        self.look()
+        deadline = time.monotonic() + timeout_s
+        while num > 0:
+            num -= self.look()
+            if time.monotonic() > deadline:
+                raise StandstillError(f"{num} steps did not come within {timeout_s:.0f} s: {self._why()}")
+            time.sleep(0.05)
+
+    def _why(self) -> str:
+        config, last = self._stage.config, self._trial.faults[-3:]
+        try:
+            url, token = f"http://127.0.0.1:{config.buffer.port}", token_for_run(self._stage.run.path)
+            status = BufferClient(url, timeout_s=3.0, retry_s=0.0, token=token).status()
+            reason = who_waits(status, config.algorithm.batch_size, config.run.num_steps)
+        except BapoError as error:
+            reason = str(error)
+        return f"{reason}; the last faults: {[fault.kind for fault in last]}\n{self._stage.last_words}"
+
+
+def records_with_gaps(run: RunDirectory) -> list[str]:
+    """What the run directory says of a run must be whole: one row per step, one per measurement."""
+    sentences = []
+    steps = [row["step"] for row in run.read_metrics()]
+    if steps != list(range(1, len(steps) + 1)) or run.group_steps()[: len(steps)] != steps:
+        sentences.append(f"metrics.jsonl or groups/ have gaps: {len(steps)} rows, {len(run.group_steps())} files")
+    measured = Counter((row["split"], row["version"]) for row in run.read_evaluations())
+    sentences += [f"evaluation {key} has {number} rows" for key, number in measured.items() if number > 1]
+    return sentences
+
+
+def longest_pause(times: Sequence[float]) -> float:
+    """Between two finished steps."""
+    return max((later - earlier for earlier, later in pairwise(times)), default=0.0)
+
+
+def differences_to_the_plain_loop(found: Evidence) -> list[str]:
+    """With slack = 0 nothing is left to chance: every batch must be that of Algorithm 1 run in one loop."""
+    num_steps = len(found.batches)
+    run = found.config.run.model_copy(update={"num_steps": num_steps})
+    plain = algorithm_1(found.config.model_copy(update={"run": run}))
+    sentences = []
+    for (step, batch), want in zip(found.batches.items(), plain, strict=True):
+        prompts = {fate["id"]: fate["prompt"] for fate in batch["fates"]}
+        got = [
+            sorted(prompts[key] for key, name, _ in batch["trained"] if name == origin) for origin in ("x1", "x2", "x3")
+        ]
+        if got != [want.x1, want.x2, want.x3]:
+            sentences.append(f"step {step} is not that of the plain loop: {got} instead of {want}")
+    return sentences
