@@ -36,16 +36,21 @@ def phases(metrics: list[dict[str, Any]]) -> dict[str, float]:
     return {name: round(sum(row[f"{name}_s"] for row in rest) / len(rest), 4) for name in (*PHASES, "step")}
 
 
+def start_seconds(run: RunDirectory) -> dict[str, float]:
+    """Seconds after the command until each process was ready, and until the first optimizer steps were done."""
+    fields = run.read_run()
+    ready = {name: entry["ready_after_s"] for name, entry in fields["processes"].items()}
+    return ready | {"first_optimizer_steps_done": round(run.read_metrics()[0]["time"] - fields["started_at"], 1)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
     run = RunDirectory.open(parser.parse_args().run)
-    metrics, fields = run.read_metrics(), run.read_run()
-    processes = fields["processes"]
+    metrics, processes = run.read_metrics(), run.read_run()["processes"]
     result = {
         "run": run.name,
-        "start_s": {name: entry["ready_after_s"] for name, entry in processes.items()}
-        | {"first_optimizer_steps_done": round(metrics[0]["time"] - fields["started_at"], 1)},
+        "start_s": start_seconds(run),
         "peak_mib": {name: entry["peak_mib"] for name, entry in processes.items()},
         "weight_updates": weight_updates(metrics),
         "step_s": phases(metrics),

@@ -3,7 +3,8 @@
     python -m benchmarks.learning --seeds 0 1 2 --methods bapo grpo --out learning.json
 
 Every run trains the same model for the same number of steps and is measured on the same held-out problems.
-The interval of a method's change is over all its seeds' problems, paired by problem.
+The interval of a method's change is over all its seeds' problems, paired by problem. Runs that have ended in --root
+are not made again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo.statistics import difference, estimate
-from benchmarks.training import FinishedRun, train
+from benchmarks.training import FinishedRun, ended, train
 
 
 def accuracies(finished: FinishedRun) -> dict[str, dict[str, list[float]]]:
@@ -32,7 +33,8 @@ def one_run(method: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     overrides = ["--run.seed", str(seed), "--task.options.seed", str(seed)]
     if args.steps:
         overrides += ["--run.num_steps", str(args.steps)]
-    finished = train(f"deploy/configs/{method}.toml", f"{method}-seed{seed}", overrides, root=args.root)
+    name = f"{method}-seed{seed}"
+    finished = ended(args.root / name) or train(f"deploy/configs/{method}.toml", name, overrides, root=args.root)
     metrics = finished.metrics
     return {
         "method": method,
