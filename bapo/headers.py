@@ -10,7 +10,7 @@ from typing import Any
 
 from bapo.errors import ContractError, Refusal
 from bapo.maps import prompt_from_map
-from bapo.types import GroupStat, Prompt, Purpose, Timing
+from bapo.types import GroupStat, Outcome, Prompt, Purpose, Timing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +78,8 @@ def checked_header(header: dict[str, Any], num_body_bytes: int) -> GroupHeader:
         )
     if num_body_bytes != 4 * header["num_prompt"] + 8 * num_tokens:
         raise ContractError(f"group {header['id']}: {num_body_bytes} body bytes for {num_tokens} tokens", Refusal.SHAPE)
-    if not all(0.0 <= reward <= 1.0 for reward in rewards) or max(outcomes) > 1:  # a NaN is not in between
-        raise ContractError(f"group {header['id']}: rewards must be in [0, 1] and outcomes 0 or 1", Refusal.REWARDS)
+    if not all(0.0 <= reward <= 1.0 for reward in rewards) or max(outcomes) > Outcome.EXPERT:  # a NaN is not in between
+        raise ContractError(f"group {header['id']}: rewards must be in [0, 1] and outcomes 0 to 2", Refusal.REWARDS)
     oldest, newest = versions[0::2], versions[1::2]
     if min(oldest) < 0 or any(map(operator.gt, oldest, newest)):
         raise ContractError(
@@ -97,7 +97,7 @@ def checked_header(header: dict[str, Any], num_body_bytes: int) -> GroupHeader:
         policy_version=min(oldest),
         newest_version=max(newest),
         num_tokens=num_tokens,
-        num_truncated=sum(outcomes),
+        num_truncated=outcomes.count(Outcome.TRUNCATED),
         timing=_timing(header["timing"]),
     )
 

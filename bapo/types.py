@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,8 @@ class Outcome(IntEnum):
 
     GRADED = 0
     TRUNCATED = 1
+    EXPERT = 2
+    """Not sampled: a solution of the task, graded like a response. Its rollout log-probs are 0 (LUFFY: pi_phi = 1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,12 +218,30 @@ class HardPrompt:
     """Re-evaluations so far after which it was still hard."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchEntry:
-    """One group of a batch, and why it is there."""
+    """Rows that share one advantage baseline, and why they are in the batch: a stored group, or rows of several
+    stored groups of one prompt."""
 
     origin: Origin
     group: Group
+    kind: Literal["rl", "sft"] = "rl"
+    """sft: trained by cross-entropy, without advantages (ReLIFT)."""
+    weight: float = 1.0
+    """Factor on what the entry adds to the loss."""
+    replayed: NDArray[np.bool_] | None = None
+    """[G] rows that were sampled for an earlier batch; None: all rows of X3, none of X1 and X2."""
+
+    @property
+    def replayed_rows(self) -> NDArray[np.bool_]:
+        """[G] `replayed`, with the None read."""
+        return np.full(self.group.size, self.origin is Origin.X3) if self.replayed is None else self.replayed
+
+    @property
+    def expert_rows(self) -> NDArray[np.bool_]:
+        """[G] rows that no policy sampled."""
+        rows: NDArray[np.bool_] = self.group.outcomes == Outcome.EXPERT
+        return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

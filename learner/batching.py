@@ -25,11 +25,12 @@ from bapo.algorithms.minibatches import near_equal_split
 from bapo.algorithms.randomness import rng_for
 from bapo.config.tree import LossConfig
 from bapo.errors import ContractError
-from bapo.types import Batch, Origin
+from bapo.types import Batch, BatchEntry, Origin
 from learner.attention import Packing, pack_rows
 
 Int64s = NDArray[np.int64]
 Float32s = NDArray[np.float32]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +49,13 @@ class Columns:
     rollout_logprobs_M: Float32s
     """log alpha in nats."""
     advantage_R: Float32s
-    """A_j of eq. 2, times the weight of the group's origin."""
+    """A_j of eq. 2, times the weights of the entry and of its origin; 0 for an entry of kind sft."""
+    replayed_R: Bools
+    """Sampled for an earlier batch."""
+    expert_R: Bools
+    """Not sampled: a solution of the task, with rollout log-probs 0."""
+    sft_R: Bools
+    """Trained by cross-entropy instead of the surrogate."""
 
     def responses_of(self, groups: Sequence[int]) -> Int64s:
         """Indices of the responses of these groups."""
@@ -92,15 +99,10 @@ def columns_of(batch: Batch, settings: LossConfig) -> Columns:
 
     Raises: ContractError for a group without prompt tokens: nothing could predict its first token.
     """
-    factor = {Origin.X1: 1.0, Origin.X2: settings.x2_weight, Origin.X3: settings.x3_weight}
     groups = [entry.group for entry in batch.entries]
     for group in groups:
         if len(group.prompt_token_ids) == 0:
             raise ContractError(f"group {group.group_id} has no prompt tokens, so its first token has no log-prob")
-    advantages = [
-        factor[entry.origin] * group_advantages(entry.group.rewards, settings.advantage_norm, settings.advantage_eps)
-        for entry in batch.entries
-    ]
     lengths_R = np.concatenate([group.lengths for group in groups]).astype(np.int64)
     return Columns(
         prompts_E=tuple(group.prompt_token_ids.astype(np.int64) for group in groups),
@@ -109,8 +111,19 @@ def columns_of(batch: Batch, settings: LossConfig) -> Columns:
         lengths_R=lengths_R,
         token_ids_M=np.concatenate([group.token_ids for group in groups]).astype(np.int64),
         rollout_logprobs_M=np.concatenate([group.rollout_logprobs for group in groups]),
-        advantage_R=np.concatenate(advantages).astype(np.float32),
+        advantage_R=np.concatenate([_advantages(entry, settings) for entry in batch.entries]).astype(np.float32),
+        replayed_R=np.concatenate([entry.replayed_rows for entry in batch.entries]),
+        expert_R=np.concatenate([entry.expert_rows for entry in batch.entries]),
+        sft_R=np.repeat([entry.kind == "sft" for entry in batch.entries], [group.size for group in groups]),
     )
+
+
+def _advantages(entry: BatchEntry, settings: LossConfig) -> NDArray[np.float64]:
+    if entry.kind == "sft":
+        return np.zeros(entry.group.size)
+    factor = {Origin.X1: 1.0, Origin.X2: settings.x2_weight, Origin.X3: settings.x3_weight}[entry.origin]
+    advantages = group_advantages(entry.group.rewards, settings.advantage_norm, settings.advantage_eps)
+    return entry.weight * factor * advantages
 
 
 def minibatches(num_groups: int, minibatch_size: int, *, seed: int, step: int, epoch: int) -> list[list[int]]:

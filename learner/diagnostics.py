@@ -126,9 +126,11 @@ def behaviour_gap(batch: Batch, theta_M: NDArray[np.float32], rollout_M: NDArray
     Unbiased for the total variation per token, because alpha sampled the tokens. Free: both are known anyway.
 
     Args:
-        theta_M: log pi_theta_t; NaN for tokens that were not evaluated, which are left out.
+        theta_M: log pi_theta_t; NaN for tokens that were not evaluated, which are left out, as are experts' tokens.
     """
-    known_M = ~np.isnan(theta_M)
+    expert_R = np.concatenate([entry.expert_rows for entry in batch.entries])
+    lengths_R = np.concatenate([entry.group.lengths for entry in batch.entries])
+    known_M = ~(np.isnan(theta_M) | np.repeat(expert_R, lengths_R))
     gap_M = 0.5 * np.abs(np.expm1(np.clip(theta_M - rollout_M, -20.0, 20.0), dtype=np.float64))
     sizes = [len(entry.group.token_ids) for entry in batch.entries]
     origin_M = np.repeat([entry.origin.value for entry in batch.entries], sizes)

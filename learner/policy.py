@@ -112,6 +112,9 @@ def sequence_microbatch(token_ids: tuple[int, ...], device: torch.device) -> Mic
         token_ids_M=np.array(token_ids[1:], dtype=np.int64),
         rollout_logprobs_M=np.zeros(len(token_ids) - 1, dtype=np.float32),
         advantage_R=np.zeros(1, dtype=np.float32),
+        replayed_R=np.zeros(1, dtype=bool),
+        expert_R=np.zeros(1, dtype=bool),
+        sft_R=np.zeros(1, dtype=bool),
     )
     return build(columns, [Piece(group=0, responses=(0,))], device)
 

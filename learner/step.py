@@ -93,7 +93,7 @@ def make_step(batch: Batch, config: Config, memory: GenerationMemory, device: to
                 len(batch.entries), learner.minibatch_size, seed=config.run.seed, step=batch.step, epoch=epoch
             )
         ],
-        active_R=(columns.advantage_R != 0) | (settings.kl_coef > 0) | (settings.entropy_coef > 0),
+        active_R=(columns.advantage_R != 0) | columns.sft_R | (settings.kl_coef > 0) | (settings.entropy_coef > 0),
         rollout_M=torch.from_numpy(columns.rollout_logprobs_M).to(device),
         anchor_M=torch.from_numpy(known_anchors(batch, columns, settings, memory)).to(device),
         advantage_R=torch.from_numpy(columns.advantage_R).to(device),

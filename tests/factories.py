@@ -73,6 +73,7 @@ def make_group(
     num_prompt_tokens: int = 3,
     logprob: float = -0.5,
     truncated: Sequence[int] = (),
+    experts: Sequence[int] = (),
 ) -> Group:
     """A group with one response per reward.
 
@@ -80,6 +81,7 @@ def make_group(
         lengths: [G] tokens per response; 1, 2, 3, 1, 2, 3, ... when not given.
         logprob: of every sampled token.
         truncated: indices of the responses that reached the length limit.
+        experts: indices of the responses that are a solution of the task instead of a sample.
     """
     values = rewards_of(rewards)
     sizes = list(lengths) if lengths is not None else [1 + i % 3 for i in range(len(values))]
@@ -96,7 +98,7 @@ def make_group(
         rollout_logprobs=np.full(num_tokens, logprob, dtype=np.float32),
         lengths=np.array(sizes, dtype=np.int32),
         rewards=np.array(values, dtype=np.float32),
-        outcomes=np.array([int(i in truncated) for i in range(len(values))], dtype=np.uint8),
+        outcomes=np.array([2 * (i in experts) + (i in truncated) for i in range(len(values))], dtype=np.uint8),
         versions=np.full((len(values), 2), version, dtype=np.int32),
         timing=Timing(claimed_at=1_700_000_000.0, sample_s=0.5, grade_s=0.25),
     )

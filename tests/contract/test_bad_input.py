@@ -126,7 +126,7 @@ CASES = {
     "a prompt longer than the body": (with_header(num_prompt=2**40), "shape"),
     "no responses": (with_header(lengths=b"", rewards=b"", outcomes=b"", versions=b""), "shape"),
     "negative token id": (with_ids(-1), "token_ids"),
-    "unknown outcome": (with_header(outcomes=b"\2" + b"\0" * 7), "rewards"),
+    "unknown outcome": (with_header(outcomes=b"\3" + b"\0" * 7), "rewards"),
     "an answer of 33 levels": (with_header(prompt={**PROMPT, "answer": nested(MAX_DEPTH + 1)}), "header"),
     "an answer with NaN": (with_header(prompt={**PROMPT, "answer": {"x": float("nan")}}), "header"),
     "timing infinite": (with_header(timing=[0.0, 0.0, float("inf")]), "header"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bapo.errors import ContractError
-from bapo.types import Origin
+from bapo.types import Batch, BatchEntry, Origin
 from learner.batching import Columns, columns_of, cut, deal, microbatches_of, minibatches
 from tests.factories import make_batch, make_group
 from tests.learner_setup import CPU, learner_config, random_batch
@@ -23,6 +25,11 @@ def plain_columns(prompts: list[int], lengths: list[list[int]]) -> Columns:
         for i, (prompt, sizes) in enumerate(zip(prompts, lengths, strict=True))
     ]
     return columns_of(make_batch(groups=groups), LOSS)
+
+
+def batch_of(*entries: BatchEntry) -> Batch:
+    """A batch of these entries."""
+    return replace(make_batch(groups=[entry.group for entry in entries]), entries=entries)
 
 
 def test_columns_hold_the_groups_one_after_the_other_with_their_advantages() -> None:
@@ -43,6 +50,29 @@ def test_the_weights_of_x2_and_x3_multiply_their_advantages_only() -> None:
     batch = make_batch(groups=groups, origins=[Origin.X1, Origin.X2, Origin.X3])
     first_of_each = columns_of(batch, config).advantage_R[[0, 4, 8]]
     assert first_of_each.tolist() == pytest.approx([1.0, 2.0, 0.5], abs=1e-5)
+
+
+def test_rows_that_were_replayed_or_are_an_experts_are_marked_and_those_of_x3_are_replayed_unless_said_otherwise() -> (
+    None
+):
+    mixed = BatchEntry(
+        origin=Origin.X1,
+        group=make_group(rewards="100", experts=[0]),
+        replayed=np.array([False, True, False]),
+    )
+    plain = BatchEntry(origin=Origin.X3, group=make_group(rewards="10", prompt_id="b"))
+    columns = columns_of(batch_of(mixed, plain), LOSS)
+    assert columns.replayed_R.tolist() == [False, True, False, True, True]
+    assert columns.expert_R.tolist() == [True, False, False, False, False]
+    assert columns.sft_R.tolist() == [False] * 5
+
+
+def test_an_entry_for_cross_entropy_has_no_advantages_and_may_have_one_row() -> None:
+    expert = BatchEntry(origin=Origin.X3, group=make_group(rewards="1", experts=[0]), kind="sft", weight=0.5)
+    plain = BatchEntry(origin=Origin.X1, group=make_group(rewards="10", prompt_id="b"), weight=0.5)
+    columns = columns_of(batch_of(expert, plain), LOSS)
+    assert columns.sft_R.tolist() == [True, False, False]
+    assert columns.advantage_R.tolist() == pytest.approx([0.0, 0.5, -0.5], abs=1e-5)
 
 
 def test_a_group_without_prompt_tokens_is_refused_by_name() -> None:

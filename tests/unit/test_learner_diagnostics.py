@@ -38,6 +38,14 @@ def test_v12_the_gap_to_the_rollout_policy_is_the_total_variation_per_token_and_
     assert gaps == pytest.approx({"tv_x1": 0.075053, "tv_x3": 0.0}, abs=1e-6)
 
 
+def test_an_experts_tokens_are_not_part_of_the_gap_because_no_policy_sampled_them() -> None:
+    batch = make_batch(groups=[make_group(rewards="10", lengths=[3, 2], experts=[1])])
+    theta = [-0.9, -0.6, -1.7, -7.0, -7.0]
+    gaps = behaviour_gap(batch, np.array(theta, np.float32), np.array([-1.0, -0.5, -2.0, 0.0, 0.0], np.float32))
+    # 1/2 * (|e^0.1 - 1| + |e^-0.1 - 1| + |e^0.3 - 1|) / 3
+    assert gaps == pytest.approx({"tv_x1": 0.091699}, abs=1e-6)
+
+
 def test_the_row_of_a_step_by_hand() -> None:
     groups = [
         make_group(rewards="10", prompt_id="a", lengths=[1, 1], version=9),

@@ -133,7 +133,7 @@ def column(*values: float, dtype: str) -> bytes:
         ({"rewards": b"", "lengths": b"", "outcomes": b"", "versions": b""}, "do not describe"),
         ({"rewards": column(float("nan"), 0, dtype="<f4")}, r"rewards must be in \[0, 1\]"),
         ({"rewards": column(1.5, 0, dtype="<f4")}, r"rewards must be in \[0, 1\]"),
-        ({"outcomes": b"\x00\x02"}, "outcomes 0 or 1"),
+        ({"outcomes": b"\x00\x03"}, "outcomes 0 to 2"),
         ({"versions": column(3, 2, 1, 1, dtype="<i4")}, r"not pairs \(oldest, newest\)"),
         ({"versions": column(-1, 2, 1, 1, dtype="<i4")}, r"not pairs \(oldest, newest\)"),
         ({"timing": [1.0, 2.0]}, "timing"),
