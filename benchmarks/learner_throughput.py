@@ -98,7 +98,7 @@ class BareLoop:
         if onednn:
             use_onednn(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.learner.lr, fused=True)
-        self.advantage_R = torch.from_numpy(columns.advantage_R)
+        self.advantage_M = torch.from_numpy(np.repeat(columns.advantage_R, columns.lengths_R))
         plan = minibatches(len(batch.entries), config.learner.minibatch_size, seed=42, step=20, epoch=0)
         self.plan = [
             list(
@@ -134,7 +134,7 @@ class BareLoop:
         ).last_hidden_state[0]
         logp = self.model.lm_head(hidden[micro.predict_M]).log_softmax(-1)
         chosen = logp.gather(1, micro.target_M[:, None]).squeeze(1)
-        return -(chosen * self.advantage_R[micro.response_M]).sum()
+        return -(chosen * self.advantage_M[micro.slot_M]).sum()
 
 
 def cpu_seconds(action: Callable[[], Any]) -> float:

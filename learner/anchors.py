@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from bapo.config.tree import LossConfig
+from bapo.config.objective import LossConfig
 from bapo.types import Batch
 from learner.batching import Columns
 

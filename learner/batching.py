@@ -6,7 +6,7 @@ Suffixes: E groups of the batch, R responses, M response tokens (what is trained
 
 Nothing is padded. A prompt is packed once per micro-batch for all responses of its group that are in it, and the last
 token of a response is not packed, because nothing is predicted from it. Neither cutting nor dealing changes the loss:
-each response token carries its weight over the whole mini-batch (`loss.token_weights`).
+each response token carries its weight over the whole mini-batch (`losses.aggregation.token_weights`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from torch import Tensor
 from bapo.algorithms.advantages import group_advantages
 from bapo.algorithms.minibatches import near_equal_split
 from bapo.algorithms.randomness import rng_for
-from bapo.config.tree import LossConfig
+from bapo.config.objective import LossConfig
 from bapo.errors import ContractError
 from bapo.types import Batch, BatchEntry, Origin
 from learner.attention import Packing, pack_rows
+from learner.losses.base import Rows
 
 Int64s = NDArray[np.int64]
 Float32s = NDArray[np.float32]
@@ -77,8 +78,8 @@ class MicroBatch:
     """[M] int64: the response token."""
     slot_M: Tensor
     """[M] int64: where the response token stands in the batch's columns."""
-    response_M: Tensor
-    """[M] int64: which response of the batch it belongs to."""
+    rows: Rows
+    """Which response of this micro-batch each response token belongs to."""
 
     @property
     def num_tokens(self) -> int:
@@ -219,8 +220,13 @@ def build(columns: Columns, pieces: Sequence[Piece], device: torch.device) -> Mi
         predict_M=_tensor(np.concatenate(predict), device),
         target_M=_tensor(columns.token_ids_M[slots], device),
         slot_M=_tensor(slots, device),
-        response_M=_tensor(np.repeat(responses, columns.lengths_R[responses]), device),
+        rows=rows_of(columns.lengths_R[responses], device),
     )
+
+
+def rows_of(lengths_R: Int64s, device: torch.device) -> Rows:
+    """Responses of these lengths, one after the other."""
+    return Rows(index_M=_tensor(np.repeat(np.arange(len(lengths_R)), lengths_R), device), count=len(lengths_R))
 
 
 def _idle(device: torch.device) -> MicroBatch:
@@ -232,7 +238,7 @@ def _idle(device: torch.device) -> MicroBatch:
         predict_M=_tensor(none, device),
         target_M=_tensor(none, device),
         slot_M=_tensor(none, device),
-        response_M=_tensor(none, device),
+        rows=rows_of(none, device),
     )
 
 

@@ -1,4 +1,4 @@
-"""The surrogate objective (eqs. 1-3; spec A.6), as sums over response tokens.
+"""The objective (eqs. 1-3; spec A.6): a surrogate of `learner/losses`, its importance weight, KL and entropy.
 
 Suffixes: M response tokens of a micro-batch, R responses.
 
@@ -7,11 +7,10 @@ Four policies meet at each token, all as log-probabilities in nats:
     logprobs      pi_theta       being trained
     anchor        the policy that the trust region is centred on; the ratio mode decides which (`anchors.py`)
     rollout       alpha          sampled the token (for a reused group: alpha_B)
-    reference     pi_ref         frozen base model, only for kl_ref = reference
+    reference     pi_ref         frozen base model, only for kl_ref = reference and convex
 
     rho = pi_theta / anchor      w = min(anchor / alpha, C)  (1 in mode `direct`, where anchor = alpha)
-    surrogate = -w min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), bounded by -c A for A < 0 before w
-    L = agg(surrogate) + kl_coef agg(kl) - entropy_coef agg(H)
+    L = agg(w surrogate(rho, A)) + kl_coef agg(kl) - entropy_coef agg(H)
 
 Each aggregation is a weight per token over the whole mini-batch of all ranks, so L is a plain sum over tokens: it
 does not depend on how tokens are packed, ordered or dealt.
@@ -20,32 +19,14 @@ does not depend on how tokens are packed, ordered or dealt.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from bapo.config.tree import LossConfig
-
-LOG_RATIO_LIMIT = 20.0
-"""exp(20) = 5e8: no sensible ratio, but far from the overflow of float32 at exp(88)."""
-
-Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "const_len"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TokenInputs:
-    """What the loss of each response token is made of, besides the policy. All [M] float32."""
-
-    anchor_M: Tensor
-    """NaN: not known, because this pass is the first at theta_t, so the policy itself is the anchor."""
-    rollout_M: Tensor
-    reference_M: Tensor | None
-    advantage_M: Tensor
-    weight_M: Tensor
-    """From `token_weights`."""
+from bapo.config.objective import LossConfig
+from learner.losses.base import PolicyLoss, TokenInputs
+from learner.losses.corrections import importance_weight
+from learner.losses.divergences import ESTIMATORS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,6 +34,7 @@ class TokenLosses:
     """The parts of the objective per token. All [M] float32."""
 
     surrogate_M: Tensor
+    """With its importance weight."""
     kl_M: Tensor
     ratio_M: Tensor
     """rho, detached."""
@@ -60,41 +42,22 @@ class TokenLosses:
     """1 where clipping changed the objective."""
 
 
-def token_weights(
-    lengths_R: NDArray[np.int64], aggregation: Aggregation, max_response_tokens: int
-) -> NDArray[np.float64]:
-    """[R] weight of each token of a response in the mini-batch's loss.
-
-    token_mean           1 / all tokens                      DAPO
-    seq_mean_token_mean  1 / (responses * own length)        GRPO, eq. 1
-    seq_mean_token_sum   1 / responses
-    const_len            1 / (responses * L_max)             Dr. GRPO
-
-    Args:
-        lengths_R: tokens of every response of the mini-batch, on all ranks.
-    """
-    num_responses = len(lengths_R)
-    if aggregation == "token_mean":
-        return np.full(num_responses, 1.0 / lengths_R.sum())
-    if aggregation == "seq_mean_token_mean":
-        return 1.0 / (num_responses * lengths_R.astype(np.float64))
-    if aggregation == "seq_mean_token_sum":
-        return np.full(num_responses, 1.0 / num_responses)
-    return np.full(num_responses, 1.0 / (num_responses * max_response_tokens))
-
-
-def token_losses(logprobs_M: Tensor, inputs: TokenInputs, settings: LossConfig) -> TokenLosses:
+def token_losses(logprobs_M: Tensor, inputs: TokenInputs, loss: PolicyLoss, settings: LossConfig) -> TokenLosses:
     """Surrogate and KL of each token; differentiable in `logprobs_M` alone."""
-    anchor_M = torch.where(inputs.anchor_M.isnan(), logprobs_M.detach(), inputs.anchor_M)
-    ratio_M = _ratio(logprobs_M, anchor_M)
-    surrogate_M, clipped_M = clipped_surrogate(ratio_M, inputs.advantage_M, settings)
-    if settings.ratio_mode != "direct":
-        surrogate_M = surrogate_M * importance_weight(anchor_M, inputs.rollout_M, settings.importance_cap)
-    if inputs.reference_M is not None:
-        kl_M = kl_to_reference(logprobs_M, inputs.reference_M)
-    else:
-        kl_M = kl_to_behaviour(logprobs_M, inputs.rollout_M)
-    return TokenLosses(surrogate_M=surrogate_M, kl_M=kl_M, ratio_M=ratio_M.detach(), clipped_M=clipped_M)
+    anchor_M = known_anchor(logprobs_M, inputs)
+    found = loss.surrogate(logprobs_M, anchor_M, inputs)
+    surrogate_M = found.loss_M
+    if takes_importance_weight(settings):
+        weight_M, kept_M = importance_weight(anchor_M, inputs.rollout_M, inputs.rows, settings)
+        surrogate_M = surrogate_M * weight_M
+        if kept_M is not None:  # where, not a product: 0 times an infinite loss is no number
+            surrogate_M = torch.where(kept_M, surrogate_M, torch.zeros_like(surrogate_M))
+    return TokenLosses(
+        surrogate_M=surrogate_M,
+        kl_M=_kl(logprobs_M, anchor_M, inputs, settings),
+        ratio_M=found.ratio_M,
+        clipped_M=found.clipped_M,
+    )
 
 
 def objective(losses: TokenLosses, entropy_M: Tensor, weight_M: Tensor, settings: LossConfig) -> Tensor:
@@ -107,42 +70,24 @@ def objective(losses: TokenLosses, entropy_M: Tensor, weight_M: Tensor, settings
     return (loss_M * weight_M).sum()
 
 
-def clipped_surrogate(ratio_M: Tensor, advantage_M: Tensor, settings: LossConfig) -> tuple[Tensor, Tensor]:
-    """Clip-higher with dual clip: the loss of each token before its importance weight, and where clipping bites."""
-    plain_M = -ratio_M * advantage_M
-    clipped_ratio_M = ratio_M.clamp(1 - settings.clip_low, 1 + settings.clip_high)
-    bounded_M = -clipped_ratio_M * advantage_M
-    loss_M = torch.maximum(plain_M, bounded_M)
-    clipped_M = (bounded_M > plain_M).detach()
-    if settings.dual_clip is not None:
-        ceiling_M = -settings.dual_clip * advantage_M
-        beyond_M = (advantage_M < 0) & (loss_M > ceiling_M)
-        loss_M = torch.where(beyond_M, ceiling_M, loss_M)
-        clipped_M = clipped_M | beyond_M
-    return loss_M, clipped_M.float()
+def known_anchor(logprobs_M: Tensor, inputs: TokenInputs) -> Tensor:
+    """The anchor, and where it is not known the policy itself, without gradient."""
+    return torch.where(inputs.anchor_M.isnan(), logprobs_M.detach(), inputs.anchor_M)
 
 
-def importance_weight(anchor_M: Tensor, rollout_M: Tensor, cap: float | None) -> Tensor:
-    """min(anchor / alpha, C) per token, without gradient: corrects for who sampled the token."""
-    weight_M = _ratio(anchor_M, rollout_M).detach()
-    return weight_M if cap is None else weight_M.clamp(max=cap)
+def takes_importance_weight(settings: LossConfig) -> bool:
+    """Whether w stands beside the surrogate. In mode `direct` the ratio is the whole correction already."""
+    return settings.ratio_mode != "direct" and settings.importance_level != "none"
 
 
-def kl_to_behaviour(logprobs_M: Tensor, rollout_M: Tensor) -> Tensor:
-    """rho log rho - rho + 1 with rho = pi_theta / alpha: unbiased per token for KL(pi_theta | alpha) when y ~ alpha.
-
-    The usual k3 assumes y ~ pi_theta and is biased here (ADR 0022).
-    """
-    log_ratio_M = (logprobs_M - rollout_M).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    ratio_M = log_ratio_M.exp()
-    return ratio_M * log_ratio_M - ratio_M + 1
-
-
-def kl_to_reference(logprobs_M: Tensor, reference_M: Tensor) -> Tensor:
-    """k3 of eq. 1: pi_ref / pi_theta - 1 - log(pi_ref / pi_theta)."""
-    log_ratio_M = (reference_M - logprobs_M).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return log_ratio_M.exp() - log_ratio_M - 1
-
-
-def _ratio(numerator_M: Tensor, denominator_M: Tensor) -> Tensor:
-    return (numerator_M - denominator_M).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+def _kl(logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs, settings: LossConfig) -> Tensor:
+    """KL per token: to alpha, to pi_ref, or to pi_ref and pi_theta_t in shares (ReMix)."""
+    if settings.kl_ref == "behaviour" or inputs.reference_M is None:
+        # Without a reference kl_coef is 0: the distance to alpha still is worth a record.
+        name = settings.kl_estimator if settings.kl_ref == "behaviour" else None
+        return ESTIMATORS[name or "is_rev"](logprobs_M, inputs.rollout_M)
+    estimate = ESTIMATORS[settings.kl_estimator or "k3"]
+    kl_M = estimate(logprobs_M, inputs.reference_M)
+    if settings.kl_ref == "reference" or inputs.reference_share == 1.0:
+        return kl_M
+    return inputs.reference_share * kl_M + (1 - inputs.reference_share) * estimate(logprobs_M, anchor_M)

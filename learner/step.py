@@ -15,11 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bapo.config.tree import Config, LossConfig
+from bapo.config.objective import LossConfig
+from bapo.config.tree import Config
 from bapo.types import Batch
 from learner.anchors import GenerationMemory, known_anchors
-from learner.batching import Columns, Int64s, MicroBatch, columns_of, minibatches
-from learner.loss import TokenInputs, token_weights
+from learner.batching import Columns, Int64s, MicroBatch, columns_of, minibatches, rows_of
+from learner.losses.aggregation import token_weights
+from learner.losses.base import Rows, TokenInputs
+from learner.losses.corrections import importance_weight
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -29,23 +32,38 @@ class Step:
     batch: Batch
     columns: Columns
     plan: list[list[int]]
-    """Groups of each mini-batch, epoch after epoch."""
+    """Groups of each mini-batch, epoch after epoch; those of kind sft are not among them."""
     active_R: NDArray[np.bool_]
     """Responses that add to the loss or its gradient."""
     rollout_M: Tensor
     anchor_M: Tensor
     """NaN where not known yet."""
-    advantage_R: Tensor
+    advantage_M: Tensor
+    expert_M: Tensor
+    """bool: no policy sampled the token."""
     reference_M: Tensor | None = None
+    reference_share: float = 1.0
+    """Share of the KL term to the reference (kl_ref = convex)."""
 
-    def inputs(self, micro: MicroBatch, weight_R: Tensor) -> TokenInputs:
-        """What the loss of one micro-batch is made of."""
+    def inputs(self, micro: MicroBatch, weight_M: Tensor) -> TokenInputs:
+        """What the loss of one micro-batch is made of. `weight_M`: of the whole batch."""
+        return self._inputs(micro.slot_M, micro.rows, weight_M)
+
+    def whole_inputs(self, k: int, weight_M: Tensor) -> tuple[Tensor, TokenInputs]:
+        """(places in the batch, inputs) of all computed tokens of mini-batch k."""
+        slot_M, rows = self._places(self.active(k))
+        return slot_M, self._inputs(slot_M, rows, weight_M)
+
+    def _inputs(self, slot_M: Tensor, rows: Rows, weight_M: Tensor) -> TokenInputs:
         return TokenInputs(
-            anchor_M=self.anchor_M[micro.slot_M],
-            rollout_M=self.rollout_M[micro.slot_M],
-            reference_M=None if self.reference_M is None else self.reference_M[micro.slot_M],
-            advantage_M=self.advantage_R[micro.response_M],
-            weight_M=weight_R[micro.response_M],
+            rows=rows,
+            anchor_M=self.anchor_M[slot_M],
+            rollout_M=self.rollout_M[slot_M],
+            reference_M=None if self.reference_M is None else self.reference_M[slot_M],
+            advantage_M=self.advantage_M[slot_M],
+            weight_M=weight_M[slot_M],
+            expert_M=self.expert_M[slot_M],
+            reference_share=self.reference_share,
         )
 
     def responses(self, k: int) -> Int64s:
@@ -58,17 +76,50 @@ class Step:
         return responses[self.active_R[responses]]
 
     def weights(self, k: int, settings: LossConfig, max_response_tokens: int) -> Tensor:
-        """[R] weight of each token of a response in the loss of mini-batch k; 0 for other responses."""
-        responses = self.responses(k)
-        weights = np.zeros(len(self.columns.group_R), dtype=np.float32)
-        weights[responses] = token_weights(self.columns.lengths_R[responses], settings.aggregation, max_response_tokens)
-        return torch.from_numpy(weights).to(self.rollout_M.device)
+        """[M] weight of each token in the loss of mini-batch k; 0 for tokens of other responses."""
+        responses, columns = self.responses(k), self.columns
+        kept_M = self._kept(responses, settings)
+        lengths_R = columns.lengths_R[responses]
+        if kept_M is not None:
+            lengths_R = np.add.reduceat(kept_M.astype(np.int64), columns.starts_R[:-1])[responses]
+        weights_R = np.zeros(len(columns.group_R))
+        weights_R[responses] = token_weights(
+            lengths_R,
+            settings.aggregation,
+            max_response_tokens,
+            group_R=columns.group_R[responses],
+            replayed_R=columns.replayed_R[responses],
+        )
+        weights_M = np.repeat(weights_R, columns.lengths_R)
+        if kept_M is not None:
+            weights_M *= kept_M
+        return torch.from_numpy(weights_M.astype(np.float32)).to(self.rollout_M.device)
 
-    def unknown_outside(self, k: int) -> Int64s:
-        """Computed responses whose anchor is not known, but for those of mini-batch k."""
+    def _kept(self, responses: Int64s, settings: LossConfig) -> NDArray[np.bool_] | None:
+        """[M] tokens that the importance weight leaves in, when the mean is over those alone; None: all."""
+        if settings.importance_denominator != "kept":
+            return None
+        slot_M, rows = self._places(responses)
+        _, found_M = importance_weight(self.anchor_M[slot_M], self.rollout_M[slot_M], rows, settings)
+        assert found_M is not None
+        kept_M = torch.zeros_like(self.rollout_M, dtype=torch.bool)
+        kept_M[slot_M] = found_M
+        return kept_M.cpu().numpy()
+
+    def _places(self, responses: Int64s) -> tuple[Tensor, Rows]:
+        """Where the tokens of these responses stand in the batch, and which response each belongs to."""
+        columns, device = self.columns, self.rollout_M.device
+        mask_R = np.zeros(len(columns.group_R), dtype=bool)
+        mask_R[responses] = True
+        slots = np.flatnonzero(np.repeat(mask_R, columns.lengths_R))
+        return torch.from_numpy(slots).to(device), rows_of(columns.lengths_R[np.sort(responses)], device)
+
+    def unknown(self, *, but_for: int | None) -> Int64s:
+        """Computed responses whose anchor is not known, but for those of this mini-batch."""
         first_M = self.anchor_M[torch.from_numpy(self.columns.starts_R[:-1]).to(self.anchor_M.device)]
         unknown_R = first_M.isnan().cpu().numpy() & self.active_R
-        unknown_R[self.responses(k)] = False
+        if but_for is not None:
+            unknown_R[self.responses(but_for)] = False
         return np.flatnonzero(unknown_R)
 
     def fill_anchors(self, responses: Int64s, found_M: Tensor) -> None:
@@ -81,20 +132,39 @@ class Step:
 
 def make_step(batch: Batch, config: Config, memory: GenerationMemory, device: torch.device) -> Step:
     """Lay out a batch that is not empty. Raises: ContractError."""
-    settings, learner = config.loss, config.learner
+    settings = config.loss
     columns = columns_of(batch, settings)
+    advantage_M = np.repeat(columns.advantage_R, columns.lengths_R)
     return Step(
         batch=batch,
         columns=columns,
-        plan=[
-            groups
-            for epoch in range(learner.epochs)
-            for groups in minibatches(
-                len(batch.entries), learner.minibatch_size, seed=config.run.seed, step=batch.step, epoch=epoch
-            )
-        ],
-        active_R=(columns.advantage_R != 0) | columns.sft_R | (settings.kl_coef > 0) | (settings.entropy_coef > 0),
+        plan=_plan(batch, config),
+        active_R=(columns.advantage_R != 0) | adds_without_advantage(settings),
         rollout_M=torch.from_numpy(columns.rollout_logprobs_M).to(device),
         anchor_M=torch.from_numpy(known_anchors(batch, columns, settings, memory)).to(device),
-        advantage_R=torch.from_numpy(columns.advantage_R).to(device),
+        advantage_M=torch.from_numpy(advantage_M).to(device),
+        expert_M=torch.from_numpy(np.repeat(columns.expert_R, columns.lengths_R)).to(device),
+    )
+
+
+def _plan(batch: Batch, config: Config) -> list[list[int]]:
+    learner = config.learner
+    groups = [i for i, entry in enumerate(batch.entries) if entry.kind == "rl"]
+    once = learner.epochs_until is not None and batch.step > learner.epochs_until
+    return [
+        [groups[i] for i in chosen]
+        for epoch in range(1 if once else learner.epochs)
+        for chosen in minibatches(
+            len(groups), learner.minibatch_size, seed=config.run.seed, step=batch.step, epoch=epoch
+        )
+    ]
+
+
+def adds_without_advantage(settings: LossConfig) -> bool:
+    """Whether a response whose advantage is 0 still changes the loss, its gradient or its denominators."""
+    return (
+        settings.kl_coef > 0
+        or settings.entropy_coef > 0
+        or settings.name == "kimi"
+        or settings.importance_denominator == "kept"
     )

@@ -24,7 +24,9 @@ from learner.anchors import GenerationMemory, remember_anchors
 from learner.batching import Int64s, MicroBatch, microbatches_of
 from learner.diagnostics import Meter, MinibatchResult, Stopwatch, UpdateReport, behaviour_gap
 from learner.distributed import World, whole
-from learner.loss import objective, token_losses
+from learner.loss import known_anchor, objective, token_losses
+from learner.losses.base import PolicyLoss
+from learner.losses.registry import load_loss
 from learner.policy import Policy
 from learner.step import Step, make_step
 from learner.stopping import StopFlag, Stopped
@@ -52,6 +54,7 @@ class Updater:
         self._world = world
         self._stop = stop
         self._run_path = run_path
+        self._loss = load_loss(config.loss)
         self.memory = GenerationMemory(config.algorithm.high_window)
         settings = config.learner
         self.optimizer = torch.optim.AdamW(
@@ -94,9 +97,11 @@ class Updater:
     def _evaluate_anchors(self, step: Step) -> None:
         """PROX: theta_t and the reference without gradients, only where the loss needs them.
 
-        Anchors of the first mini-batch stay NaN: its own forward pass gives them.
+        Anchors of the first mini-batch stay NaN, because its own forward pass gives them, unless its loss must be
+        known as a whole before.
         """
-        unknown = step.unknown_outside(0)
+        early = self._loss.whole_minibatch or self._config.loss.importance_denominator == "kept"
+        unknown = step.unknown(but_for=None if early else 0)
         if len(unknown):
             step.fill_anchors(unknown, self._evaluate(self._policy, step, unknown))
         if self._reference is not None:
@@ -130,12 +135,13 @@ class Updater:
     def _accumulate(self, step: Step, k: int) -> Meter:
         """Loss and gradient of mini-batch k, micro-batch after micro-batch."""
         settings, meter = self._config.loss, Meter(self._world)
-        weight_R = step.weights(k, settings, self._config.rollout.max_response_tokens)
+        weight_M = step.weights(k, settings, self._config.rollout.max_response_tokens)
+        policy_loss = self._fitted_loss(step, k, weight_M)
         own_M = torch.zeros_like(step.rollout_M)
         for micro in self._microbatches(step, step.active(k)):
             logprobs_M, entropy_M = self._policy(micro)
-            inputs = step.inputs(micro, weight_R)
-            losses = token_losses(logprobs_M, inputs, settings)
+            inputs = step.inputs(micro, weight_M)
+            losses = token_losses(logprobs_M, inputs, policy_loss, settings)
             loss = objective(losses, entropy_M, inputs.weight_M, settings)
             # FSDP averages gradients over ranks, but the parts of the loss add up.
             (loss * self._world.size).backward()
@@ -144,6 +150,14 @@ class Updater:
         if k == 0:  # the policy still was theta_t
             step.fill_anchors(step.active(k), self._world.sum(own_M))
         return meter
+
+    def _fitted_loss(self, step: Step, k: int, weight_M: Tensor) -> PolicyLoss:
+        """The loss of mini-batch k. One that is searched sees the same tokens on every rank, so it finds the same."""
+        if not self._loss.whole_minibatch or not len(step.active(k)):
+            return self._loss
+        slot_M, inputs = step.whole_inputs(k, weight_M)
+        logprobs_M = self._evaluate(self._policy, step, step.active(k))[slot_M]
+        return self._loss.fitted(logprobs_M, known_anchor(logprobs_M, inputs), inputs)
 
     def _microbatches(self, step: Step, responses: Int64s) -> Iterator[MicroBatch]:
         world, budget = self._world, self._config.learner.microbatch_tokens

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from bapo.algorithms.registry import composer_names
 from bapo.algorithms.settings import AlgorithmConfig, CadenceConfig, Frozen
+from bapo.config.objective import CriticConfig, LossConfig, ShapingConfig, SupervisedConfig
 from bapo.config.supervision import SupervisionConfig
 from bapo.errors import did_you_mean
 
@@ -99,37 +100,6 @@ class RolloutConfig(Frozen):
         return self
 
 
-class LossConfig(Frozen):
-    """The surrogate objective (eqs. 1-3; spec A.6)."""
-
-    ratio_mode: Literal["direct", "official", "decoupled"] = "decoupled"
-    """Which policy the trust region is centred on (ADR 0022)."""
-    clip_low: float = Field(0.2, ge=0)
-    """The ratio is clipped at 1 - clip_low."""
-    clip_high: float = Field(0.28, ge=0)
-    """The ratio is clipped at 1 + clip_high."""
-    dual_clip: float | None = Field(10.0, gt=1)
-    """Bound of the loss for negative advantages; null switches it off."""
-    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "const_len"] = "token_mean"
-    """How token losses become one number over the global mini-batch."""
-    advantage_norm: Literal["pop_var", "std_ddof1", "center"] = "pop_var"
-    """Normalisation of eq. 2."""
-    advantage_eps: float = Field(1e-6, ge=0)
-    """Smoothing of eq. 2."""
-    importance_cap: float | None = Field(3.0, gt=0)
-    """Truncation C of the importance weight min(w, C); null: no truncation."""
-    x2_weight: float = Field(1.0, ge=0)
-    """Factor on the advantages of X2."""
-    x3_weight: float = Field(1.0, ge=0)
-    """Factor on the advantages of X3."""
-    kl_coef: float = Field(0.001, ge=0)
-    """beta of eqs. 1 and 3."""
-    kl_ref: Literal["behaviour", "reference"] = "behaviour"
-    """Which policy beta anchors to: alpha (eq. 3) or the frozen base model (eq. 1)."""
-    entropy_coef: float = Field(0.001, ge=0)
-    """Coefficient of the mean token entropy."""
-
-
 class LearnerConfig(Frozen):
     """Optimisation."""
 
@@ -147,6 +117,10 @@ class LearnerConfig(Frozen):
     """Groups per optimizer step; a batch is cut into near-equal mini-batches (ADR 0018)."""
     epochs: int = Field(1, ge=1)
     """Passes over one batch."""
+    epochs_until: int | None = Field(None, ge=1)
+    """Behind this step one pass is made (T of ReMix); null: always `epochs`."""
+    reset_optimizer: bool = False
+    """Forget Adam's moments at the start of every step (Kimi k1.5)."""
     microbatch_tokens: int = Field(4096, ge=64)
     """Token budget of one forward and backward pass; does not change the loss."""
     logprob_chunk_tokens: int = Field(1024, ge=1)
@@ -263,6 +237,9 @@ class Config(Frozen):
     cadence: CadenceConfig = CadenceConfig()
     rollout: RolloutConfig = RolloutConfig()
     loss: LossConfig = LossConfig()
+    shaping: ShapingConfig = ShapingConfig()
+    critic: CriticConfig = CriticConfig()
+    supervised: SupervisedConfig = SupervisedConfig()
     learner: LearnerConfig = LearnerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     buffer: BufferConfig = BufferConfig()
@@ -298,6 +275,12 @@ class Config(Frozen):
             raise ValueError(
                 f"learner.num_ranks = {self.learner.num_ranks} is more than learner.minibatch_size = "
                 f"{self.learner.minibatch_size}: some ranks would never have a group; write fewer ranks"
+            )
+        cache = self.shaping.overlong_cache
+        if cache is not None and cache > self.rollout.max_response_tokens:
+            raise ValueError(
+                f"shaping.overlong_cache = {cache} is more than rollout.max_response_tokens = "
+                f"{self.rollout.max_response_tokens}; write at most that"
             )
         longest = self.rollout.max_prompt_tokens + self.rollout.max_response_tokens
         if self.learner.microbatch_tokens < longest:

@@ -113,14 +113,14 @@ def test_each_response_token_is_predicted_by_the_token_before_it() -> None:
     columns = columns_of(batch, learner_config().loss)
     micro = build(columns, [Piece(group=0, responses=(2, 0)), Piece(group=1, responses=(5,))], CPU)
     before, target, response = [], [], []
-    for group, index in ((0, 2), (0, 0), (1, 1)):
+    for row, (group, index) in enumerate(((0, 2), (0, 0), (1, 1))):
         member = list(batch.entries[group].group.responses)[index].token_ids.tolist()
         before += [int(batch.entries[group].group.prompt_token_ids[-1]), *member[:-1]]
         target += member
-        response += [4 * group + index] * len(member)
+        response += [row] * len(member)
     assert micro.token_ids_N[micro.predict_M].tolist() == before
     assert micro.target_M.tolist() == target
-    assert micro.response_M.tolist() == response
+    assert (micro.rows.index_M.tolist(), micro.rows.count) == (response, 3)
     assert columns.token_ids_M[micro.slot_M.numpy()].tolist() == target
 
 

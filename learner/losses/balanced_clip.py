@@ -1,0 +1,123 @@
+"""Balanced clipping (Xi et al., arXiv 2510.18927, also called BAPO): bounds that are searched for each mini-batch.
+
+The bounds of the ratio start narrow and widen until the tokens with A > 0 contribute enough:
+
+    metric     contribution of a token                       share                    order of the search
+    paper      alpha |min(r A, clip(r) A)|; upper for A > 0   positive / all          c_high to its end, then c_low
+    code       |min(r A, clip(r) A)|                          positive / negative     c_low to its end, then c_high
+    gradient   r |A| where the clip lets a gradient through   positive / all          c_high to its end, then c_low
+
+The search sees all tokens of the mini-batch on all ranks; the bounds then hold for each of its passes (ADR 0057). The
+loss is dual-clipped PPO with clip(r, c_low, c_high).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bapo.config.objective import LossConfig
+from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
+from learner.losses.clips import clipped_surrogate, dual_clipped
+from learner.losses.ratios import ratio
+
+TIE = 1e-9
+"""A target that is met exactly is not yet reached: the released code adds its steps up, which ends just below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a search found."""
+
+    low: float
+    high: float
+    metric: float
+    """Value at these bounds."""
+    num_evaluations: int
+
+
+class BalancedClip(PolicyLoss):
+    """The loss `balanced_clip`; before it is fitted its bounds are where the search starts."""
+
+    whole_minibatch = True
+
+    def __init__(self, settings: LossConfig, bounds: Bounds | None = None) -> None:
+        self._settings = settings
+        self._bounds = bounds
+        self._low = bounds.low if bounds else settings.balanced_low[0]
+        self._high = bounds.high if bounds else settings.balanced_high[0]
+
+    def surrogate(self, logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs) -> Surrogate:
+        """Token by token."""
+        ratio_M = ratio(logprobs_M, anchor_M)
+        loss_M, clipped_M = clipped_surrogate(ratio_M, inputs.advantage_M, self._low, self._high)
+        loss_M, clipped_M = dual_clipped(loss_M, clipped_M, inputs.advantage_M, self._settings.dual_clip)
+        return Surrogate(loss_M=loss_M, ratio_M=ratio_M.detach(), clipped_M=clipped_M)
+
+    def fitted(self, logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs) -> BalancedClip:
+        """With the bounds for this mini-batch."""
+        found = search(ratio(logprobs_M, anchor_M), inputs.advantage_M, inputs.rollout_M.exp(), self._settings)
+        return BalancedClip(self._settings, found)
+
+    @property
+    def facts(self) -> Mapping[str, float]:
+        """The bounds and what they reach."""
+        found = self._bounds
+        return {"clip_low": found.low, "clip_high": found.high, "balance": found.metric} if found else {}
+
+
+@torch.no_grad()
+def search(ratio_M: Tensor, advantage_M: Tensor, rollout_M: Tensor, settings: LossConfig) -> Bounds:
+    """The first bounds whose metric reaches the target, or the last ones.
+
+    Args:
+        ratio_M: pi_theta / anchor.
+        rollout_M: alpha, the probability that each token was sampled with.
+    """
+    reached, number = 0.0, 0
+    low, high = settings.balanced_low[0], settings.balanced_high[0]
+    for number, (low, high) in enumerate(_path(settings), start=1):  # noqa: B007 - the last pair is the answer
+        reached = balance(settings.balanced_metric, ratio_M, advantage_M, rollout_M, low, high)
+        if reached > settings.balanced_target + TIE:
+            break
+    return Bounds(low=low, high=high, metric=reached, num_evaluations=number)
+
+
+def balance(metric: str, ratio_M: Tensor, advantage_M: Tensor, rollout_M: Tensor, low: float, high: float) -> float:
+    """How much the tokens with A > 0 contribute at these bounds, in float64. 1 without any token that contributes."""
+    ratio_M, advantage_M, rollout_M = ratio_M.double(), advantage_M.double(), rollout_M.double()
+    positive_M, negative_M = advantage_M > 0, advantage_M < 0
+    if metric == "gradient":
+        size_M = ratio_M * advantage_M.abs() * ((positive_M & (ratio_M <= high)) | (negative_M & (ratio_M >= low)))
+    else:
+        gain_M = torch.minimum(ratio_M * advantage_M, ratio_M.clamp(low, high) * advantage_M)
+        size_M = gain_M.abs() * (rollout_M if metric == "paper" else 1.0)
+    positive, negative = float(size_M[positive_M].sum()), float(size_M[negative_M].sum())
+    whole = negative if metric == "code" else positive + negative
+    return positive / whole if whole else (float("inf") if metric == "code" and positive else 1.0)
+
+
+def _path(settings: LossConfig) -> Iterator[tuple[float, float]]:
+    """Bounds in the order in which they are tried; each changes one bound by one step."""
+    lows, highs = _grid(settings.balanced_low), _grid(settings.balanced_high)
+    if settings.balanced_metric == "code":
+        yield from ((low, highs[0]) for low in lows)
+        yield from ((lows[-1], high) for high in highs[1:])
+    else:
+        yield from ((lows[0], high) for high in highs)
+        yield from ((low, highs[-1]) for low in lows[1:])
+
+
+def _grid(bound: tuple[float, float, float]) -> list[float]:
+    """From, from + step, ... to; without the rounding errors of repeated addition."""
+    start, stop, step = bound
+    count = int((stop - start) / step + 1e-6)
+    return [round(start + i * step, 10) for i in range(count + 1)]
+
+
+def make_loss(settings: LossConfig) -> BalancedClip:
+    """Called by the registry."""
+    return BalancedClip(settings)

@@ -1,0 +1,37 @@
+"""CISPO (arXiv 2506.13585): a clipped ratio without gradient weighs log pi, so that every token keeps its gradient.
+
+    -sg(clip(rho, 1 - clip_low, 1 + clip_high)) A log pi_theta          rho = pi_theta / anchor
+
+MiniMax bounds the ratio from above alone: clip_low = null.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from bapo.config.objective import LossConfig
+from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
+from learner.losses.clips import bounds_around_one
+from learner.losses.ratios import ratio
+
+
+class Cispo(PolicyLoss):
+    """The loss `cispo`."""
+
+    def __init__(self, settings: LossConfig) -> None:
+        self._low, self._high = bounds_around_one(settings.clip_low, settings.clip_high)
+
+    def surrogate(self, logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs) -> Surrogate:
+        """Token by token."""
+        ratio_M = ratio(logprobs_M.detach(), anchor_M)
+        bounded_M = ratio_M if self._low is None and self._high is None else ratio_M.clamp(self._low, self._high)
+        return Surrogate(
+            loss_M=-bounded_M * inputs.advantage_M * logprobs_M,
+            ratio_M=ratio_M,
+            clipped_M=((bounded_M != ratio_M) & (inputs.advantage_M != 0)).float(),
+        )
+
+
+def make_loss(settings: LossConfig) -> Cispo:
+    """Called by the registry."""
+    return Cispo(settings)

@@ -1,0 +1,36 @@
+"""Generalised PPO with an additive centre (ReMix, arXiv 2507.06892; after GePPO): the clip moves with pi_theta_t.
+
+    -min(r A, clip(r, c - clip_low, c + clip_high) A)      r = pi_theta / alpha,  c = pi_theta_t / alpha
+
+For a fresh token c = 1, so this is PPO. There is no importance weight: r is the whole correction.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from bapo.config.objective import LossConfig
+from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
+from learner.losses.clips import clipped_surrogate
+from learner.losses.ratios import ratio
+
+
+class GeppoAdd(PolicyLoss):
+    """The loss `geppo_add`."""
+
+    def __init__(self, settings: LossConfig) -> None:
+        assert settings.clip_low is not None
+        assert settings.clip_high is not None
+        self._below, self._above = settings.clip_low, settings.clip_high
+
+    def surrogate(self, logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs) -> Surrogate:
+        """Token by token."""
+        ratio_M, centre_M = ratio(logprobs_M, inputs.rollout_M), ratio(anchor_M, inputs.rollout_M)
+        low_M, high_M = centre_M - self._below, centre_M + self._above
+        loss_M, clipped_M = clipped_surrogate(ratio_M, inputs.advantage_M, low_M, high_M)
+        return Surrogate(loss_M=loss_M, ratio_M=ratio_M.detach(), clipped_M=clipped_M)
+
+
+def make_loss(settings: LossConfig) -> GeppoAdd:
+    """Called by the registry."""
+    return GeppoAdd(settings)

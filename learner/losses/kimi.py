@@ -1,0 +1,37 @@
+"""Kimi k1.5 (arXiv 2501.12599, section 2.3): policy mirror descent with a squared log-ratio of whole responses.
+
+    loss of y = -A log pi_theta(y) + tau / 2 D^2      D = log pi_theta(y) - log pi_theta_t(y),  A = r - mean
+
+The aggregation of the paper is seq_mean_token_sum. There is no ratio and no clip.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from bapo.config.objective import LossConfig
+from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
+from learner.losses.ratios import ratio
+
+
+class Kimi(PolicyLoss):
+    """The loss `kimi`."""
+
+    def __init__(self, settings: LossConfig) -> None:
+        self._tau = settings.kimi_tau
+
+    def surrogate(self, logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs) -> Surrogate:
+        """Each token carries its own log-prob and an equal share of its response's squared log-ratio."""
+        rows = inputs.rows
+        moved_R = rows.sum(logprobs_M - anchor_M)
+        penalty_R = 0.5 * self._tau * moved_R**2 / rows.lengths(logprobs_M)
+        return Surrogate(
+            loss_M=-inputs.advantage_M * logprobs_M + rows.spread(penalty_R),
+            ratio_M=ratio(logprobs_M.detach(), anchor_M),
+            clipped_M=logprobs_M.new_zeros(len(logprobs_M)),
+        )
+
+
+def make_loss(settings: LossConfig) -> Kimi:
+    """Called by the registry."""
+    return Kimi(settings)

@@ -1,0 +1,42 @@
+"""Losses that cannot be: each refusal says what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from bapo.config.objective import LossConfig
+from bapo.config.tree import Config
+
+
+@pytest.mark.parametrize(
+    ("fields", "advice"),
+    [
+        ({"name": "geppo_add"}, "write importance_level = none"),
+        ({"name": "luffy", "kl_coef": 0.0}, "write importance_level = none"),
+        ({"name": "kimi", "importance_level": "none", "ratio_mode": "direct"}, "write ratio_mode = decoupled"),
+        ({"name": "dppo"}, "write ratio_mode = direct"),
+        ({"name": "gspo", "clip_high": None}, "write numbers for clip_low and clip_high"),
+        ({"importance_mode": "mask", "ratio_mode": "direct"}, "write ratio_mode = decoupled"),
+        ({"importance_veto": 0.1, "importance_level": "none"}, "importance_level = token"),
+        ({"importance_denominator": "kept"}, "write importance_mode = mask"),
+        ({"importance_floor": 0.5}, "write that, or a null floor"),
+        ({"importance_mode": "mask", "importance_cap": None}, "write importance_cap, importance_floor or both"),
+        ({"importance_mode": "mask", "importance_cap": 2.0, "importance_floor": 2.0}, "lower it"),
+        ({"kl_estimator": "is_rev", "kl_ref": "reference"}, "write kl_estimator = k3"),
+        ({"kl_ref": "convex", "ratio_mode": "official"}, "write ratio_mode = decoupled"),
+        ({"kl_restart_step": 5}, "write kl_ref = convex or reference"),
+        ({"kl_restart_step": 5, "kl_ref": "reference", "kl_coef": 0.0}, "kl_coef above 0"),
+        ({"name": "luffy", "importance_level": "none"}, "write kl_coef = 0"),
+        ({"balanced_low": [0.9, 0.6, 0.1]}, "write \\[from, to, step\\]"),
+        ({"balanced_high": [1.2, 3.0, 0.0]}, "step > 0"),
+    ],
+)
+def test_a_loss_that_cannot_be_is_refused_with_what_to_write(fields: dict[str, object], advice: str) -> None:
+    with pytest.raises(ValidationError, match=advice):
+        LossConfig.model_validate(fields)
+
+
+def test_a_cache_longer_than_a_response_is_refused() -> None:
+    with pytest.raises(ValidationError, match="write at most that"):
+        Config.model_validate({"shaping": {"overlong_cache": 65}, "rollout": {"max_response_tokens": 64}})
