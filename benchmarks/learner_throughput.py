@@ -93,7 +93,7 @@ class BareLoop:
     """The least that a trainer must do."""
 
     def __init__(self, config: Config, batch: Batch, *, onednn: bool) -> None:
-        columns = columns_of(batch, config.loss)
+        columns = columns_of(batch, config)
         self.model = AutoModelForCausalLM.from_pretrained(config.model.path, attn_implementation=PACKED).float().eval()
         if onednn:
             use_onednn(self.model)

@@ -20,12 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bapo.algorithms.advantages import group_advantages
 from bapo.algorithms.minibatches import near_equal_split
 from bapo.algorithms.randomness import rng_for
-from bapo.config.objective import LossConfig
+from bapo.config.tree import Config
 from bapo.errors import ContractError
-from bapo.types import Batch, BatchEntry, Origin
+from bapo.types import Batch
+from learner.advantages import left_out, of_kind_sft, row_advantages
 from learner.attention import Packing, pack_rows
 from learner.losses.base import Rows
 
@@ -57,6 +57,8 @@ class Columns:
     """Not sampled: a solution of the task, with rollout log-probs 0."""
     sft_R: Bools
     """Trained by cross-entropy instead of the surrogate."""
+    left_out_R: Bools
+    """In no loss and in no denominator."""
 
     def responses_of(self, groups: Sequence[int]) -> Int64s:
         """Indices of the responses of these groups."""
@@ -95,8 +97,8 @@ class Piece:
     responses: tuple[int, ...]
 
 
-def columns_of(batch: Batch, settings: LossConfig) -> Columns:
-    """The batch as columns, with its advantages (eq. 2), each from its own group's stored rewards.
+def columns_of(batch: Batch, config: Config) -> Columns:
+    """The batch as columns, with its advantages (eq. 2), each from its own group's rewards.
 
     Raises: ContractError for a group without prompt tokens: nothing could predict its first token.
     """
@@ -112,19 +114,12 @@ def columns_of(batch: Batch, settings: LossConfig) -> Columns:
         lengths_R=lengths_R,
         token_ids_M=np.concatenate([group.token_ids for group in groups]).astype(np.int64),
         rollout_logprobs_M=np.concatenate([group.rollout_logprobs for group in groups]),
-        advantage_R=np.concatenate([_advantages(entry, settings) for entry in batch.entries]).astype(np.float32),
+        advantage_R=row_advantages(batch, config).astype(np.float32),
         replayed_R=np.concatenate([entry.replayed_rows for entry in batch.entries]),
         expert_R=np.concatenate([entry.expert_rows for entry in batch.entries]),
-        sft_R=np.repeat([entry.kind == "sft" for entry in batch.entries], [group.size for group in groups]),
+        sft_R=of_kind_sft(batch),
+        left_out_R=left_out(batch, config),
     )
-
-
-def _advantages(entry: BatchEntry, settings: LossConfig) -> NDArray[np.float64]:
-    if entry.kind == "sft":
-        return np.zeros(entry.group.size)
-    factor = {Origin.X1: 1.0, Origin.X2: settings.x2_weight, Origin.X3: settings.x3_weight}[entry.origin]
-    advantages = group_advantages(entry.group.rewards, settings.advantage_norm, settings.advantage_eps)
-    return entry.weight * factor * advantages
 
 
 def minibatches(num_groups: int, minibatch_size: int, *, seed: int, step: int, epoch: int) -> list[list[int]]:

@@ -115,6 +115,7 @@ def sequence_microbatch(token_ids: tuple[int, ...], device: torch.device) -> Mic
         replayed_R=np.zeros(1, dtype=bool),
         expert_R=np.zeros(1, dtype=bool),
         sft_R=np.zeros(1, dtype=bool),
+        left_out_R=np.zeros(1, dtype=bool),
     )
     return build(columns, [Piece(group=0, responses=(0,))], device)
 

@@ -67,8 +67,9 @@ class Step:
         )
 
     def responses(self, k: int) -> Int64s:
-        """Responses of mini-batch k, also those that are not computed."""
-        return self.columns.responses_of(self.plan[k])
+        """Responses of mini-batch k, also those that are not computed, but not those that are left out."""
+        responses = self.columns.responses_of(self.plan[k])
+        return responses[~self.columns.left_out_R[responses]]
 
     def active(self, k: int) -> Int64s:
         """Responses of mini-batch k that are computed."""
@@ -133,13 +134,14 @@ class Step:
 def make_step(batch: Batch, config: Config, memory: GenerationMemory, device: torch.device) -> Step:
     """Lay out a batch that is not empty. Raises: ContractError."""
     settings = config.loss
-    columns = columns_of(batch, settings)
+    columns = columns_of(batch, config)
+    active_R = columns.advantage_R != 0
     advantage_M = np.repeat(columns.advantage_R, columns.lengths_R)
     return Step(
         batch=batch,
         columns=columns,
         plan=_plan(batch, config),
-        active_R=(columns.advantage_R != 0) | adds_without_advantage(settings),
+        active_R=(active_R | adds_without_advantage(settings)) & ~columns.left_out_R & ~columns.sft_R,
         rollout_M=torch.from_numpy(columns.rollout_logprobs_M).to(device),
         anchor_M=torch.from_numpy(known_anchors(batch, columns, settings, memory)).to(device),
         advantage_M=torch.from_numpy(advantage_M).to(device),

@@ -1,4 +1,7 @@
-"""Group-relative advantages (eq. 2)."""
+"""Group-relative advantages (eq. 2), and whose rewards are the baseline.
+
+Suffixes: G responses to one prompt, R responses of a batch.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 AdvantageNorm = Literal["pop_var", "std_ddof1", "center"]
+AdvantagePool = Literal["mixed", "split", "on_policy"]
+
+BATCH_EPS = 1e-5
+"""Added to the deviation over a batch (AReaL)."""
 
 
 def group_advantages(rewards: ArrayLike, norm: AdvantageNorm, eps: float) -> NDArray[np.float64]:
@@ -19,23 +26,71 @@ def group_advantages(rewards: ArrayLike, norm: AdvantageNorm, eps: float) -> NDA
     center     r - mean                         Dr. GRPO
 
     Args:
-        rewards: [G] in [0, 1], G >= 2.
-    Returns: [G] float64, sums to 0; all 0 when the rewards are equal.
-    Raises: ValueError when there are fewer than two rewards or the norm is unknown.
+        rewards: [G] as shaped.
+    Returns: [G] float64, sums to 0; all 0 when the rewards are equal. A single response has nothing to be compared
+        with: mean 0 and deviation 1 (verl), so its advantage is its reward.
+    Raises: ValueError when there is no reward or the norm is unknown.
     """
     values = np.asarray(rewards, dtype=np.float64)
-    if values.ndim != 1 or len(values) < 2:
-        raise ValueError(f"a group's rewards must be [G] with G >= 2, got shape {values.shape}")
-    # The mean of equal floats can differ from them in the last bit, which a small eps would blow up.
-    if np.ptp(values) == 0:
+    if values.ndim != 1 or len(values) == 0:
+        raise ValueError(f"a group's rewards must be [G] with G >= 1, got shape {values.shape}")
+    return _against(values, values, norm, eps)
+
+
+def pooled_advantages(
+    rewards: ArrayLike, fresh: NDArray[np.bool_], pool: AdvantagePool, norm: AdvantageNorm, eps: float
+) -> NDArray[np.float64]:
+    """A_j where a group's rows are not all sampled for this batch (replayed rows, an expert's).
+
+    mixed      all rows against all rows                                     LUFFY, ARPO
+    split      fresh rows against fresh rows, the others against the others  RePO
+    on_policy  all rows against the fresh rows; their sum is not 0           LUFFY's `grpo_split`
+
+    Args:
+        rewards: [G]; fresh: [G] sampled for this batch. Without both kinds every pool is `mixed`.
+    """
+    values = np.asarray(rewards, dtype=np.float64)
+    if pool == "mixed" or fresh.all() or not fresh.any():
+        return group_advantages(values, norm, eps)
+    if pool == "on_policy":
+        return _against(values, values[fresh], norm, eps)
+    advantages = np.empty_like(values)
+    for rows in (fresh, ~fresh):
+        advantages[rows] = group_advantages(values[rows], norm, eps)
+    return advantages
+
+
+def batch_normalised(advantage_R: ArrayLike, lengths_R: ArrayLike) -> NDArray[np.float64]:
+    """(A - mean) / (std + 1e-5) over all tokens of a batch, on top of the normalisation by group (AReaL; ADR 0056).
+
+    Args:
+        advantage_R: [R] of each response; lengths_R: [R] its tokens, each of which counts.
+    Returns: [R]; all 0 when all are equal.
+    """
+    values, tokens = np.asarray(advantage_R, dtype=np.float64), np.asarray(lengths_R, dtype=np.float64)
+    if len(values) == 0 or np.ptp(values) == 0:
         return np.zeros_like(values)
-    centered: NDArray[np.float64] = values - values.mean()
-    if norm == "center":
-        return centered
-    if norm == "pop_var":
-        scale = math.sqrt(float(np.mean(centered**2)) + eps)
-    elif norm == "std_ddof1":
-        scale = float(centered.std(ddof=1)) + eps
-    else:
-        raise ValueError(f"unknown advantage norm {norm!r}; write pop_var, std_ddof1 or center")
+    centered: NDArray[np.float64] = values - np.average(values, weights=tokens)
+    scale = math.sqrt(float((tokens * centered**2).sum()) / (tokens.sum() - 1)) + BATCH_EPS
     return centered / scale
+
+
+def _against(
+    values: NDArray[np.float64], baseline: NDArray[np.float64], norm: AdvantageNorm, eps: float
+) -> NDArray[np.float64]:
+    """`values` less the mean of `baseline`, over its deviation."""
+    if norm not in ("pop_var", "std_ddof1", "center"):
+        raise ValueError(f"unknown advantage norm {norm!r}; write pop_var, std_ddof1 or center")
+    if len(baseline) == 1:
+        mean, variance, deviation = 0.0, 1.0, 1.0
+    elif np.ptp(baseline) == 0:
+        # The mean of equal floats can differ from them in the last bit, which a small eps would blow up.
+        mean, variance, deviation = float(baseline[0]), 0.0, 0.0
+    else:
+        mean = float(baseline.mean())
+        variance, deviation = float(np.mean((baseline - mean) ** 2)), float(baseline.std(ddof=1))
+    centered: NDArray[np.float64] = values - mean
+    if norm == "center" or not centered.any():
+        return centered
+    scale = math.sqrt(variance + eps) if norm == "pop_var" else deviation + eps
+    return centered / scale if scale else centered

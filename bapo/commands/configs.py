@@ -1,13 +1,16 @@
-"""`bapo config show|diff|schema`: what a run would be, and how it differs."""
+"""`bapo config show|diff|presets|schema`: what a run would be, and how it differs."""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated
 
 import typer
 
-from bapo.commands.arguments import TAKES_OVERRIDES, Tokens, load
+from bapo.commands.arguments import TAKES_OVERRIDES, Tokens, load, say
+from bapo.config.document import about_preset
+from bapo.config.layers import preset_names
 from bapo.config.load import diff, dump_toml, load_config
 from bapo.config.tree import Config
 
@@ -39,6 +42,17 @@ def show_diff(
     other = load_config([beneath], []) if beneath else Config()
     for line in diff(other, mine):
         typer.echo(line)
+
+
+@app.command()
+def presets() -> None:
+    """List the presets, each with its first sentence.
+
+    Example:  bapo config presets
+    """
+    width = max(map(len, preset_names()))
+    for name in preset_names():
+        say(f"{name:{width}}  {re.split(r': |[.] (?=[A-Z])', about_preset(name))[0].rstrip('.')}")
 
 
 @app.command()

@@ -10,6 +10,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ PAGE = Path("docs/configuration.md")
 INTRODUCTION = """\
 # Configuration
 
-<!-- Made by `python -m bapo.config.document` from bapo/config/tree.py and bapo/algorithms/settings.py: edit those. -->
+<!-- Made by `python -m bapo.config.document` from bapo/config and bapo/algorithms/settings.py: edit those. -->
 
 One TOML file is one run: `bapo train run.toml`. What a file does not say is taken from the preset that it names
 (`preset = "bapo"`), and then from the defaults below. Several files lie on top of each other from left to right; on top
@@ -49,16 +50,17 @@ def document() -> str:
     return "\n".join(parts)
 
 
+def about_preset(name: str) -> str:
+    """The comment at the head of a preset's file: what it is and where its numbers are from."""
+    lines = (PRESETS / f"{name}.toml").read_text(encoding="utf-8").splitlines()
+    return _one_line(" ".join(line.removeprefix("#") for line in takewhile(lambda line: line.startswith("#"), lines)))
+
+
 def _presets() -> Iterator[str]:
     yield "## Presets\n"
     yield "| preset | what it is |\n|---|---|"
     for name in preset_names():
-        comment = []
-        for line in (PRESETS / f"{name}.toml").read_text(encoding="utf-8").splitlines():
-            if not line.startswith("#"):
-                break
-            comment.append(line.removeprefix("#").strip())
-        yield f"| `{name}` | {_cell(' '.join(comment))} |"
+        yield f"| `{name}` | {_cell(about_preset(name))} |"
     yield ""
 
 

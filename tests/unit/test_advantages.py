@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo.algorithms.advantages import AdvantageNorm, group_advantages
+from bapo.algorithms.advantages import (
+    AdvantageNorm,
+    AdvantagePool,
+    batch_normalised,
+    group_advantages,
+    pooled_advantages,
+)
 
 NORMS = get_args(AdvantageNorm)
 
@@ -64,7 +70,73 @@ def test_float32_rewards_of_a_group_give_float64_advantages() -> None:
     assert group_advantages(np.array([0, 1], dtype=np.float32), "center", 0.0).dtype == np.float64
 
 
-@pytest.mark.parametrize("rewards", [[], [1.0], [[0.0, 1.0]]])
-def test_one_response_is_not_a_group(rewards: list[float]) -> None:
-    with pytest.raises(ValueError, match="G >= 2"):
+@pytest.mark.parametrize("rewards", [[], [[0.0, 1.0]]])
+def test_no_response_is_no_group(rewards: list[float]) -> None:
+    with pytest.raises(ValueError, match="G >= 1"):
         group_advantages(rewards, "pop_var", 1e-6)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("reward", [0.0, 0.5, 1.0])
+def test_a_single_response_has_its_reward_as_advantage(norm: AdvantageNorm, reward: float) -> None:
+    assert group_advantages([reward], norm, 1e-6).tolist() == pytest.approx([reward], abs=1e-5)
+
+
+FRESH = np.array([True] * 7 + [False])
+
+
+def test_v17_an_experts_trace_shares_the_mean_of_its_mixed_group() -> None:
+    # 2 of 7 sampled responses are right, and so is the expert's: the mean is 3/8.
+    advantages = pooled_advantages([1, 1, 0, 0, 0, 0, 0, 1], FRESH, "mixed", "center", 0.0)
+    assert advantages.tolist() == pytest.approx([0.625, 0.625, -0.375, -0.375, -0.375, -0.375, -0.375, 0.625])
+
+
+def test_against_the_sampled_responses_alone_the_expert_stands_higher() -> None:
+    advantages = pooled_advantages([1, 1, 0, 0, 0, 0, 0, 1], FRESH, "on_policy", "center", 0.0)
+    assert advantages.tolist() == pytest.approx([5 / 7, 5 / 7, *[-2 / 7] * 5, 5 / 7])
+
+
+def test_v18_replayed_rows_are_normalised_among_themselves() -> None:
+    # RePO: 8 fresh, 8 replayed. Half of the replayed ones are right, and one in eight of the fresh ones.
+    fresh = np.array([True] * 8 + [False] * 8)
+    rewards = [0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0]
+    advantages = pooled_advantages(rewards, fresh, "split", "std_ddof1", 1e-4)
+    assert advantages[:8].tolist() == pytest.approx([-0.353453] * 2 + [2.474174] + [-0.353453] * 5, abs=1e-6)
+    assert advantages[8:].tolist() == pytest.approx([0.935239] * 4 + [-0.935239] * 4, abs=1e-6)
+
+
+@pytest.mark.parametrize("pool", get_args(AdvantagePool))
+@pytest.mark.parametrize("fresh", [[True] * 4, [False] * 4])
+def test_rows_of_one_kind_are_one_pool(pool: AdvantagePool, fresh: list[bool]) -> None:
+    advantages = pooled_advantages([1, 0, 0, 0], np.array(fresh), pool, "pop_var", 1e-6)
+    assert advantages.tolist() == group_advantages([1, 0, 0, 0], "pop_var", 1e-6).tolist()
+
+
+@given(
+    rewards=st.lists(st.floats(0, 1, width=32), min_size=4, max_size=16),
+    pool=st.sampled_from(["mixed", "split"]),
+    norm=st.sampled_from(NORMS),
+    num_fresh=st.integers(2, 14),
+)
+def test_pooled_advantages_sum_to_0(
+    rewards: list[float], pool: AdvantagePool, norm: AdvantageNorm, num_fresh: int
+) -> None:
+    fresh = np.arange(len(rewards)) < min(num_fresh, len(rewards) - 2)
+    advantages = pooled_advantages(rewards, fresh, pool, norm, 1e-6)
+    assert abs(advantages.sum()) <= 1e-9 * max(1.0, np.abs(advantages).max())
+
+
+def test_areals_batch_norm_by_hand() -> None:
+    # Two tokens of +1 and six of -1: mean -1/2, squares 2 * 2.25 + 6 * 0.25 = 6 over 7.
+    deviation = np.sqrt(6 / 7)
+    found = batch_normalised([1.0, -1.0, -1.0], [2, 1, 5])
+    assert found.tolist() == pytest.approx([1.5 / deviation, -0.5 / deviation, -0.5 / deviation], abs=1e-4)
+    assert batch_normalised([0.5, 0.5], [3, 4]).tolist() == [0.0, 0.0]
+    assert batch_normalised([], []).tolist() == []
+
+
+@given(data=st.lists(st.tuples(st.floats(-3, 3, width=32), st.integers(1, 50)), min_size=2, max_size=20))
+def test_batch_normalised_advantages_sum_to_0_over_tokens(data: list[tuple[float, int]]) -> None:
+    advantages, lengths = [a for a, _ in data], [n for _, n in data]
+    found = batch_normalised(advantages, lengths)
+    assert abs(float(found @ np.array(lengths))) <= 1e-6 * max(1.0, float(np.abs(found) @ np.array(lengths)))

@@ -15,7 +15,7 @@ from learner.batching import Columns, columns_of, cut, deal, microbatches_of, mi
 from tests.factories import make_batch, make_group
 from tests.learner_setup import CPU, learner_config, random_batch
 
-LOSS = learner_config().loss
+CONFIG = learner_config()
 
 
 def plain_columns(prompts: list[int], lengths: list[list[int]]) -> Columns:
@@ -24,7 +24,7 @@ def plain_columns(prompts: list[int], lengths: list[list[int]]) -> Columns:
         make_group(rewards="10" + "0" * (len(sizes) - 2), prompt_id=str(i), lengths=sizes, num_prompt_tokens=prompt)
         for i, (prompt, sizes) in enumerate(zip(prompts, lengths, strict=True))
     ]
-    return columns_of(make_batch(groups=groups), LOSS)
+    return columns_of(make_batch(groups=groups), CONFIG)
 
 
 def batch_of(*entries: BatchEntry) -> Batch:
@@ -35,7 +35,7 @@ def batch_of(*entries: BatchEntry) -> Batch:
 def test_columns_hold_the_groups_one_after_the_other_with_their_advantages() -> None:
     first = make_group(rewards="1000", prompt_id="a", lengths=[1, 2, 1, 1], logprob=-0.25)
     second = make_group(rewards="1100", prompt_id="b", lengths=[2, 1, 1, 3], logprob=-0.75)
-    columns = columns_of(make_batch(groups=[first, second]), LOSS)
+    columns = columns_of(make_batch(groups=[first, second]), CONFIG)
     assert columns.starts_R.tolist() == [0, 1, 3, 4, 5, 7, 8, 9, 12]
     assert columns.group_R.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert columns.rollout_logprobs_M.tolist() == [-0.25] * 5 + [-0.75] * 7
@@ -46,7 +46,7 @@ def test_columns_hold_the_groups_one_after_the_other_with_their_advantages() -> 
 
 def test_the_weights_of_x2_and_x3_multiply_their_advantages_only() -> None:
     groups = [make_group(rewards="1100", prompt_id=name) for name in "abc"]
-    config = learner_config(loss={"x2_weight": 2.0, "x3_weight": 0.5}).loss
+    config = learner_config(loss={"x2_weight": 2.0, "x3_weight": 0.5})
     batch = make_batch(groups=groups, origins=[Origin.X1, Origin.X2, Origin.X3])
     first_of_each = columns_of(batch, config).advantage_R[[0, 4, 8]]
     assert first_of_each.tolist() == pytest.approx([1.0, 2.0, 0.5], abs=1e-5)
@@ -61,7 +61,7 @@ def test_rows_that_were_replayed_or_are_an_experts_are_marked_and_those_of_x3_ar
         replayed=np.array([False, True, False]),
     )
     plain = BatchEntry(origin=Origin.X3, group=make_group(rewards="10", prompt_id="b"))
-    columns = columns_of(batch_of(mixed, plain), LOSS)
+    columns = columns_of(batch_of(mixed, plain), CONFIG)
     assert columns.replayed_R.tolist() == [False, True, False, True, True]
     assert columns.expert_R.tolist() == [True, False, False, False, False]
     assert columns.sft_R.tolist() == [False] * 5
@@ -70,14 +70,14 @@ def test_rows_that_were_replayed_or_are_an_experts_are_marked_and_those_of_x3_ar
 def test_an_entry_for_cross_entropy_has_no_advantages_and_may_have_one_row() -> None:
     expert = BatchEntry(origin=Origin.X3, group=make_group(rewards="1", experts=[0]), kind="sft", weight=0.5)
     plain = BatchEntry(origin=Origin.X1, group=make_group(rewards="10", prompt_id="b"), weight=0.5)
-    columns = columns_of(batch_of(expert, plain), LOSS)
+    columns = columns_of(batch_of(expert, plain), CONFIG)
     assert columns.sft_R.tolist() == [True, False, False]
     assert columns.advantage_R.tolist() == pytest.approx([0.0, 0.5, -0.5], abs=1e-5)
 
 
 def test_a_group_without_prompt_tokens_is_refused_by_name() -> None:
     with pytest.raises(ContractError, match="g-empty has no prompt tokens"):
-        columns_of(make_batch(groups=[make_group(prompt_id="empty", num_prompt_tokens=0)]), LOSS)
+        columns_of(make_batch(groups=[make_group(prompt_id="empty", num_prompt_tokens=0)]), CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_groups_are_dealt_whole_and_evenly() -> None:
 def test_every_response_token_is_trained_once_whatever_the_budget_and_the_ranks(
     seed: int, num_groups: int, budget: int, num_ranks: int, data: st.DataObject
 ) -> None:
-    columns = columns_of(random_batch(num_groups=num_groups, seed=seed), LOSS)
+    columns = columns_of(random_batch(num_groups=num_groups, seed=seed), CONFIG)
     groups = data.draw(st.lists(st.integers(0, num_groups - 1), min_size=1, unique=True))
     responses = columns.responses_of(groups)
     per_rank = [

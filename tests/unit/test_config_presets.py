@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bapo.algorithms.registry import load_composer
-from bapo.config.layers import preset_layers, preset_names
+from bapo.config.layers import preset_layers
 from bapo.config.load import load_config
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
@@ -15,11 +14,6 @@ from bapo.errors import ConfigError
 
 def preset(name: str) -> Config:
     return load_config([name], [])
-
-
-def test_the_four_presets_are_there_and_load() -> None:
-    assert preset_names() == ("bapo", "bapo-mini", "bapo-official", "grpo")
-    assert [load_composer(preset(name).algorithm).name for name in preset_names()] == ["bapo", "bapo", "bapo", "grpo"]
 
 
 def test_bapo_is_table_3() -> None:

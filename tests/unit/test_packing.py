@@ -77,7 +77,7 @@ def whole_sequences(batch: Any) -> tuple[list[list[int]], list[int]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_and_padded_forward_give_the_same_log_probs_and_gradients(name: str) -> None:
     batch = random_batch(num_groups=3)
-    columns = columns_of(batch, learner_config().loss)
+    columns = columns_of(batch, learner_config())
     pieces = [Piece(group=i, responses=tuple(range(4 * i, 4 * i + 4))) for i in range(3)]
     model = make_model(MODELS[name])
     direction = torch.randn(len(columns.token_ids_M), generator=torch.Generator().manual_seed(0))
@@ -100,7 +100,7 @@ def test_packed_and_padded_forward_give_the_same_log_probs_and_gradients(name: s
 
 def test_no_token_is_computed_twice_and_none_is_padding() -> None:
     batch = random_batch(num_groups=2)
-    columns = columns_of(batch, learner_config().loss)
+    columns = columns_of(batch, learner_config())
     micro = build(columns, [Piece(group=0, responses=(0, 1, 2, 3)), Piece(group=1, responses=(4, 5, 6, 7))], CPU)
     prompts = sum(len(prompt) for prompt in columns.prompts_E)
     # The last token of each of the 8 responses predicts nothing, so it is not packed.
@@ -110,7 +110,7 @@ def test_no_token_is_computed_twice_and_none_is_padding() -> None:
 
 def test_each_response_token_is_predicted_by_the_token_before_it() -> None:
     batch = random_batch(num_groups=2)
-    columns = columns_of(batch, learner_config().loss)
+    columns = columns_of(batch, learner_config())
     micro = build(columns, [Piece(group=0, responses=(2, 0)), Piece(group=1, responses=(5,))], CPU)
     before, target, response = [], [], []
     for row, (group, index) in enumerate(((0, 2), (0, 0), (1, 1))):
@@ -139,7 +139,7 @@ def test_at_most_a_fifth_of_a_row_is_padding_and_every_token_has_a_place(lengths
 
 def test_a_sliding_window_shorter_than_a_sequence_is_refused_and_a_longer_one_changes_nothing() -> None:
     batch = random_batch(num_groups=1)
-    columns = columns_of(batch, learner_config().loss)
+    columns = columns_of(batch, learner_config())
     micro = build(columns, [Piece(group=0, responses=(0, 1, 2, 3))], CPU)
     kind = {**SMALL, "num_key_value_heads": 4}
     full = make_model(MistralConfig(**kind, sliding_window=None))

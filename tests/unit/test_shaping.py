@@ -1,0 +1,103 @@
+"""Shaped rewards, value baselines and coefficients that change with the step: vectors V14, V15, V19."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bapo.algorithms.annealing import reference_share
+from bapo.algorithms.gae import gae, whitened
+from bapo.algorithms.shaping import length_reward, overlong_penalty
+from bapo.types import BatchEntry, Origin
+from learner.advantages import row_advantages, shaped_rewards
+from tests.factories import make_batch, make_group
+from tests.learner_setup import learner_config
+
+
+def test_v14_the_last_tokens_before_the_limit_cost_up_to_1() -> None:
+    lengths = [16000, 16384, 17408, 18432, 20480, 21000]
+    assert overlong_penalty(lengths, 20480, 4096).tolist() == [0, 0, -0.25, -0.5, -1, -1]
+
+
+def test_v19_short_right_responses_gain_and_long_ones_lose() -> None:
+    assert length_reward([1, 0, 0, 1], [100, 300, 200, 200]).tolist() == [0.5, -0.5, 0, 0]
+
+
+def test_a_wrong_response_never_gains_by_being_short() -> None:
+    assert length_reward([0, 1], [1, 9]).tolist() == [0.0, -0.5]
+    assert length_reward([1, 0, 1], [5, 5, 5]).tolist() == [0, 0, 0], "all equally long"
+
+
+def test_v19_the_share_of_the_base_model_falls_in_stages() -> None:
+    steps = [1, 50, 51, 60, 61, 75, 100, 101, 200]
+    want = [1.0, 1.0, 0.9, 0.9, 0.8, 0.7, 0.5, 0.5, 0.5]
+    assert [reference_share(step) for step in steps] == pytest.approx(want)
+
+
+VALUES, REWARDS = [0.2, 0.4, 0.5, 0.7], [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("gae_lambda", "want"), [(1.0, [0.8, 0.6, 0.5, 0.3]), (0.95, [0.732712, 0.560750, 0.485, 0.3])]
+)
+def test_v15_advantages_against_a_value_function(gae_lambda: float, want: list[float]) -> None:
+    advantages, returns = gae(REWARDS, VALUES, gamma=1.0, gae_lambda=gae_lambda)
+    assert advantages.tolist() == pytest.approx(want, abs=1e-6)
+    assert returns.tolist() == pytest.approx([a + v for a, v in zip(want, VALUES, strict=True)], abs=1e-6)
+
+
+def test_v15_whitened_with_the_sample_variance() -> None:
+    want = [1.200961, 0.240192, -0.240192, -1.200961]
+    assert whitened([0.8, 0.6, 0.5, 0.3]).tolist() == pytest.approx(want, abs=1e-6)
+    assert whitened([3.0]).tolist() == [0.0]
+    assert whitened([]).tolist() == []
+
+
+def test_tokens_that_nobody_sampled_are_carried_over() -> None:
+    # The output of a tool stands between the second and the last token: its values must not matter.
+    mask = [True, True, False, False, True]
+    advantages, _ = gae([0, 0, 0, 0, 1], [0.2, 0.4, 9.0, -9.0, 0.7], gamma=1.0, gae_lambda=0.95, mask=mask)
+    want, _ = gae([0, 0, 1], [0.2, 0.4, 0.7], gamma=1.0, gae_lambda=0.95)
+    assert advantages[mask].tolist() == pytest.approx(want.tolist())
+
+
+def entry(*, origin: Origin = Origin.X1, **fields: object) -> BatchEntry:
+    return BatchEntry(origin=origin, group=make_group(**fields))  # type: ignore[arg-type]
+
+
+def test_areals_scale_moves_rewards_before_the_advantage() -> None:
+    config = learner_config(shaping={"shift": -0.5, "scale": 10.0})
+    assert shaped_rewards(entry(rewards="10"), 1, config).tolist() == [5.0, -5.0]
+
+
+def test_penalties_and_bonuses_add_up_and_the_stored_rewards_stay() -> None:
+    config = learner_config(
+        rollout={"max_response_tokens": 24},
+        shaping={"overlong_cache": 8, "overlong_factor": 0.5, "length_weight": 2.0, "length_warmup_steps": 3},
+    )
+    given = entry(rewards="110", lengths=[24, 20, 4])
+    # Overlong: -1, -1/2, 0 times 1/2. Length reward: -1/2, 0.5 - 16/20, and 0 for a short wrong one.
+    assert shaped_rewards(given, 3, config).tolist() == pytest.approx([0.5, 0.75, 0.0])
+    assert shaped_rewards(given, 4, config).tolist() == pytest.approx([0.5 - 1.0, 0.75 - 0.6, 0.0])
+    assert given.group.rewards.tolist() == [1.0, 1.0, 0.0]
+
+
+def test_a_penalty_gives_an_all_wrong_group_a_direction() -> None:
+    config = learner_config(rollout={"max_response_tokens": 24}, shaping={"overlong_cache": 8})
+    batch = make_batch(groups=[make_group(rewards="0000", lengths=[24, 2, 2, 2])])
+    found = row_advantages(batch, config)
+    assert found[0] < 0 < found[1]
+
+
+def test_batch_norm_leaves_out_what_the_loss_leaves_out() -> None:
+    config = learner_config(
+        loss={"advantage_batch_norm": True, "advantage_norm": "center"}, shaping={"overlong_filter": True}
+    )
+    groups = [
+        make_group(rewards="1100", prompt_id="a", lengths=[1, 1, 1, 1], truncated=[0]),
+        make_group(rewards="0000", prompt_id="b", lengths=[2, 2, 2, 2]),
+    ]
+    found = row_advantages(make_batch(groups=groups), config)
+    seen = np.array([0.5, -0.5, -0.5, *[0.0] * 8])
+    assert found[1] == pytest.approx((0.5 - seen.mean()) / seen.std(ddof=1), abs=1e-3)
+    assert found[0] == 0.5, "a truncated response is in no statistic; its own number is used by nobody"
