@@ -7,6 +7,8 @@ gamma = lambda = 1 (BA-PPO): A_t is the reward of the response less V_t, and eve
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -43,4 +45,5 @@ def whitened(values: ArrayLike) -> Float64s:
     array = np.asarray(values, dtype=np.float64)
     if len(array) < 2:
         return np.zeros_like(array)
-    return (array - array.mean()) / np.sqrt(array.var(ddof=1) + WHITENING_EPS)
+    centered: Float64s = array - array.mean()
+    return centered / math.sqrt(float(array.var(ddof=1)) + WHITENING_EPS)
