@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from bapo.commands import buffer, configs, looks, runs, tokens
+from bapo.commands import buffer, configs, looks, runs, study, tokens
 from bapo.commands.arguments import TAKES_OVERRIDES
 from bapo.errors import BapoError
 
@@ -21,6 +21,7 @@ app.command(context_settings=TAKES_OVERRIDES)(runs.train)
 app.command(context_settings=TAKES_OVERRIDES)(runs.up)
 app.command(context_settings=TAKES_OVERRIDES)(runs.create)
 app.command("eval", context_settings=TAKES_OVERRIDES)(runs.evaluate)
+app.command()(study.study)
 app.command()(looks.watch)
 app.command()(looks.scale)
 app.command()(looks.report)

@@ -6,6 +6,7 @@ rename, so that no reader sees half of one. What the disk refuses becomes a Stor
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from bapo.errors import ContractError, StorageError
+from bapo.errors import ConfigError, ContractError, StorageError
 
 
 @contextmanager
@@ -31,6 +32,26 @@ def storing(path: Path, *refusals: type[Exception]) -> Iterator[None]:
         raise StorageError(
             f"cannot write {path}: {reason}; free space or choose another run.root, then `bapo train --resume`"
         ) from error
+
+
+@contextmanager
+def locked(path: Path, refusal: str) -> Iterator[None]:
+    """Be the only process in this block; the kernel gives the lock back however we end.
+
+    Args:
+        path: of the lock file, in a folder that exists; refusal: what to say when another process has it.
+    Raises: ConfigError with the refusal, StorageError.
+    """
+    try:
+        file = path.open("a")
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(refusal) from error
+        yield
 
 
 def replace_file(path: Path, content: bytes) -> None:

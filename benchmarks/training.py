@@ -52,17 +52,6 @@ def train(config: str, name: str, overrides: Sequence[str], *, root: Path) -> Fi
     return FinishedRun(run=RunDirectory.open(root / name), started_at=started, wall_s=time.time() - started)
 
 
-def ended(path: Path) -> FinishedRun | None:
-    """A run that has ended well before; None when there is none."""
-    if not path.exists():
-        return None
-    run = RunDirectory.open(path)
-    fields = run.read_run()
-    if fields.get("status") != "finished":
-        return None
-    return FinishedRun(run=run, started_at=fields["started_at"], wall_s=fields["ended_at"] - fields["started_at"])
-
-
 def median(values: Sequence[float]) -> float:
     """Middle value, rounded to what a wall clock can tell."""
     return round(statistics.median(values), 4)

@@ -141,17 +141,20 @@ def make_fate(
     rewards: str | Sequence[float] = "10010000",
     version: int = 1,
     birth: int = 1,
+    purpose: Purpose = Purpose.FRESH,
+    num_tokens: int = 0,
 ) -> Fate:
     """What an assembly did with one group."""
     return Fate(
         group_id=group_id,
         prompt_id=prompt_id,
-        purpose=Purpose.FRESH,
+        purpose=purpose,
         policy_version=version,
         rewards=tuple(rewards_of(rewards)),
         origin=origin,
         reason=reason,
         birth=birth,
+        num_tokens=num_tokens,
     )
 
 

@@ -29,9 +29,16 @@ def load_config(files: Sequence[str | Path], overrides: Sequence[str]) -> Config
         overrides: command-line tokens, for example ["--learner.lr", "1e-4", "--algorithm.use_x2=false"].
     Raises: ConfigError with one line per problem.
     """
-    above = [*(file_layer(file) for file in files), *override_layers(overrides)]
-    preset = _preset_of(above)
-    return _build([*(preset_layers(preset) if preset else []), *above])
+    return load_layers([*(file_layer(file) for file in files), *override_layers(overrides)])
+
+
+def load_layers(layers: Sequence[Layer]) -> Config:
+    """The configuration of layers from below to above; the preset that the topmost names lies beneath all of them.
+
+    Raises: ConfigError with one line per problem.
+    """
+    preset = _preset_of(layers)
+    return _build([*(preset_layers(preset) if preset else []), *layers])
 
 
 def load_resolved(path: str | Path) -> Config:

@@ -17,17 +17,13 @@ import psutil
 from bapo.addresses import BUFFER
 from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError, UnavailableError
+from bapo.needs import GIB, memory_gib
 from bapo.redis_secrets import refuse_open, with_password
 from bapo.tasks.base import Task
 from bapo.tasks.registry import load_reward, load_task, with_reward
 from services.launcher.embedded_redis import PROBE_TIMEOUT_S, server_binary
 from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
 
-GIB = 1 << 30
-BASE_GIB = 3.5
-"""Most resident memory of everything but the engines in the demo (learner 2.1, Ray 1.0, services 0.3)."""
-ENGINE_GIB = 1.3
-"""Of one vLLM engine on a CPU, in the same run."""
 DISK_GIB = 1.0
 REDIS_TIMEOUT_S = 2.0
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -180,7 +176,7 @@ def make_task(config: Config) -> Task:
 
 def memory(config: Config) -> Check:
     """A rough sum for a small model; large ones need their own."""
-    needed = BASE_GIB + ENGINE_GIB * config.rollout.num_workers
+    needed = memory_gib(config)
     free = psutil.virtual_memory().available / GIB
     status: Literal["ok", "warn"] = "ok" if free >= needed else "warn"
     advice = "" if status == "ok" else "; fewer rollout.num_workers need less"

@@ -25,8 +25,8 @@ from pathlib import Path
 import psutil
 
 from bapo.errors import ConfigError, StorageError
+from bapo.parenthood import die_with_parent
 
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
 # Loaded before any fork: the child's side of a fork must not take the loader's lock.
@@ -109,7 +109,7 @@ class Child:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                     preexec_fn=partial(
-                        _die_with_parent, self.spec.death_signal
+                        die_with_parent, self.spec.death_signal
                     ),  # one system call, and the launcher has no threads
                 )
             except OSError as error:
@@ -210,7 +210,3 @@ def _below(process: psutil.Process) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
         return process.children(recursive=True)
     return []
-
-
-def _die_with_parent(number: signal.Signals) -> None:
-    _libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.live import Live
 
-from services.launcher.formats import ORIGINS, count, duration, num_groups, oldest, percent
+from bapo.formats import ORIGINS, count, duration, num_groups, oldest, percent
 from services.launcher.snapshot import ProcessLine, Snapshot
 from services.launcher.table import render
 

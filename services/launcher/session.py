@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import logging
 import os
@@ -10,16 +9,17 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
 import bapo
 from bapo.addresses import buffer_url, fleet_url
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, DeadlineError, StorageError
+from bapo.errors import DeadlineError, StorageError
 from bapo.records import RunDirectory
+from bapo.storage import locked
 from bapo.watchdog import Watchdog
 from services.launcher.crew import Crew, Interrupts
 from services.launcher.display import Display
@@ -120,22 +120,12 @@ def remember(run: RunDirectory, **fields: Any) -> None:
         log.warning("run.json was not brought up to date: %s", error)
 
 
-@contextmanager
-def lock(run: RunDirectory) -> Iterator[None]:
+def lock(run: RunDirectory) -> AbstractContextManager[None]:
     """One launcher per run; the kernel gives the lock back however we end. Raises: ConfigError when another has it."""
-    path = run.path / ".lock"
-    try:
-        file = path.open("a")
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(
-                f"run {run.path} is in progress in another process; look at it with `bapo watch {run.path}`"
-            ) from error
-        yield
+    return locked(
+        run.path / ".lock",
+        f"run {run.path} is in progress in another process; look at it with `bapo watch {run.path}`",
+    )
 
 
 def _versions() -> dict[str, str]:

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bapo.formats import count, duration, percent
 from bapo.records import RunDirectory
 from bapo.statistics import difference, shared_means
-from services.launcher.formats import count, duration, percent
 
 
 def summary(run: RunDirectory, *, wall_s: float, group_size: int) -> RenderableType:

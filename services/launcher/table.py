@@ -13,9 +13,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from bapo.formats import ORIGINS, count, duration, num_groups, oldest, percent
 from bapo.statistics import shared_means
 from bapo.waiting import who_waits
-from services.launcher.formats import ORIGINS, count, duration, num_groups, oldest, percent
 from services.launcher.snapshot import ProcessLine, Snapshot
 
 NUM_ROWS = 10

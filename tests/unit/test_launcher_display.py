@@ -14,10 +14,10 @@ from rich.console import Console, RenderableType
 from bapo.clients import WorkerLeases
 from bapo.config.tree import Config
 from bapo.fleet_client import WorkerStatus
+from bapo.formats import count, duration, oldest, percent
 from bapo.records import RunDirectory
 from bapo.waiting import who_waits
 from services.launcher.display import LineDisplay, LiveDisplay, make_display
-from services.launcher.formats import count, duration, oldest, percent
 from services.launcher.snapshot import Observer, ProcessLine, Snapshot
 from services.launcher.summary import change_text, evaluation_summary, summary
 from services.launcher.table import accuracies, render

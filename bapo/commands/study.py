@@ -1,0 +1,97 @@
+"""`bapo study`: methods x seeds on one machine, each a run of its own."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import Annotated
+
+import psutil
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from bapo.needs import GIB, runs_at_once
+from bapo.storage import locked
+from bapo.study.plan import Study, read_study
+from bapo.study.progress import end_lines, plan_lines, progress_line
+from bapo.study.results import Results
+from bapo.study.runner import Look, Outcome, Runner, make_folder
+from bapo.study.schedule import mean_seconds
+from bapo.study.state import changed, look
+
+INTERRUPTED = 130
+FAILED = 1
+CORES_PER_RUN = 1.0
+"""What one run of the tiny model keeps busy on average (docs/study.md): engine and learner take turns."""
+QUIET_S = 60.0
+"""Where there is no terminal, a progress line this often."""
+
+
+def study(
+    file: Annotated[str, typer.Argument(metavar="STUDY.toml", help="Methods, seeds and what they share.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its time, and stop.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="METHOD", help="This method alone; may be repeated.")
+    ] = None,
+    budget_s: Annotated[
+        float | None, typer.Option("--budget-s", metavar="S", help="Start no run that would end later than this.")
+    ] = None,
+    parallel: Annotated[
+        int | None, typer.Option("--parallel", metavar="N", min=1, help="Runs at a time, instead of the file's.")
+    ] = None,
+) -> None:
+    """Run methods x seeds, each a run of its own, and go on where an earlier call stopped: finished runs are kept.
+
+    Ctrl-C ends the runs that go on, which can then be continued; a run that fails does not stop the others.
+
+    Example:  bapo study deploy/configs/study-countdown.toml --dry-run
+              bapo study deploy/configs/study-countdown.toml --only grpo --only bapo --budget-s 3600
+    """
+    planned = read_study(file, only or [])
+    changed(planned.runs)
+    at_once = parallel or _at_once(planned)
+    console = Console(highlight=False)
+    for line in plan_lines(
+        planned, [look(run) for run in planned.runs], mean_seconds(Results(planned.path).read()), at_once
+    ):
+        console.print(line, soft_wrap=True)
+    if dry_run:
+        return
+    make_folder(planned)
+    with locked(planned.path / ".lock", f"the study {planned.path} goes on in another process"):
+        outcome = _run(planned, at_once, budget_s, console)
+    for line in end_lines(planned, outcome, file):
+        console.print(Text(line, "red" if outcome.failed else ""), soft_wrap=True)
+    if outcome.interrupted or (outcome.left and budget_s is None):
+        raise typer.Exit(INTERRUPTED)
+    if outcome.failed:
+        raise typer.Exit(FAILED)
+
+
+def _run(planned: Study, parallel: int, budget_s: float | None, console: Console) -> Outcome:
+    with ExitStack() as stack:
+        live = stack.enter_context(Live(console=console, transient=True)) if console.is_terminal else None
+        shown_s = -QUIET_S
+
+        def show(seen: Look) -> None:
+            nonlocal shown_s
+            if live is not None:
+                live.update(Text(progress_line(seen)))
+            elif seen.elapsed_s - shown_s >= QUIET_S:
+                shown_s = seen.elapsed_s
+                console.print(progress_line(seen), soft_wrap=True)
+
+        def say(text: str) -> None:
+            console.print(text, soft_wrap=True)
+
+        return Runner(planned, parallel=parallel, say=say, show=show, budget_s=budget_s).run()
+
+
+def _at_once(planned: Study) -> int:
+    wanted = planned.file.study.parallel
+    if wanted != "auto":
+        return wanted
+    cores, free_gib = len(os.sched_getaffinity(0)), psutil.virtual_memory().available / GIB
+    return runs_at_once(planned.runs[0].config, cores=cores, free_gib=free_gib, cores_per_run=CORES_PER_RUN)

@@ -1,0 +1,234 @@
+"""STUDY.toml: what it means, what is refused before anything starts, and what must be the same for all methods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from bapo.config.layers import preset_names
+from bapo.config.load import dump_toml
+from bapo.errors import ConfigError
+from bapo.records import RunDirectory
+from bapo.study.plan import Study, parse_study, read_study
+from bapo.study.state import State, changed, look
+
+PRESETS = ("bapo", "bapo-mini", "bapo-official", "grpo")
+
+
+def study_values(**study: Any) -> dict[str, Any]:
+    return {
+        "study": {"name": "mine", "seeds": [1, 2], **study},
+        "common": {"run": {"num_steps": 3}, "algorithm": {"batch_size": 8}, "learner": {"minibatch_size": 4}},
+        "methods": {"plain": {"preset": "grpo"}, "ours": {"preset": "bapo"}},
+    }
+
+
+def write(folder: Path, values: dict[str, Any]) -> Path:
+    values["study"].setdefault("root", str(folder / "outputs"))
+    path = folder / "STUDY.toml"
+    path.write_text(tomli_w.dumps(values))
+    return path
+
+
+def plan(folder: Path, values: dict[str, Any] | None = None, only: tuple[str, ...] = ()) -> Study:
+    return read_study(write(folder, values or study_values()), only)
+
+
+def refusal(folder: Path, values: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        plan(folder, values)
+    return str(caught.value)
+
+
+def test_runs_come_seed_after_seed_so_that_a_short_study_has_all_methods(tmp_path: Path) -> None:
+    study = plan(tmp_path)
+    assert [run.name for run in study.runs] == ["plain-s1", "ours-s1", "plain-s2", "ours-s2"]
+    assert [run.config.run.seed for run in study.runs] == [1, 1, 2, 2]
+    assert study.runs[0].path == tmp_path / "outputs" / "mine" / "runs" / "plain-s1"
+
+
+def test_a_method_may_have_more_seeds_than_the_others(tmp_path: Path) -> None:
+    values = study_values(seeds=[1])
+    values["methods"]["ours"]["seeds"] = [1, 2, 3]
+    assert [run.name for run in plan(tmp_path, values).runs] == ["plain-s1", "ours-s1", "ours-s2", "ours-s3"]
+
+
+def test_settings_lie_over_common_and_common_over_the_preset(tmp_path: Path) -> None:
+    values = study_values()
+    values["common"]["loss"] = {"clip_high": 0.3}
+    values["methods"]["ours"]["settings"] = {"loss": {"clip_high": 0.4}}
+    plain, ours = (run.config for run in plan(tmp_path, values).runs[:2])
+    assert (plain.loss.clip_high, ours.loss.clip_high) == (0.3, 0.4)
+    assert (plain.loss.clip_low, plain.algorithm.name, ours.algorithm.name) == (0.2, "grpo", "bapo")
+
+
+def test_every_run_has_free_ports_and_its_own_name(tmp_path: Path) -> None:
+    config = plan(tmp_path).runs[0].config
+    assert {getattr(config, s).port for s in ("buffer", "scheduler", "learner", "evaluation", "rollout")} == {0}
+    assert (config.run.name, config.run.root) == ("plain-s1", str(tmp_path / "outputs" / "mine" / "runs"))
+
+
+def test_a_seed_key_gives_each_seed_its_own_training_problems(tmp_path: Path) -> None:
+    runs = plan(tmp_path, study_values(seed_keys=["task.options.seed"])).runs
+    assert [run.config.task.options["seed"] for run in runs] == [1, 1, 2, 2]
+
+
+def test_only_plans_the_named_methods_and_hints_at_a_misspelt_one(tmp_path: Path) -> None:
+    assert [run.name for run in plan(tmp_path, only=("ours",)).runs] == ["ours-s1", "ours-s2"]
+    with pytest.raises(ConfigError, match=r"--only our: there is no such method \(did you mean 'ours'\?\)"):
+        plan(tmp_path, only=("our",))
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value", "wanted"),
+    [
+        ("study", "seed", [1], "study.seed: there is no such key (did you mean 'seeds'?)"),
+        ("methods.ours", "pre_set", "bapo", "methods.ours.pre_set: there is no such key (did you mean 'preset'?)"),
+        ("", "method", {}, "method: there is no such key (did you mean 'methods'?)"),
+        ("common", "run", {"seed": 3}, "common.run.seed: the study sets it for every run; remove this line"),
+        ("common", "learner", {"port": 1}, "common.learner.port: the study sets it for every run"),
+        ("methods", "Two Words", {"preset": "bapo"}, "methods.Two Words: a method's name has small letters"),
+        ("study", "seeds", [1, 1], "study.seeds = [1, 1]: a seed stands there twice"),
+        ("study", "parallel", 0, 'study.parallel = 0: write at least 1, or "auto"'),
+        ("study", "parallel", "some", "study.parallel"),
+        ("methods.ours", "may_differ", ["learner.epoch"], "(did you mean 'learner.epochs'?)"),
+        ("methods.ours", "settings", {"learner": {"lrr": 1}}, "learner.lrr: there is no such key (did you mean"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, where: str, key: str, value: Any, wanted: str) -> None:
+    values = study_values()
+    place = values
+    for part in where.split(".") if where else ():
+        place = place[part]
+    place[key] = value
+    assert wanted in refusal(tmp_path, values)
+
+
+def test_a_preset_that_does_not_exist_is_an_error_of_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "STUDY.toml"
+    path.write_text(
+        f'[study]\nname = "s"\nroot = "{tmp_path}"\nseeds = [1]\n\n'
+        '[methods.first]\nlabel = "1"\npreset = "bappo"\n\n[methods.second]\npreset = "grpo"\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        read_study(path)
+    assert str(caught.value) == (
+        f"{path} line 8 [methods.first]: preset = 'bappo': there is no such preset (did you mean 'bapo'?); "
+        f"write one of {', '.join(PRESETS)}"
+    )
+    assert [run.name for run in read_study(path, ["second"]).runs] == ["second-s1"]
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "wanted"),
+    [
+        ("run", "num_steps", 4, "run.num_steps = 4, but 3 in methods.plain: the number of learner steps"),
+        (
+            "model",
+            "path",
+            "other",
+            'model.path = "other", but "models/countdown-tiny" in methods.plain: the base model',
+        ),
+        ("evaluation", "num_samples", 9, "evaluation.num_samples = 9, but 2 in methods.plain: how it is measured"),
+        ("learner", "epochs", 2, "learner.epochs = 2, but 1 in methods.plain: optimizer steps per learner step"),
+        ("task", "options", {"num_train": 9}, "task.options.num_train = 9, but not set in methods.plain"),
+    ],
+)
+def test_methods_that_are_not_comparable_are_refused_with_the_setting(
+    tmp_path: Path, section: str, key: str, value: Any, wanted: str
+) -> None:
+    values = study_values()
+    values["methods"]["ours"]["settings"] = {section: {key: value}}
+    assert f"methods.ours: {wanted}" in refusal(tmp_path, values)
+    name = "task.options" if section == "task" else f"{section}.{key}"
+    values["methods"]["ours"]["may_differ"] = [name]
+    assert len(plan(tmp_path, values).runs) == 4
+
+
+def test_a_learning_rate_is_a_matter_of_the_method(tmp_path: Path) -> None:
+    values = study_values()
+    values["methods"]["ours"]["settings"] = {"learner": {"lr": 0.5}}
+    assert plan(tmp_path, values).runs[1].config.learner.lr == 0.5
+
+
+SHIPPED = Path(__file__).parents[2] / "deploy" / "configs" / "study-countdown.toml"
+SHIPPED_METHODS = parse_study(SHIPPED.read_text(), SHIPPED.name).methods
+
+
+def test_the_shipped_study_has_every_method_of_the_paper_with_three_seeds_or_more() -> None:
+    assert len(SHIPPED_METHODS) == 16
+    assert {name for name, method in SHIPPED_METHODS.items() if method.seeds == (1, 2, 3, 4, 5)} == {
+        "grpo", "dapo", "bapo",
+    }  # fmt: skip
+
+
+def test_the_shipped_study_is_fair() -> None:
+    known = [
+        name
+        for name, method in SHIPPED_METHODS.items()
+        if method.preset in preset_names() and method.settings.get("loss", {}).get("name") is None
+    ]
+    runs = read_study(SHIPPED, known).runs
+    assert len(runs) >= 3 * len(known)
+    assert {run.config.run.num_steps for run in runs} == {96}
+
+
+# -- what there is already
+
+
+def make(study: Study, index: int, status: str | None, *, checkpoint: int | None = None) -> RunDirectory:
+    run = RunDirectory.create(study.runs[index].path, dump_toml(study.runs[index].config))
+    if status:
+        run.update_run(status=status)
+    if checkpoint:
+        run.checkpoint_dir(checkpoint).mkdir()
+        (run.checkpoint_dir(checkpoint) / "state.json").write_text("{}")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("status", "checkpoint", "state", "words"),
+    [
+        ("finished", 3, State.FINISHED, "plain-s1: finished, kept"),
+        ("failed", 2, State.RESUME, "plain-s1: continued from its checkpoint after step 2 (it was failed)"),
+        ("running", 2, State.RESUME, "plain-s1: continued from its checkpoint after step 2 (it was cut off)"),
+        ("interrupted", None, State.ANEW, "plain-s1: started anew at step 1, it had no checkpoint yet (it was inter"),
+        (None, None, State.ANEW, "plain-s1: started anew at step 1, it had no checkpoint yet"),
+    ],
+)
+def test_a_run_on_disk_is_kept_continued_or_started_anew_and_says_so(
+    tmp_path: Path, status: str | None, checkpoint: int | None, state: State, words: str
+) -> None:
+    study = plan(tmp_path)
+    make(study, 0, status, checkpoint=checkpoint)
+    found = look(study.runs[0])
+    assert (found.state, str(found).startswith(words)) == (state, True), str(found)
+
+
+def test_a_run_that_was_never_begun_is_new(tmp_path: Path) -> None:
+    study = plan(tmp_path)
+    assert look(study.runs[0]).state is State.NEW
+    study.runs[0].path.mkdir(parents=True)  # killed between the folder and its configuration
+    assert look(study.runs[0]).state is State.NEW
+
+
+def test_runs_made_with_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+    make(plan(tmp_path), 1, "finished")
+    values = study_values()
+    values["methods"]["ours"]["settings"] = {"learner": {"lr": 0.25}}
+    study = plan(tmp_path, values)
+    with pytest.raises(ConfigError, match=r"ours-s1 was made with other settings .*: learner.lr: 1e-06 -> 0.25; "):
+        changed(study.runs)
+
+
+def test_a_study_that_was_moved_is_the_same_study(tmp_path: Path) -> None:
+    study = plan(tmp_path)
+    make(study, 0, "finished")
+    moved = plan(tmp_path, study_values(root=str(tmp_path / "elsewhere")))
+    (tmp_path / "elsewhere").mkdir()
+    study.path.rename(moved.path)
+    changed(moved.runs)
+    assert look(moved.runs[0]).state is State.FINISHED
