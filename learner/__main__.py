@@ -15,6 +15,7 @@ from bapo.fleet_client import FleetClient
 from bapo.process import Flags, run_process
 from bapo.telemetry import Telemetry, serve_health
 from learner.checkpoint import Checkpoint, CheckpointWriter
+from learner.critic import load_critic
 from learner.distributed import World, join, leave, pick_device, shard
 from learner.loop import Learner
 from learner.policy import Policy, freeze, load_policy
@@ -100,13 +101,24 @@ def make_learner(
     """All parts, with the weights of the base model or of the checkpoint; `peers` on rank 0 only."""
     config, run_path = flags.config, flags.run.path
     policy = _sharded(checkpoint.model_path if checkpoint else config.model.path, flags, world)
-    wants_reference = config.loss.kl_ref == "reference" and config.loss.kl_coef > 0
-    reference = freeze(_sharded(config.model.path, flags, world)) if wants_reference else None
+    reference = freeze(_sharded(config.model.path, flags, world)) if config.loss.needs_reference else None
+    critic = None
+    if config.loss.advantage == "gae":
+        critic = load_critic(config, world.device)
+        shard(critic, world)
     return Learner(
         config=config,
         world=world,
         policy=policy,
-        updater=Updater(config=config, policy=policy, reference=reference, world=world, stop=stop, run_path=run_path),
+        updater=Updater(
+            config=config,
+            policy=policy,
+            reference=reference,
+            world=world,
+            stop=stop,
+            run_path=run_path,
+            critic=critic,
+        ),
         publisher=WeightPublisher(
             config=config,
             policy=policy,

@@ -2,6 +2,7 @@
 
     hf/                     the model in Hugging Face format with its tokenizer, float32: also the learner's own weights
     optimizer.safetensors   Adam's moments, by parameter name
+    critic, reference, supervised .safetensors    of PPO, of a replaced pi_ref, of the optimizer for cross-entropy
     anchors.safetensors     log pi_gen of groups that may be reused (ratio mode `official`)
     alpha.safetensors       the weights that the workers sample with (a hard link to the published file)
     buffer.bin              the buffer service's snapshot: data position, B_bad, B_high, queues
@@ -20,8 +21,9 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.numpy import load_file as load_arrays
@@ -33,14 +35,14 @@ from bapo.errors import ConfigError, StorageError
 from bapo.storage import storing
 from bapo.types import Canary
 from learner.anchors import GenerationMemory
-from learner.distributed import World, spread_like, whole
+from learner.distributed import World
+from learner.moments import gather_moments, load_moments, num_updates
 from learner.policy import Policy
 from learner.weights import WeightPublisher, gather_weights, link, write_weights
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-MOMENTS = ("exp_avg", "exp_avg_sq")
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -70,6 +72,18 @@ class CheckpointState:
     """Group id -> step of its first use."""
 
 
+class Saved(Protocol):
+    """A part of the learner with state of its own: a critic, a second optimizer, a reference that was replaced."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Whole, on the CPU; empty as long as there is nothing to be saved. All ranks must call it."""
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what `tensors` gave."""
+        ...
+
+
 class CheckpointWriter:
     """Saves, and forgets old ones. Every rank must call `save`; rank 0 writes."""
 
@@ -92,12 +106,14 @@ class CheckpointWriter:
         policy: Policy,
         optimizer: torch.optim.Optimizer,
         memory: GenerationMemory,
+        parts: Mapping[str, Saved],
         publisher: WeightPublisher,
         buffer_snapshot: bytes,
     ) -> None:
         """Write the checkpoint of `step`. Raises: StorageError; the older checkpoints stay."""
         weights = gather_weights(policy, torch.float32)
-        moments = gather_moments(policy, optimizer)
+        moments = gather_moments(policy.model, optimizer)
+        more = {name: part.tensors() for name, part in parts.items()}
         if self._world.leads:
             assert publisher.newest is not None, "step 1 publishes before anything is saved"
             state = CheckpointState(
@@ -116,6 +132,8 @@ class CheckpointWriter:
                     write_weights(weights, partial / "hf" / "model.safetensors")
                     write_weights(moments, partial / "optimizer.safetensors")
                     write_weights(_tensors(memory.columns), partial / "anchors.safetensors")
+                    for name, tensors in filter(itemgetter(1), more.items()):
+                        write_weights(tensors, partial / f"{name}.safetensors")
                     self._write_model_files(policy, partial / "hf")
                     link(Path(publisher.newest.path), partial / "alpha.safetensors")
                     (partial / "buffer.bin").write_bytes(buffer_snapshot)
@@ -174,17 +192,18 @@ class Checkpoint:
     def load_optimizer(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         """Adam's moments and step count, spread like the parameters. Raises: ConfigError for another model's."""
         stored = load_file(self.folder / "optimizer.safetensors")
-        parameters = dict(policy.model.named_parameters())
-        unknown = {key.split("/", 1)[1] for key in stored} - parameters.keys()
+        unknown = {key.split("/", 1)[1] for key in stored} - dict(policy.model.named_parameters()).keys()
         if unknown:
             raise ConfigError(f"{self.folder} holds moments of {sorted(unknown)}, which the model does not have")
-        for name, parameter in parameters.items():
-            if f"{MOMENTS[0]}/{name}" not in stored:
-                continue  # it never had a gradient
-            optimizer.state[parameter] = {
-                "step": torch.tensor(float(self.state.num_updates), device=parameter.device),
-                **{moment: spread_like(stored[f"{moment}/{name}"], parameter) for moment in MOMENTS},
-            }
+        load_moments(policy.model, optimizer, stored, self.state.num_updates)
+
+    def load_parts(self, parts: Mapping[str, Saved]) -> None:
+        """State of what has state of its own; a part that had none yet stays as it is."""
+        for name, part in parts.items():
+            path = self.folder / f"{name}.safetensors"
+            tensors = load_file(path) if path.exists() else {}
+            if tensors:
+                part.load(tensors)
 
     def load_memory(self, memory: GenerationMemory) -> None:
         """log pi_gen of groups that may be reused."""
@@ -214,22 +233,6 @@ def complete_steps(folder: Path) -> list[int]:
     """Steps with a whole checkpoint, in order."""
     found = folder.glob("step-[0-9]*/state.json")
     return sorted(int(path.parent.name.removeprefix("step-")) for path in found if path.parent.suffix != ".partial")
-
-
-def gather_moments(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Adam's moments by "<moment>/<parameter name>", whole, on the CPU. All ranks must call it."""
-    states = {name: optimizer.state.get(parameter) for name, parameter in policy.model.named_parameters()}
-    return {
-        f"{moment}/{name}": whole(state[moment]).cpu().contiguous()
-        for name, state in states.items()
-        if state
-        for moment in MOMENTS
-    }
-
-
-def num_updates(optimizer: torch.optim.Optimizer) -> int:
-    """Optimizer steps so far."""
-    return max((int(state["step"]) for state in optimizer.state.values()), default=0)
 
 
 def _tensors(columns: Mapping[str, Any]) -> dict[str, Tensor]:

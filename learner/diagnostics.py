@@ -110,6 +110,8 @@ class UpdateReport:
     gaps: Mapping[str, float]
     """tv_x1 ...: see `behaviour_gap`."""
     seconds: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """What only some methods have: value_loss, value_mean, supervised_loss, clip_low, clip_high, balance."""
 
     def mean(self, name: str, *, over: str = "num_tokens") -> float | None:
         """Mean of a field over the mini-batches, weighted by the field `over`; None without any weight."""
@@ -171,6 +173,7 @@ def metrics_row(
         "num_active_tokens": sum(result.num_active for result in report.minibatches),
         "num_updates": len(report.minibatches),
         **{f"{name}_s": round(value, 6) for name, value in phases.items()},
+        **report.facts,
         "tokens_per_s": report.num_tokens / max(phases["step"], 1e-9),
         "time": time.time(),
     }

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bapo.errors import ConfigError
@@ -149,3 +149,20 @@ def spread_like(value: Tensor, model: Tensor) -> Tensor:
         return value
     # Every rank cuts its own part out of its own copy: nothing travels.
     return distribute_tensor(value, model.device_mesh, model.placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def copy_parameters(source: nn.Module, target: nn.Module) -> None:
+    """Give `target` the parameters of `source`, which is spread in the same way. All ranks must call it."""
+    for module in (*source.modules(), *target.modules()):
+        if isinstance(module, FSDPModule):
+            module.reshard()  # after a pass the parameters that are registered are whole copies
+    for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
+        mine.copy_(theirs)
+
+
+@torch.no_grad()
+def load_parameters(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give `module`, which has not computed anything yet, these whole parameters by their names."""
+    for name, parameter in module.named_parameters():
+        parameter.copy_(spread_like(tensors[name], parameter))

@@ -99,6 +99,7 @@ class Learner:
                 policy=self.policy,
                 optimizer=self.updater.optimizer,
                 memory=self.updater.memory,
+                parts=self.updater.parts,
                 publisher=self.publisher,
                 buffer_snapshot=self.buffer.snapshot(),
             )

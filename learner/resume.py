@@ -25,9 +25,10 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def load_state(learner: Learner, checkpoint: Checkpoint) -> None:
-    """Optimizer and remembered anchors; the weights were loaded with the model."""
+    """Optimizer, remembered anchors and the parts; the weights were loaded with the model."""
     checkpoint.load_optimizer(learner.policy, learner.updater.optimizer)
     checkpoint.load_memory(learner.updater.memory)
+    checkpoint.load_parts(learner.updater.parts)
 
 
 def resume_buffer(buffer: SharedBuffer, checkpoint: Checkpoint | None) -> None:

@@ -8,7 +8,7 @@ in the denominators but not computed: loss and gradient are the same. GRPO, whic
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from learner.losses.corrections import importance_weight
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Step:
-    """Step t between PROX and theta_{t+1}. Only `anchor_M` changes: unknown anchors are filled in."""
+    """Step t between PROX and theta_{t+1}. Unknown anchors are filled in; with a critic, advantages are replaced."""
 
     batch: Batch
     columns: Columns
@@ -44,6 +44,8 @@ class Step:
     reference_M: Tensor | None = None
     reference_share: float = 1.0
     """Share of the KL term to the reference (kl_ref = convex)."""
+    facts: dict[str, float] = field(default_factory=dict)
+    """What the records should say of this step besides its sums; of the newest mini-batch."""
 
     def inputs(self, micro: MicroBatch, weight_M: Tensor) -> TokenInputs:
         """What the loss of one micro-batch is made of. `weight_M`: of the whole batch."""
@@ -168,5 +170,6 @@ def adds_without_advantage(settings: LossConfig) -> bool:
         settings.kl_coef > 0
         or settings.entropy_coef > 0
         or settings.name == "kimi"
+        or settings.advantage == "gae"
         or settings.importance_denominator == "kept"
     )

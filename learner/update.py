@@ -1,6 +1,7 @@
 """PROX, ADV and UPDATE: theta_t and D_t become theta_{t+1} (spec A.3 lines 9-11; algorithm 1, line 18).
 
-    columns (with advantages) -> anchors and reference where the loss needs them -> one AdamW step per mini-batch
+    columns (with advantages) -> anchors and reference where the loss needs them -> critic, if any
+                              -> one AdamW step per mini-batch -> cross-entropy on entries of kind sft, if any
 
 Suffixes: M response tokens of the batch or of a micro-batch, R responses.
 """
@@ -8,8 +9,7 @@ Suffixes: M response tokens of the batch or of a micro-batch, R responses.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +17,23 @@ import torch
 from torch import Tensor
 
 from bapo.config.tree import Config
-from bapo.errors import DivergenceError, StorageError
 from bapo.types import Batch
-from bapo.wire import pack_batch
 from learner.anchors import GenerationMemory, remember_anchors
-from learner.batching import Int64s, MicroBatch, microbatches_of
+from learner.batching import MicroBatch
+from learner.checkpoint import Saved
+from learner.critic import Critic, CriticTrainer
 from learner.diagnostics import Meter, MinibatchResult, Stopwatch, UpdateReport, behaviour_gap
 from learner.distributed import World, whole
+from learner.divergence import refuse_divergence
 from learner.loss import known_anchor, objective, token_losses
 from learner.losses.base import PolicyLoss
 from learner.losses.registry import load_loss
+from learner.passes import Passes
 from learner.policy import Policy
+from learner.reference import Reference
 from learner.step import Step, make_step
 from learner.stopping import StopFlag, Stopped
+from learner.supervised import Supervised
 
 log = logging.getLogger(__name__)
 
@@ -46,20 +50,33 @@ class Updater:
         world: World,
         stop: StopFlag,
         run_path: Path,
+        critic: Critic | None = None,
     ) -> None:
-        """`reference`: needed for kl_ref = reference only. `run_path`: where a batch that diverges is written."""
+        """`reference`: where the KL term needs one. `critic`: for loss.advantage = gae. `run_path`: where a batch that
+        diverges is written."""
         self._config = config
         self._policy = policy
-        self._reference = reference
+        self._reference = None if reference is None else Reference(reference, config.loss)
         self._world = world
         self._stop = stop
         self._run_path = run_path
         self._loss = load_loss(config.loss)
+        self._passes = Passes(world, config.learner.microbatch_tokens)
+        self._critic = None
+        if critic is not None:
+            self._critic = CriticTrainer(config=config, critic=critic, passes=self._passes, run_path=run_path)
+        self._supervised = Supervised(config=config, policy=policy, passes=self._passes, run_path=run_path)
         self.memory = GenerationMemory(config.algorithm.high_window)
         settings = config.learner
         self.optimizer = torch.optim.AdamW(
             policy.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
         )
+
+    @property
+    def parts(self) -> Mapping[str, Saved]:
+        """What a checkpoint must hold besides policy, optimizer and memory."""
+        parts = {"reference": self._reference, "critic": self._critic, "supervised": self._supervised}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def run(self, batch: Batch) -> UpdateReport:
         """One step. An empty batch changes nothing.
@@ -72,10 +89,14 @@ class Updater:
             log.warning("step %d batch is empty: no update", batch.step)
             return UpdateReport(lr=lr, minibatches=(), num_tokens=0, gaps={}, seconds=watch.seconds)
         step = make_step(batch, self._config, self.memory, self._world.device)
+        if self._config.learner.reset_optimizer:
+            self.optimizer.state.clear()
         with watch.phase("prox"):
             self._evaluate_anchors(step)
         with watch.phase("update"):
+            facts = dict(self._critic.run(step)) if self._critic else {}
             results = tuple(self._minibatch(step, k) for k in range(len(step.plan)))
+            facts.update(self._supervised.run(step))
         anchors_M, rollout_M = step.anchor_M.cpu().numpy(), step.columns.rollout_logprobs_M
         remember_anchors(batch, anchors_M, settings, self.memory)
         return UpdateReport(
@@ -84,6 +105,7 @@ class Updater:
             num_tokens=len(rollout_M),
             gaps=behaviour_gap(batch, anchors_M, rollout_M) if settings.ratio_mode == "decoupled" else {},
             seconds=watch.seconds,
+            facts=facts | step.facts,
         )
 
     def _set_lr(self, step: int) -> float:
@@ -101,19 +123,18 @@ class Updater:
         known as a whole before.
         """
         early = self._loss.whole_minibatch or self._config.loss.importance_denominator == "kept"
-        unknown = step.unknown(but_for=None if early else 0)
+        unknown = step.unknown(but_for=None if early or not step.plan else 0)
         if len(unknown):
-            step.fill_anchors(unknown, self._evaluate(self._policy, step, unknown))
-        if self._reference is not None:
-            step.reference_M = self._evaluate(self._reference, step, np.flatnonzero(step.active_R))
+            step.fill_anchors(unknown, self._passes.evaluate(self._logprobs, step, unknown))
+        reference, number = self._reference, step.batch.step
+        if reference is not None:
+            reference.begin_step(number, self._policy)
+            responses = np.flatnonzero(step.active_R)
+            step.reference_M = self._passes.evaluate(lambda micro: reference.policy(micro)[0], step, responses)
+            step.reference_share = reference.share(number)
 
-    @torch.no_grad()
-    def _evaluate(self, policy: Policy, step: Step, responses: Int64s) -> Tensor:
-        """[M] log-probs of these responses on every rank; 0 elsewhere."""
-        found_M = torch.zeros_like(step.rollout_M)
-        for micro in self._microbatches(step, responses):
-            found_M[micro.slot_M], _ = policy(micro)
-        return self._world.sum(found_M)
+    def _logprobs(self, micro: MicroBatch) -> Tensor:
+        return self._policy(micro)[0]
 
     def _minibatch(self, step: Step, k: int) -> MinibatchResult:
         """One optimizer step over the groups of mini-batch k."""
@@ -126,7 +147,10 @@ class Updater:
             num_active=int(step.columns.lengths_R[step.active(k)].sum()),
             stop=self._stop.asked,
         )
-        self._refuse_divergence(step, k, result)
+        refuse_divergence(
+            step.batch, step.plan[k], f"mini-batch {k + 1} of {len(step.plan)}", result.loss, result.grad_norm,
+            run_path=self._run_path, leads=self._world.leads,
+        )  # fmt: skip
         self.optimizer.step()
         if result.stop:
             raise Stopped(f"asked to end: step {step.batch.step} stops after mini-batch {k + 1} of {len(step.plan)}")
@@ -138,7 +162,7 @@ class Updater:
         weight_M = step.weights(k, settings, self._config.rollout.max_response_tokens)
         policy_loss = self._fitted_loss(step, k, weight_M)
         own_M = torch.zeros_like(step.rollout_M)
-        for micro in self._microbatches(step, step.active(k)):
+        for micro in self._passes.microbatches(step, step.active(k)):
             logprobs_M, entropy_M = self._policy(micro)
             inputs = step.inputs(micro, weight_M)
             losses = token_losses(logprobs_M, inputs, policy_loss, settings)
@@ -156,30 +180,7 @@ class Updater:
         if not self._loss.whole_minibatch or not len(step.active(k)):
             return self._loss
         slot_M, inputs = step.whole_inputs(k, weight_M)
-        logprobs_M = self._evaluate(self._policy, step, step.active(k))[slot_M]
-        return self._loss.fitted(logprobs_M, known_anchor(logprobs_M, inputs), inputs)
-
-    def _microbatches(self, step: Step, responses: Int64s) -> Iterator[MicroBatch]:
-        world, budget = self._world, self._config.learner.microbatch_tokens
-        return microbatches_of(
-            step.columns, responses, budget=budget, rank=world.rank, num_ranks=world.size, device=world.device
-        )
-
-    def _refuse_divergence(self, step: Step, k: int, result: MinibatchResult) -> None:
-        """Stop while the weights are still sound, and keep the batch so that it can be looked at."""
-        if math.isfinite(result.loss) and math.isfinite(result.grad_norm):
-            return
-        batch = step.batch
-        path = self._run_path / "diverged" / f"step-{batch.step:06d}.frame"
-        if self._world.leads:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(pack_batch(batch))
-            except OSError as error:
-                raise StorageError(f"step {batch.step} diverged and {path} cannot be written: {error}") from error
-        groups = ", ".join(batch.entries[i].group.group_id for i in step.plan[k])
-        raise DivergenceError(
-            f"step {batch.step}, mini-batch {k + 1} of {len(step.plan)}: loss is {result.loss}, gradient norm "
-            f"{result.grad_norm}; weights were not changed by it. Groups: {groups}. The batch is in {path}. "
-            "Lower learner.lr, learner.grad_clip or loss.importance_cap, then resume from the last checkpoint"
-        )
+        logprobs_M = self._passes.evaluate(self._logprobs, step, step.active(k))[slot_M]
+        fitted = self._loss.fitted(logprobs_M, known_anchor(logprobs_M, inputs), inputs)
+        step.facts.update(fitted.facts)
+        return fitted

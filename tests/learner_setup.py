@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +13,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from bapo.config.objective import WITHOUT_WEIGHT
 from bapo.config.tree import Config
 from bapo.errors import ContractError
 from bapo.process import Flags
 from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry
-from bapo.types import Batch, BatchEntry, Fate, Group, Origin, Progress, WeightUpdate
+from bapo.types import Batch, BatchEntry, Fate, Group, Origin, Outcome, Progress, WeightUpdate
 from learner.__main__ import Peers, make_learner
 from learner.checkpoint import Checkpoint
+from learner.critic import Critic
 from learner.distributed import World
 from learner.loop import Learner
 from learner.policy import Policy, load_policy
@@ -101,9 +104,68 @@ def with_groups(batch: Batch, groups: Sequence[Group], origin: Origin, step: int
     return Batch(**{**fields, "step": step, "entries": entries})
 
 
-def make_updater(config: Config, policy: Policy, run_path: Path, reference: Policy | None = None) -> Updater:
-    """One rank, nobody stops it."""
-    return Updater(config=config, policy=policy, reference=reference, world=ALONE, stop=StopFlag(), run_path=run_path)
+def loss_settings(name: str) -> dict[str, Any]:
+    """The least that a registered loss needs beside its name."""
+    fields: dict[str, Any] = {"name": name, "kl_coef": 0.0}
+    if name in WITHOUT_WEIGHT:
+        fields["importance_level"] = "none"
+    if name == "dppo":
+        fields["ratio_mode"] = "direct"
+    return fields
+
+
+def with_experts(batch: Batch) -> Batch:
+    """The last row of every second group is an expert's, and the first of every third was sampled before."""
+    entries = []
+    for number, entry in enumerate(batch.entries):
+        group, size = entry.group, entry.group.size
+        fields = {name: getattr(group, name) for name in Group.__slots__}
+        if number % 2 == 0:
+            logprobs = group.rollout_logprobs.copy()
+            logprobs[-int(group.lengths[-1]) :] = 0.0
+            outcomes = np.array([Outcome.GRADED] * (size - 1) + [Outcome.EXPERT], dtype=np.uint8)
+            group = Group(**{**fields, "rollout_logprobs": logprobs, "outcomes": outcomes})
+        replayed = np.arange(size) < (number % 3 == 0)
+        entries.append(BatchEntry(origin=entry.origin, group=group, replayed=replayed))
+    return dataclasses.replace(batch, entries=tuple(entries))
+
+
+def with_supervised(batch: Batch, *numbers: int) -> Batch:
+    """These entries become of kind sft, with an expert's only response."""
+    entries = list(batch.entries)
+    for number in numbers:
+        group = entries[number].group
+        length = int(group.lengths[0])
+        fields = {name: getattr(group, name) for name in Group.__slots__} | {
+            "token_ids": group.token_ids[:length],
+            "rollout_logprobs": np.zeros(length, np.float32),
+            "lengths": group.lengths[:1],
+            "rewards": np.ones(1, np.float32),
+            "outcomes": np.array([Outcome.EXPERT], np.uint8),
+            "versions": group.versions[:1],
+        }
+        entries[number] = BatchEntry(origin=entries[number].origin, group=Group(**fields), kind="sft")
+    return dataclasses.replace(batch, entries=tuple(entries))
+
+
+def make_updater(
+    config: Config,
+    policy: Policy,
+    run_path: Path,
+    reference: Policy | None = None,
+    critic: Critic | None = None,
+    world: World = ALONE,
+) -> Updater:
+    """Nobody stops it."""
+    return Updater(
+        config=config,
+        policy=policy,
+        reference=reference,
+        world=world,
+        stop=StopFlag(),
+        run_path=run_path,
+        critic=critic,
+    )
 
 
 def tiny_policy(config: Config) -> Policy:

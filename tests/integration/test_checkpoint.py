@@ -30,6 +30,7 @@ from tests.learner_setup import (
     make_test_learner,
     random_batch,
     with_groups,
+    with_supervised,
 )
 from tests.tiny_model import reference_logprobs, write_tiny_model
 
@@ -114,6 +115,44 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_by_bit(
     # The workers first get what they had at the checkpoint, also when they are ahead of it.
     assert fleet.updates[0].version == max(1, last // 3 * 3)
     assert fleet.rollbacks == [True] + [False] * (len(fleet.rollbacks) - 1)
+
+
+METHODS: dict[str, dict[str, dict[str, object]]] = {
+    "critic": {"loss": {"advantage": "gae", "ratio_mode": "direct"}, "critic": {"lr": 1e-3}},
+    "remix": {
+        "loss": {
+            "name": "geppo_add", "importance_level": "none", "ratio_mode": "decoupled", "kl_ref": "convex",
+            "kl_coef": 0.1, "kl_restart_step": 3,
+        },
+        "learner": {"epochs": 2, "epochs_until": 3, "minibatch_size": 2},
+    },
+    "supervised": {"supervised": {"lr": 1e-3}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("killed_at", [2, 4, 6])
+def test_what_single_methods_keep_is_resumed_too(method: str, killed_at: int, model_path: Path, tmp_path: Path) -> None:
+    config = run_config(model_path, **METHODS[method])
+
+    def make(step: int) -> Batch:
+        return with_supervised(batch_of(step), 0) if method == "supervised" else batch_of(step)
+
+    def killed(step: int) -> Batch:
+        if step == killed_at:
+            raise KeyboardInterrupt
+        return make(step)
+
+    straight = train(config, tmp_path / "straight", FakeBuffer(make), FakeFleet())
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "broken", FakeBuffer(killed), FakeFleet())
+    resumed = train(config, tmp_path / "broken", FakeBuffer(make), FakeFleet(), resume=True)
+    assert rows_of(resumed) == rows_of(straight)[(killed_at - 1) // 2 * 2 :]
+    for name, part in straight.updater.parts.items():
+        again = resumed.updater.parts[name].tensors()
+        assert all(torch.equal(tensor, again[key]) for key, tensor in part.tensors().items()), name
+    expected = {"critic": "critic", "remix": "reference", "supervised": "supervised"}[method]
+    assert (tmp_path / "straight" / "checkpoints" / "step-000007" / f"{expected}.safetensors").exists()
 
 
 def test_a_checkpoint_is_an_hf_folder_with_weights_tokenizer_alpha_and_buffer(model_path: Path, tmp_path: Path) -> None:
