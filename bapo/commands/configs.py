@@ -14,6 +14,8 @@ from bapo.config.layers import preset_names
 from bapo.config.load import diff, dump_toml, load_config
 from bapo.config.tree import Config
 
+FIRST_SENTENCE = re.compile(r"(?<!Dr)[.] (?=[A-Z])")
+
 app = typer.Typer(help="Show, compare and describe configurations.", no_args_is_help=True)
 
 
@@ -52,7 +54,7 @@ def presets() -> None:
     """
     width = max(map(len, preset_names()))
     for name in preset_names():
-        say(f"{name:{width}}  {re.split(r': |[.] (?=[A-Z])', about_preset(name))[0].rstrip('.')}")
+        say(f"{name:{width}}  {FIRST_SENTENCE.split(about_preset(name))[0].rstrip('.')}")
 
 
 @app.command()

@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from learner.losses.registry import loss_names
 from tests.tiny_model import write_tiny_model
 
 TIMEOUT_S = 120
@@ -26,11 +28,15 @@ def free_port() -> int:
 
 def run_ranks(model: Path, run: Path, num_ranks: int, first: int, last: int) -> list[list[list[float]]]:
     """Losses and gradient norms of every mini-batch, per rank."""
+    return spawn_ranks("fsdp_rank", [str(model), str(run), str(num_ranks), str(first), str(last)], num_ranks)
+
+
+def spawn_ranks(module: str, arguments: list[str], num_ranks: int) -> list[Any]:
+    """What each rank printed as its last line, as JSON."""
     port = str(free_port())
-    arguments = [str(model), str(run), str(num_ranks), str(first), str(last)]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.fsdp_rank", *arguments],
+            [sys.executable, "-m", f"tests.integration.{module}", *arguments],
             env={
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
@@ -107,3 +113,14 @@ def test_a_checkpoint_of_two_ranks_is_resumed_by_two_ranks_and_by_one(
             path.unlink() if path.is_file() else path.rmdir()
     alone = run_ranks(model, tmp_path, 1, 3, 4)[0]
     np.testing.assert_allclose(alone, want[4:], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_losses_of_one_for_every_method(model: Path, tmp_path: Path) -> None:
+    [alone] = spawn_ranks("methods_rank", [str(model), str(tmp_path), "1"], 1)
+    first, second = spawn_ranks("methods_rank", [str(model), str(tmp_path), "2"], 2)
+    assert set(loss_names()) | {"critic", "reincarnation", "supervised", "kept"} == alone.keys()
+    assert first == second, "every rank reports the numbers of all"
+    for method, numbers in alone.items():
+        np.testing.assert_allclose(first[method], numbers, rtol=1e-3, atol=1e-5, err_msg=method)
+        assert max(map(abs, numbers)) > 1e-3, method

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bapo.config.layers import preset_layers
+from bapo.config.layers import dotted, flatten, preset_layers
 from bapo.config.load import load_config
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
@@ -79,9 +79,109 @@ def test_grpo_is_on_policy_and_stores_nothing() -> None:
     assert (algorithm.batch_size, algorithm.group_size, config.learner.lr) == (256, 8, 1e-6)
 
 
-def test_the_off_policy_grpo_of_the_paper_is_two_overrides_away() -> None:
-    config = load_config(["grpo"], ["--cadence.v=5", "--cadence.m=5"])
-    assert config.cadence.max_staleness == 4
+def test_the_off_policy_grpo_of_the_paper_differs_from_grpo_in_its_cadence() -> None:
+    on_policy, off_policy = preset("grpo"), preset("grpo-v5")
+    assert off_policy.cadence.max_staleness == 4
+    assert off_policy.model_copy(update={"cadence": on_policy.cadence, "preset": "grpo"}) == on_policy
+
+
+METHODS: dict[str, tuple[str, dict[str, object]]] = {
+    # preset -> (the one beneath, every key that differs from it)
+    "dr-grpo": (
+        "grpo",
+        {"loss.advantage_norm": "center", "loss.aggregation": "const_len", "loss.kl_coef": 0.0,
+         "loss.entropy_coef": 0.0},
+    ),
+    "gspo": (
+        "grpo",
+        {"loss.name": "gspo", "loss.ratio_mode": "decoupled", "loss.importance_level": "none", "loss.clip_low": 3e-4,
+         "loss.clip_high": 4e-4, "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0},
+    ),
+    "cispo": (
+        "grpo",
+        {"loss.name": "cispo", "loss.clip_low": None, "loss.aggregation": "token_mean", "loss.kl_coef": 0.0,
+         "loss.entropy_coef": 0.0},
+    ),
+    "areal": (
+        "grpo",
+        {"algorithm.group_size": 4, "cadence.slack": 2, "loss.ratio_mode": "decoupled", "loss.clip_low": 0.4,
+         "loss.clip_high": 0.4, "loss.aggregation": "token_mean", "loss.advantage_norm": "std_ddof1",
+         "loss.advantage_eps": 1e-5, "loss.advantage_batch_norm": True, "loss.importance_mode": "mask",
+         "loss.importance_cap": 5.0, "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0, "shaping.shift": -0.5,
+         "shaping.scale": 10.0, "learner.lr": 1.7e-5},
+    ),
+    "tis": (
+        "grpo",
+        {"loss.ratio_mode": "decoupled", "loss.importance_cap": 2.0, "loss.clip_high": 0.28,
+         "loss.aggregation": "token_mean", "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0},
+    ),
+    "tis-sequence": ("tis", {"loss.importance_level": "sequence"}),
+    "tis-mask": (
+        "tis",
+        {"loss.importance_mode": "mask", "loss.importance_floor": 0.5, "loss.importance_denominator": "kept"},
+    ),
+    "tis-geometric-mask": ("tis-mask", {"loss.importance_level": "geometric", "loss.importance_veto": 1e-4}),
+    "balanced-clip": (
+        "grpo",
+        {"loss.name": "balanced_clip", "loss.dual_clip": 3.0, "loss.aggregation": "token_mean", "loss.kl_coef": 0.0,
+         "loss.entropy_coef": 0.0, "learner.epochs": 2},
+    ),
+    "bapo-balanced-clip": ("bapo", {"loss.name": "balanced_clip", "loss.dual_clip": 3.0}),
+    "dppo": (
+        "grpo",
+        {"cadence.slack": 8, "loss.name": "dppo", "loss.aggregation": "token_mean", "loss.advantage_norm": "center",
+         "loss.kl_ref": "behaviour", "loss.kl_estimator": "k2", "loss.kl_coef": 2e-3, "loss.entropy_coef": 0.0},
+    ),
+    "ppo": (
+        "grpo",
+        {"loss.advantage": "gae", "loss.aggregation": "token_mean", "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0},
+    ),
+    "ba-ppo": (
+        "bapo",
+        {"algorithm.threshold_schedule": "fixed", "algorithm.bad_capacity": 64, "rollout.max_response_tokens": 4096,
+         "loss.advantage": "gae"},
+    ),
+    "bapo-without-x2": ("bapo", {"algorithm.use_x2": False}),
+    "bapo-without-x3": ("bapo", {"algorithm.use_x3": False}),
+    "bapo-fixed-low": (
+        "bapo",
+        {"algorithm.c2_range": (0.0, 0.5), "algorithm.threshold_schedule": "fixed",
+         "algorithm.drop_zero_variance_x3": False},
+    ),
+    "bapo-fixed-high": (
+        "bapo",
+        {"algorithm.c2_range": (0.375, 0.5), "algorithm.c3_range": (0.5, 0.625),
+         "algorithm.threshold_schedule": "fixed"},
+    ),
+    "bapo-inverted": ("bapo", {"algorithm.threshold_schedule": "inverted"}),
+    "bapo-gaussian": ("bapo", {"algorithm.online_filter": "gaussian"}),
+    "bapo-gaussian-quota": ("bapo", {"algorithm.online_filter": "gaussian_quota"}),
+    "bapo-uniform": ("bapo", {"algorithm.online_filter": "uniform"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_differs_from_the_preset_beneath_it_in_these_keys_alone(name: str) -> None:
+    beneath, changes = METHODS[name]
+    before, after = dict(flatten(preset(beneath).model_dump())), dict(flatten(preset(name).model_dump()))
+    found = {dotted(key): value for key, value in after.items() if before[key] != value and dotted(key) != "preset"}
+    assert found == changes
+
+
+def test_ba_ppo_stays_at_the_initial_thresholds_of_bapo() -> None:
+    algorithm, critic = preset("ba-ppo").algorithm, preset("ba-ppo").critic
+    assert (algorithm.c1, algorithm.c2_range[0], algorithm.c3_range[0]) == (1 / 8, 1 / 8, 2 / 8)
+    assert (critic.lr, critic.gamma, critic.gae_lambda, critic.value_clip) == (1e-5, 1.0, 1.0, 0.5)
+
+
+def test_dapos_loss_is_settings_of_ppo() -> None:
+    config = load_config(
+        ["grpo"],
+        ["--loss.clip_high=0.28", "--loss.dual_clip=10.0", "--loss.aggregation=token_mean", "--loss.kl_coef=0.0",
+         "--loss.entropy_coef=0.0", "--rollout.max_response_tokens=20480", "--learner.microbatch_tokens=22528",
+         "--shaping.overlong_cache=4096"],
+    )  # fmt: skip
+    assert (config.loss.name, config.shaping.overlong_factor) == ("ppo", 1.0)
 
 
 def test_presets_that_name_each_other_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
