@@ -22,6 +22,7 @@ from bapo.messages import (
     request_map,
     status_from_map,
 )
+from bapo.nonces import ClaimNonces
 from bapo.peer import Answer, Peer
 from bapo.pushing import push_all
 from bapo.types import Batch, Group, HardPrompt, Progress, Prompt, RolloutRequest
@@ -60,6 +61,7 @@ class BufferClient:
         """
         self._peer = Peer("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s, full_s=full_s, token=token)
         self._full_s = full_s
+        self._nonces = ClaimNonces()
 
     @property
     def url(self) -> str:
@@ -82,10 +84,26 @@ class BufferClient:
     def claim(self, worker_id: str, *, limit: int, policy_version: int, wait_s: float = 0.0) -> list[RolloutRequest]:
         """Lease at most `limit` requests that weights of `policy_version` may answer.
 
+        A claim whose answer was lost leases nothing twice: repeated here, or by the worker's next claim after an
+        error, it gets what it had leased (then perhaps more than `limit`). One claim of a worker at a time: of
+        several at once only the newest is known again.
+
         Args:
             wait_s: wait so long for the first one; [] when there is none after that.
         """
-        body = {"worker_id": worker_id, "limit": limit, "policy_version": policy_version, "wait_s": wait_s}
+        with self._nonces.claiming(worker_id) as nonce:
+            return self._claim_as(nonce, worker_id, limit=limit, policy_version=policy_version, wait_s=wait_s)
+
+    def _claim_as(
+        self, nonce: str, worker_id: str, *, limit: int, policy_version: int, wait_s: float
+    ) -> list[RolloutRequest]:
+        body = {
+            "worker_id": worker_id,
+            "nonce": nonce,
+            "limit": limit,
+            "policy_version": policy_version,
+            "wait_s": wait_s,
+        }
         answer = self._peer.call("POST", "/requests/claim", body=body, wait_s=wait_s)
         return [request_from_map(fields) for fields in answer.json()["requests"]]
 
@@ -223,8 +241,8 @@ class BufferClient:
 class AsyncBufferClient:
     """The same for asyncio: every method of `BufferClient`, awaited; the call itself runs in a thread of its own.
 
-    A task that is cancelled stops waiting; its call goes on unheard. So a claim that is cancelled may leave leases,
-    which return after `buffer.lease_s`; everything else may be repeated as if nothing had happened.
+    A task that is cancelled stops waiting; its call goes on unheard, and may be repeated as if nothing had happened.
+    What a cancelled claim has leased is given to the worker's next claim by this client.
     """
 
     def __init__(
@@ -238,6 +256,7 @@ class AsyncBufferClient:
     ) -> None:
         """See `BufferClient`."""
         self.blocking = BufferClient(url, timeout_s=timeout_s, retry_s=retry_s, full_s=full_s, token=token)
+        self._nonces = ClaimNonces()
 
     @property
     def url(self) -> str:
@@ -245,7 +264,6 @@ class AsyncBufferClient:
         return self.blocking.url
 
     enqueue = in_thread(BufferClient.enqueue)
-    claim = in_thread(BufferClient.claim)
     renew = in_thread(BufferClient.renew)
     fail = in_thread(BufferClient.fail)
     release = in_thread(BufferClient.release)
@@ -262,8 +280,17 @@ class AsyncBufferClient:
     restore = in_thread(BufferClient.restore)
     resume = in_thread(BufferClient.resume)
     wait_ready = in_thread(BufferClient.wait_ready)
+    _claim_as = in_thread(BufferClient._claim_as)
     _batch = in_thread(BufferClient.batch)
     _batch_frame = in_thread(BufferClient.batch_frame)
+
+    async def claim(
+        self, worker_id: str, *, limit: int, policy_version: int, wait_s: float = 0.0
+    ) -> list[RolloutRequest]:
+        """As `BufferClient.claim`."""
+        # Here and not in the call's thread: that hears its answer even when this task is cancelled.
+        with self._nonces.claiming(worker_id) as nonce:
+            return await self._claim_as(nonce, worker_id, limit=limit, policy_version=policy_version, wait_s=wait_s)
 
     async def batch(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> Batch:
         """As `BufferClient.batch`; `on_wait` is called in the event loop."""

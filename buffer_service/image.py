@@ -15,8 +15,8 @@ from buffer_service.values import BatchRecord, FreshGroup, GroupRecord, Tables
 class Image:
     """All that a resumed run needs of one run's buffer, but for the frames.
 
-    Leased requests count as queued. Evaluations are not part of it: the evaluator asks again for what it has no
-    result of.
+    Leased requests count as queued, so that no claim is remembered. Evaluations are not part of it: the evaluator asks
+    again for what it has no result of.
     """
 
     progress: Progress

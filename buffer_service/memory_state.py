@@ -67,6 +67,8 @@ class MemoryState:
     """Newest first."""
     counters: Counter[str] = field(default_factory=Counter)
     heard: dict[str, float] = field(default_factory=dict)
+    claims: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    """Worker -> nonce of its newest claim that leased something, and what that leased."""
     progress: Progress = field(default_factory=lambda: Progress(step=0, policy_version=0))
     committed: int = 0
     checkpointed: int = 0
@@ -102,6 +104,21 @@ class MemoryState:
         """What weights of this version may answer, in claim order."""
         queued = [o for o in self.open.values() if not o.holder and o.request.min_version <= policy_version]
         return [o for p in purposes for o in sorted(queued, key=lambda o: o.order) if o.request.purpose is p]
+
+    def leased_before(self, worker_id: str, nonce: str) -> list[OpenRequest] | None:
+        """What the worker still holds of a claim's first time; [] of an older claim; None for a new one."""
+        newest, ids = self.claims.get(worker_id, ("", ()))
+        if not nonce or not newest:
+            return None
+        if nonce == newest:
+            return [self.open[i] for i in ids if i in self.open and self.open[i].holder == worker_id]
+        return [] if _is_older(nonce, newest) else None
+
+    def remember_claim(self, worker_id: str, nonce: str, claimed: Sequence[OpenRequest]) -> None:
+        """So that the claim is known when it comes again; one without a nonce is not, nor is the one before it."""
+        self.claims.pop(worker_id, None)
+        if nonce:
+            self.claims[worker_id] = (nonce, tuple(item.request.request_id for item in claimed))
 
     def return_expired(self, now: float, max_attempts: int) -> None:
         """Leases that are over count as failed attempts."""
@@ -199,6 +216,12 @@ class MemoryState:
         self.refs[group_id] += change
         if self.refs[group_id] <= 0:
             del self.refs[group_id], self.records[group_id], self.frames[group_id]
+
+
+def _is_older(nonce: str, than: str) -> bool:
+    """Whether the same client made both, and this one first."""
+    (client, number), (other, newer) = nonce.split("-"), than.split("-")
+    return client == other and int(number) < int(newer)
 
 
 def status_of(run: str, state: MemoryState, now: float) -> BufferStatus:

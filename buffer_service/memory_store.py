@@ -80,12 +80,16 @@ class MemoryStore:
 
     @_atomic
     def claim(
-        self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True
+        self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True, nonce: str = ""
     ) -> list[RolloutRequest]:
         self._state.return_expired(self._now(), self._max_attempts)
         self._state.heard[worker_id] = self._now()
-        purposes = (Purpose.REEVALUATE, Purpose.EVALUATE, *([Purpose.FRESH] if with_fresh else []))
-        claimed = self._state.claimable(purposes, policy_version)[:limit]
+        claimed = self._state.leased_before(worker_id, nonce)
+        if claimed is None:
+            purposes = (Purpose.REEVALUATE, Purpose.EVALUATE, *([Purpose.FRESH] if with_fresh else []))
+            claimed = self._state.claimable(purposes, policy_version)[:limit]
+            if claimed:
+                self._state.remember_claim(worker_id, nonce, claimed)
         for item in claimed:
             item.holder, item.deadline = worker_id, self._now() + self._lease_s
         return [item.request for item in claimed]
@@ -117,6 +121,7 @@ class MemoryStore:
         for item in held:
             item.holder = ""
         self._state.heard.pop(worker_id, None)
+        self._state.claims.pop(worker_id, None)
         return len(held)
 
     # -- groups
@@ -233,6 +238,7 @@ class MemoryStore:
             raise ContractError(batch_is_missing(step, missing[0]))
         for item in state.open.values():
             item.holder = ""
+        state.claims.clear()
         state.progress = Progress(step=step, policy_version=min(step, state.progress.policy_version))
         state.committed, state.failures_in_a_row = step, 0
         self.commit(step, step)

@@ -10,6 +10,7 @@
 | leases_*     | ZSET   | leased request ids by deadline (ms of Redis TIME); one per purpose                          |
 | holders      | HASH   | leased request id -> worker                                                                 |
 | held         | HASH   | worker -> number of its leases                                                              |
+| claims       | HASH   | worker -> "nonce id id ...": its newest claim that leased something, and what               |
 | workers      | HASH   | worker -> ms when it was last heard of                                                      |
 | attempts     | HASH   | open request id -> failed attempts                                                          |
 | done         | ZSET   | settled request ids by the step that was assembled then; evaluations: +inf                  |
@@ -45,6 +46,7 @@ INDEX = (
     "leases_evaluate",
     "holders",
     "held",
+    "claims",
     "workers",
     "attempts",
     "done",

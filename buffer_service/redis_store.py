@@ -93,9 +93,9 @@ class RedisStore:
         return int(self._run("enqueue", [step, "", len(requests), *_request_args(requests)]))
 
     def claim(
-        self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True
+        self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True, nonce: str = ""
     ) -> list[RolloutRequest]:
-        reply = self._run("claim", [worker_id, limit, policy_version, int(with_fresh)])
+        reply = self._run("claim", [worker_id, nonce, limit, policy_version, int(with_fresh)])
         return [unpack_request(blob, int(attempts)) for blob, attempts in zip(reply[::2], reply[1::2], strict=True)]
 
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:

@@ -23,6 +23,7 @@ def _whole_text(text: str) -> str:
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}$")]
 """Ids that become keys or words of a script: no spaces, no braces."""
 Label = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._@~+-]{0,127})?$")]
+Nonce = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9]{1,64}-[0-9]{1,15})?$")]
 Text = Annotated[str, AfterValidator(_whole_text)]
 PromptId = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,128}$")]
 Version = Annotated[int, Field(ge=0, lt=1 << 21)]
@@ -109,10 +110,17 @@ class ClaimBody(Body):
     """What a worker can take."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"worker_id": "worker-0", "limit": 4, "policy_version": 5, "wait_s": 10.0}]}
+        json_schema_extra={
+            "examples": [
+                {"worker_id": "worker-0", "nonce": "f3a9c1-17", "limit": 4, "policy_version": 5, "wait_s": 10.0}
+            ]
+        }
     )
 
     worker_id: Name
+    nonce: Nonce = ""
+    """A word of the worker's own making, a hyphen, and a number that rises with each of its claims. The same nonce
+    again is the same claim again: it gets the leases that it had. Without one every call is a claim of its own."""
     limit: int = Field(ge=1, le=4096)
     policy_version: Version
     wait_s: Wait = 0.0

@@ -76,11 +76,13 @@ class BufferService:
                 raise ContractError(f"request {request.request_id} is not a re-evaluation of step {step}")
         return self._store.enqueue_round(step, requests)
 
-    def claim(self, worker_id: str, limit: int, policy_version: int) -> list[RolloutRequest]:
-        """Lease requests; no fresh ones while the buffer is full."""
+    def claim(self, worker_id: str, limit: int, policy_version: int, nonce: str = "") -> list[RolloutRequest]:
+        """Lease requests; no fresh ones while the buffer is full, but those that this claim has leased already."""
         self.pressure.look()
         with_fresh = not self.pressure.why_full()
-        return self._store.claim(worker_id, limit=limit, policy_version=policy_version, with_fresh=with_fresh)
+        return self._store.claim(
+            worker_id, limit=limit, policy_version=policy_version, with_fresh=with_fresh, nonce=nonce
+        )
 
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
         """Keep leases."""

@@ -70,9 +70,17 @@ class Store(Protocol):
         ...
 
     def claim(
-        self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True
+        self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True, nonce: str = ""
     ) -> list[RolloutRequest]:
-        """Lease requests with min_version <= policy_version: newest re-evaluations first, evaluations, fresh."""
+        """Lease requests with min_version <= policy_version: newest re-evaluations first, evaluations, fresh.
+
+        Of each worker the newest nonce that leased something is remembered, with what it leased. The same nonce again
+        is the same claim again: it gets what the worker still holds of that, for a whole lease from now on, and never
+        anything new. A lower one of the same client is a claim that nobody waits for any more: it gets nothing.
+
+        Args:
+            nonce: "<client>-<number>", the number rising; "": a claim of its own, after which none is remembered.
+        """
         ...
 
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
@@ -84,7 +92,7 @@ class Store(Protocol):
         ...
 
     def release(self, worker_id: str) -> int:
-        """Return all leases of a worker to their places, and forget the worker; returns how many."""
+        """Return all leases of a worker to their places, and forget it and its claim; returns how many."""
         ...
 
     # -- groups
@@ -147,7 +155,7 @@ class Store(Protocol):
         ...
 
     def resume(self, step: int) -> None:
-        """Return all leases, set the learner's progress back to `step`, and take it as the newest checkpoint.
+        """Return all leases, forget all claims, set the learner's progress back to `step`: the newest checkpoint.
 
         Raises: ContractError when not all batches after `step` are retained.
         """

@@ -51,14 +51,16 @@ class Wakeups:
             is_gone: whether nobody waits for the answer any more.
         """
         deadline, interruptions = time.monotonic() + wait_s, self._interruptions
-        while True:
+        # Before each attempt, also the first: a call may come late, from a link that was frozen, or a service that was.
+        while not await is_gone():
             event = self._event  # before the attempt, so that a change during it is not missed
             result = await in_thread(attempt)
             left_s = deadline - time.monotonic()
             is_over = left_s <= 0 or self.is_closed or self._interruptions != interruptions
-            if result is not None or is_over or await is_gone():
+            if result is not None or is_over:
                 return result
             try:
                 await asyncio.wait_for(event.wait(), min(POLL_S, left_s))
             except TimeoutError:
                 continue
+        return None

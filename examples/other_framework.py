@@ -41,6 +41,7 @@ def sample(request: RolloutRequest, version: int) -> Group:
 
 # One process plays scheduler, worker and learner here; each may be a process of its own, or many.
 buffer = BufferClient(sys.argv[1])
+buffer.release("worker-0")  # what a killed process of this name still held is handed out again at once
 for step in range(buffer.status().committed_step + 1, int(sys.argv[2]) + 1):
     buffer.report_progress(Progress(step=step, policy_version=step))
     buffer.enqueue(requests(step, Purpose.FRESH, [PROMPTS[(step * B + i) % 256] for i in range(B)]))

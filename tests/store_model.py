@@ -38,6 +38,8 @@ class Asked:
     attempts: int = 0
     holder: str = ""
     leased_at: float = 0.0
+    claimed_by: tuple[str, int] = ("", 0)
+    """Nonce of the claim that leased it, and its place in the answer."""
 
 
 @dataclass
@@ -66,6 +68,8 @@ class Model:
     """In the order in which a view shows them."""
     counters: Counter[str] = field(default_factory=Counter)
     heard: dict[str, float] = field(default_factory=dict)
+    nonces: dict[str, str] = field(default_factory=dict)
+    """Of each worker's newest claim that leased something."""
     progress: Progress = field(default_factory=lambda: Progress(step=0, policy_version=0))
     committed: int = 0
     checkpointed: int = 0
@@ -134,14 +138,31 @@ class Model:
         self.line.insert(min(place, len(self.line)), Asked(request))
         return True
 
-    def claim(self, worker: str, *, limit: int, policy_version: int, with_fresh: bool) -> list[RolloutRequest]:
+    def claim(
+        self, worker: str, *, limit: int, policy_version: int, with_fresh: bool, nonce: str = ""
+    ) -> list[RolloutRequest]:
         self.expire()
         self.heard[worker] = self.now
+        if nonce and worker in self.nonces and _is_repeated_or_older(nonce, self.nonces[worker]):
+            taken = self.held_under(worker, nonce) if nonce == self.nonces[worker] else []
+            return self._lease(taken)
         order = [Purpose.REEVALUATE, Purpose.EVALUATE] + ([Purpose.FRESH] if with_fresh else [])
         queued = [asked for purpose in order for asked in self.claim_order(purpose) if not asked.holder]
         taken = [asked for asked in queued if asked.request.min_version <= policy_version][:limit]
+        for place, asked in enumerate(taken):
+            asked.holder, asked.claimed_by = worker, (nonce, place)
+        if taken:
+            self.nonces[worker] = nonce
+        return self._lease(taken)
+
+    def held_under(self, worker: str, nonce: str) -> list[Asked]:
+        """What the worker holds of one claim, in the order of its answer."""
+        held = [asked for asked in self.line if asked.holder == worker and asked.claimed_by[0] == nonce]
+        return sorted(held, key=lambda asked: asked.claimed_by[1])
+
+    def _lease(self, taken: Sequence[Asked]) -> list[RolloutRequest]:
         for asked in taken:
-            asked.holder, asked.leased_at = worker, self.now
+            asked.leased_at = self.now
         return [replace(asked.request, attempts=asked.attempts) for asked in taken]
 
     def renew(self, worker: str, request_ids: Sequence[str]) -> list[str]:
@@ -191,6 +212,7 @@ class Model:
         for asked in held:
             asked.holder = ""
         self.heard.pop(worker, None)
+        self.nonces.pop(worker, None)
         return len(held)
 
     # -- groups
@@ -297,6 +319,7 @@ class Model:
             raise ContractError(str(missing[:1] or newest + 1))
         for asked in self.line:
             asked.holder = ""
+        self.nonces = {}
         self.progress = Progress(step=step, policy_version=min(step, self.progress.policy_version))
         self.committed, self.failures = step, 0
         self.commit(step, step)
@@ -381,6 +404,7 @@ class Model:
             stale=list(reversed(image.stale)),
             counters=Counter(image.counters),
             heard={},
+            nonces={},
             progress=image.progress,
             committed=image.committed,
             checkpointed=image.checkpointed,
@@ -389,6 +413,11 @@ class Model:
             failures=0,
             last_failure="",
         )
+
+
+def _is_repeated_or_older(nonce: str, newest: str) -> bool:
+    client, number = nonce.rsplit("-", 1)
+    return newest in [f"{client}-{later}" for later in range(int(number), 1000)]
 
 
 def _answers(record: GroupRecord, request: RolloutRequest) -> bool:

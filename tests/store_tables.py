@@ -44,6 +44,11 @@ def held_by_model(model: Model) -> Held:
         "num_stale": len(model.stale),
         "counters": dict(model.counters),
         "heard": set(model.heard),
+        "claims": {
+            worker: (nonce, [asked.request.request_id for asked in model.held_under(worker, nonce)])
+            for worker, nonce in model.nonces.items()
+            if nonce
+        },
         "numbers": {
             "assembled": model.tables.step,
             "committed": model.committed,
@@ -87,6 +92,10 @@ def held_by_memory(store: MemoryStore) -> Held:
         "num_stale": len(state.stale),
         "counters": dict(state.counters),
         "heard": set(state.heard),
+        "claims": {
+            worker: (nonce, [i for i in ids if i in state.open and state.open[i].holder == worker])
+            for worker, (nonce, ids) in state.claims.items()
+        },
         "numbers": {
             "assembled": state.tables.step,
             "committed": state.committed,
@@ -116,7 +125,7 @@ NUMBERS = (
 SORTED_SETS = ("queue_fresh", "queue_reevaluate", "queue_evaluate", "fresh", "reevaluated", "done", "planned",
                "evaluated", "leases_fresh", "leases_reevaluate", "leases_evaluate")  # fmt: skip
 HASHES = ("meta", "requests", "live", "holders", "held", "attempts", "evaluations", "rounds", "records", "refs",
-          "bad_prompts", "batches", "counters", "workers")  # fmt: skip
+          "bad_prompts", "batches", "counters", "workers", "claims")  # fmt: skip
 
 
 def held_by_redis(link: RedisLink, run: str, *, on_their_way: bool = False) -> Held:
@@ -172,6 +181,10 @@ def held_by_redis(link: RedisLink, run: str, *, on_their_way: bool = False) -> H
         "num_stale": num_stale,
         "counters": _numbers(maps["counters"]),
         "heard": set(maps["workers"]),
+        "claims": {
+            worker: (nonce, [i for i in ids if maps["holders"].get(i, b"").decode() == worker])
+            for worker, (nonce, *ids) in ((w, text.decode().split(" ")) for w, text in maps["claims"].items())
+        },
         "numbers": {name: int(meta.get(name, 0)) for name in NUMBERS},
         "last_failure": meta.get("last_failure", b"").decode(),
     }

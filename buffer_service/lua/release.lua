@@ -9,4 +9,5 @@ for i = 1, #holders, 2 do
   end
 end
 call('HDEL', K.workers, worker)
+call('HDEL', K.claims, worker)
 return released

@@ -72,11 +72,12 @@ async def reevaluate(step: Version, body: RoundBody, here: Here) -> AcceptedAnsw
 async def claim(body: ClaimBody, here: Here, request: Request) -> Response:
     """Lease requests: re-evaluations (newest round first), evaluations, fresh ones. Waits for the first one.
 
-    A report of progress ends the wait: the worker may have taken new weights since it asked.
+    A report of progress ends the wait: the worker may have taken new weights since it asked. A claim that comes again
+    gets what it leased the first time, and an older one than the worker's newest gets nothing.
     """
 
     def attempt() -> list[RolloutRequest] | None:
-        return here.service.claim(body.worker_id, body.limit, body.policy_version) or None
+        return here.service.claim(body.worker_id, body.limit, body.policy_version, body.nonce) or None
 
     claimed = await here.work.poll(attempt, wait_s=body.wait_s, is_gone=request.is_disconnected)
     return JSONResponse({"requests": [request_map(item) for item in claimed or ()]})

@@ -44,6 +44,8 @@ WORKERS = st.sampled_from(["w1", "w2"])
 VERSIONS = st.integers(1, 4)
 REWARDS = st.sampled_from(["00000000", "11000000", "11111111"])
 WHICH = st.integers(0, 40)
+AHEAD = st.sampled_from([1, 1, 0, 0, -1, -8])
+"""Number of a claim, less that of the worker's newest; across a power of ten numbers and words are sorted otherwise."""
 LABELS = st.sampled_from(["l1", "l2"])
 SECONDS = st.sampled_from([1, 20, 30, LEASE_S - 1, LEASE_S, 3600])
 RUNS = itertools.count()
@@ -89,6 +91,7 @@ class ThreeBuffers(RuleBasedStateMachine):
         self.memory = MemoryStore("m", now=lambda: self.clock.seconds, **options)
         self.redis = RedisStore(self.link, self.run_name, **options)
         self.asked: dict[str, RolloutRequest] = {}
+        self.claims: dict[str, int] = {}
         self.saved: tuple[Image, list[tuple[str, bytes]]] | None = None
 
     def all(self, call: Callable[[Any], Any]) -> Any:
@@ -132,6 +135,18 @@ class ThreeBuffers(RuleBasedStateMachine):
     @rule(worker=WORKERS, limit=st.integers(0, 4), version=VERSIONS, with_fresh=st.sampled_from([True, True, False]))
     def claim(self, worker: str, limit: int, version: int, with_fresh: bool) -> None:
         self.all(lambda s: s.claim(worker, limit=limit, policy_version=version, with_fresh=with_fresh))
+
+    @rule(worker=WORKERS, limit=st.integers(0, 4), version=VERSIONS, with_fresh=st.booleans(), ahead=AHEAD)
+    def claim_by_nonce(self, worker: str, limit: int, version: int, with_fresh: bool, ahead: int) -> None:
+        """A new claim (`ahead` = 1), the last one again (0), or an older one that comes late."""
+        number = max(1, self.claims.get(worker, 0) + ahead)
+        self.claims[worker] = max(number, self.claims.get(worker, 0))
+        fields: dict[str, Any] = {"limit": limit, "policy_version": version, "with_fresh": with_fresh}
+        self.all(lambda store: store.claim(worker, nonce=f"client-{number}", **fields))
+
+    @rule(worker=WORKERS, limit=st.integers(1, 4), number=st.integers(1, 12))
+    def claim_by_another_client(self, worker: str, limit: int, number: int) -> None:
+        self.all(lambda s: s.claim(worker, limit=limit, policy_version=4, with_fresh=True, nonce=f"other-{number}"))
 
     @rule(worker=WORKERS, which=WHICH, detail=st.sampled_from(["", "d", "x" * 600]))
     def fail(self, worker: str, which: int, detail: str) -> None:

@@ -19,6 +19,7 @@ from bapo.config.load import dump_toml
 from bapo.errors import BapoError
 from bapo.records import RunDirectory
 from tests.buffer_app import small_config, until
+from tests.chaos.network import Network
 from tests.factories import make_request
 from tests.redis_server import free_port
 
@@ -83,6 +84,34 @@ def test_it_goes_on_where_a_killed_one_stopped(run: RunDirectory, redis_url: str
     with started(run, "--redis-url", redis_url) as (_, client):
         assert client.status().leased["fresh"] == 1
         assert client.renew("w", ["g-p"]) == ["g-p"]
+
+
+def test_a_service_that_is_killed_between_lease_and_answer_gives_the_same_requests_again(
+    run: RunDirectory, redis_url: str
+) -> None:
+    network, answers = Network(), []
+    where = ["--redis-url", redis_url]
+    with started(run, *where) as (process, direct):
+        port = int(direct.url.rpartition(":")[2])
+        host, cable = network.add("cable", ("127.0.0.1", port))
+        client = BufferClient(f"http://{host}:{cable}", timeout_s=120.0, retry_s=120.0)
+        worker = threading.Thread(
+            target=lambda: answers.append(client.claim("w", limit=9, policy_version=1, wait_s=60.0)), daemon=True
+        )
+        worker.start()
+        until(lambda: "w" in direct.status().workers, timeout_s=60)
+        network.set("cable", "frozen")  # the question has passed, the answer will not
+        direct.enqueue([make_request()], cursor=1)
+        until(lambda: direct.status().leased["fresh"] == 1, timeout_s=60)
+        process.kill()
+        process.wait()
+    network.set("cable", "open")
+    (run.path / "ports" / "buffer_service").unlink()
+    with started(run, *where, "--port", str(port)) as (_, direct):
+        worker.join(100.0)
+        assert [[request.request_id for request in requests] for requests in answers] == [["g-p"]]
+        assert direct.status().leased["fresh"] == 1
+    network.close()
 
 
 def test_a_port_in_use_is_one_clear_message(run: RunDirectory, redis_url: str) -> None:

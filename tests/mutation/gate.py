@@ -32,6 +32,7 @@ STORES = ("memory_store.py", "memory_state.py", "redis_store.py", "redis_image.p
 LUA = sorted(path.name for path in (REPOSITORY / "buffer_service" / "lua").glob("*.lua"))
 TESTS = (
     "tests/contract/test_store_by_hand.py",
+    "tests/contract/test_store_claims.py",
     "tests/contract/test_store_groups.py",
     "tests/contract/test_store_assembly.py",
     "tests/contract/test_store_image.py",
