@@ -14,6 +14,7 @@ from bapo.clients import BufferClient
 from bapo.fleet_client import FleetClient
 from bapo.process import Flags, run_process
 from bapo.telemetry import Telemetry, serve_health
+from learner.alarm import QuietLog
 from learner.checkpoint import Checkpoint, CheckpointWriter
 from learner.critic import load_critic
 from learner.distributed import World, join, leave, pick_device, shard
@@ -132,6 +133,7 @@ def make_learner(
         records=flags.run,
         telemetry=telemetry,
         stop=stop,
+        alarms=QuietLog(config.diagnostics.quiet_steps),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,18 +12,34 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bapo.config.tree import Config
 from bapo.telemetry import Telemetry
 from bapo.types import Batch, Origin
+from learner.alarm import Alarm
 from learner.distributed import World
 from learner.loss import TokenLosses
+from learner.theorem_meter import Diagnosis, theorem_fields
 
 log = logging.getLogger(__name__)
 
-PHASES = ("wait_batch", "prox", "update", "sync", "checkpoint", "step")
+PHASES = ("wait_batch", "prox", "update", "diagnostics", "sync", "checkpoint", "step")
+
+DIVERGENCE_GAUGES = (
+    ("bapo_learner_tv_ratio", {"kind": "token"}, "tv_tok"),
+    ("bapo_learner_tv_ratio", {"kind": "sequence"}, "tv_seq"),
+    ("bapo_learner_tv_ratio", {"kind": "union"}, "tv_union"),
+    ("bapo_learner_tv_ratio", {"kind": "pinsker"}, "tv_pinsker"),
+    ("bapo_learner_tv_ratio", {"kind": "bretagnolle_huber"}, "tv_bh"),
+    ("bapo_learner_tv_ratio", {"kind": "delta_max"}, "delta_max"),
+    ("bapo_learner_kl_nats", {"direction": "forward"}, "kl_fwd"),
+    ("bapo_learner_kl_nats", {"direction": "reverse"}, "kl_rev"),
+    ("bapo_learner_ess_ratio", {"level": "sequence"}, "ess"),
+    ("bapo_learner_ess_ratio", {"level": "token"}, "ess_tok"),
+    ("bapo_learner_importance_ratio_max", {}, "max_ratio"),
+)
+"""Gauge, its labels beside the origin, key of a cell of the theorem meter."""
 
 
 class Stopwatch:
@@ -107,8 +124,7 @@ class UpdateReport:
     """Empty when the batch was empty."""
     num_tokens: int
     """Response tokens of the batch."""
-    gaps: Mapping[str, float]
-    """tv_x1 ...: see `behaviour_gap`."""
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
     seconds: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, float] = field(default_factory=dict)
     """What only some methods have: value_loss, value_mean, supervised_loss, clip_low, clip_high, balance."""
@@ -122,26 +138,14 @@ class UpdateReport:
         return float(np.average(values, weights=weights))
 
 
-def behaviour_gap(batch: Batch, theta_M: NDArray[np.float32], rollout_M: NDArray[np.float32]) -> dict[str, float]:
-    """tv_tok = 1/2 mean |pi_theta_t / alpha - 1| per origin: how far the rollout policy is behind (spec A.10).
-
-    Unbiased for the total variation per token, because alpha sampled the tokens. Free: both are known anyway.
-
-    Args:
-        theta_M: log pi_theta_t; NaN for tokens that were not evaluated, which are left out, as are experts' tokens.
-    """
-    expert_R = np.concatenate([entry.expert_rows for entry in batch.entries])
-    lengths_R = np.concatenate([entry.group.lengths for entry in batch.entries])
-    known_M = ~(np.isnan(theta_M) | np.repeat(expert_R, lengths_R))
-    gap_M = 0.5 * np.abs(np.expm1(np.clip(theta_M - rollout_M, -20.0, 20.0), dtype=np.float64))
-    sizes = [len(entry.group.token_ids) for entry in batch.entries]
-    origin_M = np.repeat([entry.origin.value for entry in batch.entries], sizes)
-    present = {origin: (origin_M == origin.value) & known_M for origin in Origin}
-    return {f"tv_{origin.value}": float(gap_M[mask].mean()) for origin, mask in present.items() if mask.any()}
-
-
 def metrics_row(
-    batch: Batch, report: UpdateReport, *, policy_version: int, batch_size: int, seconds: Mapping[str, float]
+    batch: Batch,
+    report: UpdateReport,
+    *,
+    policy_version: int,
+    config: Config,
+    seconds: Mapping[str, float],
+    alarm: Alarm | None = None,
 ) -> dict[str, Any]:
     """One line of metrics.jsonl. A value that the step does not have (no group of that origin, no update) is null.
 
@@ -156,7 +160,7 @@ def metrics_row(
         "c2": batch.c2,
         "c3": batch.c3,
         **{origin.value: sum(entry.origin is origin for entry in batch.entries) for origin in Origin},
-        "batch_size": batch_size,
+        "batch_size": config.algorithm.batch_size,
         "num_bad": batch.num_bad,
         "num_high": batch.num_high,
         **_staleness_fields(batch),
@@ -167,7 +171,8 @@ def metrics_row(
         "kl": report.mean("kl", over="num_active"),
         "ratio_max": max((result.ratio_max for result in report.minibatches), default=None),
         "first_ratio_max": report.minibatches[0].ratio_max if report.minibatches else None,
-        **{f"tv_{origin.value}": report.gaps.get(f"tv_{origin.value}") for origin in Origin},
+        **theorem_fields(batch, report.diagnosis, config.algorithm, config.loss.advantage_eps),
+        "warning": alarm.text if alarm else None,
         "lr": report.lr,
         "num_tokens": report.num_tokens,
         "num_active_tokens": sum(result.num_active for result in report.minibatches),
@@ -216,12 +221,27 @@ def show(telemetry: Telemetry, batch: Batch, row: Mapping[str, Any], sync_second
     telemetry.counter("bapo_learner_tokens_total").inc(row["num_tokens"])
     for phase in PHASES:
         telemetry.histogram("bapo_learner_phase_seconds").labels(phase=phase).observe(row[f"{phase}_s"])
+    show_divergences(telemetry, row)
     for phase, seconds in sync_seconds.items():
         telemetry.histogram("bapo_sync_duration_seconds").labels(phase=phase).observe(seconds)
     for origin in Origin:
         histogram = telemetry.histogram("bapo_learner_staleness_steps").labels(origin=origin.value)
         for staleness in staleness_of(batch, origin):
             histogram.observe(staleness)
+
+
+def show_divergences(telemetry: Telemetry, row: Mapping[str, Any]) -> None:
+    """Set the gauges of the theorem meter. A subset that this step does not have is NaN, not its last value."""
+    cells = {cell["origin"]: cell for cell in row["divergences"] if cell["policy"] == "theta_t" and cell["age"] is None}
+    bounds = {bound["origin"]: bound for bound in row["bounds"]}
+    for number, origin in enumerate(Origin, start=1):
+        cell, bound = cells.get(origin.value, {}), bounds.get(origin.value, {})
+        values = [(name, labels, cell.get(key)) for name, labels, key in DIVERGENCE_GAUGES]
+        values += [("bapo_learner_improvement_bound", {"form": form}, bound.get(form)) for form in ("paper", "tight")]
+        values.append(("bapo_learner_stability_constant", {}, row[f"k{number}"]))
+        for name, labels, value in values:
+            gauge = telemetry.gauge(name).labels(origin=origin.value, **labels)
+            gauge.set(math.nan if value is None else value)
 
 
 def log_step(row: Mapping[str, Any], config: Config) -> None:

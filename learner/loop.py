@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from bapo.config.tree import Config
 from bapo.telemetry import Telemetry
 from bapo.types import Batch, Progress
+from learner.alarm import QuietLog, alarm_of
 from learner.checkpoint import CheckpointWriter
 from learner.diagnostics import Stopwatch, UpdateReport, log_step, metrics_row, show
 from learner.distributed import World
@@ -50,6 +51,7 @@ class Learner:
     records: Records
     telemetry: Telemetry
     stop: StopFlag
+    alarms: QuietLog
     between_steps: dict[str, float] = field(default_factory=dict)
     """Seconds of the checkpoint since the last record: they stand in the row of the step behind it."""
 
@@ -110,15 +112,19 @@ class Learner:
         """Write down what the step was; rank 0 alone."""
         if not self.world.leads:
             return
+        alarm = alarm_of(batch.step, report.diagnosis.cells, self.config.diagnostics)
         row = metrics_row(
             batch,
             report,
             policy_version=self.publisher.version,
-            batch_size=self.config.algorithm.batch_size,
+            config=self.config,
             seconds={**self.between_steps, **watch.seconds},
+            alarm=alarm,
         )
         self.between_steps = {}
         self.records.write_groups(batch.step, batch.fates)
         self.records.append_metrics(row)
         show(self.telemetry, batch, row, self.publisher.seconds if row["sync_s"] else {})
         log_step(row, self.config)
+        if alarm:
+            self.alarms.warn(alarm)

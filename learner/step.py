@@ -27,7 +27,10 @@ from learner.losses.corrections import importance_weight
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Step:
-    """Step t between PROX and theta_{t+1}. Unknown anchors are filled in; with a critic, advantages are replaced."""
+    """Step t between PROX and theta_{t+1}.
+
+    Log-probs that are found out on the way are filled in (NaN: not known yet); with a critic, advantages are replaced.
+    """
 
     batch: Batch
     columns: Columns
@@ -37,7 +40,10 @@ class Step:
     """Responses that add to the loss or its gradient."""
     rollout_M: Tensor
     anchor_M: Tensor
-    """NaN where not known yet."""
+    theta_t_M: Tensor
+    """log pi_theta_t, as far as some pass needed it."""
+    newest_M: Tensor
+    """log pi_theta of the last mini-batch, before its own optimizer step."""
     advantage_M: Tensor
     expert_M: Tensor
     """bool: no policy sampled the token."""
@@ -126,11 +132,19 @@ class Step:
         return np.flatnonzero(unknown_R)
 
     def fill_anchors(self, responses: Int64s, found_M: Tensor) -> None:
-        """Take the anchors of these responses from `found_M`, where they are unknown."""
+        """Take log pi_theta_t of these responses from `found_M`; it is their anchor, where that is unknown."""
+        self.theta_t_M = self._filled(self.theta_t_M, responses, found_M)
+        self.anchor_M = self._filled(self.anchor_M, responses, found_M)
+
+    def fill_newest(self, responses: Int64s, found_M: Tensor) -> None:
+        """Keep what the last mini-batch's own pass gave."""
+        self.newest_M = self._filled(self.newest_M, responses, found_M)
+
+    def _filled(self, column_M: Tensor, responses: Int64s, found_M: Tensor) -> Tensor:
         used_R = np.zeros(len(self.columns.group_R), dtype=bool)
         used_R[responses] = True
-        mask_M = torch.from_numpy(np.repeat(used_R, self.columns.lengths_R)).to(self.anchor_M.device)
-        self.anchor_M = torch.where(mask_M & self.anchor_M.isnan(), found_M, self.anchor_M)
+        mask_M = torch.from_numpy(np.repeat(used_R, self.columns.lengths_R)).to(column_M.device)
+        return torch.where(mask_M & column_M.isnan(), found_M, column_M)
 
 
 def make_step(batch: Batch, config: Config, memory: GenerationMemory, device: torch.device) -> Step:
@@ -139,13 +153,16 @@ def make_step(batch: Batch, config: Config, memory: GenerationMemory, device: to
     columns = columns_of(batch, config)
     active_R = columns.advantage_R != 0
     advantage_M = np.repeat(columns.advantage_R, columns.lengths_R)
+    rollout_M = torch.from_numpy(columns.rollout_logprobs_M).to(device)
     return Step(
         batch=batch,
         columns=columns,
         plan=_plan(batch, config),
         active_R=(active_R | adds_without_advantage(settings)) & ~columns.left_out_R & ~columns.sft_R,
-        rollout_M=torch.from_numpy(columns.rollout_logprobs_M).to(device),
+        rollout_M=rollout_M,
         anchor_M=torch.from_numpy(known_anchors(batch, columns, settings, memory)).to(device),
+        theta_t_M=torch.full_like(rollout_M, torch.nan),
+        newest_M=torch.full_like(rollout_M, torch.nan),
         advantage_M=torch.from_numpy(advantage_M).to(device),
         expert_M=torch.from_numpy(np.repeat(columns.expert_R, columns.lengths_R)).to(device),
     )

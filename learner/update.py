@@ -22,7 +22,7 @@ from learner.anchors import GenerationMemory, remember_anchors
 from learner.batching import MicroBatch
 from learner.checkpoint import Saved
 from learner.critic import Critic, CriticTrainer
-from learner.diagnostics import Meter, MinibatchResult, Stopwatch, UpdateReport, behaviour_gap
+from learner.diagnostics import Meter, MinibatchResult, Stopwatch, UpdateReport
 from learner.distributed import World, whole
 from learner.divergence import refuse_divergence
 from learner.loss import known_anchor, objective, token_losses
@@ -34,6 +34,7 @@ from learner.reference import Reference
 from learner.step import Step, make_step
 from learner.stopping import StopFlag, Stopped
 from learner.supervised import Supervised
+from learner.theorem_meter import Diagnosis, diagnose
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class Updater:
         lr = self._set_lr(batch.step)
         if not batch.entries:
             log.warning("step %d batch is empty: no update", batch.step)
-            return UpdateReport(lr=lr, minibatches=(), num_tokens=0, gaps={}, seconds=watch.seconds)
+            return UpdateReport(lr=lr, minibatches=(), num_tokens=0, seconds=watch.seconds)
         step = make_step(batch, self._config, self.memory, self._world.device)
         if self._config.learner.reset_optimizer:
             self.optimizer.state.clear()
@@ -97,13 +98,14 @@ class Updater:
             facts = dict(self._critic.run(step)) if self._critic else {}
             results = tuple(self._minibatch(step, k) for k in range(len(step.plan)))
             facts.update(self._supervised.run(step))
-        anchors_M, rollout_M = step.anchor_M.cpu().numpy(), step.columns.rollout_logprobs_M
-        remember_anchors(batch, anchors_M, settings, self.memory)
+        remember_anchors(batch, step.anchor_M.cpu().numpy(), settings, self.memory)
+        with watch.phase("diagnostics"):
+            diagnosis = self._diagnose(step)
         return UpdateReport(
             lr=lr,
             minibatches=results,
-            num_tokens=len(rollout_M),
-            gaps=behaviour_gap(batch, anchors_M, rollout_M) if settings.ratio_mode == "decoupled" else {},
+            num_tokens=len(step.rollout_M),
+            diagnosis=diagnosis,
             seconds=watch.seconds,
             facts=facts | step.facts,
         )
@@ -171,8 +173,13 @@ class Updater:
             (loss * self._world.size).backward()
             own_M[micro.slot_M] = logprobs_M.detach()
             meter.add(loss, losses, entropy_M)
+        is_last = k == len(step.plan) - 1 and self._is_measured(step.batch.step)
+        if k == 0 or is_last:
+            own_M = self._world.sum(own_M)
         if k == 0:  # the policy still was theta_t
-            step.fill_anchors(step.active(k), self._world.sum(own_M))
+            step.fill_anchors(step.active(k), own_M)
+        if is_last:
+            step.fill_newest(step.active(k), own_M)
         return meter
 
     def _fitted_loss(self, step: Step, k: int, weight_M: Tensor) -> PolicyLoss:
@@ -184,3 +191,14 @@ class Updater:
         fitted = self._loss.fitted(logprobs_M, known_anchor(logprobs_M, inputs), inputs)
         step.facts.update(fitted.facts)
         return fitted
+
+    def _is_measured(self, step: int) -> bool:
+        every = self._config.diagnostics.every
+        return every > 0 and step % every == 0
+
+    def _diagnose(self, step: Step) -> Diagnosis:
+        """The theorem meter of this step, on the rank that writes records; empty elsewhere."""
+        if not self._world.leads or not self._is_measured(step.batch.step):
+            return Diagnosis()
+        theta_t_M, newest_M = step.theta_t_M.cpu().numpy(), step.newest_M.cpu().numpy()
+        return diagnose(step.batch, step.columns, theta_t_M, newest_M, eps=self._config.loss.advantage_eps)

@@ -1,25 +1,24 @@
-"""Theorem 3.2 and what can be measured of it: the constants K_i, the bound, and divergences from log-probs.
+"""Theorem 3.2: the constants K_i, and the bound for one prompt and for the prompts of a subset X_i.
 
-Two looseness remarks (spec A.10): for rewards in [0, 1] every "2 TV" of the theorem may be a "TV"; and eq. 12 with
-c1(1 - c1) is too small for c1 > 1/G, because mu may also be (G-1)/G: `k2_on_grid` is the constant that holds.
-
-Estimators take y ~ alpha: d = log pi - log alpha on response tokens, rho = e^d, D = sum of d over one response.
-Arrays are columnar like a group's: [T] tokens, cut by lengths [R] into R responses.
+Two defects of the paper that are not copied (docs/theory.md): for rewards in [0, 1] every "2 TV" of the theorem may be
+a "TV", so the bound is given as printed and `tight`; and eq. 12 with c1(1 - c1) is too small for c1 > 1/G, because mu
+may also be (G-1)/G: `k2_on_grid` is the constant that holds.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-MAX_LOG_RATIO = 20.0
-"""d is clamped to +-20 nats, so that e^d stays finite and one token cannot be the whole estimate."""
+PAPER, TIGHT = 2.0, 1.0
+"""Factor of every TV in the theorem: as printed, and as it may be for rewards in [0, 1]."""
+Z95 = 1.959964
+"""97.5 % quantile of the normal distribution."""
 
 
 def smoothed_std(mu: float, eps: float) -> float:
@@ -56,7 +55,7 @@ def k3(c2: float, c3: float, eps: float = 0.0) -> float:
 
 
 def improvement_bound(
-    *, j_theta: float, j_alpha: float, mu: float, tv_theta: float, tv_current: float, eps: float, factor: float = 2.0
+    *, j_theta: float, j_alpha: float, mu: float, tv_theta: float, tv_current: float, eps: float, factor: float = PAPER
 ) -> float:
     """Lower bound of J(pi_theta) - J(pi_theta_t) for one prompt (theorem 3.2).
 
@@ -73,62 +72,71 @@ def improvement_bound(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Divergences:
-    """How far pi is from alpha, estimated from responses of alpha; nats, and total variation in [0, 1]."""
+class Estimate:
+    """A lower bound of an improvement, as a mean over prompts."""
 
-    tv_tok: float
-    """Mean over tokens of |rho - 1| / 2: unbiased for the per-token TV."""
-    tv_seq: Floats
-    """[R] |e^D - 1| / 2: unbiased for the sequence TV, heavy-tailed."""
-    tv_union: float
-    """Mean over responses of the summed token TV: never below the sequence TV, in expectation."""
-    kl_fwd: Floats
-    """[R] sum of (rho - 1 - d) >= 0: unbiased for KL(alpha || pi) of the sequence."""
-    kl_rev: Floats
-    """[R] sum of (rho d - rho + 1) >= 0: unbiased per token for KL(pi || alpha)."""
-    kl_rev_tok: float
-    """The same, as a mean over tokens."""
-    tv_pinsker: float
-    """sqrt(KL / 2): upper bound of the sequence TV."""
-    tv_bh: float
-    """sqrt(1 - e^-KL), Bretagnolle-Huber: upper bound that never exceeds 1."""
-    ess: float
-    """Effective sample size of the weights e^D, as a fraction of R."""
-    max_ratio: float
-    """Largest rho of a token."""
+    mean: float
+    stderr: float | None
+    """None for a single prompt."""
+
+    @property
+    def is_vacuous(self) -> bool:
+        """Whether it promises no improvement: it is not above 0 by more than its own noise."""
+        return self.stderr is None or self.mean - Z95 * self.stderr <= 0
 
 
-def divergences(logp: NDArray[Any], rollout_logprobs: NDArray[Any], lengths: NDArray[Any]) -> Divergences:
-    """Estimate all divergences at once (spec A.10).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """An estimate of the right-hand side of the theorem for one subset X_i: a mean over its prompts."""
+
+    num_groups: int
+    k: float
+    """Mean of K_x = (1 - sigma_x) / sigma_x; the theorem's K_i is the largest that is possible."""
+    gain: float
+    """L: mean of (J(pi_theta) - mu) / sigma."""
+    penalty_theta: float
+    """Mean of K_x TV(pi_theta, alpha), without the factor."""
+    penalty_current: float
+    """Mean of TV(pi_theta_t, alpha), without the factor."""
+    paper: Estimate
+    """gain - 2 (penalty_theta + penalty_current)."""
+    tight: Estimate
+    """gain - penalty_theta - penalty_current."""
+
+
+def subset_bound(*, j_theta: Floats, mu: Floats, sigma: Floats, tv_theta: Floats, tv_current: Floats) -> Bound:
+    """Mean of `improvement_bound` over the prompts of one subset, in both forms. All arguments [P], P >= 1.
 
     Args:
-        logp: [T] log pi(y_t | .); rollout_logprobs: [T] log alpha(y_t | .); lengths: [R] tokens per response, all >= 1.
-    Raises: ValueError when the shapes contradict each other.
+        sigma: smoothed standard deviation of each group's rewards, > 0.
+        tv_current: 0 where alpha is pi_theta_t (X2).
     """
-    if logp.shape != rollout_logprobs.shape or int(np.sum(lengths)) != logp.size:
-        raise ValueError(f"{logp.shape} log-probs against {rollout_logprobs.shape}, in {int(np.sum(lengths))} tokens")
-    if logp.size == 0 or int(np.min(lengths)) < 1:
-        raise ValueError("divergences need at least one response, and a token in each")
-    d = np.clip(logp.astype(np.float64) - rollout_logprobs.astype(np.float64), -MAX_LOG_RATIO, MAX_LOG_RATIO)
-    rho = np.exp(d)
-    starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-
-    def per_response(tokens: Floats) -> Floats:
-        return np.asarray(np.add.reduceat(tokens, starts), dtype=np.float64)
-
-    tv_token = 0.5 * np.abs(rho - 1)
-    kl_fwd, kl_rev_token = per_response(rho - 1 - d), rho * d - rho + 1
-    weight = np.exp(np.clip(per_response(d), -MAX_LOG_RATIO, MAX_LOG_RATIO))
-    kl = float(kl_fwd.mean())
-    return Divergences(
-        tv_tok=float(tv_token.mean()),
-        tv_seq=0.5 * np.abs(weight - 1),
-        tv_union=float(per_response(tv_token).mean()),
-        kl_fwd=kl_fwd,
-        kl_rev=per_response(kl_rev_token),
-        kl_rev_tok=float(kl_rev_token.mean()),
-        tv_pinsker=math.sqrt(max(kl, 0.0) / 2),
-        tv_bh=math.sqrt(-math.expm1(-max(kl, 0.0))),
-        ess=float(weight.sum() ** 2 / (weight.size * (weight**2).sum())),
-        max_ratio=float(rho.max()),
+    k = (1 - sigma) / sigma
+    gain, theta = (j_theta - mu) / sigma, k * tv_theta
+    return Bound(
+        num_groups=len(mu),
+        k=float(k.mean()),
+        gain=float(gain.mean()),
+        penalty_theta=float(theta.mean()),
+        penalty_current=float(tv_current.mean()),
+        paper=_estimate(gain - PAPER * (theta + tv_current)),
+        tight=_estimate(gain - TIGHT * (theta + tv_current)),
     )
+
+
+def reweighted_rewards(weight: Floats, rewards: Floats, groups: NDArray[np.int64], num_groups: int) -> Floats:
+    """[P] J(pi_theta | x) from responses of alpha: sum_j W_j r_j / sum_j W_j over each group; NaN without a response.
+
+    Args:
+        weight: [R] W_j > 0; rewards: [R]; groups: [R] which of the P = `num_groups` groups a response belongs to.
+    """
+    total = np.bincount(groups, weight, minlength=num_groups)
+    rewarded = np.bincount(groups, weight * rewards, minlength=num_groups)
+    found: Floats = np.full(num_groups, np.nan)
+    np.divide(rewarded, total, out=found, where=total > 0)
+    return found
+
+
+def _estimate(values: Floats) -> Estimate:
+    stderr = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+    return Estimate(mean=float(values.mean()), stderr=stderr)

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from bapo.algorithms.registry import composer_names
 from bapo.algorithms.settings import AlgorithmConfig, CadenceConfig, Frozen
+from bapo.config.diagnostics import DiagnosticsConfig
 from bapo.config.objective import CriticConfig, LossConfig, ShapingConfig, SupervisedConfig
 from bapo.config.supervision import SupervisionConfig
 from bapo.errors import did_you_mean
@@ -245,6 +246,7 @@ class Config(Frozen):
     buffer: BufferConfig = BufferConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     security: SecurityConfig = SecurityConfig()
 

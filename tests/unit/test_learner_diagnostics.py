@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
+from bapo.telemetry import Telemetry
 from bapo.types import Origin
-from learner.diagnostics import Meter, MinibatchResult, UpdateReport, behaviour_gap, metrics_row
+from learner.alarm import Alarm
+from learner.diagnostics import Meter, MinibatchResult, UpdateReport, metrics_row, show_divergences
 from learner.loss import TokenLosses
 from tests.factories import make_batch, make_group
-from tests.learner_setup import ALONE
+from tests.learner_setup import ALONE, learner_config
 
 
 def result(loss: float, num_tokens: int, ratio_max: float = 1.0) -> MinibatchResult:
@@ -29,23 +30,6 @@ def result(loss: float, num_tokens: int, ratio_max: float = 1.0) -> MinibatchRes
     )
 
 
-def test_v12_the_gap_to_the_rollout_policy_is_the_total_variation_per_token_and_origin() -> None:
-    groups = [make_group(rewards="10", prompt_id=name, lengths=[3, 2]) for name in "ab"]
-    batch = make_batch(groups=groups, origins=[Origin.X1, Origin.X3])
-    alpha = [-1.0, -0.5, -2.0, -0.7, -1.2]
-    theta = [-0.9, -0.6, -1.7, -0.8, -1.1]
-    gaps = behaviour_gap(batch, np.array(theta + alpha, np.float32), np.array(alpha + alpha, np.float32))
-    assert gaps == pytest.approx({"tv_x1": 0.075053, "tv_x3": 0.0}, abs=1e-6)
-
-
-def test_an_experts_tokens_are_not_part_of_the_gap_because_no_policy_sampled_them() -> None:
-    batch = make_batch(groups=[make_group(rewards="10", lengths=[3, 2], experts=[1])])
-    theta = [-0.9, -0.6, -1.7, -7.0, -7.0]
-    gaps = behaviour_gap(batch, np.array(theta, np.float32), np.array([-1.0, -0.5, -2.0, 0.0, 0.0], np.float32))
-    # 1/2 * (|e^0.1 - 1| + |e^-0.1 - 1| + |e^0.3 - 1|) / 3
-    assert gaps == pytest.approx({"tv_x1": 0.091699}, abs=1e-6)
-
-
 def test_the_row_of_a_step_by_hand() -> None:
     groups = [
         make_group(rewards="10", prompt_id="a", lengths=[1, 1], version=9),
@@ -57,15 +41,18 @@ def test_the_row_of_a_step_by_hand() -> None:
         lr=1e-4,
         minibatches=(result(1.0, 30, 1.5), result(2.0, 10, 1.25)),
         num_tokens=40,
-        gaps={"tv_x1": 0.1},
-        seconds={"prox": 0.5, "update": 1.0},
+        seconds={"prox": 0.5, "update": 1.0, "diagnostics": 0.25},
     )
-    row = metrics_row(batch, report, policy_version=9, batch_size=4, seconds={"wait_batch": 2.0, "step": 4.0})
+    config = learner_config(algorithm={"batch_size": 4, "group_size": 2}, learner={"minibatch_size": 4})
+    seconds = {"wait_batch": 2.0, "step": 4.0}
+    alarm = Alarm(step=10, origin=Origin.X3, text="x3 of age 2: far")
+    row = metrics_row(batch, report, policy_version=9, config=config, seconds=seconds, alarm=alarm)
     want = {
         "step": 10, "policy_version": 9, "reward_mean": 0.4, "x1": 2, "x2": 0, "x3": 1, "batch_size": 4, "num_bad": 7,
         "staleness_x1_mean": 2.5, "staleness_x1_max": 4, "staleness_x2_mean": None, "staleness_x2_max": None,
         "staleness_x3_mean": 6.0, "staleness_x3_max": 6, "loss": 1.25, "grad_norm": 2.5, "entropy": 3.75,
-        "ratio_max": 1.5, "first_ratio_max": 1.5, "tv_x1": 0.1, "tv_x2": None, "lr": 1e-4, "num_tokens": 40,
+        "ratio_max": 1.5, "first_ratio_max": 1.5, "tv_x1": None, "divergences": [], "bounds": [],
+        "warning": "x3 of age 2: far", "diagnostics_s": 0.25, "lr": 1e-4, "num_tokens": 40,
         "num_updates": 2, "wait_batch_s": 2.0, "prox_s": 0.5, "update_s": 1.0, "sync_s": 0.0, "checkpoint_s": 0.0,
         "step_s": 4.0, "tokens_per_s": 10.0,
     }  # fmt: skip
@@ -99,3 +86,31 @@ def test_a_loss_that_is_not_a_number_is_reported_as_it_is() -> None:
     )
     meter.add(torch.tensor(math.nan), losses, torch.zeros(1))
     assert math.isnan(meter.result(torch.tensor(1.0), num_tokens=1, num_active=1, stop=False).loss)
+
+
+def test_the_gauges_show_the_subsets_of_this_step_and_forget_those_of_the_last() -> None:
+    telemetry = Telemetry()
+    cell = {"policy": "theta_t", "origin": "x1", "age": None, "tv_tok": 0.25, "ess": 0.75}
+    others = [cell | {"policy": "theta", "tv_tok": 9.0}, cell | {"age": 1, "tv_tok": 9.0}]
+    row = {
+        "k1": 2.0,
+        "k2": 2.5,
+        "k3": None,
+        "divergences": [*others, cell],
+        "bounds": [{"origin": "x1", "paper": -3.0}],
+    }
+    show_divergences(telemetry, row)
+
+    def shown(name: str, **labels: str) -> float:
+        value = telemetry.registry.get_sample_value(name, labels)
+        assert value is not None
+        return value
+
+    assert shown("bapo_learner_tv_ratio", origin="x1", kind="token") == 0.25
+    assert shown("bapo_learner_ess_ratio", origin="x1", level="sequence") == 0.75
+    assert shown("bapo_learner_improvement_bound", origin="x1", form="paper") == -3.0
+    assert shown("bapo_learner_stability_constant", origin="x2") == 2.5
+    assert math.isnan(shown("bapo_learner_stability_constant", origin="x3"))
+    show_divergences(telemetry, row | {"divergences": [], "bounds": []})
+    assert math.isnan(shown("bapo_learner_tv_ratio", origin="x1", kind="token"))
+    assert math.isnan(shown("bapo_learner_improvement_bound", origin="x1", form="paper"))

@@ -1,4 +1,4 @@
-"""Theorem 3.2: constants (V8), the bound, and divergence estimators (V12)."""
+"""Theorem 3.2: constants and the bound (V8), for one prompt and for the prompts of a subset."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bapo.algorithms.theory import (
-    divergences,
+    Estimate,
     improvement_bound,
     k1,
     k2,
     k2_on_grid,
     k3,
+    reweighted_rewards,
     smoothed_std,
     stability_constant,
+    subset_bound,
 )
 
 
@@ -68,72 +68,60 @@ def test_the_bound_is_that_of_the_vectors() -> None:
     assert tight <= 0.30 - 0.26  # J(pi_theta) - J(pi_theta_t), which it bounds
 
 
-# V12: two responses of 3 and 2 tokens, sampled from alpha.
-ALPHA = np.array([-1.0, -0.5, -2.0, -0.7, -1.2])
-POLICY = np.array([-0.9, -0.6, -1.7, -0.8, -1.1])
-LENGTHS = np.array([3, 2])
-
-
-def test_divergences_are_those_of_the_vectors() -> None:
-    found = divergences(POLICY, ALPHA, LENGTHS)
-    assert found.tv_tok == pytest.approx(0.075053, abs=1e-6)
-    assert found.tv_seq == pytest.approx([0.174929, 0.0], abs=1e-6)
-    assert found.tv_seq.mean() == pytest.approx(0.087465, abs=1e-6)
-    assert found.kl_fwd == pytest.approx([0.059867, 0.010008], abs=1e-6)
-    assert found.kl_rev == pytest.approx([0.065124, 0.010025], abs=1e-6)
-    assert found.kl_rev_tok == pytest.approx((0.065124 + 0.010025) / 5, abs=1e-6)
-    assert found.tv_pinsker == pytest.approx(0.132170, abs=1e-6)
-    assert found.tv_bh == pytest.approx(0.185296, abs=1e-6)
-    assert found.tv_union == pytest.approx(0.187631, abs=1e-6)
-    assert found.ess == pytest.approx(0.978314, abs=1e-6)
-    assert found.max_ratio == pytest.approx(1.349859, abs=1e-6)
-
-
-def test_estimators_are_unbiased_on_a_distribution_that_can_be_enumerated() -> None:
-    # alpha = (.5, .3, .2) as 10 one-token responses, so that the mean over responses is the expectation under alpha.
-    alpha = np.log([0.5] * 5 + [0.3] * 3 + [0.2] * 2)
-    policy = np.log([0.4] * 5 + [0.4] * 3 + [0.2] * 2)
-    found = divergences(policy, alpha, np.ones(10, dtype=int))
-    assert found.tv_tok == pytest.approx(0.1, abs=1e-12)
-    assert found.kl_fwd.mean() == pytest.approx(0.025267, abs=1e-6)
-    assert found.kl_rev_tok == pytest.approx(0.025815, abs=1e-6)
-
-
-@given(
-    logs=st.lists(st.tuples(st.floats(-5, 0), st.floats(-5, 0)), min_size=1, max_size=12),
-    data=st.data(),
-)
-def test_divergences_have_their_sign_and_their_order(logs: list[tuple[float, float]], data: st.DataObject) -> None:
-    cut = data.draw(st.integers(1, len(logs)))
-    lengths = np.array([cut] if cut == len(logs) else [cut, len(logs) - cut])
-    policy, alpha = (np.array(column) for column in zip(*logs, strict=True))
-    found = divergences(policy, alpha, lengths)
-    assert (found.kl_fwd >= -1e-12).all()
-    assert (found.kl_rev >= -1e-9 * max(1.0, found.max_ratio)).all()
-    assert 0 <= found.tv_bh <= 1
-    assert found.tv_bh <= math.sqrt(2) * found.tv_pinsker + 1e-9  # 1 - e^-x <= x
-    assert 1 / len(lengths) - 1e-9 <= found.ess <= 1 + 1e-9
-
-
-def test_the_same_policy_has_no_divergence() -> None:
-    found = divergences(ALPHA, ALPHA, LENGTHS)
-    assert (found.tv_tok, found.tv_union, found.tv_bh, found.kl_rev_tok, found.ess) == (0.0, 0.0, 0.0, 0.0, 1.0)
-
-
-@pytest.mark.parametrize("lengths", [[3, 1], [5, 0], []])
-def test_lengths_that_do_not_cut_the_tokens_are_refused(lengths: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"tokens|token in each"):
-        divergences(POLICY, ALPHA, np.array(lengths, dtype=int))
-
-
-def test_one_impossible_token_cannot_make_the_estimate_infinite() -> None:
-    found = divergences(np.array([0.0]), np.array([-1000.0]), np.array([1]))
-    assert found.max_ratio == pytest.approx(math.exp(20))
-    assert math.isfinite(found.kl_fwd[0])
-
-
 def test_the_constant_is_least_at_one_half() -> None:
     constants = [stability_constant(smoothed_std(k / 16, 0.0)) for k in range(1, 16)]
     assert min(constants) == constants[7] == 1.0
     assert constants[:8] == sorted(constants[:8], reverse=True)
     assert constants[7:] == sorted(constants[7:])
+
+
+def test_of_one_prompt_the_subset_bound_is_the_bound_of_the_vectors_in_both_forms() -> None:
+    bound = subset_bound(
+        j_theta=np.array([0.30]),
+        mu=np.array([0.25]),
+        sigma=np.array([0.4330139]),
+        tv_theta=np.array([0.06]),
+        tv_current=np.array([0.02]),
+    )
+    assert (bound.paper.mean, bound.tight.mean) == (
+        pytest.approx(-0.081658, abs=1e-6),
+        pytest.approx(0.016906, abs=1e-6),
+    )
+    assert bound.gain == pytest.approx(0.115470, abs=1e-6)
+    assert bound.k == pytest.approx(1.309395, abs=1e-6)
+    assert (bound.paper.stderr, bound.tight.is_vacuous) == (None, True), "one prompt says nothing of its noise"
+
+
+def test_the_subset_bound_is_a_mean_over_prompts_with_its_noise() -> None:
+    # sigma 1/2: K = 1. Prompt 1: gain (.7 - .5) / .5 = .4, TV .1 and .05. Prompt 2: gain 0, TV .2 and 0.
+    bound = subset_bound(
+        j_theta=np.array([0.7, 0.5]),
+        mu=np.array([0.5, 0.5]),
+        sigma=np.array([0.5, 0.5]),
+        tv_theta=np.array([0.1, 0.2]),
+        tv_current=np.array([0.05, 0.0]),
+    )
+    assert (bound.k, bound.gain, bound.penalty_theta, bound.penalty_current) == pytest.approx((1, 0.2, 0.15, 0.025))
+    assert bound.tight.mean == pytest.approx((0.25 - 0.2) / 2)
+    assert bound.paper.mean == pytest.approx((0.1 - 0.4) / 2)
+    assert bound.tight.stderr == pytest.approx(0.225)  # 0.25 and -0.2 lie 0.225 around their mean
+    assert bound.paper.stderr == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    ("mean", "stderr", "vacuous"),
+    [(-0.1, 0.01, True), (0.0, 0.0, True), (0.1, 0.06, True), (0.1, 0.04, False), (0.1, None, True)],
+)
+def test_a_bound_promises_something_only_above_zero_and_above_its_noise(
+    mean: float, stderr: float | None, vacuous: bool
+) -> None:
+    assert Estimate(mean=mean, stderr=stderr).is_vacuous is vacuous
+
+
+def test_rewards_are_reweighted_within_their_group() -> None:
+    # Group 0: weights 1 and 3, the heavier one right: 3/4. Group 2: 2 of 2 wrong. Group 1 has no response.
+    found = reweighted_rewards(
+        np.array([1.0, 3.0, 2.0, 2.0]), np.array([0.0, 1.0, 0.0, 0.0]), np.array([0, 0, 2, 2]), 3
+    )
+    assert found[[0, 2]].tolist() == [0.75, 0.0]
+    assert math.isnan(found[1])
