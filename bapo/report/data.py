@@ -16,6 +16,7 @@ PHASES = {
     "wait_batch_s": "waiting for the batch",
     "prox_s": "proximal log-probs",
     "update_s": "forward, backward, optimizer",
+    "diagnostics_s": "theorem meter",
     "sync_s": "weight update of the workers",
     "checkpoint_s": "checkpoint",
 }

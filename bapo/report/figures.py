@@ -102,6 +102,21 @@ def held_out_figure(curves: Sequence[Curve]) -> str:
         return _svg(figure, axes)
 
 
+def meter_figure(curves: Sequence[Curve], y_label: str, limit: float | None) -> str:
+    """One line per subset, with a band up to its `high` where it has one, and the limit of the warnings."""
+    with _settings():
+        figure, axes = _canvas("learner step", y_label)
+        for curve in curves:
+            colour = COLOURS[curve.name]
+            axes.plot(curve.steps, curve.values, color=colour, linewidth=1.4, marker=".", label=curve.name.upper())
+            if curve.high:
+                axes.fill_between(curve.steps, curve.values, curve.high, color=colour, alpha=0.15, linewidth=0)
+        if limit is not None:
+            axes.axhline(limit, color=RED, linestyle="--", linewidth=1.2, label=f"limit {limit:g}")
+        axes.set_ylim(bottom=0)
+        return _svg(figure, axes)
+
+
 def _settings() -> Any:
     import matplotlib  # here: only a report needs it, and it takes half a second
 

@@ -12,6 +12,8 @@ from typing import Any
 from bapo.errors import ConfigError, StorageError
 from bapo.records import RunDirectory
 from bapo.report import data, figures
+from bapo.report.markup import Rows, figure, table
+from bapo.report.theorem_section import theorem_meter
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -25,8 +27,6 @@ th, td { text-align: left; padding: .15rem 1.2rem .15rem 0; border-bottom: 1px s
 td.number { text-align: right; }
 details { margin-top: .5rem; } code { font-size: .9em; }
 """
-
-Rows = Sequence[Sequence[str]]
 
 
 def write_report(run: RunDirectory) -> Path:
@@ -50,8 +50,9 @@ def make_page(run: RunDirectory) -> str:
         f'<p class="lead">{html.escape(_lead(run, config, metrics))}</p>',
         *_held_out(evaluations),
         *_figures(run, config, metrics),
+        *theorem_meter(metrics, config),
         "<h2>Where a step's time went</h2>",
-        _table(("phase of the learner's step", "mean seconds", "share"), _phase_rows(metrics)),
+        table(("phase of the learner's step", "mean seconds", "share"), _phase_rows(metrics)),
         *_processes(run),
         "<h2>Settings</h2>",
         *_settings(config),
@@ -83,9 +84,9 @@ def _held_out(evaluations: Sequence[data.Row]) -> Iterator[str]:
     yield "<h2>Held-out accuracy</h2>"
     shared = ", ".join(f"{c.num_prompts} of {c.name}" for c in curves if c.num_prompts)
     caption = "with 95 % intervals" + (f", on the prompts that all measurements share ({shared})" if shared else "")
-    yield _figure(figures.held_out_figure(curves), f"Held-out accuracy over steps: {words}.", caption)
+    yield figure(figures.held_out_figure(curves), f"Held-out accuracy over steps: {words}.", caption)
     header = ("split", "steps", "accuracy", "95 % interval", "prompts", "responses each", "cut off", "mean tokens")
-    yield _table(
+    yield table(
         header,
         [
             (
@@ -108,7 +109,7 @@ def _figures(run: RunDirectory, config: Mapping[str, Any], metrics: Sequence[dat
     total = sum(parts.x1) + sum(parts.x2) + sum(parts.x3)
     mean = total / len(parts.steps)
     yield "<h2>What the batches were made of</h2>"
-    yield _figure(
+    yield figure(
         figures.composition_figure(parts),
         f"Stacked bars of X1, X2 and X3 per step, {mean:.1f} groups on average, below the line B = {parts.batch_size}.",
         "X1: informative fresh groups; X2: hard prompts that were asked again and improved; X3: reused groups "
@@ -116,7 +117,7 @@ def _figures(run: RunDirectory, config: Mapping[str, Any], metrics: Sequence[dat
     )
     reward = data.reward_curve(metrics)
     yield "<h2>Reward</h2>"
-    yield _figure(
+    yield figure(
         figures.reward_figure(reward),
         f"Mean reward over steps: {reward.values[0]:.3f} at first, {reward.values[-1]:.3f} at last.",
         "mean reward of all fresh responses of a step, before the filter (Fig. 4)",
@@ -130,7 +131,7 @@ def _figures(run: RunDirectory, config: Mapping[str, Any], metrics: Sequence[dat
         config["algorithm"]["group_size"],
     )
     yield "<h2>How hard the prompts were</h2>"
-    yield _figure(
+    yield figure(
         figures.bins_figure(bins),
         f"Fresh groups without a right answer: first quarter {bins.first[0]:.1%}, last quarter {bins.last[0]:.1%}.",
         "fresh groups by number of right answers, first against last quarter of the steps (Fig. 7)",
@@ -152,25 +153,14 @@ def _processes(run: RunDirectory) -> Iterator[str]:
         (name, _or_dash(fields.get("ready_after_s")), _or_dash(fields.get("peak_mib")))
         for name, fields in processes.items()
     ]
-    yield _table(("process", "seconds until ready", "most memory, MiB"), rows)
+    yield table(("process", "seconds until ready", "most memory, MiB"), rows)
 
 
 def _settings(config: Mapping[str, Any]) -> Iterator[str]:
     for section, values in config.items():
         if isinstance(values, Mapping):
             rows = [(name, str(value)) for name, value in values.items()]
-            yield f"<details><summary>{html.escape(section)}</summary>{_table(('key', 'value'), rows)}</details>"
-
-
-def _figure(svg: str, alt: str, caption: str) -> str:
-    label = html.escape(alt, quote=True)
-    return f'<figure role="img" aria-label="{label}">{svg}<figcaption>{html.escape(caption)}</figcaption></figure>'
-
-
-def _table(header: Sequence[str], rows: Rows) -> str:
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-    lines = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+            yield f"<details><summary>{html.escape(section)}</summary>{table(('key', 'value'), rows)}</details>"
 
 
 def _or_dash(value: Any) -> str:

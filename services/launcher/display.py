@@ -64,6 +64,7 @@ class LineDisplay:
         self._states: dict[str, str] = {}
         self._step = 0
         self._num_evaluations: int | None = None
+        self._is_warned = False
 
     def show(self, snapshot: Snapshot) -> None:
         """Print what is new since the last snapshot."""
@@ -92,7 +93,15 @@ class LineDisplay:
         for row in snapshot.metrics:
             if row["step"] > self._step:
                 yield step_line(row, snapshot)
+                yield from self._warning(row)
         self._step = snapshot.step
+
+    def _warning(self, row: Mapping[str, Any]) -> Iterator[str]:
+        """The first of warnings in a row."""
+        text = row.get("warning")
+        if text and not self._is_warned:
+            yield f"warning at step {row['step']}: {text}"
+        self._is_warned = bool(text)
 
 
 def process_line(process: ProcessLine) -> str:

@@ -123,6 +123,8 @@ def _facts(snapshot: Snapshot, width: int) -> Iterator[RenderableType]:
     if snapshot.status is not None:
         # Text, because a failure's message may hold brackets, which are no markup.
         table.add_row("who waits", Text(who_waits(snapshot.status, snapshot.batch_size, snapshot.num_steps)))
+    if snapshot.metrics and snapshot.metrics[-1].get("warning"):
+        table.add_row(Text("warning", "red"), Text(snapshot.metrics[-1]["warning"]))
     if snapshot.workers:
         table.add_row("workers", packed(_workers(snapshot), width - LABEL_CHARS))
     if table.rows:

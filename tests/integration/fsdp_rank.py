@@ -3,7 +3,7 @@
     python -m tests.integration.fsdp_rank MODEL RUN NUM_RANKS FIRST_STEP LAST_STEP
 
 Prints one JSON line: loss and gradient norm of every mini-batch, in order. The process of rank 0 writes the run
-directory. FIRST_STEP > 1 resumes from the newest checkpoint.
+directory, and METER_FILE with the theorem meter of every step. FIRST_STEP > 1 resumes from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from bapo.types import Batch
 from learner.distributed import join, leave
 from learner.resume import load_state, newest_checkpoint, republish
 from tests.learner_setup import CPU, FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch
+
+METER_FILE = "meter.json"
 
 
 def config_of(model: str, num_ranks: int, num_steps: int) -> Config:
@@ -53,6 +55,9 @@ def main(model: str, run: str, num_ranks: str, first_step: str, last_step: str) 
         load_state(learner, checkpoint)
         republish(learner, checkpoint)
     sys.stdout.write(json.dumps(_losses(learner, int(first_step))) + "\n")
+    if world.leads:
+        rows = [{key: row[key] for key in ("divergences", "bounds")} for row in learner.records.rows]
+        (Path(run) / METER_FILE).write_text(json.dumps(rows))
     leave(world, together=True)
 
 

@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from learner.losses.registry import loss_names
+from tests.integration.fsdp_rank import METER_FILE
 from tests.tiny_model import write_tiny_model
 
 TIMEOUT_S = 120
@@ -98,6 +99,19 @@ def test_two_ranks_give_the_losses_weights_and_checkpoints_of_one(
         assert_same_files(
             tmp_path / "checkpoints/step-000002" / name, run / "checkpoints/step-000002" / name, atol=1e-4
         )
+    assert_same_meter(tmp_path / METER_FILE, run / METER_FILE)
+
+
+def assert_same_meter(one: Path, other: Path) -> None:
+    """The same subsets and ages, and numbers that differ by no more than the weights do."""
+    first, second = json.loads(one.read_text()), json.loads(other.read_text())
+    assert len(first) == 4
+    for row, same in zip(first, second, strict=True):
+        assert row["divergences"]
+        for kind in ("divergences", "bounds"):
+            for cell, again in zip(row[kind], same[kind], strict=True):
+                assert cell.keys() == again.keys()
+                assert cell == pytest.approx(again, rel=1e-3, abs=1e-3)
 
 
 @pytest.mark.slow

@@ -107,6 +107,25 @@ def test_what_does_not_fit_into_one_line_is_broken_between_measurements_and_betw
     ]
 
 
+def test_a_warning_is_shown_as_long_as_the_newest_step_has_it() -> None:
+    rows = [make_row(1, warning="x3 of age 2 (4 groups): tv_tok=0.071 is more than [0.05]"), make_row(2)]
+    assert "tv_tok=0.071 is more than [0.05]" in "\n".join(drawn(render(make_snapshot(metrics=rows[:1]), 120), 120))
+    assert "warning" not in "\n".join(drawn(render(make_snapshot(metrics=rows), 120), 120))
+
+
+def test_in_lines_a_warning_that_stays_is_said_once() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    display = LineDisplay(console)
+    display.show(make_snapshot())
+    warnings = [None, "far", "far", None, "far"]
+    for last in range(1, 6):
+        rows = [make_row(step, warning=text) for step, text in enumerate(warnings[:last], start=1)]
+        display.show(make_snapshot(metrics=rows))
+    assert isinstance(console.file, io.StringIO)
+    said = [line for line in console.file.getvalue().splitlines() if line.startswith("warning")]
+    assert said == ["warning at step 2: far", "warning at step 5: far"]
+
+
 def test_a_failure_with_brackets_is_shown_as_it_is() -> None:
     status = replace(STATUS, step=5, assembled_step=4, failures_in_a_row=3, last_failure="verifier: [/b] in [tests]")
     text = "\n".join(drawn(render(make_snapshot(status=status), 120), 120))
