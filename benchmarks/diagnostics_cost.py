@@ -168,7 +168,7 @@ def large(num_rounds: int) -> dict[str, Any]:
     """The meter on columns of 256 groups of 8 responses of about 2,000 tokens; a quarter is the last mini-batch."""
     batch = make_batch(256, (1000, 3001), 32000)
     config = load_config([], ["--preset", "bapo"])
-    columns = columns_of(batch, config.loss)
+    columns = columns_of(batch, config)
     rng = np.random.default_rng(1)
     theta_t_M = (columns.rollout_logprobs_M + rng.normal(0, 0.02, len(columns.token_ids_M))).astype(np.float32)
     newest_M = np.where(np.repeat(columns.group_R % 4 == 0, columns.lengths_R), theta_t_M, np.nan).astype(np.float32)

@@ -13,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bapo.algorithms.settings import AlgorithmConfig
-from bapo.config.tree import LossConfig
 from bapo.types import Batch, Group, Origin
 from learner.batching import columns_of, minibatches
 from learner.theorem_meter import Cell, Diagnosis, diagnose, theorem_fields
@@ -41,7 +40,7 @@ def batch_of(groups: Sequence[Group], origins: Sequence[Origin], *, births: Sequ
 
 
 def meter(batch: Batch, theta_t: Sequence[Sequence[float]], newest: Sequence[Sequence[float]]) -> Diagnosis:
-    columns = columns_of(batch, LossConfig())
+    columns = columns_of(batch, learner_config())
     theta_t_M, newest_M = (np.concatenate(part).astype(np.float32) for part in (theta_t, newest))
     return diagnose(batch, columns, theta_t_M, newest_M, eps=EPS)
 
