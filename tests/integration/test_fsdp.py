@@ -110,8 +110,18 @@ def assert_same_meter(one: Path, other: Path) -> None:
         assert row["divergences"]
         for kind in ("divergences", "bounds"):
             for cell, again in zip(row[kind], same[kind], strict=True):
-                assert cell.keys() == again.keys()
-                assert cell == pytest.approx(again, rel=1e-3, abs=1e-3)
+                assert words_of(cell) == words_of(again)
+                assert numbers_of(cell) == pytest.approx(numbers_of(again), rel=1e-3, abs=1e-3)
+
+
+def words_of(cell: dict[str, Any]) -> dict[str, Any]:
+    """Subset, age, counts, yes and no."""
+    return {name: value for name, value in cell.items() if not isinstance(value, float)}
+
+
+def numbers_of(cell: dict[str, Any]) -> dict[str, float]:
+    """What was estimated."""
+    return {name: value for name, value in cell.items() if isinstance(value, float)}
 
 
 @pytest.mark.slow
