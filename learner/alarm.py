@@ -36,7 +36,7 @@ def alarm_of(step: int, cells: Sequence[Cell], settings: DiagnosticsConfig) -> A
     found = [excess for cell in cells if _counts(cell) for excess in _excesses(cell, settings)]
     if not found:
         return None
-    # Between equals the age, which says more than its subset.
+    # An age says more than its whole subset, which is named when no single age is large enough.
     _, _, cell, measure = max(found, key=lambda excess: excess[:2])
     return Alarm(step=step, origin=cell.origin, text=f"{_name(cell)}: {measure}; {_remedy(cell)}")
 
@@ -45,14 +45,14 @@ def _counts(cell: Cell) -> bool:
     return cell.policy == "theta_t" and cell.num_responses >= MIN_RESPONSES
 
 
-def _excesses(cell: Cell, settings: DiagnosticsConfig) -> Iterator[tuple[float, bool, Cell, str]]:
-    """(how many times beyond the limit, whether it is one age, cell, what was measured)."""
+def _excesses(cell: Cell, settings: DiagnosticsConfig) -> Iterator[tuple[bool, float, Cell, str]]:
+    """(whether it is one age, how many times beyond the limit, cell, what was measured)."""
     tv, ess = cell.means.tv_tok, cell.means.ess
     is_one_age = cell.age is not None
     if tv > settings.tv_warn:
-        yield tv / settings.tv_warn, is_one_age, cell, f"tv_tok={tv:.3f} is more than {settings.tv_warn:g}"
+        yield is_one_age, tv / settings.tv_warn, cell, f"tv_tok={tv:.3f} is more than {settings.tv_warn:g}"
     if ess < settings.ess_warn:
-        yield settings.ess_warn / ess, is_one_age, cell, f"ess={ess:.2f} is less than {settings.ess_warn:g}"
+        yield is_one_age, settings.ess_warn / ess, cell, f"ess={ess:.2f} is less than {settings.ess_warn:g}"
 
 
 def _name(cell: Cell) -> str:
