@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from bapo.commands import buffer, configs, looks, runs, study, tokens
+from bapo.commands import buffer, comparing, configs, looks, runs, study, tokens
 from bapo.commands.arguments import TAKES_OVERRIDES
 from bapo.errors import BapoError
 
@@ -24,7 +24,8 @@ app.command("eval", context_settings=TAKES_OVERRIDES)(runs.evaluate)
 app.command()(study.study)
 app.command()(looks.watch)
 app.command()(looks.scale)
-app.command()(looks.report)
+app.command()(comparing.compare)
+app.command()(comparing.report)
 app.command(context_settings=TAKES_OVERRIDES)(looks.doctor)
 app.add_typer(buffer.app, name="buffer")
 app.add_typer(configs.app, name="config")

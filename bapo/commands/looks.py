@@ -1,4 +1,4 @@
-"""Commands that look at a run or at this machine, and `scale`: watch, report, scale, doctor."""
+"""Commands that look at a run or at this machine, and `scale`: watch, scale, doctor."""
 
 from __future__ import annotations
 
@@ -28,16 +28,6 @@ def watch(run: Run) -> None:
     Example:  bapo watch outputs/demo-001
     """
     hand_over("watch", "--run-dir", str(RunDirectory.open(run).path))
-
-
-def report(run: Run) -> None:
-    """Make RUN/report.html: composition, reward, difficulty and held-out figures on one offline page.
-
-    Example:  bapo report outputs/demo-001
-    """
-    from bapo.report.page import write_report  # here: matplotlib takes half a second
-
-    typer.echo(str(write_report(RunDirectory.open(run))))
 
 
 def scale(

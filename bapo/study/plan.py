@@ -27,7 +27,7 @@ from bapo.errors import ConfigError, did_you_mean
 from bapo.study.fairness import unfair_differences, unknown_exceptions
 
 METHOD_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,39}$"
-"""Part of a run's name: `bapo-no-x2` with seed 3 is the run `bapo-no-x2-s3`."""
+"""Part of a run's name: `bapo-without-x2` with seed 3 is the run `bapo-without-x2-s3`."""
 OWN_PORTS = ("buffer", "scheduler", "learner", "evaluation", "rollout")
 RESERVED = ("preset", "run.name", "run.root", "run.seed", *(f"{section}.port" for section in OWN_PORTS))
 """What the study sets itself, for every run."""

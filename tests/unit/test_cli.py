@@ -21,7 +21,7 @@ from bapo.errors import BapoError, ConfigError, UnavailableError
 from bapo.records import RunDirectory
 
 COMMANDS = [
-    ["train"], ["up"], ["create"], ["eval"], ["study"], ["watch"], ["scale"], ["report"], ["doctor"],
+    ["train"], ["up"], ["create"], ["eval"], ["study"], ["watch"], ["scale"], ["compare"], ["report"], ["doctor"],
     ["config", "show"], ["config", "diff"], ["config", "schema"],
     ["buffer", "stats"], ["buffer", "bad"], ["buffer", "high"], ["buffer", "show"], ["buffer", "export"],
     ["buffer", "import"], ["buffer", "groups"], ["buffer", "snapshot"], ["buffer", "restore"], ["buffer", "drop"],

@@ -1,0 +1,89 @@
+"""`bapo compare` and `bapo report`: runs beside each other, in the terminal and as a page with figures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table as Shown
+from rich.text import Text
+
+from bapo.errors import ConfigError
+from bapo.records import RunDirectory
+
+Runs = Annotated[
+    list[str], typer.Argument(metavar="RUN...|STUDY", help="Run directories, or the directory of a study.")
+]
+Paper = Annotated[bool, typer.Option("--paper", help="Show the published numbers beside ours.")]
+REPORT = "report"
+"""Where a study's report goes, below its directory."""
+
+
+def compare(
+    runs: Runs,
+    paper: Paper = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Put runs beside each other: accuracy with intervals, cost, paired tests, rescued prompts.
+
+    Runs that differ in their seed alone (mine-s1, mine-s2) are one method; the first method is what the others are
+    compared with. Runs that were measured differently are refused, with the difference.
+
+    Example:  bapo compare outputs/grpo-s1 outputs/bapo-s1 --paper
+              bapo compare outputs/study-countdown
+    """
+    from bapo.comparison.gather import gather
+    from bapo.comparison.page import as_markdown
+    from bapo.comparison.tables import all_tables
+
+    tables = all_tables(gather(runs), paper=paper)
+    if as_json:
+        typer.echo(json.dumps([asdict(table) for table in tables], indent=1))
+        return
+    if markdown:
+        typer.echo("\n".join(as_markdown(table) for table in tables))
+        return
+    console = Console(highlight=False)
+    for table in tables:
+        shown = Shown(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in table.header:
+            shown.add_column(name, overflow="fold")
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print(shown)
+        console.print(Text(f"{table.note}\n", "bright_black"))
+
+
+def report(
+    runs: Runs,
+    out: Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Where the report goes.")] = None,
+    paper: Paper = False,
+) -> None:
+    """Make a page that opens offline: of one run RUN/report.html; of a study or several runs tables and figures.
+
+    The latter also writes every figure as PNG and PDF and every table as CSV and Markdown. A figure of the paper that
+    these records do not hold is named with the reason.
+
+    Example:  bapo report outputs/demo-001
+              bapo report outputs/study-countdown --paper
+              bapo report outputs/grpo-s1 outputs/bapo-s1 --out outputs/comparison
+    """
+    is_study = len(runs) == 1 and (Path(runs[0]) / "study.toml").is_file()
+    if len(runs) == 1 and not is_study and out is None:
+        from bapo.report.page import write_report
+
+        typer.echo(str(write_report(RunDirectory.open(runs[0]))))
+        return
+    if out is None and not is_study:
+        raise ConfigError("several runs have no folder in common; name one for their report with --out FOLDER")
+    from bapo.comparison.gather import gather
+    from bapo.comparison.page import write_comparison
+
+    folder = Path(runs[0]) / REPORT if out is None else Path(out)
+    typer.echo(str(write_comparison(gather(runs), folder, paper=paper)))

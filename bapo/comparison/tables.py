@@ -1,0 +1,223 @@
+"""Tables of a comparison as rows of text, the same for terminal, page and files.
+
+table 1      accuracy with intervals, rollouts, on- or off-policy
+table 2      time and tokens by purpose
+against      each method against the first: difference, McNemar by seed and over seeds
+equal cost   accuracy at equal steps and at equal rollouts
+rescued      prompts at 0/n that had a right response later, and what had trained them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from bapo.comparison.accuracy import at_budget, base_accuracy, final_accuracy, rollout_budget, versus
+from bapo.comparison.cells import DASH, Table, interval, name_of, p, percent, points, spread
+from bapo.comparison.gather import Compared, Method
+from bapo.comparison.published import published, published_of, rollouts_of
+from bapo.comparison.rescue_tables import table_attribution, table_rescued
+from bapo.formats import count, duration
+from bapo.types import Origin
+
+
+def all_tables(compared: Compared, *, paper: bool) -> list[Table]:
+    """Every table that these runs have something for."""
+    tables = [table_1(compared, paper=paper), table_2(compared, paper=paper)]
+    if len(compared.methods) > 1 and compared.splits:
+        tables += [table_against(compared)]
+    if compared.splits:
+        tables += [table_equal_cost(compared)]
+    return [*tables, table_rescued(compared, paper=paper), table_attribution(compared)]
+
+
+def table_1(compared: Compared, *, paper: bool = False) -> Table:
+    """Accuracy after training with 95 % intervals over seeds and prompts, rollouts, on- or off-policy."""
+    runs = [run for method in compared.methods for run in method.runs]
+    header = ["method", "seeds", *compared.splits, "rollouts", "type", "staleness"]
+    rows = [["base model", DASH, *(interval(base_accuracy(runs, s)) for s in compared.splits), DASH, DASH, DASH]]
+    for method in compared.methods:
+        accuracies = [interval(final_accuracy(method, split)) for split in compared.splits]
+        rollouts = spread([run.ledger.rollouts for run in method.runs], count)
+        kind = "on" if is_on_policy(method) else "off"
+        rows.append([name_of(method), str(len(method.runs)), *accuracies, rollouts, kind, _staleness(method)])
+    if paper:
+        header, rows = _with_paper_accuracy(compared, header, rows)
+    note = (
+        "Accuracy in percent after training, with the 95 % interval over seeds and prompts (crossed; with one seed "
+        "over prompts alone). Rollouts: responses sampled for training, fresh and re-evaluated. Type: on-policy when "
+        "every group trains once and alpha takes the weights of every step. Staleness: mean steps between sampling and "
+        "training."
+    )
+    return Table(
+        key="table-1",
+        title="Table 1: accuracy and rollouts",
+        header=tuple(header),
+        rows=tuple(map(tuple, rows)),
+        note=note,
+    )
+
+
+def table_2(compared: Compared, *, paper: bool = False) -> Table:
+    """Time, and responses and tokens by purpose: means over seeds."""
+    header = ["method", "steps", "training", "ratio", "start to end", "fresh", "re-evaluated", "evaluation", "filled"]
+    first = _mean([run.ledger.train_s for run in compared.reference.runs])
+    rows = []
+    for method in compared.methods:
+        seconds = [run.ledger.train_s for run in method.runs]
+        walls = [run.wall_s for run in method.runs if run.wall_s is not None]
+        rows.append(
+            [
+                name_of(method),
+                str(method.runs[0].num_steps),
+                spread(seconds, duration),
+                f"x{_mean(seconds) / first:.2f}" if first else DASH,
+                spread(walls, duration) if walls else DASH,
+                *(_spent(method, purpose) for purpose in ("fresh", "reevaluate", "evaluate")),
+                f"{100 * _filled(method):.0f} %",
+            ]
+        )
+    if paper:
+        header.append("paper: time, ratio")
+        rows = [[*row, _paper_time(m, compared)] for row, m in zip(rows, compared.methods, strict=True)]
+    note = (
+        "Means over seeds, in brackets the least and the most. Training: seconds of all learner steps with their "
+        "waits and checkpoints. Start to end: the whole run with start-up and the measurements before and after, if it "
+        "was started once. Responses / tokens by purpose. Filled: share of B groups that batches held. Runs that "
+        "shared the machine with another run took longer than alone."
+    )
+    return Table(
+        key="table-2", title="Table 2: time and tokens", header=tuple(header), rows=tuple(map(tuple, rows)), note=note
+    )
+
+
+def table_against(compared: Compared) -> Table:
+    """Each method against the first one."""
+    reference = compared.reference
+    rows = []
+    for method in compared.methods[1:]:
+        for split in compared.splits:
+            found = versus(reference, method, split)
+            by_seed = ", ".join(
+                f"s{one.seed} {one.test.better}:{one.test.worse} p={p(one.test.p)}" for one in found.by_seed
+            )
+            total = found.all_seeds
+            rows.append(
+                (
+                    name_of(method),
+                    split,
+                    points(found.difference),
+                    f"{total.better}:{total.worse} p={p(total.p)}" if found.by_seed else DASH,
+                    by_seed or DASH,
+                )
+            )
+    note = (
+        "Difference in points after training, with the 95 % interval over shared seeds and prompts: does the method do "
+        "better, with new seeds and new prompts? b:c are prompts on which it was right more often : less often; p is "
+        "McNemar's exact test per seed, and its stratified exact form over seeds (Mantel-Haenszel for pairs): do these "
+        "very weights differ? No correction for the number of comparisons."
+    )
+    return Table(
+        key="against",
+        title=f"Against {reference.label}",
+        header=("method", "split", "difference", "McNemar over seeds (b:c)", "by seed (b:c)"),
+        rows=tuple(rows),
+        note=note,
+    )
+
+
+def table_equal_cost(compared: Compared) -> Table:
+    """Accuracy after equal steps and after equal rollouts."""
+    budget = rollout_budget(compared)
+    rows = []
+    for method in compared.methods:
+        cells = [name_of(method)]
+        for split in compared.splits:
+            after = final_accuracy(method, split)
+            cells.append(DASH if after is None else percent(after.mean))
+            values = [v for run in method.runs if (v := at_budget(run, split, budget)) is not None]
+            cells.append(spread(values, percent) if values else DASH)
+        rows.append(tuple(cells))
+    steps = compared.reference.runs[0].num_steps
+    header = [f"{split}, {words}" for split in compared.splits for words in ("equal steps", "equal rollouts")]
+    note = (
+        f"Equal steps: after {steps} learner steps. Equal rollouts: after {count(budget)} training responses, the "
+        "whole cost of the cheapest run; between measurements each run's accuracy is interpolated linearly over its "
+        "rollouts, a measurement on fewer prompts entering by its change on the shared ones. In brackets the least and "
+        "the most over seeds."
+    )
+    return Table(
+        key="equal-cost",
+        title="Equal steps and equal rollouts",
+        header=("method", *header),
+        rows=tuple(rows),
+        note=note,
+    )
+
+
+def is_on_policy(method: Method) -> bool:
+    """Every group trains once, in the step that it was sampled for, up to the slack that keeps workers busy."""
+    reused = any(
+        row.get(origin.value) for run in method.runs for row in run.metrics for origin in (Origin.X2, Origin.X3)
+    )
+    return method.config.cadence.v == 1 and method.config.learner.epochs == 1 and not reused
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _filled(method: Method) -> float:
+    trained = sum(row[o.value] for run in method.runs for row in run.metrics for o in Origin)
+    return float(trained / sum(row["batch_size"] for run in method.runs for row in run.metrics))
+
+
+def _staleness(method: Method) -> str:
+    pairs = [
+        (row[origin.value], row[f"staleness_{origin.value}_mean"])
+        for run in method.runs
+        for row in run.metrics
+        for origin in Origin
+        if row.get(f"staleness_{origin.value}_mean") is not None
+    ]
+    total = sum(size for size, _ in pairs)
+    return f"{sum(size * mean for size, mean in pairs) / total:.1f}" if total else DASH
+
+
+def _spent(method: Method, purpose: str) -> str:
+    parts = [getattr(run.ledger, purpose) for run in method.runs]
+    return f"{count(_mean([part.responses for part in parts]))} / {count(_mean([part.tokens for part in parts]))}"
+
+
+def _with_paper_accuracy(
+    compared: Compared, header: list[str], rows: list[list[str]]
+) -> tuple[list[str], list[list[str]]]:
+    task = compared.reference.config.task.name
+    names = ["base", *(method.name for method in compared.methods)]
+    columns = list(_paper_columns(compared.splits))
+    shown = [
+        [*row, *(_paper_cell(published_of(task, name), column, name) for column in columns)]
+        for row, name in zip(rows, names, strict=True)
+    ]
+    return [*header, *(f"paper: {column}" for column in columns)], shown
+
+
+def _paper_columns(splits: Sequence[str]) -> Iterator[str]:
+    known = {key for section in ("planning",) for values in published()[section].values() for key in values}
+    yield from (split for split in splits if split in known)
+    yield "accuracy"
+    yield "rollouts (maths)"
+
+
+def _paper_cell(found: dict[str, float], column: str, name: str) -> str:
+    if column.startswith("rollouts"):
+        value = rollouts_of(name)
+        return DASH if value is None else f"{value:.0f}k"
+    return DASH if column not in found else f"{found[column]:.1f}"
+
+
+def _paper_time(method: Method, compared: Compared) -> str:
+    task = method.config.task.name
+    ours, first = (published_of(task, name).get("time") for name in (method.name, compared.reference.name))
+    if ours is None:
+        return DASH
+    return duration(60 * ours) + (f", x{ours / first:.2f}" if first else "")

@@ -1,0 +1,252 @@
+"""Runs beside each other: tables checked by hand, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bapo.comparison.accuracy import at_budget, curve, final_accuracy, interpolated, rollout_budget, versus
+from bapo.comparison.gather import Compared, gather
+from bapo.comparison.migration import (
+    UNTRAINED,
+    attribution,
+    bins_by_epoch,
+    floor_matrix,
+    held_out_matrix,
+    matrix_of,
+    rescues,
+    training_matrix,
+)
+from bapo.comparison.published import published, published_of, rollouts_of
+from bapo.comparison.tables import all_tables, table_1, table_2, table_against, table_equal_cost
+from bapo.errors import ConfigError
+from bapo.types import Origin, Purpose
+from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
+
+BASE = {"p": "0000", "q": "1000", "r": "1100", "s": "0000"}
+OTHER_BASE = {"p": "0000", "q": "0000", "r": "1110", "s": "0100"}
+AFTER = {"p": "1000", "q": "1100", "r": "1110", "s": "0000"}
+WORSE = {"p": "0000", "q": "0000", "r": "1100", "s": "0000"}
+
+
+def make_pair(root: Path) -> Compared:
+    """plain and ours with seeds 1 and 2; ours is better on three prompts of each seed and worse on none."""
+    for seed, base in ((1, BASE), (2, OTHER_BASE)):
+        for method, final in (("plain", WORSE), ("ours", AFTER)):
+            evaluations = [evaluation_row("cd4", 1, base), evaluation_row("cd4", 3, final)]
+            preset = {"plain": "grpo", "ours": "bapo"}[method]
+            extra = [fate("b", "0000", step=2, purpose=Purpose.REEVALUATE)] if method == "ours" else []
+            write_run(
+                root / f"{method}-s{seed}", seed=seed, preset=preset, evaluations=evaluations,
+                groups={1: [fate("a", "0001", step=1, origin=Origin.X1)], 2: [fate("b", "0000", step=2), *extra]},
+            )  # fmt: skip
+    return gather([root / f"{method}-s{seed}" for method in ("plain", "ours") for seed in (1, 2)])
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_method(tmp_path: Path) -> None:
+    compared = make_pair(tmp_path)
+    assert [(method.name, method.seeds) for method in compared.methods] == [("plain", (1, 2)), ("ours", (1, 2))]
+    assert (compared.reference.name, compared.splits) == ("plain", ("cd4",))
+
+
+def test_a_run_twice_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path / "one")
+    with pytest.raises(ConfigError, match="are both one with seed 1"):
+        gather([tmp_path / "one", tmp_path / "one"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "final", "wanted"),
+    [
+        (["--evaluation.num_prompts_final", "7"], WORSE, "evaluation.num_prompts_final = 1000, ours-s1 with 7"),
+        (["--rollout.temperature", "0.5"], WORSE, "rollout.temperature = 1.0, ours-s1 with 0.5"),
+        ([], {"p": "00", "q": "00", "r": "00", "s": "00"}, "num_samples of cd4 = 4, ours-s1 with 2"),
+        ([], {"p": "0000", "other": "0000"}, "4 prompts of cd4, ours-s1 with 2, only 1 prompts are in both"),
+    ],
+)
+def test_runs_that_were_measured_differently_are_refused_with_the_difference(
+    tmp_path: Path, overrides: list[str], final: dict[str, str], wanted: str
+) -> None:
+    write_run(tmp_path / "plain-s1", evaluations=[evaluation_row("cd4", 3, WORSE)])
+    write_run(tmp_path / "ours-s1", evaluations=[evaluation_row("cd4", 3, final)], overrides=overrides)
+    with pytest.raises(ConfigError) as caught:
+        gather([tmp_path / "plain-s1", tmp_path / "ours-s1"])
+    assert f"plain-s1 was measured with {wanted}" in str(caught.value)
+    assert "cannot be compared" in str(caught.value)
+
+
+def test_a_run_without_a_step_has_nothing_to_compare(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one")
+    (run.path / "metrics.jsonl").unlink()
+    with pytest.raises(ConfigError, match="no finished step yet"):
+        gather([run.path])
+
+
+# -- table 1 and the tests
+
+
+def test_accuracy_is_over_seeds_and_prompts(tmp_path: Path) -> None:
+    plain, ours = make_pair(tmp_path).methods
+    # plain: prompt means 0, 0, 1/2, 0 -> 1/8; ours: 1/4, 1/2, 3/4, 0 -> 3/8; both seeds alike.
+    found, other = final_accuracy(plain, "cd4"), final_accuracy(ours, "cd4")
+    assert found is not None
+    assert other is not None
+    assert (found.mean, other.mean) == (0.125, 0.375)
+    # Sample variance of (0, 0, .5, 0) is 1/16: half width t(3) sqrt(1/64).
+    assert found.high - found.mean == pytest.approx(3.182446 / 8, rel=1e-5)
+
+
+def test_methods_are_tested_on_pairs_per_seed_and_over_seeds(tmp_path: Path) -> None:
+    plain, ours = make_pair(tmp_path).methods
+    found = versus(plain, ours, "cd4")
+    assert [(one.seed, one.test.better, one.test.worse, one.test.p) for one in found.by_seed] == [
+        (1, 3, 0, 0.25), (2, 3, 0, 0.25),
+    ]  # fmt: skip
+    assert (found.all_seeds.better, found.all_seeds.worse, found.all_seeds.p) == (6, 0, 2 / 64)
+    assert found.difference is not None
+    assert found.difference.mean == 0.25
+    (row,) = table_against(make_pair_again(tmp_path)).rows
+    assert row[:2] == ("ours", "cd4")
+    assert row[3:] == ("6:0 p=0.03", "s1 3:0 p=0.25, s2 3:0 p=0.25")
+
+
+def make_pair_again(root: Path) -> Compared:
+    return gather([root / f"{method}-s{seed}" for method in ("plain", "ours") for seed in (1, 2)])
+
+
+def test_methods_without_a_shared_seed_are_not_paired(tmp_path: Path) -> None:
+    for name, seed in (("plain", 1), ("ours", 2)):
+        write_run(tmp_path / f"{name}-s{seed}", seed=seed, evaluations=[evaluation_row("cd4", 3, WORSE)])
+    compared = gather([tmp_path / "plain-s1", tmp_path / "ours-s2"])
+    found = versus(*compared.methods, "cd4")
+    assert (found.difference, found.by_seed) == (None, ())
+
+
+def test_table_1_has_rollouts_type_and_the_base_model(tmp_path: Path) -> None:
+    table = table_1(make_pair(tmp_path))
+    assert table.header == ("method", "seeds", "cd4", "rollouts", "type", "staleness")
+    base, plain, ours = table.rows
+    # Base: means of seed 1: 0 1/4 1/2 0, of seed 2: 0 0 3/4 1/4 -> 7/32.
+    assert base[2].startswith("21.9 [")
+    assert (plain[1], plain[3:]) == ("2", ("8", "on", "1.0"))
+    assert ours[3:5] == ("12", "off")  # v = 5
+    assert plain[2].startswith("12.5 [0.0, ")  # an accuracy is never below 0
+
+
+def test_table_2_splits_responses_and_tokens_by_purpose(tmp_path: Path) -> None:
+    plain, ours = table_2(make_pair(tmp_path)).rows
+    #                 steps, 2 x (2 + .5) s, ratio, end - start, fresh, re-evaluated, 2 x 16 evaluated, 2 of 4
+    assert plain[1:] == ("2", "5 s", "x1.00", "1:40", "8 / 80", "0 / 0", "32 / 320", "50 %")
+    assert ours[5:7] == ("8 / 80", "4 / 40")
+
+
+def test_the_papers_numbers_stand_beside_ours(tmp_path: Path) -> None:
+    write_run(tmp_path / "grpo-s1", preset="grpo", evaluations=[evaluation_row("cd4", 3, WORSE)])
+    write_run(tmp_path / "bapo-s1", evaluations=[evaluation_row("cd4", 3, AFTER)])
+    compared = gather([tmp_path / "grpo-s1", tmp_path / "bapo-s1"])
+    table = table_1(compared, paper=True)
+    assert table.header[-3:] == ("paper: cd4", "paper: accuracy", "paper: rollouts (maths)")
+    assert [row[-3:] for row in table.rows] == [("0.4", "0.7", "-"), ("35.9", "49.4", "677k"), ("47.5", "60.2", "733k")]
+    assert [row[-1] for row in table_2(compared, paper=True).rows] == ["3:47:00, x1.00", "3:23:00, x0.89"]
+
+
+def test_the_published_averages_are_those_of_their_rows() -> None:
+    planning = published()["planning"]
+    for name, row in planning.items():
+        if "accuracy" in row:
+            assert row["accuracy"] == pytest.approx((row["cd34"] + row["cd4"]) / 2, abs=0.011), name
+    assert (published_of("countdown", "bapo-without-x2")["cd4"], published_of("other", "bapo"), rollouts_of("dapo")) == (
+        35.31, {}, 1921,
+    )  # fmt: skip
+
+
+# -- equal rollouts
+
+
+@pytest.mark.parametrize(("x", "want"), [(-1, 2.0), (0, 2.0), (5, 3.0), (10, 4.0), (15, 4.5), (20, 5.0), (99, 5.0)])
+def test_between_measurements_lies_a_straight_line(x: float, want: float) -> None:
+    assert interpolated([(0, 2.0), (10, 4.0), (20, 5.0)], x) == want
+
+
+def test_a_measurement_on_fewer_prompts_enters_by_its_change_on_the_shared_ones(tmp_path: Path) -> None:
+    # Base 3/16 on all four; p alone 0 -> 1/2 in between.
+    rows = [evaluation_row("cd4", 1, BASE), evaluation_row("cd4", 2, {"p": "1100"}), evaluation_row("cd4", 3, AFTER)]
+    run = gather([write_run(tmp_path / "one", evaluations=rows).path]).reference.runs[0]
+    assert curve(run, "cd4") == [(0, 0.1875), (1, 0.6875), (2, 0.375)]
+
+
+def test_every_run_is_read_at_the_rollouts_of_the_cheapest(tmp_path: Path) -> None:
+    compared = make_pair(tmp_path)
+    plain, ours = compared.methods
+    assert rollout_budget(compared) == 8
+    # ours: 0 rollouts 3/16, 12 rollouts 3/8; at 8 of 12 two thirds of the way.
+    assert at_budget(ours.runs[0], "cd4", 8) == pytest.approx(0.1875 + 0.1875 * 2 / 3)
+    assert at_budget(plain.runs[0], "cd4", 8) == 0.125
+    rows = table_equal_cost(compared).rows
+    assert rows[0] == ("plain", "12.5", "12.5")
+    assert rows[1][:2] == ("ours", "37.5")
+
+
+# -- migration and rescue
+
+
+def test_the_migration_matrix_by_hand(tmp_path: Path) -> None:
+    run = gather([write_run(tmp_path / "one", evaluations=[
+        evaluation_row("cd4", 1, {"p": "0000", "q": "1000", "r": "1100", "s": "1111", "t": "0000"}),
+        evaluation_row("cd4", 3, {"p": "1000", "q": "0000", "r": "1100", "s": "1110", "t": "0000"}),
+    ]).path]).reference.runs[0]  # fmt: skip
+    found = held_out_matrix([run], "cd4", 3)
+    assert found is not None
+    assert found.counts == (
+        (1, 1, 0, 0, 0),  # t stays at 0/4, p rises to 1/4
+        (1, 0, 0, 0, 0),  # q is lost
+        (0, 0, 1, 0, 0),  # r stays
+        (0, 0, 0, 0, 0),
+        (0, 0, 0, 1, 0),  # s falls from 4/4 to 3/4
+    )
+    assert (found.total, found.better, found.worse) == (5, 1, 2)
+    assert (found.unsolved, found.rescued, found.lost) == (2, 1, 1)
+    assert held_out_matrix([run], "cd4", 2) is None
+
+
+def test_chance_is_the_base_model_measured_by_another_seed(tmp_path: Path) -> None:
+    runs = [run for method in make_pair(tmp_path).methods for run in method.runs]
+    found = floor_matrix(runs, "cd4")
+    assert found is not None
+    # Seed 1 against 2: p 0-0, q 1-0, r 2-3, s 0-1; and 2 against 1: p 0-0, q 0-1, r 3-2, s 1-0.
+    assert (found.total, found.unsolved, found.rescued) == (8, 4, 2)
+    assert floor_matrix(runs[:1], "cd4") is None
+
+
+VISITS = {
+    1: [fate("a", "0000", step=1), fate("b", "0000", step=1), fate("c", "0100", step=1, origin=Origin.X1)],
+    2: [
+        fate("d", "0000", step=2, origin=Origin.X1),  # GRPO trains it without an advantage: that moves nothing
+        fate("a", "0110", step=2, origin=Origin.X2, purpose=Purpose.REEVALUATE),
+        fate("e", "0000", step=2),
+    ],
+    3: [fate("a", "0110", step=2, origin=Origin.X3, group_id="a@2reevaluate", reason="reused")],
+    4: [fate("a", "1110", step=4, origin=Origin.X1), fate("b", "0000", step=4), fate("c", "0000", step=4)],
+    5: [fate("d", "1000", step=5, origin=Origin.X1)],
+}
+
+
+def test_a_rescue_is_from_all_wrong_at_the_first_visit_to_something_right_at_the_last(tmp_path: Path) -> None:
+    metrics = [metrics_row(step) for step in range(1, 6)]
+    run = gather([write_run(tmp_path / "one", metrics=metrics, groups=VISITS).path]).reference.runs[0]
+    found = rescues(run)
+    assert {prompt: one.rescued for prompt, one in found.items()} == {"a": True, "b": False, "d": True}  # e came once
+    assert found["a"].trained_by == {Origin.X2, Origin.X3}  # X1 at step 4 is the last visit itself
+    assert (found["a"].found_by, found["b"].found_by) == (Purpose.REEVALUATE, None)
+    assert attribution(found.values()) == {"x2+x3": 1, UNTRAINED: 1}
+    matrix = training_matrix([run])
+    assert matrix == matrix_of([(0, 3), (0, 0), (1, 0), (0, 1)], 4)
+    assert bins_by_epoch(run) == [[4, 1, 0, 0, 0], [2, 1, 0, 1, 0]]
+
+
+def test_every_table_has_as_many_cells_as_its_header(tmp_path: Path) -> None:
+    compared = make_pair(tmp_path)
+    for paper in (False, True):
+        for table in all_tables(compared, paper=paper):
+            assert {len(row) for row in table.rows} == {len(table.header)}, table.key
