@@ -19,7 +19,7 @@ def published() -> dict[str, Any]:
 
 
 def published_of(task: str, method: str) -> dict[str, Any]:
-    """What the paper says of a method (named as its preset: bapo-without-x2) on its task nearest to ours; may be empty."""
+    """What the paper says of a method (named as its preset) on its task nearest to ours; may be empty."""
     section: dict[str, Any] = published().get(TASK_OF.get(task, ""), {})
     return dict(section.get(method.replace("-", "_"), {}))
 

@@ -109,12 +109,12 @@ def test_a_preset_that_does_not_exist_is_an_error_of_its_line(tmp_path: Path) ->
     path = tmp_path / "STUDY.toml"
     path.write_text(
         f'[study]\nname = "s"\nroot = "{tmp_path}"\nseeds = [1]\n\n'
-        '[methods.first]\nlabel = "1"\npreset = "bappo"\n\n[methods.second]\npreset = "grpo"\n'
+        '[methods.first]\nlabel = "1"\npreset = "bapoo"\n\n[methods.second]\npreset = "grpo"\n'
     )
     with pytest.raises(ConfigError) as caught:
         read_study(path)
     assert str(caught.value) == (
-        f"{path} line 8 [methods.first]: preset = 'bappo': there is no such preset (did you mean 'bapo'?); "
+        f"{path} line 8 [methods.first]: preset = 'bapoo': there is no such preset (did you mean 'bapo'?); "
         f"write one of {', '.join(preset_names())}"
     )
     assert [run.name for run in read_study(path, ["second"]).runs] == ["second-s1"]
@@ -164,11 +164,7 @@ def test_the_shipped_study_has_every_method_of_the_paper_with_three_seeds_or_mor
 
 
 def test_the_shipped_study_is_fair() -> None:
-    known = [
-        name
-        for name, method in SHIPPED_METHODS.items()
-        if method.preset in preset_names()
-    ]
+    known = [name for name, method in SHIPPED_METHODS.items() if method.preset in preset_names()]
     runs = read_study(SHIPPED, known).runs
     assert len(runs) >= 3 * len(known)
     assert {run.config.run.num_steps for run in runs} == {96}
