@@ -77,6 +77,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("bapo_learner_ess_ratio", "gauge", "Share of responses or tokens that still count.", ("origin", "level")),
     Metric("bapo_learner_importance_ratio_max", "gauge", "Largest pi_theta_t / alpha.", ("origin",)),
     Metric("bapo_learner_improvement_bound", "gauge", "Theorem 3.2, estimated; <= 0: vacuous.", ("origin", "form")),
+    Metric("bapo_learner_improvement_penalty", "gauge", "Its penalties: K TV and TV, without a 2.", ("origin", "of")),
     Metric("bapo_learner_stability_constant", "gauge", "K_1, K_2, K_3 of theorem 3.2.", ("origin",)),
     Metric("bapo_learner_tokens_total", "counter", "Response tokens trained."),
     Metric("bapo_learner_phase_seconds", "histogram", "Seconds of one phase of a step.", ("phase",)),

@@ -238,6 +238,8 @@ def show_divergences(telemetry: Telemetry, row: Mapping[str, Any]) -> None:
         cell, bound = cells.get(origin.value, {}), bounds.get(origin.value, {})
         values = [(name, labels, cell.get(key)) for name, labels, key in DIVERGENCE_GAUGES]
         values += [("bapo_learner_improvement_bound", {"form": form}, bound.get(form)) for form in ("paper", "tight")]
+        penalties = {"theta": "penalty_theta", "theta_t": "penalty_current"}
+        values += [("bapo_learner_improvement_penalty", {"of": of}, bound.get(key)) for of, key in penalties.items()]
         values.append(("bapo_learner_stability_constant", {}, row[f"k{number}"]))
         for name, labels, value in values:
             gauge = telemetry.gauge(name).labels(origin=origin.value, **labels)

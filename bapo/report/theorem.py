@@ -30,20 +30,20 @@ class CellSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundSummary:
-    """The estimated bound of one subset, in one form, over all steps that had one."""
+    """The estimated bound of one subset, over all steps that had one."""
 
     origin: str
-    form: str
     num_steps: int
-    mean: float
-    num_vacuous: int
+    means: dict[str, float]
+    """k, gain, penalty_theta, penalty_current, paper, tight: means over steps."""
+    num_vacuous: dict[str, int]
+    """Steps in which the form `paper` or `tight` was vacuous."""
 
-    @property
-    def words(self) -> str:
-        """What the bound says of this run."""
-        if self.num_vacuous == self.num_steps:
+    def words(self, form: str) -> str:
+        """What this form of the bound says of the run."""
+        if self.num_vacuous[form] == self.num_steps:
             return "vacuous in every step"
-        return f"vacuous in {self.num_vacuous} of {self.num_steps} steps"
+        return f"vacuous in {self.num_vacuous[form]} of {self.num_steps} steps"
 
 
 def is_measured(metrics: Sequence[Row]) -> bool:
@@ -95,18 +95,17 @@ def _summary(origin: str, age: int | None, cells: Sequence[Row]) -> CellSummary:
 
 
 def bound_summaries(metrics: Sequence[Row]) -> list[BoundSummary]:
-    """Both forms of each subset's bound."""
+    """Each subset that had a bound."""
     of = {origin: [b for row in metrics for b in row.get("bounds", ()) if b["origin"] == origin] for origin in ORIGINS}
+    names = ("k", "gain", "penalty_theta", "penalty_current", "paper", "tight")
     return [
         BoundSummary(
             origin=origin,
-            form=form,
             num_steps=len(bounds),
-            mean=sum(bound[form] for bound in bounds) / len(bounds),
-            num_vacuous=sum(bound[f"{form}_vacuous"] for bound in bounds),
+            means={name: sum(bound[name] for bound in bounds) / len(bounds) for name in names},
+            num_vacuous={form: sum(bound[f"{form}_vacuous"] for bound in bounds) for form in ("paper", "tight")},
         )
         for origin, bounds in of.items()
-        for form in ("paper", "tight")
         if bounds
     ]
 

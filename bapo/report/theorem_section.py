@@ -16,7 +16,6 @@ CONSTANTS = {
     "k2_on_grid": "K2 on the grid of k/G",
     "k3": "K3 (eq. 13)",
 }
-FORMS = {"paper": "as printed (2 TV)", "tight": "tight (TV)"}
 SHOWN_WARNINGS = 5
 
 
@@ -89,15 +88,21 @@ def _bounds(metrics: Sequence[Row]) -> Iterator[str]:
         yield paragraph("No step had a bound: the current policy was not known for any group of a last mini-batch.")
         return
     yield table(
-        ("lower bound of the improvement", "form", "steps", "mean", "what it says"),
+        ("subset", "steps", "L", "K TV(theta)", "TV(theta_t)", "L - 2 K TV - 2 TV, as printed", "L - K TV - TV, tight"),
         [
-            (WORDS[bound.origin], FORMS[bound.form], str(bound.num_steps), f"{bound.mean:.4f}", bound.words)
+            (
+                WORDS[bound.origin],
+                str(bound.num_steps),
+                *(f"{bound.means[name]:.4f}" for name in ("gain", "penalty_theta", "penalty_current")),
+                *(f"{bound.means[form]:.4f}, {bound.words(form)}" for form in ("paper", "tight")),
+            )
             for bound in summaries
         ],
     )
     yield paragraph(
-        "Vacuous: the estimate is not above 0 by more than its own noise, so the theorem promises no improvement of "
-        "that step; it does not say that there was none."
+        "Lower bound of the improvement of the last mini-batch's prompts, means over steps. Vacuous: the estimate is "
+        "not above 0 by more than its own noise, so the theorem promises no improvement of that step; it does not say "
+        "that there was none."
     )
 
 

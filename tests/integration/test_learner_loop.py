@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -15,10 +16,18 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from bapo.errors import DeadlineError, StorageError
-from bapo.types import Batch, WeightUpdate
+from bapo.types import Batch, Origin, WeightUpdate
 from learner.stopping import StopFlag, Stopped
 from learner.weights import digest_of
-from tests.learner_setup import FakeBuffer, FakeFleet, FakeRecords, learner_config, make_test_learner, random_batch
+from tests.learner_setup import (
+    FakeBuffer,
+    FakeFleet,
+    FakeRecords,
+    learner_config,
+    make_test_learner,
+    random_batch,
+    true_logprobs,
+)
 from tests.tiny_model import reference_logprobs, write_tiny_model
 
 
@@ -33,7 +42,9 @@ KEYS = {
     "step", "policy_version", "reward_mean", "c2", "c3", "x1", "x2", "x3", "batch_size", "num_bad", "num_high",
     "staleness_x1_mean", "staleness_x1_max", "staleness_x2_mean", "staleness_x2_max", "staleness_x3_mean",
     "staleness_x3_max", "loss", "grad_norm", "entropy", "clip_ratio", "kl", "ratio_max", "lr", "num_tokens",
-    "num_updates", "wait_batch_s", "prox_s", "update_s", "sync_s", "checkpoint_s", "step_s", "tokens_per_s", "time",
+    "num_updates", "wait_batch_s", "prox_s", "update_s", "diagnostics_s", "sync_s", "checkpoint_s", "step_s",
+    "tokens_per_s", "time", "k1", "k2", "k2_on_grid", "k3", "tv_x1", "tv_x2", "tv_x3", "ess_x1", "ess_x2", "ess_x3",
+    "delta_x1", "delta_x2", "delta_x3", "divergences", "bounds", "warning",
 }  # fmt: skip
 
 
@@ -127,6 +138,34 @@ def test_every_step_leaves_one_row_with_all_keys_and_the_fates_of_its_groups(mod
     assert 'bapo_learner_phase_seconds_count{phase="sync"} 4.0' in shown
     # Versions 1, 2 and 4; the final one belongs to no step.
     assert 'bapo_sync_duration_seconds_count{phase="send"} 3.0' in shown
+
+
+def test_the_row_of_a_step_says_how_far_the_policy_is_from_those_that_sampled(model_path: Path, tmp_path: Path) -> None:
+    """Token by token with plain forward passes of the base model, which is theta_1."""
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+    batch = random_batch(model, num_groups=4)
+    config = learner_config(model_path, run={"num_steps": 1}, diagnostics={"tv_warn": 0.01})
+    learner = make_test_learner(config, tmp_path, buffer=FakeBuffer(lambda step: batch), fleet=FakeFleet())
+    learner.run(1)
+    assert isinstance(learner.records, FakeRecords)
+    (row,) = learner.records.rows
+    distances, weights = [], []
+    for entry in batch.entries:
+        for response in entry.group.responses if entry.origin is Origin.X1 else ():
+            logp = true_logprobs(model, entry.group.prompt_token_ids, response.token_ids)
+            distances += [abs(math.exp(p - a) - 1) / 2 for p, a in zip(logp, response.rollout_logprobs, strict=True)]
+            weights.append(math.exp(sum(logp) - sum(response.rollout_logprobs.astype(float))))
+    assert row["tv_x1"] == pytest.approx(sum(distances) / len(distances), abs=1e-5)
+    assert row["ess_x1"] == pytest.approx(sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights)), abs=1e-4)
+    # G = 4: the worst group has mu = 1/4, so sigma^2 = 3/16 (and 1e-6).
+    assert row["k1"] == pytest.approx(1 / math.sqrt(3 / 16) - 1, abs=1e-5)
+    assert {(cell["origin"], cell["num_groups"]) for cell in row["divergences"] if cell["policy"] == "theta_t"} == {
+        ("x1", 2), ("x2", 1), ("x3", 1),
+    }  # fmt: skip
+    # Two groups of X1, 8 responses, are too few to warn of.
+    assert row["warning"] is None
+    shown = learner.telemetry.exposition().decode()
+    assert f'bapo_learner_tv_ratio{{kind="token",origin="x1"}} {row["divergences"][0]["tv_tok"]}' in shown
 
 
 def test_an_empty_batch_is_recorded_with_nulls_and_the_run_goes_on(model_path: Path, tmp_path: Path) -> None:

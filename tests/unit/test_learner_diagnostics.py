@@ -97,7 +97,7 @@ def test_the_gauges_show_the_subsets_of_this_step_and_forget_those_of_the_last()
         "k2": 2.5,
         "k3": None,
         "divergences": [*others, cell],
-        "bounds": [{"origin": "x1", "paper": -3.0}],
+        "bounds": [{"origin": "x1", "paper": -3.0, "penalty_theta": 0.5, "penalty_current": 0.125}],
     }
     show_divergences(telemetry, row)
 
@@ -109,6 +109,7 @@ def test_the_gauges_show_the_subsets_of_this_step_and_forget_those_of_the_last()
     assert shown("bapo_learner_tv_ratio", origin="x1", kind="token") == 0.25
     assert shown("bapo_learner_ess_ratio", origin="x1", level="sequence") == 0.75
     assert shown("bapo_learner_improvement_bound", origin="x1", form="paper") == -3.0
+    assert shown("bapo_learner_improvement_penalty", origin="x1", of="theta_t") == 0.125
     assert shown("bapo_learner_stability_constant", origin="x2") == 2.5
     assert math.isnan(shown("bapo_learner_stability_constant", origin="x3"))
     show_divergences(telemetry, row | {"divergences": [], "bounds": []})

@@ -21,7 +21,9 @@ def make_cell(origin: str, age: int | None, **numbers: float) -> dict[str, Any]:
 
 
 def make_bound(origin: str, *, paper: float, tight: float, tight_vacuous: bool) -> dict[str, Any]:
-    return {"origin": origin, "paper": paper, "paper_vacuous": True, "tight": tight, "tight_vacuous": tight_vacuous}
+    parts = {"k": 1.5, "gain": 0.25, "penalty_theta": 0.125, "penalty_current": 0.0625}
+    forms = {"paper": paper, "paper_vacuous": True, "tight": tight, "tight_vacuous": tight_vacuous}
+    return {"origin": origin, **parts, **forms}
 
 
 ROWS = [
@@ -63,9 +65,10 @@ def test_a_curve_is_one_subset_and_its_band_never_ends_below_it() -> None:
 
 
 def test_bounds_are_vacuous_in_so_many_steps() -> None:
-    paper, tight = theorem.bound_summaries(ROWS)
-    assert (paper.form, paper.mean, paper.words) == ("paper", pytest.approx(-0.3), "vacuous in every step")
-    assert (tight.form, tight.mean, tight.words) == ("tight", pytest.approx(-0.05), "vacuous in 1 of 2 steps")
+    (bound,) = theorem.bound_summaries(ROWS)
+    assert (bound.origin, bound.num_steps, bound.means["gain"]) == ("x1", 2, 0.25)
+    assert (bound.means["paper"], bound.means["tight"]) == pytest.approx((-0.3, -0.05))
+    assert (bound.words("paper"), bound.words("tight")) == ("vacuous in every step", "vacuous in 1 of 2 steps")
 
 
 def test_constants_are_a_range_and_none_is_not_in_it() -> None:
@@ -76,7 +79,8 @@ def test_constants_are_a_range_and_none_is_not_in_it() -> None:
 def test_the_section_says_vacuous_and_names_the_warning() -> None:
     text = re.sub(r"<[^>]+>", " ", "\n".join(theorem_meter(ROWS, CONFIG)))
     assert "Theorem meter" in text
-    assert "vacuous in every step" in text
+    assert "-0.3000, vacuous in every step" in text
+    assert "0.1250  0.0625" in text, "the two penalties"
     assert "x3 of age 2: &lt;far&gt;" in text
     assert "1 of 3 steps went beyond a limit" in text
     assert "limit 0.05" in text
