@@ -38,11 +38,12 @@ def compare(
     Example:  bapo compare outputs/grpo-s1 outputs/bapo-s1 --paper
               bapo compare outputs/study-countdown
     """
-    from bapo.comparison.gather import gather
+    from bapo.comparison.gather import gather, remarks
     from bapo.comparison.page import as_markdown
     from bapo.comparison.tables import all_tables
 
-    tables = all_tables(gather(runs), paper=paper)
+    compared = gather(runs)
+    tables = all_tables(compared, paper=paper)
     if as_json:
         typer.echo(json.dumps([asdict(table) for table in tables], indent=1))
         return
@@ -50,6 +51,8 @@ def compare(
         typer.echo("\n".join(as_markdown(table) for table in tables))
         return
     console = Console(highlight=False)
+    for line in remarks(compared):
+        console.print(Text(line, "yellow"))
     for table in tables:
         shown = Shown(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for name in table.header:

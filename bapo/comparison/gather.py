@@ -12,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from bapo.config.check import shown
+from bapo.config.layers import dotted, flatten
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
@@ -24,6 +26,8 @@ from bapo.types import Fate
 
 Row = Mapping[str, Any]
 BASE_VERSION = 1
+FOLLOWING = ("preset", "run.name", "run.root", "run.seed", "task.options.seed")
+"""Settings that follow from which run it is; the first seeds of two methods may differ, and the problems with them."""
 MEASUREMENT = ("evaluation", "rollout.temperature", "rollout.top_p", "rollout.max_response_tokens")
 """Parts of the configuration that say how a run was measured."""
 
@@ -241,6 +245,33 @@ def _unlike_rows(first: Measured, other: Measured, split: str) -> list[str]:
 
 def _difference(first: Measured, other: Measured, ours: str, theirs: str) -> str:
     return f"{first.name} was measured with {ours}, {other.name} with {theirs}: their accuracies cannot be compared"
+
+
+def changed_settings(base: Method, method: Method) -> dict[str, str]:
+    """Dotted key -> value, for every setting in which a method differs from another one."""
+    ours, theirs = (dict(flatten(m.config.model_dump())) for m in (base, method))
+    keys = {dotted(key): key for key in [*theirs, *ours] if ours.get(key) != theirs.get(key)}
+    return {name: shown(theirs.get(key)) for name, key in keys.items() if name not in FOLLOWING}
+
+
+def changed_keys(base: Method, method: Method) -> set[str]:
+    """The names alone."""
+    return set(changed_settings(base, method))
+
+
+def remarks(compared: Compared) -> list[str]:
+    """What a reader must know before any number: what makes these runs unequal, and what is not here."""
+    lines = [f"left out: {name}" for name in compared.unfinished]
+    for key, values in other_differences(compared).items():
+        kinds = (
+            f"{value} ({', '.join(n for n in values if values[n] == value)})"
+            for value in dict.fromkeys(values.values())
+        )
+        lines.append(f"{key} is not the same for all: {', '.join(kinds)}")
+    seeds = {method.label: method.seeds for method in compared.methods}
+    if len(set(seeds.values())) > 1:
+        lines.append("seeds: " + "; ".join(f"{name} {' '.join(map(str, own))}" for name, own in seeds.items()))
+    return lines
 
 
 def other_differences(compared: Compared) -> dict[str, dict[str, str]]:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bapo.comparison import series
-from bapo.comparison.gather import Compared, Method
+from bapo.comparison.gather import Compared, Method, changed_keys
 from bapo.comparison.series import Series
-from bapo.config.layers import dotted, flatten
 from bapo.report.drawing import Axes, Figure, grid, label, line_style
 
 Drawn = Figure | str
@@ -30,7 +29,6 @@ COLUMN_OF = {
     "algorithm.x3_exactly_half": THRESHOLDS,
 }
 """Setting -> column of figure 6 in which a method that differs in it belongs."""
-FOLLOWING = ("preset", "run.name", "run.root", "run.seed")
 
 
 def training_reward(compared: Compared) -> Drawn:
@@ -114,14 +112,6 @@ def with_critic(compared: Compared) -> Drawn:
         return "it needs PPO and BA-PPO (methods with a critic), and no run here has one"
     panels = {"with a critic": [series.average_accuracy(method, compared.splits) for method in actors]}
     return _panels(panels, ACCURACY, star=True)
-
-
-def changed_keys(base: Method, method: Method) -> set[str]:
-    """Settings in which two methods differ, apart from those that follow from the run."""
-    ours, theirs = (dict(flatten(m.config.model_dump())) for m in (base, method))
-    named = {dotted(key) for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)}
-    # The first seeds of two methods may differ, and with them the training problems.
-    return {key for key in named if key not in FOLLOWING and key != "task.options.seed"}
 
 
 def draw(axes: Axes, lines: Sequence[Series | None], *, star: bool = False) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bapo.comparison.catalogue import CATALOGUE, Entry
 from bapo.comparison.cells import Table
-from bapo.comparison.gather import Compared, other_differences
+from bapo.comparison.gather import Compared, remarks
 from bapo.comparison.published import published
 from bapo.comparison.tables import all_tables
 from bapo.report import drawing
@@ -35,6 +35,7 @@ figcaption { font-size: .88rem; opacity: .8; position: sticky; left: 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; }
 th, td { text-align: left; padding: .15rem 1rem .15rem 0; border-bottom: 1px solid #8884; white-space: nowrap; }
 th { font-weight: 600; vertical-align: bottom; }
+td:last-child { white-space: normal; min-width: 8rem; }
 td:first-child, th:first-child { position: sticky; left: 0; background: light-dark(#fff, #14171b); }
 ul { padding-left: 1.2rem; } code { font-size: .9em; }
 """
@@ -93,7 +94,7 @@ def _page(
     body = [
         f"<h1>{html.escape(compared.name)}</h1>",
         f'<p class="lead">{html.escape(_lead(compared))}</p>',
-        *_warnings(compared),
+        *_remarks(compared),
         _contents(tables, pictures),
         *(_table(table) for table in tables),
         *([f'<p class="note">Columns of the paper: {published()["source"]}. {PAPER}</p>'] if paper else []),
@@ -118,21 +119,10 @@ def _lead(compared: Compared) -> str:
     )
 
 
-def _warnings(compared: Compared) -> Iterator[str]:
-    """What makes these runs unequal, and what is not here."""
-    lines = [f"left out: {name}" for name in compared.unfinished]
-    for key, values in other_differences(compared).items():
-        kinds = ", ".join(f"{value} ({', '.join(_with(values, value))})" for value in dict.fromkeys(values.values()))
-        lines.append(f"{key} is not the same for all: {kinds}")
-    seeds = {method.label: method.seeds for method in compared.methods}
-    if len(set(seeds.values())) > 1:
-        lines.append("seeds: " + "; ".join(f"{name} {' '.join(map(str, own))}" for name, own in seeds.items()))
+def _remarks(compared: Compared) -> Iterator[str]:
+    lines = remarks(compared)
     if lines:
         yield "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
-
-
-def _with(values: dict[str, str], value: str) -> list[str]:
-    return [name for name, own in values.items() if own == value]
 
 
 def _contents(tables: Sequence[Table], pictures: dict[Entry, str]) -> str:

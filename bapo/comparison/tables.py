@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from bapo.comparison.accuracy import at_budget, base_accuracy, final_accuracy, rollout_budget, versus
 from bapo.comparison.cells import DASH, Table, interval, name_of, p, percent, points, spread
-from bapo.comparison.gather import Compared, Method
+from bapo.comparison.gather import Compared, Method, changed_settings
 from bapo.comparison.published import published, published_of, rollouts_of
 from bapo.comparison.rescue_tables import table_attribution, table_rescued
 from bapo.formats import count, duration
@@ -27,7 +27,8 @@ def all_tables(compared: Compared, *, paper: bool) -> list[Table]:
         tables += [table_against(compared)]
     if compared.splits:
         tables += [table_equal_cost(compared)]
-    return [*tables, table_rescued(compared, paper=paper), table_attribution(compared)]
+    tables += [table_rescued(compared, paper=paper), table_attribution(compared)]
+    return [*tables, table_settings(compared)] if len(compared.methods) > 1 else tables
 
 
 def table_1(compared: Compared, *, paper: bool = False) -> Table:
@@ -149,6 +150,22 @@ def table_equal_cost(compared: Compared) -> Table:
         key="equal-cost",
         title="Equal steps and equal rollouts",
         header=("method", *header),
+        rows=tuple(rows),
+        note=note,
+    )
+
+
+def table_settings(compared: Compared) -> Table:
+    """In which settings methods differ from the first one."""
+    rows = []
+    for method in compared.methods[1:]:
+        settings = changed_settings(compared.reference, method)
+        rows.append((name_of(method), ", ".join(f"{key} = {value}" for key, value in settings.items()) or "none"))
+    note = "Settings that are not those of the first method. A star: unequal on purpose, as the study's file says."
+    return Table(
+        key="settings",
+        title=f"Settings that differ from {compared.reference.label}",
+        header=("method", "settings"),
         rows=tuple(rows),
         note=note,
     )

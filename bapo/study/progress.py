@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from bapo.formats import duration
 from bapo.study.plan import Study
 from bapo.study.runner import Look, Outcome
-from bapo.study.schedule import Estimates, rest_s
+from bapo.study.schedule import Estimates, provisional, rest_s
 from bapo.study.state import Found, State
 
 
@@ -44,9 +44,10 @@ def remaining(waiting: Sequence[Found], estimates: Estimates, parallel: int) -> 
 def progress_line(look: Look) -> str:
     """One line: what is done, what goes on, how much longer."""
     running = ", ".join(f"{found.run.name} {step}/{found.run.config.run.num_steps}" for found, step, _ in look.running)
-    seconds = rest_s(look.waiting, [(found, age_s) for found, _, age_s in look.running], look.estimates, look.parallel)
+    estimates = provisional(look.estimates, look.running)
+    seconds = rest_s(look.waiting, [(found, age_s) for found, _, age_s in look.running], estimates, look.parallel)
     failed = f", {look.failed} failed" if look.failed else ""
-    eta = "ETA unknown until a run was measured" if seconds is None else f"ETA {duration(seconds)}"
+    eta = "ETA unknown yet" if seconds is None else f"ETA {duration(seconds)}"
     return f"{look.finished}/{look.num_runs} finished{failed} | {running} | {duration(look.elapsed_s)} | {eta}"
 
 

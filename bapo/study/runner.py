@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from bapo.config.load import dump_toml
 from bapo.parenthood import die_with_parent
@@ -35,12 +35,20 @@ FOR_RESUMING = ("redis", "weights")
 """Folders of a run that only its continuation needs."""
 
 
+class Process(Protocol):
+    """What is needed of `subprocess.Popen`."""
+
+    def poll(self) -> int | None: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+
 @dataclass(kw_only=True)
 class Running:
     """A launcher process and the run it makes."""
 
     found: Found
-    process: subprocess.Popen[bytes]
+    process: Process
     started_s: float
 
     @property
@@ -112,6 +120,7 @@ class Runner:
         say: Callable[[str], None],
         show: Callable[[Look], None],
         budget_s: float | None = None,
+        start: Callable[[Found, Path], Process] | None = None,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -120,6 +129,7 @@ class Runner:
         self._say = say
         self._show = show
         self._budget_s = budget_s
+        self._start = start or start_launcher
         self._sleep = sleep
         self._now = now
         self._results = Results(study.path)
@@ -159,7 +169,7 @@ class Runner:
                 return
             waiting.remove(found)
             self._say(str(found))
-            process = start(found, self._study.path / "logs" / f"{found.run.name}.log")
+            process = self._start(found, self._study.path / "logs" / f"{found.run.name}.log")
             self._running.append(Running(found=found, process=process, started_s=self._now()))
 
     def _collect(self, outcome: Outcome, *, asked_to_end: bool) -> None:
@@ -216,7 +226,7 @@ def make_folder(study: Study) -> None:
         replace_file(study.path / "study.toml", study.text.encode())
 
 
-def start(found: Found, log_path: Path) -> subprocess.Popen[bytes]:
+def start_launcher(found: Found, log_path: Path) -> subprocess.Popen[bytes]:
     """The launcher of one run: on a new directory, or going on with the one that is there."""
     run = found.run
     if found.state is State.NEW:

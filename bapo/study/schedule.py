@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from bapo.study.state import Found, State
 
+FEW_STEPS = 5
+"""Before so many steps, the pace of a run says nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
@@ -31,6 +34,20 @@ def mean_seconds(rows: Iterable[Mapping[str, object]]) -> Estimates:
         if row.get("status") == "finished" and row.get("starts") == 1:
             seconds.setdefault(str(row["method"]), []).append(float(str(row["wall_s"])))
     return Estimates({method: sum(values) / len(values) for method, values in seconds.items()})
+
+
+def provisional(estimates: Estimates, running: Iterable[tuple[Found, int, float]]) -> Estimates:
+    """The same, with methods that were never measured whole taken from how far their first runs have come.
+
+    Args:
+        running: each with its step and its age in seconds; start-up makes early guesses too long.
+    """
+    guesses: dict[str, float] = {}
+    for found, step, age_s in running:
+        done = step - found.step
+        if done >= FEW_STEPS:
+            guesses[found.run.method] = age_s * found.run.config.run.num_steps / done
+    return Estimates(guesses | dict(estimates.by_method))
 
 
 def next_run(waiting: Sequence[Found], estimates: Estimates, left_s: float | None) -> Found | None:

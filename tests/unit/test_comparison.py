@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bapo.comparison.accuracy import at_budget, curve, final_accuracy, interpolated, rollout_budget, versus
-from bapo.comparison.gather import Compared, gather
+from bapo.comparison.gather import Compared, gather, remarks
 from bapo.comparison.migration import (
     UNTRAINED,
     attribution,
@@ -19,7 +19,7 @@ from bapo.comparison.migration import (
     training_matrix,
 )
 from bapo.comparison.published import published, published_of, rollouts_of
-from bapo.comparison.tables import all_tables, table_1, table_2, table_against, table_equal_cost
+from bapo.comparison.tables import all_tables, table_1, table_2, table_against, table_equal_cost, table_settings
 from bapo.errors import ConfigError
 from bapo.types import Origin, Purpose
 from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
@@ -249,3 +249,12 @@ def test_every_table_has_as_many_cells_as_its_header(tmp_path: Path) -> None:
     for paper in (False, True):
         for table in all_tables(compared, paper=paper):
             assert {len(row) for row in table.rows} == {len(table.header)}, table.key
+
+
+def test_runs_of_other_lengths_or_models_are_compared_but_not_silently(tmp_path: Path) -> None:
+    write_run(tmp_path / "short", metrics=[metrics_row(1)])
+    write_run(tmp_path / "long", overrides=["--learner.lr", "0.5"])
+    compared = gather([tmp_path / "short", tmp_path / "long"])
+    assert remarks(compared) == ["run.num_steps is not the same for all: 1 (short), 2 (long)"]
+    (row,) = table_settings(compared).rows
+    assert row == ("long", "run.num_steps = 2, learner.lr = 0.5")

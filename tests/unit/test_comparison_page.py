@@ -15,8 +15,8 @@ from bapo.cli import app
 from bapo.comparison.bar_figures import chosen, migrations, training_bins
 from bapo.comparison.catalogue import CATALOGUE
 from bapo.comparison.cells import Table
-from bapo.comparison.gather import Compared, gather
-from bapo.comparison.line_figures import ablations, changed_keys, draw, filters, with_critic
+from bapo.comparison.gather import Compared, changed_keys, gather
+from bapo.comparison.line_figures import ablations, draw, filters, with_critic
 from bapo.comparison.page import as_markdown, write_comparison
 from bapo.comparison.series import Series, cumulative_rollouts, over_seeds, parts, response_length, reward
 from bapo.errors import ConfigError
@@ -184,6 +184,7 @@ def test_compare_prints_tables_and_report_wants_a_folder_for_several_runs(tmp_pa
     assert "| ours | cd4 | +25.0 [" in result.output
     result = CliRunner().invoke(app, ["compare", *runs])
     assert "Table 1: accuracy and rollouts" in result.output
+    assert "left out" not in result.output
     error = CliRunner().invoke(app, ["report", *runs]).exception
     assert isinstance(error, ConfigError)
     assert "name one for their report with --out FOLDER" in str(error)

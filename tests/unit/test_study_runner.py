@@ -10,13 +10,13 @@ from bapo.records import RunDirectory
 from bapo.study.plan import Study
 from bapo.study.progress import end_lines, plan_lines, progress_line
 from bapo.study.results import Results
-from bapo.study.runner import Look, Outcome, reason_of, tidy
-from bapo.study.schedule import Estimates, mean_seconds, next_run, rest_s
+from bapo.study.runner import Look, Outcome, Runner, reason_of, tidy
+from bapo.study.schedule import Estimates, mean_seconds, next_run, provisional, rest_s
 from bapo.study.state import Found, State, look
 from bapo.types import Fate, Purpose
 from tests.factories import make_fate
 from tests.unit.test_launcher_display import make_evaluation, make_row
-from tests.unit.test_study_plan import make, plan
+from tests.unit.test_study_plan import make, plan, study_values
 
 MEASURED = Estimates({"plain": 100.0, "ours": 200.0})
 
@@ -66,6 +66,81 @@ def test_the_rest_is_laid_on_the_free_places(tmp_path: Path) -> None:
     assert rest_s(waiting, [(found_of(study, 0), 40.0)], MEASURED, 2) == 360.0
     assert rest_s(waiting, [], Estimates({}), 1) is None
     assert rest_s([], [(found_of(study, 0), 400.0)], MEASURED, 1) == 0.0
+
+
+def test_before_anything_is_measured_the_pace_of_a_run_gives_an_eta(tmp_path: Path) -> None:
+    study = plan(tmp_path, study_values() | {"common": study_values()["common"] | {"run": {"num_steps": 100}}})
+    resumed = found_of(study, 1, State.RESUME, step=50)
+    guess = provisional(
+        Estimates({}), [(found_of(study, 0), 20, 60.0), (resumed, 60, 40.0), (found_of(study, 2), 4, 9.0)]
+    )
+    assert guess.by_method == {"plain": 300.0, "ours": 400.0}
+    assert provisional(MEASURED, [(found_of(study, 0), 20, 60.0)]) == MEASURED
+
+
+class FakeProcess:
+    """A launcher that ends with a code after some looks at it."""
+
+    def __init__(self, code: int, looks: int) -> None:
+        self.code, self.looks, self.signals = code, looks, []  # type: ignore[var-annotated]
+
+    def poll(self) -> int | None:
+        self.looks -= 1
+        return self.code if self.looks < 0 else None
+
+    def send_signal(self, sig: int) -> None:
+        self.signals.append(sig)
+
+
+def run_fake(
+    study: Study, codes: dict[str, int], *, parallel: int = 1, budget_s: float | None = None
+) -> tuple[Outcome, list[str], int]:
+    """(outcome, names in the order of their starts, most at a time); a second passes at each look."""
+    seconds = [0.0]
+    begun: list[str] = []
+    most = 0
+
+    def begin(found: Found, log_path: Path) -> FakeProcess:
+        begun.append(found.run.name)
+        if found.state is State.NEW:
+            make(study, study.runs.index(found.run), None)
+        code = codes.get(found.run.name, 0)
+        directory = RunDirectory(found.run.path)
+        directory.update_run(status="failed" if code else "finished", message="it broke" if code else "")
+        return FakeProcess(code, looks=9)
+
+    def show(seen: Look) -> None:
+        nonlocal most
+        most = max(most, len(seen.running))
+
+    def sleep(_: float) -> None:
+        seconds[0] += 1.0
+
+    runner = Runner(
+        study, parallel=parallel, say=lambda text: None, show=show, budget_s=budget_s, start=begin, sleep=sleep,
+        now=lambda: seconds[0],
+    )  # fmt: skip
+    return runner.run(), begun, most
+
+
+def test_a_failed_run_does_not_stop_the_others_and_is_tried_again_by_the_next_call(tmp_path: Path) -> None:
+    study = plan(tmp_path)
+    outcome, begun, most = run_fake(study, {"ours-s1": 4})
+    assert (begun, most) == (["plain-s1", "ours-s1", "plain-s2", "ours-s2"], 1)
+    assert [(row["run"], row["exit_code"], row["reason"]) for row in outcome.failed] == [("ours-s1", 4, "it broke")]
+    outcome, begun, _ = run_fake(study, {})
+    assert (begun, outcome.failed, outcome.left) == (["ours-s1"], [], [])
+
+
+def test_as_many_runs_as_allowed_go_on_at_a_time(tmp_path: Path) -> None:
+    assert run_fake(plan(tmp_path), {}, parallel=3)[2] == 3
+
+
+def test_a_budget_leaves_the_runs_that_would_not_fit(tmp_path: Path) -> None:
+    # Every run takes ten looks of a second: the first shows it, the second fits into 25 s, the third does not.
+    outcome, begun, _ = run_fake(plan(tmp_path), {}, budget_s=25.0)
+    assert begun == ["plain-s1", "ours-s1"]
+    assert outcome.left == ["plain-s2", "ours-s2"]
 
 
 def test_the_plan_names_methods_seeds_steps_and_time(tmp_path: Path) -> None:
