@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -201,6 +202,28 @@ def test_an_update_measures_what_plain_forward_passes_give(mode: str, tmp_path: 
             plain_numbers(seen[-1], path, part, origin), abs=2e-5
         )
     assert set(trained_last) == {entry.origin for entry in part.entries}
+
+
+def test_in_direct_mode_only_the_first_minibatch_knows_theta_t_and_only_x2_can_do_without(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    model = write_tiny_model(path)
+    config = learner_config(path, loss={"ratio_mode": "direct"})
+    batch = random_batch(model)
+    diagnosis = make_updater(config, tiny_policy(config), tmp_path).run(batch).diagnosis
+    first = minibatches(8, 3, seed=7, step=1, epoch=0)[0]
+    whole = [cell for cell in diagnosis.cells if cell.policy == "theta_t" and cell.age is None]
+    assert sum(cell.num_groups for cell in whole) == len(first) == 3
+    assert {cell.origin for cell in whole} == {batch.entries[g].origin for g in first}
+    assert [origin for origin, _ in diagnosis.bounds] == [Origin.X2], "sampled by theta_1 in step 1"
+
+
+def test_the_manual_explains_every_key_of_the_records() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "theory.md").read_text(encoding="utf-8")
+    batch = batch_of([group_of("a", version=8)], [Origin.X1], births=[10])
+    row = theorem_fields(batch, meter(batch, [POLICY], [POLICY]), AlgorithmConfig(), EPS)
+    of_origin = re.compile(r"_(x[123]|p50|p95|max)$")
+    names = {of_origin.sub("", name) for name in (*row, *row["divergences"][0], *row["bounds"][0])} - {"policy"}
+    assert {name for name in names if not re.search(rf"`(?:{name}|{name}_\w+)`", page)} == set()
 
 
 def test_measuring_can_be_rare_or_off_and_changes_no_weight(tmp_path: Path) -> None:
