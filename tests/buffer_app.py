@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +21,7 @@ from buffer_service.context import Context
 from buffer_service.metrics import BufferMetrics
 from buffer_service.service import BufferService
 from buffer_service.store import Store
+from tests.patience import PATIENCE_S
 
 
 def small_config(**sections: dict[str, Any]) -> Config:
@@ -45,13 +45,13 @@ def serving(store: Store, config: Config, keyring: Keyring | None = None, *, por
     server = Server(uvicorn_config(app), app.state.context)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    client = BufferClient(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=10.0, retry_s=5.0)
-    client.wait_ready(10.0)
+    client = BufferClient(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=PATIENCE_S, retry_s=PATIENCE_S)
+    client.wait_ready(PATIENCE_S)
     try:
         yield client
     finally:
         server.handle_exit(15, None)
-        thread.join(10.0)
+        thread.join(PATIENCE_S)
         listener.close()
         assert not thread.is_alive(), "the service did not end"
 
@@ -60,17 +60,9 @@ class Awaited:
     """An AsyncBufferClient to be used like a BufferClient: each call is awaited in an event loop of its own."""
 
     def __init__(self, url: str) -> None:
-        self._client = AsyncBufferClient(url, timeout_s=10.0, retry_s=5.0)
+        self._client = AsyncBufferClient(url, timeout_s=PATIENCE_S, retry_s=PATIENCE_S)
         self.url = url
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._client, name)
         return lambda *args, **kwargs: asyncio.run(method(*args, **kwargs))
-
-
-def until(condition: Any, timeout_s: float = 10.0) -> None:
-    """Return when `condition()` holds."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)

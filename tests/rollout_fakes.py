@@ -6,7 +6,7 @@ import hashlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from bapo.errors import UnavailableError
 from bapo.messages import request_map
 from bapo.types import Canary, Float32s, Group, Prompt, RolloutRequest, WeightUpdate
 from bapo.wire import split_frames, unpack_group
+from tests.patience import wait_until
 
 
 class MemoryBuffer:
@@ -120,14 +121,6 @@ def make_update(path: Path, version: int, *, content: bytes = b"weights", digest
         num_bytes=len(content),
         canary=Canary(token_ids=(4, 5), logprobs=(-1.0,), tolerance=1e-3),
     )
-
-
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
-    """Return when `condition` holds; fail the test when it does not in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the awaited condition did not come true"
-        time.sleep(0.005)
 
 
 class Served:

@@ -149,7 +149,7 @@ class Network:
         for link in self._links.values():
             self._run(link.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5.0)
+        self._thread.join(60)
         self._loop.close()
 
     def _run(self, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

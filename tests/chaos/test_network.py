@@ -60,7 +60,7 @@ def echo() -> Iterator[Echo]:
 @pytest.fixture
 def client(network: Network, echo: Echo) -> Iterator[socket.socket]:
     where = network.add("link", echo.address)  # type: ignore[attr-defined]
-    with socket.create_connection(where, timeout=2.0) as connection:
+    with socket.create_connection(where, timeout=60.0) as connection:
         yield connection
 
 
@@ -83,7 +83,7 @@ def test_a_frozen_link_holds_bytes_back_and_loses_none(network: Network, client:
     client.settimeout(0.3)
     with pytest.raises(TimeoutError):
         client.recv(4)
-    client.settimeout(2.0)
+    client.settimeout(60.0)
     network.set("link", "open")
     assert client.recv(4) == b"held"
 
@@ -102,8 +102,8 @@ def test_a_reset_ends_a_connection_at_once_and_lets_the_next_one_in(
     network.set("link", "reset")
     with pytest.raises(ConnectionResetError):
         client.recv(1)
-    assert echo.ended.wait(2.0)
-    with socket.create_connection(network_address(network), timeout=2.0) as again:
+    assert echo.ended.wait(60.0)
+    with socket.create_connection(network_address(network), timeout=60.0) as again:
         assert said_back(again, b"here") == b"here"
 
 
@@ -118,7 +118,7 @@ def test_a_half_closed_link_tells_the_server_that_its_client_has_ended(
 ) -> None:
     assert said_back(client, b"here") == b"here"
     network.set("link", "half_closed")
-    assert echo.ended.wait(2.0)
+    assert echo.ended.wait(60.0)
 
 
 def test_a_link_that_refuses_ends_what_is_there_and_comes_back_at_the_same_address(
@@ -127,9 +127,9 @@ def test_a_link_that_refuses_ends_what_is_there_and_comes_back_at_the_same_addre
     assert said_back(client, b"here") == b"here"
     network.set("link", "refused")
     with pytest.raises(OSError, match=r"refused|reset"):
-        socket.create_connection(network_address(network), timeout=2.0)
+        socket.create_connection(network_address(network), timeout=60.0)
     network.set("link", "open")
-    with socket.create_connection(network_address(network), timeout=2.0) as again:
+    with socket.create_connection(network_address(network), timeout=60.0) as again:
         assert said_back(again, b"here") == b"here"
 
 
@@ -140,7 +140,7 @@ def test_a_link_may_be_a_unix_socket(network: Network, tmp_path: Path) -> None:
         Echo(server)
         network.add("unix", tmp_path / "server", tmp_path / "proxy")
         with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(2.0)
+            client.settimeout(60.0)
             client.connect(str(tmp_path / "proxy"))
             assert said_back(client, b"x" * NUM_BYTES) == b"x" * NUM_BYTES
 
@@ -149,5 +149,5 @@ def test_a_server_that_is_away_is_no_server(network: Network) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = server.getsockname()
     where = network.add("away", closed)
-    with socket.create_connection(where, timeout=2.0) as client, contextlib.suppress(ConnectionResetError):
+    with socket.create_connection(where, timeout=60.0) as client, contextlib.suppress(ConnectionResetError):
         assert client.recv(1) == b""

@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from bapo.records import RunDirectory
-from tests.integration.launching import FREE_PORTS, REPOSITORY, alive, family, kill_family, start, wait_until
+from tests.integration.launching import FREE_PORTS, REPOSITORY, alive, family, kill_family, start
+from tests.patience import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -46,7 +47,7 @@ def test_a_killed_engine_and_a_killed_raylet_cost_time_and_nothing_else(tmp_path
         assert steps == list(range(1, len(steps) + 1))
         members = family(process)
         process.terminate()
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=60)
         assert process.returncode == 130, output
         assert alive(members) == []
     finally:

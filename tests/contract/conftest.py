@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
+from buffer_service.memory_store import MemoryStore
+from buffer_service.redis_link import RedisLink
+from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
 from tests.buffer_setup import STORES, new_store
+from tests.store_clock import ShiftedClock, TimedStore
 
 
 @pytest.fixture(params=STORES)
@@ -22,3 +27,14 @@ def make_store(request: pytest.FixtureRequest) -> Callable[..., Store]:
 def store(make_store: Callable[..., Store]) -> Store:
     """An empty store of each kind."""
     return make_store()
+
+
+@pytest.fixture(params=STORES)
+def timed(request: pytest.FixtureRequest) -> TimedStore:
+    """An empty store of each kind, in which time passes when the test says so."""
+    options: dict[str, Any] = {"lease_s": 60.0, "max_attempts": 3}
+    if request.param == "memory":
+        clock = ShiftedClock(None, "test")
+        return TimedStore(MemoryStore("test", now=lambda: clock.seconds, **options), clock)
+    link = RedisLink(request.getfixturevalue("redis_url"))
+    return TimedStore(RedisStore(link, "test", **options), ShiftedClock(link, "test"))

@@ -15,9 +15,10 @@ from bapo.errors import ContractError, FullError
 from bapo.types import Purpose, RolloutRequest
 from bapo.wire import pack_group
 from buffer_service.store import Store
-from tests.buffer_app import serving, small_config, until
+from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer
 from tests.factories import make_group, make_request
+from tests.patience import wait_until
 
 FREE = {"cadence": {"slack": 1000}}
 
@@ -82,7 +83,7 @@ def test_each_limit_holds_until_the_learner_has_consumed_some(store: Store, limi
         with pytest.raises(FullError, match=why):
             impatient(client).push([pack_group(large[8])])
         assert client.status().fresh_ready == 8
-        client.batch(1, timeout_s=5)
+        client.batch(1, timeout_s=60)
         assert client.push([pack_group(large[8])]) == {"f-p008": "stored"}
 
 
@@ -118,7 +119,7 @@ def test_reevaluations_and_evaluations_are_taken_and_handed_out_when_it_is_full(
             impatient(client).push(frames_of([fresh, *others]))
         assert client.status().reevaluated_ready == 1, "the other groups of the same push were stored"
         assert client.status().evaluations == {"cd@1": 1}
-        client.batch(1, timeout_s=5)
+        client.batch(1, timeout_s=60)
         assert client.claim("w", limit=9, policy_version=1) == [fresh]
 
 
@@ -143,8 +144,8 @@ def test_who_waits_for_room_is_woken_when_a_batch_is_taken(store: Store) -> None
         with pytest.raises(FullError, match=r"buffer\.max_fresh_groups = 4"):
             impatient(client)._peer.call("GET", "/room", query={"wait_s": "0.2"})
         assert waiting.is_alive()
-        client.batch(1, timeout_s=5)
-        waiting.join(5)
+        client.batch(1, timeout_s=60)
+        waiting.join(60)
         assert pushed == {"f-p004": "stored"}
         assert client._peer.call("GET", "/room").status == 204
 
@@ -168,11 +169,11 @@ def test_workers_wait_for_a_slow_learner_and_nothing_is_lost(store: Store) -> No
         for thread in threads:
             thread.start()
         for step in range(1, num_steps + 1):
-            until(lambda: client.status().fresh_ready >= 4, timeout_s=20)
-            consumed.update(fate.group_id for fate in client.batch(step, timeout_s=20).fates)
+            wait_until(lambda: client.status().fresh_ready >= 4)
+            consumed.update(fate.group_id for fate in client.batch(step, timeout_s=60).fates)
             client.commit(step, checkpointed=step)
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
     assert consumed == Counter(request.request_id for request in requests)
     assert acknowledged.keys() == consumed.keys()
     assert max(longest) <= 8 + 3 + 3, longest
@@ -184,7 +185,7 @@ def test_a_queue_full_of_groups_that_are_too_old_never_starves_the_learner(store
     with serving(store, config) as client:
         filled(client, 12)
         for step in (1, 2):
-            client.batch(step, timeout_s=5)
+            client.batch(step, timeout_s=60)
             client.commit(step, checkpointed=step)
         late = requests_of(8, first=12)
         client.enqueue(late)
@@ -201,9 +202,9 @@ def test_a_queue_full_of_groups_that_are_too_old_never_starves_the_learner(store
 
         worker = threading.Thread(target=work)
         worker.start()
-        batch = client.batch(3, timeout_s=20)
+        batch = client.batch(3, timeout_s=60)
         stop.set()
-        worker.join(20)
+        worker.join(60)
     too_old = {fate.group_id for fate in batch.fates if fate.reason == "stale"}
     assert too_old == {request.request_id for request in (*requests_of(4, first=8), *late)}
     assert {entry.group.policy_version for entry in batch.entries} == {3}

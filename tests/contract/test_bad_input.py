@@ -49,7 +49,7 @@ def client(served: tuple[Store, BufferClient]) -> BufferClient:
 
 
 def raw(client: BufferClient, method: str, path: str, **options: Any) -> urllib3.BaseHTTPResponse:
-    return urllib3.request(method, client.url + path, retries=False, timeout=10.0, **options)
+    return urllib3.request(method, client.url + path, retries=False, timeout=60.0, **options)
 
 
 def refusals(client: BufferClient) -> dict[str, float]:
@@ -171,7 +171,7 @@ def test_the_newest_published_version_is_taken_before_it_is_reported(client: Buf
     client.enqueue([make_request(prompt_id=name) for name in "abcd"])
     groups = [answer(make_request(prompt_id=name)) for name in "abcd"]
     client.push([pack_group(group) for group in groups])
-    client.batch(1, timeout_s=5)
+    client.batch(1, timeout_s=60)
     later = make_request(prompt_id="e", step=2)
     client.enqueue([later])
     # theta_2 is published behind batch 1, and some worker has it before the learner says so

@@ -46,7 +46,7 @@ def client(served: tuple[Store, BufferClient]) -> BufferClient:
     fill(client, "a", "b", rewards="00000000")
     fill(client, "c", rewards="10000000")
     fill(client, "d", rewards="11000000")
-    client.batch(1, timeout_s=5)
+    client.batch(1, timeout_s=60)
     client.commit(1, checkpointed=0)
     fill(client, "e", step=2)
     for name, fields in (("r", {"purpose": Purpose.REEVALUATE}), ("v", {"purpose": Purpose.EVALUATE, "label": "cd@1"})):
@@ -221,7 +221,7 @@ def test_an_import_as_fresh_fills_the_next_batch(
     served[0].restore(EMPTY, ())
     assert call(client, "import", str(file), "--as-fresh").stdout == "5 stored\n"
     assert set(held(client)) == {"g-c", "g-d", "g-e", "g-r", "g-v"}
-    batch = client.batch(1, timeout_s=5)
+    batch = client.batch(1, timeout_s=60)
     assert len(batch.fates) == 4
     assert BufferAdmin(client.url).verify().violations == []
 

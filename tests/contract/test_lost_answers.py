@@ -11,10 +11,11 @@ import pytest
 
 from bapo.clients import AsyncBufferClient, BufferClient
 from bapo.errors import UnavailableError
-from tests.buffer_app import serving, small_config, until
+from tests.buffer_app import serving, small_config
 from tests.buffer_setup import new_store
 from tests.chaos.network import Network
 from tests.factories import make_request
+from tests.patience import wait_until
 
 LEASE_S = 600.0
 
@@ -31,10 +32,10 @@ class Cable:
 
     def lose_an_answer(self) -> None:
         """Let a claim that waits lease two requests, and lose the answer."""
-        until(lambda: "w" in self.direct.status().workers)
+        wait_until(lambda: "w" in self.direct.status().workers)
         self.network.set("cable", "frozen")
         self.direct.enqueue([make_request(prompt_id=name) for name in "ab"])
-        until(lambda: self.num_leased() == 2)
+        wait_until(lambda: self.num_leased() == 2)
 
     def mend(self) -> None:
         """The connections that were there are lost, new ones pass."""
@@ -112,7 +113,7 @@ def test_a_claim_that_was_cancelled_but_goes_on_leases_nothing_behind_the_next_o
     async def cancel_and_claim_again() -> list[str]:
         client = AsyncBufferClient(cable.url)
         waiting = asyncio.create_task(client.claim("w", limit=9, policy_version=1, wait_s=1.5))
-        await asyncio.to_thread(until, lambda: "w" in cable.direct.status().workers)
+        await asyncio.to_thread(wait_until, lambda: "w" in cable.direct.status().workers)
         waiting.cancel()
         await asyncio.wait([waiting])
         cable.direct.enqueue([make_request(prompt_id="a")])

@@ -42,7 +42,7 @@ def url() -> Iterator[str]:
 
 def call(url: str, method: str, path: str, role: Role | None = None, **options: Any) -> urllib3.BaseHTTPResponse:
     headers = options.pop("headers", {}) | ({"Authorization": f"Bearer {TOKENS[role]}"} if role else {})
-    return urllib3.request(method, url + path, headers=headers, retries=False, timeout=10.0, **options)
+    return urllib3.request(method, url + path, headers=headers, retries=False, timeout=60.0, **options)
 
 
 ROUTES = [
@@ -135,7 +135,7 @@ def test_the_clients_say_which_token_is_missing_and_do_not_try_again(url: str) -
         BufferClient(url, token=TOKENS[VIEWER]).push([pack_group(answer(request))])
     assert BufferClient(url, token=TOKENS[WORKER]).push([pack_group(answer(request))]) == {"g-a": "stored"}
     with pytest.raises(AccessError, match="worker may not do this; use the token of learner or operator"):
-        BufferClient(url, token=TOKENS[WORKER]).batch(1, timeout_s=5)
+        BufferClient(url, token=TOKENS[WORKER]).batch(1, timeout_s=60)
 
 
 def test_refusals_are_counted_by_reason(url: str) -> None:
@@ -192,7 +192,7 @@ def sent(url: str, *pieces: bytes) -> tuple[int, bytes]:
     """(bytes that were taken, answer) of a connection that sends these pieces and then waits for its end."""
     host, _, port = url.removeprefix("http://").partition(":")
     taken, heard = 0, b""
-    with socket.create_connection((host, int(port)), timeout=5.0) as connection, suppress(ConnectionError):
+    with socket.create_connection((host, int(port)), timeout=60.0) as connection, suppress(ConnectionError):
         for piece in pieces:
             connection.sendall(piece)
             taken += len(piece)
@@ -217,15 +217,15 @@ def test_headers_without_an_end_are_cut_off(url: str, pieces: list[bytes]) -> No
 
 
 def test_a_request_that_does_not_come_to_its_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_headers, "HEADERS_S", 0.3)
+    monkeypatch.setattr(bounded_headers, "HEADERS_S", 1.0)
     with serving(new_store("memory", ""), small_config()) as client:
         began = time.monotonic()
         assert sent(client.url)[1] == b""
         assert sent(client.url, b"GET /status HTTP/1.1\r\nx-a: ")[1] == b""
-        assert time.monotonic() - began < 4.0
+        assert time.monotonic() - began < 30
         pool = urllib3.HTTPConnectionPool(*client.url.removeprefix("http://").split(":"), maxsize=1)  # type: ignore[arg-type]
         assert [pool.request("GET", "/status").status for _ in range(3)] == [200, 200, 200]
-        time.sleep(0.5)
+        time.sleep(1.5)
         assert (pool.request("GET", "/status").status, pool.num_connections) == (200, 1)  # kept while nothing was begun
 
 

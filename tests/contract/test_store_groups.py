@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +12,7 @@ from buffer_service.store import Store
 from buffer_service.values import Tables
 from tests.buffer_setup import an_assembly, answer, hard, incoming, stat, stored
 from tests.factories import make_prompt, make_request
+from tests.store_clock import TimedStore
 
 
 def asked(store: Store, *names: str, **fields: object) -> list[RolloutRequest]:
@@ -82,11 +82,11 @@ def test_a_group_of_older_weights_than_admitted_is_asked_for_again(store: Store)
     assert store.push([incoming(answer(request, version=5))]) == ["stored"]
 
 
-def test_a_late_group_counts_even_when_its_lease_is_over(make_store: Callable[..., Store]) -> None:
-    store = make_store(lease_s=0.05)
+def test_a_late_group_counts_even_when_its_lease_is_over(timed: TimedStore) -> None:
+    store = timed.store
     (request,) = asked(store, "a")
     store.claim("slow", limit=1, policy_version=1)
-    time.sleep(0.08)
+    timed.clock.move(60)
     assert len(store.claim("other", limit=1, policy_version=1)) == 1
     assert store.push([incoming(answer(request, "10000000", worker_id="slow"))]) == ["stored"]
     assert store.push([incoming(answer(request, "11000000", worker_id="other"))]) == ["duplicate"]

@@ -17,9 +17,9 @@ from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
 from buffer_service.values import Replacement, Tables
-from tests.buffer_app import until
 from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored
 from tests.factories import make_prompt, make_request
+from tests.patience import wait_until
 
 
 def test_views_and_claims_beyond_the_chunks_of_a_script(store: Store) -> None:
@@ -188,9 +188,9 @@ def test_a_lease_that_is_over_returns_although_redis_is_full(redis_url: str) -> 
         store.claim("w", limit=1, policy_version=1)
         with full(redis_url):
             if look == "status":
-                until(lambda at=store: at.status().leased["fresh"] == 0)
+                wait_until(lambda at=store: at.status().leased["fresh"] == 0)
             else:
-                until(lambda at=store: at.claim("v", limit=1, policy_version=1))
+                wait_until(lambda at=store: at.claim("v", limit=1, policy_version=1))
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,12 @@ from buffer_service.assembly import repeated_id
 from buffer_service.audit import violations
 from buffer_service.image import Image
 from buffer_service.memory_store import MemoryStore
-from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.values import Assembly, Replacement, View
 from tests.buffer_setup import an_assembly, answer, incoming
 from tests.factories import make_request
+from tests.store_clock import ShiftedClock
 from tests.store_model import Model
 from tests.store_tables import held_by_memory, held_by_model, held_by_redis
 
@@ -51,23 +51,6 @@ SECONDS = st.sampled_from([1, 20, 30, LEASE_S - 1, LEASE_S, 3600])
 RUNS = itertools.count()
 
 
-class Shifted:
-    """The clock of both stores: Redis has its own, so what it has written down is moved into the past instead."""
-
-    def __init__(self, link: RedisLink, run: str) -> None:
-        self.seconds = 0.0
-        self._client, self._keys = link.client, Keys(run)
-
-    def move(self, seconds: int) -> None:
-        self.seconds += seconds
-        for purpose in Purpose:
-            leases = self._keys[f"leases_{purpose.value}"]
-            for member in self._client.zrange(leases, 0, -1):
-                self._client.zincrby(leases, -1000 * seconds, member)
-        for worker in self._client.hkeys(self._keys["workers"]):
-            self._client.hincrby(self._keys["workers"], worker, -1000 * seconds)
-
-
 def _outcome(call: Callable[[Any], Any], store: Any) -> tuple[Any, str]:
     """(answer, '') or (None, why it was refused)."""
     try:
@@ -85,7 +68,7 @@ class ThreeBuffers(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.run_name = f"model-{next(RUNS)}"
-        self.clock = Shifted(self.link, self.run_name)
+        self.clock = ShiftedClock(self.link, self.run_name)
         options: dict[str, Any] = {"lease_s": LEASE_S, "max_attempts": 2, "in_step_order": self.in_step_order}
         self.model = Model(**options)
         self.memory = MemoryStore("m", now=lambda: self.clock.seconds, **options)

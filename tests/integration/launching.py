@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -48,14 +47,6 @@ def start(arguments: Sequence[str], *, cwd: Path = REPOSITORY) -> subprocess.Pop
         text=True,
         start_new_session=True,
     )
-
-
-def wait_until(condition: Callable[[], bool], *, timeout_s: float, what: str) -> None:
-    """Fail with `what` when it does not happen in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.05)
 
 
 def family(process: subprocess.Popen[str]) -> list[psutil.Process]:

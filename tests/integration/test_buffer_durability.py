@@ -153,13 +153,13 @@ def test_two_services_at_once_assemble_one_batch_per_step(redis_url: str) -> Non
 
             def fetch(client: BufferClient, step: int = step) -> None:
                 barrier.wait()  # noqa: B023 - the threads end within the iteration
-                found.append(pack_batch(client.batch(step, timeout_s=10)))  # noqa: B023
+                found.append(pack_batch(client.batch(step, timeout_s=60)))  # noqa: B023
 
             threads = [threading.Thread(target=fetch, args=(client,)) for client in (one, two, one, two)]
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(20)
+                thread.join(60)
             assert len(found) == 4
             assert len(set(found)) == 1
         assert one.status().fresh_ready == 0
@@ -187,10 +187,10 @@ def test_every_fresh_group_is_consumed_exactly_once_while_workers_push(redis_url
         for thread in threads:
             thread.start()
         for step in range(1, num_steps + 1):
-            batch = (one, two)[step % 2].batch(step, timeout_s=30)
+            batch = (one, two)[step % 2].batch(step, timeout_s=60)
             consumed.update(fate.group_id for fate in batch.fates if fate.birth == step)
             one.commit(step, checkpointed=step - step % 5)
         stop.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
     assert consumed == Counter(request.request_id for request in requests_of(0, 4 * num_steps))

@@ -67,7 +67,7 @@ def test_a_full_redis_refuses_groups_while_the_learner_drains_it(own_redis: Redi
         client.fail("w", "g-p19", reason="engine", detail="")
         assert client.claim("v", limit=1, policy_version=1) == [], "a group that nobody could take"
         for step in (1, 2):
-            assert len(client.batch(step, timeout_s=5).entries) == 4
+            assert len(client.batch(step, timeout_s=60).entries) == 4
             client.commit(step, checkpointed=step)
         assert client.push(frames[8:9]) == {"g-p8": "stored"}
         assert [r.request_id for r in client.claim("v", limit=1, policy_version=1)] == ["g-p19"]
@@ -90,7 +90,7 @@ def test_a_learner_that_waits_for_what_a_full_redis_refuses_hears_of_it(own_redi
             client.batch(1, timeout_s=0.5)
         raw.config_set("maxmemory", 0)
         client.push([large(request) for request in requests[2:]])
-        assert len(client.batch(1, timeout_s=5).entries) == 4
+        assert len(client.batch(1, timeout_s=60).entries) == 4
 
 
 def test_the_frames_of_a_refused_push_are_never_in_an_error(own_redis: RedisServer) -> None:

@@ -20,10 +20,11 @@ from bapo.clients import BufferClient
 from bapo.config.load import dump_toml
 from bapo.errors import ConfigError, UnavailableError
 from bapo.records import RunDirectory
-from tests.buffer_app import serving, small_config, until
+from tests.buffer_app import serving, small_config
 from tests.buffer_setup import new_store
 from tests.factories import make_request
 from tests.integration.test_buffer_process import command
+from tests.patience import wait_until
 from tests.redis_server import RedisServer, free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -97,13 +98,13 @@ def test_either_of_two_replicas_may_be_killed(
     requests = [make_request(prompt_id=f"p{i:03d}", request_id=f"f-{i:03d}") for i in range(4 * NUM_STEPS)]
     scheduler = BufferClient(f"{replicas[1].url},{replicas[0].url}")
     scheduler.enqueue(requests[: 2 * NUM_STEPS], cursor=2 * NUM_STEPS)
-    until(lambda: len(lines_of(ledger)) >= 5, timeout_s=60)
+    wait_until(lambda: len(lines_of(ledger)) >= 5)
     replicas[0].kill()
     scheduler.enqueue(requests, cursor=4 * NUM_STEPS)
-    until(lambda: len(lines_of(ledger)) >= 15, timeout_s=60)
+    wait_until(lambda: len(lines_of(ledger)) >= 15)
     replicas[0].start()
     replicas[1].kill()
-    until(lambda: len(lines_of(ledger)) >= 25, timeout_s=60)
+    wait_until(lambda: len(lines_of(ledger)) >= 25)
     replicas[1].start()
     replicas[0].kill()
     assert peers["learner"].wait(60) == 0
@@ -142,7 +143,7 @@ def test_a_call_waits_for_whichever_replica_comes_back_first(redis_url: str) -> 
     assert not found
     config = small_config()
     with serving(store, config, port=int(url.rpartition(":")[2])):
-        caller.join(30)
+        caller.join(60)
     assert len(found) == 1
 
 

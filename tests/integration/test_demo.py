@@ -8,7 +8,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from bapo.records import RunDirectory
-from tests.integration.launching import FREE_PORTS, REPOSITORY, alive, family, kill_family, start, wait_until
+from tests.integration.launching import FREE_PORTS, REPOSITORY, alive, family, kill_family, start
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.slow
 

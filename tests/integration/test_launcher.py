@@ -18,7 +18,8 @@ from bapo.config.tree import BufferConfig
 from bapo.records import RunDirectory
 from services.launcher.child import Child, end
 from services.launcher.embedded_redis import forget, redis_spec
-from tests.integration.launching import FREE_PORTS, REPOSITORY, start, train_arguments, wait_until
+from tests.integration.launching import FREE_PORTS, REPOSITORY, start, train_arguments
+from tests.patience import wait_until
 from tests.tiny_model import write_tiny_model
 from tests.unit.test_launcher_display import make_row
 
@@ -38,7 +39,7 @@ class Server:
             child.look()
             return child.ready_after_s is not None
 
-        wait_until(is_up, timeout_s=20.0, what="Redis answers")
+        wait_until(is_up, what="Redis answers")
         return redis.Redis.from_url(url)
 
     def kill(self) -> None:
@@ -76,7 +77,7 @@ def test_the_embedded_redis_writes_to_the_disk_as_often_as_configured(
     spec, url = redis_spec(RunDirectory.create(tmp_path / "run"), BufferConfig(appendfsync=policy), {})
     child = Child(spec)
     try:
-        wait_until(lambda: spec.is_ready(), timeout_s=20.0, what="Redis answers")
+        wait_until(lambda: spec.is_ready(), what="Redis answers")
         with redis.Redis.from_url(url) as client:
             assert client.config_get("append*")["appendonly"] == "yes"
             assert client.config_get("appendfsync") == {"appendfsync": policy}

@@ -18,7 +18,8 @@ from bapo.config.load import load_resolved
 from bapo.records import RunDirectory
 from bapo.types import Origin
 from tests.algorithm1 import PlainBatch, algorithm_1
-from tests.integration.launching import kill_family, start, train_arguments, wait_until
+from tests.integration.launching import kill_family, start, train_arguments
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.slow
 

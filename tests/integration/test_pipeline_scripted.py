@@ -13,7 +13,8 @@ import pytest
 
 from bapo.config.load import load_resolved
 from bapo.records import RunDirectory
-from tests.integration.launching import alive, family, kill_family, start, train_arguments, wait_until
+from tests.integration.launching import alive, family, kill_family, start, train_arguments
+from tests.patience import wait_until
 
 START_S = 120.0
 """Ray and torch on two shared cores."""
@@ -102,7 +103,7 @@ def end_by(number: signal.Signals, process: subprocess.Popen[str], run: RunDirec
     members = family(process)
     began = time.monotonic()
     process.send_signal(number)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     assert time.monotonic() - began < 10.0
     assert process.returncode == 130
     assert alive(members) == []
@@ -122,12 +123,12 @@ def test_kill_9_of_the_launcher_leaves_nothing_running(started: Start, tmp_path:
     members = family(process)
     assert len(members) > 6
     process.send_signal(signal.SIGKILL)
-    wait_until(lambda: alive(members) == [], timeout_s=15.0, what=f"end of {alive(members)}")
+    wait_until(lambda: alive(members) == [], what=f"end of {alive(members)}")
 
 
 def kill_part(process: subprocess.Popen[str], run: RunDirectory, name: str) -> int:
     """SIGKILL to one process of a run that is under way; returns its id."""
-    wait_until(lambda: run.read_run().get("status") == "running", timeout_s=30.0, what="run.json says running")
+    wait_until(lambda: run.read_run().get("status") == "running", what="run.json says running")
     pid = run.read_run()["processes"][name]["pid"]
     next(member for member in family(process) if member.pid == pid).kill()
     return int(pid)
@@ -142,7 +143,7 @@ def test_without_restarts_a_part_that_dies_ends_the_run_with_its_name(
     wait_for_step(run, 1, process)
     members = family(process)
     kill_part(process, run, victim)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     assert f"{victim} ended with signal SIGKILL" in output
     assert process.returncode == 137
     assert alive(members) == []
@@ -161,14 +162,14 @@ def test_every_part_that_dies_starts_again_and_the_run_goes_on(started: Start, t
             assert process.poll() is None, process.communicate()[0]
             return bool(run.read_run()["processes"][victim]["pid"] != before)
 
-        wait_until(is_back, timeout_s=20.0, what=f"a new {victim}")
+        wait_until(is_back, what=f"a new {victim}")
         step = run.read_metrics()[-1]["step"]
         wait_for_step(run, step + 3, process)
     assert {name: fields["restarts"] for name, fields in run.read_run()["processes"].items()} == dict.fromkeys(
         ("redis", "buffer_service", "rollout_server", "scheduler", "evaluator", "learner"), 1
     )
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert "redis ended with signal SIGKILL; it starts again in 0.1 s (restart 1, at most 5 within 600 s" in output
     steps = [row["step"] for row in run.read_metrics()]
@@ -210,7 +211,7 @@ def test_a_run_that_goes_on_can_be_scaled_but_not_started_a_second_time(started:
     def samplers() -> set[str]:
         return {fate.worker_id for _, fates in run.read_groups(run.group_steps()[-3:]) for fate in fates}
 
-    wait_until(lambda: len(samplers()) >= 2, timeout_s=60.0, what="groups of two workers")
+    wait_until(lambda: len(samplers()) >= 2, what="groups of two workers")
     end_by(signal.SIGTERM, process, run)
 
 
@@ -225,7 +226,7 @@ def test_services_come_up_without_a_learner_and_a_shared_redis_keeps_names_apart
     assert set(fields["addresses"]) == {"buffer_url", "fleet_url"}
     assert "redis" not in fields["processes"]
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "start a learner with: python -m learner" in output
 

@@ -15,8 +15,9 @@ from bapo.errors import ConfigError
 from bapo.records import RunDirectory
 from buffer_service.redis_kind import problem_of, refuse_unsuited
 from buffer_service.redis_link import RedisLink
-from tests.buffer_app import small_config, until
+from tests.buffer_app import small_config
 from tests.integration.test_buffer_process import refused
+from tests.patience import wait_until
 from tests.redis_server import BINARY, RedisServer, free_port
 
 
@@ -41,7 +42,7 @@ def sentinel(ends: ExitStack, folder: Path) -> str:
     ends.callback(process.wait)
     ends.callback(process.kill)
     url = f"redis://127.0.0.1:{port}/0"
-    until(lambda: _answers(url))
+    wait_until(lambda: _answers(url))
     return url
 
 

@@ -15,7 +15,8 @@ import tomli_w
 
 from bapo.records import RunDirectory
 from bapo.study.results import Results
-from tests.integration.launching import alive, family, kill_family, start, wait_until
+from tests.integration.launching import alive, family, kill_family, start
+from tests.patience import wait_until
 from tests.tiny_model import write_tiny_model
 
 START_S = 120.0

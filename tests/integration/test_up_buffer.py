@@ -18,8 +18,11 @@ from bapo.clients import BufferClient
 from bapo.records import RunDirectory
 from bapo.token_sets import token_for_run
 from tests.factories import make_request
-from tests.integration.launching import REPOSITORY, alive, family, kill_family, start, wait_until
+from tests.integration.launching import REPOSITORY, alive, family, kill_family, start
+from tests.patience import wait_until
 
+NUM_STEPS = 120
+"""Of the example, of which Redis misses the sixth and the service the twenty-first."""
 NEW = ["--algorithm.batch_size", "4", "--buffer.port", "0"]
 
 
@@ -27,7 +30,7 @@ NEW = ["--algorithm.batch_size", "4", "--buffer.port", "0"]
 def buffer_up(run: Path, *tokens: str) -> Iterator[tuple[subprocess.Popen[str], BufferClient]]:
     process = start(["up", "buffer", "--run", str(run), *tokens])
     try:
-        wait_until(lambda: status(run) == "running" or process.poll() is not None, timeout_s=60, what="it runs")
+        wait_until(lambda: status(run) == "running" or process.poll() is not None, what="it runs")
         port = RunDirectory(run).read_port("buffer_service")
         yield process, BufferClient(f"http://127.0.0.1:{port}", retry_s=30.0, token=token_for_run(run))
     finally:
@@ -42,7 +45,7 @@ def stopped(process: subprocess.Popen[str]) -> str:
     """Ctrl-C; returns what was printed."""
     below = family(process)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert alive(below) == []
     return output
@@ -83,7 +86,7 @@ def test_a_finished_run_stays_finished_when_its_buffer_was_looked_at(tmp_path: P
 )
 def test_what_cannot_be_started_is_one_clear_message(tmp_path: Path, tokens: list[str], message: str) -> None:
     process = start(["up", "buffer", "--run", str(tmp_path / "new"), *tokens])
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     assert (process.returncode, message in output, "Traceback" in output) == (2, True, False)
     assert not (tmp_path / "new").exists()
 
@@ -93,15 +96,15 @@ def test_a_training_loop_goes_on_while_redis_and_the_service_are_killed_under_it
     run = RunDirectory(tmp_path / "mine")
     with buffer_up(run.path, "--algorithm.batch_size", "16", "--buffer.port", "0") as (process, client):
         token = token_for_run(run.path)
-        example = [sys.executable, str(REPOSITORY / "examples" / "other_framework.py"), client.url, "300"]
+        example = [sys.executable, str(REPOSITORY / "examples" / "other_framework.py"), client.url, str(NUM_STEPS)]
         env = os.environ | {"BAPO_TOKEN": str(token), "PYTHONPATH": str(REPOSITORY)}
         with subprocess.Popen(example, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as loop:
             for step, part in ((5, "valkey-server"), (20, "buffer_service")):
-                wait_until(lambda step=step: client.progress().step > step, timeout_s=60, what=f"step {step}")
+                wait_until(lambda step=step: client.progress().step > step, what=f"step {step}")
                 next(child for child in family(process) if part in " ".join(child.cmdline())).kill()
-            output, _ = loop.communicate(timeout=120)
+            output, _ = loop.communicate(timeout=200)
             assert loop.returncode == 0, output[-2000:]
         steps = [int(line.split()[1]) for line in output.splitlines()]
-        assert steps == list(range(1, 301))
+        assert steps == list(range(1, NUM_STEPS + 1))
         assert BufferAdmin(client.url, token=token).verify().violations == []
         assert "redis ended with signal SIGKILL; it starts again" in stopped(process)

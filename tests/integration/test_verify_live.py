@@ -34,7 +34,7 @@ def learn(client: BufferClient, is_over: Callable[[], bool]) -> int:
         # One more than a batch needs, because the dropper takes some.
         client.enqueue(requests(step, Purpose.FRESH, [f"p{(5 * step + i) % 40}" for i in range(5)]))
         client.reevaluate(step, requests(step, Purpose.REEVALUATE, [e.prompt_id for e, _ in client.hard_prompts()]))
-        client.batch(step, timeout_s=20)
+        client.batch(step, timeout_s=60)
         client.commit(step, checkpointed=max(0, step - 2))
     return step
 
@@ -95,7 +95,7 @@ def test_a_buffer_at_full_speed_is_sound_whenever_it_is_looked_at(redis_url: str
             thread.start()
         looks = [admin.verify() for _ in iter(is_over, True)]
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
         assert [look.violations for look in looks if look.violations] == []
         assert admin.verify().violations == []
     assert (len(looks) > 5, steps[0] > 5, len(dropped) > 2) == (True, True, True), (len(looks), steps, len(dropped))

@@ -24,7 +24,8 @@ from rollout_server.grader import GraderPool
 from rollout_server.weights import check_file, take_weights
 from rollout_server.worker import NUM_GRADERS, Worker
 from tests.factories import make_request
-from tests.rollout_fakes import MemoryBuffer, wait_until
+from tests.patience import wait_until
+from tests.rollout_fakes import MemoryBuffer
 from tests.tiny_model import perturb, reference_logprobs, save_weights, write_tiny_model
 
 TOLERANCE = 1e-4
@@ -191,10 +192,10 @@ def test_a_worker_samples_grades_and_takes_weights_with_the_real_engine(rig: Rig
     try:
         worker.load()
         worker.begin(None)
-        wait_until(lambda: len(buffer.groups) >= 10, timeout_s=60)
+        wait_until(lambda: len(buffer.groups) >= 10)
         version = rig.engine.policy_version
         worker.update_weights(rig.publish(6))
-        wait_until(lambda: len(buffer.groups) == 40, timeout_s=60)
+        wait_until(lambda: len(buffer.groups) == 40)
         assert worker.report().state == "sampling"
         versions = np.concatenate([group.versions for group in buffer.groups.values()])
         assert set(versions.ravel().tolist()) == {version, version + 1}

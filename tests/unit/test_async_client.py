@@ -17,7 +17,7 @@ import pytest
 from bapo.clients import AsyncBufferClient, BufferClient
 from bapo.errors import UnavailableError
 
-ANSWER_S = 0.5
+ANSWER_S = 2.0
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

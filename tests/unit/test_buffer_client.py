@@ -81,7 +81,7 @@ def test_retries_end_with_the_services_own_message(scripted: Scripted) -> None:
     started = time.monotonic()
     with pytest.raises(UnavailableError, match="Redis does not answer"):
         BufferClient(scripted.url, retry_s=0.4).status()
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < 30
     assert len(scripted.calls) > 1
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from bapo.connection import HttpError, Pool
-from tests.buffer_app import until
+from tests.patience import wait_until
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def answering(*conversations: Sequence[bytes]) -> Iterator[tuple[str, list[bytes
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{listener.getsockname()[1]}", requests
-    thread.join(5.0)
+    thread.join(60)
     listener.close()
     assert not thread.is_alive(), "a request or a connection is missing"
 
@@ -46,7 +46,7 @@ def _lacks_body(data: bytes) -> bool:
 
 
 def pool(url: str, most_idle: int = 2) -> Pool:
-    return Pool(url, connect_timeout_s=2.0, most_idle=most_idle)
+    return Pool(url, connect_timeout_s=60.0, most_idle=most_idle)
 
 
 def answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
@@ -57,7 +57,7 @@ def answer(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
 def test_pieces_arrive_as_one_body_behind_the_headers() -> None:
     with answering([answer(b"ok")]) as (url, requests):
         pieces = [b"ab", memoryview(b"c"), b"", b"!"]
-        reply = pool(url).request("POST", "/groups?x=1", {"Content-Type": "a/b"}, pieces, timeout_s=2)
+        reply = pool(url).request("POST", "/groups?x=1", {"Content-Type": "a/b"}, pieces, timeout_s=60)
     assert (reply.status, reply.body) == (200, b"ok")
     host = url.removeprefix("http://")
     head = f"POST /groups?x=1 HTTP/1.1\r\nHost: {host}\r\nContent-Length: 4\r\nContent-Type: a/b\r\n\r\n"
@@ -67,22 +67,22 @@ def test_pieces_arrive_as_one_body_behind_the_headers() -> None:
 def test_one_connection_serves_many_calls() -> None:
     with answering([answer(b"1"), answer(b"2")]) as (url, _):
         calls = pool(url)
-        assert [calls.request("GET", "/", {}, (), timeout_s=2).body for _ in range(2)] == [b"1", b"2"]
+        assert [calls.request("GET", "/", {}, (), timeout_s=60).body for _ in range(2)] == [b"1", b"2"]
 
 
 def test_a_connection_that_the_server_closed_is_replaced() -> None:
     with answering([answer(b"1")], [answer(b"2")]) as (url, _):
         calls = pool(url)
-        assert calls.request("GET", "/", {}, (), timeout_s=2).body == b"1"
-        until(calls._idle[0].has_news)  # the end that the server has sent is on its way
-        assert calls.request("GET", "/", {}, (), timeout_s=2).body == b"2"
+        assert calls.request("GET", "/", {}, (), timeout_s=60).body == b"1"
+        wait_until(calls._idle[0].has_news)  # the end that the server has sent is on its way
+        assert calls.request("GET", "/", {}, (), timeout_s=60).body == b"2"
 
 
 def test_connection_close_is_obeyed() -> None:
     with answering([answer(b"1", "Connection: close")], [answer(b"2")]) as (url, _):
         calls = pool(url)
-        assert calls.request("GET", "/", {}, (), timeout_s=2).body == b"1"
-        assert calls.request("GET", "/", {}, (), timeout_s=2).body == b"2"
+        assert calls.request("GET", "/", {}, (), timeout_s=60).body == b"1"
+        assert calls.request("GET", "/", {}, (), timeout_s=60).body == b"2"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_connection_close_is_obeyed() -> None:
 )
 def test_bodies_are_found_in_every_form(data: bytes, body: bytes) -> None:
     with answering([data]) as (url, _):
-        assert pool(url).request("GET", "/", {}, (), timeout_s=2).body == body
+        assert pool(url).request("GET", "/", {}, (), timeout_s=60).body == body
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_bodies_are_found_in_every_form(data: bytes, body: bytes) -> None:
 )
 def test_what_is_no_answer_is_an_error(data: bytes, message: str) -> None:
     with answering([data]) as (url, _), pytest.raises(HttpError, match=message):
-        pool(url).request("GET", "/", {}, (), timeout_s=2)
+        pool(url).request("GET", "/", {}, (), timeout_s=60)
 
 
 def test_a_refusal_in_the_middle_of_a_body_is_heard() -> None:
@@ -131,9 +131,9 @@ def test_a_refusal_in_the_middle_of_a_body_is_heard() -> None:
     thread = threading.Thread(target=refuse, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    reply = pool(url).request("POST", "/groups", {}, [bytes(8 << 20)], timeout_s=5)
+    reply = pool(url).request("POST", "/groups", {}, [bytes(8 << 20)], timeout_s=60)
     assert (reply.status, reply.body) == (429, b"full")
-    thread.join(5)
+    thread.join(60)
     listener.close()
 
 
@@ -149,7 +149,7 @@ def test_nobody_there_is_an_os_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with pytest.raises(ConnectionRefusedError):
-        pool(url).request("GET", "/", {}, (), timeout_s=1)
+        pool(url).request("GET", "/", {}, (), timeout_s=60)
 
 
 @pytest.mark.parametrize("url", ["localhost:80", "ftp://host", "http://", "unix:///tmp/x"])
@@ -160,5 +160,5 @@ def test_other_urls_are_refused_at_once(url: str) -> None:
 
 def test_a_path_in_front_of_everything_is_kept() -> None:
     with answering([answer(b"ok")]) as (url, requests):
-        pool(f"{url}/buffer/").request("GET", "/status", {}, (), timeout_s=2)
+        pool(f"{url}/buffer/").request("GET", "/status", {}, (), timeout_s=60)
     assert requests[0].startswith(b"GET /buffer/status HTTP/1.1\r\n")

@@ -17,7 +17,8 @@ from bapo.types import WeightUpdate
 from rollout_server.fleet import Fleet
 from rollout_server.handles import WorkerDiedError
 from rollout_server.report import WorkerReport
-from tests.rollout_fakes import make_update, wait_until
+from tests.patience import wait_until
+from tests.rollout_fakes import make_update
 
 
 class FakeHandle:

@@ -20,7 +20,8 @@ from rollout_server.fleet import Fleet
 from rollout_server.handles import LocalHandle
 from rollout_server.worker import Worker
 from tests.factories import make_request
-from tests.rollout_fakes import InstantGrader, MemoryBuffer, Served, make_update, wait_until
+from tests.patience import wait_until
+from tests.rollout_fakes import InstantGrader, MemoryBuffer, Served, make_update
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from rollout_server.grader import (
     VerifierTimeoutError,
 )
 from tests.factories import make_prompt
-from tests.rollout_fakes import wait_until
+from tests.patience import wait_until
 
 HERE = "tests.unit.verifiers_that_misbehave"
 MakePool = Callable[..., GraderPool]
@@ -38,7 +38,7 @@ pool.grade(make_prompt(), ["{pid_file}"])
 def make_pool() -> Iterator[MakePool]:
     pools = []
 
-    def make(reward: str | None = None, *, timeout_s: float = 10.0, num_children: int = 1) -> GraderPool:
+    def make(reward: str | None = None, *, timeout_s: float = 60.0, num_children: int = 1) -> GraderPool:
         dotted = f"{HERE}:{reward}" if reward else None
         pool = GraderPool(TaskConfig(reward=dotted, grading_timeout_s=timeout_s), num_children=num_children)
         pools.append(pool)
@@ -75,12 +75,12 @@ def test_a_verifier_that_raises_is_named_with_its_message_and_the_prompt(make_po
 
 
 def test_a_verifier_that_hangs_is_killed_at_the_deadline_and_replaced(make_pool: MakePool) -> None:
-    pool = make_pool("obey", timeout_s=0.5)
+    pool = make_pool("obey", timeout_s=3.0)
     pool.grade(make_prompt(), ["fine"])
     began = time.monotonic()
-    with pytest.raises(VerifierTimeoutError, match=r"0\.5 s") as caught:
+    with pytest.raises(VerifierTimeoutError, match=r"3 s") as caught:
         pool.grade(make_prompt(), ["hang"])
-    assert 0.4 < time.monotonic() - began < 5.0
+    assert 3.0 <= time.monotonic() - began < 30
     assert caught.value.reason == "verifier_timeout"
     assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
 
@@ -135,4 +135,4 @@ def test_a_grader_dies_with_its_worker_even_inside_an_endless_verifier(tmp_path:
     finally:
         worker.kill()
         worker.wait()
-    wait_until(lambda: not grader.is_running() or grader.status() == psutil.STATUS_ZOMBIE, timeout_s=5.0)
+    wait_until(lambda: not grader.is_running() or grader.status() == psutil.STATUS_ZOMBIE)

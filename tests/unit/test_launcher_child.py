@@ -16,6 +16,7 @@ import pytest
 from bapo.errors import ConfigError, StorageError
 from services.launcher import failure, guard
 from services.launcher.child import Child, ProcessSpec, end
+from tests.patience import wait_until
 
 GRANDCHILD = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
 
@@ -43,13 +44,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
 
     yield start_one
     end(started, grace_s=0.0)
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +92,7 @@ def test_a_deaf_child_is_killed_with_what_it_started(start: Callable[..., Child]
     (grandchild,) = psutil.Process(child.process.pid).children()
     began = time.monotonic()
     end([child], grace_s=0.3)
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 30, "not when it has slept"
     wait_until(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
 
 
@@ -107,7 +101,7 @@ def test_a_user_in_a_hurry_waits_for_no_grace(start: Callable[..., Child], tmp_p
     wait_until(lambda: "up" in (tmp_path / "part.log").read_text())
     began = time.monotonic()
     end([child], grace_s=30.0, is_hurried=lambda: True)
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 15, "not after the grace"
 
 
 def test_a_child_dies_with_its_launcher_even_by_kill_9(tmp_path: Path) -> None:
@@ -149,7 +143,7 @@ def has_ended(process: psutil.Process) -> bool:
 def test_a_guard_ends_as_its_command_and_leaves_no_stray(end_of_command: str, code: int) -> None:
     with subprocess.Popen([*GUARDED, STRAY + end_of_command], stdout=subprocess.PIPE, text=True) as guarded:
         stray = read_stray(guarded)
-        assert guarded.wait(timeout=10) == code
+        assert guarded.wait(timeout=60) == code
     assert has_ended(stray)
 
 
@@ -160,7 +154,7 @@ def test_a_guard_passes_sigterm_on() -> None:
         assert guarded.stdout is not None
         guarded.stdout.readline()
         guarded.terminate()
-        assert guarded.wait(timeout=10) == 7
+        assert guarded.wait(timeout=60) == 7
     assert has_ended(stray)
 
 
@@ -171,7 +165,7 @@ def test_a_guard_kills_all_when_the_launcher_has_died() -> None:
         assert guarded.stdout is not None
         guarded.stdout.readline()
         guarded.send_signal(guard.LAUNCHER_DIED)
-        assert guarded.wait(timeout=10) == -9
+        assert guarded.wait(timeout=60) == -9
     assert has_ended(stray)
 
 

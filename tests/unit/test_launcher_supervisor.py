@@ -8,14 +8,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from bapo.config.supervision import SupervisionConfig
-from services.launcher.child import Child, ProcessSpec, Restarts, end
+from services.launcher import supervisor
+from services.launcher.child import Child, ProcessSpec, Restarts, end, kill_descendants
 from services.launcher.crew import all_ended
 from services.launcher.supervisor import ChildFailedError, Supervisor
+from tests.patience import wait_until
 
 LONG = "import time; time.sleep(60)"
 NOW = SupervisionConfig(first_pause_s=0.0)
@@ -53,7 +56,10 @@ class Parts:
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Iterator[Parts]:
+def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Parts]:
+    # What other tests have started below this process, as the Redis of the session, is none of the run's.
+    others = [SimpleNamespace(process=process) for process in psutil.Process().children()]
+    monkeypatch.setattr(supervisor, "kill_descendants", lambda but: kill_descendants(but=[*but, *others]))
     made = Parts(tmp_path)
     yield made
     end(made.children, grace_s=0.0)
@@ -180,10 +186,10 @@ def test_without_restarts_the_first_death_ends_the_run(parts: Parts) -> None:
 def test_a_second_start_has_its_further_arguments(parts: Parts, tmp_path: Path) -> None:
     code = "import sys, time; print(sys.argv[1:], flush=True); time.sleep(60)"
     child = parts.start(code, again=lambda: ("--port", "8701"))
-    wait_for(lambda: "[]" in log_of(child))
+    wait_until(lambda: "[]" in log_of(child))
     kill(child)
     parts.supervisor().look(parts.children)
-    wait_for(lambda: "['--port', '8701']" in log_of(child))
+    wait_until(lambda: "['--port', '8701']" in log_of(child))
 
 
 def test_a_team_begins_again_together_and_its_cause_is_the_one_that_was_killed(parts: Parts) -> None:
@@ -204,11 +210,11 @@ def test_what_the_dead_had_started_is_gone_before_it_starts_again(parts: Parts) 
         f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', '{LONG}']).pid, flush=True); {LONG}"
     )
     child, other = parts.start(starts_one), parts.start(name="other")
-    wait_for(lambda: log_of(child).strip().isdigit())
+    wait_until(lambda: log_of(child).strip().isdigit())
     grandchild = psutil.Process(int(log_of(child)))
     kill(child)
     parts.supervisor(SupervisionConfig(first_pause_s=9.0)).look(parts.children)
-    wait_for(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
     assert other.exit_code is None
 
 
@@ -218,16 +224,9 @@ def test_a_run_that_ends_kills_also_what_waits_for_its_restart(parts: Parts) -> 
     child.process.wait()
     parts.supervisor(SupervisionConfig(first_pause_s=9.0)).look(parts.children)
     began = time.monotonic()
-    end(parts.children, grace_s=5.0)
-    assert time.monotonic() - began < 1.0
+    end(parts.children, grace_s=60.0)
+    assert time.monotonic() - began < 30, "not after the grace"
 
 
 def log_of(child: Child) -> str:
     return child.spec.log_path.read_text()
-
-
-def wait_for(condition) -> None:  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)

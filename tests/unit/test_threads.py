@@ -32,7 +32,7 @@ def test_jobs_run_at_the_same_time() -> None:
     together = threading.Barrier(8)
 
     async def all_of_them() -> list[int]:
-        return await asyncio.gather(*(in_thread(together.wait, 5.0) for _ in range(8)))
+        return await asyncio.gather(*(in_thread(together.wait, 60.0) for _ in range(8)))
 
     assert sorted(asyncio.run(all_of_them())) == [0, 1, 2, 3, 4, 5, 6, 7]
 
@@ -61,11 +61,11 @@ def test_a_job_whose_caller_has_gone_harms_nobody() -> None:
 
     def job() -> None:
         begun.set()
-        go.wait(5.0)
+        go.wait(60.0)
 
     async def cancelled_then_another() -> int:
         waiting = asyncio.ensure_future(in_thread(job))
-        await in_thread(begun.wait, 5.0)
+        await in_thread(begun.wait, 60.0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         go.set()

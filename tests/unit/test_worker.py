@@ -17,7 +17,8 @@ from rollout_server.engines import scripted
 from rollout_server.engines.base import Engine
 from rollout_server.worker import Worker
 from tests.factories import make_request
-from tests.rollout_fakes import InstantGrader, MemoryBuffer, make_config, make_update, wait_until
+from tests.patience import wait_until
+from tests.rollout_fakes import InstantGrader, MemoryBuffer, make_config, make_update
 
 StartWorker = Callable[..., Worker]
 
@@ -231,7 +232,7 @@ def test_the_same_update_twice_is_taken_once(start_worker: StartWorker, tmp_path
 
 def test_a_lost_lease_is_dropped_and_the_others_are_kept(start_worker: StartWorker) -> None:
     buffer = MemoryBuffer(requests(2))
-    worker = start_worker(buffer, make_config(lease_s=0.3, engine_options={"latency_s": 1.0}))
+    worker = start_worker(buffer, make_config(lease_s=0.3, engine_options={"latency_s": 5.0}))
     wait_until(lambda: worker.report().inflight == 2)
     buffer.lost.add("g-p0")
     wait_until(lambda: worker.report().inflight == 1)
@@ -253,7 +254,7 @@ def test_a_draining_worker_finishes_what_it_has_and_claims_no_more(start_worker:
     buffer = MemoryBuffer(requests(2))
     worker = start_worker(buffer, make_config(engine_options={"latency_s": 0.3}))
     wait_until(lambda: worker.report().inflight == 2)
-    worker.drain(5.0)
+    worker.drain(60.0)
     buffer.add([make_request(prompt_id="later")])
     assert set(buffer.groups) == {"g-p0", "g-p1"}
     assert worker.report().state == "stopped"

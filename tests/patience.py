@@ -1,0 +1,22 @@
+"""How long tests wait for what must happen.
+
+Long, because on a loaded machine a process may not run for many seconds: only what will never happen waits so long.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+PATIENCE_S = 60.0
+LOOK_S = 0.01
+
+
+def wait_until(
+    condition: Callable[[], object], *, what: str = "what was awaited", timeout_s: float = PATIENCE_S
+) -> None:
+    """Return when `condition()` holds; fail with `what` when it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
+        time.sleep(LOOK_S)

@@ -1,0 +1,43 @@
+"""Time for both kinds of store that passes when a test says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bapo.types import Purpose
+from buffer_service.redis_keys import Keys
+from buffer_service.redis_link import RedisLink
+from buffer_service.store import Store
+
+
+class ShiftedClock:
+    """The clock of both stores: Redis has its own, so what it has written down is moved into the past instead."""
+
+    def __init__(self, link: RedisLink | None, run: str) -> None:
+        """
+        Args:
+            link: None when there is no store in Redis.
+        """
+        self.seconds = 0.0
+        self._link, self._keys = link, Keys(run)
+
+    def move(self, seconds: int) -> None:
+        """So many seconds pass."""
+        self.seconds += seconds
+        if self._link is None:
+            return
+        client = self._link.client
+        for purpose in Purpose:
+            leases = self._keys[f"leases_{purpose.value}"]
+            for member in client.zrange(leases, 0, -1):
+                client.zincrby(leases, -1000 * seconds, member)
+        for worker in client.hkeys(self._keys["workers"]):
+            client.hincrby(self._keys["workers"], worker, -1000 * seconds)
+
+
+@dataclass(frozen=True)
+class TimedStore:
+    """A store with leases of a minute, and its clock."""
+
+    store: Store
+    clock: ShiftedClock
