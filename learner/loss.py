@@ -85,7 +85,8 @@ def _kl(logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs, settings: Los
     if settings.kl_ref == "behaviour" or inputs.reference_M is None:
         # Without a reference kl_coef is 0: the distance to alpha still is worth a record.
         name = settings.kl_estimator if settings.kl_ref == "behaviour" else None
-        return ESTIMATORS[name or "is_rev"](logprobs_M, inputs.rollout_M)
+        kl_M = ESTIMATORS[name or "is_rev"](logprobs_M, inputs.rollout_M)
+        return torch.where(inputs.expert_M, torch.zeros_like(kl_M), kl_M)  # nobody sampled an expert's token
     estimate = ESTIMATORS[settings.kl_estimator or "k3"]
     kl_M = estimate(logprobs_M, inputs.reference_M)
     if settings.kl_ref == "reference" or inputs.reference_share == 1.0:

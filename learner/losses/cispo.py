@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bapo.config.objective import LossConfig
 from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
-from learner.losses.clips import bounds_around_one
+from learner.losses.clips import bounds_around_one, clamped
 from learner.losses.ratios import ratio
 
 
@@ -24,7 +24,7 @@ class Cispo(PolicyLoss):
     def surrogate(self, logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs) -> Surrogate:
         """Token by token."""
         ratio_M = ratio(logprobs_M.detach(), anchor_M)
-        bounded_M = ratio_M if self._low is None and self._high is None else ratio_M.clamp(self._low, self._high)
+        bounded_M = clamped(ratio_M, self._low, self._high)
         return Surrogate(
             loss_M=-bounded_M * inputs.advantage_M * logprobs_M,
             ratio_M=ratio_M,

@@ -15,12 +15,7 @@ def clipped_surrogate(ratio_M: Tensor, advantage_M: Tensor, low: Bound, high: Bo
         low, high: bounds of the ratio itself, one for all or one per token; None: not bounded on that side.
     """
     plain_M = -ratio_M * advantage_M
-    bounded_ratio_M = ratio_M
-    if low is not None:
-        bounded_ratio_M = torch.maximum(bounded_ratio_M, _like(low, ratio_M))
-    if high is not None:
-        bounded_ratio_M = torch.minimum(bounded_ratio_M, _like(high, ratio_M))
-    bounded_M = -bounded_ratio_M * advantage_M
+    bounded_M = -clamped(ratio_M, low, high) * advantage_M
     return torch.maximum(plain_M, bounded_M), (bounded_M > plain_M).detach().float()
 
 
@@ -40,5 +35,6 @@ def bounds_around_one(clip_low: float | None, clip_high: float | None) -> tuple[
     return None if clip_low is None else 1 - clip_low, None if clip_high is None else 1 + clip_high
 
 
-def _like(bound: Tensor | float, values_M: Tensor) -> Tensor:
-    return bound if isinstance(bound, Tensor) else torch.full_like(values_M, bound)
+def clamped(ratio_M: Tensor, low: Bound, high: Bound) -> Tensor:
+    """clip(rho, low, high), where None is no bound."""
+    return ratio_M if low is None and high is None else ratio_M.clamp(low, high)

@@ -93,7 +93,7 @@ def has_both_modes(name: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("name", filter(has_both_modes, loss_names()))
+@pytest.mark.parametrize("name", [name for name in loss_names() if has_both_modes(name)])
 def test_decoupled_is_direct_when_the_policy_of_the_step_sampled(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     old, logprobs = (-torch.rand(6, generator=generator) for _ in range(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import get_args
 
@@ -309,6 +310,14 @@ def test_v22_dppo_drops_tokens_whose_probability_has_moved_far_and_holds_all_nea
     tokens = losses.surrogate_M + 2e-3 * losses.kl_M
     assert tokens.tolist() == pytest.approx([0.000160, 0.000640, 1.105181], abs=1e-6)
     assert float(objective(losses, torch.zeros(3), given.weight_M, config)) == pytest.approx(1.105981, abs=1e-6)
+
+
+def test_an_experts_token_has_no_kl_to_a_policy_that_did_not_sample_it() -> None:
+    config = settings(kl_coef=1.0)
+    given = dataclasses.replace(inputs(OLD, OLD), expert_M=torch.tensor([False, False, False, True, True]))
+    kl = token_losses(NEW, given, load_loss(config), config).kl_M.tolist()
+    assert kl[3:] == [0.0, 0.0]
+    assert min(kl[:3]) > 0
 
 
 def test_without_bounds_ppo_is_the_importance_weighted_policy_gradient() -> None:
