@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from bapo.algorithms.registry import load_composer
 from bapo.cli import app
 from bapo.config.document import about_preset
 from bapo.config.layers import preset_names
-from bapo.config.load import dump_toml, load_config
+from bapo.config.load import dump_toml, load_config, load_resolved
+from learner.checkpoint import complete_steps
 from learner.losses.registry import load_loss
+from tests.learner_setup import (
+    FakeBuffer,
+    FakeFleet,
+    FakeRecords,
+    make_test_learner,
+    random_batch,
+    with_experts,
+)
+from tests.tiny_model import write_tiny_model
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -34,13 +49,37 @@ def test_the_command_lists_every_preset_with_its_first_sentence() -> None:
     assert all(len(line.split()) > 3 for line in lines)
 
 
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_tiny_model(path)
+    return path
+
+
 @pytest.mark.parametrize("name", preset_names())
-def test_a_preset_survives_the_way_into_a_run_directory(name: str, tmp_path: object) -> None:
-    from pathlib import Path
+def test_the_learner_of_a_preset_trains_publishes_and_saves(name: str, model_path: Path, tmp_path: Path) -> None:
+    sizes = {
+        "run.num_steps": 2, "model.path": model_path, "model.dtype": "float32", "algorithm.batch_size": 8,
+        "algorithm.group_size": 4, "rollout.max_prompt_tokens": 12, "rollout.max_response_tokens": 24,
+        "learner.minibatch_size": 4, "learner.microbatch_tokens": 128, "learner.device": "cpu", "learner.lr": 1e-4,
+        "learner.warmup_steps": 0, "shaping.overlong_cache": 8,
+    }  # fmt: skip
+    config = load_config([name], [token for key, value in sizes.items() for token in (f"--{key}", str(value))])
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)  # its log-probs are alpha's
+    fleet, buffer = FakeFleet(), FakeBuffer(lambda step: with_experts(random_batch(model, step=step)))
+    learner = make_test_learner(config, tmp_path, buffer=buffer, fleet=fleet)
+    before = [parameter.detach().clone() for parameter in learner.policy.parameters()]
+    learner.run(1)
+    assert isinstance(learner.records, FakeRecords)
+    assert all(math.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in learner.records.rows)
+    assert any(not torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
+    assert fleet.updates[-1].version == 3
+    assert complete_steps(tmp_path / "checkpoints") == [2]
 
-    from bapo.config.load import load_resolved
 
-    file = Path(str(tmp_path)) / "config.toml"
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_survives_the_way_into_a_run_directory(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
     config = load_config([name], [])
     file.write_text(dump_toml(config))
     assert load_resolved(file) == config
