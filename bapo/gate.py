@@ -102,37 +102,14 @@ class Gate:
             return  # none of our services has websockets: the server closes the connection
         rule = self._rules.find(scope["method"], scope["path"])
         try:
-            self._check_right(scope, rule)
-            size = _declared_length(scope, rule)
+            check_right(scope, rule, self._keyring)
+            size = declared_length(scope, rule)
         except RefusedError as refusal:
             self._refused(refusal.reason)
             self._warn(scope, refusal)
             await _answer(send, refusal)
             return
         await self._app(scope, Body(receive, size, rule.most_bytes if rule else MOST_JSON_BYTES), send)
-
-    def _check_right(self, scope: Scope, rule: Rule | None) -> None:
-        if self._keyring is None or (rule is None and scope["path"] in OPEN_PATHS):
-            return
-        what = f"{scope['method']} {scope['path']}"
-        token = _bearer(scope)
-        if not token:
-            raise RefusedError(
-                401,
-                Refusal.NO_TOKEN,
-                f"{what} needs a token: name its file in {TOKEN_FILE} (the launcher keeps those of a run in "
-                "RUN/tokens/<role>/token), or send the header Authorization: Bearer TOKEN",
-            )
-        role = self._keyring.role_of(token)
-        if role is None:
-            raise RefusedError(
-                401,
-                Refusal.WRONG_TOKEN,
-                f"{what}: this token is not accepted here; is it of another run, or was it replaced? See {TOKEN_FILE}",
-            )
-        if role is not Role.OPERATOR and (rule is None or role not in rule.roles):
-            able = ", ".join(sorted(rule.roles)) + " or operator" if rule and rule.roles else "operator"
-            raise RefusedError(403, Refusal.NO_RIGHT, f"{what}: {role} may not do this; use the token of {able}")
 
     def _warn(self, scope: Scope, refusal: RefusedError) -> None:
         # Not one line per refusal: whoever can be refused could fill the disk.
@@ -142,6 +119,31 @@ class Gate:
             log.warning(
                 "refused client=%s status=%d reason=%s: %.300s", client, refusal.status, refusal.reason, refusal
             )
+
+
+def check_right(scope: Scope, rule: Rule | None, keyring: Keyring | None) -> None:
+    """Whether the sender may call this route. Raises: RefusedError."""
+    if keyring is None or (rule is None and scope["path"] in OPEN_PATHS):
+        return
+    what = f"{scope['method']} {scope['path']}"
+    token = _bearer(scope)
+    if not token:
+        raise RefusedError(
+            401,
+            Refusal.NO_TOKEN,
+            f"{what} needs a token: name its file in {TOKEN_FILE} (the launcher keeps those of a run in "
+            "RUN/tokens/<role>/token), or send the header Authorization: Bearer TOKEN",
+        )
+    role = keyring.role_of(token)
+    if role is None:
+        raise RefusedError(
+            401,
+            Refusal.WRONG_TOKEN,
+            f"{what}: this token is not accepted here; is it of another run, or was it replaced? See {TOKEN_FILE}",
+        )
+    if role is not Role.OPERATOR and (rule is None or role not in rule.roles):
+        able = ", ".join(sorted(rule.roles)) + " or operator" if rule and rule.roles else "operator"
+        raise RefusedError(403, Refusal.NO_RIGHT, f"{what}: {role} may not do this; use the token of {able}")
 
 
 class RefusedError(Exception):
@@ -196,7 +198,7 @@ def _bearer(scope: Scope) -> str:
     return ""
 
 
-def _declared_length(scope: Scope, rule: Rule | None) -> int | None:
+def declared_length(scope: Scope, rule: Rule | None) -> int | None:
     """Content-Length, if there is one. Raises: RefusedError when it is needed and missing, or is too much."""
     most = rule.most_bytes if rule else MOST_JSON_BYTES
     declared = [value for name, value in scope["headers"] if name == b"content-length"]

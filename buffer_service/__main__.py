@@ -30,8 +30,8 @@ from bapo.telemetry import Telemetry
 from bapo.tokens import keyring_for
 from buffer_service.app import create_app
 from buffer_service.context import Context
-from buffer_service.direct import DirectProtocol
 from buffer_service.metrics import BufferMetrics
+from buffer_service.protocol import DirectProtocol
 from buffer_service.reasons import in_step_order
 from buffer_service.redis_kind import refuse_unsuited
 from buffer_service.redis_link import RedisLink

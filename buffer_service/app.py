@@ -14,18 +14,17 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import bapo
-from bapo.errors import BY_NAME, BapoError, ContractError, Refusal, UnavailableError
+from bapo.errors import BapoError, ContractError, Refusal
 from bapo.gate import BodyError, Gate
 from bapo.tokens import Keyring
 from buffer_service.context import Context, Here
 from buffer_service.metrics import BufferMetrics
+from buffer_service.refusals import error_response
 from buffer_service.rights import RULES
 from buffer_service.routes import batches, looking, tending, work
 from buffer_service.schemas import ErrorAnswer
-from buffer_service.service import TooManyFailuresError
+from buffer_service.shortcut import PushShortcut
 
-RETRY_AFTER_S = 1
-MOST_MESSAGE_CHARS = 1000
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": text}
     for status, text in (
@@ -62,6 +61,7 @@ def create_app(context: Context, metrics: BufferMetrics, keyring: Keyring | None
         responses=ERRORS,
     )
     app.state.context, app.state.metrics = context, metrics
+    app.state.shortcut = PushShortcut(context, metrics, keyring)
     for router in (work.router, batches.router, looking.router, tending.router, health):
         app.include_router(router)
     app.add_exception_handler(BapoError, _named_error)
@@ -128,20 +128,7 @@ def _may_wait(scope: Scope) -> bool:
 
 async def _named_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, BapoError)
-    name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in BY_NAME)
-    retry = isinstance(error, UnavailableError) and not isinstance(error, TooManyFailuresError)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if retry else {}
-    if isinstance(error, BodyError):
-        headers["Connection"] = "close"
-    if isinstance(error, ContractError):
-        request.app.state.metrics.refused(error.reason)
-    body = {"error": name, "message": _shortened(str(error)), "retry": retry}
-    return JSONResponse(body, status_code=error.http_status, headers=headers)
-
-
-def _shortened(message: str) -> str:
-    """Whoever sends a megabyte of nonsense does not get it back."""
-    return message if len(message) <= MOST_MESSAGE_CHARS else f"{message[:MOST_MESSAGE_CHARS]}..."
+    return error_response(error, request.app.state.metrics)
 
 
 async def _invalid_body(request: Request, error: Exception) -> Response:

@@ -56,11 +56,11 @@ async def use_body(request: Request, most_bytes: int, use: Callable[[Body], T]) 
         return await in_thread(use, await read_body(request, most_bytes))
     size = declared_bytes(request, most_bytes)
     if direct.is_whole:
-        return await in_thread(use, direct.take_begun())
-    return await _Intake(direct, size, use).run()
+        return await in_thread(use, direct.take_whole())
+    return await Intake(direct, size, use).run()
 
 
-class _Intake(Generic[T]):
+class Intake(Generic[T]):
     """One body on its way from the socket to `use`."""
 
     def __init__(self, direct: Direct, size: int, use: Callable[[Body], T]) -> None:

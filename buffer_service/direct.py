@@ -19,12 +19,14 @@ import os
 import select
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
-import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from bapo import gate
+
+if TYPE_CHECKING:
+    from buffer_service.protocol import DirectProtocol
 
 EXTENSION = "bapo.direct"
 LARGE_BYTES = 1 << 16
@@ -38,26 +40,6 @@ MOST_PIECES = 512
 
 class SilentError(OSError):
     """The peer stopped in the middle of a body, and has not gone."""
-
-
-class DirectProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which offers a `Direct` in the scope of a request."""
-
-    def on_headers_complete(self) -> None:
-        """Stop reading before a large body, so that it stays in the socket."""
-        is_alone = self.cycle is None or self.cycle.response_complete
-        super().on_headers_complete()
-        if not is_alone or self.scheme != "http" or self.cycle is None or self.expect_100_continue:
-            return
-        cast("dict[str, Any]", self.scope).setdefault("extensions", {})[EXTENSION] = Direct(self, self.cycle)
-        declared = next((value for name, value in self.headers if name == b"content-length"), b"")
-        if declared.isdigit() and int(declared) >= LARGE_BYTES:
-            self.flow.pause_reading()
-
-    def begin_anew(self) -> None:
-        """Expect a request: the parser waits for a body that somebody else has read, and cannot be told."""
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
 
 
 def direct_of(scope: MutableMapping[str, Any]) -> Direct | None:
@@ -92,6 +74,27 @@ class Direct:
         self._protocol.flow.pause_reading()
         begun, self._cycle.body = bytes(self._cycle.body), bytearray()
         return begun
+
+    def take_whole(self) -> bytes:
+        """All of the body, when it came with the headers."""
+        return bytes(self._cycle.body)
+
+    def take_rest(self, size: int) -> bool:
+        """Read what is in the socket already; True when the body, of `size` bytes, is whole. Does not block."""
+        body = self._cycle.body
+        socket = self._protocol.transport.get_extra_info("socket")
+        try:
+            body += os.read(socket.fileno(), size - len(body))
+        except OSError:  # nothing there, or gone: whoever waits for it will see
+            return False
+        if len(body) == size:
+            self.body_was_read()
+        return len(body) == size
+
+    @property
+    def has_unsent(self) -> bool:
+        """The event loop has yet to write something."""
+        return bool(self._protocol.transport.get_write_buffer_size())
 
     @property
     def is_whole(self) -> bool:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 from bapo.errors import ContractError, Refusal
+from buffer_service.steps import BLOCKS, Steps
 from buffer_service.store import Store
 from buffer_service.values import Incoming, PushFate
 
@@ -27,8 +28,8 @@ class Intake:
         self._newest = 0
         """A version that the learner can have published by now; only rises, so that it is rarely asked for."""
 
-    def check(self, groups: Sequence[Incoming]) -> None:
-        """All groups of one push, before any is stored."""
+    def checking(self, groups: Sequence[Incoming]) -> Steps[None]:
+        """All groups of one push, before any is stored; in steps."""
         frames: dict[str, Incoming] = {}
         for group in groups:
             _check_names(group)
@@ -38,6 +39,7 @@ class Intake:
                 raise ContractError(message, Refusal.OTHER_CONTENT)
         newest = max(groups, key=lambda group: group.newest_version, default=None)
         if newest is not None and newest.newest_version > self._newest:
+            yield BLOCKS
             self._check_version(newest)
 
     def check_duplicates(self, groups: Sequence[Incoming], fates: Sequence[str]) -> None:

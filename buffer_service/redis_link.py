@@ -31,9 +31,11 @@ from redis.retry import Retry
 
 from bapo.errors import BapoError, ConfigError, FullError, StorageError, UnavailableError
 from buffer_service.redis_aof import aof_fields, wait_written
+from buffer_service.redis_idle import Connections, Held
 from buffer_service.redis_keys import INDEX
-from buffer_service.redis_sockets import Arg, Gathering, connection_options
+from buffer_service.redis_sockets import Arg, Gathering, GatheringUnixConnection, connection_options
 from buffer_service.resp import BulkReader, command, receiver, set_pieces
+from buffer_service.steps import BLOCKS, Steps, finish
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ class RedisLink:
             raise ConfigError(f"buffer.redis_url {self.where!r} is not a Redis URL: {error}") from error
         # Any: redis-py's types do not know that replies are bytes here.
         self.client: Any = redis.Redis(connection_pool=pool)
+        self._connections = Connections(pool)
         self._scripts = {name: self._script(name) for name in _script_names()}
 
     def _script(self, name: str) -> _Script:
@@ -128,6 +131,12 @@ class RedisLink:
 
         Raises: UnavailableError when Redis is full.
         """
+        return finish(self.setting_then_running(values, ttl_ms, name, keys, args))
+
+    def setting_then_running(
+        self, values: Mapping[str, bytes | memoryview], ttl_ms: int, name: str, keys: Sequence[str], args: Sequence[Arg]
+    ) -> Steps[Any]:
+        """`set_then_run` in steps."""
         script = self._scripts[name]
         survives = name in SURVIVES
         pieces: list[bytes | memoryview] = []
@@ -135,35 +144,39 @@ class RedisLink:
             pieces += set_pieces(key, value, ttl_ms)
         pieces.append(command("EVALSHA", script.sha, len(keys), *keys, *args) + (INFO if survives else b""))
         with self.errors_named():
-            replies = self._exchange(pieces, len(values) + 1 + survives)
+            replies = yield from self._exchanging(pieces, len(values) + 1 + survives)
             if isinstance(replies[len(values)], NoScriptError):
+                yield BLOCKS
                 self._load(script)
                 return self.run(name, keys, args)
             _raise_first(replies)
-            if survives:
-                wait_written(aof_fields(replies[-1]), lambda: self.client.info("persistence"))
+            if survives and (info := aof_fields(replies[-1])).get("aof_pending_bio_fsync"):
+                yield BLOCKS
+                wait_written(info, lambda: self.client.info("persistence"))
             return replies[len(values)]
 
-    def _exchange(self, pieces: Sequence[bytes | memoryview], number: int) -> list[Any]:
+    def _exchanging(self, pieces: Sequence[bytes | memoryview], number: int) -> Steps[list[Any]]:
         """Send commands, and read so many replies; errors that Redis answers are among them."""
-        with self._connection() as connection:
+        held = self._connections.take_idle()
+        if held is None or not isinstance(held.connection, GatheringUnixConnection):
+            yield BLOCKS  # to connect, or to send more than what TCP has room for
+        with self._connection(held) as connection:
             connection.send_packed_command(pieces)
+            yield connection._sock.fileno()
             if isinstance(connection, Gathering):
                 return connection.read_replies(number)
             return [_reply(connection) for _ in range(number)]
 
     @contextmanager
-    def _connection(self) -> Iterator[Any]:
+    def _connection(self, held: Held | None = None) -> Iterator[Any]:
         """One connection for this thread; closed when anything goes wrong: replies may still be on their way."""
-        pool = self.client.connection_pool
-        connection = pool.get_connection()
+        held = held or self._connections.take()
         try:
-            yield connection
+            yield held.connection
         except BaseException:
-            connection.disconnect()
+            self._connections.drop(held)
             raise
-        finally:
-            pool.release(connection)
+        self._connections.give_back(held)
 
     @contextmanager
     def reading(self) -> Iterator[BulkStream]:

@@ -37,6 +37,7 @@ from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_sockets import Arg
 from buffer_service.redis_status import compositions_of, health_of, memory_of, status_of
+from buffer_service.steps import Steps, finish
 from buffer_service.store import (
     FORGET_AFTER_STEPS,
     LAST_FAILURE_CHARS,
@@ -111,6 +112,9 @@ class RedisStore:
     # -- groups
 
     def push(self, groups: Sequence[Incoming]) -> list[str]:
+        return finish(self.pushing(groups))
+
+    def pushing(self, groups: Sequence[Incoming]) -> Steps[list[str]]:
         nonce = secrets.token_hex(8)
         frames: dict[str, bytes | memoryview] = {}
         keys, args = list(self._keys.index), [*self._settings, len(groups)]
@@ -120,7 +124,8 @@ class RedisStore:
             keys += [incoming, self._keys.group(record.group_id)]
             args += [record.group_id, record.terms, record.policy_version, record.worker_id, self._rank(record)]
             args.append(pack_record(record))
-        fates = [_text(word) for word in self._link.set_then_run(frames, INCOMING_MS, "push", keys, args)]
+        reply = yield from self._link.setting_then_running(frames, INCOMING_MS, "push", keys, args)
+        fates = [_text(word) for word in reply]
         if fates[0] == "mismatch":
             raise ContractError(does_not_answer(fates[1], fates[2]), Refusal.NOT_ITS_REQUEST)
         if fates[0] == "missing":

@@ -25,9 +25,10 @@ from buffer_service.outgoing import Chunks, Outgoing
 from buffer_service.pressure import Pressure
 from buffer_service.reasons import is_ready, why_not_yet
 from buffer_service.snapshot import DIGEST_BYTES, sealed, snapshot_start, unpack_snapshot
+from buffer_service.steps import BLOCKS, Steps, finish
 from buffer_service.store import Store
 from buffer_service.tending import Tending
-from buffer_service.values import BatchRecord, Health, Incoming, PushFate, Tables, record_of
+from buffer_service.values import BatchRecord, GroupRecord, Health, Incoming, PushFate, Tables, record_of
 
 log = logging.getLogger(__name__)
 
@@ -115,26 +116,30 @@ class BufferService:
             with_fresh: False when the sender has promised that none of them is fresh.
         Raises: ContractError, and nothing is stored, when one of them is malformed or contradicts its request.
         """
+        return finish(self.pushing(body, with_fresh=with_fresh))
+
+    def pushing(self, body: bytes | bytearray | memoryview, *, with_fresh: bool = True) -> Steps[dict[str, str]]:
+        """`push` in steps."""
         groups = [_incoming(frame) for frame in split_frames(memoryview(body))]
-        self._intake.check(groups)
+        yield from self._intake.checking(groups)
         if not groups:
             raise ContractError("the body holds no group frame")
         if not with_fresh and any(group.record.purpose is Purpose.FRESH for group in groups):
             raise ContractError("fresh=false was said of a body that holds a fresh group: push it without that word")
         try:
-            fates = self._store.push(groups)
+            fates = yield from self._store.pushing(groups)
         except FullError:
             self.pressure.forget()  # the next push hears of it before it sends its body
             raise
         self._metrics.groups_pushed(fates)
-        self._intake.check_duplicates(groups, fates)
+        if PushFate.DUPLICATE in fates:
+            yield BLOCKS
+            self._intake.check_duplicates(groups, fates)
         records = [group.record for group in groups]
         stored = [r for r, fate in zip(records, fates, strict=True) if fate == PushFate.STORED]
         self.pressure.took(sum(record.purpose is Purpose.FRESH for record in stored))
-        for record, fate in zip(records, fates, strict=True):
-            log.debug("group %s prompt=%s purpose=%s version=%d tokens=%d worker=%s fate=%s", record.group_id,
-                      record.prompt_id, record.purpose, record.policy_version, record.num_tokens, record.worker_id,
-                      fate)  # fmt: skip
+        if log.isEnabledFor(logging.DEBUG):
+            _log_fates(records, fates)
         return {record.group_id: fate for record, fate in zip(records, fates, strict=True)}
 
     def frame(self, group_id: str) -> bytes | memoryview | None:
@@ -282,3 +287,10 @@ def _incoming(frame: memoryview) -> Incoming:
     """A frame and its record. Its tokens are looked at, so that the learner can open every batch."""
     group = check_group(frame)
     return Incoming(record=record_of(group, len(frame)), frame=frame, newest_version=group.newest_version)
+
+
+def _log_fates(records: Sequence[GroupRecord], fates: Sequence[str]) -> None:
+    for record, fate in zip(records, fates, strict=True):
+        log.debug("group %s prompt=%s purpose=%s version=%d tokens=%d worker=%s fate=%s", record.group_id,
+                  record.prompt_id, record.purpose, record.policy_version, record.num_tokens, record.worker_id,
+                  fate)  # fmt: skip

@@ -25,6 +25,7 @@ from bapo.messages import BufferStatus
 from bapo.types import Progress, Prompt, RolloutRequest
 from buffer_service.audit import Audit
 from buffer_service.image import Image
+from buffer_service.steps import Steps
 from buffer_service.values import (
     Assembly,
     BatchRecord,
@@ -102,6 +103,10 @@ class Store(Protocol):
 
         Raises: ContractError when one contradicts its request; nothing is stored then.
         """
+        ...
+
+    def pushing(self, groups: Sequence[Incoming]) -> Steps[list[str]]:
+        """`push` in steps."""
         ...
 
     def frames(self, group_ids: Sequence[str]) -> list[bytes | memoryview | None]:
