@@ -83,19 +83,34 @@ def split_frames(stream: bytes | memoryview) -> Iterator[memoryview]:
         rest = rest[size:]
 
 
+def whole_frames(begun: memoryview) -> Iterator[memoryview]:
+    """The frames at the beginning of a stream that goes on, as far as they are whole.
+
+    Raises: ContractError for what is no frame.
+    """
+    rest = begun
+    while len(rest) >= PREFIX.size and len(rest) >= (size := _declared_size(rest)):
+        yield rest[:size]
+        rest = rest[size:]
+
+
 def _frame_size(frame: memoryview) -> int:
     if len(frame) < PREFIX.size:
         message = f"frame is cut off: {len(frame)} bytes, its prefix alone has {PREFIX.size}"
         raise ContractError(message, Refusal.FRAME)
+    size = _declared_size(frame)
+    if len(frame) < size:
+        raise ContractError(f"frame is cut off: {len(frame)} of {size} bytes", Refusal.FRAME)
+    return size
+
+
+def _declared_size(frame: memoryview) -> int:
     magic, version, _, num_header, num_body = PREFIX.unpack_from(frame)
     if magic != MAGIC or version != FORMAT:
         message = f"not a BAPO frame of format {FORMAT}: starts with {bytes(frame[:5])!r}"
         raise ContractError(message, Refusal.FRAME)
     _refuse_large(num_header, num_body)
-    size = int(PREFIX.size + num_header + num_body)
-    if len(frame) < size:
-        raise ContractError(f"frame is cut off: {len(frame)} of {size} bytes", Refusal.FRAME)
-    return size
+    return int(PREFIX.size + num_header + num_body)
 
 
 def _refuse_large(num_header_bytes: int, num_body_bytes: int) -> None:

@@ -78,7 +78,11 @@ def checked_header(header: dict[str, Any], num_body_bytes: int) -> GroupHeader:
         )
     if num_body_bytes != 4 * header["num_prompt"] + 8 * num_tokens:
         raise ContractError(f"group {header['id']}: {num_body_bytes} body bytes for {num_tokens} tokens", Refusal.SHAPE)
-    if not all(0.0 <= reward <= 1.0 for reward in rewards) or max(outcomes) > Outcome.EXPERT:  # a NaN is not in between
+    # A NaN may hide from min and max, but not from a sum.
+    if (
+        not (math.isfinite(sum(rewards)) and min(rewards) >= 0.0 and max(rewards) <= 1.0)
+        or max(outcomes) > Outcome.EXPERT
+    ):
         raise ContractError(f"group {header['id']}: rewards must be in [0, 1] and outcomes 0 to 2", Refusal.REWARDS)
     oldest, newest = versions[0::2], versions[1::2]
     if min(oldest) < 0 or any(map(operator.gt, oldest, newest)):

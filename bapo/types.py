@@ -204,6 +204,19 @@ class GroupStat:
         """Group mean reward."""
         return self.reward_sum / self.size
 
+    def born(self, step: int) -> GroupStat:
+        """The same group, first seen by the assembly of `step`."""
+        # Field by field, as every assembly does it for most of its groups: dataclasses.replace takes six times longer.
+        return GroupStat(
+            group_id=self.group_id,
+            prompt_id=self.prompt_id,
+            policy_version=self.policy_version,
+            size=self.size,
+            reward_sum=self.reward_sum,
+            homogeneous=self.homogeneous,
+            birth=step,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardPrompt:

@@ -21,10 +21,10 @@ from bapo.algorithms.composer import AssemblyView, Composer, Decision, Reason
 from bapo.algorithms.randomness import rng_for
 from bapo.config.tree import Config
 from bapo.errors import ContractError
-from bapo.types import Fate, Origin, Prompt, RolloutRequest
+from bapo.types import Fate, Origin, Prompt
 from bapo.wire import fate_map
 from buffer_service.store import Store
-from buffer_service.values import Assembly, BatchRecord, FreshGroup, GroupRecord, Replacement, Tables, View
+from buffer_service.values import Assembly, BatchRecord, Fresh, GroupRecord, Replacement, Tables, View
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +55,10 @@ class Assembler:
         assembly = self._decide(step, view)
         return assembly if self._store.commit_assembly(assembly) else None
 
-    def _is_stale(self, group: FreshGroup, step: int) -> bool:
+    def _is_stale(self, group: Fresh, step: int) -> bool:
         return step - group.record.policy_version > self._config.cadence.max_staleness
 
-    def _replacement(self, group: FreshGroup, step: int) -> Replacement:
+    def _replacement(self, group: Fresh, step: int) -> Replacement:
         return Replacement(
             fate=group.record.fate(None, Reason.STALE, birth=step),
             request=replace(
@@ -96,7 +96,7 @@ class Assembler:
             after=Tables(
                 step=step, r_tot=decision.r_tot, c2=decision.c2, c3=decision.c3, bad=decision.bad, high=decision.high
             ),
-            new_prompts=_new_prompts(decision, before, [group.request for group in fresh]),
+            new_prompts=_new_prompts(decision, before, fresh),
             batch=_batch(step, decision, fates, [*looked_at, *reused]),
             composition=self._composition(step, decision, fates),
             num_stale=len(view.stale),
@@ -177,17 +177,17 @@ def _batch(step: int, decision: Decision, fates: Sequence[Fate], records: Sequen
     return BatchRecord(step=step, group_ids=tuple(origins), header=header, num_bytes=num_bytes)
 
 
-def _new_prompts(decision: Decision, before: Tables, requests: Sequence[RolloutRequest]) -> tuple[Prompt, ...]:
+def _new_prompts(decision: Decision, before: Tables, fresh: Sequence[Fresh]) -> tuple[Prompt, ...]:
     """Prompts of the entries that B_bad did not have.
 
     Raises: ContractError for an entry whose prompt was not among the fresh ones.
     """
     had = {entry.prompt_id for entry in before.bad}
-    prompts = {request.prompt.prompt_id: request.prompt for request in requests}
+    groups = {group.record.prompt_id: group for group in fresh}
     entered = [entry.prompt_id for entry in decision.bad if entry.prompt_id not in had]
-    if unknown := [prompt_id for prompt_id in entered if prompt_id not in prompts]:
+    if unknown := [prompt_id for prompt_id in entered if prompt_id not in groups]:
         raise ContractError(f"the composer puts prompts into B_bad that were not fresh in this step: {unknown[:3]}")
-    return tuple(prompts[prompt_id] for prompt_id in entered)
+    return tuple(groups[prompt_id].request.prompt for prompt_id in entered)
 
 
 def origin_counts(assembly: Assembly) -> dict[Origin, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from fastapi import Request
 
@@ -60,11 +60,23 @@ async def use_body(request: Request, most_bytes: int, use: Callable[[Body], T]) 
     return await Intake(direct, size, use).run()
 
 
+class Watcher(Protocol):
+    """Looks at a body while it comes; in a worker thread."""
+
+    def came(self, body: memoryview) -> None:
+        """This much is here."""
+        ...
+
+    def paused(self) -> None:
+        """Nothing comes for a while."""
+        ...
+
+
 class Intake(Generic[T]):
     """One body on its way from the socket to `use`."""
 
-    def __init__(self, direct: Direct, size: int, use: Callable[[Body], T]) -> None:
-        self._direct, self._use = direct, use
+    def __init__(self, direct: Direct, size: int, use: Callable[[Body], T], watcher: Watcher | None = None) -> None:
+        self._direct, self._use, self._watcher = direct, use, watcher
         self._body = new_block(size)
         begun = direct.take_begun()
         self._body[: len(begun)] = begun
@@ -86,8 +98,15 @@ class Intake(Generic[T]):
         return done[0]
 
     def _work(self, descriptor: int) -> tuple[T] | None:
-        self._filled += receive(descriptor, self._body[self._filled :])
-        return (self._use(self._body),) if self._filled == len(self._body) else None
+        for received in receive(descriptor, self._body[self._filled :]):
+            self._filled += received
+            if self._watcher is not None:
+                self._watcher.came(self._body[: self._filled])
+        if self._filled == len(self._body):
+            return (self._use(self._body),)
+        if self._watcher is not None:
+            self._watcher.paused()
+        return None
 
 
 def _cut_off(end: int, size: int) -> BodyError:

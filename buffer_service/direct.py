@@ -127,8 +127,8 @@ class Direct:
         self._protocol.transport.close()
 
 
-def receive(descriptor: int, rest: memoryview) -> int:
-    """Read until `rest` is full, the peer is silent for PATIENCE_S or has gone. Blocks. Returns: bytes read.
+def receive(descriptor: int, rest: memoryview) -> Iterator[int]:
+    """Read until `rest` is full, the peer is silent for PATIENCE_S or has gone. Blocks. Yields: bytes read, each time.
 
     Raises: ConnectionError when the peer has gone.
     """
@@ -147,7 +147,7 @@ def receive(descriptor: int, rest: memoryview) -> int:
         if received == 0:
             raise ConnectionResetError("the peer closed the connection in the middle of a body")
         filled += received
-    return filled
+        yield received
 
 
 def transmit(descriptor: int, pieces: Sequence[bytes | memoryview]) -> int:

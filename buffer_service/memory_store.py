@@ -20,7 +20,7 @@ from buffer_service.image import Image
 from buffer_service.memory_audit import audit_of
 from buffer_service.memory_state import MemoryState, image_of, state_of, status_of
 from buffer_service.steps import Steps
-from buffer_service.store import FORGET_AFTER_STEPS, LAST_FAILURE_CHARS, MOST_COMPOSITIONS, FrameChunks
+from buffer_service.store import FORGET_AFTER_STEPS, LAST_FAILURE_CHARS, MOST_COMPOSITIONS, FrameChunks, Upload
 from buffer_service.values import (
     Assembly,
     BatchRecord,
@@ -50,6 +50,19 @@ def _atomic(method: Callable[Concatenate[MemoryStore, P], R]) -> Callable[Concat
             return method(self, *args, **kwargs)
 
     return locked
+
+
+class NoUpload:
+    """Frames stay where they are."""
+
+    def put(self, frame: bytes | memoryview) -> None:
+        """Nothing."""
+
+    def pause(self) -> None:
+        """Nothing."""
+
+    def drop(self) -> None:
+        """Nothing."""
 
 
 class MemoryStore:
@@ -127,11 +140,14 @@ class MemoryStore:
 
     # -- groups
 
-    @_atomic
-    def pushing(self, groups: Sequence[Incoming]) -> Steps[list[str]]:
+    def upload(self) -> Upload:
+        return NoUpload()
+
+    def pushing(self, groups: Sequence[Incoming], upload: Upload | None = None) -> Steps[list[str]]:
         yield from ()  # it never blocks
         return self.push(groups)
 
+    @_atomic
     def push(self, groups: Sequence[Incoming]) -> list[str]:
         for group in groups:
             item = self._state.open.get(group.record.group_id)

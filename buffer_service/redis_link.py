@@ -71,7 +71,7 @@ class RedisLink:
             raise ConfigError(f"buffer.redis_url {self.where!r} is not a Redis URL: {error}") from error
         # Any: redis-py's types do not know that replies are bytes here.
         self.client: Any = redis.Redis(connection_pool=pool)
-        self._connections = Connections(pool)
+        self.connections = Connections(pool)
         self._scripts = {name: self._script(name) for name in _script_names()}
 
     def _script(self, name: str) -> _Script:
@@ -134,18 +134,26 @@ class RedisLink:
         return finish(self.setting_then_running(values, ttl_ms, name, keys, args))
 
     def setting_then_running(
-        self, values: Mapping[str, bytes | memoryview], ttl_ms: int, name: str, keys: Sequence[str], args: Sequence[Arg]
+        self,
+        values: Mapping[str, bytes | memoryview],
+        ttl_ms: int,
+        name: str,
+        keys: Sequence[str],
+        args: Sequence[Arg],
+        begun: tuple[Held | None, int] = (None, 0),
     ) -> Steps[Any]:
-        """`set_then_run` in steps."""
+        """`set_then_run` in steps, on the connection of `begun`, where so many answers to earlier SETs are to come."""
         script = self._scripts[name]
         survives = name in SURVIVES
         pieces: list[bytes | memoryview] = []
         for key, value in values.items():
             pieces += set_pieces(key, value, ttl_ms)
         pieces.append(command("EVALSHA", script.sha, len(keys), *keys, *args) + (INFO if survives else b""))
+        held, unanswered = begun
+        at = unanswered + len(values)
         with self.errors_named():
-            replies = yield from self._exchanging(pieces, len(values) + 1 + survives)
-            if isinstance(replies[len(values)], NoScriptError):
+            replies = yield from self._exchanging(pieces, at + 1 + survives, held)
+            if isinstance(replies[at], NoScriptError):
                 yield BLOCKS
                 self._load(script)
                 return self.run(name, keys, args)
@@ -153,30 +161,33 @@ class RedisLink:
             if survives and (info := aof_fields(replies[-1])).get("aof_pending_bio_fsync"):
                 yield BLOCKS
                 wait_written(info, lambda: self.client.info("persistence"))
-            return replies[len(values)]
+            return replies[at]
 
-    def _exchanging(self, pieces: Sequence[bytes | memoryview], number: int) -> Steps[list[Any]]:
+    def _exchanging(self, pieces: Sequence[bytes | memoryview], number: int, held: Held | None) -> Steps[list[Any]]:
         """Send commands, and read so many replies; errors that Redis answers are among them."""
-        held = self._connections.take_idle()
+        held = held or self.connections.take_idle()
         if held is None or not isinstance(held.connection, GatheringUnixConnection):
             yield BLOCKS  # to connect, or to send more than what TCP has room for
         with self._connection(held) as connection:
             connection.send_packed_command(pieces)
             yield connection._sock.fileno()
-            if isinstance(connection, Gathering):
-                return connection.read_replies(number)
-            return [_reply(connection) for _ in range(number)]
+            return _replies(connection, number)
+
+    def read_answers(self, held: Held, number: int) -> None:
+        """To SETs that were sent before. Raises: UnavailableError; FullError."""
+        with self.errors_named(), self._connection(held) as connection:
+            _raise_first(_replies(connection, number))
 
     @contextmanager
     def _connection(self, held: Held | None = None) -> Iterator[Any]:
         """One connection for this thread; closed when anything goes wrong: replies may still be on their way."""
-        held = held or self._connections.take()
+        held = held or self.connections.take()
         try:
             yield held.connection
         except BaseException:
-            self._connections.drop(held)
+            self.connections.drop(held)
             raise
-        self._connections.give_back(held)
+        self.connections.give_back(held)
 
     @contextmanager
     def reading(self) -> Iterator[BulkStream]:
@@ -234,6 +245,12 @@ class BulkStream:
     def read(self, number: int, *, expected_bytes: int = 0, reuse: bool = False) -> list[memoryview | None]:
         """See `BulkReader.read`."""
         return self._reader.read(number, expected_bytes=expected_bytes, reuse=reuse)
+
+
+def _replies(connection: Any, number: int) -> list[Any]:
+    if isinstance(connection, Gathering):
+        return connection.read_replies(number)
+    return [_reply(connection) for _ in range(number)]
 
 
 def _reply(connection: Any) -> Any:

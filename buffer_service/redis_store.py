@@ -5,9 +5,8 @@ Frames pass through untouched and uncopied. A script is O(what it changes), neve
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bapo.errors import ContractError, Refusal, UnavailableError
@@ -37,6 +36,7 @@ from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_sockets import Arg
 from buffer_service.redis_status import compositions_of, health_of, memory_of, status_of
+from buffer_service.redis_upload import INCOMING_MS, RedisUpload
 from buffer_service.steps import Steps, finish
 from buffer_service.store import (
     FORGET_AFTER_STEPS,
@@ -44,6 +44,7 @@ from buffer_service.store import (
     MOST_COMPOSITIONS,
     SHOWN_COMPOSITIONS,
     FrameChunks,
+    Upload,
 )
 from buffer_service.values import (
     Assembly,
@@ -64,8 +65,27 @@ from buffer_service.values import (
     request_terms,
 )
 
-INCOMING_MS = 600_000
-"""A frame whose push was cut off is gone after this."""
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedFresh:
+    """A `Fresh` whose request is unpacked when it is looked at."""
+
+    record: GroupRecord
+    packed_request: bytes
+
+    @property
+    def request(self) -> RolloutRequest:
+        """Unpacked each time."""
+        return unpack_request(self.packed_request)
+
+    def __eq__(self, other: object) -> bool:
+        """As `FreshGroup` compares."""
+        if not isinstance(other, FreshGroup | PackedFresh):
+            return NotImplemented
+        return self.record == other.record and self.request == other.request
+
+    def __hash__(self) -> int:
+        return hash(self.record)
 
 
 class RedisStore:
@@ -114,17 +134,19 @@ class RedisStore:
     def push(self, groups: Sequence[Incoming]) -> list[str]:
         return finish(self.pushing(groups))
 
-    def pushing(self, groups: Sequence[Incoming]) -> Steps[list[str]]:
-        nonce = secrets.token_hex(8)
-        frames: dict[str, bytes | memoryview] = {}
+    def upload(self) -> RedisUpload:
+        return RedisUpload(self._link, self._keys)
+
+    def pushing(self, groups: Sequence[Incoming], upload: Upload | None = None) -> Steps[list[str]]:
+        begun = upload if isinstance(upload, RedisUpload) else self.upload()
         keys, args = list(self._keys.index), [*self._settings, len(groups)]
         for index, group in enumerate(groups):
-            record, incoming = group.record, self._keys.incoming(f"{nonce}-{index}")
-            frames[incoming] = group.frame
-            keys += [incoming, self._keys.group(record.group_id)]
+            record = group.record
+            keys += [begun.key(index), self._keys.group(record.group_id)]
             args += [record.group_id, record.terms, record.policy_version, record.worker_id, self._rank(record)]
             args.append(pack_record(record))
-        reply = yield from self._link.setting_then_running(frames, INCOMING_MS, "push", keys, args)
+        rest = {begun.key(index): groups[index].frame for index in range(begun.sent, len(groups))}
+        reply = yield from self._link.setting_then_running(rest, INCOMING_MS, "push", keys, args, begun.take_over())
         fates = [_text(word) for word in reply]
         if fates[0] == "mismatch":
             raise ContractError(does_not_answer(fates[1], fates[2]), Refusal.NOT_ITS_REQUEST)
@@ -172,7 +194,7 @@ class RedisStore:
     def view(self, num_fresh: int) -> View:
         assembled, tables, records, requests, reevaluated, stale = self._run("view", [num_fresh])
         fresh = (
-            FreshGroup(record=unpack_record(record), request=unpack_request(request))
+            PackedFresh(record=unpack_record(record), packed_request=request)
             for record, request in zip(records, requests, strict=True)
         )
         return View(
@@ -207,7 +229,8 @@ class RedisStore:
             assembly.num_stale,
             assembly.fresh_bytes,
         ]  # fmt: skip
-        return bool(self._run("commit_assembly", args, frames_of=changes))
+        losing = [group_id for group_id, change in changes.items() if change < 0]
+        return bool(self._run("commit_assembly", args, frames_of=losing))
 
     def batch(self, step: int) -> BatchRecord | None:
         (blob,) = self._hash_values("batches", [str(step)])

@@ -17,7 +17,8 @@ from bapo.config.tree import Config
 from bapo.errors import ContractError, FullError, UnavailableError
 from bapo.messages import BufferStatus, hard_prompt_map
 from bapo.types import Progress, Purpose, RolloutRequest
-from bapo.wire import check_group, pack_batch_start, split_frames
+from bapo.wire import pack_batch_start
+from buffer_service.arrival import Arrival
 from buffer_service.assembly import Assembler
 from buffer_service.intake import Intake
 from buffer_service.metrics import BufferMetrics
@@ -28,7 +29,7 @@ from buffer_service.snapshot import DIGEST_BYTES, sealed, snapshot_start, unpack
 from buffer_service.steps import BLOCKS, Steps, finish
 from buffer_service.store import Store
 from buffer_service.tending import Tending
-from buffer_service.values import BatchRecord, GroupRecord, Health, Incoming, PushFate, Tables, record_of
+from buffer_service.values import BatchRecord, GroupRecord, Health, PushFate, Tables
 
 log = logging.getLogger(__name__)
 
@@ -118,16 +119,23 @@ class BufferService:
         """
         return finish(self.pushing(body, with_fresh=with_fresh))
 
-    def pushing(self, body: bytes | bytearray | memoryview, *, with_fresh: bool = True) -> Steps[dict[str, str]]:
-        """`push` in steps."""
-        groups = [_incoming(frame) for frame in split_frames(memoryview(body))]
+    def arrival(self) -> Arrival:
+        """For a push whose groups come one after the other."""
+        return Arrival(self._store)
+
+    def pushing(
+        self, body: bytes | bytearray | memoryview, arrival: Arrival | None = None, *, with_fresh: bool = True
+    ) -> Steps[dict[str, str]]:
+        """`push` in steps. `arrival` has seen the body come; it is the caller's to give up when this raises."""
+        arrival = arrival or self.arrival()
+        groups = arrival.groups(body)
         yield from self._intake.checking(groups)
         if not groups:
             raise ContractError("the body holds no group frame")
         if not with_fresh and any(group.record.purpose is Purpose.FRESH for group in groups):
             raise ContractError("fresh=false was said of a body that holds a fresh group: push it without that word")
         try:
-            fates = yield from self._store.pushing(groups)
+            fates = yield from self._store.pushing(groups, arrival.upload)
         except FullError:
             self.pressure.forget()  # the next push hears of it before it sends its body
             raise
@@ -281,12 +289,6 @@ class BufferService:
         """A learner goes on after checkpoint `step`."""
         self._store.resume(step)
         log.info("resumed after step %d", step)
-
-
-def _incoming(frame: memoryview) -> Incoming:
-    """A frame and its record. Its tokens are looked at, so that the learner can open every batch."""
-    group = check_group(frame)
-    return Incoming(record=record_of(group, len(frame)), frame=frame, newest_version=group.newest_version)
 
 
 def _log_fates(records: Sequence[GroupRecord], fates: Sequence[str]) -> None:

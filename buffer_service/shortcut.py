@@ -29,8 +29,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from bapo.errors import BapoError, FullError
 from bapo.gate import RefusedError, check_right, declared_length
 from bapo.tokens import Keyring
+from buffer_service.arrival import Arrival
 from buffer_service.bodies import Body, Intake
 from buffer_service.context import Context
+from buffer_service.direct import Direct
 from buffer_service.metrics import BufferMetrics
 from buffer_service.refusals import error_response
 from buffer_service.rights import RULES
@@ -74,9 +76,13 @@ class PushShortcut:
             return None
         return size or None
 
-    def pushing(self, body: Body) -> Steps[bytes]:
+    def arrival(self) -> Arrival:
+        """For a body that comes while its first groups are stored."""
+        return self._context.service.arrival()
+
+    def pushing(self, body: Body, arrival: Arrival | None = None) -> Steps[bytes]:
         """Store the groups of a body; returns the answer's body. Raises: as `BufferService.push`."""
-        fates = yield from self._context.service.pushing(body)
+        fates = yield from self._context.service.pushing(body, arrival)
         return json.dumps({"groups": fates}, separators=(",", ":")).encode()
 
     def stored(self, begun: float) -> None:
@@ -107,9 +113,7 @@ class PushCycle:
         """All that came with the headers has been parsed."""
         direct, is_small = self._protocol.direct(self), self._size <= SMALL_BYTES
         if self.more_body and not (is_small and direct.take_rest(self._size)):
-            # Made here and now: it stops the event loop from reading.
-            intake = Intake(direct, self._size, lambda body: self._serve(self._shortcut.pushing(body)))
-            self._go_on(intake.run())
+            self._go_on(self._arriving(direct))
             return
         steps = self._shortcut.pushing(self.body)
         if is_small:
@@ -133,6 +137,14 @@ class PushCycle:
         task = self._protocol.loop.create_task(self._ended_by(serving))
         task.add_done_callback(self._protocol.tasks.discard)
         self._protocol.tasks.add(task)
+
+    def _arriving(self, direct: Direct) -> Coroutine[Any, Any, None]:
+        arrival = self._shortcut.arrival()
+        # Made here and now: it stops the event loop from reading.
+        intake = Intake(
+            direct, self._size, lambda body: self._serve(self._shortcut.pushing(body, arrival)), watcher=arrival
+        )
+        return _read(intake, arrival)
 
     async def _ended_by(self, serving: Coroutine[Any, Any, None]) -> None:
         try:
@@ -193,3 +205,11 @@ class PushCycle:
         """A worker thread has answered, and the sender goes on before the event loop has heard of it."""
         if self.is_answered and not self.more_body:
             self._end()
+
+
+async def _read(intake: Intake[None], arrival: Arrival) -> None:
+    try:
+        await intake.run()
+    except BaseException:
+        await in_thread(arrival.give_up)
+        raise

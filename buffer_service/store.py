@@ -57,6 +57,22 @@ SILENT_WORKER_S = 3600.0
 FrameChunks = Generator[list[bytes | memoryview | None], None, None]
 
 
+class Upload(Protocol):
+    """Frames of one push that the store has, and that nobody else sees before `Store.pushing` admits them."""
+
+    def put(self, frame: bytes | memoryview) -> None:
+        """The next frame; it must not change before `pushing` or `drop`. Raises: UnavailableError; FullError."""
+        ...
+
+    def pause(self) -> None:
+        """Nothing comes for a while."""
+        ...
+
+    def drop(self) -> None:
+        """Nothing of this is wanted any more; also after `pushing` has failed."""
+        ...
+
+
 class Store(Protocol):
     """State of one run."""
 
@@ -105,8 +121,12 @@ class Store(Protocol):
         """
         ...
 
-    def pushing(self, groups: Sequence[Incoming]) -> Steps[list[str]]:
-        """`push` in steps."""
+    def upload(self) -> Upload:
+        """Where the frames of one push may go before all of them are here."""
+        ...
+
+    def pushing(self, groups: Sequence[Incoming], upload: Upload | None = None) -> Steps[list[str]]:
+        """`push` in steps. `upload` has been given the first frames of `groups`."""
         ...
 
     def frames(self, group_ids: Sequence[str]) -> list[bytes | memoryview | None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from bapo.types import Fate, GroupStat, HardPrompt, Origin, Prompt, Purpose, RolloutRequest
 from bapo.wire import GroupHeader
@@ -145,9 +145,23 @@ class PushFate:
     """Never asked for, or forgotten."""
 
 
+class Fresh(Protocol):
+    """A fresh group that no batch has consumed, and the request that it answers."""
+
+    @property
+    def record(self) -> GroupRecord:
+        """Of the group."""
+        ...
+
+    @property
+    def request(self) -> RolloutRequest:
+        """Few are looked at: a store may unpack it then."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshGroup:
-    """A fresh group that no batch has consumed, and the request that it answers."""
+    """A `Fresh` with both at hand."""
 
     record: GroupRecord
     request: RolloutRequest
@@ -217,7 +231,7 @@ class View:
 
     assembled: int
     tables: Tables
-    fresh: tuple[FreshGroup, ...]
+    fresh: tuple[Fresh, ...]
     """At most B: in the order of arrival, or of their steps when the store keeps that order."""
     reevaluated: tuple[GroupRecord, ...]
     """All that arrived since the last assembly."""

@@ -162,7 +162,7 @@ def with_new_high(settings: AlgorithmConfig, view: AssemblyView, c2: float, c3: 
     for stat in view.fresh:
         if is_within(stat, c2, c3):
             queue.pop(stat.prompt_id, None)
-            queue[stat.prompt_id] = replace(stat, birth=view.step)
+            queue[stat.prompt_id] = stat.born(view.step)
     return tuple(queue.values())
 
 

@@ -1,5 +1,5 @@
 -- step, edits of the tables that it began with, fresh ids, reevaluated ids, (id, change of references) each with a
--- frame key, tables, (prompt id, prompt), prompt ids that left B_bad, batch, composition, its limit, number of stale fates, bytes of the fresh groups
+-- frame key when it is negative, tables, (prompt id, prompt), prompt ids that left B_bad, batch, composition, its limit, number of stale fates, bytes of the fresh groups
 -- -> 1, or 0 when the fence is broken
 local step, edits = count(), count()
 
@@ -26,7 +26,10 @@ run_even_when_full()
 bulk('ZREM', K.fresh, fresh)
 bulk('HDEL', K.requests, fresh)
 bulk('ZREM', K.reevaluated, reevaluated)
-for _ = 1, count() do refer(arg(), count(), frame_key()) end
+for _ = 1, count() do
+  local id, change = arg(), count()
+  refer(id, change, change < 0 and frame_key() or nil)
+end
 apply_references()
 call('SET', K.tables, arg())
 for _ = 1, count() do call('HSET', K.bad_prompts, arg(), arg()) end

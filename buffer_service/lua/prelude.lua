@@ -47,9 +47,10 @@ local function meta(name)
 end
 
 -- Lua's unpack takes at most some thousand values.
-local CHUNK = 1000
+local CHUNK = 4000
 
 local function hash_values(key, ids)
+  if #ids > 0 and #ids <= CHUNK then return call('HMGET', key, unpack(ids)) end
   local values = {}
   for first = 1, #ids, CHUNK do
     for _, value in ipairs(call('HMGET', key, unpack(ids, first, math.min(first + CHUNK - 1, #ids)))) do
@@ -152,7 +153,7 @@ end
 local function return_expired_leases()
   local now = now_ms()
   for _, purpose in ipairs(CLAIM_ORDER) do
-    local ids = call('ZRANGEBYSCORE', K['leases_' .. purpose], '-inf', now, 'LIMIT', 0, CHUNK)
+    local ids = call('ZRANGEBYSCORE', K['leases_' .. purpose], '-inf', now, 'LIMIT', 0, 1000)
     for _, id in ipairs(ids) do attempt_failed(find_open(id), 'lease_over') end
   end
 end

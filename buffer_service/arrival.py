@@ -1,0 +1,62 @@
+"""The groups of one push, looked at and handed to the store while the rest of them is still on its way.
+
+    socket --frame 3--> service (check) --frame 2--> Redis, under a name that expires
+                                             at the end: one script admits all of them, or none
+
+The sender, the service and Redis work at the same time, instead of one after the other. A frame that is malformed
+stops this; the body is read to its end, refused as a whole, and what was handed over is deleted again.
+"""
+
+from __future__ import annotations
+
+from bapo.errors import BapoError
+from bapo.frames import split_frames, whole_frames
+from bapo.wire import check_group
+from buffer_service.store import Store
+from buffer_service.values import Incoming, record_of
+
+
+class Arrival:
+    """One push. Used by one thread at a time."""
+
+    def __init__(self, store: Store) -> None:
+        self.upload = store.upload()
+        self._groups: list[Incoming] = []
+        self._end = 0
+        """So many bytes of the body are in `_groups`."""
+        self._error: BapoError | None = None
+
+    def came(self, body: memoryview) -> None:
+        """So much is here. Blocks while the store takes what is new in it; `groups` says what is wrong."""
+        if self._error is not None:
+            return
+        try:
+            for frame in whole_frames(body[self._end :]):
+                self._groups.append(incoming(frame))
+                self._end += len(frame)
+                self.upload.put(frame)
+        except BapoError as error:
+            self._error = error
+
+    def paused(self) -> None:
+        """Nothing comes for a while: hold nothing of the store meanwhile."""
+        try:
+            self.upload.pause()
+        except BapoError as error:
+            self._error = self._error or error
+
+    def groups(self, body: bytes | bytearray | memoryview) -> list[Incoming]:
+        """All groups of the whole body. Raises: ContractError for a malformed one; UnavailableError."""
+        if self._error is not None:
+            raise self._error
+        return [*self._groups, *(incoming(frame) for frame in split_frames(memoryview(body)[self._end :]))]
+
+    def give_up(self) -> None:
+        """The push is refused, or its sender has gone. Blocks."""
+        self.upload.drop()
+
+
+def incoming(frame: memoryview) -> Incoming:
+    """A frame and its record. Its tokens are looked at, so that the learner can open every batch."""
+    group = check_group(frame)
+    return Incoming(record=record_of(group, len(frame)), frame=frame, newest_version=group.newest_version)
