@@ -8,8 +8,8 @@ to it, while the event loop leaves this one connection alone:
     worker                                   `-> read body -> check -> Redis
 
 A sender or reader that is slow costs no thread: after PATIENCE_S of silence the event loop waits for it instead.
-Only plain TCP under uvicorn's httptools protocol offers this; everything else (TLS, other servers, tests) takes the
-ordinary way. It relies on the insides of uvicorn's protocol: the version is pinned, and tests/integration says so.
+Only plain TCP under `buffer_service.protocol` offers this; everything else (TLS, other servers, tests) takes the
+ordinary way.
 """
 
 from __future__ import annotations

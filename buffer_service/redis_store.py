@@ -36,7 +36,7 @@ from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_sockets import Arg
 from buffer_service.redis_status import compositions_of, health_of, memory_of, status_of
-from buffer_service.redis_upload import INCOMING_MS, RedisUpload
+from buffer_service.redis_upload import RedisUpload
 from buffer_service.steps import Steps, finish
 from buffer_service.store import (
     FORGET_AFTER_STEPS,
@@ -64,6 +64,9 @@ from buffer_service.values import (
     left_prompts,
     request_terms,
 )
+
+INCOMING_MS = 600_000
+"""A frame whose push was cut off is gone after this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -135,7 +138,7 @@ class RedisStore:
         return finish(self.pushing(groups))
 
     def upload(self) -> RedisUpload:
-        return RedisUpload(self._link, self._keys)
+        return RedisUpload(self._link, self._keys, INCOMING_MS)
 
     def pushing(self, groups: Sequence[Incoming], upload: Upload | None = None) -> Steps[list[str]]:
         begun = upload if isinstance(upload, RedisUpload) else self.upload()

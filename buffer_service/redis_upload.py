@@ -11,8 +11,6 @@ from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.resp import set_pieces
 
-INCOMING_MS = 600_000
-"""A frame whose push was cut off is gone after this."""
 AT_ONCE_BYTES = 1 << 18
 """Sent together: each time wakes Redis. What is left of a push goes with its script."""
 
@@ -20,8 +18,9 @@ AT_ONCE_BYTES = 1 << 18
 class RedisUpload:
     """The frames of one push. Used by one thread at a time."""
 
-    def __init__(self, link: RedisLink, keys: Keys) -> None:
-        self._link, self._keys = link, keys
+    def __init__(self, link: RedisLink, keys: Keys, ttl_ms: int) -> None:
+        """`ttl_ms` is how long a frame stays that nobody admits."""
+        self._link, self._keys, self._ttl_ms = link, keys, ttl_ms
         self._nonce = secrets.token_hex(8)
         self.sent = 0
         """Frames that Redis has been sent."""
@@ -44,7 +43,7 @@ class RedisUpload:
     def _send(self) -> None:
         pieces: list[bytes | memoryview] = []
         for index, frame in enumerate(self._waiting, self.sent):
-            pieces += set_pieces(self.key(index), frame, INCOMING_MS)
+            pieces += set_pieces(self.key(index), frame, self._ttl_ms)
         with self._link.errors_named():
             self._held = self._held or self._link.connections.take()
             try:

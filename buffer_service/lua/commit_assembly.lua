@@ -28,7 +28,7 @@ bulk('HDEL', K.requests, fresh)
 bulk('ZREM', K.reevaluated, reevaluated)
 for _ = 1, count() do
   local id, change = arg(), count()
-  refer(id, change, change < 0 and frame_key() or nil)
+  refer(id, change, change < 0 and frame_key())
 end
 apply_references()
 call('SET', K.tables, arg())
