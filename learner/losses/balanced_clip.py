@@ -13,6 +13,7 @@ loss is dual-clipped PPO with clip(r, c_low, c_high).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -64,9 +65,12 @@ class BalancedClip(PolicyLoss):
 
     @property
     def facts(self) -> Mapping[str, float]:
-        """The bounds and what they reach."""
+        """The bounds and what they reach; a mini-batch without wrong responses has no ratio to them."""
         found = self._bounds
-        return {"clip_low": found.low, "clip_high": found.high, "balance": found.metric} if found else {}
+        if found is None:
+            return {}
+        bounds = {"clip_low": found.low, "clip_high": found.high}
+        return bounds | ({"balance": found.metric} if math.isfinite(found.metric) else {})
 
 
 @torch.no_grad()
@@ -87,7 +91,8 @@ def search(ratio_M: Tensor, advantage_M: Tensor, rollout_M: Tensor, settings: Lo
 
 
 def balance(metric: str, ratio_M: Tensor, advantage_M: Tensor, rollout_M: Tensor, low: float, high: float) -> float:
-    """How much the tokens with A > 0 contribute at these bounds, in float64. 1 without any token that contributes."""
+    """How much the tokens with A > 0 contribute at these bounds, in float64. Infinite (`code`) without a
+    negative one, 1 without any token that contributes."""
     ratio_M, advantage_M, rollout_M = ratio_M.double(), advantage_M.double(), rollout_M.double()
     positive_M, negative_M = advantage_M > 0, advantage_M < 0
     if metric == "gradient":
@@ -97,7 +102,9 @@ def balance(metric: str, ratio_M: Tensor, advantage_M: Tensor, rollout_M: Tensor
         size_M = gain_M.abs() * (rollout_M if metric == "paper" else 1.0)
     positive, negative = float(size_M[positive_M].sum()), float(size_M[negative_M].sum())
     whole = negative if metric == "code" else positive + negative
-    return positive / whole if whole else (float("inf") if metric == "code" and positive else 1.0)
+    if whole:
+        return positive / whole
+    return math.inf if positive else 1.0
 
 
 def _path(settings: LossConfig) -> Iterator[tuple[float, float]]:

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from learner.critic import load_critic
 from learner.distributed import World
+from learner.losses.registry import loss_names
 from learner.policy import load_policy
 from learner.stopping import StopFlag
 from learner.update import Updater
-from tests.learner_setup import learner_config, random_batch
+from tests.learner_setup import learner_config, loss_settings, make_updater, random_batch, with_experts
 from tests.tiny_model import write_tiny_model
 
 pytestmark = [
@@ -36,3 +38,19 @@ def losses(path: Path, device: str, dtype: str) -> list[float]:
 def test_cuda_gives_the_losses_of_the_cpu(dtype: str, tolerance: float, tmp_path: Path) -> None:
     write_tiny_model(tmp_path)
     assert losses(tmp_path, "cuda", dtype) == pytest.approx(losses(tmp_path, "cpu", "float32"), abs=tolerance)
+
+
+@pytest.mark.parametrize("method", [*loss_names(), "critic"])
+def test_cuda_gives_every_method_the_losses_of_the_cpu(method: str, tmp_path: Path) -> None:
+    write_tiny_model(tmp_path)
+    loss = {"advantage": "gae", "kl_coef": 0.0} if method == "critic" else loss_settings(method)
+    found = []
+    for device in ("cuda", "cpu"):
+        config = learner_config(tmp_path, loss=loss, learner={"device": device, "lr": 1e-4})
+        world = World(rank=0, size=1, device=torch.device(device))
+        critic = load_critic(config, world.device) if method == "critic" else None
+        policy = load_policy(tmp_path, config, world.device)
+        updater = make_updater(config, policy, tmp_path, critic=critic, world=world)
+        reports = [updater.run(with_experts(random_batch(step=step))) for step in (1, 2)]
+        found.append([result.loss for report in reports for result in report.minibatches])
+    assert found[0] == pytest.approx(found[1], rel=1e-2, abs=1e-3)

@@ -9,9 +9,11 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from bapo.config.objective import LossConfig, LossName
+from bapo.config.objective import Aggregation, LossConfig, LossName
 from learner.batching import rows_of
 from learner.loss import TokenLosses, objective, token_losses
 from learner.losses.aggregation import token_weights
@@ -236,6 +238,9 @@ def test_a_minibatch_without_wrong_responses_is_balanced() -> None:
     ones = torch.ones(2)
     assert [balance(metric, ones, ones, ones, 0.6, 1.2) for metric in ("paper", "gradient", "code")] == [1, 1, math.inf]
     assert balance("paper", ones, torch.zeros(2), ones, 0.6, 1.2) == 1.0
+    config = settings("balanced_clip", **CODE)
+    given = dataclasses.replace(inputs(OLD, OLD), advantage_M=torch.ones(5))
+    assert load_loss(config).fitted(NEW, OLD, given).facts == {"clip_low": 0.6, "clip_high": 1.2}, "no infinite record"
 
 
 def test_v17_luffy_shapes_the_probability_of_an_experts_token() -> None:
@@ -360,3 +365,22 @@ def test_a_response_that_is_left_out_whole_has_no_weight_and_is_not_counted(aggr
     without = token_weights(np.array([3, 2]), aggregation, 4)  # type: ignore[arg-type]
     assert weights.tolist() == [without[0], 0.0, without[1]]
     assert token_weights(np.array([0, 0]), aggregation, 4).tolist() == [0.0, 0.0]  # type: ignore[arg-type]
+
+
+@given(data=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.booleans()), min_size=1, max_size=20))
+def test_the_weights_of_a_minibatch_add_up_to_a_mean(data: list[tuple[int, int, bool]]) -> None:
+    lengths, groups, replayed = (np.array(column) for column in zip(*data, strict=True))
+    kept = lengths > 0
+    kinds = {(group, old) for length, group, old in data if length}
+    want = {
+        "token_mean": 1.0,
+        "seq_mean_token_mean": 1.0,
+        "seq_mean_token_sum": lengths.sum() / max(1, kept.sum()),
+        "const_len": lengths.sum() / (max(1, kept.sum()) * 10),
+        "group_const_len": lengths.sum() / (max(1, len(set(groups[kept]))) * 10),
+        # One mean over fresh and one over replayed rows for each group that has them.
+        "two_term": len(kinds) / max(1, len(set(groups[kept]))),
+    }
+    for aggregation in get_args(Aggregation):
+        weights = token_weights(lengths, aggregation, 10, group_R=groups, replayed_R=replayed)
+        assert float(weights @ lengths) == pytest.approx(want[aggregation] if kept.any() else 0.0), aggregation

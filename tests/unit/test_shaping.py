@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bapo.algorithms.annealing import reference_share
 from bapo.algorithms.gae import gae, whitened
@@ -51,6 +53,14 @@ def test_v15_whitened_with_the_sample_variance() -> None:
     assert whitened([0.8, 0.6, 0.5, 0.3]).tolist() == pytest.approx(want, abs=1e-6)
     assert whitened([3.0]).tolist() == [0.0]
     assert whitened([]).tolist() == []
+
+
+@given(values=st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=12), reward=st.floats(0, 1, width=32))
+def test_without_discount_the_advantage_is_the_reward_less_the_value(values: list[float], reward: float) -> None:
+    rewards = [0.0] * (len(values) - 1) + [reward]
+    advantages, returns = gae(rewards, values, gamma=1.0, gae_lambda=1.0)
+    assert advantages.tolist() == pytest.approx([reward - value for value in values], abs=1e-9)
+    assert returns.tolist() == pytest.approx([reward] * len(values), abs=1e-9)
 
 
 def test_tokens_that_nobody_sampled_are_carried_over() -> None:
