@@ -29,8 +29,13 @@ class Results:
         """All lines. Raises: ContractError."""
         return read_lines(self.path)
 
-    def remember(self, run: PlannedRun, *, exit_code: int, reason: str, wall_s: float) -> dict[str, Any]:
-        """Replace the line of a run that has ended just now; returns it. Raises: StorageError."""
+    def remember(self, run: PlannedRun, *, exit_code: int, reason: str, wall_s: float, is_new: bool) -> dict[str, Any]:
+        """Replace the line of a run that has ended just now; returns it.
+
+        Args:
+            is_new: whether nothing was there of the run before this start.
+        Raises: StorageError.
+        """
         before = [row for row in self.read() if row["run"] == run.name]
         directory = RunDirectory.open(run.path) if (run.path / "config.toml").is_file() else None
         status = str(directory.read_run().get("status", "failed")) if directory else "failed"
@@ -44,6 +49,7 @@ class Results:
             "exit_code": exit_code,
             "reason": reason,
             "starts": 1 + sum(int(row["starts"]) for row in before),
+            "in_one_start": is_new and not before,
             "wall_s": round(wall_s + sum(float(row["wall_s"]) for row in before), 1),
         }
         if directory and status == FINISHED:

@@ -184,7 +184,8 @@ class Runner:
             reason = (
                 "" if code == 0 else reason_of(running.found.run, self._study.path / "logs" / f"{running.name}.log")
             )
-            row = self._results.remember(running.found.run, exit_code=code, reason=reason, wall_s=wall_s)
+            is_new = running.found.state is State.NEW
+            row = self._results.remember(running.found.run, exit_code=code, reason=reason, wall_s=wall_s, is_new=is_new)
             if row["status"] == FINISHED:
                 self._num_finished += 1
                 self._tidy(running.found.run)

@@ -31,7 +31,7 @@ def mean_seconds(rows: Iterable[Mapping[str, object]]) -> Estimates:
     """From the lines of results.jsonl: only runs that one start finished have a time that says something."""
     seconds: dict[str, list[float]] = {}
     for row in rows:
-        if row.get("status") == "finished" and row.get("starts") == 1:
+        if row.get("status") == "finished" and row.get("in_one_start"):
             seconds.setdefault(str(row["method"]), []).append(float(str(row["wall_s"])))
     return Estimates({method: sum(values) / len(values) for method, values in seconds.items()})
 

@@ -27,10 +27,10 @@ def found_of(study: Study, index: int, state: State = State.NEW, step: int = 0) 
 
 def test_only_runs_that_one_start_finished_are_measured() -> None:
     rows = [
-        {"method": "a", "status": "finished", "starts": 1, "wall_s": 10.0},
-        {"method": "a", "status": "finished", "starts": 1, "wall_s": 20.0},
-        {"method": "a", "status": "finished", "starts": 2, "wall_s": 99.0},
-        {"method": "b", "status": "failed", "starts": 1, "wall_s": 1.0},
+        {"method": "a", "status": "finished", "in_one_start": True, "wall_s": 10.0},
+        {"method": "a", "status": "finished", "in_one_start": True, "wall_s": 20.0},
+        {"method": "a", "status": "finished", "in_one_start": False, "wall_s": 99.0},
+        {"method": "b", "status": "failed", "in_one_start": True, "wall_s": 1.0},
     ]
     assert mean_seconds(rows).by_method == {"a": 15.0}
 
@@ -203,10 +203,10 @@ def test_a_line_says_what_a_run_did_spent_and_reached(tmp_path: Path) -> None:
         '{"run":"ours-s1","method":"ours","status":"failed","starts":1,"wall_s":1.0}\n'
     )
     results = Results(study.path)
-    row = results.remember(study.runs[0], exit_code=0, reason="", wall_s=5.0)
+    row = results.remember(study.runs[0], exit_code=0, reason="", wall_s=5.0, is_new=True)
     assert row == {
         "method": "plain", "seed": 1, "run": "plain-s1", "status": "finished", "exit_code": 0, "reason": "",
-        "starts": 2, "wall_s": 15.0, "steps": 2, "rollouts": 20,
+        "starts": 2, "in_one_start": False, "wall_s": 15.0, "steps": 2, "rollouts": 20,
         "responses": {"fresh": 12, "reevaluate": 8, "evaluate": 800},
         "tokens": {"fresh": 120, "reevaluate": 64, "evaluate": 48000},
         "train_s": 3.5,
