@@ -46,8 +46,8 @@ def percent(value: float) -> str:
 
 
 def p(value: float) -> str:
-    """A p value: two digits, or an upper bound."""
-    return "<.0001" if value < 0.0001 else f"{value:.4f}"[1:] if value < 0.01 else f"{value:.2f}"
+    """A p value: "p=0.03", "p=0.0042", "p<0.0001"."""
+    return "p<0.0001" if value < 0.0001 else f"p={value:.4f}" if value < 0.01 else f"p={value:.2f}"
 
 
 def share(part: int, whole: int) -> str:

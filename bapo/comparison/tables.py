@@ -99,7 +99,7 @@ def table_against(compared: Compared) -> Table:
         for split in compared.splits:
             found = versus(reference, method, split)
             by_seed = ", ".join(
-                f"s{one.seed} {one.test.better}:{one.test.worse} p={p(one.test.p)}" for one in found.by_seed
+                f"s{one.seed} {one.test.better}:{one.test.worse} {p(one.test.p)}" for one in found.by_seed
             )
             total = found.all_seeds
             rows.append(
@@ -107,7 +107,7 @@ def table_against(compared: Compared) -> Table:
                     name_of(method),
                     split,
                     points(found.difference),
-                    f"{total.better}:{total.worse} p={p(total.p)}" if found.by_seed else DASH,
+                    f"{total.better}:{total.worse} {p(total.p)}" if found.by_seed else DASH,
                     by_seed or DASH,
                 )
             )
