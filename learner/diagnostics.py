@@ -231,7 +231,12 @@ def show(telemetry: Telemetry, batch: Batch, row: Mapping[str, Any], sync_second
 
 
 def show_divergences(telemetry: Telemetry, row: Mapping[str, Any]) -> None:
-    """Set the gauges of the theorem meter. A subset that this step does not have is NaN, not its last value."""
+    """Set the gauges of the theorem meter, when the step was measured.
+
+    A subset that a measured step does not have is NaN, not its last value.
+    """
+    if not row["divergences"]:
+        return
     cells = {cell["origin"]: cell for cell in row["divergences"] if cell["policy"] == "theta_t" and cell["age"] is None}
     bounds = {bound["origin"]: bound for bound in row["bounds"]}
     for number, origin in enumerate(Origin, start=1):
