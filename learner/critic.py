@@ -101,22 +101,20 @@ class CriticTrainer:
         }
 
     def _estimate(self, step: Step, value_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """[M] whitened advantages times the weights of their entries, and [M] returns; 0 where nothing is trained."""
+        """[M] whitened advantages times the weights of their entries, 0 where nothing is trained, and [M] returns."""
         columns, settings = step.columns, self._config.critic
         reward_R = np.concatenate([shaped_rewards(e, step.batch.step, self._config) for e in step.batch.entries])
-        advantage_M, return_M = np.zeros(len(value_M)), np.zeros(len(value_M), dtype=np.float32)
-        for row in np.flatnonzero(step.active_R):
-            span = slice(int(columns.starts_R[row]), int(columns.starts_R[row + 1]))
-            reward_T = np.zeros(int(columns.lengths_R[row]))
-            reward_T[-1] = reward_R[row]
-            advantage_M[span], return_M[span] = gae(
-                reward_T, value_M[span], gamma=settings.gamma, gae_lambda=settings.gae_lambda
-            )
+        reward_M = np.zeros(len(value_M))
+        reward_M[columns.starts_R[1:] - 1] = reward_R
+        advantage_M, return_M = gae(
+            reward_M, value_M, gamma=settings.gamma, gae_lambda=settings.gae_lambda, lengths=columns.lengths_R
+        )
         seen_M = np.repeat(step.active_R, columns.lengths_R)
         advantage_M[seen_M] = whitened(advantage_M[seen_M])
+        advantage_M[~seen_M] = 0.0
         factor_E = np.array([entry_factor(entry, self._config) for entry in step.batch.entries])
         advantage_M *= np.repeat(factor_E[columns.group_R], columns.lengths_R)
-        return advantage_M.astype(np.float32), return_M
+        return advantage_M.astype(np.float32), return_M.astype(np.float32)
 
     def _minibatch(self, step: Step, k: int, old_M: Tensor, target_M: Tensor) -> float:
         settings, world = self._config.critic, self._passes.world

@@ -1,4 +1,5 @@
-"""Generalised advantage estimation and the value loss of PPO (spec B.18). Suffix: T tokens, in the order of sampling.
+"""Generalised advantage estimation of PPO (spec B.18). Suffixes: M tokens of all responses, in
+the order of sampling; R responses.
 
     delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lambda A_{t+1}        return_t = A_t + V_t
 
@@ -18,25 +19,39 @@ WHITENING_EPS = 1e-8
 
 
 def gae(
-    rewards: ArrayLike, values: ArrayLike, *, gamma: float, gae_lambda: float, mask: ArrayLike | None = None
+    rewards: ArrayLike,
+    values: ArrayLike,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    lengths: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
 ) -> tuple[Float64s, Float64s]:
-    """(advantages, returns), both [T], of one response. Nothing follows its last token.
+    """(advantages, returns), both [M], of responses one after the other. Nothing follows a response's last token.
 
     Args:
-        rewards: [T] reward of each token; a verifiable reward stands at the last one.
-        values: [T] V of the state before each token.
-        mask: [T] False for tokens that the policy did not sample (the output of a tool): value and advantage are
+        rewards: [M] reward of each token; a verifiable reward stands at the last one of its response.
+        values: [M] V of the state before each token.
+        lengths: [R] tokens per response, at least 1 each; without them all is one response.
+        mask: [M] False for tokens that the policy did not sample (the output of a tool): value and advantage are
             carried across them. What stands there in the result has no meaning.
     """
     reward, value = np.asarray(rewards, dtype=np.float64), np.asarray(values, dtype=np.float64)
     sampled = np.ones(len(value), dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
+    sizes = np.array([len(value)]) if lengths is None else np.asarray(lengths)
+    # Longest first, so that those with a token at a place from the end are always the first ones: one turn of the loop
+    # per place, not per token.
+    order = np.argsort(-sizes, kind="stable")
+    ends, sizes = np.cumsum(sizes)[order], sizes[order]
     advantages = np.zeros_like(value)
-    next_value = next_advantage = 0.0
-    for t in range(len(value) - 1, -1, -1):
-        delta = reward[t] + gamma * next_value - value[t]
-        advantages[t] = delta + gamma * gae_lambda * next_advantage
-        if sampled[t]:
-            next_value, next_advantage = value[t], advantages[t]
+    next_value, next_advantage = np.zeros(len(sizes)), np.zeros(len(sizes))
+    for place in range(int(sizes.max(initial=0))):
+        rows = slice(0, int(np.searchsorted(-sizes, -place)))
+        t = ends[rows] - 1 - place
+        delta = reward[t] + gamma * next_value[rows] - value[t]
+        advantages[t] = delta + gamma * gae_lambda * next_advantage[rows]
+        next_value[rows] = np.where(sampled[t], value[t], next_value[rows])
+        next_advantage[rows] = np.where(sampled[t], advantages[t], next_advantage[rows])
     return advantages, advantages + value
 
 

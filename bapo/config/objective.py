@@ -126,6 +126,11 @@ class LossConfig(Frozen):
                 "= direct and not taken for importance_level = none; write ratio_mode = decoupled and importance_level "
                 "= token"
             )
+        if self.importance_level in ("sequence", "geometric") and self.ratio_mode == "direct":
+            raise ValueError(
+                f"importance_level = {self.importance_level} would never be taken: with ratio_mode = direct the ratio "
+                "is the whole correction; write ratio_mode = decoupled"
+            )
         if self.importance_denominator == "kept" and not self.masks:
             raise ValueError(
                 "importance_denominator = kept, but nothing is ever left out; write importance_mode = mask, or "
@@ -158,6 +163,15 @@ class LossConfig(Frozen):
             raise ValueError(
                 "name = luffy trains tokens that no rollout policy sampled, so there is no KL to it; write kl_coef = 0 "
                 "or kl_ref = reference"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def one_baseline(self) -> Self:
+        if self.advantage == "gae" and (self.advantage_batch_norm or self.advantage_pool != "mixed"):
+            raise ValueError(
+                "advantage = gae has a critic as baseline and is whitened over the batch; write advantage_batch_norm = "
+                "false and advantage_pool = mixed, or advantage = group"
             )
         return self
 

@@ -63,6 +63,16 @@ def test_without_discount_the_advantage_is_the_reward_less_the_value(values: lis
     assert returns.tolist() == pytest.approx([reward] * len(values), abs=1e-9)
 
 
+def test_responses_one_after_the_other_know_nothing_of_each_other() -> None:
+    rewards, values, lengths = [0, 1, 0, 0, 0.5, 1], [0.2, 0.4, 0.5, 0.7, 0.1, 0.9], [2, 3, 1]
+    found = gae(rewards, values, gamma=0.9, gae_lambda=0.8, lengths=lengths)
+    parts = [gae(rewards[a:b], values[a:b], gamma=0.9, gae_lambda=0.8) for a, b in ((0, 2), (2, 5), (5, 6))]
+    for together, apart in zip(found, zip(*parts, strict=True), strict=True):
+        assert together.tolist() == pytest.approx(np.concatenate(apart).tolist())
+    # By hand: delta of the last token 0.6, so the one before has 0 + 0.9 * 0.4 - 0.2 + 0.72 * 0.6.
+    assert found[0][:2].tolist() == pytest.approx([0.592, 0.6])
+
+
 def test_tokens_that_nobody_sampled_are_carried_over() -> None:
     # The output of a tool stands between the second and the last token: its values must not matter.
     mask = [True, True, False, False, True]
