@@ -44,15 +44,16 @@ class OutgoingResponse(Response):
 
     media_type = OCTETS
 
-    def __init__(self, outgoing: Outgoing) -> None:
+    def __init__(self, outgoing: Outgoing, first: Frames | None = None) -> None:
+        """`first` is the first chunk, if that is read already."""
         super().__init__(headers={"content-length": str(len(outgoing.start) + outgoing.num_bytes)})
-        self._outgoing = outgoing
+        self._outgoing, self._first = outgoing, first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The first chunk is read before the status is sent: a store that is away is an error, not a cut body."""
         direct = direct_of(scope)
         with closing(self._outgoing.chunks) as chunks:
-            first = await in_thread(next, chunks, NOTHING)
+            first = await in_thread(next, chunks, NOTHING) if self._first is None else self._first
             if direct is None:
                 first = _kept(first)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

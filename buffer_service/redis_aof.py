@@ -22,14 +22,17 @@ PAUSE_S = 0.002
 TIMEOUT_S = 20.0
 """Redis postpones a write by at most two seconds; a disk may then block it for longer."""
 
-_AOF_NUMBER = re.compile(rb"^(aof_\w+):(\d+)\r?$", re.MULTILINE)
+_AOF_NUMBER = re.compile(rb"aof_(\w+):(\d+)\r")  # begins with letters, which are searched for much faster than ^
+_AOF_OFF = b"aof_enabled:0\r"
 
 Info = Mapping[str, Any]
 
 
 def aof_fields(reply: bytes) -> dict[str, int]:
     """The numbers about the append-only file in the text of INFO: parsing all of it costs more than a small push."""
-    return {name.decode(): int(number) for name, number in _AOF_NUMBER.findall(reply)}
+    if _AOF_OFF in reply:
+        return {"aof_enabled": 0}
+    return {f"aof_{name.decode()}": int(number) for name, number in _AOF_NUMBER.findall(reply)}
 
 
 def wait_written(info: Info, read: Callable[[], Info]) -> None:

@@ -101,6 +101,8 @@ class RedisStore:
         self._run_name = run
         self._keys = Keys(run)
         self._in_step_order = in_step_order
+        self._newest_tables = (b"", Tables())
+        """As they lie in Redis, and unpacked: an assembly begins with what the last one left."""
         self._settings: tuple[Arg, Arg] = (int(lease_s * 1000), max_attempts)
 
     def _run(self, script: str, args: Iterable[Arg] = (), frames_of: Iterable[str] = ()) -> Any:
@@ -202,7 +204,7 @@ class RedisStore:
         )
         return View(
             assembled=assembled,
-            tables=unpack_tables(tables),
+            tables=self._tables_in(tables),
             fresh=tuple(fresh),
             reevaluated=tuple(unpack_record(record) for record in reevaluated),
             stale=tuple(unpack_fate(fate) for fate in stale),
@@ -217,13 +219,14 @@ class RedisStore:
     def commit_assembly(self, assembly: Assembly) -> bool:
         changes = assembly.reference_changes
         prompts, left_bad = assembly.new_prompts, assembly.left_bad
+        tables = pack_tables(assembly.after)
         args: list[Arg] = [
             assembly.step,
             assembly.before.edits,
             len(assembly.fresh), *assembly.fresh,
             len(assembly.reevaluated), *assembly.reevaluated,
             len(changes), *(part for change in changes.items() for part in change),
-            pack_tables(assembly.after),
+            tables,
             len(prompts), *(part for p in prompts for part in (p.prompt_id, pack_prompt(p))),
             len(left_bad), *left_bad,
             pack_batch_record(assembly.batch),
@@ -233,7 +236,17 @@ class RedisStore:
             assembly.fresh_bytes,
         ]  # fmt: skip
         losing = [group_id for group_id, change in changes.items() if change < 0]
-        return bool(self._run("commit_assembly", args, frames_of=losing))
+        is_done = bool(self._run("commit_assembly", args, frames_of=losing))
+        if is_done:
+            self._newest_tables = (tables, assembly.after)
+        return is_done
+
+    def _tables_in(self, data: bytes) -> Tables:
+        packed, tables = self._newest_tables
+        if packed != data:
+            tables = unpack_tables(data)
+            self._newest_tables = (data, tables)
+        return tables
 
     def batch(self, step: int) -> BatchRecord | None:
         (blob,) = self._hash_values("batches", [str(step)])

@@ -10,10 +10,9 @@ from fastapi.responses import JSONResponse
 from bapo.types import Progress
 from buffer_service.bodies import MOST_RESTORE_BYTES, read_body
 from buffer_service.context import Here
-from buffer_service.outgoing import OCTETS, OutgoingResponse
+from buffer_service.outgoing import NOTHING, OCTETS, Frames, Outgoing, OutgoingResponse
 from buffer_service.schemas import CommitBody, ProgressBody, ResumeBody, Version, Wait, WaitingAnswer
 from buffer_service.threads import in_thread
-from buffer_service.values import BatchRecord
 
 router = APIRouter(tags=["learner"])
 
@@ -31,15 +30,19 @@ async def batch(
 ) -> Response:
     """D_t, assembled now when nothing is missing. The same step has the same batch until a checkpoint releases it."""
 
-    def attempt() -> BatchRecord | None:
-        return here.service.batch(step)
+    def attempt() -> tuple[Outgoing, Frames] | None:
+        record = here.service.batch(step)
+        if record is None:
+            return None
+        outgoing = here.service.outgoing(record)
+        return outgoing, next(outgoing.chunks, NOTHING)
 
-    record = await here.groups.poll(attempt, wait_s=wait_s, is_gone=request.is_disconnected)
-    if record is None:
+    begun = await here.groups.poll(attempt, wait_s=wait_s, is_gone=request.is_disconnected)
+    if begun is None:
         reason = await in_thread(here.service.why_not_yet, step)
         return JSONResponse({"reason": reason}, status_code=202)
     here.work.wake()  # prompts of groups that were too old are asked again
-    return OutgoingResponse(here.service.outgoing(record))
+    return OutgoingResponse(*begun)
 
 
 @router.post("/batches/{step}/commit", status_code=204)
