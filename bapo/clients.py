@@ -23,6 +23,7 @@ from bapo.messages import (
     status_from_map,
 )
 from bapo.nonces import ClaimNonces
+from bapo.outcomes import Outcomes, unpack_kept_state, unpack_outcomes, unpack_packed_list
 from bapo.peer import Answer, Peer
 from bapo.pushing import push_all
 from bapo.types import Batch, Group, HardPrompt, Progress, Prompt, RolloutRequest
@@ -70,15 +71,18 @@ class BufferClient:
 
     # -- work: scheduler and workers --------------------------------------------------------------------------
 
-    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None = None) -> int:
+    def enqueue(
+        self, requests: Sequence[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
+    ) -> int:
         """Ask for groups; a request id that was asked for before is ignored.
 
         Args:
             cursor: fresh requests ever enqueued, these included; stored with them, only rises, and a cursor that is
                 not above the stored one adds nothing (another scheduler was there first).
+            spares: those of them beyond B per step; stored with the cursor.
         Returns: how many were new.
         """
-        body = {"requests": [request_map(request) for request in requests], "cursor": cursor}
+        body = {"requests": [request_map(request) for request in requests], "cursor": cursor, "spares": spares}
         return int(self._peer.call("POST", "/requests", body=body).json()["accepted"])
 
     def claim(self, worker_id: str, *, limit: int, policy_version: int, wait_s: float = 0.0) -> list[RolloutRequest]:
@@ -211,6 +215,30 @@ class BufferClient:
         """Delete the groups and open requests of one evaluation."""
         self._peer.call("DELETE", f"/evaluations/{label}")
 
+    # -- what prompt selectors learn from: scheduler -----------------------------------------------------------
+
+    def outcomes(self, after: int, *, limit: int = 64) -> list[Outcomes]:
+        """What the fresh groups of the steps after + 1, after + 2, ... gave, as far as it is kept, at most `limit`.
+
+        Kept only for a selector that learns, and until a state that stands for it is kept instead.
+        """
+        body = self._peer.call("GET", "/outcomes", query={"after": str(after), "limit": str(limit)}).body
+        return [unpack_outcomes(data) for data in unpack_packed_list(body)]
+
+    def evaluation_outcomes(self, label: str) -> Outcomes:
+        """What the groups of one evaluation gave that are done, without their tokens."""
+        body = self._peer.call("GET", f"/evaluations/{label}/outcomes").body
+        (data,) = unpack_packed_list(body)
+        return unpack_outcomes(data)
+
+    def selector_state(self) -> tuple[int, int, bytes]:
+        """(round, step up to which outcomes are in it, what was kept): (0, 0, b"") before the first."""
+        return unpack_kept_state(self._peer.call("GET", "/selector").body)
+
+    def keep_selector_state(self, round_: int, through: int, data: bytes) -> None:
+        """Keep what a selector has learnt, once per round; outcomes of the steps up to `through` are dropped."""
+        self._peer.call("PUT", f"/selector/{round_}", query={"through": str(through)}, body=data)
+
     # -- state ------------------------------------------------------------------------------------------------
 
     def status(self) -> BufferStatus:
@@ -276,6 +304,10 @@ class AsyncBufferClient:
     collect = in_thread(BufferClient.collect)
     forget = in_thread(BufferClient.forget)
     status = in_thread(BufferClient.status)
+    outcomes = in_thread(BufferClient.outcomes)
+    evaluation_outcomes = in_thread(BufferClient.evaluation_outcomes)
+    selector_state = in_thread(BufferClient.selector_state)
+    keep_selector_state = in_thread(BufferClient.keep_selector_state)
     snapshot = in_thread(BufferClient.snapshot)
     restore = in_thread(BufferClient.restore)
     resume = in_thread(BufferClient.resume)

@@ -43,6 +43,8 @@ class BufferStatus:
     """Fresh requests ever enqueued by the scheduler."""
     fresh_dropped: int
     """Fresh requests that failed for good: as many more are needed to fill the steps."""
+    fresh_spares: int = 0
+    """Of `cursor`, those beyond B per step, which take the places of such requests."""
     queued: dict[str, int]
     """Requests that wait for a worker, by purpose."""
     leased: dict[str, int]

@@ -21,7 +21,7 @@ from buffer_service.context import Context, Here
 from buffer_service.metrics import BufferMetrics
 from buffer_service.refusals import error_response
 from buffer_service.rights import RULES
-from buffer_service.routes import batches, looking, tending, work
+from buffer_service.routes import batches, looking, selectors, tending, work
 from buffer_service.schemas import ErrorAnswer
 from buffer_service.shortcut import PushShortcut
 
@@ -62,7 +62,7 @@ def create_app(context: Context, metrics: BufferMetrics, keyring: Keyring | None
     )
     app.state.context, app.state.metrics = context, metrics
     app.state.shortcut = PushShortcut(context, metrics, keyring)
-    for router in (work.router, batches.router, looking.router, tending.router, health):
+    for router in (work.router, batches.router, looking.router, selectors.router, tending.router, health):
         app.include_router(router)
     app.add_exception_handler(BapoError, _named_error)
     app.add_exception_handler(RequestValidationError, _invalid_body)

@@ -19,8 +19,10 @@ from dataclasses import replace
 
 from bapo.algorithms.composer import AssemblyView, Composer, Decision, Reason
 from bapo.algorithms.randomness import rng_for
+from bapo.algorithms.selectors.registry import learns
 from bapo.config.tree import Config
 from bapo.errors import ContractError
+from bapo.outcomes import outcomes_of, pack_outcomes
 from bapo.types import Fate, Origin, Prompt
 from bapo.wire import fate_map
 from buffer_service.store import Store
@@ -101,7 +103,13 @@ class Assembler:
             composition=self._composition(step, decision, fates),
             num_stale=len(view.stale),
             fresh_bytes=sum(group.record.num_bytes for group in fresh),
+            outcomes=self._outcomes(step, [group.record for group in fresh]),
         )
+
+    def _outcomes(self, step: int, fresh: Sequence[GroupRecord]) -> bytes:
+        if not learns(self._config.algorithm.selector):
+            return b""
+        return pack_outcomes(outcomes_of(step, (record.outcome for record in fresh)))
 
     def _check(self, decision: Decision, looked_at: Sequence[GroupRecord], before: Tables) -> None:
         """A composer may be anybody's: what it decides is checked before it becomes state."""

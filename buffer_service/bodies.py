@@ -18,6 +18,8 @@ Body = bytes | bytearray | memoryview
 
 MOST_PUSH_BYTES = 64 << 20
 MOST_RESTORE_BYTES = 16 << 30
+MOST_STATE_BYTES = 256 << 20
+"""Of a prompt selector: two numbers for each of ten million prompts."""
 
 
 def declared_bytes(request: Request, most_bytes: int) -> int:

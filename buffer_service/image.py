@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bapo.types import Fate, Progress, Prompt, RolloutRequest
-from buffer_service.values import BatchRecord, FreshGroup, GroupRecord, Tables
+from buffer_service.values import BatchRecord, FreshGroup, GroupRecord, SelectorState, Tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,10 @@ class Image:
     """Step of a re-evaluation round -> requests that are not settled."""
     stale: tuple[Fate, ...]
     counters: Mapping[str, int]
+    fresh_spares: int = 0
+    outcomes: Mapping[int, bytes] = field(default_factory=dict)
+    """Step -> packed outcomes, of the steps that `selector` does not hold yet."""
+    selector: SelectorState = field(default_factory=SelectorState)
 
     @property
     def references(self) -> Counter[str]:

@@ -19,6 +19,7 @@ from buffer_service.values import (
     Incoming,
     PushFate,
     Replacement,
+    SelectorState,
     Tables,
     left_high,
     left_prompts,
@@ -74,6 +75,9 @@ class MemoryState:
     checkpointed: int = 0
     cursor: int = 0
     fresh_dropped: int = 0
+    fresh_spares: int = 0
+    outcomes: dict[int, bytes] = field(default_factory=dict)
+    selector: SelectorState = field(default_factory=SelectorState)
     failures_in_a_row: int = 0
     last_failure: str = ""
 
@@ -239,6 +243,7 @@ def status_of(run: str, state: MemoryState, now: float) -> BufferStatus:
         checkpointed_step=state.checkpointed,
         cursor=state.cursor,
         fresh_dropped=state.fresh_dropped,
+        fresh_spares=state.fresh_spares,
         queued={purpose.value: queued[purpose.value] for purpose in Purpose},
         leased={purpose.value: leased[purpose.value] for purpose in Purpose},
         fresh_ready=len(state.fresh),
@@ -272,6 +277,7 @@ def image_of(state: MemoryState) -> Image:
         checkpointed=state.checkpointed,
         cursor=state.cursor,
         fresh_dropped=state.fresh_dropped,
+        fresh_spares=state.fresh_spares,
         tables=state.tables,
         open_requests=tuple(i.request for purpose in purposes for i in opened if i.request.purpose is purpose),
         fresh=tuple(FreshGroup(record=state.records[i], request=request) for i, request in state.fresh_in_order()),
@@ -283,6 +289,8 @@ def image_of(state: MemoryState) -> Image:
         rounds=dict(state.rounds),
         stale=tuple(reversed(state.stale)),
         counters=dict(state.counters),
+        outcomes=dict(state.outcomes),
+        selector=state.selector,
     )
     own = image.all_records
     return replace(image, records={i: state.records[i] for i in image.references if i not in own})
@@ -309,6 +317,9 @@ def state_of(image: Image, frames: Iterable[tuple[str, bytes | memoryview]], *, 
         checkpointed=image.checkpointed,
         cursor=image.cursor,
         fresh_dropped=image.fresh_dropped,
+        fresh_spares=image.fresh_spares,
+        outcomes=dict(image.outcomes),
+        selector=image.selector,
     )
     state.done = dict.fromkeys([*state.fresh, *state.reevaluated], image.tables.step)
     for request in image.open_requests:

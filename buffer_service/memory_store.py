@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from itertools import takewhile
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from bapo.errors import ContractError, Refusal
@@ -31,6 +32,7 @@ from buffer_service.values import (
     Memory,
     Readiness,
     Replacement,
+    SelectorState,
     Tables,
     View,
     batch_is_missing,
@@ -78,11 +80,12 @@ class MemoryStore:
     # -- requests
 
     @_atomic
-    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None) -> int:
+    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None, spares: int | None = None) -> int:
         if cursor is not None:
             if cursor <= self._state.cursor:
                 return 0
             self._state.cursor = cursor
+            self._state.fresh_spares = self._state.fresh_spares if spares is None else spares
         return sum(self._state.add(request) for request in requests)
 
     @_atomic
@@ -230,6 +233,8 @@ class MemoryStore:
         state.batches[assembly.step] = assembly.batch
         state.compositions = [assembly.composition, *state.compositions][:MOST_COMPOSITIONS]
         state.stale = state.stale[: len(state.stale) - assembly.num_stale]
+        if assembly.outcomes:
+            state.outcomes[assembly.step] = assembly.outcomes
         return True
 
     @_atomic
@@ -263,6 +268,25 @@ class MemoryStore:
         state.progress = Progress(step=step, policy_version=min(step, state.progress.policy_version))
         state.committed, state.failures_in_a_row = step, 0
         self.commit(step, step)
+
+    # -- what prompt selectors learn from
+
+    @_atomic
+    def outcomes(self, after: int, limit: int) -> list[bytes]:
+        kept, steps = self._state.outcomes, range(after + 1, after + 1 + limit)
+        return [kept[step] for step in takewhile(kept.__contains__, steps)]
+
+    @_atomic
+    def selector_state(self) -> SelectorState:
+        return self._state.selector
+
+    @_atomic
+    def keep_selector_state(self, state: SelectorState) -> bool:
+        if state.round <= self._state.selector.round:
+            return False
+        self._state.selector = state
+        self._state.outcomes = {step: kept for step, kept in self._state.outcomes.items() if step > state.through}
+        return True
 
     # -- by hand
 

@@ -30,11 +30,11 @@ from buffer_service.codec import (
 from buffer_service.image import Image
 from buffer_service.redis_keys import MIDDLE, SPAN, Keys
 from buffer_service.redis_link import RedisLink
-from buffer_service.values import FreshGroup, GroupRecord, request_terms
+from buffer_service.values import FreshGroup, GroupRecord, SelectorState, request_terms
 
 FRAMES_AT_ONCE = 32
 KEYS_AT_ONCE = 1000
-HASHES = ("meta", "requests", "live", "attempts", "rounds", "records", "bad_prompts", "batches", "counters")
+HASHES = ("meta", "requests", "live", "attempts", "rounds", "records", "bad_prompts", "batches", "counters", "outcomes")
 
 
 def read_image(link: RedisLink, keys: Keys) -> Image:
@@ -48,8 +48,9 @@ def read_image(link: RedisLink, keys: Keys) -> Image:
         for name in ("compositions", "stale"):
             pipe.lrange(keys[name], 0, -1)
         pipe.get(keys["tables"])
-        *maps, fresh, reevaluated, lines, stale, tables = link.execute(pipe)
-    meta, requests, live, attempts, rounds, records, prompts, batches, counters = map(_with_text_keys, maps)
+        pipe.get(keys["selector"])
+        *maps, fresh, reevaluated, lines, stale, tables, selector = link.execute(pipe)
+    meta, requests, live, attempts, rounds, records, prompts, batches, counters, outcomes = map(_with_text_keys, maps)
     if "restoring" in meta:
         raise UnavailableError(f"a restore into Redis at {link.where} is under way or was cut off: restore it again")
     record_of = {group_id: unpack_record(blob) for group_id, blob in records.items()}
@@ -59,6 +60,7 @@ def read_image(link: RedisLink, keys: Keys) -> Image:
         checkpointed=int(meta.get("checkpointed", 0)),
         cursor=int(meta.get("cursor", 0)),
         fresh_dropped=int(meta.get("fresh_dropped", 0)),
+        fresh_spares=int(meta.get("fresh_spares", 0)),
         tables=unpack_tables(tables or b""),
         open_requests=tuple(_open_requests(requests, live, attempts)),
         fresh=tuple(
@@ -73,6 +75,12 @@ def read_image(link: RedisLink, keys: Keys) -> Image:
         rounds={int(step): int(left) for step, left in rounds.items()},
         stale=tuple(unpack_fate(fate) for fate in reversed(stale)),
         counters={event: int(number) for event, number in counters.items()},
+        outcomes={int(step): blob for step, blob in outcomes.items()},
+        selector=SelectorState(
+            round=int(meta.get("selector_round", 0)),
+            through=int(meta.get("selector_through", 0)),
+            data=selector or b"",
+        ),
     )
     return replace(image, records=_other_records(image, record_of))
 
@@ -145,6 +153,7 @@ def _write_index(pipe: Pipeline, keys: Keys, image: Image, num_bytes: int, rank:
         "batches": {batch.step: pack_batch_record(batch) for batch in image.batches},
         "rounds": dict(image.rounds),
         "counters": dict(image.counters),
+        "outcomes": dict(image.outcomes),
         "attempts": {r.request_id: r.attempts for r in image.open_requests if r.attempts},
         "live": {},
     }
@@ -171,6 +180,8 @@ def _write_index(pipe: Pipeline, keys: Keys, image: Image, num_bytes: int, rank:
     for fate in image.stale:
         pipe.lpush(keys["stale"], pack_fate(fate))
     pipe.set(keys["tables"], pack_tables(image.tables))
+    if image.selector.round:
+        pipe.set(keys["selector"], image.selector.data)
     pipe.delete(keys["meta"])
     pipe.hset(
         keys["meta"], mapping={**_meta(image), "seq": next(seq), "bytes": num_bytes, "fresh_bytes": _fresh_bytes(image)}
@@ -197,6 +208,9 @@ def _meta(image: Image) -> dict[Any, Any]:
         "policy_version": image.progress.policy_version,
         "cursor": image.cursor,
         "fresh_dropped": image.fresh_dropped,
+        "fresh_spares": image.fresh_spares,
+        "selector_round": image.selector.round,
+        "selector_through": image.selector.through,
     }
 
 

@@ -3,7 +3,8 @@
 | key          | type   | content                                                                                     |
 |--------------|--------|---------------------------------------------------------------------------------------------|
 | meta         | HASH   | assembled, committed, checkpointed, step, policy_version, cursor, fresh_dropped, seq,       |
-|              |        | table_edits, bytes, fresh_bytes, failures_in_a_row, last_failure, restoring                 |
+|              |        | table_edits, bytes, fresh_bytes, failures_in_a_row, last_failure, restoring, fresh_spares,  |
+|              |        | selector_round, selector_through                                                            |
 | requests     | HASH   | request id -> request, while it is open or its fresh group is not consumed                  |
 | live         | HASH   | open request id -> "score terms"                                                            |
 | queue_*      | ZSET   | queued request ids by score = min_version * 2^32 + place; one per purpose                   |
@@ -28,6 +29,8 @@
 | compositions | LIST   | one line per batch, newest first                                                            |
 | stale        | LIST   | fates of groups dropped as too old since the last assembly                                  |
 | counters     | HASH   | event -> count                                                                              |
+| outcomes     | HASH   | step -> packed outcomes of its fresh groups, when a prompt selector learns from them        |
+| selector     | STRING | what it had learnt when it was kept last; the outcomes before that are gone                 |
 | group:ID     | STRING | the frame                                                                                   |
 | incoming:N   | STRING | a frame on its way in; expires when its push is cut off                                     |
 """
@@ -64,6 +67,8 @@ INDEX = (
     "compositions",
     "stale",
     "counters",
+    "outcomes",
+    "selector",
 )
 """Every script declares all of them, in this order, and after them the frames that it touches."""
 

@@ -10,9 +10,10 @@ from redis.exceptions import ResponseError
 from bapo.errors import UnavailableError
 from bapo.messages import BufferStatus, WorkerLeases
 from buffer_service.codec import unpack, unpack_tables
+from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.store import SILENT_WORKER_S
-from buffer_service.values import Health, Memory
+from buffer_service.values import Health, Memory, SelectorState
 
 
 def status_of(run: str, reply: Sequence[Any]) -> BufferStatus:
@@ -38,6 +39,7 @@ def status_of(run: str, reply: Sequence[Any]) -> BufferStatus:
         checkpointed_step=meta.get("checkpointed", 0),
         cursor=meta.get("cursor", 0),
         fresh_dropped=meta.get("fresh_dropped", 0),
+        fresh_spares=meta.get("fresh_spares", 0),
         queued=dict(zip(purposes, requests[1::3], strict=True)),
         leased=dict(zip(purposes, requests[2::3], strict=True)),
         fresh_ready=num_fresh,
@@ -55,6 +57,16 @@ def status_of(run: str, reply: Sequence[Any]) -> BufferStatus:
         num_bytes=meta.get("bytes", 0),
         batches=[unpack(line) for line in reversed(lines)],
     )
+
+
+def selector_state_of(link: RedisLink, keys: Keys) -> SelectorState:
+    """The newest that was kept, read at one moment."""
+    with link.errors_named():
+        pipe = link.client.pipeline(transaction=True)
+        pipe.hmget(keys["meta"], ["selector_round", "selector_through"])
+        pipe.get(keys["selector"])
+        (last, through), data = link.execute(pipe)
+    return SelectorState(round=int(last or 0), through=int(through or 0), data=data or b"")
 
 
 def compositions_of(link: RedisLink, key: str, offset: int, limit: int) -> tuple[int, list[Mapping[str, Any]]]:

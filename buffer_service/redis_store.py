@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from bapo.errors import ContractError, Refusal, UnavailableError
@@ -35,7 +36,7 @@ from buffer_service.redis_image import read_image, write_image
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_sockets import Arg
-from buffer_service.redis_status import compositions_of, health_of, memory_of, status_of
+from buffer_service.redis_status import compositions_of, health_of, memory_of, selector_state_of, status_of
 from buffer_service.redis_upload import RedisUpload
 from buffer_service.steps import Steps, finish
 from buffer_service.store import (
@@ -56,6 +57,7 @@ from buffer_service.values import (
     Memory,
     Readiness,
     Replacement,
+    SelectorState,
     Tables,
     View,
     batch_is_missing,
@@ -111,12 +113,13 @@ class RedisStore:
 
     # -- requests
 
-    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None) -> int:
-        args = ["", "" if cursor is None else cursor, len(requests), *_request_args(requests)]
+    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None, spares: int | None = None) -> int:
+        numbers: list[Arg] = ["" if number is None else number for number in (cursor, spares)]
+        args = ["", *numbers, len(requests), *_request_args(requests)]
         return int(self._run("enqueue", args))
 
     def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
-        return int(self._run("enqueue", [step, "", len(requests), *_request_args(requests)]))
+        return int(self._run("enqueue", [step, "", "", len(requests), *_request_args(requests)]))
 
     def claim(
         self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True, nonce: str = ""
@@ -234,6 +237,7 @@ class RedisStore:
             MOST_COMPOSITIONS,
             assembly.num_stale,
             assembly.fresh_bytes,
+            assembly.outcomes,
         ]  # fmt: skip
         losing = [group_id for group_id, change in changes.items() if change < 0]
         is_done = bool(self._run("commit_assembly", args, frames_of=losing))
@@ -266,6 +270,18 @@ class RedisStore:
         if missing := int(self._run("resume", [step])):
             raise ContractError(batch_is_missing(step, missing))
         self.commit(step, step)
+
+    # -- what prompt selectors learn from
+
+    def outcomes(self, after: int, limit: int) -> list[bytes]:
+        kept = self._hash_values("outcomes", [str(step) for step in range(after + 1, after + 1 + limit)])
+        return [blob for blob in takewhile(lambda blob: blob is not None, kept) if blob is not None]
+
+    def selector_state(self) -> SelectorState:
+        return selector_state_of(self._link, self._keys)
+
+    def keep_selector_state(self, state: SelectorState) -> bool:
+        return bool(self._run("keep_selector_state", [state.round, state.through, state.data]))
 
     # -- by hand
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bapo.gate import Rules, allow
 from bapo.tokens import Role
-from buffer_service.bodies import MOST_PUSH_BYTES, MOST_RESTORE_BYTES
+from buffer_service.bodies import MOST_PUSH_BYTES, MOST_RESTORE_BYTES, MOST_STATE_BYTES
 
 WORKER, LEARNER, SCHEDULER, EVALUATOR = Role.WORKER, Role.LEARNER, Role.SCHEDULER, Role.EVALUATOR
 EVERYBODY = tuple(Role)
@@ -24,7 +24,8 @@ ROUTES = (
     allow("GET", "/room", WORKER),
     allow("GET", "/groups/{group_id}"),
     allow("GET", "/evaluations/{label}", EVALUATOR),
-    allow("DELETE", "/evaluations/{label}", EVALUATOR),
+    allow("GET", "/evaluations/{label}/outcomes", EVALUATOR, SCHEDULER),
+    allow("DELETE", "/evaluations/{label}", EVALUATOR, SCHEDULER),
     allow("POST", "/batches/{step}", LEARNER),
     allow("POST", "/batches/{step}/commit", LEARNER),
     allow("GET", "/progress", *EVERYBODY),
@@ -34,6 +35,9 @@ ROUTES = (
     allow("POST", "/resume", LEARNER),
     allow("GET", "/status", *EVERYBODY),
     allow("GET", "/hard-prompts", SCHEDULER),
+    allow("GET", "/outcomes", SCHEDULER),
+    allow("GET", "/selector", SCHEDULER),
+    allow("PUT", "/selector/{round_}", SCHEDULER, most_bytes=MOST_STATE_BYTES, needs_length=True),
     allow("GET", "/bad", Role.VIEWER),
     allow("GET", "/high", Role.VIEWER),
     allow("GET", "/batches", Role.VIEWER),

@@ -94,10 +94,11 @@ class RequestBody(Body):
 
 
 class EnqueueBody(Body):
-    """Requests, and how many fresh ones were ever enqueued, these included."""
+    """Requests, how many fresh ones were ever enqueued, these included, and how many of those are spares."""
 
     requests: list[RequestBody]
     cursor: int | None = Field(None, ge=0, lt=1 << 53)
+    spares: int | None = Field(None, ge=0, lt=1 << 53)
 
 
 class RoundBody(Body):

@@ -16,6 +16,7 @@ from bapo.algorithms.composer import Composer
 from bapo.config.tree import Config
 from bapo.errors import ContractError, FullError, UnavailableError
 from bapo.messages import BufferStatus, hard_prompt_map
+from bapo.outcomes import outcomes_of, pack_outcomes
 from bapo.types import Progress, Purpose, RolloutRequest
 from bapo.wire import pack_batch_start
 from buffer_service.arrival import Arrival
@@ -29,7 +30,7 @@ from buffer_service.snapshot import DIGEST_BYTES, sealed, snapshot_start, unpack
 from buffer_service.steps import BLOCKS, Steps, finish
 from buffer_service.store import Store
 from buffer_service.tending import Tending
-from buffer_service.values import BatchRecord, GroupRecord, Health, PushFate, Tables
+from buffer_service.values import BatchRecord, GroupRecord, Health, PushFate, SelectorState, Tables
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class BufferService:
 
     # -- requests
 
-    def enqueue(self, requests: Sequence[RolloutRequest], cursor: int | None) -> int:
+    def enqueue(self, requests: Sequence[RolloutRequest], cursor: int | None, spares: int | None = None) -> int:
         """See `bapo.clients.BufferClient.enqueue`, as for all that follows.
 
         Raises: ContractError for a re-evaluation of a step whose round was issued: the round would count it as one of
@@ -69,7 +70,7 @@ class BufferService:
                     f"request {request.request_id} is a re-evaluation of step {request.step}, whose round was issued: "
                     f"ask for all of them by POST /reevaluations/{request.step}"
                 )
-        return self._store.enqueue(requests, cursor=cursor)
+        return self._store.enqueue(requests, cursor=cursor, spares=spares)
 
     def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
         """Issue the re-evaluation round of a step, once. Raises: ContractError for other requests."""
@@ -225,6 +226,33 @@ class BufferService:
         if record is None:
             raise ContractError(f"batch {step} was released at checkpoint {self._store.status().checkpointed_step}")
         return record
+
+    # -- what prompt selectors learn from
+
+    def outcomes(self, after: int, limit: int) -> list[bytes]:
+        """Of the steps behind `after`, in order."""
+        return self._store.outcomes(after, limit)
+
+    def evaluation_outcomes(self, label: str) -> bytes:
+        """Of the groups of one evaluation that are done; those that failed for good are missing."""
+        records = self._store.records(self._store.evaluated(label))
+        return pack_outcomes(outcomes_of(0, (record.outcome for record in records if record is not None)))
+
+    def selector_state(self) -> SelectorState:
+        """The newest that the scheduler has kept here."""
+        return self._store.selector_state()
+
+    def keep_selector_state(self, state: SelectorState) -> bool:
+        """Whether it was newer than the one before. Raises: ContractError for a state of steps that did not happen."""
+        assembled = self._store.readiness(state.through).assembled
+        if state.through > assembled:
+            raise ContractError(
+                f"the state of a selector stands for outcomes up to step {state.through}, but the newest batch is "
+                f"{assembled}"
+            )
+        is_kept = self._store.keep_selector_state(state)
+        log.debug("selector state round=%d through=%d kept=%s", state.round, state.through, is_kept)
+        return is_kept
 
     # -- state
 

@@ -31,7 +31,7 @@ from buffer_service.codec import (
     unpack_tables,
 )
 from buffer_service.image import Image
-from buffer_service.values import FreshGroup
+from buffer_service.values import FreshGroup, SelectorState
 
 MAGIC = b"BAPOSNAP"
 VERSION = 1
@@ -39,7 +39,7 @@ START = struct.Struct("<8sIQ")
 PAUSE_S = 0.002
 """After each chunk of a snapshot: hashing would keep a core busy, and pushes would wait for it on a small machine."""
 DIGEST_BYTES = hashlib.sha256().digest_size
-NUMBERS = ("committed", "checkpointed", "cursor", "fresh_dropped")
+NUMBERS = ("committed", "checkpointed", "cursor", "fresh_dropped", "fresh_spares")
 
 
 def pack_snapshot(image: Image, group_ids: Sequence[str], frames: Iterable[bytes | memoryview]) -> bytes:
@@ -109,6 +109,8 @@ def _index_map(image: Image) -> dict[str, Any]:
         "rounds": dict(image.rounds),
         "stale": [fate_map(fate) for fate in image.stale],
         "counters": dict(image.counters),
+        "outcomes": dict(image.outcomes),
+        "selector": asdict(image.selector),
     }
 
 
@@ -117,7 +119,7 @@ def _image(index: dict[str, Any]) -> Image:
     prompts = [prompt_from_map(fields) for fields in index["bad_prompts"]]
     return Image(
         progress=Progress(**index["progress"]),
-        **{name: int(index["numbers"][name]) for name in NUMBERS},
+        **{name: int(index["numbers"].get(name, 0)) for name in NUMBERS},
         tables=unpack_tables(index["tables"]),
         open_requests=tuple(request_from_map(fields) for fields in index["open_requests"]),
         fresh=tuple(
@@ -131,4 +133,7 @@ def _image(index: dict[str, Any]) -> Image:
         rounds=index["rounds"],
         stale=tuple(fate_from_map(fields) for fields in index["stale"]),
         counters=index["counters"],
+        # Before version 0.3 nothing was kept for prompt selectors; a checkpoint of then is still one.
+        outcomes=index.get("outcomes", {}),
+        selector=SelectorState(**index.get("selector", {})),
     )

@@ -35,6 +35,7 @@ from buffer_service.values import (
     Memory,
     Readiness,
     Replacement,
+    SelectorState,
     Tables,
     View,
 )
@@ -78,8 +79,13 @@ class Store(Protocol):
 
     # -- requests
 
-    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None) -> int:
-        """Queue requests that were never asked for; returns how many. With a cursor: nothing unless it rises."""
+    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None, spares: int | None = None) -> int:
+        """Queue requests that were never asked for; returns how many.
+
+        Args:
+            cursor: fresh requests ever enqueued, stored with them: nothing happens unless it rises.
+            spares: those of them beyond B per step, stored with the cursor; None leaves the number as it is.
+        """
         ...
 
     def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
@@ -184,6 +190,20 @@ class Store(Protocol):
 
         Raises: ContractError when not all batches after `step` are retained.
         """
+        ...
+
+    # -- what prompt selectors learn from
+
+    def outcomes(self, after: int, limit: int) -> list[bytes]:
+        """Packed outcomes of the steps after + 1, after + 2, ...: as far as they are kept without a gap."""
+        ...
+
+    def selector_state(self) -> SelectorState:
+        """The newest that was kept."""
+        ...
+
+    def keep_selector_state(self, state: SelectorState) -> bool:
+        """Keep a state and drop the outcomes up to `through`; False, and nothing changes, unless its round rises."""
         ...
 
     # -- by hand: what a person removes

@@ -48,6 +48,11 @@ class GroupRecord:
         """What the group answers to, to be compared with `request_terms`."""
         return _terms(self.purpose, self.step, len(self.rewards), self.prompt_id, self.label)
 
+    @property
+    def outcome(self) -> tuple[str, float, int]:
+        """(prompt id, k, G): what a prompt selector learns from."""
+        return self.prompt_id, float(sum(self.rewards)), len(self.rewards)
+
     def stat(self, birth: int = 0) -> GroupStat:
         """What the composer sees."""
         return GroupStat(
@@ -252,6 +257,17 @@ class BatchRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SelectorState:
+    """What a prompt selector has learnt, opaque to a store: it stands for the outcomes that it was made of."""
+
+    round: int = 0
+    """Newest step that prompts were proposed for from it; 0: nothing was kept yet."""
+    through: int = 0
+    """Step up to which outcomes are in it."""
+    data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
     """Everything that assembling a step changes; a store applies all of it or nothing.
 
@@ -274,6 +290,8 @@ class Assembly:
     """How many of `View.stale` the batch reports."""
     fresh_bytes: int
     """Of the frames of `fresh` together."""
+    outcomes: bytes = b""
+    """Of `fresh`, for a prompt selector that learns (`bapo.outcomes`); empty: none does."""
 
     @property
     def left_bad(self) -> tuple[str, ...]:

@@ -93,6 +93,7 @@ def an_assembly(
     new_prompts: Sequence[Prompt] = (),
     num_stale: int = 0,
     fresh_bytes: int = 0,
+    outcomes: bytes = b"",
 ) -> Assembly:
     """An assembly that trains `trained` as x1 and leaves the given tables."""
     header = {
@@ -116,6 +117,7 @@ def an_assembly(
         composition={"step": step, "x1": len(trained), "x2": 0, "x3": 0},
         num_stale=num_stale,
         fresh_bytes=fresh_bytes,
+        outcomes=outcomes,
     )
 
 
@@ -128,6 +130,7 @@ STATUS = BufferStatus(
     checkpointed_step=0,
     cursor=12,
     fresh_dropped=1,
+    fresh_spares=1,
     queued={"fresh": 2},
     leased={"fresh": 1},
     fresh_ready=4,

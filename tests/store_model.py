@@ -22,6 +22,7 @@ from buffer_service.values import (
     Incoming,
     Readiness,
     Replacement,
+    SelectorState,
     Tables,
     View,
 )
@@ -75,6 +76,9 @@ class Model:
     checkpointed: int = 0
     cursor: int = 0
     fresh_dropped: int = 0
+    fresh_spares: int = 0
+    outcomes_of_steps: dict[int, bytes] = field(default_factory=dict)
+    selector: SelectorState = field(default_factory=SelectorState)
     failures: int = 0
     last_failure: str = ""
 
@@ -119,9 +123,11 @@ class Model:
 
     # -- requests
 
-    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None) -> int:
+    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None, spares: int | None = None) -> int:
         if cursor is not None and cursor <= self.cursor:
             return 0
+        if cursor is not None and spares is not None:
+            self.fresh_spares = spares
         self.cursor = self.cursor if cursor is None else cursor
         return sum([self._ask(request, len(self.line)) for request in requests])
 
@@ -296,6 +302,8 @@ class Model:
         self.batches[assembly.step] = assembly.batch
         self.compositions.append(assembly.composition)
         self.stale = self.stale[: len(self.stale) - assembly.num_stale]
+        if assembly.outcomes:
+            self.outcomes_of_steps[assembly.step] = assembly.outcomes
         return True
 
     def batch(self, step: int) -> BatchRecord | None:
@@ -329,6 +337,26 @@ class Model:
             step=max(self.progress.step, progress.step),
             policy_version=max(self.progress.policy_version, progress.policy_version),
         )
+
+    # -- what prompt selectors learn from
+
+    def outcomes(self, after: int, limit: int) -> list[bytes]:
+        page = []
+        for step in range(after + 1, after + 1 + limit):
+            if step not in self.outcomes_of_steps:
+                break
+            page.append(self.outcomes_of_steps[step])
+        return page
+
+    def selector_state(self) -> SelectorState:
+        return self.selector
+
+    def keep_selector_state(self, state: SelectorState) -> bool:
+        is_newer = state.round > self.selector.round
+        if is_newer:
+            self.selector = state
+            self.outcomes_of_steps = {s: data for s, data in self.outcomes_of_steps.items() if s > state.through}
+        return is_newer
 
     # -- by hand
 
@@ -381,6 +409,9 @@ class Model:
             rounds=dict(self.rounds),
             stale=tuple(reversed(self.stale)),
             counters=dict(self.counters),
+            fresh_spares=self.fresh_spares,
+            outcomes=dict(self.outcomes_of_steps),
+            selector=self.selector,
         )
 
     def restored(self, image: Image, frames: Iterable[tuple[str, bytes]]) -> Model:
@@ -410,6 +441,9 @@ class Model:
             checkpointed=image.checkpointed,
             cursor=image.cursor,
             fresh_dropped=image.fresh_dropped,
+            fresh_spares=image.fresh_spares,
+            outcomes_of_steps=dict(image.outcomes),
+            selector=image.selector,
             failures=0,
             last_failure="",
         )

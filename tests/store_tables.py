@@ -11,6 +11,7 @@ from buffer_service.codec import unpack_prompt, unpack_tables
 from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_keys import INDEX, Keys
 from buffer_service.redis_link import RedisLink
+from buffer_service.values import SelectorState
 from tests.store_model import Model
 
 Held = dict[str, Any]
@@ -43,6 +44,8 @@ def held_by_model(model: Model) -> Held:
         "num_compositions": len(model.compositions),
         "num_stale": len(model.stale),
         "counters": dict(model.counters),
+        "outcomes": model.outcomes_of_steps,
+        "selector": model.selector,
         "heard": set(model.heard),
         "claims": {
             worker: (nonce, [asked.request.request_id for asked in model.held_under(worker, nonce)])
@@ -57,6 +60,7 @@ def held_by_model(model: Model) -> Held:
             "policy_version": model.progress.policy_version,
             "cursor": model.cursor,
             "fresh_dropped": model.fresh_dropped,
+            "fresh_spares": model.fresh_spares,
             "failures_in_a_row": model.failures,
             "table_edits": model.tables.edits,
         },
@@ -91,6 +95,8 @@ def held_by_memory(store: MemoryStore) -> Held:
         "num_compositions": len(state.compositions),
         "num_stale": len(state.stale),
         "counters": dict(state.counters),
+        "outcomes": dict(state.outcomes),
+        "selector": state.selector,
         "heard": set(state.heard),
         "claims": {
             worker: (nonce, [i for i in ids if i in state.open and state.open[i].holder == worker])
@@ -104,6 +110,7 @@ def held_by_memory(store: MemoryStore) -> Held:
             "policy_version": state.progress.policy_version,
             "cursor": state.cursor,
             "fresh_dropped": state.fresh_dropped,
+            "fresh_spares": state.fresh_spares,
             "failures_in_a_row": state.failures_in_a_row,
             "table_edits": state.tables.edits,
         },
@@ -119,13 +126,14 @@ NUMBERS = (
     "policy_version",
     "cursor",
     "fresh_dropped",
+    "fresh_spares",
     "failures_in_a_row",
     "table_edits",
 )
 SORTED_SETS = ("queue_fresh", "queue_reevaluate", "queue_evaluate", "fresh", "reevaluated", "done", "planned",
                "evaluated", "leases_fresh", "leases_reevaluate", "leases_evaluate")  # fmt: skip
 HASHES = ("meta", "requests", "live", "holders", "held", "attempts", "evaluations", "rounds", "records", "refs",
-          "bad_prompts", "batches", "counters", "workers", "claims")  # fmt: skip
+          "bad_prompts", "batches", "counters", "outcomes", "workers", "claims")  # fmt: skip
 
 
 def held_by_redis(link: RedisLink, run: str, *, on_their_way: bool = False) -> Held:
@@ -143,13 +151,14 @@ def held_by_redis(link: RedisLink, run: str, *, on_their_way: bool = False) -> H
     pipe.llen(keys["compositions"])
     pipe.llen(keys["stale"])
     pipe.get(keys["tables"])
+    pipe.get(keys["selector"])
     pipe.keys(f"bapo:{{{run}}}:*")
     replies = pipe.execute()
     sets = {
         name: [(key.decode(), score) for key, score in reply] for name, reply in zip(SORTED_SETS, replies, strict=False)
     }
     maps = {name: _texts(reply) for name, reply in zip(HASHES, replies[len(SORTED_SETS) :], strict=False)}
-    num_compositions, num_stale, tables, found = replies[-4:]
+    num_compositions, num_stale, tables, selector, found = replies[-5:]
     names = {key.decode().partition("}:")[2] for key in found}
     group_ids = sorted(name.removeprefix("group:") for name in names if name.startswith("group:"))
     frames = link.client.mget([keys.group(group_id) for group_id in group_ids]) if group_ids else []
@@ -180,6 +189,10 @@ def held_by_redis(link: RedisLink, run: str, *, on_their_way: bool = False) -> H
         "num_compositions": num_compositions,
         "num_stale": num_stale,
         "counters": _numbers(maps["counters"]),
+        "outcomes": {int(step): data for step, data in maps["outcomes"].items()},
+        "selector": SelectorState(
+            round=int(meta.get("selector_round", 0)), through=int(meta.get("selector_through", 0)), data=selector or b""
+        ),
         "heard": set(maps["workers"]),
         "claims": {
             worker: (nonce, [i for i in ids if maps["holders"].get(i, b"").decode() == worker])

@@ -7,13 +7,24 @@ import random
 from collections.abc import Sequence
 from typing import TypeVar
 
+import numpy as np
+
 T = TypeVar("T")
 
 
 def rng_for(seed: int, step: int, purpose: str) -> random.Random:
     """A generator for one purpose at one step (spec A.2): a resumed run draws the same as an uninterrupted one."""
+    return random.Random(_key(seed, step, purpose))
+
+
+def generator_for(seed: int, step: int, purpose: str) -> np.random.Generator:
+    """The same for arrays."""
+    return np.random.Generator(np.random.PCG64(_key(seed, step, purpose)))
+
+
+def _key(seed: int, step: int, purpose: str) -> int:
     digest = hashlib.sha256(f"{seed}/{step}/{purpose}".encode()).digest()
-    return random.Random(int.from_bytes(digest[:16], "little"))
+    return int.from_bytes(digest[:16], "little")
 
 
 def sample_in_order(items: Sequence[T], most: int, rng: random.Random) -> list[T]:

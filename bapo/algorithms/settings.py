@@ -23,6 +23,8 @@ class AlgorithmConfig(Frozen):
 
     name: str = "bapo"
     """Composer: a file of `bapo/algorithms` that makes one (`bapo`, `grpo`). `grpo` uses neither X2 nor X3."""
+    selector: str = "uniform"
+    """Which prompts are sampled: a file of `bapo/algorithms/selectors` (`uniform`, `mopps`, `dots`, `kimi`)."""
     batch_size: int = Field(256, ge=1)
     """B: fresh groups per step, and the most groups that a batch holds (eq. 7)."""
     group_size: int = Field(8, ge=2)

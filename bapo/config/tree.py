@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 
 from bapo.algorithms.registry import composer_names
+from bapo.algorithms.selectors.registry import selector_names
+from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.algorithms.settings import AlgorithmConfig, CadenceConfig, Frozen
 from bapo.config.diagnostics import DiagnosticsConfig
 from bapo.config.objective import CriticConfig, LossConfig, ShapingConfig, SupervisedConfig
@@ -235,6 +237,7 @@ class Config(Frozen):
     model: ModelConfig = ModelConfig()
     task: TaskConfig = TaskConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    selector: SelectorConfig = SelectorConfig()
     cadence: CadenceConfig = CadenceConfig()
     rollout: RolloutConfig = RolloutConfig()
     loss: LossConfig = LossConfig()
@@ -257,6 +260,16 @@ class Config(Frozen):
             raise ValueError(
                 f'algorithm.name = "{self.algorithm.name}": there is no such composer'
                 f"{did_you_mean(self.algorithm.name, known)}; write one of {', '.join(known)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def selector_exists(self) -> Self:
+        known = selector_names()
+        if self.algorithm.selector not in known:
+            raise ValueError(
+                f'algorithm.selector = "{self.algorithm.selector}": there is no such selector'
+                f"{did_you_mean(self.algorithm.selector, known)}; write one of {', '.join(known)}"
             )
         return self
 

@@ -1,5 +1,6 @@
 -- step, edits of the tables that it began with, fresh ids, reevaluated ids, (id, change of references) each with a
--- frame key when it is negative, tables, (prompt id, prompt), prompt ids that left B_bad, batch, composition, its limit, number of stale fates, bytes of the fresh groups
+-- frame key when it is negative, tables, (prompt id, prompt), prompt ids that left B_bad, batch, composition, its limit, number of stale fates, bytes of the fresh groups,
+-- outcomes (or '')
 -- -> 1, or 0 when the fence is broken
 local step, edits = count(), count()
 
@@ -40,5 +41,7 @@ call('LTRIM', K.compositions, 0, count() - 1)
 -- New stale fates are put before those that this assembly saw.
 call('LTRIM', K.stale, 0, -1 - count())
 call('HINCRBY', K.meta, 'fresh_bytes', 0 - count())
+local outcomes = arg()
+if outcomes ~= '' then call('HSET', K.outcomes, step, outcomes) end
 call('HSET', K.meta, 'assembled', step, 'table_edits', 0)
 return 1

@@ -53,7 +53,7 @@ FRAMES_ANSWER: dict[int | str, dict[str, Any]] = {
 async def enqueue(body: EnqueueBody, here: Here) -> AcceptedAnswer:
     """Ask for groups; ids that were asked for before are ignored, and so is a cursor that does not rise."""
     requests = [item.to_request() for item in body.requests]
-    accepted = await in_thread(here.service.enqueue, requests, body.cursor)
+    accepted = await in_thread(here.service.enqueue, requests, body.cursor, body.spares)
     here.work.wake()
     return AcceptedAnswer(accepted=accepted)
 

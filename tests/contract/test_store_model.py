@@ -26,7 +26,7 @@ from buffer_service.image import Image
 from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
-from buffer_service.values import Assembly, Replacement, View
+from buffer_service.values import Assembly, Replacement, SelectorState, View
 from tests.buffer_setup import an_assembly, answer, incoming
 from tests.factories import make_request
 from tests.store_clock import ShiftedClock
@@ -95,10 +95,16 @@ class ThreeBuffers(RuleBasedStateMachine):
 
     # -- requests
 
-    @rule(names=st.lists(NAMES, max_size=4), step=VERSIONS, version=VERSIONS, cursor=st.none() | st.integers(0, 9))
-    def enqueue(self, names: list[str], step: int, version: int, cursor: int | None) -> None:
+    @rule(
+        names=st.lists(NAMES, max_size=4),
+        step=VERSIONS,
+        version=VERSIONS,
+        cursor=st.none() | st.integers(0, 9),
+        spares=st.none() | st.integers(0, 3),
+    )
+    def enqueue(self, names: list[str], step: int, version: int, cursor: int | None, spares: int | None) -> None:
         requests = [make_request(prompt_id=n, request_id=f"f-{n}", step=step, min_version=version) for n in names]
-        self.all(lambda store: store.enqueue(requests, cursor=cursor))
+        self.all(lambda store: store.enqueue(requests, cursor=cursor, spares=spares))
         self.remember(requests)
 
     @rule(names=st.lists(NAMES, max_size=3), label=LABELS, version=VERSIONS)
@@ -250,7 +256,13 @@ class ThreeBuffers(RuleBasedStateMachine):
             new_prompts=list(new.values()),
             num_stale=len(view.stale),
             fresh_bytes=sum(group.record.num_bytes for group in fresh),
+            outcomes=b"" if step % 5 == 4 else b"outcomes of step %d" % step,
         )
+
+    @rule(round_=st.integers(0, 6), behind=st.integers(-1, 3))
+    def keep_selector_state(self, round_: int, behind: int) -> None:
+        state = SelectorState(round=round_, through=max(0, self.model.tables.step - behind), data=b"state %d" % round_)
+        self.all(lambda store: store.keep_selector_state(state))
 
     @rule(number=st.integers(1, 3), version=VERSIONS, twice=st.booleans(), reverse=st.booleans())
     def replace_stale(self, number: int, version: int, twice: bool, reverse: bool) -> None:
@@ -315,6 +327,8 @@ class ThreeBuffers(RuleBasedStateMachine):
         assert self.redis.image() == self.model.image()
         self.all(lambda store: store.view(size))
         self.all(lambda store: [store.readiness(step) for step in range(5)])
+        self.all(lambda store: [store.outcomes(after, size) for after in range(self.model.tables.step + 1)])
+        self.all(lambda store: store.selector_state())
         self.all(lambda store: [store.batch(step) for step in range(self.model.tables.step + 2)])
         ids = [*self.asked, "never"]
         found = [self.model.records.get(i) for i in ids]

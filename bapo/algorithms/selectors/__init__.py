@@ -1,0 +1,1 @@
+"""Which prompts a step samples: one file per selector, found by name (`algorithm.selector`)."""

@@ -1,0 +1,130 @@
+"""What a prompt selector is: a rule from what earlier groups gave to the prompts of the next step.
+
+    Outcomes of steps 1 .. h - lookahead --observe--> state --propose(h, n)--> prompts of step h
+
+The scheduler calls `observe` once per step, in order, and proposes for step h from exactly the outcomes of the steps
+up to h - lookahead, however many more it could see (ADR 0087). So the prompts of a step are a function of (seed, h,
+those outcomes), and a run that was killed asks for the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bapo.errors import ConfigError
+from bapo.outcomes import Outcomes
+
+Indices = NDArray[np.int64]
+Floats = NDArray[np.float64]
+State = dict[str, NDArray[np.generic]]
+"""Name -> array: plain data that goes into the buffer and comes back unchanged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptPool:
+    """The N training prompts, as far as a selector may know them."""
+
+    prompt_ids: tuple[str, ...]
+    levels: Floats | None = None
+    """[N] the task's own difficulty, easy is low; None: the task has no levels."""
+    embed: Callable[[], NDArray[np.float32]] | None = field(default=None, repr=False)
+    """Gives [N, D] frozen embeddings. Called once, by a selector that needs them."""
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids)
+
+    @cached_property
+    def _index(self) -> Mapping[str, int]:
+        return {prompt_id: index for index, prompt_id in enumerate(self.prompt_ids)}
+
+    def indices(self, prompt_ids: Sequence[str]) -> Indices:
+        """[len(prompt_ids)] their places. Raises: ConfigError for a prompt that the training split does not have."""
+        try:
+            return np.array([self._index[prompt_id] for prompt_id in prompt_ids], dtype=np.int64)
+        except KeyError as error:
+            raise ConfigError(
+                f"the buffer holds an outcome of prompt {error}, which the training split does not have: the data of "
+                "this run has changed; start a new run, or bring the old data back"
+            ) from error
+
+
+class PromptSelector(Protocol):
+    """One rule. Deterministic: the same seed, outcomes and step give the same proposal."""
+
+    name: str
+
+    def references(self, step: int) -> Indices:
+        """Prompts to be sampled only to be looked at, before `propose(step, ...)`; empty for most rules."""
+        ...
+
+    def observe_references(self, step: int, outcomes: Outcomes) -> None:
+        """What they gave; a reference whose group failed for good is missing."""
+        ...
+
+    def propose(self, step: int, n: int) -> Indices:
+        """[min(n, N)] different prompts, best first: the first of a longer proposal are the shorter one.
+
+        The first B become the step's requests; those behind them replace requests that failed for good.
+        """
+        ...
+
+    def observe(self, outcomes: Outcomes) -> None:
+        """What the fresh groups of one more step gave. A prompt that failed for good is missing."""
+        ...
+
+    def state(self) -> State:
+        """Everything that was learnt."""
+        ...
+
+    def restore(self, state: State) -> None:
+        """Take a state back. Raises: ConfigError when it is not of this selector and this pool."""
+        ...
+
+
+class Stateless:
+    """Of a selector that learns nothing."""
+
+    def references(self, step: int) -> Indices:
+        """None."""
+        del step
+        return np.empty(0, dtype=np.int64)
+
+    def observe_references(self, step: int, outcomes: Outcomes) -> None:
+        """Nothing to learn."""
+
+    def observe(self, outcomes: Outcomes) -> None:
+        """Nothing to learn."""
+
+    def state(self) -> State:
+        """Empty."""
+        return {}
+
+    def restore(self, state: State) -> None:
+        """Nothing to take."""
+
+
+def restored(state: State, name: str, like: Floats) -> Floats:
+    """A column of a state, as a copy. Raises: ConfigError when it is missing or has another shape."""
+    found = state.get(name)
+    if found is None or found.shape != like.shape:
+        shape = None if found is None else list(found.shape)
+        raise ConfigError(
+            f"the buffer holds what another prompt selector learnt, or of other data: {name} must be "
+            f"{list(like.shape)}, got {shape}; start a new run, or bring the old selector and data back"
+        )
+    return found.astype(np.float64)
+
+
+def first_by_weight(log_weights: Floats, n: int, rng: np.random.Generator) -> Indices:
+    """[min(n, N)] indices drawn without replacement with p proportional to exp(log_weights), in the order of drawing.
+
+    The n largest of log w + Gumbel noise are such a draw (Gumbel top-k); -inf comes last, in the order of the indices.
+    """
+    keys = log_weights + rng.gumbel(size=len(log_weights))
+    return np.argsort(-keys, kind="stable")[:n]

@@ -1,0 +1,77 @@
+"""Kimi k1.5: prompts are sampled in proportion to how often they fail, on request from easy to hard (spec B.14)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bapo.algorithms.randomness import generator_for
+from bapo.algorithms.selectors.base import Floats, Indices, PromptPool, State, Stateless, first_by_weight, restored
+from bapo.algorithms.selectors.settings import SelectorConfig
+from bapo.errors import ConfigError
+from bapo.outcomes import Outcomes
+
+
+class Kimi(Stateless):
+    """p_i in proportion to 1 - s_i, without replacement within a step; s_i is the prompt's success rate so far.
+
+    A prompt that was never sampled has s_i = 0.
+    """
+
+    name = "kimi"
+
+    def __init__(self, settings: SelectorConfig, pool: PromptPool, *, seed: int) -> None:
+        if settings.curriculum_steps and pool.levels is None:
+            raise ConfigError(
+                f"selector.curriculum_steps = {settings.curriculum_steps}, but the task has no levels; write 0, "
+                "or give the task a method level(prompt) -> float"
+            )
+        self._settings, self._pool, self._seed = settings, pool, seed
+        self._right: Floats = np.zeros(len(pool))
+        self._sampled: Floats = np.zeros(len(pool))
+
+    def propose(self, step: int, n: int) -> Indices:
+        """See `PromptSelector.propose`. Prompts that never fail come last, and behind them those not admitted yet."""
+        rng = generator_for(self._seed, step, "kimi")
+        with np.errstate(divide="ignore"):
+            log_weights = np.log(failure_rates(self._right, self._sampled))
+        order = first_by_weight(log_weights, len(self._pool), rng)
+        if self._settings.curriculum_steps and self._pool.levels is not None:
+            is_admitted = admitted(self._pool.levels, step / self._settings.curriculum_steps)[order]
+            order = np.concatenate([order[is_admitted], order[~is_admitted]])
+        return order[:n]
+
+    def observe(self, outcomes: Outcomes) -> None:
+        """Counts right responses and all responses of each prompt."""
+        places = self._pool.indices(outcomes.prompt_ids)
+        np.add.at(self._right, places, outcomes.reward_sums)
+        np.add.at(self._sampled, places, outcomes.sizes)
+
+    def state(self) -> State:
+        """Right and all responses, [N] each."""
+        return {"right": self._right.copy(), "sampled": self._sampled.copy()}
+
+    def restore(self, state: State) -> None:
+        """See `PromptSelector.restore`."""
+        self._right, self._sampled = restored(state, "right", self._right), restored(state, "sampled", self._sampled)
+
+
+def make_selector(settings: SelectorConfig, pool: PromptPool, *, seed: int, batch_size: int) -> Kimi:
+    """See `bapo.algorithms.selectors.registry`."""
+    del batch_size
+    return Kimi(settings, pool, seed=seed)
+
+
+def failure_rates(right: Floats, sampled: Floats) -> Floats:
+    """[N] 1 - s_i; 1 for a prompt that was never sampled."""
+    rates: Floats = np.maximum(0.0, 1.0 - right / np.maximum(1.0, sampled))
+    return rates
+
+
+def admitted(levels: Floats, share: float) -> NDArray[np.bool_]:
+    """[N] whether a prompt is among the easiest `share` of all; a level is admitted whole."""
+    last = min(len(levels), max(1, math.ceil(share * len(levels)))) - 1
+    is_admitted: NDArray[np.bool_] = levels <= np.partition(levels, last)[last]
+    return is_admitted

@@ -1,0 +1,76 @@
+"""MoPPS: each prompt's success rate is a Beta posterior, and sampled rates near 1/2 are chosen (spec B.9).
+
+Qu et al., *Can Prompt Difficulty be Online Predicted for Accelerating RL Finetuning of Reasoning Models?*
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bapo.algorithms.randomness import generator_for
+from bapo.algorithms.selectors.base import Floats, Indices, PromptPool, State, Stateless, restored
+from bapo.algorithms.selectors.settings import SelectorConfig
+from bapo.outcomes import Outcomes
+
+PRIOR = 1.0
+"""alpha_0 = beta_0: before its first group any success rate is as likely as any other."""
+
+
+class Mopps(Stateless):
+    """Thompson sampling over a pool of candidates."""
+
+    name = "mopps"
+
+    def __init__(self, settings: SelectorConfig, pool: PromptPool, *, seed: int, batch_size: int) -> None:
+        self._settings, self._pool, self._seed, self._batch_size = settings, pool, seed, batch_size
+        self._alpha: Floats = np.full(len(pool), PRIOR)
+        self._beta: Floats = np.full(len(pool), PRIOR)
+
+    def propose(self, step: int, n: int) -> Indices:
+        """The candidates, fittest first, and behind them the prompts that are none."""
+        settings, rng = self._settings, generator_for(self._seed, step, "mopps")
+        shuffled = rng.permutation(len(self._pool))
+        candidates, others = np.split(shuffled, [round(settings.pool_ratio * self._batch_size)])
+        rates = rng.beta(self._alpha[candidates], self._beta[candidates])
+        band = settings.band if settings.mode == "threshold" else None
+        order: Indices = np.concatenate([candidates[by_fitness(rates, settings.target, band)], others])
+        return order[:n]
+
+    def observe(self, outcomes: Outcomes) -> None:
+        """Two groups of one prompt in a step count one after the other."""
+        for i, k, size in zip(
+            self._pool.indices(outcomes.prompt_ids), outcomes.reward_sums, outcomes.sizes, strict=True
+        ):
+            self._alpha[i], self._beta[i] = updated(
+                self._alpha[i], self._beta[i], float(k), int(size), self._settings.decay
+            )
+
+    def state(self) -> State:
+        """alpha and beta, [N] each."""
+        return {"alpha": self._alpha.copy(), "beta": self._beta.copy()}
+
+    def restore(self, state: State) -> None:
+        """See `PromptSelector.restore`."""
+        self._alpha, self._beta = restored(state, "alpha", self._alpha), restored(state, "beta", self._beta)
+
+
+def make_selector(settings: SelectorConfig, pool: PromptPool, *, seed: int, batch_size: int) -> Mopps:
+    """See `bapo.algorithms.selectors.registry`."""
+    return Mopps(settings, pool, seed=seed, batch_size=batch_size)
+
+
+def updated(alpha: float, beta: float, k: float, size: int, decay: float) -> tuple[float, float]:
+    """Posterior after a group with k of `size` right; `decay` is lambda, which draws old evidence to the prior."""
+    return (
+        decay * alpha + (1 - decay) * PRIOR + k,
+        decay * beta + (1 - decay) * PRIOR + (size - k),
+    )
+
+
+def by_fitness(rates: Floats, target: float, band: tuple[float, float] | None) -> Indices:
+    """Order of candidates: nearest to the target first; with a band, those inside it before them, as they come."""
+    nearest = np.argsort((rates - target) ** 2, kind="stable")
+    if band is None:
+        return nearest
+    inside = (band[0] <= rates) & (rates <= band[1])
+    return np.concatenate([np.flatnonzero(inside), nearest[~inside[nearest]]])

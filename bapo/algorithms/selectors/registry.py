@@ -1,0 +1,53 @@
+"""Find the selector that the config names: `bapo/algorithms/selectors/<name>.py`, its function `make_selector`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from typing import Any, cast
+
+import bapo.algorithms.selectors
+from bapo.algorithms.selectors.base import PromptPool, PromptSelector
+from bapo.algorithms.selectors.settings import SelectorConfig
+from bapo.errors import ConfigError, did_you_mean
+
+FACTORY = "make_selector"
+
+
+def load_selector(
+    name: str, settings: SelectorConfig, pool: PromptPool, *, seed: int, batch_size: int
+) -> PromptSelector:
+    """The selector `name` over a pool; `batch_size` is B.
+
+    Raises: ConfigError when no file of this folder has that name and a `make_selector`, or the pool lacks what it
+        needs.
+    """
+    known = selector_names()
+    if name not in known:
+        raise ConfigError(
+            f"algorithm.selector = {name!r}: there is no such selector{did_you_mean(name, known)}; "
+            f"write one of {', '.join(known)}, or add bapo/algorithms/selectors/{name}.py with a {FACTORY}"
+        )
+    return cast(PromptSelector, getattr(_module(name), FACTORY)(settings, pool, seed=seed, batch_size=batch_size))
+
+
+def learns(name: str) -> bool:
+    """Whether the buffer must keep what groups gave: all but those that say `LEARNS = False`."""
+    return name not in selector_names() or bool(getattr(_module(name), "LEARNS", True))
+
+
+def needs_embeddings(name: str) -> bool:
+    """Whether it says `EMBEDS = True`: the learner makes them before its first step."""
+    return name in selector_names() and bool(getattr(_module(name), "EMBEDS", False))
+
+
+@cache
+def selector_names() -> tuple[str, ...]:
+    """Names of the modules of this folder that make a selector, sorted."""
+    names = (module.name for module in pkgutil.iter_modules(bapo.algorithms.selectors.__path__))
+    return tuple(sorted(name for name in names if hasattr(_module(name), FACTORY)))
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"{bapo.algorithms.selectors.__name__}.{name}")

@@ -1,0 +1,39 @@
+"""The data order: epoch after epoch, each a new permutation (spec A.3 line 1). Learns nothing."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from bapo.algorithms.curriculum import epoch_order, position
+from bapo.algorithms.selectors.base import Indices, PromptPool, Stateless
+from bapo.algorithms.selectors.settings import SelectorConfig
+
+LEARNS = False
+
+
+class Uniform(Stateless):
+    """Step h takes the prompts at the cursors (h - 1) B .. h B - 1."""
+
+    name = "uniform"
+
+    def __init__(self, num_prompts: int, *, seed: int, batch_size: int) -> None:
+        self._num, self._seed, self._batch_size = num_prompts, seed, batch_size
+
+    def propose(self, step: int, n: int) -> Indices:
+        """The step's prompts, then those of the same epoch that come behind them, then those before."""
+        epoch, start = position((step - 1) * self._batch_size, self._num, self._batch_size)
+        return np.roll(_order(self._seed, epoch, self._num), -start)[:n]
+
+
+def make_selector(settings: SelectorConfig, pool: PromptPool, *, seed: int, batch_size: int) -> Uniform:
+    """See `bapo.algorithms.selectors.registry`."""
+    del settings
+    return Uniform(len(pool), seed=seed, batch_size=batch_size)
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, num_prompts: int) -> Indices:
+    """Made once: two epochs are in use when a batch lies near the seam."""
+    return np.array(epoch_order(seed, epoch, num_prompts), dtype=np.int64)
