@@ -129,6 +129,11 @@ class CadenceConfig(Frozen):
         """Most steps between the version that sampled a fresh group and the step that trains it."""
         return self.v - 1 + self.slack
 
+    @property
+    def lookahead(self) -> int:
+        """L: the requests of step h are asked for so many steps before it."""
+        return self.v + self.slack
+
     def is_sync_step(self, step: int) -> bool:
         """Whether alpha <- theta_t at the start of step t (spec A.3 line 2)."""
         return step == 1 or step % self.v == 0

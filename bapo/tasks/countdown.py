@@ -54,6 +54,10 @@ class CountdownTask:
         """1.0 if the last answer uses each number once and equals the target, else 0.0."""
         return 1.0 if is_right(text, prompt.answer["numbers"], prompt.answer["target"]) else 0.0
 
+    def level(self, prompt: Prompt) -> float:
+        """How many numbers there are: CD-3 is easier than CD-4."""
+        return float(len(prompt.answer["numbers"]))
+
     def gold(self, prompt: Prompt) -> str | None:
         """The first solution of an exhaustive search, as a response."""
         expression = solve(prompt.answer["numbers"], prompt.answer["target"])

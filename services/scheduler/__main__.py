@@ -12,6 +12,8 @@ from bapo.tasks.registry import load_task
 from bapo.telemetry import Telemetry, serve_health
 from services.scheduler.loop import Scheduler
 from services.scheduler.plan import FreshPlan
+from services.scheduler.pool import make_pool
+from services.scheduler.proposals import make_proposals
 
 START_TIMEOUT_S = 60.0
 
@@ -19,15 +21,18 @@ START_TIMEOUT_S = 60.0
 def main(flags: Flags) -> None:
     """Check the data, wait for the buffer, then feed the workers until the run is over."""
     config, telemetry = flags.config, Telemetry()
-    plan = FreshPlan(config, load_task(config.task.name, config.task.options).prompts("train"))
+    task = load_task(config.task.name, config.task.options)
+    prompts = task.prompts("train")
     buffer = BufferClient(flags.extra.buffer_url or buffer_url(config, flags.run))
+    proposals = make_proposals(config, prompts, make_pool(task, prompts), buffer)
+    plan = FreshPlan(config, prompts, proposals)
     is_up = False
     flags.run.write_port(
         "scheduler", serve_health(telemetry, config.scheduler.port, lambda: is_up, tokens=config.security.tokens)
     )
     buffer.wait_ready(START_TIMEOUT_S)
     is_up = True
-    Scheduler(config, plan, load_composer(config.algorithm), buffer, telemetry).run()
+    Scheduler(config, plan, load_composer(config.algorithm), buffer, telemetry, proposals=proposals).run()
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from bapo.algorithms.composer import Composer
@@ -18,11 +19,14 @@ from bapo.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from bapo.waiting import who_waits
 from bapo.watchdog import Watchdog, mark_of
 from services.scheduler.plan import FreshPlan, due_round, reevaluation_requests
+from services.scheduler.proposals import Proposals
 
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
 """Longest wait for the learner's next step: while it stays in one, groups may be dropped and have to be asked again."""
+LOOK_SOON_S = 0.2
+"""The same while reference prompts are being sampled: the requests of a step wait for them."""
 
 
 class Buffer(Protocol):
@@ -32,7 +36,9 @@ class Buffer(Protocol):
 
     def status(self) -> BufferStatus: ...
 
-    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None = None) -> int: ...
+    def enqueue(
+        self, requests: Sequence[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
+    ) -> int: ...
 
     def hard_prompts(self) -> list[tuple[HardPrompt, Prompt]]: ...
 
@@ -50,8 +56,11 @@ class Scheduler:
         buffer: Buffer,
         telemetry: Telemetry,
         *,
+        proposals: Proposals | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`proposals`: those that the plan was made with, if any."""
+        self._proposals, self._cursor = proposals, 0
         self._config = config
         self._plan = plan
         self._composer = composer
@@ -68,7 +77,8 @@ class Scheduler:
         """
         looked_at: int | None = None
         while True:
-            step = self._buffer.progress(seen_step=looked_at, wait_s=LOOK_AGAIN_S).step
+            wait_s = LOOK_SOON_S if self._proposals is not None and self._proposals.waits else LOOK_AGAIN_S
+            step = self._buffer.progress(seen_step=looked_at, wait_s=wait_s).step
             if step > self._config.run.num_steps:
                 log.info("finished: the learner is behind step %d", self._config.run.num_steps)
                 return
@@ -83,13 +93,19 @@ class Scheduler:
         self._reevaluate(step)
         status = self._buffer.status()
         self._watch(status)
-        cursor = status.cursor
-        while missing := self._plan.missing(step, cursor, status.fresh_dropped):
-            requests = [self._plan.request(at, status.fresh_dropped) for at in missing]
-            cursor = missing.stop
-            self._buffer.enqueue(requests, cursor=cursor)
+        self._ask_fresh(replace(status, step=step))
+
+    def _ask_fresh(self, status: BufferStatus) -> None:
+        if self._proposals is not None and status.cursor < self._cursor:
+            self._proposals.forget()  # the buffer was restored to an older state
+        while requests := self._plan.due(status):
+            cursor = status.cursor + len(requests)
+            spares = status.fresh_spares + self._plan.num_spares(status)
+            self._buffer.enqueue(requests, cursor=cursor, spares=spares)
             self._asked.labels(purpose=Purpose.FRESH.value).inc(len(requests))
-            log.debug("step %d: asked for %d fresh groups, cursor=%d", step, len(requests), cursor)
+            log.debug("step %d: asked for %d fresh groups, cursor=%d", status.step, len(requests), cursor)
+            status = replace(status, cursor=cursor, fresh_spares=spares)
+        self._cursor = status.cursor
 
     def _watch(self, status: BufferStatus) -> None:
         config = self._config

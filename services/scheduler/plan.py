@@ -1,7 +1,7 @@
 """What to ask the workers next: pure rules of where the learner is and what was asked before.
 
-    fresh         requests in data order, numbered by the cursor 0, 1, 2, ...; those of step t are ready for the workers
-                  when the learner is v + slack steps before it, so that nobody waits for a prompt
+    fresh         requests numbered by the cursor 0, 1, 2, ..., in data order or as a prompt selector proposes; those of
+                  step t are ready for the workers when the learner is v + slack steps before it, so that nobody waits
     re-evaluation once per step t with t mod m == 0: the hard prompts that the algorithm chooses (spec A.3 line 6)
 
 Ids are made of cursor, step and place, so that a scheduler that restarts asks for the same things again, once.
@@ -11,11 +11,13 @@ Does not cover: prompt lengths (the worker refuses a prompt that is too long).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from typing import Protocol
 
 from bapo.algorithms.composer import Composer
-from bapo.algorithms.curriculum import epoch_order, position
 from bapo.algorithms.randomness import rng_for
+from bapo.algorithms.selectors.base import Indices
+from bapo.algorithms.selectors.uniform import Uniform
+from bapo.clients import BufferStatus
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
 from bapo.types import HardPrompt, Prompt, Purpose, RolloutRequest
@@ -24,39 +26,100 @@ MAX_PER_CALL = 512
 """Fresh requests in one call to the buffer: a few hundred kB."""
 
 
-class FreshPlan:
-    """Which fresh request comes at which cursor, and how many there should be."""
+class Rankings(Protocol):
+    """What the plan needs of `services.scheduler.proposals.Proposals`."""
 
-    def __init__(self, config: Config, prompts: Sequence[Prompt]) -> None:
-        """`prompts`: the training split. Raises: ConfigError when it is smaller than one batch."""
+    @property
+    def newest(self) -> int: ...
+
+    def ranking(self, round_: int) -> Indices | None: ...
+
+
+class FreshPlan:
+    """Which fresh requests come next.
+
+    A request is numbered by the cursor. The first B of a selector's proposal for step h are the regular requests of
+    step h; a spare takes the place of one that failed for good. The uniform order knows no difference: its prompts
+    follow the cursor.
+    """
+
+    def __init__(self, config: Config, prompts: Sequence[Prompt], proposals: Rankings | None = None) -> None:
+        """
+        Args:
+            prompts: the training split.
+            proposals: of a selector that learns; None: the uniform order.
+        Raises: ConfigError when there are fewer prompts than one batch has.
+        """
         self._config = config
         self._prompts = prompts
+        self._proposals = proposals
         self._batch_size = config.algorithm.batch_size
+        self._uniform = Uniform(len(prompts), seed=config.run.seed, batch_size=self._batch_size)
         if len(prompts) < self._batch_size:
             raise ConfigError(
                 f"task {config.task.name!r} has {len(prompts)} training prompts, fewer than one batch of "
                 f"algorithm.batch_size={self._batch_size}; add prompts or write at most {len(prompts)}"
             )
 
-    def missing(self, step: int, cursor: int, num_dropped: int) -> range:
-        """Cursors to enqueue now, so that every step up to `step + v + slack` has its B requests.
+    def due(self, status: BufferStatus) -> list[RolloutRequest]:
+        """The requests to enqueue now, at most MAX_PER_CALL: spares first, because the next batch may wait for them.
 
-        Args:
-            step: where the learner is (0: it has not begun).
-            cursor: fresh requests ever enqueued.
-            num_dropped: those of them that will never become a group: their places are asked again.
+        They end before a step whose proposal is not made yet: its reference prompts are being sampled.
         """
-        cadence = self._config.cadence
-        horizon = min(self._config.run.num_steps, step + cadence.v + cadence.slack)
-        wanted = self._batch_size * horizon + num_dropped
-        return range(cursor, max(cursor, min(wanted, cursor + MAX_PER_CALL)))
+        return self._due_spares(status) if self.num_spares(status) else self._due_regular(status)
 
-    def request(self, cursor: int, num_dropped: int) -> RolloutRequest:
-        """The fresh request at a cursor."""
-        step = max(0, cursor - num_dropped) // self._batch_size + 1
+    def num_spares(self, status: BufferStatus) -> int:
+        """Of the requests that are due, how many are spares: all or none."""
+        return min(MAX_PER_CALL, max(0, status.fresh_dropped - status.fresh_spares))
+
+    def _due_spares(self, status: BufferStatus) -> list[RolloutRequest]:
+        # Planned for the batch that is assembled next: planned for later, weights may have to answer it that exist
+        # only behind the step that waits for it.
+        step = min(self._config.run.num_steps, status.assembled_step + 1)
+        chosen = [self._spare(status, number) for number in range(self.num_spares(status))]
+        return [self._request(status.cursor + i, step, prompt) for i, prompt in enumerate(chosen) if prompt is not None]
+
+    def _spare(self, status: BufferStatus, number: int) -> Prompt | None:
+        if self._proposals is None:
+            return self.prompt(status.cursor + number)
+        asked = -(-(status.cursor - status.fresh_spares) // self._batch_size)
+        ranking = self._proposals.ranking(max(1, asked, self._proposals.newest))
+        if ranking is None:
+            return None
+        behind = ranking[self._batch_size :] if len(ranking) > self._batch_size else ranking
+        return self._prompts[behind[(status.fresh_spares + number) % len(behind)]]
+
+    def _due_regular(self, status: BufferStatus) -> list[RolloutRequest]:
+        asked = status.cursor - status.fresh_spares
+        places = range(asked, max(asked, min(self._batch_size * self.horizon(status), asked + MAX_PER_CALL)))
+        requests = []
+        for place in places:
+            prompt = self._regular(place, status.fresh_spares)
+            if prompt is None:
+                break
+            requests.append(self._request(place + status.fresh_spares, place // self._batch_size + 1, prompt))
+        return requests
+
+    def horizon(self, status: BufferStatus) -> int:
+        """Step up to which requests are due, so that no worker waits for a prompt.
+
+        With a selector that learns, no step whose outcomes are missing: that is still before the first worker may
+        sample for it (ADR 0087).
+        """
+        begun = status.step if self._proposals is None else status.assembled_step
+        return min(self._config.run.num_steps, begun + self._config.cadence.lookahead)
+
+    def _regular(self, place: int, num_spares: int) -> Prompt | None:
+        if self._proposals is None:
+            return self.prompt(place + num_spares)
+        step, index = divmod(place, self._batch_size)
+        ranking = self._proposals.ranking(step + 1)
+        return None if ranking is None else self._prompts[ranking[index]]
+
+    def _request(self, cursor: int, step: int, prompt: Prompt) -> RolloutRequest:
         return RolloutRequest(
             request_id=f"fresh-{cursor:08d}",
-            prompt=self.prompt(cursor),
+            prompt=prompt,
             group_size=self._config.algorithm.group_size,
             purpose=Purpose.FRESH,
             step=step,
@@ -64,15 +127,17 @@ class FreshPlan:
         )
 
     def prompt(self, cursor: int) -> Prompt:
-        """The prompt at a cursor of the data order."""
-        num = len(self._prompts)
-        epoch, index = position(cursor, num, self._batch_size)
-        return self._prompts[_order(self._config.run.seed, epoch, num)[index]]
+        """The prompt at a cursor of the uniform order."""
+        return self._prompts[self._uniform.at(cursor)]
 
     def prompt_ids(self, step: int) -> frozenset[str]:
-        """Ids of the prompts that the data order plans for a step (exact as long as no group was dropped)."""
+        """Ids of the prompts that are planned for a step (uniform: exact as long as no group was dropped)."""
         first = (step - 1) * self._batch_size
-        return frozenset(self.prompt(cursor).prompt_id for cursor in range(first, first + self._batch_size))
+        if self._proposals is None:
+            return frozenset(self.prompt(cursor).prompt_id for cursor in range(first, first + self._batch_size))
+        ranking = self._proposals.ranking(step)
+        own = [] if ranking is None else ranking[: self._batch_size]
+        return frozenset(self._prompts[i].prompt_id for i in own)
 
 
 def due_round(step: int, config: Config) -> int | None:
@@ -106,9 +171,3 @@ def reevaluation_requests(
         )
         for index, prompt_id in enumerate(chosen)
     ]
-
-
-@lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, num_prompts: int) -> list[int]:
-    """The permutation of an epoch, made once: two epochs are in use when a batch lies near the seam."""
-    return epoch_order(seed, epoch, num_prompts)

@@ -190,3 +190,18 @@ def test_presets_that_name_each_other_are_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("bapo.config.layers.PRESETS", tmp_path)
     with pytest.raises(ConfigError, match="circle: a -> b -> a"):
         preset_layers("a")
+
+
+def test_mopps_is_grpo_with_its_own_prompts_and_loss() -> None:
+    config = preset("mopps")
+    assert (config.algorithm.name, config.algorithm.selector, config.algorithm.online_filter) == (
+        "grpo",
+        "mopps",
+        "none",
+    )
+    selector, loss = config.selector, config.loss
+    assert (selector.target, selector.pool_ratio, selector.mode, selector.decay) == (0.5, 16.0, "topk", 1.0)
+    assert (loss.clip_low, loss.clip_high, loss.dual_clip, loss.aggregation) == (0.2, 0.28, 10.0, "token_mean")
+    assert (loss.kl_coef, loss.entropy_coef) == (0.0, 0.001)
+    assert (config.algorithm.batch_size, config.algorithm.group_size, config.learner.minibatch_size) == (256, 8, 128)
+    assert (config.cadence.lookahead, config.learner.lr) == (1, 1e-6)

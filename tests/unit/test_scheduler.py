@@ -57,10 +57,13 @@ class FakeBuffer:
     def status(self) -> BufferStatus:
         return self.current
 
-    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None = None) -> int:
+    def enqueue(
+        self, requests: Sequence[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
+    ) -> int:
         assert cursor is not None
+        assert spares is not None
         self.fresh += requests
-        self.current = replace(self.current, cursor=cursor)
+        self.current = replace(self.current, cursor=cursor, fresh_spares=spares)
         return len(requests)
 
     def hard_prompts(self) -> list[tuple[HardPrompt, Prompt]]:
@@ -74,30 +77,41 @@ def make_scheduler(config: Config, buffer: FakeBuffer) -> Scheduler:
     return Scheduler(config, FreshPlan(config, PROMPTS), load_composer(config.algorithm), buffer, Telemetry())
 
 
+def due(config: Config, prompts: Sequence[Prompt] = PROMPTS, **numbers: int) -> list[RolloutRequest]:
+    """What the plan of the uniform order asks for next."""
+    return FreshPlan(config, prompts).due(replace(STATUS, **numbers))
+
+
 @pytest.mark.parametrize(
-    ("step", "cursor", "dropped", "want"),
+    ("numbers", "want"),
     [
-        (0, 0, 0, range(12)),  # before step 1: v + slack = 3 steps of 4
-        (1, 12, 0, range(12, 16)),  # step 1 begun: up to step 4
-        (1, 16, 0, range(16, 16)),  # nothing is missing
-        (1, 16, 3, range(16, 19)),  # three groups failed for good: as many more
-        (1, 20, 0, range(20, 20)),  # ahead of the plan: never a negative range
-        (11, 40, 0, range(40, 48)),  # not beyond T = 12
-        (12, 48, 2, range(48, 50)),
+        ({"step": 0, "cursor": 0}, range(12)),  # before step 1: v + slack = 3 steps of 4
+        ({"step": 1, "cursor": 12}, range(12, 16)),  # step 1 begun: up to step 4
+        ({"step": 1, "cursor": 16}, range(0)),  # nothing is missing
+        ({"step": 1, "cursor": 16, "fresh_dropped": 3}, range(16, 19)),  # three groups failed for good: as many more
+        ({"step": 1, "cursor": 19, "fresh_dropped": 3, "fresh_spares": 3}, range(0)),
+        ({"step": 2, "cursor": 16, "fresh_dropped": 3}, range(16, 19)),  # spares go first
+        ({"step": 2, "cursor": 19, "fresh_dropped": 3, "fresh_spares": 3}, range(19, 23)),
+        ({"step": 1, "cursor": 20}, range(0)),  # ahead of the plan: never a negative range
+        ({"step": 11, "cursor": 40}, range(40, 48)),  # not beyond T = 12
+        ({"step": 12, "cursor": 48, "fresh_dropped": 2}, range(48, 50)),
     ],
 )
-def test_fresh_requests_reach_v_plus_slack_steps_ahead(step: int, cursor: int, dropped: int, want: range) -> None:
-    assert FreshPlan(make_config(), PROMPTS).missing(step, cursor, dropped) == want
+def test_fresh_requests_reach_v_plus_slack_steps_ahead_and_replace_what_was_dropped(
+    numbers: dict[str, int], want: range
+) -> None:
+    assert [request.request_id for request in due(make_config(), **numbers)] == [f"fresh-{c:08d}" for c in want]
 
 
 def test_one_call_carries_a_bounded_number_of_requests() -> None:
     config = make_config(algorithm={"batch_size": 400}, learner={"minibatch_size": 8})
     prompts = [make_prompt(prompt_id=f"p{i}") for i in range(400)]
-    assert FreshPlan(config, prompts).missing(0, 0, 0) == range(512)
+    assert len(due(config, prompts)) == 512
+    assert len(due(config, prompts, cursor=1200, fresh_dropped=600)) == 512
 
 
 @pytest.mark.parametrize(
-    ("cursor", "dropped", "step", "min_version"),
+    ("cursor", "spares", "step", "min_version"),
     [
         (0, 0, 1, 1),
         (3, 0, 1, 1),
@@ -105,16 +119,21 @@ def test_one_call_carries_a_bounded_number_of_requests() -> None:
         (8, 0, 3, 2),  # planned for step 3: alpha of step 2
         (12, 0, 4, 2),
         (16, 0, 5, 4),
-        (16, 4, 4, 2),  # four were dropped before it: it fills a place of step 4
-        (0, 4, 1, 1),
+        (16, 4, 4, 2),  # four before it replaced others: it fills a place of step 4
     ],
 )
 def test_a_fresh_request_carries_its_step_and_the_oldest_weights_admitted(
-    cursor: int, dropped: int, step: int, min_version: int
+    cursor: int, spares: int, step: int, min_version: int
 ) -> None:
-    request = FreshPlan(make_config(), PROMPTS).request(cursor, dropped)
+    (request, *_) = due(make_config(), step=5, cursor=cursor, fresh_spares=spares, fresh_dropped=spares)
     assert (request.request_id, request.step, request.min_version) == (f"fresh-{cursor:08d}", step, min_version)
     assert (request.purpose, request.group_size) == (Purpose.FRESH, 8)
+
+
+def test_a_spare_is_for_the_batch_that_comes_next_so_that_it_never_waits_for_weights_behind_that_batch() -> None:
+    paper = make_config(cadence={"v": 2, "m": 4, "slack": 0})
+    spares = due(paper, step=3, assembled_step=2, policy_version=2, cursor=20, fresh_dropped=2)
+    assert [(spare.step, spare.min_version) for spare in spares] == [(3, 2), (3, 2)]
 
 
 def test_an_epoch_holds_whole_batches_without_repetition_and_the_next_is_shuffled_anew() -> None:

@@ -21,6 +21,11 @@ class Uniform(Stateless):
     def __init__(self, num_prompts: int, *, seed: int, batch_size: int) -> None:
         self._num, self._seed, self._batch_size = num_prompts, seed, batch_size
 
+    def at(self, cursor: int) -> int:
+        """The prompt of the cursor-th fresh request, from 0."""
+        epoch, place = position(cursor, self._num, self._batch_size)
+        return int(_order(self._seed, epoch, self._num)[place])
+
     def propose(self, step: int, n: int) -> Indices:
         """The step's prompts, then those of the same epoch that come behind them, then those before."""
         epoch, start = position((step - 1) * self._batch_size, self._num, self._batch_size)

@@ -1,0 +1,189 @@
+"""The prompts of each step by a selector that learns: proposed in order, each from a fixed set of outcomes (ADR 0087).
+
+    kept state of round r --restore--> selector --observe steps up to h - L, one by one--> propose(h)
+                                           |  every KEEP_EVERY rounds, and after references
+                                           +--> kept again, before the first request of its round is asked for
+
+Everything is in the buffer: a scheduler that starts again reads the state and the outcomes behind it, and proposes the
+same. Only the newest rounds are remembered; nothing older is ever asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from bapo.algorithms.selectors.base import Indices, PromptPool, PromptSelector, State
+from bapo.algorithms.selectors.registry import learns, load_selector
+from bapo.algorithms.selectors.state import pack_state, unpack_state
+from bapo.clients import BufferStatus
+from bapo.config.tree import Config
+from bapo.errors import ContractError
+from bapo.outcomes import Outcomes
+from bapo.types import Prompt, Purpose, RolloutRequest
+
+log = logging.getLogger(__name__)
+
+KEEP_EVERY = 32
+"""Rounds between two kept states: so many steps of outcomes stay in the buffer, and are read after a restart."""
+ROUNDS, RANKINGS = "rounds", "rankings"
+"""Names of the arrays that a kept state has beside the selector's own."""
+
+
+class Buffer(Protocol):
+    """What proposals need of `bapo.clients.BufferClient`."""
+
+    def status(self) -> BufferStatus: ...
+
+    def enqueue(
+        self, requests: Sequence[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
+    ) -> int: ...
+
+    def outcomes(self, after: int, *, limit: int = 64) -> list[Outcomes]: ...
+
+    def evaluation_outcomes(self, label: str) -> Outcomes: ...
+
+    def forget(self, label: str) -> None: ...
+
+    def selector_state(self) -> tuple[int, int, bytes]: ...
+
+    def keep_selector_state(self, round_: int, through: int, data: bytes) -> None: ...
+
+
+class Proposals:
+    """Rankings of prompts, round by round; round h is that of step h."""
+
+    def __init__(
+        self, config: Config, prompts: Sequence[Prompt], make_selector: Callable[[], PromptSelector], buffer: Buffer
+    ) -> None:
+        """`make_selector` gives one that has learnt nothing yet."""
+        self._config, self._prompts, self._buffer, self._make = config, prompts, buffer, make_selector
+        self._num = min(len(prompts), 2 * config.algorithm.batch_size)
+        self._remembered = config.cadence.lookahead + config.cadence.m + 1
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin again from what the buffer holds: it was restored to an older state."""
+        self._selector: PromptSelector | None = None
+        self._round = self._through = self._kept = self._asked_references = 0
+        self._rankings: dict[int, Indices] = {}
+
+    @property
+    def waits(self) -> bool:
+        """Whether reference prompts are being sampled for the next round."""
+        return self._asked_references > self._round
+
+    @property
+    def newest(self) -> int:
+        """Newest round that was proposed; 0 before the first."""
+        self._restored()
+        return self._round
+
+    def ranking(self, round_: int) -> Indices | None:
+        """[min(2 B, N)] prompts of a round, best first: the first B are its own, the others replace lost ones.
+
+        None while its reference prompts are being sampled, or outcomes that it needs are not there yet, and for a
+        round that is long past.
+        """
+        self._restored()
+        while self._round < round_:
+            if not self._propose_next():
+                return None
+        return self._rankings.get(round_)
+
+    def _restored(self) -> PromptSelector:
+        if self._selector is not None:
+            return self._selector
+        self._selector = selector = self._make()
+        self._round, self._through, data = self._buffer.selector_state()
+        self._kept = self._round
+        if self._round:
+            state = unpack_state(selector.name, data)
+            rounds, rankings = state.pop(ROUNDS), state.pop(RANKINGS)
+            self._rankings = {int(h): row.astype(np.int64) for h, row in zip(rounds, rankings, strict=True)}
+            selector.restore(state)
+            log.info("selector %s goes on behind step %d, round %d", selector.name, self._through, self._round)
+        return selector
+
+    def _propose_next(self) -> bool:
+        selector, round_ = self._restored(), self._round + 1
+        if not self._observe_through(selector, max(0, round_ - self._config.cadence.lookahead)):
+            return False
+        references = selector.references(round_)
+        if len(references):
+            outcomes = self._reference_outcomes(round_, references)
+            if outcomes is None:
+                return False
+            selector.observe_references(round_, outcomes)
+        self._rankings[round_] = selector.propose(round_, self._num)
+        self._rankings.pop(round_ - self._remembered, None)
+        self._round = round_
+        if len(references) or round_ - self._kept >= KEEP_EVERY:
+            self._keep(selector)
+        if len(references):
+            self._buffer.forget(_label(round_))
+        return True
+
+    def _observe_through(self, selector: PromptSelector, through: int) -> bool:
+        while self._through < through:
+            page = self._buffer.outcomes(self._through, limit=min(64, through - self._through))
+            for outcomes in page:
+                if outcomes.step != self._through + 1:
+                    raise ContractError(f"outcomes of step {outcomes.step} came behind those of step {self._through}")
+                selector.observe(outcomes)
+                self._through = outcomes.step
+            if not page:
+                return False
+        return True
+
+    def _reference_outcomes(self, round_: int, references: Indices) -> Outcomes | None:
+        """What the reference prompts gave, once all of them are settled; asks for them at the first call."""
+        label = _label(round_)
+        if self._asked_references != round_:
+            self._buffer.enqueue([self._reference(round_, place, int(i)) for place, i in enumerate(references)])
+            self._asked_references = round_
+            log.info("round %d: asked for %d reference prompts", round_, len(references))
+        settled = self._buffer.status().evaluations.get(label, 0)
+        return self._buffer.evaluation_outcomes(label) if settled >= len(references) else None
+
+    def _reference(self, round_: int, place: int, index: int) -> RolloutRequest:
+        version = self._config.cadence.synced_version(max(1, round_ - self._config.cadence.lookahead))
+        return RolloutRequest(
+            request_id=f"reference-{round_:06d}-{place:04d}",
+            prompt=self._prompts[index],
+            group_size=self._config.algorithm.group_size,
+            purpose=Purpose.EVALUATE,
+            step=version,
+            min_version=version,
+            label=_label(round_),
+        )
+
+    def _keep(self, selector: PromptSelector) -> None:
+        rounds = sorted(self._rankings)
+        state: State = {
+            **selector.state(),
+            ROUNDS: np.array(rounds, dtype=np.int64),
+            RANKINGS: np.stack([self._rankings[h] for h in rounds]),
+        }
+        self._buffer.keep_selector_state(self._round, self._through, pack_state(selector.name, state))
+        self._kept = self._round
+
+
+def make_proposals(config: Config, prompts: Sequence[Prompt], pool: PromptPool, buffer: Buffer) -> Proposals | None:
+    """Of the configured selector; None when it learns nothing. Raises: ConfigError when it cannot work on this pool."""
+    name = config.algorithm.selector
+    if not learns(name):
+        return None
+
+    def make_selector() -> PromptSelector:
+        return load_selector(name, config.selector, pool, seed=config.run.seed, batch_size=config.algorithm.batch_size)
+
+    make_selector()  # so that a pool that lacks something is refused before the run begins
+    return Proposals(config, prompts, make_selector, buffer)
+
+
+def _label(round_: int) -> str:
+    return f"reference@{round_}"

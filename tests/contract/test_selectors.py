@@ -1,0 +1,141 @@
+"""What every prompt selector promises: found by name from the folder, so that a new file is tested without an edit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from bapo.algorithms.randomness import generator_for
+from bapo.algorithms.selectors.base import PromptPool, PromptSelector
+from bapo.algorithms.selectors.registry import learns, load_selector, selector_names
+from bapo.algorithms.selectors.settings import SelectorConfig
+from bapo.algorithms.selectors.state import pack_state, unpack_state
+from bapo.errors import ConfigError, ContractError
+from bapo.outcomes import Outcomes, outcomes_of
+
+B = 4
+NAMES = st.sampled_from(selector_names())
+NUM_PROMPTS = st.integers(B, 40)
+SETTINGS = st.builds(
+    SelectorConfig,
+    pool_ratio=st.sampled_from([1.0, 2.0, 16.0]),
+    mode=st.sampled_from(["topk", "threshold"]),
+    decay=st.sampled_from([0.5, 1.0]),
+    reference_prompts=st.integers(2, 12),
+    reference_every=st.integers(1, 3),
+    projection_epochs=st.integers(0, 2),
+    projection_dim=st.just(4),
+    curriculum_steps=st.sampled_from([0, 5]),
+)
+SEEDS = st.integers(0, 1000)
+
+
+def embeddings(num: int) -> NDArray[np.float32]:
+    """[num, 6], always the same."""
+    return generator_for(5, num, "embeddings").normal(size=(num, 6)).astype(np.float32)
+
+
+def make(name: str, config: SelectorConfig, num: int, seed: int = 3) -> PromptSelector:
+    pool = PromptPool(
+        prompt_ids=tuple(f"p{i}" for i in range(num)),
+        levels=np.arange(num) % 3.0,
+        embed=lambda: embeddings(num),
+    )
+    return load_selector(name, config, pool, seed=seed, batch_size=B)
+
+
+def answers(step: int, indices: Sequence[int], *, lost: int = 0) -> Outcomes:
+    """Of a policy that does not change: prompt i has i mod 9 of 8 right. The first `lost` groups never came."""
+    return outcomes_of(step, ((f"p{i}", float(i % 9), 8) for i in indices[lost:]))
+
+
+def step_of(selector: PromptSelector, step: int, *, lost: int = 0) -> list[int]:
+    """One step of a run that waits for its outcomes; returns its prompts."""
+    references = selector.references(step).tolist()
+    if references:
+        selector.observe_references(step, answers(step, references, lost=min(lost, len(references) - 1)))
+    chosen = selector.propose(step, B).tolist()
+    selector.observe(answers(step, chosen, lost=lost))
+    return [int(i) for i in chosen]
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=NAMES, config=SETTINGS, num=NUM_PROMPTS, seed=SEEDS, step=st.integers(1, 50), n=st.integers(1, 50))
+def test_a_proposal_has_different_prompts_of_the_pool_and_a_longer_one_begins_with_it(
+    name: str, config: SelectorConfig, num: int, seed: int, step: int, n: int
+) -> None:
+    selector = make(name, config, num, seed)
+    references = selector.references(step).tolist()
+    if references:
+        assert len(set(references)) == len(references) <= num
+        selector.observe_references(step, answers(step, references))
+    short, all_of_them = selector.propose(step, n).tolist(), selector.propose(step, num).tolist()
+    assert sorted(all_of_them) == list(range(num))
+    assert short == all_of_them[:n]
+
+
+@settings(max_examples=40, deadline=None)
+@given(name=NAMES, config=SETTINGS, num=NUM_PROMPTS, seed=SEEDS, cut=st.integers(1, 8))
+def test_a_selector_that_was_saved_and_taken_back_goes_on_as_if_nothing_had_happened(
+    name: str, config: SelectorConfig, num: int, seed: int, cut: int
+) -> None:
+    whole, first = make(name, config, num, seed), make(name, config, num, seed)
+    expected = [step_of(whole, step) for step in range(1, 13)]
+    got = [step_of(first, step) for step in range(1, cut + 1)]
+    second = make(name, config, num, seed)
+    second.restore(unpack_state(name, pack_state(name, first.state())))
+    got += [step_of(second, step) for step in range(cut + 1, 13)]
+    assert got == expected
+
+
+@settings(max_examples=30, deadline=None)
+@given(name=NAMES, config=SETTINGS, num=NUM_PROMPTS, lost=st.integers(1, B))
+def test_groups_that_failed_for_good_are_no_obstacle(name: str, config: SelectorConfig, num: int, lost: int) -> None:
+    selector = make(name, config, num)
+    for step in range(1, 9):
+        assert len(set(step_of(selector, step, lost=lost))) == B
+
+
+@pytest.mark.parametrize("name", selector_names())
+def test_another_seed_or_step_gives_another_proposal(name: str) -> None:
+    def first(seed: int, step: int) -> list[int]:
+        selector = make(name, SelectorConfig(reference_every=1), 40, seed)
+        references = selector.references(step).tolist()
+        if references:
+            selector.observe_references(step, answers(step, references))
+        return [int(i) for i in selector.propose(step, B)]
+
+    assert first(1, 1) == first(1, 1)
+    assert len({tuple(first(seed, step)) for seed in (1, 2) for step in (1, 2)}) > 1
+
+
+@pytest.mark.parametrize("name", selector_names())
+def test_a_pool_of_exactly_one_batch_is_the_batch(name: str) -> None:
+    assert sorted(step_of(make(name, SelectorConfig(), B), 1)) == list(range(B))
+
+
+@pytest.mark.parametrize("name", [name for name in selector_names() if learns(name)])
+def test_what_other_data_or_another_selector_left_behind_is_refused(name: str) -> None:
+    selector = make(name, SelectorConfig(), 40)
+    step_of(selector, 1)
+    with pytest.raises(ConfigError, match="another prompt selector learnt, or of other data"):
+        make(name, SelectorConfig(), 41).restore(selector.state())
+    with pytest.raises(ConfigError, match=f"by selector '{name}', and algorithm.selector is 'other'"):
+        unpack_state("other", pack_state(name, selector.state()))
+    with pytest.raises(ContractError, match="malformed"):
+        unpack_state(name, b"\x93")
+
+
+@pytest.mark.parametrize("name", selector_names())
+def test_a_selector_carries_the_name_of_its_file(name: str) -> None:
+    assert make(name, SelectorConfig(), 40).name == name
+
+
+def test_a_misspelt_selector_is_refused_with_a_hint() -> None:
+    with pytest.raises(ConfigError, match=r"'mops'.*did you mean 'mopps'.*write one of "):
+        make("mops", SelectorConfig(), 40)

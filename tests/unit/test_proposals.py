@@ -1,0 +1,248 @@
+"""The scheduler with a selector that learns: which prompts it asks for, whatever happens to it on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from bapo.algorithms.registry import load_composer
+from bapo.algorithms.selectors.base import PromptPool
+from bapo.clients import BufferStatus
+from bapo.config.tree import Config
+from bapo.errors import ConfigError
+from bapo.outcomes import Outcomes, outcomes_of
+from bapo.telemetry import Telemetry
+from bapo.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
+from services.scheduler.loop import Scheduler
+from services.scheduler.plan import FreshPlan
+from services.scheduler.proposals import KEEP_EVERY, Proposals, make_proposals
+from tests.factories import make_prompt
+from tests.unit.test_scheduler import STATUS
+
+PROMPTS = [make_prompt(prompt_id=f"p{i:03d}") for i in range(60)]
+LEVEL = {prompt.prompt_id: i % 9 for i, prompt in enumerate(PROMPTS)}
+"""Right responses of 8: a policy that does not change."""
+
+
+def make_config(selector: str = "mopps", num_steps: int = 90, **cadence: int) -> Config:
+    """B = 4, L = 3 unless told otherwise."""
+    return Config.model_validate(
+        {
+            "run": {"num_steps": num_steps, "seed": 7},
+            "algorithm": {"batch_size": 4, "selector": selector},
+            "selector": {"pool_ratio": 4.0, "decay": 0.5, "reference_prompts": 6, "reference_every": 2},
+            "cadence": {"v": 2, "m": 2, "slack": 1} | cadence,
+            "learner": {"minibatch_size": 2},
+        }
+    )
+
+
+class Trained:
+    """The buffer of a run whose workers answer at once and always the same, and its learner."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.current = STATUS
+        self.fresh: list[RolloutRequest] = []
+        self.kept: dict[int, Outcomes] = {}
+        self.state = (0, 0, b"")
+        self.evaluations: dict[str, list[RolloutRequest]] = {}
+        self.unanswered = False
+        self.most_kept = 0
+
+    def asked(self, step: int) -> list[str]:
+        return [request.prompt.prompt_id for request in self.fresh if request.step == step]
+
+    def train(self) -> None:
+        """The learner begins its next step, and its batch is assembled."""
+        step = self.current.assembled_step + 1
+        assert len(self.asked(step)) == 4, "the step has no prompts: a real run would stand still"
+        self.kept[step] = outcomes_of(step, ((name, LEVEL[name], 8) for name in self.asked(step)))
+        self.most_kept = max(self.most_kept, len(self.kept))
+        self.current = replace(self.current, step=step, assembled_step=step)
+
+    def progress(self, *, seen_step: int | None = None, wait_s: float = 0.0) -> Progress:
+        return Progress(step=self.current.step, policy_version=1)
+
+    def status(self) -> BufferStatus:
+        answered = {} if self.unanswered else {label: len(asked) for label, asked in self.evaluations.items()}
+        return replace(self.current, evaluations=answered)
+
+    def enqueue(
+        self, requests: Sequence[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
+    ) -> int:
+        if cursor is None:
+            assert {request.purpose for request in requests} == {Purpose.EVALUATE}
+            self.evaluations[requests[0].label] = list(requests)
+            return len(requests)
+        assert cursor == self.current.cursor + len(requests)
+        assert spares is not None
+        self.fresh += requests
+        self.current = replace(self.current, cursor=cursor, fresh_spares=spares)
+        return len(requests)
+
+    def outcomes(self, after: int, *, limit: int = 64) -> list[Outcomes]:
+        steps = range(after + 1, self.current.assembled_step + 1)
+        return [self.kept[step] for step in steps][:limit]
+
+    def evaluation_outcomes(self, label: str) -> Outcomes:
+        names = [request.prompt.prompt_id for request in self.evaluations[label]]
+        return outcomes_of(0, ((name, LEVEL[name], 8) for name in names))
+
+    def forget(self, label: str) -> None:
+        del self.evaluations[label]
+
+    def selector_state(self) -> tuple[int, int, bytes]:
+        return self.state
+
+    def keep_selector_state(self, round_: int, through: int, data: bytes) -> None:
+        assert round_ > self.state[0]
+        self.state = (round_, through, data)
+        self.kept = {step: outcomes for step, outcomes in self.kept.items() if step > through}
+
+    def hard_prompts(self) -> list[tuple[HardPrompt, Prompt]]:
+        return []
+
+    def reevaluate(self, step: int, requests: Sequence[RolloutRequest]) -> None:
+        assert not requests
+
+
+def proposals_of(config: Config, buffer: Trained, prompts: Sequence[Prompt] = PROMPTS) -> Proposals:
+    pool = PromptPool(prompt_ids=tuple(prompt.prompt_id for prompt in prompts))
+    proposals = make_proposals(config, prompts, pool, buffer)
+    assert proposals is not None
+    return proposals
+
+
+def start(config: Config, buffer: Trained) -> Scheduler:
+    """A scheduler that has just begun."""
+    proposals = proposals_of(config, buffer)
+    plan = FreshPlan(config, PROMPTS, proposals)
+    return Scheduler(config, plan, load_composer(config.algorithm), buffer, Telemetry(), proposals=proposals)
+
+
+def prompts_of_run(config: Config, *, restarts: Sequence[int] = (), looks: int = 1) -> list[list[str]]:
+    """Prompts of each step; the scheduler dies before the steps of `restarts`, and looks so often in each step."""
+    buffer = Trained(config)
+    scheduler = start(config, buffer)
+    scheduler.look(0)
+    for step in range(1, config.run.num_steps + 1):
+        if step in restarts:
+            scheduler = start(config, buffer)
+        for _ in range(looks):
+            scheduler.look(buffer.current.step)
+        buffer.train()
+    return [buffer.asked(step) for step in range(1, config.run.num_steps + 1)]
+
+
+LEARNING = ["mopps", "kimi"]
+
+
+@pytest.mark.parametrize("selector", LEARNING)
+def test_a_scheduler_that_dies_at_any_moment_asks_for_the_same_prompts(selector: str) -> None:
+    config = make_config(selector)
+    whole = prompts_of_run(config)
+    assert prompts_of_run(config, restarts=[1, 2, 3, KEEP_EVERY - 1, KEEP_EVERY + 1, 40, 41, 80]) == whole
+    assert prompts_of_run(config, restarts=range(1, 91)) == whole
+    assert prompts_of_run(config, looks=3) == whole, "how late it looks does not matter"
+    assert all(len(set(prompts)) == 4 for prompts in whole)
+
+
+@pytest.mark.parametrize("selector", LEARNING)
+def test_a_run_that_goes_back_to_a_snapshot_asks_for_the_same_prompts(selector: str) -> None:
+    config = make_config(selector, num_steps=50)
+    buffer = Trained(config)
+    scheduler = start(config, buffer)
+    scheduler.look(0)
+    for _ in range(34):
+        buffer.train()
+        scheduler.look(buffer.current.step)
+    snapshot = (buffer.current, list(buffer.fresh), dict(buffer.kept), buffer.state)
+    for _ in range(6):
+        buffer.train()
+        scheduler.look(buffer.current.step)
+    buffer.current, buffer.fresh, buffer.kept, buffer.state = snapshot
+    for _ in range(16):
+        scheduler.look(buffer.current.step)
+        buffer.train()
+    assert [buffer.asked(step) for step in range(1, 51)] == prompts_of_run(config)
+
+
+@pytest.mark.parametrize(("v", "slack"), [(1, 0), (2, 0), (2, 1), (1, 3)])
+def test_a_proposal_uses_every_outcome_that_is_v_plus_slack_steps_old_and_none_that_is_younger(
+    v: int, slack: int
+) -> None:
+    config, seen = make_config(v=v, slack=slack), {}
+    buffer = Trained(config)
+    proposals = proposals_of(config, buffer)
+    plan = FreshPlan(config, PROMPTS, proposals)
+
+    def look() -> None:
+        while requests := plan.due(buffer.current):
+            buffer.enqueue(requests, cursor=buffer.current.cursor + len(requests), spares=0)
+            seen[proposals.newest] = proposals._through
+
+    look()
+    for _ in range(12):
+        buffer.train()
+        look()
+    lookahead = v + slack
+    assert seen[12] == 12 - lookahead
+    assert all(through == max(0, step - lookahead) for step, through in seen.items())
+
+
+def test_the_buffer_keeps_a_bounded_number_of_outcomes() -> None:
+    config = make_config(num_steps=300)
+    buffer = Trained(config)
+    scheduler = start(config, buffer)
+    scheduler.look(0)
+    for _ in range(300):
+        buffer.train()
+        scheduler.look(buffer.current.step)
+    assert buffer.most_kept == KEEP_EVERY
+
+
+def test_a_group_that_failed_for_good_is_replaced_from_the_newest_proposal_without_waiting_for_an_outcome() -> None:
+    config = make_config(v=1, m=1, slack=0)
+    buffer = Trained(config)
+    scheduler = start(config, buffer)
+    scheduler.look(0)
+    regular = list(buffer.fresh)
+    assert [request.step for request in regular] == [1, 1, 1, 1]
+    buffer.current = replace(buffer.current, step=1, fresh_dropped=2)
+    scheduler.look(1)
+    spares = buffer.fresh[4:]
+    assert [(spare.request_id, spare.step) for spare in spares] == [("fresh-00000004", 1), ("fresh-00000005", 1)]
+    assert not {spare.prompt.prompt_id for spare in spares} & {request.prompt.prompt_id for request in regular}
+    buffer.fresh = [*regular[:2], *spares]
+    buffer.train()
+    scheduler.look(1)
+    assert [request.request_id for request in buffer.fresh[4:]] == [f"fresh-{c:08d}" for c in range(6, 10)]
+    assert {request.step for request in buffer.fresh[4:]} == {2}
+
+
+def test_another_selector_over_the_same_buffer_is_refused() -> None:
+    buffer = Trained(make_config("mopps"))
+    scheduler = start(buffer.config, buffer)
+    scheduler.look(0)
+    for _ in range(40):
+        buffer.train()
+        scheduler.look(buffer.current.step)
+    with pytest.raises(ConfigError, match=r"chosen its prompts by selector 'mopps', and algorithm.selector is 'kimi'"):
+        proposals_of(make_config("kimi"), buffer).ranking(41)
+
+
+def test_outcomes_of_prompts_that_the_data_do_not_have_are_refused() -> None:
+    buffer = Trained(make_config())
+    start(buffer.config, buffer).look(0)
+    buffer.train()
+    with pytest.raises(ConfigError, match="which the training split does not have: the data of this run has changed"):
+        proposals_of(buffer.config, buffer, [make_prompt(prompt_id=f"new{i}") for i in range(9)]).ranking(4)
+
+
+def test_the_uniform_order_needs_no_proposals() -> None:
+    config = make_config("uniform")
+    pool = PromptPool(prompt_ids=("a", "b"))
+    assert make_proposals(config, PROMPTS, pool, Trained(config)) is None
