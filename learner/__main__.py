@@ -18,6 +18,7 @@ from learner.alarm import QuietLog
 from learner.checkpoint import Checkpoint, CheckpointWriter
 from learner.critic import load_critic
 from learner.distributed import World, join, leave, pick_device, shard
+from learner.embeddings import make_embeddings
 from learner.loop import Learner
 from learner.policy import Policy, freeze, load_policy
 from learner.protocols import Buffer, Fleet
@@ -74,6 +75,7 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
         config = flags.config
         port = serve_health(telemetry, config.learner.port, lambda: ready[0], tokens=config.security.tokens)
         flags.run.write_port("learner", port)
+        make_embeddings(config, flags.run)
     checkpoint = newest_checkpoint(flags.run.path / "checkpoints") if flags.extra.resume else None
     peers = _peers(flags) if world.leads else None
     learner = make_learner(flags, world, stop, telemetry, peers, checkpoint)

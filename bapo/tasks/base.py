@@ -35,8 +35,8 @@ class Task(Protocol):
         """r(x, y) in [0, 1]. Wrong or unparseable text is 0.0, never an exception."""
         ...
 
-    # A task may also have `level(prompt) -> float`, its own measure of difficulty, easy is low: prompt selectors that
-    # go from easy to hard need it.
+    # A task may also have `level(prompt) -> float | None`, its own measure of difficulty, easy is low: prompt selectors
+    # that go from easy to hard need it.
 
     def gold(self, prompt: Prompt) -> str | None:
         """A right response, if one is known: `bapo doctor` checks that it is rewarded 1.0."""

@@ -75,6 +75,11 @@ class DatasetTask:
             return self._reward(prompt, text)
         return 1.0 if text.strip() == _as_text(prompt.answer["answer"]).strip() else 0.0
 
+    def level(self, prompt: Prompt) -> float | None:
+        """The number in the column `level`, when it is one of `extra_columns`; None for anything else."""
+        level = prompt.answer.get("level")
+        return float(level) if isinstance(level, int | float) and not isinstance(level, bool) else None
+
     def gold(self, prompt: Prompt) -> str | None:
         """The answer in the given format; unknown for a user's reward without a format."""
         if self._gold_format is None:
@@ -114,7 +119,8 @@ def make_task(
             "owner/name:split".
         held_out: name of each held-out split -> its data, written like `path`.
         prompt_column, answer_column: dots step into nested columns; the answer column is recognised by default.
-        extra_columns: further columns that the reward finds in `prompt.answer`, by name.
+        extra_columns: further columns that the reward finds in `prompt.answer`, by name. A column `level` of numbers
+            is the prompt's difficulty for selectors that go from easy to hard.
         message_format: how one message of a conversation is written, with the fields {role} and {content}.
         reward: "package.module:function", called as reward(prompt, text); default: exact match of the stripped text.
         gold_format: a response that the reward calls right, with the field {answer}, e.g. "<answer>{answer}</answer>".

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from bapo.algorithms.randomness import generator_for
 from bapo.algorithms.registry import load_composer
 from bapo.algorithms.selectors.base import PromptPool
 from bapo.clients import BufferStatus
@@ -110,7 +112,8 @@ class Trained:
 
 
 def proposals_of(config: Config, buffer: Trained, prompts: Sequence[Prompt] = PROMPTS) -> Proposals:
-    pool = PromptPool(prompt_ids=tuple(prompt.prompt_id for prompt in prompts))
+    embeddings = generator_for(1, len(prompts), "embeddings").normal(size=(len(prompts), 5)).astype(np.float32)
+    pool = PromptPool(prompt_ids=tuple(prompt.prompt_id for prompt in prompts), embed=lambda: embeddings)
     proposals = make_proposals(config, prompts, pool, buffer)
     assert proposals is not None
     return proposals
@@ -137,7 +140,7 @@ def prompts_of_run(config: Config, *, restarts: Sequence[int] = (), looks: int =
     return [buffer.asked(step) for step in range(1, config.run.num_steps + 1)]
 
 
-LEARNING = ["mopps", "kimi"]
+LEARNING = ["mopps", "kimi", "dots"]
 
 
 @pytest.mark.parametrize("selector", LEARNING)
@@ -221,6 +224,43 @@ def test_a_group_that_failed_for_good_is_replaced_from_the_newest_proposal_witho
     scheduler.look(1)
     assert [request.request_id for request in buffer.fresh[4:]] == [f"fresh-{c:08d}" for c in range(6, 10)]
     assert {request.step for request in buffer.fresh[4:]} == {2}
+
+
+def test_a_step_waits_for_its_reference_prompts_and_a_scheduler_that_dies_meanwhile_asks_for_them_again() -> None:
+    config = make_config("dots", v=1, m=1, slack=0)
+    buffer = Trained(config)
+    buffer.unanswered = True
+    start(config, buffer).look(0)
+    (label, first), *others = buffer.evaluations.items()
+    assert (label, others, buffer.fresh) == ("reference@1", [], [])
+    assert [(r.request_id, r.min_version) for r in first[:2]] == [
+        ("reference-000001-0000", 1),
+        ("reference-000001-0001", 1),
+    ]
+    assert len({request.prompt.prompt_id for request in first}) == 6
+    second = start(config, buffer)
+    second.look(0)
+    assert list(buffer.evaluations.values()) == [first]
+    buffer.unanswered = False
+    second.look(0)
+    assert len(buffer.asked(1)) == 4
+    assert buffer.evaluations == {}, "what was learnt of them is kept, so they are deleted"
+    assert buffer.state[0] == 1
+
+
+def test_the_steps_of_one_measurement_need_no_other() -> None:
+    config = make_config("dots", v=1, m=1, slack=0)
+    buffer = Trained(config)
+    scheduler = start(config, buffer)
+    scheduler.look(0)
+    for _ in range(2):
+        buffer.train()
+        buffer.unanswered = True
+        scheduler.look(buffer.current.step)
+    assert len(buffer.asked(2)) == 4, "step 2 belongs to the measurement of step 1"
+    assert not set(buffer.asked(2)) & set(buffer.asked(1))
+    assert buffer.asked(3) == []
+    assert [request.min_version for request in buffer.evaluations["reference@3"]] == [2] * 6
 
 
 def test_another_selector_over_the_same_buffer_is_refused() -> None:

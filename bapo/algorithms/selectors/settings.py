@@ -34,6 +34,9 @@ class SelectorConfig(Frozen):
     """`dots`: learning rate of projection and calibration."""
     projection_epochs: int = Field(20, ge=0)
     """`dots`: passes over the newest references at each measurement; 0 leaves projection and calibration as made."""
+    embeddings: str | None = None
+    """`dots`: a .npz file with `ids` [N] and `embeddings` [N, D]; null: the learner makes one of the base model, the
+    mean of the last hidden states over each prompt, before the first step."""
     curriculum_steps: int = Field(0, ge=0)
     """`kimi`: steps over which prompts are admitted from the easiest level on; 0: all at once."""
 
