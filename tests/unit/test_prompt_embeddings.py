@@ -60,14 +60,13 @@ def test_the_learner_embeds_every_training_prompt_once_and_the_scheduler_finds_t
     assert set(pool.levels.tolist()) == {3.0, 4.0}
 
 
-@pytest.mark.parametrize(("rows", "levels"), [([3, 1], [3.0, 1.0]), ([3, None], None), (["hard", 1], None)])
+@pytest.mark.parametrize(("rows", "levels"), [([3, 1], [3.0, 1.0]), ([3, "hard"], None), ([True, False], None)])
 def test_a_dataset_has_levels_when_every_row_has_a_number_in_that_column(
     tmp_path: Path, rows: list[object], levels: list[float] | None
 ) -> None:
     path = tmp_path / "train.jsonl"
-    path.write_text(
-        "".join(json.dumps({"prompt": f"p{i}", "answer": "a", "level": x}) + "\n" for i, x in enumerate(rows))
-    )
+    lines = [{"prompt": f"p{i}", "answer": "a", "level": level} for i, level in enumerate(rows)]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     task = load_task("dataset", {"path": str(path), "extra_columns": ["level"]})
     pool = make_pool(Config(), RunDirectory(tmp_path), task, task.prompts("train"))
     assert (None if pool.levels is None else pool.levels.tolist()) == levels
