@@ -97,7 +97,7 @@ class Proposals:
     def _restored(self) -> PromptSelector:
         if self._selector is not None:
             return self._selector
-        self._selector = selector = self._make()
+        selector = self._make()
         self._round, self._through, data = self._buffer.selector_state()
         self._kept = self._round
         if self._round:
@@ -105,7 +105,9 @@ class Proposals:
             rounds, rankings = state.pop(ROUNDS), state.pop(RANKINGS)
             self._rankings = {int(h): row.astype(np.int64) for h, row in zip(rounds, rankings, strict=True)}
             selector.restore(state)
+            self._buffer.forget(_label(self._round))  # a scheduler may have died before it did
             log.info("selector %s goes on behind step %d, round %d", selector.name, self._through, self._round)
+        self._selector = selector
         return selector
 
     def _propose_next(self) -> bool:
@@ -136,8 +138,18 @@ class Proposals:
                 selector.observe(outcomes)
                 self._through = outcomes.step
             if not page:
+                self._require_unassembled(self._through + 1)
                 return False
         return True
+
+    def _require_unassembled(self, step: int) -> None:
+        """Raises: ContractError when a step without outcomes has a batch: they would never come."""
+        if self._buffer.status().assembled_step >= step:
+            raise ContractError(
+                f"the buffer holds batch {step}, but not what its groups gave, from which algorithm.selector = "
+                f"{self._config.algorithm.selector!r} chooses prompts: the run began with another selector; start a "
+                "new run"
+            )
 
     def _reference_outcomes(self, round_: int, references: Indices) -> Outcomes | None:
         """What the reference prompts gave, once all of them are settled; asks for them at the first call."""

@@ -13,7 +13,7 @@ from bapo.algorithms.registry import load_composer
 from bapo.algorithms.selectors.base import PromptPool
 from bapo.clients import BufferStatus
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
+from bapo.errors import ConfigError, ContractError
 from bapo.outcomes import Outcomes, outcomes_of
 from bapo.telemetry import Telemetry
 from bapo.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
@@ -94,7 +94,7 @@ class Trained:
         return outcomes_of(0, ((name, LEVEL[name], 8) for name in names))
 
     def forget(self, label: str) -> None:
-        del self.evaluations[label]
+        self.evaluations.pop(label, None)
 
     def selector_state(self) -> tuple[int, int, bytes]:
         return self.state
@@ -272,6 +272,28 @@ def test_another_selector_over_the_same_buffer_is_refused() -> None:
         scheduler.look(buffer.current.step)
     with pytest.raises(ConfigError, match=r"chosen its prompts by selector 'mopps', and algorithm.selector is 'kimi'"):
         proposals_of(make_config("kimi"), buffer).ranking(41)
+
+
+def test_a_selector_that_is_switched_on_in_the_middle_of_a_run_is_refused() -> None:
+    buffer = Trained(make_config())
+    start(buffer.config, buffer).look(0)
+    buffer.train()
+    buffer.kept.clear()
+    buffer.outcomes = lambda after, limit=64: []  # type: ignore[method-assign]
+    with pytest.raises(
+        ContractError, match=r"holds batch 1, but not what its groups gave.*began with another selector"
+    ):
+        proposals_of(buffer.config, buffer).ranking(4)
+
+
+def test_a_round_whose_outcomes_do_not_exist_yet_has_no_prompts() -> None:
+    buffer = Trained(make_config())
+    start(buffer.config, buffer).look(0)
+    proposals = proposals_of(buffer.config, buffer)
+    assert proposals.ranking(3) is not None
+    assert proposals.ranking(4) is None
+    buffer.train()
+    assert proposals.ranking(4) is not None
 
 
 def test_outcomes_of_prompts_that_the_data_do_not_have_are_refused() -> None:
