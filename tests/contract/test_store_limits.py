@@ -16,7 +16,7 @@ from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
-from buffer_service.values import Replacement, Tables
+from buffer_service.values import Replacement, SelectorState, Tables
 from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored
 from tests.factories import make_prompt, make_request
 from tests.patience import wait_until
@@ -173,6 +173,7 @@ def test_what_drains_the_buffer_goes_on_when_redis_is_full(redis_store: RedisSto
         assert store.commit_assembly(one)
         assert store.edit_tables(one.after, Tables(step=1, r_tot=0.25, c2=0.2, c3=0.3))
         assert store.commit_assembly(an_assembly(step=2, before=store.tables()))
+        assert store.keep_selector_state(SelectorState(round=3, through=2, data=b"state"))
         store.report(Progress(step=2, policy_version=2))
         store.commit(2, 1)
         store.resume(1)
@@ -199,6 +200,7 @@ def test_a_lease_that_is_over_returns_although_redis_is_full(redis_url: str) -> 
         (lambda store: store.image(), 1),
         (lambda store: store.restore(store.image(), ()), 2),
         (lambda store: store.compositions(0, 9), 1),
+        (lambda store: store.selector_state(), 1),
         (lambda store: store.frames(["g-a"]), 0),
     ],
 )
