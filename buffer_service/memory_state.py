@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from bapo.messages import BufferStatus, WorkerLeases
@@ -95,6 +96,27 @@ class MemoryState:
         """Fresh requests planned for this step or before that are neither done nor dropped."""
         requests = (item.request for item in self.open.values())
         return sum(request.purpose is Purpose.FRESH and request.step <= step for request in requests)
+
+    def raise_cursor(self, cursor: int, spares: int | None) -> bool:
+        """Whether it was higher than the one before."""
+        if cursor <= self.cursor:
+            return False
+        self.cursor = cursor
+        self.fresh_spares = self.fresh_spares if spares is None else spares
+        return True
+
+    def outcomes_behind(self, step: int, limit: int) -> list[bytes]:
+        """Of the next steps, at most `limit`, up to the first that has none."""
+        steps = takewhile(self.outcomes.__contains__, range(step + 1, step + 1 + limit))
+        return [self.outcomes[later] for later in steps]
+
+    def keep_selector(self, state: SelectorState) -> bool:
+        """Whether its round was higher than that of the one before."""
+        if state.round <= self.selector.round:
+            return False
+        self.selector = state
+        self.outcomes = {step: kept for step, kept in self.outcomes.items() if step > state.through}
+        return True
 
     def add(self, request: RolloutRequest, *, at_head: bool = False) -> bool:
         """Queue a request that was never asked for."""

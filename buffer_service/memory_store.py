@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from itertools import takewhile
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from bapo.errors import ContractError, Refusal
@@ -81,11 +80,8 @@ class MemoryStore:
 
     @_atomic
     def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None, spares: int | None = None) -> int:
-        if cursor is not None:
-            if cursor <= self._state.cursor:
-                return 0
-            self._state.cursor = cursor
-            self._state.fresh_spares = self._state.fresh_spares if spares is None else spares
+        if cursor is not None and not self._state.raise_cursor(cursor, spares):
+            return 0
         return sum(self._state.add(request) for request in requests)
 
     @_atomic
@@ -273,8 +269,7 @@ class MemoryStore:
 
     @_atomic
     def outcomes(self, after: int, limit: int) -> list[bytes]:
-        kept, steps = self._state.outcomes, range(after + 1, after + 1 + limit)
-        return [kept[step] for step in takewhile(kept.__contains__, steps)]
+        return self._state.outcomes_behind(after, limit)
 
     @_atomic
     def selector_state(self) -> SelectorState:
@@ -282,11 +277,7 @@ class MemoryStore:
 
     @_atomic
     def keep_selector_state(self, state: SelectorState) -> bool:
-        if state.round <= self._state.selector.round:
-            return False
-        self._state.selector = state
-        self._state.outcomes = {step: kept for step, kept in self._state.outcomes.items() if step > state.through}
-        return True
+        return self._state.keep_selector(state)
 
     # -- by hand
 
