@@ -18,7 +18,7 @@ from bapo.algorithms.registry import load_composer
 from bapo.algorithms.selectors.base import PromptPool
 from bapo.clients import BufferClient
 from bapo.config.tree import Config
-from bapo.errors import BapoError
+from bapo.errors import BapoError, ContractError
 from bapo.telemetry import Telemetry
 from bapo.types import Progress, Purpose, RolloutRequest
 from bapo.wire import pack_group
@@ -66,8 +66,12 @@ class Answers:
             version = self.client.progress().policy_version
             claimed = self.client.claim("w", limit=8, policy_version=version, wait_s=0.05)
             groups = [self._answer(request, version) for request in claimed]
-            if frames := [pack_group(group) for group in groups if group is not None]:
+            if not (frames := [pack_group(group) for group in groups if group is not None]):
+                continue
+            try:
                 self.client.push(frames)
+            except ContractError:
+                self.client.release("w")  # the learner has gone back meanwhile: these weights are ahead of it
 
     def _answer(self, request: RolloutRequest, version: int) -> object:
         if request.request_id in self.lost:
