@@ -201,12 +201,12 @@ class Reverb:
         """Several per call: the faster writer, flushed after each. One per call: `insert`, which is a call."""
         self._load(frames)
         form = "insert" if per_call == 1 else self._best[size.name, "push"]
-        return measured(self._pids, do="push", form=form, per_call=per_call)
+        return self._measured(do="push", form=form, per_call=per_call)
 
     def push_stream(self, size: Size, frames: Sequence[bytes]) -> Moved:
         """One per flush of a writer that stays open: no call each, and what no HTTP client can do."""
         self._load(frames)
-        moved = measured(self._pids, do="push", form="trajectory_writer", per_call=1)
+        moved = self._measured(do="push", form="trajectory_writer", per_call=1)
         self.ask(do="clear")
         return moved
 
