@@ -10,7 +10,7 @@ from typing import Any
 
 from bapo.errors import ContractError, Refusal
 from bapo.maps import prompt_from_map
-from bapo.types import GroupStat, Outcome, Prompt, Purpose, Timing
+from bapo.types import GroupStat, Outcome, Prompt, Purpose, Timing, stat_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +30,24 @@ class GroupHeader:
     newest_version: int
     num_tokens: int
     """Sampled tokens of all responses."""
-    num_truncated: int
+    outcomes: bytes
+    """[G] values of Outcome, one byte per response."""
     timing: Timing
+
+    @property
+    def num_truncated(self) -> int:
+        """Responses that reached the length limit."""
+        return self.outcomes.count(Outcome.TRUNCATED)
 
     @property
     def stat(self) -> GroupStat:
         """What the composer needs."""
-        return GroupStat(
+        return stat_of(
             group_id=self.group_id,
             prompt_id=self.prompt.prompt_id,
             policy_version=self.policy_version,
-            size=len(self.rewards),
-            reward_sum=float(sum(self.rewards)),
-            homogeneous=min(self.rewards) == max(self.rewards),
+            rewards=self.rewards,
+            outcomes=self.outcomes,
         )
 
 
@@ -84,6 +89,8 @@ def checked_header(header: dict[str, Any], num_body_bytes: int) -> GroupHeader:
         or max(outcomes) > Outcome.EXPERT
     ):
         raise ContractError(f"group {header['id']}: rewards must be in [0, 1] and outcomes 0 to 2", Refusal.REWARDS)
+    if outcomes.count(Outcome.EXPERT) == size:
+        raise ContractError(f"group {header['id']}: no response was sampled, all are an expert's", Refusal.SHAPE)
     oldest, newest = versions[0::2], versions[1::2]
     if min(oldest) < 0 or any(map(operator.gt, oldest, newest)):
         raise ContractError(
@@ -101,7 +108,7 @@ def checked_header(header: dict[str, Any], num_body_bytes: int) -> GroupHeader:
         policy_version=min(oldest),
         newest_version=max(newest),
         num_tokens=num_tokens,
-        num_truncated=outcomes.count(Outcome.TRUNCATED),
+        outcomes=outcomes,
         timing=_timing(header["timing"]),
     )
 

@@ -11,7 +11,8 @@ from bapo.frames import require_plain
 from bapo.types import Fate, Origin, Prompt, Purpose
 
 _PROMPT_KEYS = {field.name for field in fields(Prompt)}
-_FATE_KEYS = {field.name for field in fields(Fate)}
+_PART_KEYS = {"item", "rows", "kind"}
+_FATE_KEYS = {field.name for field in fields(Fate)} - _PART_KEYS
 _FATE_TEXTS = ("group_id", "prompt_id", "reason", "worker_id")
 _FATE_COUNTS = ("policy_version", "birth", "num_tokens")
 _FATE_SECONDS = ("sample_s", "grade_s", "claimed_at")
@@ -57,12 +58,20 @@ def fate_map(fate: Fate) -> dict[str, Any]:
         "sample_s": fate.sample_s,
         "grade_s": fate.grade_s,
         "claimed_at": fate.claimed_at,
+        **_part_of(fate),
     }
+
+
+def _part_of(fate: Fate) -> dict[str, Any]:
+    """Only of a group that trains in parts, so that the header of a batch of whole groups stays as short as it was."""
+    if not fate.item:
+        return {}
+    return {"item": fate.item, "rows": None if fate.rows is None else list(fate.rows), "kind": fate.kind}
 
 
 def fate_from_map(values: Mapping[str, Any]) -> Fate:
     """Inverse of `fate_map`. Raises: ContractError."""
-    if not isinstance(values, Mapping) or set(values) != _FATE_KEYS:
+    if not isinstance(values, Mapping) or set(values) - _PART_KEYS != _FATE_KEYS:
         raise ContractError(f"a fate must be a map with the keys {sorted(_FATE_KEYS)}, got {values!r}")
     for names, kinds in ((_FATE_TEXTS, str), (_FATE_COUNTS, int), (_FATE_SECONDS, (int, float))):
         for name in names:
@@ -72,6 +81,7 @@ def fate_from_map(values: Mapping[str, Any]) -> Fate:
         purpose = Purpose(values["purpose"])
         origin = None if values["origin"] is None else Origin(values["origin"])
         rewards = tuple(float(r) for r in values["rewards"])
+        rows = None if values.get("rows") is None else tuple(int(row) for row in values["rows"])
     except (TypeError, ValueError) as error:
         raise ContractError(f"a fate has a wrong purpose, origin or reward: {error}") from error
-    return Fate(**{**values, "purpose": purpose, "origin": origin, "rewards": rewards})
+    return Fate(**{**values, "purpose": purpose, "origin": origin, "rewards": rewards, "rows": rows})

@@ -25,6 +25,24 @@ class WorkerLeases:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraRound:
+    """A further round of fresh groups for a step whose batch lacks groups that train (DAPO)."""
+
+    step: int
+    round: int
+    """From 2."""
+    first: int
+    """Place of its first prompt among all that extra rounds have asked for."""
+    size: int
+    """Groups."""
+
+    @property
+    def prefix(self) -> str:
+        """With which the ids of its requests begin, and of no others."""
+        return f"extra-{self.step:06d}-{self.round:02d}-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BufferStatus:
     """What the buffer holds, in numbers: all that the scheduler, the evaluator and a progress display need."""
 
@@ -75,6 +93,10 @@ class BufferStatus:
     """Payload bytes of all groups held."""
     batches: list[dict[str, Any]]
     """Compositions of the newest batches, newest last: {step, x1, x2, x3, r_tot, c2, c3, num_bad, num_high, ...}."""
+    demand: str = ""
+    """Why the next step needs another round of fresh groups; empty when it does not."""
+    extra_rounds: tuple[ExtraRound, ...] = ()
+    """Rounds that were asked for and of which no batch has consumed a group yet, oldest first."""
 
 
 def request_map(request: RolloutRequest) -> dict[str, Any]:
@@ -128,6 +150,7 @@ def status_from_map(values: Mapping[str, Any]) -> BufferStatus:
         rest = {key: value for key, value in values.items() if key in known}
         rest["workers"] = {worker: WorkerLeases(**leases) for worker, leases in values["workers"].items()}
         rest["reevaluation_rounds"] = {int(step): left for step, left in values["reevaluation_rounds"].items()}
+        rest["extra_rounds"] = tuple(ExtraRound(**extra) for extra in values.get("extra_rounds", ()))
         return BufferStatus(**rest)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ContractError(f"buffer status is malformed: {error!r}") from error

@@ -214,12 +214,13 @@ def _table_of(step: int, fates: Sequence[Fate]) -> Any:
     columns: dict[str, Any] = {name: [getattr(fate, name) for fate in fates] for name in _COLUMNS}
     columns["purpose"] = [fate.purpose.value for fate in fates]
     columns["origin"] = [fate.origin.value if fate.origin else None for fate in fates]
-    types = {name: getattr(pyarrow, kind)() for name, kind in _COLUMNS.items() if name != "rewards"}
-    types["rewards"] = pyarrow.list_(pyarrow.float32())
+    types = {name: getattr(pyarrow, kind.removeprefix(_LIST))() for name, kind in _COLUMNS.items()}
+    types |= {name: pyarrow.list_(types[name]) for name, kind in _COLUMNS.items() if kind.startswith(_LIST)}
     schema = pyarrow.schema([("step", pyarrow.int32())] + [(name, types[name]) for name in _COLUMNS])
     return pyarrow.table({"step": [step] * len(fates), **columns}, schema=schema)
 
 
+_LIST = "list of "
 _COLUMNS = {
     "group_id": "string",
     "prompt_id": "string",
@@ -229,6 +230,9 @@ _COLUMNS = {
     "origin": "string",
     "reason": "string",
     "birth": "int32",
+    "item": "string",
+    "rows": "list of int32",
+    "kind": "string",
     "worker_id": "string",
     "num_tokens": "int32",
     "sample_s": "float32",
@@ -239,8 +243,9 @@ _COLUMNS = {
 
 
 def _fate_of(row: dict[str, Any]) -> Fate:
-    fields = {name: row[name] for name in _COLUMNS}
+    fields = {name: row[name] for name in _COLUMNS if name in row}  # before version 0.3 groups trained whole
     fields["purpose"] = Purpose(fields["purpose"])
     fields["origin"] = Origin(fields["origin"]) if fields["origin"] else None
     fields["rewards"] = tuple(fields["rewards"])
+    fields["rows"] = None if fields.get("rows") is None else tuple(fields["rows"])
     return Fate(**fields)

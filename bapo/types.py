@@ -191,13 +191,17 @@ class GroupStat:
     prompt_id: str
     policy_version: int
     size: int
-    """G."""
+    """G: sampled responses; an expert's are not among them."""
     reward_sum: float
-    """k, for rewards in {0, 1}."""
+    """k of the sampled responses, for rewards in {0, 1}."""
     homogeneous: bool
     """All G rewards are equal: zero advantage."""
     birth: int = 0
     """Step whose assembly saw the group first; 0 before that."""
+    rewards: tuple[float, ...] = ()
+    """Of every row, an expert's too; empty for a group that was stored before version 0.3."""
+    outcomes: bytes = b""
+    """Values of `Outcome`, one byte per row."""
 
     @property
     def mu(self) -> float:
@@ -215,7 +219,46 @@ class GroupStat:
             reward_sum=self.reward_sum,
             homogeneous=self.homogeneous,
             birth=step,
+            rewards=self.rewards,
+            outcomes=self.outcomes,
         )
+
+    @property
+    def sampled_rows(self) -> tuple[int, ...]:
+        """Rows that the policy sampled."""
+        return tuple(row for row, outcome in enumerate(self.outcomes) if outcome != Outcome.EXPERT)
+
+    @property
+    def expert_rows(self) -> tuple[int, ...]:
+        """Rows that are an expert's."""
+        return tuple(row for row, outcome in enumerate(self.outcomes) if outcome == Outcome.EXPERT)
+
+
+def stat_of(
+    *,
+    group_id: str,
+    prompt_id: str,
+    policy_version: int,
+    rewards: tuple[float, ...],
+    outcomes: bytes,
+    birth: int = 0,
+) -> GroupStat:
+    """What a rule sees of a group with these rows."""
+    if Outcome.EXPERT in outcomes:
+        sampled = [reward for reward, outcome in zip(rewards, outcomes, strict=True) if outcome != Outcome.EXPERT]
+    else:
+        sampled = list(rewards)
+    return GroupStat(
+        group_id=group_id,
+        prompt_id=prompt_id,
+        policy_version=policy_version,
+        size=len(sampled),
+        reward_sum=float(sum(sampled)),
+        homogeneous=min(sampled) == max(sampled),
+        birth=birth,
+        rewards=rewards,
+        outcomes=outcomes,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +314,11 @@ class Fate:
     reason: str
     """The rule that decided, in one of the words of `bapo.algorithms.composer`."""
     birth: int
+    item: str = ""
+    """Item of the batch that its rows are part of; empty: the group is the item, or trains not."""
+    rows: tuple[int, ...] | None = None
+    """Which rows train; None: all of them, or none when the group trains not."""
+    kind: Literal["rl", "sft"] = "rl"
     worker_id: str = ""
     num_tokens: int = 0
     sample_s: float = 0.0

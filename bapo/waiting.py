@@ -26,7 +26,8 @@ def who_waits(status: BufferStatus, batch_size: int, num_steps: int) -> str:
 
 
 def _missing(status: BufferStatus, batch_size: int) -> str:
-    parts = [f"{min(status.fresh_ready, batch_size)}/{batch_size} fresh groups"]
+    parts = [status.demand] if status.demand else []
+    parts += [f"{min(status.fresh_ready, batch_size)}/{batch_size} fresh groups"]
     rounds = sum(status.reevaluation_rounds.values())
     if rounds:
         parts.append(f"{rounds} re-evaluations open")

@@ -3,7 +3,8 @@
 The header of a group holds everything that a rule needs (ids, rewards, versions, lengths); the body holds the
 columns of tokens as little-endian arrays: prompt ids i32 [P], token ids i32 [T], log-probs f32 [T]. So the buffer
 service classifies a group by reading its header alone, in the same time for 8 as for 8192 tokens per response.
-The header of a batch holds its numbers, origins and fates; its body is the frames of its groups, in order.
+The header of a batch holds its numbers, origins and fates; its body is the frames of its groups, in order. Items that
+are more than one whole group are described in the header, too (`bapo.batch_items`).
 
 Covers: packing, unpacking, splitting a stream of frames, refusing anything unknown or truncated (ContractError).
 Does not cover: compression, encryption, older formats.
@@ -17,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from bapo.batch_items import ITEMS, entries_of
 from bapo.columns import Float32s, Int32s, require_tokens
 from bapo.errors import ContractError, Refusal
 from bapo.frames import KIND_BATCH, KIND_GROUP, frame_start, open_frame, split_frames
 from bapo.headers import GroupHeader, checked_header, require_types
 from bapo.maps import fate_from_map, fate_map, prompt_from_map, prompt_map
-from bapo.types import Batch, BatchEntry, Group, Origin
+from bapo.types import Batch, Group
 
 __all__ = [
     "GroupHeader",
@@ -130,7 +132,12 @@ def pack_batch(batch: Batch) -> bytes:
 
 
 def batch_header(batch: Batch) -> dict[str, Any]:
-    """The header of a batch frame: everything but the groups' own frames."""
+    """The header of a batch frame: everything but the groups' own frames.
+
+    Raises: ContractError for a batch that is not made of whole groups: only the buffer, which has its parts, packs it.
+    """
+    if any(entry.kind != "rl" or entry.weight != 1.0 or entry.replayed is not None for entry in batch.entries):
+        raise ContractError(f"batch {batch.step} is not made of whole groups")
     return {
         "step": batch.step,
         "origins": [entry.origin.value for entry in batch.entries],
@@ -159,16 +166,13 @@ def unpack_batch(frame: bytes | memoryview) -> Batch:
     Raises: ContractError.
     """
     header, body = open_frame(frame, KIND_BATCH)
-    require_types(header, _BATCH_TYPES, "batch")
+    require_types(header, _BATCH_TYPES if ITEMS not in header else {**_BATCH_TYPES, ITEMS: list}, "batch")
     if not all(math.isfinite(header[name]) for name in _BATCH_RATIOS):
         raise ContractError(f"batch {header['step']}: {', '.join(_BATCH_RATIOS)} must be finite")
     groups = [unpack_group(part) for part in split_frames(body)]
-    if len(header["origins"]) != len(groups):
-        raise ContractError(f"batch {header['step']}: {len(header['origins'])} origins but {len(groups)} groups")
-    entries = zip(header["origins"], groups, strict=True)
     return Batch(
         step=header["step"],
-        entries=tuple(BatchEntry(origin=_origin(name), group=group) for name, group in entries),
+        entries=tuple(entries_of(header, groups)),
         r_tot=float(header["r_tot"]),
         c2=float(header["c2"]),
         c3=float(header["c3"]),
@@ -187,13 +191,6 @@ _BATCH_TYPES: dict[str, type | tuple[type, ...]] = {
     "num_high": int,
     "fates": list,
 }
-
-
-def _origin(name: Any) -> Origin:
-    try:
-        return Origin(name)
-    except ValueError as error:
-        raise ContractError(f"unknown origin {name!r}") from error
 
 
 def _bytes(array: np.ndarray[Any, Any], dtype: str) -> bytes:

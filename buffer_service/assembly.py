@@ -2,7 +2,8 @@
 
     view (O(B)) --too old?--> replace_stale, look again
          |
-         +--compose (pure)--> Decision --commit_assembly (one atomic operation, fenced)--> batch of step t
+         +--compose (pure)--> NeedMore --edit_tables (one atomic operation, fenced)--> look again with another round
+         |                '-> Decision --commit_assembly (one atomic operation, fenced)--> batch of step t
                                                  |
                                                  +-- another instance was faster: look again
 
@@ -17,20 +18,29 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from bapo.algorithms.composer import AssemblyView, Composer, Decision, Reason
+from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.selectors.registry import learns
+from bapo.batch_items import frame_order, item_fields
 from bapo.config.tree import Config
 from bapo.errors import ContractError
+from bapo.messages import ExtraRound
 from bapo.outcomes import outcomes_of, pack_outcomes
+from bapo.rows import Item, Part
 from bapo.types import Fate, Origin, Prompt
 from bapo.wire import fate_map
+from buffer_service.decisions import check_decision
+from buffer_service.reasons import in_step_order
 from buffer_service.store import Store
-from buffer_service.values import Assembly, BatchRecord, Fresh, GroupRecord, Replacement, Tables, View
+from buffer_service.values import Assembly, BatchRecord, Demand, Fresh, GroupRecord, Replacement, Tables, View
 
 log = logging.getLogger(__name__)
 
 _REPEATED = re.compile(r"^(.*)~(\d+)$")
+
+
+class Wait:
+    """What is missing was asked for: looking again at once does not help."""
 
 
 class Assembler:
@@ -40,22 +50,71 @@ class Assembler:
         self, store: Store, composer: Composer, config: Config, *, now: Callable[[], float] = time.time
     ) -> None:
         self._store, self._composer, self._config, self._now = store, composer, config, now
+        self._schedule = config.algorithm.fresh_schedule
 
-    def assemble(self, step: int) -> Assembly | None:
-        """Assemble step `step`; None when groups were too old, or another instance was faster: look again.
+    def wanted(self, step: int) -> int:
+        """Fresh groups that must be there before the next step, if it is this one, is worth a look."""
+        first = self._schedule.at(step)
+        if self._composer.max_rounds == 1 or in_step_order(self._config):
+            return first  # in step order, the requests that are planned for the step say what is missing
+        return self._store.tables().needs(first)
+
+    def assemble(self, step: int) -> Assembly | Wait | None:
+        """Assemble step `step`; None when groups were too old, or another instance was faster: look again. Wait when
+        the step needs another round of fresh groups.
 
         Raises: ContractError when the composer breaks the invariants of a Decision.
         """
-        num_fresh = self._config.algorithm.batch_size
-        view = self._store.view(num_fresh)
-        if view.assembled != step - 1 or len(view.fresh) < num_fresh:
+        view = self._store.view(self._schedule.at(step) * self._composer.max_rounds)
+        if view.assembled != step - 1:
             return None
-        if stale := [group for group in view.fresh if self._is_stale(group, step)]:
+        if (fresh := self._fresh_of(step, view)) is None:
+            return None if view.tables.demand is None else Wait()
+        if stale := [group for group in fresh if self._is_stale(group, step)]:
             self._store.replace_stale([self._replacement(group, step) for group in stale])
             log.info("step %d dropped=%d reason=%s: their prompts are asked again", step, len(stale), Reason.STALE)
             return None
-        assembly = self._decide(step, view)
+        assembly = self._decide(step, replace(view, fresh=fresh))
+        if isinstance(assembly, NeedMore):
+            return self._demand(step, view.tables, assembly)
         return assembly if self._store.commit_assembly(assembly) else None
+
+    def _fresh_of(self, step: int, view: View) -> tuple[Fresh, ...] | None:
+        """The fresh groups of the step's rounds; None while some are missing.
+
+        In step order these are the groups that were planned for it, so that a batch does not depend on how far workers
+        have sampled ahead; what failed for good is not waited for. Else they are the first ones that arrived.
+        """
+        demand, first = view.tables.demand, self._schedule.at(step)
+        if demand is None or not in_step_order(self._config):
+            num = view.tables.needs(first)
+            return view.fresh[:num] if len(view.fresh) >= num else None
+        prefix = view.tables.extra_rounds[-1].prefix
+        planned = tuple(group for group in view.fresh if group.record.step <= step)
+        return planned if any(group.record.group_id.startswith(prefix) for group in planned) else None
+
+    def _demand(self, step: int, before: Tables, wish: NeedMore) -> Wait | None:
+        """Remember that the step needs another round: fenced, so that two instances ask for one (ADR 0066)."""
+        size = self._schedule.at(step)
+        demand = Demand(
+            step=step,
+            rounds=2 if before.demand is None else before.demand.rounds + 1,
+            most=self._composer.max_rounds,
+            found=wish.found,
+            wanted=wish.wanted,
+            num_fresh=before.needs(size) + size,
+        )
+        extra = ExtraRound(step=step, round=demand.rounds, first=before.num_extra, size=size)
+        after = replace(
+            before,
+            demand=demand,
+            num_extra=before.num_extra + size,
+            extra_rounds=(*before.extra_rounds, extra),
+        )
+        if not self._store.edit_tables(before, after):
+            return None
+        log.info("step %d: %s", step, demand.sentence)
+        return Wait()
 
     def _is_stale(self, group: Fresh, step: int) -> bool:
         return step - group.record.policy_version > self._config.cadence.max_staleness
@@ -70,7 +129,7 @@ class Assembler:
             ),
         )
 
-    def _decide(self, step: int, view: View) -> Assembly:
+    def _decide(self, step: int, view: View) -> Assembly | NeedMore:
         fresh = sorted(view.fresh, key=lambda group: group.record.order)
         reevaluated = sorted(view.reevaluated, key=lambda record: record.order)
         before = view.tables
@@ -82,13 +141,18 @@ class Assembler:
                 bad=before.bad,
                 high=before.high,
                 previous_r_tot=before.r_tot,
+                round=1 if before.demand is None else before.demand.rounds,
             ),
             lambda purpose: rng_for(self._config.run.seed, step, purpose),
         )
+        if isinstance(decision, NeedMore):
+            return decision
         looked_at = [*(group.record for group in fresh), *reevaluated]
-        self._check(decision, looked_at, before)
+        check_decision(decision, self._composer, self._config.algorithm, looked_at, before)
+        new = {record.group_id for record in looked_at}
+        stored = [group_id for group_id in frame_order(decision.items) if group_id not in new]
         # A record is None only when another instance has committed meanwhile: then the fence refuses this assembly.
-        reused = [record for record in self._store.records(decision.x3) if record is not None]
+        reused = [record for record in self._store.records(stored) if record is not None]
         fates = [*view.stale, *_fates(step, decision, looked_at, reused, before)]
         return Assembly(
             step=step,
@@ -96,11 +160,18 @@ class Assembler:
             reevaluated=tuple(record.group_id for record in reevaluated),
             before=before,
             after=Tables(
-                step=step, r_tot=decision.r_tot, c2=decision.c2, c3=decision.c3, bad=decision.bad, high=decision.high
+                step=step,
+                r_tot=decision.r_tot,
+                c2=decision.c2,
+                c3=decision.c3,
+                bad=decision.bad,
+                high=decision.high,
+                num_extra=before.num_extra,
+                extra_rounds=_outstanding(before.extra_rounds, [group.record.group_id for group in fresh]),
             ),
             new_prompts=_new_prompts(decision, before, fresh),
-            batch=_batch(step, decision, fates, [*looked_at, *reused]),
-            composition=self._composition(step, decision, fates),
+            batch=_batch(step, decision, fates, [*looked_at, *reused], stored),
+            composition=self._composition(step, decision, fates, before),
             num_stale=len(view.stale),
             fresh_bytes=sum(group.record.num_bytes for group in fresh),
             outcomes=self._outcomes(step, [group.record for group in fresh]),
@@ -111,27 +182,17 @@ class Assembler:
             return b""
         return pack_outcomes(outcomes_of(step, (record.outcome for record in fresh)))
 
-    def _check(self, decision: Decision, looked_at: Sequence[GroupRecord], before: Tables) -> None:
-        """A composer may be anybody's: what it decides is checked before it becomes state."""
-        name = self._config.algorithm.name
-        known = {record.group_id for record in looked_at}
-        available = known | {stat.group_id for stat in before.high}
-        trained = [*decision.x1, *decision.x2, *decision.x3]
-        if len(set(trained)) != len(trained) or len(trained) > self._config.algorithm.batch_size:
-            raise ContractError(f"composer {name!r} trains {len(trained)} groups, some twice, or more than B")
-        for what, found in (("trains", set(trained)), ("keeps in B_high", {stat.group_id for stat in decision.high})):
-            if unknown := sorted(found - available):
-                raise ContractError(f"composer {name!r} {what} groups that the buffer does not hold: {unknown[:3]}")
-        if silent := sorted(known - decision.reasons.keys()):
-            raise ContractError(f"composer {name!r} gives no reason for {len(silent)} groups: {silent[:3]}")
-
-    def _composition(self, step: int, decision: Decision, fates: Sequence[Fate]) -> dict[str, float | int]:
+    def _composition(
+        self, step: int, decision: Decision, fates: Sequence[Fate], before: Tables
+    ) -> dict[str, float | int]:
         ages = [step - fate.policy_version for fate in fates if fate.origin is not None]
         return {
             "step": step,
             "x1": len(decision.x1),
             "x2": len(decision.x2),
             "x3": len(decision.x3),
+            "sft": sum(item.kind == "sft" for item in decision.items),
+            "rounds": 1 if before.demand is None else before.demand.rounds,
             "batch_size": self._config.algorithm.batch_size,
             "num_stale": sum(fate.reason == Reason.STALE for fate in fates),
             "staleness_max": max(ages, default=0),
@@ -142,6 +203,11 @@ class Assembler:
             "num_high": len(decision.high),
             "time": self._now(),
         }
+
+
+def _outstanding(rounds: Sequence[ExtraRound], consumed: Sequence[str]) -> tuple[ExtraRound, ...]:
+    """Rounds of which no group was consumed: the scheduler may not have asked for them yet."""
+    return tuple(extra for extra in rounds if not any(name.startswith(extra.prefix) for name in consumed))
 
 
 def repeated_id(request_id: str) -> str:
@@ -158,22 +224,33 @@ def _fates(
     reused: Sequence[GroupRecord],
     before: Tables,
 ) -> list[Fate]:
-    """Of every group that this assembly looked at, and of the stored groups that it reuses."""
-    origins, reasons = decision.origins, decision.reasons
+    """Of every group that this assembly looked at, and of the stored groups that it reuses: once for each item that
+    rows of it are part of."""
     births = {stat.group_id: stat.birth for stat in before.high}
-    fates = [record.fate(origins.get(record.group_id), reasons[record.group_id], birth=step) for record in looked_at]
-    for record in reused:
+    uses: dict[str, list[tuple[Item, Part]]] = {}
+    for item in decision.items:
+        for part in item.parts:
+            uses.setdefault(part.group_id, []).append((item, part))
+    fates = []
+    for record in (*looked_at, *reused):
         key = record.group_id
-        fates.append(record.fate(origins[key], reasons.get(key, Reason.REUSED), birth=births[key]))
+        birth, reason = births.get(key, step), decision.reasons.get(key, Reason.REUSED)
+        if key not in uses:
+            fates.append(record.fate(None, reason, birth))
+        for item, part in uses.get(key, ()):
+            name = "" if item.is_plain else item.item_id
+            fates.append(record.fate(item.origin, reason, birth, item=name, rows=part.rows, kind=item.kind))
     return fates
 
 
-def _batch(step: int, decision: Decision, fates: Sequence[Fate], records: Sequence[GroupRecord]) -> BatchRecord:
-    origins = decision.origins
+def _batch(
+    step: int, decision: Decision, fates: Sequence[Fate], records: Sequence[GroupRecord], stored: Sequence[str]
+) -> BatchRecord:
+    group_ids = frame_order(decision.items)
     sizes = {record.group_id: record.num_bytes for record in records}
     header = {
         "step": step,
-        "origins": [origin.value for origin in origins.values()],
+        **item_fields(decision.items, frozenset(stored)),
         "r_tot": decision.r_tot,
         "c2": decision.c2,
         "c3": decision.c3,
@@ -181,8 +258,8 @@ def _batch(step: int, decision: Decision, fates: Sequence[Fate], records: Sequen
         "num_high": len(decision.high),
         "fates": [fate_map(fate) for fate in fates],
     }
-    num_bytes = sum(sizes.get(group_id, 0) for group_id in origins)
-    return BatchRecord(step=step, group_ids=tuple(origins), header=header, num_bytes=num_bytes)
+    num_bytes = sum(sizes.get(group_id, 0) for group_id in group_ids)
+    return BatchRecord(step=step, group_ids=group_ids, header=header, num_bytes=num_bytes)
 
 
 def _new_prompts(decision: Decision, before: Tables, fresh: Sequence[Fresh]) -> tuple[Prompt, ...]:

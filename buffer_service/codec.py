@@ -5,15 +5,18 @@ Rows instead of maps where there are many of a kind: the order of fields is the 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Any
 
 import msgpack
 
 from bapo.errors import ContractError
+from bapo.messages import ExtraRound
 from bapo.types import Fate, GroupStat, HardPrompt, Prompt, Purpose, RolloutRequest
 from bapo.wire import fate_from_map, fate_map, prompt_from_map, prompt_map
-from buffer_service.values import BatchRecord, GroupRecord, Tables
+from buffer_service.values import BatchRecord, Demand, GroupRecord, Tables
 
 
 def pack(value: Any) -> bytes:
@@ -101,6 +104,7 @@ def pack_record(record: GroupRecord) -> bytes:
             record.claimed_at,
             record.sample_s,
             record.grade_s,
+            record.outcomes,
         )
     )
 
@@ -122,24 +126,27 @@ def unpack_record(data: bytes) -> GroupRecord:
         claimed_at=row[10],
         sample_s=row[11],
         grade_s=row[12],
+        outcomes=row[13] if len(row) > 13 else b"",
     )
 
 
 def pack_tables(tables: Tables) -> bytes:
-    """Tables: two lists of rows and five numbers."""
+    """Tables: two lists of rows, six numbers and the demand of the step that is next."""
     bad = [(entry.prompt_id, entry.birth, entry.mu, entry.attempts) for entry in tables.bad]
-    high = [
-        (s.group_id, s.prompt_id, s.policy_version, s.size, s.reward_sum, s.homogeneous, s.birth) for s in tables.high
-    ]
-    return pack((tables.step, tables.r_tot, tables.c2, tables.c3, bad, high, tables.edits))
+    high = [_stat_row(stat) for stat in tables.high]
+    demand = None if tables.demand is None else astuple(tables.demand)
+    numbers = (tables.step, tables.r_tot, tables.c2, tables.c3)
+    extra = [(e.step, e.round, e.first, e.size) for e in tables.extra_rounds]
+    return pack((*numbers, bad, high, tables.edits, tables.num_extra, demand, extra))
 
 
 def unpack_tables(data: bytes) -> Tables:
     """Inverse of `pack_tables`; no bytes are the tables before the first step."""
     if not data:
         return Tables()
-    # Before version 0.2 tables had no edits; a checkpoint of then is still one.
-    step, r_tot, c2, c3, bad, high, edits = [*unpack(data), 0][:7]
+    # Before version 0.2 tables had no edits, before 0.3 no demand; a checkpoint of then is still one.
+    row: list[Any] = unpack(data)
+    step, r_tot, c2, c3, bad, high, edits, num_extra, demand, extra = row + [0, 0, None, ()][len(row) - 6 :]
     return Tables(
         step=step,
         r_tot=r_tot,
@@ -148,10 +155,21 @@ def unpack_tables(data: bytes) -> Tables:
         bad=tuple(HardPrompt(prompt_id=row[0], birth=row[1], mu=row[2], attempts=row[3]) for row in bad),
         high=tuple(_stat(row) for row in high),
         edits=edits,
+        num_extra=num_extra,
+        demand=None if demand is None else Demand(*demand),
+        extra_rounds=tuple(ExtraRound(step=e[0], round=e[1], first=e[2], size=e[3]) for e in extra),
     )
 
 
+def _stat_row(stat: GroupStat) -> tuple[Any, ...]:
+    """Rewards as single floats: a memory of thousands of groups is written at every step."""
+    numbers = (stat.policy_version, stat.size, stat.reward_sum, stat.homogeneous, stat.birth)
+    rewards = struct.pack(f"<{len(stat.rewards)}f", *stat.rewards)
+    return (stat.group_id, stat.prompt_id, *numbers, rewards, stat.outcomes)
+
+
 def _stat(row: list[Any]) -> GroupStat:
+    rewards, outcomes = row[7:] or (b"", b"")
     return GroupStat(
         group_id=row[0],
         prompt_id=row[1],
@@ -160,6 +178,8 @@ def _stat(row: list[Any]) -> GroupStat:
         reward_sum=row[4],
         homogeneous=row[5],
         birth=row[6],
+        rewards=struct.unpack(f"<{len(rewards) // 4}f", rewards),
+        outcomes=outcomes,
     )
 
 

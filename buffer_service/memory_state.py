@@ -286,6 +286,8 @@ def status_of(run: str, state: MemoryState, now: float) -> BufferStatus:
         last_failure=state.last_failure,
         num_bytes=sum(len(frame) for frame in state.frames.values()),
         batches=[dict(line) for line in reversed(state.compositions[:SHOWN_COMPOSITIONS])],
+        demand=tables.demand.sentence if tables.demand else "",
+        extra_rounds=tables.extra_rounds,
     )
 
 

@@ -32,8 +32,17 @@ MB = 1 << 20
 class Pressure:
     """What one instance knows of how full the buffer is. Thread-safe."""
 
-    def __init__(self, store: Store, config: Config, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        store: Store,
+        config: Config,
+        *,
+        wanted: Callable[[int], int] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`wanted`: fresh groups that a step needs, when it is next; by default those of its first round."""
         self._store, self._config, self._now = store, config, now
+        self._wanted = wanted or config.algorithm.fresh_schedule.at
         self._lock = threading.Lock()
         self._looked_at = -LOOK_S
         self._step = 1
@@ -60,7 +69,7 @@ class Pressure:
             if ready.assembled + 1 != self._step:
                 self._step = ready.assembled + 1
                 ready = self._store.readiness(self._step)
-            self._batch_ready = is_ready(self._step, ready, self._config)
+            self._batch_ready = is_ready(self._step, ready, self._config, self._wanted(self._step))
             self._ready, self._memory = ready, memory
             self._admitted = self._stored = 0
             self._looked_at = self._now()

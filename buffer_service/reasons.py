@@ -21,16 +21,17 @@ def in_step_order(config: Config) -> bool:
     return config.cadence.slack == 0
 
 
-def is_ready(step: int, ready: Readiness, config: Config) -> bool:
-    """Whether step t, which is next, can be assembled."""
-    if ready.num_fresh < config.algorithm.batch_size or (in_step_order(config) and ready.num_open):
+def is_ready(step: int, ready: Readiness, config: Config, wanted: int) -> bool:
+    """Whether step t, which is next and needs so many fresh groups, can be assembled."""
+    if ready.num_fresh < wanted or (in_step_order(config) and ready.num_open):
         return False
     return ready.round_left == 0 or not must_wait_for_round(step, config)
 
 
-def why_not_yet(step: int, ready: Readiness, status: BufferStatus, config: Config) -> str:
+def why_not_yet(step: int, ready: Readiness, status: BufferStatus, config: Config, wanted: int) -> str:
     """For example "96/256 fresh groups, 2 leased, 158 queued; worker-2 silent for 38 s"."""
-    parts = [_missing(step, ready, status, config)]
+    parts = [status.demand] if status.demand else []
+    parts.append(_missing(step, ready, status, config, wanted))
     silent = {name: w.silent_s for name, w in status.workers.items() if w.leased and w.silent_s >= SILENT_S}
     parts += [f"{name} silent for {silent_s:.0f} s" for name, silent_s in sorted(silent.items())]
     if ready.failures_in_a_row:
@@ -38,14 +39,15 @@ def why_not_yet(step: int, ready: Readiness, status: BufferStatus, config: Confi
     return "; ".join(parts)
 
 
-def _missing(step: int, ready: Readiness, status: BufferStatus, config: Config) -> str:
-    wanted = config.algorithm.batch_size
+def _missing(step: int, ready: Readiness, status: BufferStatus, config: Config, wanted: int) -> str:
     leased, queued = status.leased["fresh"], status.queued["fresh"]
     if ready.num_fresh < wanted:
         found = f"{ready.num_fresh}/{wanted} fresh groups, {leased} leased, {queued} queued"
         return found if leased or queued else f"{found}: nothing is asked for, does the scheduler run?"
     if in_step_order(config) and ready.num_open:
         return f"{ready.num_open} fresh groups of steps up to {step} are open, {leased} leased, {queued} queued"
+    if in_step_order(config) and status.demand:
+        return "its groups are not asked for yet: does the scheduler run?"
     if ready.round_left is None:
         return f"re-evaluation round {step} is not issued: does the scheduler run?"
     leased, queued = status.leased["reevaluate"], status.queued["reevaluate"]

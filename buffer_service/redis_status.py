@@ -56,6 +56,8 @@ def status_of(run: str, reply: Sequence[Any]) -> BufferStatus:
         last_failure=last_failure,
         num_bytes=meta.get("bytes", 0),
         batches=[unpack(line) for line in reversed(lines)],
+        demand=tables.demand.sentence if tables.demand else "",
+        extra_rounds=tables.extra_rounds,
     )
 
 

@@ -20,7 +20,7 @@ from bapo.outcomes import outcomes_of, pack_outcomes
 from bapo.types import Progress, Purpose, RolloutRequest
 from bapo.wire import pack_batch_start
 from buffer_service.arrival import Arrival
-from buffer_service.assembly import Assembler
+from buffer_service.assembly import Assembler, Wait
 from buffer_service.intake import Intake
 from buffer_service.metrics import BufferMetrics
 from buffer_service.outgoing import Chunks, Outgoing
@@ -51,7 +51,7 @@ class BufferService:
         self._store, self._config, self._metrics = store, config, metrics
         self._assembler = Assembler(store, composer, config)
         self._intake = Intake(store)
-        self.pressure = Pressure(store, config)
+        self.pressure = Pressure(store, config, wanted=self._assembler.wanted)
         self.tending = Tending(store, config)
 
     # -- requests
@@ -176,7 +176,7 @@ class BufferService:
                 return self._retained(step)
             if step > ready.assembled + 1:
                 raise ContractError(f"batch {step} is asked for, but the next step is {ready.assembled + 1}{FORGOTTEN}")
-            if not is_ready(step, ready, self._config):
+            if not is_ready(step, ready, self._config, self._assembler.wanted(step)):
                 if ready.failures_in_a_row >= self._config.buffer.max_failures_in_a_row:
                     raise TooManyFailuresError(
                         f"{ready.failures_in_a_row} groups in a row failed while the learner waits for batch {step} "
@@ -185,6 +185,8 @@ class BufferService:
                     )
                 return None
             assembly = self._assembler.assemble(step)
+            if isinstance(assembly, Wait):
+                return None
             if assembly is not None:
                 self._metrics.assembled(assembly)
                 self.pressure.forget()
@@ -193,7 +195,8 @@ class BufferService:
 
     def why_not_yet(self, step: int) -> str:
         """What the batch of the next step waits for."""
-        reason = why_not_yet(step, self._store.readiness(step), self._store.status(), self._config)
+        ready, status, wanted = self._store.readiness(step), self._store.status(), self._assembler.wanted(step)
+        reason = why_not_yet(step, ready, status, self._config, wanted)
         self.pressure.look()
         full = self.pressure.why_starved()
         return f"{reason}; {full}: it may refuse what is missing, raise that limit" if full else reason

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bapo.types import Fate, GroupStat, HardPrompt, Origin, Prompt, Purpose, RolloutRequest
+from bapo.messages import ExtraRound
+from bapo.rows import Kind
+from bapo.types import Fate, GroupStat, HardPrompt, Origin, Prompt, Purpose, RolloutRequest, stat_of
 from bapo.wire import GroupHeader
 
 
@@ -37,6 +39,8 @@ class GroupRecord:
     claimed_at: float
     sample_s: float
     grade_s: float
+    outcomes: bytes = b""
+    """[G] values of Outcome, one byte per response; empty when all are GRADED."""
 
     @property
     def order(self) -> tuple[int, str]:
@@ -55,17 +59,25 @@ class GroupRecord:
 
     def stat(self, birth: int = 0) -> GroupStat:
         """What the composer sees."""
-        return GroupStat(
+        return stat_of(
             group_id=self.group_id,
             prompt_id=self.prompt_id,
             policy_version=self.policy_version,
-            size=len(self.rewards),
-            reward_sum=float(sum(self.rewards)),
-            homogeneous=min(self.rewards) == max(self.rewards),
+            rewards=self.rewards,
+            outcomes=self.outcomes or bytes(len(self.rewards)),
             birth=birth,
         )
 
-    def fate(self, origin: Origin | None, reason: str, birth: int) -> Fate:
+    def fate(
+        self,
+        origin: Origin | None,
+        reason: str,
+        birth: int,
+        *,
+        item: str = "",
+        rows: tuple[int, ...] | None = None,
+        kind: Kind = "rl",
+    ) -> Fate:
         """One line of the run's group records."""
         return Fate(
             group_id=self.group_id,
@@ -76,6 +88,9 @@ class GroupRecord:
             origin=origin,
             reason=reason,
             birth=birth,
+            item=item,
+            rows=rows,
+            kind=kind,
             worker_id=self.worker_id,
             num_tokens=self.num_tokens,
             sample_s=self.sample_s,
@@ -100,6 +115,7 @@ def record_of(group: GroupHeader, num_bytes: int) -> GroupRecord:
         claimed_at=group.timing.claimed_at,
         sample_s=group.timing.sample_s,
         grade_s=group.timing.grade_s,
+        outcomes=group.outcomes if any(group.outcomes) else b"",
     )
 
 
@@ -186,6 +202,28 @@ class Replacement:
         return f"dropped_groups:{self.fate.reason}:{round(sum(rewards))}/{len(rewards)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Further generation rounds that the step which is next has asked for: its batch lacks groups that train."""
+
+    step: int
+    rounds: int
+    """Rounds of B fresh groups that it needs now, from 2."""
+    most: int
+    """Rounds after which it takes what there is."""
+    found: int
+    """Groups that train, among those of the rounds before."""
+    wanted: int
+    """Groups that train, when the batch is full."""
+    num_fresh: int
+    """Fresh groups that the step needs: those of all its rounds."""
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        return f"round {self.rounds} of {self.most}: {self.found}/{self.wanted} informative groups"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
     """B_bad, B_high and the numbers of eq. 8 after the assembly of `step`."""
@@ -197,9 +235,20 @@ class Tables:
     bad: tuple[HardPrompt, ...] = ()
     """B_bad, oldest first."""
     high: tuple[GroupStat, ...] = ()
-    """B_high, oldest first."""
+    """B_high, oldest first: what the composer keeps to be used again."""
     edits: int = 0
-    """How often a person has removed entries since that assembly."""
+    """How often they were changed since that assembly: by a person, or by a demand."""
+    num_extra: int = 0
+    """Fresh groups that all demands of the run have asked for."""
+    demand: Demand | None = None
+    """Of step + 1."""
+    extra_rounds: tuple[ExtraRound, ...] = ()
+    """Rounds that were asked for, until a batch has consumed a group of them: then they are known to be on their way.
+    A step may be filled by groups that were sampled ahead, before the scheduler has seen its demand."""
+
+    def needs(self, num_fresh: int) -> int:
+        """Fresh groups that the next step needs, whose first round has so many."""
+        return num_fresh if self.demand is None else self.demand.num_fresh
 
 
 def left_prompts(before: Tables, after: Tables) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from bapo.types import (
     Purpose,
     RolloutRequest,
     Timing,
+    stat_of,
 )
 
 
@@ -113,16 +114,17 @@ def make_stat(
     group_id: str | None = None,
     version: int = 1,
     birth: int = 0,
+    truncated: Sequence[int] = (),
+    experts: Sequence[int] = (),
 ) -> GroupStat:
     """What a rule sees of a group; `k` right of `size`, unless `rewards` are given."""
     values = rewards_of(rewards) if rewards is not None else [float(i < (k or 0)) for i in range(size)]
-    return GroupStat(
+    return stat_of(
         group_id=group_id or f"g-{prompt_id}",
         prompt_id=prompt_id,
         policy_version=version,
-        size=len(values),
-        reward_sum=float(sum(values)),
-        homogeneous=min(values) == max(values),
+        rewards=tuple(values),
+        outcomes=bytes(2 * (i in experts) + (i in truncated) for i in range(len(values))),
         birth=birth,
     )
 

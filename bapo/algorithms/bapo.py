@@ -14,7 +14,7 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng
+from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng, whole_groups
 from bapo.algorithms.filters import Groups, Reasons, filtered_fresh
 from bapo.algorithms.levels import is_hard, is_solved, is_within
 from bapo.algorithms.randomness import sample_in_order
@@ -37,6 +37,8 @@ class Bapo:
     """The composer `bapo`."""
 
     name = "bapo"
+    prompts_once = True
+    max_rounds = 1
 
     def __init__(self, settings: AlgorithmConfig) -> None:
         self._settings = settings
@@ -52,9 +54,7 @@ class Bapo:
         room = settings.batch_size - len(x1) - len(x2)
         x3 = reused(settings, view, (c2, c3), prompt_ids(x1) | prompt_ids(x2), room, rng("x3"))
         return Decision(
-            x1=group_ids(x1),
-            x2=group_ids(x2),
-            x3=group_ids(x3),
+            items=whole_groups(group_ids(x1), group_ids(x2), group_ids(x3)),
             r_tot=r_tot,
             c2=c2,
             c3=c3,

@@ -4,15 +4,20 @@ The buffer service calls `compose` once per step, inside the atomic assembly of 
 Decision to its store. So an algorithm is one file of this folder; store, wire and learner do not know its name.
 
     AssemblyView (what there is)  --compose-->  Decision (what trains, what stays, and why)
+                                          '-->  NeedMore (another round of fresh groups, then asked again)
+
+`bad` and `high` are the composer's two memories: prompts to be asked again, and whole groups to be used again. What a
+group is kept for, and for how long, is its own affair (ADR 0065).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from bapo.rows import Item, whole
 from bapo.types import GroupStat, HardPrompt, Origin
 
 Rng = Callable[[str], random.Random]
@@ -26,7 +31,8 @@ class AssemblyView:
     step: int
     """t, from 1."""
     fresh: tuple[GroupStat, ...]
-    """X_on(t): exactly B groups, in the order of their requests."""
+    """X_on(t): the groups of every round so far, exactly `AlgorithmConfig.num_fresh(t)` in each, in the order of their
+    requests."""
     reevaluated: tuple[GroupStat, ...]
     """Groups of re-evaluations that arrived since the last assembly, in the order of their requests."""
     bad: tuple[HardPrompt, ...]
@@ -35,35 +41,71 @@ class AssemblyView:
     """B_high, oldest first; `birth` is the step that inserted it."""
     previous_r_tot: float | None
     """r_tot of the step before; None at t = 1."""
+    round: int = 1
+    """Generation rounds that `fresh` holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What step t trains, and B_bad and B_high after its inserts and evictions.
 
-    Invariants: no prompt occurs twice in x1 + x2 + x3; together they hold at most B groups; every group of
-    `fresh` and `reevaluated` has a reason. A group of B_high has one only when it trains.
+    Invariants: no item occurs twice; at most B items of each kind; no prompt trains twice by the surrogate, if the
+    composer promises that; every group of `fresh` and `reevaluated` has a reason. A group of B_high has one only when
+    it trains.
     """
 
-    x1: tuple[str, ...]
-    """Group ids."""
-    x2: tuple[str, ...]
-    x3: tuple[str, ...]
+    items: tuple[Item, ...]
+    """What trains, in the order X1, X2, X3."""
     r_tot: float
-    c2: float
-    c3: float
-    bad: tuple[HardPrompt, ...]
+    c2: float = 0.0
+    """0 where there is no window."""
+    c3: float = 0.0
+    bad: tuple[HardPrompt, ...] = ()
     """B_bad after this step, oldest first."""
-    high: tuple[GroupStat, ...]
+    high: tuple[GroupStat, ...] = ()
     """B_high after this step, oldest first."""
     reasons: Mapping[str, str]
     """Group id -> why it trains or does not: one of the words of `Reason`."""
 
+    def ids(self, origin: Origin) -> tuple[str, ...]:
+        """Ids of the items of this origin: of whole groups, the groups'."""
+        return tuple(item.item_id for item in self.items if item.origin is origin)
+
+    @property
+    def x1(self) -> tuple[str, ...]:
+        """Ids of the items of X1."""
+        return self.ids(Origin.X1)
+
+    @property
+    def x2(self) -> tuple[str, ...]:
+        """Ids of the items of X2."""
+        return self.ids(Origin.X2)
+
+    @property
+    def x3(self) -> tuple[str, ...]:
+        """Ids of the items of X3."""
+        return self.ids(Origin.X3)
+
     @property
     def origins(self) -> dict[str, Origin]:
-        """Group id -> origin, in the order X1, X2, X3."""
-        parts = ((Origin.X1, self.x1), (Origin.X2, self.x2), (Origin.X3, self.x3))
-        return {group_id: origin for origin, ids in parts for group_id in ids}
+        """Id of each item -> origin."""
+        return {item.item_id: item.origin for item in self.items}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedMore:
+    """The step needs another round of `num_fresh(t)` fresh groups before it can be composed."""
+
+    found: int
+    """Groups so far that would train."""
+    wanted: int
+    """Groups that would fill the batch."""
+
+
+def whole_groups(x1: Iterable[str] = (), x2: Iterable[str] = (), x3: Iterable[str] = ()) -> tuple[Item, ...]:
+    """The items of a batch of whole groups, from their ids."""
+    parts = ((Origin.X1, x1), (Origin.X2, x2), (Origin.X3, x3))
+    return tuple(whole(origin, group_id) for origin, ids in parts for group_id in ids)
 
 
 class Reason:
@@ -75,6 +117,10 @@ class Reason:
     """x2: c1 < mu' < 1 at its re-evaluation."""
     REUSED = "reused"
     """x3: drawn from B_high."""
+    REPLAYED = "replayed"
+    """Rows of a stored group train with a fresh group of its prompt."""
+    SUPERVISED = "supervised"
+    """Its expert row trains by cross-entropy."""
     ALL_WRONG = "all_wrong"
     ALL_RIGHT = "all_right"
     FILTERED = "filtered"
@@ -93,6 +139,8 @@ class Reason:
     """All rewards are the same fraction: neither all wrong nor all right, and still no advantage."""
     NOT_USED = "not_used"
     """Re-evaluated, but the algorithm, or the ablation, does not use such groups."""
+    SURPLUS = "surplus"
+    """Informative, but the rounds of its step have filled the batch without it."""
     STALE = "stale"
     """Fresh, but sampled more than `cadence.max_staleness` steps ago: the buffer drops it and asks its prompt again."""
 
@@ -101,9 +149,13 @@ class Composer(Protocol):
     """One algorithm's rule for the batch. Stateless: all state is in the view, so that all of it is in the buffer."""
 
     name: str
+    prompts_once: bool
+    """It promises that no prompt trains twice in one step by the surrogate; the assembler checks it."""
+    max_rounds: int
+    """Generation rounds that one step may take; 1: it never answers NeedMore."""
 
-    def compose(self, view: AssemblyView, rng: Rng) -> Decision:
-        """D_t and the buffers after it."""
+    def compose(self, view: AssemblyView, rng: Rng) -> Decision | NeedMore:
+        """D_t and the buffers after it, or the wish for another round of fresh groups."""
         ...
 
     def hard_prompts_to_ask(

@@ -7,47 +7,19 @@ Does not use: c1, c2, c3, X2, X3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng
-from bapo.algorithms.filters import filtered_fresh
+from bapo.algorithms.composer import AssemblyView, Decision, Rng
+from bapo.algorithms.fresh_only import FreshOnly, on_policy
 from bapo.algorithms.settings import AlgorithmConfig
-from bapo.algorithms.thresholds import global_mean_reward
-from bapo.types import HardPrompt
 
 
-class Grpo:
+class Grpo(FreshOnly):
     """The composer `grpo`."""
 
     name = "grpo"
 
-    def __init__(self, settings: AlgorithmConfig) -> None:
-        self._settings = settings
-
     def compose(self, view: AssemblyView, rng: Rng) -> Decision:
         """D_t = X1. The window is reported as 0, because there is none."""
-        x1, reasons = filtered_fresh(self._settings, view.fresh, rng("online_filter"))
-        return Decision(
-            x1=tuple(stat.group_id for stat in x1),
-            x2=(),
-            x3=(),
-            r_tot=global_mean_reward(view.fresh, view.previous_r_tot, self._settings.r_tot_decay),
-            c2=0.0,
-            c3=0.0,
-            bad=(),
-            high=(),
-            reasons={**reasons, **{stat.group_id: Reason.NOT_USED for stat in view.reevaluated}},
-        )
-
-    def hard_prompts_to_ask(
-        self,
-        bad: Sequence[HardPrompt],
-        step: int,
-        excluded: frozenset[str],
-        rng: Rng,
-    ) -> tuple[str, ...]:
-        """None: GRPO never asks again."""
-        return ()
+        return on_policy(self._settings, view, rng)
 
 
 def make_composer(settings: AlgorithmConfig) -> Grpo:

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from bapo.algorithms.fresh_schedule import FreshSchedule
+from bapo.algorithms.frozen import Frozen as Frozen
 from bapo.algorithms.levels import levels_within
-
-
-class Frozen(BaseModel):
-    """Base of every section: immutable, and a misspelt key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+from bapo.algorithms.replay_settings import ReplayConfig
 
 
 class AlgorithmConfig(Frozen):
     """Batch composition: which groups train (section 3.2 of the paper)."""
 
     name: str = "bapo"
-    """Composer: a file of `bapo/algorithms` that makes one (`bapo`, `grpo`). `grpo` uses neither X2 nor X3."""
+    """Composer: a file of `bapo/algorithms` that makes one. All but `bapo` use neither X2 nor B_bad."""
     selector: str = "uniform"
     """Which prompts are sampled: a file of `bapo/algorithms/selectors` (`uniform`, `mopps`, `dots`, `kimi`)."""
     batch_size: int = Field(256, ge=1)
@@ -63,11 +60,45 @@ class AlgorithmConfig(Frozen):
     """Never reuse a group whose rewards are all equal (ADR 0019)."""
     x3_exactly_half: bool = False
     """Mini-test: X3 takes groups with mu == 1/2 only, instead of the window [c2, c3]."""
+    max_rounds: int = Field(4, ge=1)
+    """Generation rounds of one step of `dapo`: then it trains the informative groups that there are (ADR 0066)."""
+    num_experts: int = Field(0, ge=0, le=1)
+    """Rows of a group's G that are not sampled but the task's expert solution: 1 for `luffy` and `relift`."""
+    replay: ReplayConfig = ReplayConfig()
+    """What composers keep to use again."""
 
     @property
     def capacity(self) -> int:
         """Capacity of B_bad in prompts."""
         return self.bad_capacity or self.batch_size
+
+    @property
+    def num_sampled(self) -> int:
+        """Responses of a training group that the policy samples."""
+        return self.group_size - self.num_experts
+
+    @property
+    def fresh_schedule(self) -> FreshSchedule:
+        """Fresh groups of each step: B, less those in whose place stored ones train."""
+        replay = self.replay
+        mixed = self.batch_size - round(replay.share * self.batch_size)
+        phases = [(1, self.batch_size), (replay.first_step, mixed)][replay.first_step == 1 :]
+        if replay.last_step is not None:
+            phases.append((replay.last_step + 1, self.batch_size))
+        return FreshSchedule(phases=tuple(phases))
+
+    def num_replayed(self, step: int) -> int:
+        """Stored groups that take the place of fresh ones in this step."""
+        return self.batch_size - self.fresh_schedule.at(step)
+
+    @model_validator(mode="after")
+    def fresh_groups_are_left(self) -> Self:
+        if round(self.replay.share * self.batch_size) >= self.batch_size:
+            raise ValueError(
+                f"replay.share = {self.replay.share} of batch_size = {self.batch_size} leaves no fresh group; write a "
+                "smaller share"
+            )
+        return self
 
     @model_validator(mode="after")
     def windows_are_ordered(self) -> Self:

@@ -45,7 +45,7 @@ def document() -> str:
     """The page."""
     parts = [INTRODUCTION, *_presets(), "## `preset`\n", f"{_one_line(_docs(Config, 'preset'))}\n"]
     for name, field in Config.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+        if _is_section(field.annotation):
             parts += _section(name, field.annotation)
     return "\n".join(parts)
 
@@ -68,10 +68,19 @@ def _section(name: str, section: type[BaseModel]) -> Iterator[str]:
     yield f"## `[{name}]`\n"
     yield f"{_one_line(section.__doc__ or '')}\n"
     yield "| key | type | default | meaning |\n|---|---|---|---|"
+    nested = {key: field.annotation for key, field in section.model_fields.items() if _is_section(field.annotation)}
     for key, field in section.model_fields.items():
+        if key in nested:
+            continue
         default = shown(field.get_default(call_default_factory=True))
         yield f"| `{key}` | {_cell(_type_of(field))} | `{_cell(default)}` | {_cell(_docs(section, key))} |"
     yield ""
+    for key, inner in nested.items():
+        yield from _section(f"{name}.{key}", inner)
+
+
+def _is_section(annotation: Any) -> typing.TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _docs(section: type[BaseModel], key: str) -> str:

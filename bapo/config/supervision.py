@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from bapo.algorithms.settings import Frozen
+from bapo.algorithms.frozen import Frozen
 
 
 class SupervisionConfig(Frozen):

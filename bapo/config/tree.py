@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from bapo.algorithms.frozen import Frozen
 from bapo.algorithms.registry import composer_names
 from bapo.algorithms.selectors.registry import selector_names
 from bapo.algorithms.selectors.settings import SelectorConfig
-from bapo.algorithms.settings import AlgorithmConfig, CadenceConfig, Frozen
+from bapo.algorithms.settings import AlgorithmConfig, CadenceConfig
 from bapo.config.diagnostics import DiagnosticsConfig
 from bapo.config.objective import CriticConfig, LossConfig, ShapingConfig, SupervisedConfig
 from bapo.config.supervision import SupervisionConfig

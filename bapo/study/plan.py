@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from bapo.algorithms.settings import Frozen
+from bapo.algorithms.frozen import Frozen
 from bapo.config.layers import Key, Layer, dotted, flatten, preset_names
 from bapo.config.load import load_layers
 from bapo.config.tree import NAME_PATTERN, Config

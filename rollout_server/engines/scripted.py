@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, ValidationError
 
-from bapo.algorithms.settings import Frozen
+from bapo.algorithms.frozen import Frozen
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
 from bapo.tasks.base import Task

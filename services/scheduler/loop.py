@@ -14,6 +14,7 @@ from typing import Protocol
 from bapo.algorithms.composer import Composer
 from bapo.clients import BufferStatus
 from bapo.config.tree import Config
+from bapo.messages import ExtraRound
 from bapo.telemetry import Telemetry
 from bapo.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from bapo.waiting import who_waits
@@ -69,6 +70,7 @@ class Scheduler:
         self._stalled_s = telemetry.gauge("bapo_stalled_seconds")
         self._watchdog = Watchdog(config.supervision, now=now)
         self._issued_round = 0
+        self._asked_extra: frozenset[ExtraRound] = frozenset()
 
     def run(self) -> None:
         """Ask until the learner reports step T + 1.
@@ -83,6 +85,7 @@ class Scheduler:
                 log.info("finished: the learner is behind step %d", self._config.run.num_steps)
                 return
             if looked_at is not None and step < looked_at:
+                self._asked_extra = frozenset()
                 self._issued_round = 0  # the learner went back to a checkpoint: rounds may have to be issued again
             self.look(step)
             looked_at = step
@@ -93,6 +96,7 @@ class Scheduler:
         self._reevaluate(step)
         status = self._buffer.status()
         self._watch(status)
+        self._ask_extra(status)
         self._ask_fresh(replace(status, step=step))
 
     def _ask_fresh(self, status: BufferStatus) -> None:
@@ -107,10 +111,25 @@ class Scheduler:
             status = replace(status, cursor=cursor, fresh_spares=spares)
         self._cursor = status.cursor
 
+    def _ask_extra(self, status: BufferStatus) -> None:
+        """The rounds that steps need besides their own. Asked again while nothing is on its way: the buffer may have
+        been set back to before it was asked, and what is there already is not asked twice."""
+        fresh = Purpose.FRESH.value
+        if not status.queued.get(fresh, 0) + status.leased.get(fresh, 0):
+            self._asked_extra = frozenset()
+        for extra in status.extra_rounds:
+            if extra in self._asked_extra:
+                continue
+            added = self._buffer.enqueue(self._plan.extra_requests(extra))
+            self._asked.labels(purpose=fresh).inc(added)
+            log.info("step %d: %s; asked for %d more fresh groups", extra.step, status.demand, added)
+        self._asked_extra = frozenset(status.extra_rounds)
+
     def _watch(self, status: BufferStatus) -> None:
         config = self._config
         sentence = self._watchdog.look(
-            mark_of(status), lambda: who_waits(status, config.algorithm.batch_size, config.run.num_steps)
+            mark_of(status),
+            lambda: who_waits(status, config.algorithm.fresh_schedule.at(status.step), config.run.num_steps),
         )
         if sentence:
             log.warning("%s", sentence)

@@ -2,6 +2,7 @@
 
     fresh         requests numbered by the cursor 0, 1, 2, ..., in data order or as a prompt selector proposes; those of
                   step t are ready for the workers when the learner is v + slack steps before it, so that nobody waits
+    extra         further rounds of a step whose batch lacks groups that train, when the buffer asks for one (DAPO)
     re-evaluation once per step t with t mod m == 0: the hard prompts that the algorithm chooses (spec A.3 line 6)
 
 Ids are made of cursor, step and place, so that a scheduler that restarts asks for the same things again, once.
@@ -20,6 +21,7 @@ from bapo.algorithms.selectors.uniform import Uniform
 from bapo.clients import BufferStatus
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
+from bapo.messages import ExtraRound
 from bapo.types import HardPrompt, Prompt, Purpose, RolloutRequest
 
 MAX_PER_CALL = 512
@@ -54,7 +56,10 @@ class FreshPlan:
         self._prompts = prompts
         self._proposals = proposals
         self._batch_size = config.algorithm.batch_size
+        self._schedule = config.algorithm.fresh_schedule
         self._uniform = Uniform(len(prompts), seed=config.run.seed, batch_size=self._batch_size)
+        other_seed = rng_for(config.run.seed, 0, "extra_rounds").getrandbits(32)
+        self._extra = Uniform(len(prompts), seed=other_seed, batch_size=self._batch_size)
         if len(prompts) < self._batch_size:
             raise ConfigError(
                 f"task {config.task.name!r} has {len(prompts)} training prompts, fewer than one batch of "
@@ -82,7 +87,8 @@ class FreshPlan:
     def _spare(self, status: BufferStatus, number: int) -> Prompt | None:
         if self._proposals is None:
             return self.prompt(status.cursor + number)
-        asked = -(-(status.cursor - status.fresh_spares) // self._batch_size)
+        regular = status.cursor - status.fresh_spares
+        asked = self._schedule.step_of(regular - 1) if regular else 0
         ranking = self._proposals.ranking(max(1, asked, self._proposals.newest))
         if ranking is None:
             return None
@@ -91,13 +97,13 @@ class FreshPlan:
 
     def _due_regular(self, status: BufferStatus) -> list[RolloutRequest]:
         asked = status.cursor - status.fresh_spares
-        places = range(asked, max(asked, min(self._batch_size * self.horizon(status), asked + MAX_PER_CALL)))
+        places = range(asked, max(asked, min(self._schedule.up_to(self.horizon(status)), asked + MAX_PER_CALL)))
         requests = []
         for place in places:
             prompt = self._regular(place, status.fresh_spares)
             if prompt is None:
                 break
-            requests.append(self._request(place + status.fresh_spares, place // self._batch_size + 1, prompt))
+            requests.append(self._request(place + status.fresh_spares, self._schedule.step_of(place), prompt))
         return requests
 
     def horizon(self, status: BufferStatus) -> int:
@@ -112,13 +118,23 @@ class FreshPlan:
     def _regular(self, place: int, num_spares: int) -> Prompt | None:
         if self._proposals is None:
             return self.prompt(place + num_spares)
-        step, index = divmod(place, self._batch_size)
-        ranking = self._proposals.ranking(step + 1)
-        return None if ranking is None else self._prompts[ranking[index]]
+        step = self._schedule.step_of(place)
+        ranking = self._proposals.ranking(step)
+        return None if ranking is None else self._prompts[ranking[place - self._schedule.up_to(step - 1)]]
+
+    def extra_requests(self, extra: ExtraRound) -> list[RolloutRequest]:
+        """The requests of a further round: prompts of a pass over the data of its own, so that they depend on nothing
+        but the round, and asking twice asks once (ADR 0066)."""
+        prompts = [self._prompts[self._extra.at(extra.first + index)] for index in range(extra.size)]
+        names = [f"{extra.prefix}{index:04d}" for index in range(extra.size)]
+        return [self._fresh(name, extra.step, prompt) for name, prompt in zip(names, prompts, strict=True)]
 
     def _request(self, cursor: int, step: int, prompt: Prompt) -> RolloutRequest:
+        return self._fresh(f"fresh-{cursor:08d}", step, prompt)
+
+    def _fresh(self, request_id: str, step: int, prompt: Prompt) -> RolloutRequest:
         return RolloutRequest(
-            request_id=f"fresh-{cursor:08d}",
+            request_id=request_id,
             prompt=prompt,
             group_size=self._config.algorithm.group_size,
             purpose=Purpose.FRESH,
@@ -132,11 +148,11 @@ class FreshPlan:
 
     def prompt_ids(self, step: int) -> frozenset[str]:
         """Ids of the prompts that are planned for a step (uniform: exact as long as no group was dropped)."""
-        first = (step - 1) * self._batch_size
+        places = range(self._schedule.up_to(step - 1), self._schedule.up_to(step))
         if self._proposals is None:
-            return frozenset(self.prompt(cursor).prompt_id for cursor in range(first, first + self._batch_size))
+            return frozenset(self.prompt(cursor).prompt_id for cursor in places)
         ranking = self._proposals.ranking(step)
-        own = [] if ranking is None else ranking[: self._batch_size]
+        own = [] if ranking is None else ranking[: len(places)]
         return frozenset(self._prompts[i].prompt_id for i in own)
 
 

@@ -2,37 +2,63 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo.algorithms.composer import AssemblyView, Composer, Decision, Reason, Rng
+from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason, Rng
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.registry import composer_names, load_composer
+from bapo.algorithms.replay_settings import ReplayConfig
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.errors import ConfigError
 from bapo.types import GroupStat, HardPrompt
 from tests.factories import make_hard, make_stat
 
+TRAINED = {Reason.INFORMATIVE, Reason.IMPROVED, Reason.REUSED, Reason.REPLAYED, Reason.SUPERVISED}
 WORDS = {value for name, value in vars(Reason).items() if name.isupper()}
 PROMPTS = [f"p{i}" for i in range(12)]
 
-algorithm_settings = st.builds(
-    AlgorithmConfig,
-    name=st.sampled_from(composer_names()),
-    batch_size=st.integers(1, 6),
-    group_size=st.just(4),
-    c1=st.sampled_from([0.0, 1 / 8, 1 / 4, 1 / 2]),
-    threshold_schedule=st.sampled_from(["eq8", "inverted", "official", "fixed"]),
-    r_tot_decay=st.sampled_from([0.0, 0.5]),
-    online_filter=st.sampled_from(["range", "gaussian", "gaussian_quota", "uniform", "none"]),
-    use_x2=st.booleans(),
-    use_x3=st.booleans(),
-    bad_capacity=st.none() | st.integers(1, 5),
-    high_window=st.integers(1, 4),
-    max_reevaluated=st.integers(1, 4),
-    x3_exactly_half=st.booleans(),
-)
+WITH_EXPERTS = ("luffy", "relift")
+"""Composers that refuse groups without an expert's row."""
+
+
+def settings_of(name: str) -> st.SearchStrategy[AlgorithmConfig]:
+    """Settings of one composer, small enough that every rule is reached within a few steps."""
+    return st.builds(
+        AlgorithmConfig,
+        name=st.just(name),
+        batch_size=st.integers(2, 6),
+        group_size=st.just(4),
+        c1=st.sampled_from([0.0, 1 / 8, 1 / 4, 1 / 2]),
+        threshold_schedule=st.sampled_from(["eq8", "inverted", "official", "fixed"]),
+        r_tot_decay=st.sampled_from([0.0, 0.5]),
+        online_filter=st.sampled_from(["range", "gaussian", "gaussian_quota", "uniform", "none"]),
+        use_x2=st.booleans(),
+        use_x3=st.booleans(),
+        bad_capacity=st.none() | st.integers(1, 5),
+        high_window=st.integers(1, 4),
+        max_reevaluated=st.integers(1, 4),
+        x3_exactly_half=st.booleans(),
+        max_rounds=st.integers(1, 3),
+        num_experts=st.just(int(name in WITH_EXPERTS)),
+        replay=st.builds(
+            ReplayConfig,
+            share=st.sampled_from([0.0, 0.4, 0.5]) if name in ("remix", "dots_replay") else st.just(0.0),
+            first_step=st.integers(1, 3),
+            last_step=st.none() | st.integers(3, 6),
+            window=st.integers(1, 3),
+            capacity=st.none() | st.integers(1, 9),
+            per_prompt=st.sampled_from([1, 4, 6, 8]),
+            num_rows=st.integers(1, 8),
+            strategy=st.sampled_from(["highest_k", "recent_k", "random_k", "all", "max_variance_k"]),
+            keep_homogeneous=st.booleans(),
+            sft_items=st.integers(1, 2),
+        ),
+    )
 
 
 class Run:
@@ -48,60 +74,110 @@ class Run:
 
     def step(self, t: int) -> tuple[AssemblyView, Decision]:
         draw = rng_for(self.seed, t, "test")
-        names = draw.sample(PROMPTS, self.config.batch_size)
-        fresh = tuple(self._group("fresh", t, name, draw.randint(0, 4)) for name in names)
+        names = self._names(draw, t)
         asked = self.composer.hard_prompts_to_ask(self.bad, t, frozenset(names), self._rng(t))
         assert len(asked) <= self.config.max_reevaluated
         assert not set(asked) & set(names)
-        again = tuple(self._group("again", t, name, draw.randint(0, 4)) for name in asked)
+        again = tuple(self._group("again", t, name, draw) for name in asked)
+        fresh = tuple(self._group("fresh", t, name, draw) for name in names)
         view = AssemblyView(
             step=t, fresh=fresh, reevaluated=again, bad=self.bad, high=self.high, previous_r_tot=self.r_tot
         )
-        decision = self.composer.compose(view, self._rng(t))
-        assert decision == self.composer.compose(view, self._rng(t)), "not a function of the view"
+        while isinstance(decision := self._compose(view), NeedMore):
+            assert decision.found < decision.wanted
+            assert view.round < self.composer.max_rounds
+            kind = f"extra{view.round}"
+            more = tuple(self._group(kind, t, name, draw) for name in self._names(draw, t))
+            view = replace(view, fresh=view.fresh + more, round=view.round + 1)
         self.bad, self.high, self.r_tot = decision.bad, decision.high, decision.r_tot
         return view, decision
 
-    def _group(self, kind: str, t: int, name: str, k: int) -> GroupStat:
-        return make_stat(k=k, size=4, prompt_id=name, group_id=f"{kind}-{t}-{name}", version=t)
+    def _compose(self, view: AssemblyView) -> Decision | NeedMore:
+        decision = self.composer.compose(view, self._rng(view.step))
+        assert decision == self.composer.compose(view, self._rng(view.step)), "not a function of the view"
+        return decision
+
+    def _names(self, draw: random.Random, t: int) -> list[str]:
+        return draw.sample(PROMPTS, self.config.fresh_schedule.at(t))
+
+    def _group(self, kind: str, t: int, name: str, draw: random.Random) -> GroupStat:
+        num = self.config.num_sampled
+        rewards = "".join("1" if i < draw.randint(0, num) else "0" for i in range(num)) + "1" * self.config.num_experts
+        experts = range(num, self.config.group_size)
+        return make_stat(rewards=rewards, prompt_id=name, group_id=f"{kind}-{t}-{name}", version=t, experts=experts)
 
     def _rng(self, t: int) -> Rng:
         return lambda purpose: rng_for(self.seed, t, purpose)
 
 
-@settings(max_examples=150, deadline=None)
-@given(config=algorithm_settings, seed=st.integers(0, 10_000))
-def test_every_step_of_every_composer_keeps_the_invariants(config: AlgorithmConfig, seed: int) -> None:
+@pytest.mark.parametrize("name", composer_names())
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 10_000))
+def test_every_step_of_every_composer_keeps_the_invariants(name: str, data: st.DataObject, seed: int) -> None:
+    config = data.draw(settings_of(name))
     run = Run(config, seed)
     for t in range(1, 9):
+        high = run.high
         view, decision = run.step(t)
-        check_batch(config, view, decision)
-        check_buffers(config, t, decision)
+        check_batch(config, run.composer, view, decision)
+        check_memory(t, view, high, decision)
+        if name == "bapo":
+            check_batch_of_bapo(config, view, decision)
+            check_buffers_of_bapo(config, t, decision)
 
 
-def check_batch(config: AlgorithmConfig, view: AssemblyView, decision: Decision) -> None:
-    known = {stat.group_id: stat for stat in (*view.fresh, *view.reevaluated, *view.high)}
-    chosen = [known[group_id] for group_id in decision.origins]
-    assert len(chosen) <= config.batch_size
-    assert len({stat.prompt_id for stat in chosen}) == len(chosen)
-    assert set(decision.x1) <= {stat.group_id for stat in view.fresh}
-    assert set(decision.x2) <= {stat.group_id for stat in view.reevaluated}
-    assert set(decision.x3) <= {stat.group_id for stat in view.high}
-    assert all(view.step - config.high_window <= known[x].birth < view.step for x in decision.x3)
-    assert {stat.group_id for stat in (*view.fresh, *view.reevaluated)} <= set(decision.reasons)
+def check_batch(config: AlgorithmConfig, composer: Composer, view: AssemblyView, decision: Decision) -> None:
+    new = {stat.group_id: stat for stat in (*view.fresh, *view.reevaluated)}
+    known = {**{stat.group_id: stat for stat in view.high}, **new}
+    ids = [item.item_id for item in decision.items]
+    assert len(set(ids)) == len(ids)
+    for kind in ("rl", "sft"):
+        assert sum(item.kind == kind for item in decision.items) <= config.batch_size
+    for item in decision.items:
+        stats = [known[group_id] for group_id in item.group_ids]
+        assert len({stat.prompt_id for stat in stats}) == 1, "rows of two prompts under one baseline"
+        for part, stat in zip(item.parts, stats, strict=True):
+            rows = range(config.group_size) if part.rows is None else part.rows
+            assert rows
+            assert len(set(rows)) == len(rows)
+            assert set(rows) <= set(range(len(stat.rewards)))
+    supervised = {group_id for item in decision.items if item.kind == "sft" for group_id in item.group_ids}
+    trained = [known[item.group_ids[0]].prompt_id for item in decision.items if item.kind == "rl"]
+    assert len(set(trained)) == len(trained) or not composer.prompts_once
+    assert new.keys() <= decision.reasons.keys()
     assert set(decision.reasons.values()) <= WORDS
-    trained = {Reason.INFORMATIVE, Reason.IMPROVED, Reason.REUSED}
-    assert {x for x, reason in decision.reasons.items() if reason in trained} == set(decision.origins)
+    in_batch = {group_id for item in decision.items for group_id in item.group_ids}
+    assert {key for key, reason in decision.reasons.items() if reason in TRAINED} == in_batch
+    assert {key for key, reason in decision.reasons.items() if reason == Reason.SUPERVISED} == supervised
     assert 0 <= decision.r_tot <= 1
     assert 0 <= decision.c2 <= decision.c3 <= 1
 
 
-def check_buffers(config: AlgorithmConfig, t: int, decision: Decision) -> None:
+def check_memory(t: int, view: AssemblyView, before: tuple[GroupStat, ...], decision: Decision) -> None:
+    """What is kept is known, once, oldest first, and its births never change."""
+    births = {stat.group_id: stat.birth for stat in before}
+    known = births.keys() | {stat.group_id for stat in (*view.fresh, *view.reevaluated)}
+    ids = [stat.group_id for stat in decision.high]
+    assert len(set(ids)) == len(ids)
+    assert set(ids) <= known
+    assert [stat.birth for stat in decision.high] == sorted(stat.birth for stat in decision.high)
+    assert all(stat.birth == births.get(stat.group_id, t) for stat in decision.high)
+
+
+def check_batch_of_bapo(config: AlgorithmConfig, view: AssemblyView, decision: Decision) -> None:
+    known = {stat.group_id: stat for stat in (*view.fresh, *view.reevaluated, *view.high)}
+    assert len(decision.items) <= config.batch_size
+    assert set(decision.x1) <= {stat.group_id for stat in view.fresh}
+    assert set(decision.x2) <= {stat.group_id for stat in view.reevaluated}
+    assert set(decision.x3) <= {stat.group_id for stat in view.high}
+    assert all(view.step - config.high_window <= known[x].birth < view.step for x in decision.x3)
+
+
+def check_buffers_of_bapo(config: AlgorithmConfig, t: int, decision: Decision) -> None:
     assert len(decision.bad) <= config.capacity
     assert len({prompt.prompt_id for prompt in decision.bad}) == len(decision.bad)
     assert [prompt.birth for prompt in decision.bad] == sorted(prompt.birth for prompt in decision.bad)
     assert len({stat.prompt_id for stat in decision.high}) == len(decision.high)
-    assert [stat.birth for stat in decision.high] == sorted(stat.birth for stat in decision.high)
     # So that step t + 1 sees births from (t + 1) - S to t.
     assert all(t + 1 - config.high_window <= stat.birth <= t for stat in decision.high)
     trained_again = set(decision.x2)
@@ -110,7 +186,13 @@ def check_buffers(config: AlgorithmConfig, t: int, decision: Decision) -> None:
 
 @pytest.mark.parametrize("name", composer_names())
 def test_a_composer_carries_the_name_of_its_file(name: str) -> None:
-    assert load_composer(AlgorithmConfig(name=name)).name == name
+    assert load_composer(AlgorithmConfig(name=name, num_experts=int(name in WITH_EXPERTS))).name == name
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_a_composer_that_needs_experts_says_so(name: str) -> None:
+    with pytest.raises(ConfigError, match="write num_experts = 1"):
+        load_composer(AlgorithmConfig(name=name))
 
 
 def test_both_papers_composers_are_found() -> None:
@@ -118,7 +200,7 @@ def test_both_papers_composers_are_found() -> None:
 
 
 def test_a_misspelt_composer_is_refused_with_a_hint() -> None:
-    with pytest.raises(ConfigError, match=r"'bappo'.*did you mean 'bapo'.*write one of bapo, grpo"):
+    with pytest.raises(ConfigError, match=r"'bappo'.*did you mean 'bapo'.*write one of .*bapo, .*grpo"):
         load_composer(AlgorithmConfig(name="bappo"))
 
 
@@ -132,6 +214,7 @@ def test_grpo_trains_all_fresh_groups_and_stores_nothing() -> None:
     fresh = tuple(make_stat(k=k, prompt_id=f"p{k}") for k in range(9))
     view = AssemblyView(step=1, fresh=fresh, reevaluated=(), bad=(), high=(), previous_r_tot=None)
     decision = grpo.compose(view, lambda purpose: rng_for(0, 1, purpose))
+    assert isinstance(decision, Decision)
     assert decision.x1 == tuple(f"g-p{k}" for k in range(9))
     assert (decision.x2, decision.x3, decision.bad, decision.high) == ((), (), (), ())
     assert decision.r_tot == 0.5

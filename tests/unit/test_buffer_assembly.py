@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from bapo.algorithms.composer import AssemblyView, Decision, Rng
+from bapo.algorithms.composer import AssemblyView, Decision, Rng, whole_groups
 from bapo.config.tree import Config
 from bapo.errors import ContractError
+from bapo.rows import Item, Part
 from bapo.telemetry import Telemetry
-from bapo.types import HardPrompt, Purpose, RolloutRequest
+from bapo.types import HardPrompt, Origin, Purpose, RolloutRequest
 from buffer_service.assembly import Assembler, repeated_id
 from buffer_service.memory_store import MemoryStore
 from buffer_service.metrics import BufferMetrics
@@ -26,6 +27,8 @@ class KeepsAll:
     """x1 = fresh groups with any reward, x2 = all re-evaluated, x3 = B_high while there is room; all wrong is hard."""
 
     name = "keeps_all"
+    prompts_once = True
+    max_rounds = 1
 
     def __init__(self) -> None:
         self.views: list[AssemblyView] = []
@@ -41,9 +44,7 @@ class KeepsAll:
         left = {stat.prompt_id for stat in x2}
         new = tuple(HardPrompt(prompt_id=stat.prompt_id, birth=view.step, mu=0.0) for stat in wrong)
         return Decision(
-            x1=tuple(stat.group_id for stat in x1),
-            x2=tuple(stat.group_id for stat in x2),
-            x3=tuple(stat.group_id for stat in x3),
+            items=whole_groups(*((stat.group_id for stat in part) for part in (x1, x2, x3))),
             r_tot=sum(stat.mu for stat in view.fresh) / len(view.fresh),
             c2=0.25,
             c3=0.5,
@@ -340,6 +341,11 @@ def test_too_many_failures_in_a_row_end_the_wait_with_their_reason() -> None:
 # -- composers that break their promise
 
 
+def rows_of(*parts: tuple[str, tuple[int, ...] | None]) -> Item:
+    """An item of these rows."""
+    return Item(origin=Origin.X1, parts=tuple(Part(group_id=group_id, rows=rows) for group_id, rows in parts))
+
+
 class Breaks(KeepsAll):
     def __init__(self, **changes: object) -> None:
         super().__init__()
@@ -352,9 +358,14 @@ class Breaks(KeepsAll):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x2": ("g-z",)}, "more than B"),
-        ({"x1": ("g-a",), "x2": ("g-a",)}, "some twice"),
-        ({"x1": ("g-a",), "x3": ("g-z",)}, "that the buffer does not hold: .'g-z'"),
+        ({"items": whole_groups("abc")}, "trains 3 items of kind rl, more than B = 2"),
+        ({"items": whole_groups(["g-a"], ["g-a"])}, "trains items twice: .'g-a'"),
+        ({"items": whole_groups(["g-a"], x3=["g-z"])}, "that the buffer does not hold: .'g-z'"),
+        ({"items": (rows_of(("g-a", (0, 8))),)}, "'g-a:0,8' does not name rows"),
+        ({"items": (rows_of(("g-a", (1, 1))),)}, "does not name rows, each of them once"),
+        ({"items": (rows_of(("g-a", ())),)}, "does not name rows"),
+        ({"items": (rows_of(("g-a", None), ("g-b", (1,))),)}, "'g-a.g-b:1' joins groups of different prompts"),
+        ({"items": (rows_of(("g-a", (0,))), rows_of(("g-a", (1,))))}, "trains a prompt twice in one step: .'a'"),
         ({"reasons": {"g-a": "said"}}, "no reason for 1 groups: .'g-b'"),
         ({"bad": (HardPrompt(prompt_id="z", birth=1, mu=0.0),)}, "were not fresh in this step: .'z'"),
     ],
@@ -395,7 +406,8 @@ def test_a_composition_says_what_the_batch_is_made_of() -> None:
     sizes = [len(frame or b"") for frame in setup.store.frames(["g-a", "g-b"])]
     first = assembled(setup, 1)
     assert first.composition == {
-        "step": 1, "x1": 1, "x2": 0, "x3": 0, "batch_size": 2, "num_stale": 0, "staleness_max": 0, "r_tot": 1 / 8,
+        "step": 1, "x1": 1, "x2": 0, "x3": 0, "sft": 0, "rounds": 1, "batch_size": 2, "num_stale": 0,
+        "staleness_max": 0, "r_tot": 1 / 8,
         "c2": 0.25, "c3": 0.5, "num_bad": 1, "num_high": 1, "time": 99.5,
     }  # fmt: skip
     assert (first.fresh, first.fresh_bytes, first.batch.num_bytes) == (("g-a", "g-b"), sum(sizes), sizes[1])

@@ -17,7 +17,7 @@ from buffer_service.reasons import is_ready, why_not_yet
 from buffer_service.redis_aof import wait_written
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_sockets import send_pieces
-from buffer_service.values import Health, Readiness
+from buffer_service.values import Demand, Health, Readiness
 from tests.buffer_app import small_config
 from tests.buffer_setup import STATUS
 
@@ -29,7 +29,7 @@ READY = Readiness(
 def test_the_reason_names_what_is_missing_and_who_is_silent() -> None:
     workers = {"worker-2": WorkerLeases(leased=2, silent_s=38.4), "worker-1": WorkerLeases(leased=0, silent_s=99.0)}
     status = replace(STATUS, workers=workers)
-    assert why_not_yet(4, READY, status, small_config()) == (
+    assert why_not_yet(4, READY, status, small_config(), 4) == (
         "1/4 fresh groups, 1 leased, 2 queued; worker-2 silent for 38 s"
     )
 
@@ -37,17 +37,27 @@ def test_the_reason_names_what_is_missing_and_who_is_silent() -> None:
 def test_without_slack_the_reason_names_the_requests_of_the_step() -> None:
     ready = replace(READY, num_fresh=4, num_open=2)
     config = small_config(cadence={"slack": 0})
-    assert not is_ready(4, ready, config)
-    assert is_ready(4, ready, small_config(cadence={"slack": 1}))
-    assert why_not_yet(4, ready, replace(STATUS, workers={}), config) == (
+    assert not is_ready(4, ready, config, 4)
+    assert is_ready(4, ready, small_config(cadence={"slack": 1}), 4)
+    assert why_not_yet(4, ready, replace(STATUS, workers={}), config, 4) == (
         "2 fresh groups of steps up to 4 are open, 1 leased, 2 queued"
     )
 
 
 def test_the_reason_names_failures() -> None:
     ready = replace(READY, failures_in_a_row=3, last_failure="verifier: it hung")
-    assert why_not_yet(4, ready, replace(STATUS, workers={}), small_config()).endswith(
+    assert why_not_yet(4, ready, replace(STATUS, workers={}), small_config(), 4).endswith(
         "; 3 groups failed in a row, last: verifier: it hung"
+    )
+
+
+def test_the_reason_of_another_round_says_what_the_rounds_before_gave() -> None:
+    demand = Demand(4, rounds=2, most=4, found=37, wanted=64, num_fresh=128)
+    status = replace(STATUS, workers={}, demand=demand.sentence)
+    ready = replace(READY, num_fresh=80)
+    assert not is_ready(4, ready, small_config(), 128)
+    assert why_not_yet(4, ready, status, small_config(), 128) == (
+        "round 2 of 4: 37/64 informative groups; 80/128 fresh groups, 1 leased, 2 queued"
     )
 
 

@@ -71,7 +71,9 @@ def groups(draw: st.DrawFn) -> Group:
         rollout_logprobs=draw(npst.arrays(np.float32, num_tokens, elements=st.floats(-1000, 0, width=32))),
         lengths=lengths,
         rewards=draw(npst.arrays(np.float32, size, elements=st.floats(0, 1, width=32))),
-        outcomes=draw(npst.arrays(np.uint8, size, elements=st.integers(0, 2))),
+        outcomes=draw(
+            npst.arrays(np.uint8, size, elements=st.integers(0, 2)).filter(lambda values: (values != 2).any())
+        ),
         versions=np.array([[oldest, oldest + draw(st.integers(0, 3))] for _ in range(size)], dtype=np.int32),
         timing=Timing(claimed_at=draw(st.floats(0, 2e9)), sample_s=draw(st.floats(0, 1e6)), grade_s=0.0),
     )

@@ -1,0 +1,100 @@
+"""The items of a batch in its header: which rows of which frames are one entry.
+
+    plain batch    origins [x1, x3, ...]: the i-th frame is the i-th entry
+    other batches  origins, and `items`: of each entry [kind, weight, [[frame, rows or null, replayed], ...]]
+
+So the service forwards stored frames without opening them, and a plain batch has the bytes that it always had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from bapo.errors import ContractError
+from bapo.rows import Item, Kind, Part, Rows, joined
+from bapo.types import BatchEntry, Group, Origin
+
+ITEMS = "items"
+KINDS = ("rl", "sft")
+
+
+def frame_order(items: Sequence[Item]) -> tuple[str, ...]:
+    """Ids of the groups whose frames are the body of the batch, each once."""
+    return tuple(dict.fromkeys(group_id for item in items for group_id in item.group_ids))
+
+
+def item_fields(items: Sequence[Item], stored: Collection[str]) -> dict[str, Any]:
+    """What the header says of the items.
+
+    Args:
+        stored: ids of the groups that were sampled for an earlier batch.
+    """
+    origins = [item.origin.value for item in items]
+    # As many frames as items, all plain: each is its own frame. What X3 holds is replayed, unless it is said here.
+    if all(item.is_plain and (item.group_ids[0] in stored) == (item.origin is Origin.X3) for item in items):
+        return {"origins": origins}
+    places = {group_id: place for place, group_id in enumerate(frame_order(items))}
+
+    def row(part: Part) -> list[Any]:
+        return [places[part.group_id], None if part.rows is None else list(part.rows), part.group_id in stored]
+
+    rows = [[item.kind, item.weight, [row(part) for part in item.parts]] for item in items]
+    return {"origins": origins, ITEMS: rows}
+
+
+def entries_of(header: Mapping[str, Any], groups: Sequence[Group]) -> Iterator[BatchEntry]:
+    """The entries that a batch's header makes of its groups. Raises: ContractError."""
+    origins, items = header["origins"], header.get(ITEMS)
+    where = f"batch {header['step']}"
+    if len(origins) != len(groups if items is None else items):
+        what = f"{len(groups)} groups" if items is None else f"{len(items)} items"
+        raise ContractError(f"{where}: {len(origins)} origins but {what}")
+    if items is None:
+        for name, group in zip(origins, groups, strict=True):
+            yield BatchEntry(origin=_origin(name), group=group)
+        return
+    for name, item in zip(origins, items, strict=True):
+        yield _entry(where, _origin(name), item, groups)
+
+
+def _entry(where: str, origin: Origin, item: Any, groups: Sequence[Group]) -> BatchEntry:
+    try:
+        kind, weight, rows = item
+        parts = [_part(frame, chosen, groups) for frame, chosen, _ in rows]
+        replayed = [bool(was_stored) for _, _, was_stored in rows]
+    except (TypeError, ValueError, IndexError) as error:
+        raise ContractError(f"{where}: an item is malformed: {item!r:.200}") from error
+    if kind not in KINDS or not isinstance(weight, int | float) or not math.isfinite(weight) or not parts:
+        raise ContractError(f"{where}: an item is malformed: {item!r:.200}")
+    if len(parts) == 1 and parts[0][1] is None:
+        group = parts[0][0]
+    else:
+        named = tuple(Part(group_id=group.group_id, rows=chosen) for group, chosen in parts)
+        group = joined(Item(origin=origin, parts=named).item_id, parts)
+    sizes = [part.size if chosen is None else len(chosen) for part, chosen in parts]
+    return BatchEntry(
+        origin=origin,
+        group=group,
+        kind=cast(Kind, kind),
+        weight=float(weight),
+        replayed=np.repeat(np.array(replayed, dtype=np.bool_), sizes),
+    )
+
+
+def _part(frame: Any, rows: Any, groups: Sequence[Group]) -> tuple[Group, Rows | None]:
+    if not isinstance(frame, int) or not 0 <= frame < len(groups):
+        raise ValueError(f"there is no frame {frame!r}")
+    if rows is not None and not all(isinstance(row, int) for row in rows):
+        raise ValueError(f"rows {rows!r}")
+    return groups[frame], None if rows is None else tuple(rows)
+
+
+def _origin(name: Any) -> Origin:
+    try:
+        return Origin(name)
+    except ValueError as error:
+        raise ContractError(f"unknown origin {name!r}") from error

@@ -1,0 +1,173 @@
+"""A run of every composer through the service, on every store: deterministic, and the same when it is cut in the
+middle by a snapshot and a restore. Composers keep nothing, so that what they remember is in the buffer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bapo.algorithms.randomness import rng_for
+from bapo.algorithms.registry import composer_names, load_composer
+from bapo.config.tree import Config
+from bapo.telemetry import Telemetry
+from bapo.types import Prompt, Purpose, RolloutRequest
+from bapo.wire import pack_group, unpack_batch
+from buffer_service.audit import violations
+from buffer_service.metrics import BufferMetrics
+from buffer_service.reasons import in_step_order
+from buffer_service.service import BufferService
+from buffer_service.store import Store
+from services.scheduler.plan import FreshPlan
+from tests.buffer_setup import answer
+from tests.factories import make_prompt
+
+PROMPTS = [make_prompt(prompt_id=f"p{i}") for i in range(9)]
+EXPERTS = ("luffy", "relift")
+REPLAY: dict[str, Any] = {"per_prompt": 8, "num_rows": 4, "capacity": 12, "sft_items": 2, "window": 2, "last_step": 7}
+STEPS = 8
+
+
+def config_of(name: str) -> Config:
+    """B = 4, G = 4, slack = 0."""
+    share = {"share": 0.5} if name in ("remix", "dots_replay") else {}
+    algorithm = {
+        "name": name, "batch_size": 4, "group_size": 4, "num_experts": int(name in EXPERTS), "max_rounds": 3,
+        "online_filter": "range" if name in ("bapo", "dapo") else "none", "replay": {**REPLAY, **share},
+    }  # fmt: skip
+    tree = {"algorithm": algorithm, "learner": {"minibatch_size": 2}, "cadence": {"v": 2, "m": 2, "slack": 0}}
+    return Config.model_validate(tree)
+
+
+class Peers:
+    """Scheduler and worker in one: they ask for what is missing, and answer it by the request's id alone."""
+
+    def __init__(self, store: Store, config: Config) -> None:
+        self.store, self.config = store, config
+        self.composer = load_composer(config.algorithm)
+        self.service = BufferService(store, self.composer, config, BufferMetrics(Telemetry(), config))
+        self.plan = FreshPlan(config, PROMPTS)
+
+    def step(self, step: int) -> Any:
+        """What identifies the batch of a step: items, rows and tokens."""
+        self.service.report(replace(self.service.progress(), step=step, policy_version=step))
+        self._reevaluate(step)
+        for _ in range(self.config.algorithm.max_rounds):
+            status = replace(self.service.status(), step=step)
+            while requests := self.plan.due(status):
+                spares = status.fresh_spares + self.plan.num_spares(status)
+                self.service.enqueue(requests, status.cursor + len(requests), spares)
+                status = replace(self.service.status(), step=step)
+            for extra in status.extra_rounds:
+                self.service.enqueue(self.plan.extra_requests(extra), None, None)
+            self._work(step)
+            record = self.service.batch(step)
+            if record is not None:
+                break
+        assert record is not None, self.service.why_not_yet(step)
+        assert violations(self.store.audit(), self.config.algorithm) == []
+        start, chunks = self.service.outgoing(record).start, self.service.outgoing(record).chunks
+        batch = unpack_batch(b"".join([start, *(bytes(frame) for frames in chunks for frame in frames)]))
+        rows = [
+            (e.origin, e.kind, e.group.group_id, e.group.rewards.tolist(), e.replayed_rows.tolist())
+            for e in batch.entries
+        ]
+        return rows, [(fate.group_id, fate.reason, fate.item, fate.rows, fate.birth) for fate in batch.fates]
+
+    def _reevaluate(self, step: int) -> None:
+        hard = self.service.tables().bad
+        prompts = self.store.bad_prompts()
+        rng = lambda purpose: rng_for(self.config.run.seed, step, purpose)  # noqa: E731
+        asked = self.composer.hard_prompts_to_ask(hard, step, self.plan.prompt_ids(step), rng)
+        requests = [self._request(step, index, prompts[name]) for index, name in enumerate(asked)]
+        self.service.enqueue_round(step, requests)
+
+    def _request(self, step: int, index: int, prompt: Prompt) -> RolloutRequest:
+        return RolloutRequest(
+            request_id=f"reevaluate-{step}-{index}", prompt=prompt, group_size=4, purpose=Purpose.REEVALUATE, step=step,
+            min_version=step,
+        )  # fmt: skip
+
+    def _work(self, step: int) -> None:
+        requests = self.service.claim("w", 99, step)
+        frames = [pack_group(self._answer(request, step)) for request in requests]
+        if frames:
+            self.service.push(b"".join(frames))
+
+    def _answer(self, request: RolloutRequest, version: int) -> Any:
+        draw = random.Random(request.request_id)
+        num_experts = self.config.algorithm.num_experts
+        k = draw.choice([0, 0, 1, 2, 4])
+        rewards = "".join("1" if i < k else "0" for i in range(4 - num_experts)) + "1" * num_experts
+        group = answer(request, rewards, version)
+        if not num_experts:
+            return group
+        outcomes = group.outcomes.copy()
+        outcomes[-1] = 2
+        return replace(group, outcomes=outcomes)
+
+
+@pytest.mark.parametrize("name", composer_names())
+def test_a_run_that_is_restored_in_the_middle_has_the_batches_of_one_that_is_not(
+    name: str, make_store: Callable[..., Store]
+) -> None:
+    config = config_of(name)
+    whole = Peers(make_store(run="whole", in_step_order=in_step_order(config)), config)
+    expected = [whole.step(step) for step in range(1, STEPS + 1)]
+    first = Peers(make_store(run="first", in_step_order=in_step_order(config)), config)
+    found = [first.step(step) for step in range(1, 5)]
+    snapshot = b"".join(
+        [(out := first.service.snapshot()).start, *(bytes(piece) for pieces in out.chunks for piece in pieces)]
+    )
+    found_without = [first.step(5)]
+    second = Peers(make_store(run="second", in_step_order=in_step_order(config)), config)
+    second.service.restore(snapshot)
+    second.service.resume(4)
+    found += [second.step(step) for step in range(5, STEPS + 1)]
+    assert found == expected
+    assert found_without == expected[4:5]
+
+
+def test_every_way_of_training_is_reached_in_these_runs(make_store: Callable[..., Store]) -> None:
+    reached = set()
+    for name in composer_names():
+        config = config_of(name)
+        peers = Peers(make_store(run=name, in_step_order=in_step_order(config)), config)
+        for step in range(1, STEPS + 1):
+            reached |= {(name, reason) for _, reason, *_ in peers.step(step)[1]}
+        rounds = [line["rounds"] for line in peers.service.compositions(0, STEPS)[1]]
+        assert (max(rounds) > 1) is (name == "dapo")
+    want = {("dapo", "surplus"), ("repo", "replayed"), ("arpo", "replayed"), ("relift", "supervised")}
+    assert reached >= want | {("remix", "reused"), ("dots_replay", "reused"), ("bapo", "reused")}
+
+
+def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[..., Store]) -> None:
+    config = config_of("dapo")
+    peers = Peers(make_store(in_step_order=True), config)
+    requests = peers.plan.due(peers.service.status())[:4]
+    peers.service.enqueue(requests, 4, None)
+    peers.service.report(replace(peers.service.progress(), step=1, policy_version=1))
+    peers.service.claim("w", 9, 1)
+    peers.service.push(b"".join(pack_group(answer(request, "0000")) for request in requests))
+    assert peers.service.batch(1) is None
+    assert peers.service.batch(1) is None, "it is not asked again before the round is there"
+    status = peers.service.status()
+    assert status.demand == "round 2 of 3: 0/4 informative groups"
+    assert "round 2 of 3: 0/4 informative groups; its groups are not asked for yet" in peers.service.why_not_yet(1)
+    (extra_round,) = status.extra_rounds
+    out = peers.service.snapshot()
+    peers.service.restore(b"".join([out.start, *(bytes(piece) for pieces in out.chunks for piece in pieces)]))
+    assert peers.service.status().extra_rounds == status.extra_rounds
+    extra = peers.plan.extra_requests(extra_round)
+    assert [request.step for request in extra] == [1] * 4
+    assert (peers.service.enqueue(extra, None, None), peers.service.enqueue(extra, None, None)) == (4, 0)
+    peers.service.claim("w", 9, 1)
+    peers.service.push(b"".join(pack_group(answer(request, "1000")) for request in extra))
+    batch = peers.service.batch(1)
+    assert batch is not None
+    assert batch.group_ids == tuple(request.request_id for request in extra)
+    after = peers.service.tables()
+    assert (after.demand, after.num_extra, after.extra_rounds) == (None, 4, ())

@@ -1,0 +1,100 @@
+"""Items in a batch's header: whole groups cost nothing, rows of several groups become one entry, damage is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bapo.batch_items import entries_of, frame_order, item_fields
+from bapo.errors import ContractError
+from bapo.rows import Item, Part, joined, whole
+from bapo.types import Origin, Outcome
+from bapo.wire import pack_batch, pack_batch_frames, pack_group, unpack_batch
+from tests.factories import make_batch, make_group, make_prompt
+
+PROMPT = make_prompt(prompt_id="p")
+OLD = make_group(group_id="old", prompt=PROMPT, rewards="01", lengths=[2, 3], version=1)
+NEW = make_group(group_id="new", prompt=PROMPT, rewards="100", lengths=[1, 2, 1], version=4, truncated=[2])
+
+
+def header_of(*items: Item, stored: set[str] | None = None) -> dict[str, Any]:
+    numbers = {"step": 7, "r_tot": 0.5, "c2": 0.0, "c3": 0.0, "num_bad": 0, "num_high": 0, "fates": []}
+    return {**numbers, **item_fields(items, {"old"} if stored is None else stored)}
+
+
+def test_a_batch_of_whole_groups_has_origins_alone() -> None:
+    items = [whole(Origin.X1, "new"), whole(Origin.X3, "old")]
+    assert item_fields(items, {"old"}) == {"origins": ["x1", "x3"]}
+
+
+def test_rows_of_stored_and_fresh_groups_become_one_entry() -> None:
+    item = Item(origin=Origin.X1, parts=(Part(group_id="old", rows=(1,)), Part(group_id="new", rows=(2, 0))), weight=2)
+    assert item.item_id == "old:1+new:2,0"
+    batch = unpack_batch(pack_batch_frames(header_of(item), [pack_group(OLD), pack_group(NEW)]))
+    (entry,) = batch.entries
+    assert (entry.origin, entry.kind, entry.weight, entry.group.group_id) == (Origin.X1, "rl", 2.0, "old:1+new:2,0")
+    assert entry.replayed_rows.tolist() == [True, False, False]
+    group = entry.group
+    assert group.rewards.tolist() == [1.0, 0.0, 1.0]
+    assert group.lengths.tolist() == [3, 1, 1]
+    # old: tokens 100, 101 | 102, 103, 104;  new: 100 | 101, 102 | 103
+    assert group.token_ids.tolist() == [102, 103, 104, 103, 100]
+    assert group.versions.tolist() == [[1, 1], [4, 4], [4, 4]]
+    assert group.outcomes.tolist() == [Outcome.GRADED, Outcome.TRUNCATED, Outcome.GRADED]
+    assert group.policy_version == 1
+
+
+def test_a_group_that_two_items_share_is_sent_once() -> None:
+    items = [
+        Item(origin=Origin.X1, parts=(Part(group_id="new", rows=(0, 1)),)),
+        Item(origin=Origin.X3, parts=(Part(group_id="new", rows=(2,)),), kind="sft"),
+    ]
+    assert frame_order(items) == ("new",)
+    batch = unpack_batch(pack_batch_frames(header_of(*items), [pack_group(NEW)]))
+    assert [(entry.kind, entry.group.size, entry.replayed_rows.tolist()) for entry in batch.entries] == [
+        ("rl", 2, [False, False]),
+        ("sft", 1, [False]),
+    ]
+
+
+def test_a_stored_group_may_train_whole_as_x1() -> None:
+    batch = unpack_batch(pack_batch_frames(header_of(whole(Origin.X1, "old")), [pack_group(OLD)]))
+    assert batch.entries[0].replayed_rows.tolist() == [True, True]
+    assert batch.entries[0].group.group_id == "old"
+
+
+def test_rows_of_different_prompts_are_refused() -> None:
+    other = make_group(group_id="other", prompt_id="q", num_prompt_tokens=2)
+    with pytest.raises(ContractError, match="joins groups of different prompts"):
+        joined("x", [(OLD, None), (other, (0,))])
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([["rl", 1.0, [[0, None, False]]]], "2 origins but 1 items"),
+        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0]], "an item is malformed"),
+        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[2, None, False]]]], "an item is malformed"),
+        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[-1, None, False]]]], "an item is malformed"),
+        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, []]], "an item is malformed"),
+        ([["rl", 1.0, [[0, None, False]]], ["rest", 1.0, [[1, None, False]]]], "an item is malformed"),
+        ([["rl", 1.0, [[0, None, False]]], ["rl", float("nan"), [[1, None, False]]]], "an item is malformed"),
+        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[1, ["0"], False]]]], "an item is malformed"),
+        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[1, [3], False]]]], "names a row that group new of 3"),
+        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[1, [], False]]]], "has no rows"),
+    ],
+)
+def test_a_damaged_header_is_refused(items: Any, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        list(entries_of({"step": 7, "origins": ["x1", "x1"], "items": items}, [OLD, NEW]))
+
+
+def test_a_client_cannot_pack_a_batch_whose_parts_it_does_not_have() -> None:
+    batch = make_batch(groups=[NEW])
+    entry = batch.entries[0]
+    mixed = type(entry)(origin=entry.origin, group=NEW, replayed=np.array([True, False, False]))
+    fields = {name: getattr(batch, name) for name in type(batch).__slots__}
+    with pytest.raises(ContractError, match="not made of whole groups"):
+        pack_batch(type(batch)(**{**fields, "entries": (mixed,)}))
