@@ -132,6 +132,12 @@ METHODS: dict[str, tuple[str, dict[str, object]]] = {
         {"cadence.slack": 8, "loss.name": "dppo", "loss.aggregation": "token_mean", "loss.advantage_norm": "center",
          "loss.kl_ref": "behaviour", "loss.kl_estimator": "k2", "loss.kl_coef": 2e-3, "loss.entropy_coef": 0.0},
     ),
+    "kimi": (
+        "grpo",
+        {"algorithm.selector": "kimi", "loss.name": "kimi", "loss.ratio_mode": "decoupled",
+         "loss.importance_level": "none", "loss.aggregation": "seq_mean_token_sum", "loss.advantage_norm": "center",
+         "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0, "learner.reset_optimizer": True},
+    ),
     "ppo": (
         "grpo",
         {"loss.advantage": "gae", "loss.aggregation": "token_mean", "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0},
