@@ -89,11 +89,16 @@ class FreshPlan:
             return self.prompt(status.cursor + number)
         regular = status.cursor - status.fresh_spares
         asked = self._schedule.step_of(regular - 1) if regular else 0
-        ranking = self._proposals.ranking(max(1, asked, self._proposals.newest))
+        return self._behind(self._proposals, max(1, asked, self._proposals.newest), status.fresh_spares + number)
+
+    def _behind(self, proposals: Rankings, step: int, number: int) -> Prompt | None:
+        """A prompt of a step's proposal behind its regular ones; when there are few they come again."""
+        ranking = proposals.ranking(step)
         if ranking is None:
             return None
-        behind = ranking[self._batch_size :] if len(ranking) > self._batch_size else ranking
-        return self._prompts[behind[(status.fresh_spares + number) % len(behind)]]
+        size = self._schedule.at(step)
+        behind = ranking[size:] if len(ranking) > size else ranking
+        return self._prompts[behind[number % len(behind)]]
 
     def _due_regular(self, status: BufferStatus) -> list[RolloutRequest]:
         asked = status.cursor - status.fresh_spares
@@ -123,11 +128,17 @@ class FreshPlan:
         return None if ranking is None else self._prompts[ranking[place - self._schedule.up_to(step - 1)]]
 
     def extra_requests(self, extra: ExtraRound) -> list[RolloutRequest]:
-        """The requests of a further round: prompts of a pass over the data of its own, so that they depend on nothing
-        but the round, and asking twice asks once (ADR 0066)."""
-        prompts = [self._prompts[self._extra.at(extra.first + index)] for index in range(extra.size)]
+        """The requests of a further round (ADR 0066): the next prompts of the step's proposal, or, in the uniform
+        order, of a pass over the data of its own. They depend on nothing but the round, so that asking twice asks once.
+        """
+        prompts = [self._extra_prompt(extra.step, extra.first + index) for index in range(extra.size)]
         names = [f"{extra.prefix}{index:04d}" for index in range(extra.size)]
-        return [self._fresh(name, extra.step, prompt) for name, prompt in zip(names, prompts, strict=True)]
+        return [self._fresh(name, extra.step, prompt) for name, prompt in zip(names, prompts, strict=True) if prompt]
+
+    def _extra_prompt(self, step: int, number: int) -> Prompt | None:
+        if self._proposals is None:
+            return self._prompts[self._extra.at(number)]
+        return self._behind(self._proposals, step, number)
 
     def _request(self, cursor: int, step: int, prompt: Prompt) -> RolloutRequest:
         return self._fresh(f"fresh-{cursor:08d}", step, prompt)

@@ -61,7 +61,7 @@ class Proposals:
     ) -> None:
         """`make_selector` gives one that has learnt nothing yet."""
         self._config, self._prompts, self._buffer, self._make = config, prompts, buffer, make_selector
-        self._num = min(len(prompts), 2 * config.algorithm.batch_size)
+        self._num = min(len(prompts), (1 + config.algorithm.max_rounds) * config.algorithm.batch_size)
         self._remembered = config.cadence.lookahead + config.cadence.m + 1
         self.forget()
 
@@ -83,7 +83,8 @@ class Proposals:
         return self._round
 
     def ranking(self, round_: int) -> Indices | None:
-        """[min(2 B, N)] prompts of a round, best first: the first B are its own, the others replace lost ones.
+        """[min((1 + max_rounds) B, N)] prompts of a round, best first: those of its step, and behind them those that
+        replace lost ones or come in further rounds of that step.
 
         None while its reference prompts are being sampled, or outcomes that it needs are not there yet, and for a
         round that is long past.

@@ -14,6 +14,7 @@ from bapo.algorithms.selectors.base import PromptPool
 from bapo.clients import BufferStatus
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, ContractError
+from bapo.messages import ExtraRound
 from bapo.outcomes import Outcomes, outcomes_of
 from bapo.telemetry import Telemetry
 from bapo.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
@@ -261,6 +262,38 @@ def test_the_steps_of_one_measurement_need_no_other() -> None:
     assert not set(buffer.asked(2)) & set(buffer.asked(1))
     assert buffer.asked(3) == []
     assert [request.min_version for request in buffer.evaluations["reference@3"]] == [2] * 6
+
+
+def test_further_rounds_of_a_step_take_the_next_prompts_of_its_proposal() -> None:
+    config = make_config()
+    buffer = Trained(config)
+    proposals = proposals_of(config, buffer)
+    plan = FreshPlan(config, PROMPTS, proposals)
+    regular = [request.prompt.prompt_id for request in plan.due(buffer.current) if request.step == 1]
+    rounds = [
+        [request.prompt.prompt_id for request in plan.extra_requests(ExtraRound(step=1, round=r, first=first, size=4))]
+        for r, first in ((2, 0), (3, 4), (4, 8))
+    ]
+    ranking = proposals.ranking(1)
+    assert ranking is not None
+    assert [*regular, *rounds[0], *rounds[1], *rounds[2]] == [PROMPTS[i].prompt_id for i in ranking[:16]]
+
+
+def test_a_step_with_fewer_fresh_groups_takes_as_many_of_its_proposal() -> None:
+    """DOTS' replay: B = 4, of which half is replayed from step 3 on."""
+    config = make_config("mopps")
+    algorithm = config.algorithm.model_copy(
+        update={"replay": config.algorithm.replay.model_copy(update={"share": 0.5, "first_step": 3})}
+    )
+    config = config.model_copy(update={"algorithm": algorithm})
+    buffer = Trained(config)
+    proposals = proposals_of(config, buffer)
+    requests = FreshPlan(config, PROMPTS, proposals).due(buffer.current)
+    asked = {h: [r.prompt.prompt_id for r in requests if r.step == h] for h in (1, 2, 3)}
+    for h, size in ((1, 4), (2, 4), (3, 2)):
+        ranking = proposals.ranking(h)
+        assert ranking is not None
+        assert asked[h] == [PROMPTS[i].prompt_id for i in ranking[:size]]
 
 
 def test_another_selector_over_the_same_buffer_is_refused() -> None:
