@@ -5,6 +5,8 @@
         metrics.jsonl                   one object per learner step
         evaluations.jsonl               one object per measured held-out split and version
         groups/step-000012.parquet      one row per Fate: every group that the assembly of step 12 looked at
+        batches/step-000012.frame       the batch that step 12 trained, with its tokens (checkpoint.keep_batches)
+        diverged/step-000012.frame      the batch whose loss or gradient was not finite
         weights/  checkpoints/step-000010/  logs/<process>.log  ports/<process>  redis/  report.html
 
 How a file survives a kill and a full disk is in `bapo.storage`.
@@ -170,6 +172,34 @@ class RunDirectory:
     def _groups_path(self, step: int) -> Path:
         return self.path / "groups" / f"step-{step:06d}.parquet"
 
+    # -- batches
+
+    def write_batch(self, step: int, frame: bytes) -> None:
+        """Keep the batch of a step, so that the step can be repeated. Raises: StorageError."""
+        path = self.batch_path(step)
+        with storing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, frame)
+
+    def batch_path(self, step: int) -> Path:
+        """The kept batch of a step."""
+        return self.path / "batches" / f"step-{step:06d}.frame"
+
+    def diverged_path(self, step: int) -> Path:
+        """The batch with which a step diverged."""
+        return self.path / "diverged" / f"step-{step:06d}.frame"
+
+    def batch_steps(self) -> list[int]:
+        """Steps whose batch is kept, in order."""
+        return sorted(_steps_in(self.path / "batches"))
+
+    def forget_batches(self, through: int) -> None:
+        """Drop the kept batches of steps up to and including `through`. Raises: StorageError."""
+        with storing(self.path / "batches"):
+            for step in self.batch_steps():
+                if step <= through:
+                    self.batch_path(step).unlink()
+
     # -- checkpoints
 
     def checkpoint_dir(self, step: int) -> Path:
@@ -199,11 +229,15 @@ class RunDirectory:
             for later in self.group_steps():
                 if later > step:
                     self._groups_path(later).unlink()
+        with storing(self.path / "batches"):
+            for later in self.batch_steps():
+                if later > step:
+                    self.batch_path(later).unlink()
 
 
 def _steps_in(folder: Path) -> Iterator[int]:
     for entry in folder.iterdir() if folder.is_dir() else ():
-        match = _STEP.fullmatch(entry.name.removesuffix(".parquet"))
+        match = _STEP.fullmatch(entry.name.removesuffix(".parquet").removesuffix(".frame"))
         if match:
             yield int(match.group(1))
 

@@ -95,6 +95,12 @@ class CheckpointWriter:
         self.newest = max(complete_steps(folder), default=0)
         """Step of the newest durable checkpoint; 0 before the first."""
 
+    @property
+    def oldest_kept(self) -> int:
+        """Step behind which everything can be repeated; 0, the beginning, until `keep_last` checkpoints are there."""
+        steps = complete_steps(self._folder)
+        return steps[0] if len(steps) >= self._config.checkpoint.keep_last else 0
+
     def is_due(self, step: int) -> bool:
         """Every `checkpoint.every` steps, and after the last one."""
         return step % self._config.checkpoint.every == 0 or step == self._config.run.num_steps

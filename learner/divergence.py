@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bapo.errors import DivergenceError, StorageError
+from bapo.records import RunDirectory
 from bapo.types import Batch
 from bapo.wire import pack_batch
 
@@ -23,7 +24,7 @@ def refuse_divergence(
     """
     if math.isfinite(loss) and math.isfinite(grad_norm):
         return
-    path = run_path / "diverged" / f"step-{batch.step:06d}.frame"
+    path = RunDirectory(run_path).diverged_path(batch.step)
     if leads:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,5 +35,6 @@ def refuse_divergence(
     raise DivergenceError(
         f"step {batch.step}, {where}: loss is {loss}, gradient norm {grad_norm}; weights were not changed by it. "
         f"Groups: {names}. The batch is in {path}. "
-        "Lower learner.lr, learner.grad_clip or loss.importance_cap, then resume from the last checkpoint"
+        f"Repeat it alone with `bapo replay RUN --step {batch.step}`; lower learner.lr, learner.grad_clip or "
+        "loss.importance_cap, then resume from the last checkpoint"
     )

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from bapo.config.tree import Config
 from bapo.telemetry import Telemetry
 from bapo.types import Batch, Progress
+from bapo.wire import pack_batch
 from learner.alarm import QuietLog, alarm_of
 from learner.checkpoint import CheckpointWriter
 from learner.diagnostics import Stopwatch, UpdateReport, log_step, metrics_row, show
@@ -76,6 +77,7 @@ class Learner:
             self.buffer.report_progress(Progress(step=step, policy_version=self.publisher.version))
             with watch.phase("wait_batch"):
                 batch = self.next_batch(step)
+            self.keep(batch)
             report = self.updater.run(batch)
         # Before the checkpoint: a run that resumes behind this step must find the step's records.
         self.record(batch, report, watch)
@@ -92,6 +94,11 @@ class Learner:
                 on_wait=lambda reason: log.info("step %d waits for its batch: %s", step, reason),
             )
 
+    def keep(self, batch: Batch) -> None:
+        """Before the update: a batch that ends the run is the one that somebody wants to repeat."""
+        if self.world.leads and self.config.checkpoint.keep_batches:
+            self.records.write_batch(batch.step, pack_batch(batch))
+
     def save_checkpoint(self, step: int) -> None:
         """Everything that step + 1 needs."""
         watch = Stopwatch()
@@ -105,6 +112,8 @@ class Learner:
                 publisher=self.publisher,
                 buffer_snapshot=self.buffer.snapshot(),
             )
+        if self.world.leads:
+            self.records.forget_batches(self.checkpoints.oldest_kept)
         self.between_steps = dict(watch.seconds)
         self.telemetry.gauge("bapo_checkpoint_last_success_timestamp_seconds").set(time.time())
 

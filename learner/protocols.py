@@ -65,3 +65,11 @@ class Records(Protocol):
     def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
         """One row per group that the assembly of the step looked at."""
         ...
+
+    def write_batch(self, step: int, frame: bytes) -> None:
+        """The batch of a step, as it came."""
+        ...
+
+    def forget_batches(self, through: int) -> None:
+        """Batches up to this step are not needed any more."""
+        ...

@@ -232,12 +232,19 @@ class FakeRecords:
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     groups: dict[int, list[Fate]] = field(default_factory=dict)
+    batches: dict[int, bytes] = field(default_factory=dict)
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         self.rows.append(dict(row))
 
     def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
         self.groups[step] = list(fates)
+
+    def write_batch(self, step: int, frame: bytes) -> None:
+        self.batches[step] = frame
+
+    def forget_batches(self, through: int) -> None:
+        self.batches = {step: frame for step, frame in self.batches.items() if step > through}
 
 
 def make_test_learner(

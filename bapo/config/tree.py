@@ -148,6 +148,9 @@ class CheckpointConfig(Frozen):
     """Steps between checkpoints. One joins weights, optimizer, data position, random state and buffer."""
     keep_last: int = Field(3, ge=1)
     """Older checkpoints are removed."""
+    keep_batches: bool = True
+    """Keep the batches behind the oldest checkpoint (RUN/batches), so that `bapo replay` can repeat a step (ADR 0085):
+    as many bytes as the buffer sent for `every` x `keep_last` steps."""
 
 
 class BufferConfig(Frozen):
