@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from bapo.commands import buffer, comparing, configs, looks, runs, study, tokens
+from bapo.commands import buffer, comparing, configs, explain, looks, replay, runs, simulate, study, tokens
 from bapo.commands.arguments import TAKES_OVERRIDES
 from bapo.errors import BapoError
 
@@ -27,6 +27,9 @@ app.command()(looks.scale)
 app.command()(comparing.compare)
 app.command()(comparing.report)
 app.command(context_settings=TAKES_OVERRIDES)(looks.doctor)
+app.command(context_settings=TAKES_OVERRIDES)(simulate.simulate)
+app.command()(explain.explain)
+app.command()(replay.replay)
 app.add_typer(buffer.app, name="buffer")
 app.add_typer(configs.app, name="config")
 app.add_typer(tokens.app, name="tokens")

@@ -41,12 +41,12 @@ def load_layers(layers: Sequence[Layer]) -> Config:
     return _build([*(preset_layers(preset) if preset else []), *layers])
 
 
-def load_resolved(path: str | Path) -> Config:
+def load_resolved(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration that `dump_toml` wrote: complete, so its preset is a name and not laid beneath again.
 
     Raises: ConfigError.
     """
-    return _build([file_layer(path)])
+    return _build([file_layer(path), *override_layers(overrides)])
 
 
 def dump_toml(config: Config) -> str:
