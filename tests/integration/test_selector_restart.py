@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from bapo.records import RunDirectory
-from tests.integration.launching import family, kill_family, start, train_arguments, wait_until
+from tests.integration.launching import family, kill_family, start, train_arguments
+from tests.patience import wait_until
 
 pytestmark = pytest.mark.slow
 
