@@ -10,7 +10,6 @@ from typing import Any
 
 import redis
 
-
 SEND_BUFFER_BYTES = 1 << 20
 """Of a socket, as far as the machine allows it: what fits is sent without waiting for Redis to take the first part."""
 
