@@ -24,6 +24,7 @@ from bapo.errors import ContractError, GradingError, UnavailableError
 from bapo.types import Float32s, Group, Outcome, Prompt, Purpose, RolloutRequest, Timing
 from bapo.wire import pack_group
 from rollout_server.engines.base import SampledGroup
+from rollout_server.experts import Experts
 from rollout_server.leases import Lease, Leases
 from rollout_server.report import Tally
 
@@ -58,12 +59,16 @@ class Grader(Protocol):
 
     def grade(self, prompt: Prompt, texts: Sequence[str]) -> Float32s: ...
 
+    def expert(self, prompt: Prompt) -> str | None: ...
+
 
 def make_group(
     sampled: SampledGroup, lease: Lease, rewards: Float32s, *, worker_id: str, sample_s: float, grade_s: float
 ) -> Group:
     """The group that the buffer stores. Raises: ContractError when its columns contradict each other."""
     request = lease.request
+    outcomes = np.where(sampled.truncated, Outcome.TRUNCATED, Outcome.GRADED).astype(np.uint8)
+    outcomes[len(outcomes) - sampled.num_experts :] = Outcome.EXPERT
     return Group(
         group_id=request.request_id,
         prompt=request.prompt,
@@ -76,7 +81,7 @@ def make_group(
         rollout_logprobs=sampled.logprobs,
         lengths=sampled.lengths,
         rewards=rewards,
-        outcomes=np.where(sampled.truncated, Outcome.TRUNCATED, Outcome.GRADED).astype(np.uint8),
+        outcomes=outcomes,
         versions=sampled.versions,
         timing=Timing(claimed_at=lease.claimed_at, sample_s=sample_s, grade_s=grade_s),
     )
@@ -91,6 +96,7 @@ class Delivery:
         worker_id: str,
         buffer: Buffer,
         grader: Grader,
+        experts: Experts,
         leases: Leases,
         tally: Tally,
         num_graders: int,
@@ -99,6 +105,7 @@ class Delivery:
         self._worker_id = worker_id
         self._buffer = buffer
         self._grader = grader
+        self._experts = experts
         self._leases = leases
         self._tally = tally
         self._on_death = on_death
@@ -162,6 +169,7 @@ class Delivery:
             return
         began = time.monotonic()
         try:
+            sampled = self._experts.joined(sampled, lease.request)
             rewards = self._grader.grade(lease.request.prompt, sampled.texts)
         except GradingError as error:
             self.refuse(sampled.request_id, getattr(error, "reason", "grading"), str(error))

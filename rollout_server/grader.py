@@ -71,6 +71,14 @@ class GraderPool:
 
         Raises: VerifierRaisedError, VerifierTimeoutError, VerifierKilledError; the message names the prompt.
         """
+        return np.asarray(self._asked(prompt, texts)["rewards"], np.float32)
+
+    def expert(self, prompt: Prompt) -> str | None:
+        """The task's expert solution, if it has one. Raises: as `grade`."""
+        found: str | None = self._asked(prompt, None)["expert"]
+        return found
+
+    def _asked(self, prompt: Prompt, texts: Sequence[str] | None) -> dict[str, Any]:
         child = self._idle.get()
         try:
             answer = child.ask(_question(prompt, texts), self._task.grading_timeout_s)
@@ -83,7 +91,7 @@ class GraderPool:
             raise VerifierRaisedError(
                 f"the verifier of task {prompt.task!r} {answer['failed']} on prompt {prompt.prompt_id}"
             )
-        return np.asarray(answer["rewards"], np.float32)
+        return answer
 
     def close(self) -> None:
         """Kill the children."""
@@ -165,9 +173,9 @@ class _Child:
         return VerifierKilledError(f"ended with exit code {self._process.wait()} while grading")
 
 
-def _question(prompt: Prompt, texts: Sequence[str]) -> bytes:
+def _question(prompt: Prompt, texts: Sequence[str] | None) -> bytes:
     fields = {"prompt_id": prompt.prompt_id, "text": prompt.text, "task": prompt.task, "answer": dict(prompt.answer)}
-    return _packed({"prompt": fields, "texts": list(texts)})
+    return _packed({"prompt": fields} if texts is None else {"prompt": fields, "texts": list(texts)})
 
 
 def _packed(message: dict[str, Any]) -> bytes:

@@ -2,6 +2,7 @@
 
     start     {"task", "options", "reward"}                    ->  {"ready": true} or {"refused": message}
     group     {"prompt", "texts": [G]}                         ->  {"rewards": [G]} or {"failed": message}
+    expert    {"prompt"}                                       ->  {"expert": text or null} or {"failed": message}
 
 Frames are a little-endian u32 length and a msgpack map. The verifier runs in the main thread, because some verifiers
 use signals. It imports `bapo.tasks` and what the task imports: no torch, no engine.
@@ -22,7 +23,7 @@ import msgpack
 
 from bapo.errors import ConfigError
 from bapo.tasks.base import Task
-from bapo.tasks.registry import load_reward, load_task, with_reward
+from bapo.tasks.registry import expert_of, load_reward, load_task, with_reward
 from bapo.types import Prompt
 from bapo.wire import prompt_from_map
 
@@ -61,6 +62,17 @@ def grade(task: Task, prompt: Prompt, texts: list[str]) -> dict[str, Any]:
     return {"rewards": rewards}
 
 
+def solve(task: Task, prompt: Prompt) -> dict[str, Any]:
+    """The answer to the question for an expert's solution."""
+    try:
+        text = expert_of(task, prompt)
+    except Exception as error:  # noqa: BLE001 - a user's function may raise anything
+        return {"failed": f"{type(error).__name__}: {error} (asked for an expert's solution)"}
+    if text is not None and not isinstance(text, str):
+        return {"failed": f"returned {text!r:.200} as an expert's solution, which is no text"}
+    return {"expert": text}
+
+
 def main() -> None:
     """Serve until stdin ends."""
     requests = os.fdopen(os.dup(0), "rb")
@@ -81,7 +93,8 @@ def main() -> None:
         return
     write_frame(answers, {"ready": True})
     while (request := read_frame(requests)) is not None:
-        write_frame(answers, grade(task, prompt_from_map(request["prompt"]), request["texts"]))
+        prompt = prompt_from_map(request["prompt"])
+        write_frame(answers, grade(task, prompt, request["texts"]) if "texts" in request else solve(task, prompt))
 
 
 def _be_expendable() -> None:

@@ -23,9 +23,10 @@ import psutil
 from bapo.config.tree import Config
 from bapo.errors import BapoError, ContractError, UnavailableError
 from bapo.tasks.registry import load_task
-from bapo.types import WeightUpdate
+from bapo.types import Int32s, Prompt, WeightUpdate
 from rollout_server.delivery import Buffer, Delivery, Grader
 from rollout_server.engines.base import Engine, SampledGroup
+from rollout_server.experts import Experts
 from rollout_server.leases import Leases
 from rollout_server.report import Rate, Tally, WorkerReport
 from rollout_server.sampler import Sampler
@@ -74,6 +75,7 @@ class Worker:
         self._sampler = Sampler(lambda: make_engine(config), self)
         self._grader: ClosableGrader | None = None
         self._delivery: Delivery | None = None
+        self._experts = Experts(config.algorithm.num_experts, solution=self._solution, encode=self._encode)
         self._claiming = threading.Event()
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -99,6 +101,7 @@ class Worker:
             worker_id=self.worker_id,
             buffer=self._buffer,
             grader=self._grader,
+            experts=self._experts,
             leases=self._leases,
             tally=self._tally,
             num_graders=NUM_GRADERS,
@@ -185,6 +188,15 @@ class Worker:
         self._tally.add(f"tokens/{lease.request.purpose.value}", num_tokens)
         self._delivery.add(group, lease)
 
+    def _solution(self, prompt: Prompt) -> str | None:
+        """From a grading process."""
+        assert self._grader is not None
+        return self._grader.expert(prompt)
+
+    def _encode(self, text: str) -> Int32s:
+        """Between two steps of the engine."""
+        return self._sampler.call(lambda engine: engine.encode_response(text)).result()
+
     def refused(self, request_id: str, error: ContractError) -> None:
         """The engine cannot sample this request (called by the sampling thread)."""
         if self._delivery is not None:
@@ -221,7 +233,7 @@ class Worker:
         self._buffer_seen = time.monotonic()
         self._leases.add(requests)
         for request in requests:
-            self._sampler.submit(request)
+            self._sampler.submit(self._experts.to_sample(request))
 
     def _renew_all(self) -> None:
         while not self._stopping.wait(self._config.buffer.lease_s / RENEWALS_PER_LEASE):

@@ -101,6 +101,9 @@ class InstantGrader:
     def grade(self, prompt: Prompt, texts: Sequence[str]) -> Float32s:
         return np.array([float("<answer>" in text) for text in texts], np.float32)
 
+    def expert(self, prompt: Prompt) -> str | None:
+        return "<answer>by an expert</answer>"
+
     def close(self) -> None:
         self.closed = True
 

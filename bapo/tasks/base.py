@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from bapo.types import Prompt
 
@@ -40,6 +40,15 @@ class Task(Protocol):
 
     def gold(self, prompt: Prompt) -> str | None:
         """A right response, if one is known: `bapo doctor` checks that it is rewarded 1.0."""
+        ...
+
+
+@runtime_checkable
+class HasExpert(Protocol):
+    """What a task may have besides: solutions that are worth training on (LUFFY, ReLIFT). Without it, `gold` is one."""
+
+    def expert(self, prompt: Prompt) -> str | None:
+        """A solution in an expert's words, with the steps that lead to it; None when there is none."""
         ...
 
 

@@ -45,12 +45,19 @@ class DatasetTask:
     name = NAME
 
     def __init__(
-        self, *, sources: Mapping[str, str], columns: Columns, reward: Reward | None, gold_format: str | None
+        self,
+        *,
+        sources: Mapping[str, str],
+        columns: Columns,
+        reward: Reward | None,
+        gold_format: str | None,
+        expert_column: str | None = None,
     ) -> None:
         self._sources = dict(sources)
         self._columns = columns
         self._reward = reward
         self._gold_format = gold_format
+        self._expert_column = expert_column
 
     @property
     def held_out_splits(self) -> tuple[str, ...]:
@@ -86,6 +93,13 @@ class DatasetTask:
             return None
         return self._gold_format.replace("{answer}", _as_text(prompt.answer["answer"]))
 
+    def expert(self, prompt: Prompt) -> str | None:
+        """What the column says; without a column, the gold response."""
+        if self._expert_column is None:
+            return self.gold(prompt)
+        value = prompt.answer.get(self._expert_column)
+        return None if value is None else _as_text(value)
+
     @cached_property
     def _splits(self) -> dict[str, tuple[Prompt, ...]]:
         """Read together: a held-out prompt that is in the training file as well must not be trained."""
@@ -111,6 +125,7 @@ def make_task(
     message_format: str = "{content}\n",
     reward: str | None = None,
     gold_format: str | None = None,
+    expert_column: str | None = None,
 ) -> DatasetTask:
     """The task with its options, as the `[task.options]` table gives them.
 
@@ -124,6 +139,7 @@ def make_task(
         message_format: how one message of a conversation is written, with the fields {role} and {content}.
         reward: "package.module:function", called as reward(prompt, text); default: exact match of the stripped text.
         gold_format: a response that the reward calls right, with the field {answer}, e.g. "<answer>{answer}</answer>".
+        expert_column: an expert's solution of each problem, for methods that train on it; default: the gold response.
     Raises: ConfigError for an option that makes no sense. Files are read at the first call of `prompts`.
     """
     held_out = held_out or {}
@@ -134,13 +150,17 @@ def make_task(
     if gold_format is None and reward is None:
         gold_format = "{answer}"
     columns = Columns(
-        prompt=prompt_column, answer=answer_column, extra=tuple(extra_columns), message_format=message_format
+        prompt=prompt_column,
+        answer=answer_column,
+        extra=tuple(dict.fromkeys([*extra_columns, *([expert_column] if expert_column else [])])),
+        message_format=message_format,
     )
     return DatasetTask(
         sources={TRAIN: path, **held_out},
         columns=columns,
         reward=None if reward is None else load_reward(reward),
         gold_format=gold_format,
+        expert_column=expert_column,
     )
 
 

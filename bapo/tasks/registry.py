@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import bapo.tasks
 from bapo.errors import BapoError, ConfigError, did_you_mean
-from bapo.tasks.base import Task
+from bapo.tasks.base import HasExpert, Task
 from bapo.types import Prompt
 
 Reward = Callable[[Prompt, str], float]
@@ -64,6 +64,11 @@ def load_reward(dotted: str) -> Reward:
 def with_reward(task: Task, reward: Reward) -> Task:
     """`task` with another reward; prompts and gold responses stay."""
     return _RewardedTask(task, reward)
+
+
+def expert_of(task: Task, prompt: Prompt) -> str | None:
+    """The expert solution of a prompt: `expert` where the task has it, else its gold response."""
+    return task.expert(prompt) if isinstance(task, HasExpert) else task.gold(prompt)
 
 
 @cache
@@ -153,3 +158,6 @@ class _RewardedTask:
 
     def gold(self, prompt: Prompt) -> str | None:
         return self._task.gold(prompt)
+
+    def expert(self, prompt: Prompt) -> str | None:
+        return expert_of(self._task, prompt)

@@ -52,6 +52,8 @@ class SampledGroup:
     """[G, 2] oldest and newest policy version that sampled a token of the response."""
     texts: tuple[str, ...]
     """[G] what the verifier reads: decoded without special tokens."""
+    num_experts: int = 0
+    """So many rows at the end are an expert's."""
 
 
 class Engine(Protocol):
@@ -69,6 +71,10 @@ class Engine(Protocol):
 
     def check_prompts(self, texts: Sequence[str]) -> None:
         """Raises: ConfigError when a prompt does not survive encoding and decoding, or is too long."""
+        ...
+
+    def encode_response(self, text: str) -> Int32s:
+        """[L] the tokens of a response with this text, with its end, cut at the length limit; at least one."""
         ...
 
     def submit(self, request: RolloutRequest) -> None:

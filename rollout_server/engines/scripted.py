@@ -105,6 +105,10 @@ class ScriptedPolicy:
         codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
         return (FIRST_TOKEN + codes % (self._options.vocab_size - FIRST_TOKEN)).astype(np.int32)
 
+    def response_token_ids(self, text: str) -> Int32s:
+        """[L] one id per character, up to the length limit."""
+        return self.prompt_token_ids(text or " ")[: self._max_tokens]
+
     def _logprobs(self, rng: np.random.Generator, num_tokens: int) -> Float32s:
         """Near the uniform policy's log-prob, so that an untrained learner starts with ratios near 1."""
         uniform = -math.log(self._options.vocab_size)
@@ -143,6 +147,10 @@ class ScriptedEngine:
 
     def check_prompts(self, texts: Sequence[str]) -> None:
         """Every text is fine: there is no tokenizer."""
+
+    def encode_response(self, text: str) -> Int32s:
+        """[L] one id per character."""
+        return self._policy.response_token_ids(text)
 
     def submit(self, request: RolloutRequest) -> None:
         """The group is drawn at once, with the version of now, and finishes after the latency."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, ContractError
-from bapo.types import Float32s, RolloutRequest
+from bapo.types import Float32s, Int32s, RolloutRequest
 from rollout_server.engines.base import INITIAL_VERSION, SampledGroup
 
 if TYPE_CHECKING:
@@ -102,6 +102,13 @@ class VllmEngine:
                     "the model was trained with (tokenizer_class and model_type of its config decide which one loads)"
                 )
             self._check_length(len(token_ids), text, ConfigError)
+
+    def encode_response(self, text: str) -> Int32s:
+        """[L] tokens of a response, and the end of sequence behind them."""
+        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        end = self._tokenizer.eos_token_id
+        closed = token_ids if end is None else [*token_ids, end]
+        return np.array(closed[: self._rollout.max_response_tokens], np.int32)
 
     def submit(self, request: RolloutRequest) -> None:
         """G responses to one prompt. Raises: ContractError for a prompt that is too long."""

@@ -54,6 +54,13 @@ def test_the_tasks_own_verifier_grades_each_response(make_pool: MakePool) -> Non
     assert make_pool().grade(make_prompt(), texts).tolist() == [1.0, 0.0, 0.0, 1.0]
 
 
+def test_an_experts_solution_comes_from_the_task_and_is_rewarded(make_pool: MakePool) -> None:
+    pool = make_pool()
+    solution = pool.expert(make_prompt())
+    assert solution is not None
+    assert pool.grade(make_prompt(), [solution, "wrong"]).tolist() == [1.0, 0.0]
+
+
 def test_a_users_reward_by_dotted_path_replaces_the_tasks(make_pool: MakePool) -> None:
     rewards = make_pool("text_as_reward").grade(make_prompt(), ["0.25", "numpy", "true", "0"])
     assert rewards.tolist() == [0.25, 0.5, 1.0, 0.0]

@@ -106,6 +106,39 @@ def test_responses_cut_by_the_length_limit_are_graded_as_they_stand(start_worker
     assert group.rewards.tolist() == [0.0] * 8
 
 
+def with_experts() -> Config:
+    """One row of a group's G is an expert's."""
+    config = make_config(engine_options={"skill_start": -1.0, "truncated_share": 0.0})
+    return config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"num_experts": 1})})
+
+
+def test_an_experts_row_joins_the_sampled_ones_with_log_probs_0_and_its_own_grade(start_worker: StartWorker) -> None:
+    evaluated = make_request(prompt_id="e", purpose=Purpose.EVALUATE, label="cd34@1")
+    buffer = MemoryBuffer([*requests(1), evaluated])
+    start_worker(buffer, with_experts())
+    wait_until(lambda: len(buffer.groups) == 2)
+    group = buffer.groups["g-p0"]
+    assert group.outcomes.tolist() == [Outcome.GRADED] * 7 + [Outcome.EXPERT]
+    assert group.rewards.tolist() == [0.0] * 7 + [1.0]
+    expert = list(group.responses)[-1]
+    assert len(expert.token_ids) == len("<answer>by an expert</answer>")
+    assert set(expert.rollout_logprobs.tolist()) == {0.0}
+    assert group.versions.tolist() == [[1, 1]] * 8
+    assert buffer.groups["g-e"].outcomes.tolist() == [Outcome.GRADED] * 8, "an evaluation is of the policy alone"
+
+
+class NoExpert(InstantGrader):
+    def expert(self, prompt: Prompt) -> str | None:
+        return None
+
+
+def test_a_prompt_without_an_experts_solution_is_reported_as_failed(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(1))
+    start_worker(buffer, with_experts(), make_grader=lambda _: NoExpert())
+    wait_until(lambda: len(buffer.failures) == 1)
+    assert buffer.failures == [("g-p0", "no_expert", "task 'countdown' has no solution of prompt p0")]
+
+
 class FailingGrader(InstantGrader):
     def grade(self, prompt: Prompt, texts: Sequence[str]) -> Float32s:
         if prompt.prompt_id == "p1":

@@ -1,0 +1,68 @@
+"""An expert's row beside the sampled ones (LUFFY, ReLIFT): where it is asked for, and how it joins its group.
+
+    request of G rows --to_sample--> G - 1 responses from the engine --joined--> G rows, graded together
+
+The solution comes from a grading process, because a task's solver is a user's code and may hang; its tokens come from
+the engine, so that they are those that the policy could have sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from bapo.errors import GradingError
+from bapo.types import Int32s, Prompt, Purpose, RolloutRequest
+from rollout_server.engines.base import SampledGroup
+
+
+class NoExpertError(GradingError):
+    """The task has no solution of this prompt."""
+
+    reason = "no_expert"
+
+
+class Experts:
+    """What a worker does with `algorithm.num_experts`, which is 0 or 1. Evaluations are sampled whole."""
+
+    def __init__(
+        self, num_experts: int, *, solution: Callable[[Prompt], str | None], encode: Callable[[str], Int32s]
+    ) -> None:
+        """
+        Args:
+            solution: the expert's text, or None. Raises: GradingError.
+            encode: [L] its tokens as a response, at least one.
+        """
+        self._num = num_experts
+        self._solution, self._encode = solution, encode
+
+    def to_sample(self, request: RolloutRequest) -> RolloutRequest:
+        """What the engine is asked for."""
+        return replace(request, group_size=request.group_size - self._rows_of(request))
+
+    def joined(self, sampled: SampledGroup, request: RolloutRequest) -> SampledGroup:
+        """The group with its expert row at the end. Raises: NoExpertError; GradingError."""
+        if not self._rows_of(request):
+            return sampled
+        text = self._solution(request.prompt)
+        if text is None:
+            raise NoExpertError(f"task {request.prompt.task!r} has no solution of prompt {request.prompt.prompt_id}")
+        token_ids = self._encode(text)
+        versions = [[int(sampled.versions[:, 0].min()), int(sampled.versions[:, 1].max())]]
+        return SampledGroup(
+            request_id=sampled.request_id,
+            prompt_token_ids=sampled.prompt_token_ids,
+            token_ids=np.concatenate([sampled.token_ids, token_ids]),
+            # No policy sampled it: LUFFY's pi_phi = 1.
+            logprobs=np.concatenate([sampled.logprobs, np.zeros(len(token_ids), np.float32)]),
+            lengths=np.append(sampled.lengths, np.int32(len(token_ids))),
+            truncated=np.append(sampled.truncated, False),
+            versions=np.concatenate([sampled.versions, np.array(versions, np.int32)]),
+            texts=(*sampled.texts, text),
+            num_experts=1,
+        )
+
+    def _rows_of(self, request: RolloutRequest) -> int:
+        return 0 if request.purpose is Purpose.EVALUATE else self._num
