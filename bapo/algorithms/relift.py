@@ -3,7 +3,7 @@
     fresh group --sampled rows--------------------------------------------> item of kind rl
          '--all wrong, well formatted--> queue (newest first) --N wait--> N items of kind sft: the expert rows
 
-The queue is B_high: its groups hold the expert's row, which never trains by the surrogate. N is `replay.sft_items`; the
+The queue is B_high: its groups hold the expert's row, which never trains by the surrogate. N is `replay.sft_items`, else B; the
 newest N train in one step, the others stay. A response counts as well formatted when it ended by itself instead of
 reaching the length limit: the buffer knows no texts (ADR 0068).
 Does not use: c1, c2, c3, X2; the online filter applies to the fresh groups.
@@ -50,7 +50,7 @@ class Relift(FreshOnly):
 
     def _taken(self, queue: Groups) -> tuple[Groups, Groups]:
         """(the newest N, the rest) when so many wait, else (none, all)."""
-        number = self._settings.replay.sft_items
+        number = self._settings.replay.sft_items or self._settings.batch_size
         if len(queue) < number:
             return (), queue
         return queue[len(queue) - number :], queue[: len(queue) - number]
@@ -65,7 +65,7 @@ def is_out_of_reach(stat: GroupStat) -> bool:
 def make_composer(settings: AlgorithmConfig) -> Relift:
     """Called by the registry."""
     require_experts(settings)
-    if settings.replay.sft_items > settings.batch_size:
+    if (settings.replay.sft_items or 0) > settings.batch_size:
         raise ConfigError(
             f"algorithm.replay.sft_items = {settings.replay.sft_items} is more than algorithm.batch_size = "
             f"{settings.batch_size}, and one step trains at most so many; write at most {settings.batch_size}"

@@ -32,5 +32,5 @@ class ReplayConfig(Frozen):
     """Keep groups whose rewards are all equal, too (DOTS)."""
     min_success: float = Field(0.1, ge=0, lt=1)
     """A response above this reward is kept as a success (ARPO)."""
-    sft_items: int = Field(128, ge=1)
-    """Expert solutions of one supervised step, which happens when so many wait (ReLIFT)."""
+    sft_items: int | None = Field(None, ge=1)
+    """Expert solutions of one supervised step, which happens when so many wait (ReLIFT); null: B."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bapo.algorithms.registry import composer_names
 from bapo.config.layers import preset_names
 from bapo.config.load import load_config
 from learner.losses.registry import load_loss, loss_names
@@ -23,6 +24,20 @@ def test_the_settings_of_a_method_load_on_top_of_grpo(method: str, tmp_path: Pat
     config = load_config([file], [])
     load_loss(config.loss)
     assert config.loss != load_config(["grpo"], []).loss
+
+
+@pytest.mark.parametrize("method", SETTINGS)
+def test_the_preset_of_a_method_has_the_loss_that_the_page_shows(method: str, tmp_path: Path) -> None:
+    file = tmp_path / "method.toml"
+    file.write_text(f'preset = "grpo"\n{SETTINGS[method]}')
+    preset = {"dots": "dots-replay"}.get(method, method)
+    assert load_config([file], []).loss == load_config([preset], []).loss
+
+
+def test_every_composer_is_on_the_page_with_a_preset() -> None:
+    rows = TEXT.partition("## Composers")[2].partition("## Prompt selectors")[0]
+    assert all(f"| `{name}` |" in rows for name in composer_names())
+    assert composer_names() == tuple(sorted({load_config([name], []).algorithm.name for name in preset_names()}))
 
 
 def test_every_loss_has_a_preset_or_settings_on_the_page() -> None:
