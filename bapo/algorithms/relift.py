@@ -3,9 +3,9 @@
     fresh group --sampled rows--------------------------------------------> item of kind rl
          '--all wrong, well formatted--> queue (newest first) --N wait--> N items of kind sft: the expert rows
 
-The queue is B_high: its groups hold the expert's row, which never trains by the surrogate. N is `replay.sft_items`, else B; the
-newest N train in one step, the others stay. A response counts as well formatted when it ended by itself instead of
-reaching the length limit: the buffer knows no texts (ADR 0068).
+The queue is B_high: its groups hold the expert's row, which never trains by the surrogate. N is `replay.sft_items`,
+else B; the newest N train in one step, the others stay. A response counts as well formatted when it ended by itself
+instead of reaching the length limit: the buffer knows no texts (ADR 0068).
 Does not use: c1, c2, c3, X2; the online filter applies to the fresh groups.
 """
 
