@@ -173,9 +173,13 @@ class BufferClient:
         query = {"wait_s": f"{wait_s:.3f}"}
         return self._peer.call("POST", f"/batches/{step}", query=query, wait_s=wait_s, retry_s=retry_s)
 
-    def commit(self, step: int, *, checkpointed: int) -> None:
-        """Batch `step` is trained. Batches up to the durable checkpoint `checkpointed` are released."""
-        self._peer.call("POST", f"/batches/{step}/commit", body={"checkpointed": checkpointed})
+    def commit(self, step: int, *, checkpointed: int) -> bool:
+        """Batch `step` is trained. Batches up to the durable checkpoint `checkpointed` are released.
+
+        Returns: whether a checkpoint is wanted now, because batches that wait for one are filling Redis.
+        """
+        answer = self._peer.call("POST", f"/batches/{step}/commit", body={"checkpointed": checkpointed})
+        return bool(answer.json()["checkpoint_wanted"])
 
     def progress(self, *, seen_step: int | None = None, wait_s: float = 0.0) -> Progress:
         """The newest report; Progress(step=0, policy_version=0) before the first.

@@ -5,7 +5,8 @@
 
 While it is full, claims hand out no fresh requests and pushes are answered with 429 and Retry-After. Because of the
 first line nobody waits for ever: what the learner's next batch lacks is always taken, and a queue full of groups that
-are too old is emptied by the assembly that finds them. Re-evaluations and evaluations are taken at any time.
+are too old is emptied by the assembly that finds them. Re-evaluations and evaluations are taken at any time. Batches
+that wait for a checkpoint are the learner's to release: it is told when they fill Redis.
 
 One look serves all calls for LOOK_S; what comes meanwhile is added to it, so that the limits hold within one push per
 instance of the service.
@@ -26,6 +27,9 @@ from buffer_service.values import Memory, Readiness
 LOOK_S = 0.1
 MEMORY_SHARE = 0.95
 """Of Redis' maxmemory; the rest is kept for re-evaluations, leases and what a batch needs."""
+FILLING_SHARE = 0.75
+"""Of Redis' maxmemory; from there on a checkpoint is wanted, if it frees at least FREED_SHARE of it."""
+FREED_SHARE = 0.2
 MB = 1 << 20
 
 
@@ -86,6 +90,18 @@ class Pressure:
     def why_starved(self) -> str:
         """Why the groups that the next batch lacks may not come: Redis refuses them. Of the newest look."""
         return self._memory_reached() if not self._batch_ready else ""
+
+    def wants_checkpoint(self) -> bool:
+        """Whether batches that only a checkpoint releases fill Redis: the next one may find no room. Blocks.
+
+        A checkpoint that frees little is not asked for, or else there would be one at every step.
+        """
+        memory = self._store.memory()
+        if not memory.limit or memory.used < FILLING_SHARE * memory.limit:
+            return False
+        status = self._store.status()
+        kept = [self._store.batch(step) for step in range(status.checkpointed_step + 1, status.assembled_step + 1)]
+        return sum(batch.num_bytes for batch in kept if batch is not None) >= FREED_SHARE * memory.limit
 
     def admit(self, num_bytes: int) -> None:
         """A push of fresh groups of so many bytes wants to come in. Raises: FullError; its body is not read then."""

@@ -39,6 +39,17 @@ def why_not_yet(step: int, ready: Readiness, status: BufferStatus, config: Confi
     return "; ".join(parts)
 
 
+def why_kept(status: BufferStatus, config: Config) -> str:
+    """The batches that only a checkpoint releases, and the setting, to end a sentence with; '' when there are none."""
+    first, last = status.checkpointed_step + 1, status.assembled_step
+    if first > last:
+        return ""
+    every = config.checkpoint.every
+    return (
+        f", or write checkpoints more often: batches {first}-{last} are kept until the next (checkpoint.every={every})"
+    )
+
+
 def _missing(step: int, ready: Readiness, status: BufferStatus, config: Config, wanted: int) -> str:
     leased, queued = status.leased["fresh"], status.queued["fresh"]
     if ready.num_fresh < wanted:

@@ -215,6 +215,12 @@ class OutcomeAnswer(Body):
     outcome: str
 
 
+class CommittedAnswer(Body):
+    """Whether a checkpoint is wanted now: batches that wait for one are filling Redis."""
+
+    checkpoint_wanted: bool
+
+
 class ReleasedAnswer(Body):
     """How many leases returned."""
 

@@ -25,7 +25,7 @@ from buffer_service.intake import Intake
 from buffer_service.metrics import BufferMetrics
 from buffer_service.outgoing import Chunks, Outgoing
 from buffer_service.pressure import Pressure
-from buffer_service.reasons import is_ready, why_not_yet
+from buffer_service.reasons import is_ready, why_kept, why_not_yet
 from buffer_service.snapshot import DIGEST_BYTES, sealed, snapshot_start, unpack_snapshot
 from buffer_service.steps import BLOCKS, Steps, finish
 from buffer_service.store import Store
@@ -199,7 +199,9 @@ class BufferService:
         reason = why_not_yet(step, ready, status, self._config, wanted)
         self.pressure.look()
         full = self.pressure.why_starved()
-        return f"{reason}; {full}: it may refuse what is missing, raise that limit" if full else reason
+        if not full:
+            return reason
+        return f"{reason}; {full}: it may refuse what is missing, raise that limit{why_kept(status, self._config)}"
 
     def outgoing(self, record: BatchRecord) -> Outgoing:
         """A batch on its way to the learner. Raises, when read: UnavailableError when it is released meanwhile."""
@@ -215,14 +217,15 @@ class BufferService:
                     raise UnavailableError(f"the buffer changed while {what} was read: try again")
                 yield found
 
-    def commit(self, step: int, checkpointed: int) -> None:
-        """Batch `step` is trained. Raises: ContractError for a step without a batch."""
+    def commit(self, step: int, checkpointed: int) -> bool:
+        """Batch `step` is trained; whether a checkpoint is wanted. Raises: ContractError for a step without a batch."""
         assembled = self._store.readiness(step).assembled
         if step > assembled or checkpointed > step:
             raise ContractError(
                 f"cannot commit step {step} with checkpoint {checkpointed}: the newest batch is {assembled}{FORGOTTEN}"
             )
         self._store.commit(step, checkpointed)
+        return self.pressure.wants_checkpoint()
 
     def _retained(self, step: int) -> BatchRecord:
         record = self._store.batch(step)

@@ -5,7 +5,7 @@
         tell the others: step t                                                       (the scheduler asks B_bad again)
         D_t = X1 + X2 + X3        from the buffer service                lines 6-17   shared_buffer.py
         theta_t -> theta_{t+1}    advantages, loss, AdamW                line 18      update.py, batching.py, loss.py
-        checkpoint, if due                                                            checkpoint.py
+        checkpoint, if due or if the buffer runs full                                 checkpoint.py
         commit t: the buffer may forget what the newest checkpoint has   line 19
     alpha <- pi_theta_{T+1}, so that the evaluator can measure the result
 
@@ -83,7 +83,10 @@ class Learner:
         self.record(batch, report, watch)
         if self.checkpoints.is_due(step):
             self.save_checkpoint(step)
-        self.buffer.commit(step, checkpointed=self.checkpoints.newest)
+        if self.buffer.commit(step, checkpointed=self.checkpoints.newest):
+            log.info("step %d is saved before its time: the batches since the last checkpoint fill the buffer", step)
+            self.save_checkpoint(step)
+            self.buffer.commit(step, checkpointed=self.checkpoints.newest)
 
     def next_batch(self, step: int) -> Batch:
         """D_t, once the buffer can assemble it. Raises: DeadlineError that names what is missing; Stopped."""

@@ -22,8 +22,8 @@ class Buffer(Protocol):
         """D_t; the same step always gives the same batch. Raises: DeadlineError with the reason of the wait."""
         ...
 
-    def commit(self, step: int, *, checkpointed: int) -> None:
-        """Step is trained; batches up to `checkpointed` may be forgotten."""
+    def commit(self, step: int, *, checkpointed: int) -> bool:
+        """Step is trained; batches up to `checkpointed` may be forgotten. Returns: whether it wants a checkpoint."""
         ...
 
     def report_progress(self, progress: Progress) -> None:

@@ -10,6 +10,8 @@ from learner.distributed import World
 from learner.protocols import Buffer
 from learner.stopping import Stopped
 
+WANTED, NOT_WANTED = b"1", b"0"
+
 
 class SharedBuffer:
     """Rank 0 asks, every rank gets the batch; what changes the buffer is done by rank 0 alone."""
@@ -36,10 +38,19 @@ class SharedBuffer:
         self._world.share(pack_batch(batch))
         return batch
 
-    def commit(self, step: int, *, checkpointed: int) -> None:
-        """By rank 0."""
-        if self._world.leads:
-            self._leader.commit(step, checkpointed=checkpointed)
+    def commit(self, step: int, *, checkpointed: int) -> bool:
+        """By rank 0; every rank hears whether the buffer wants a checkpoint. Raises: as `batch`."""
+        if not self._world.leads:
+            if (answer := self._world.share(None)) is None:
+                raise Stopped(f"rank 0 ended while it committed step {step}")
+            return answer == WANTED
+        try:
+            is_wanted = self._leader.commit(step, checkpointed=checkpointed)
+        except BaseException:
+            self._world.share(None)
+            raise
+        self._world.share(WANTED if is_wanted else NOT_WANTED)
+        return is_wanted
 
     def report_progress(self, progress: Progress) -> None:
         """By rank 0."""

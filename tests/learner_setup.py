@@ -179,6 +179,7 @@ class FakeBuffer:
 
     make: Callable[[int], Batch]
     told: list[tuple[str, Any]] = field(default_factory=list)
+    wants_checkpoint_at: frozenset[int] = frozenset()
     lost: bool = False
     """The buffer holds nothing: a learner must restore a snapshot."""
 
@@ -189,8 +190,9 @@ class FakeBuffer:
         self.told.append(("batch", step))
         return self.make(step)
 
-    def commit(self, step: int, *, checkpointed: int) -> None:
+    def commit(self, step: int, *, checkpointed: int) -> bool:
         self.told.append(("commit", (step, checkpointed)))
+        return step in self.wants_checkpoint_at and checkpointed < step
 
     def report_progress(self, progress: Progress) -> None:
         self.told.append(("progress", (progress.step, progress.policy_version)))

@@ -11,7 +11,7 @@ from bapo.types import Progress
 from buffer_service.bodies import MOST_RESTORE_BYTES, read_body
 from buffer_service.context import Here
 from buffer_service.outgoing import NOTHING, OCTETS, Frames, Outgoing, OutgoingResponse
-from buffer_service.schemas import CommitBody, ProgressBody, ResumeBody, Version, Wait, WaitingAnswer
+from buffer_service.schemas import CommitBody, CommittedAnswer, ProgressBody, ResumeBody, Version, Wait, WaitingAnswer
 from buffer_service.threads import in_thread
 
 router = APIRouter(tags=["learner"])
@@ -45,10 +45,10 @@ async def batch(
     return OutgoingResponse(*begun)
 
 
-@router.post("/batches/{step}/commit", status_code=204)
-def commit(step: Version, body: CommitBody, here: Here) -> None:
+@router.post("/batches/{step}/commit")
+def commit(step: Version, body: CommitBody, here: Here) -> CommittedAnswer:
     """Batch `step` is trained; batches up to the durable checkpoint are released."""
-    here.service.commit(step, body.checkpointed)
+    return CommittedAnswer(checkpoint_wanted=here.service.commit(step, body.checkpointed))
 
 
 @router.get("/progress")

@@ -45,7 +45,7 @@ class Peers:
                     self.released.wait(self.hold_s)
                 return 202, json.dumps({"reason": "3/4 groups, 1 leased"}).encode()
             return 200, pack_batch(self.make(int(parts[1])))
-        return 200, b"{}"
+        return 200, b'{"checkpoint_wanted": false}'
 
 
 @contextmanager

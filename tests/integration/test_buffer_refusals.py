@@ -17,6 +17,7 @@ from buffer_service.redis_link import RedisLink
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, incoming, new_store
 from tests.factories import make_group, make_request
+from tests.patience import wait_until
 from tests.redis_server import RedisServer, free_port
 
 SECRET = b"SECRET-PAYLOAD"
@@ -91,6 +92,29 @@ def test_a_learner_that_waits_for_what_a_full_redis_refuses_hears_of_it(own_redi
         raw.config_set("maxmemory", 0)
         client.push([large(request) for request in requests[2:]])
         assert len(client.batch(1, timeout_s=60).entries) == 4
+
+
+def test_batches_that_wait_for_a_checkpoint_and_fill_redis_are_named_and_end_with_it(own_redis: RedisServer) -> None:
+    requests = [make_request(prompt_id=f"p{i}") for i in range(12)]
+    config = small_config(cadence={"slack": 1000}, checkpoint={"every": 50})
+    with (
+        redis.Redis.from_url(own_redis.url) as raw,
+        serving(new_store("redis", own_redis.url), config) as client,
+    ):
+        client.enqueue(requests, cursor=12)
+        client.push([large(request) for request in requests[:8]])
+        for step in (1, 2):
+            client.batch(step, timeout_s=60)
+            assert client.commit(step, checkpointed=0) is False, "Redis has no limit"
+        raw.config_set("maxmemory", int(0.9 * raw.info("memory")["used_memory"]))
+        assert client.commit(2, checkpointed=0) is True, "4 MB of batches"
+        kept = r"it may refuse .*or write checkpoints more often: batches 1-2 are kept .*checkpoint\.every=50"
+        with pytest.raises(DeadlineError, match=kept):
+            client.batch(3, timeout_s=0.5)
+        assert client.commit(2, checkpointed=2) is False
+        wait_until(lambda: client.push([large(requests[8])]) == {"g-p8": "stored"})
+        with pytest.raises(DeadlineError, match=r"1/4 fresh groups, 0 leased, 3 queued$"):
+            client.batch(3, timeout_s=0.5)
 
 
 def test_the_frames_of_a_refused_push_are_never_in_an_error(own_redis: RedisServer) -> None:

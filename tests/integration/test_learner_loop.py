@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from bapo.errors import DeadlineError, StorageError
 from bapo.types import Batch, Origin, WeightUpdate
+from learner.checkpoint import complete_steps
 from learner.stopping import StopFlag, Stopped
 from learner.weights import digest_of
 from tests.learner_setup import (
@@ -65,6 +66,16 @@ def test_the_order_of_a_run_is_that_of_algorithm_1(model_path: Path, tmp_path: P
         ("progress", (5, 4)), ("batch", 5), ("commit", (5, 5)),
         ("weights", 6), ("progress", (6, 6)),
     ]  # fmt: skip
+
+
+def test_a_buffer_that_runs_full_gets_its_checkpoint_before_it_is_due(model_path: Path, tmp_path: Path) -> None:
+    config = learner_config(model_path, run={"num_steps": 4}, checkpoint={"every": 4})
+    buffer = FakeBuffer(batch_of, wants_checkpoint_at=frozenset({2}))
+    learner = make_test_learner(config, tmp_path, buffer=buffer, fleet=FakeFleet())
+    learner.run(1)
+    assert [what for name, what in buffer.told if name == "commit"] == [(1, 0), (2, 0), (2, 2), (3, 2), (4, 4)]
+    assert complete_steps(tmp_path / "checkpoints") == [2, 4]
+    assert learner.checkpoints.newest == 4
 
 
 def test_workers_get_files_with_hugging_face_names_a_digest_and_a_canary(model_path: Path, tmp_path: Path) -> None:

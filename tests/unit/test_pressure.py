@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -163,3 +164,28 @@ def test_a_look_follows_the_steps_that_others_assemble() -> None:
         fresh = [f"g-{name}" for name in names]
         assert store.commit_assembly(an_assembly(step=step, fresh=fresh, before=store.tables()))
     assert why(pressure) == ""
+
+
+@pytest.mark.parametrize(
+    ("used_mb", "limit_mb", "checkpointed", "is_wanted"),
+    [
+        (75, 100, 0, True),  # three quarters are used, and 24 of them wait for a checkpoint
+        (74, 100, 0, False),  # there is room
+        (75, 100, 2, True),  # 20 of them: what a checkpoint must free at least
+        (75, 100, 3, False),  # 12 of them: it would not help
+        (900, 0, 0, False),  # no limit
+    ],
+)
+def test_a_checkpoint_is_wanted_when_what_waits_for_one_fills_redis(
+    used_mb: int, limit_mb: int, checkpointed: int, is_wanted: bool
+) -> None:
+    store = Measured()
+    for step, num_mb in enumerate([2, 2, 8, 12], start=1):
+        names = [f"{step}{name}" for name in "abcd"]
+        stored(store, names, step=step)
+        ids = [f"g-{name}" for name in names]
+        assembly = an_assembly(step=step, fresh=ids, before=store.tables())
+        assert store.commit_assembly(replace(assembly, batch=replace(assembly.batch, num_bytes=num_mb * MB)))
+    store.commit(4, checkpointed)
+    store.held = Memory(used=used_mb * MB, limit=limit_mb * MB)
+    assert pressure_of(store).wants_checkpoint() is is_wanted
