@@ -18,11 +18,13 @@ def who_waits(status: BufferStatus, batch_size: int, num_steps: int) -> str:
     if status.assembled_step < status.step:
         return f"learner waits for batch {status.step}: {_missing(status, batch_size)}"
     leased = sum(status.leased.values())
-    if leased == 0 and status.queued.get(Purpose.FRESH.value, 0) > 0:
-        return f"workers wait for the weights of a later step than {status.policy_version}"
-    if leased == 0:
-        return f"workers wait: {status.fresh_ready} fresh groups are ready, as many as the learner's lag allows"
-    return f"nobody: the learner trains step {status.step}, the workers sample {leased} groups"
+    if leased:
+        return f"nobody: the learner trains step {status.step}, the workers sample {leased} groups"
+    is_trained = status.committed_step >= status.step
+    learner = f"the learner has trained step {status.step}" if is_trained else f"the learner trains step {status.step}"
+    if status.queued.get(Purpose.FRESH.value, 0) > 0:
+        return f"workers wait for the weights of a later step than {status.policy_version}; {learner}"
+    return f"workers wait: {status.fresh_ready} fresh groups are ready, as many as the learner's lag allows; {learner}"
 
 
 def _missing(status: BufferStatus, batch_size: int) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
 
 from tests.redis_server import RedisServer
+from tests.small_disk import mounted
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +26,10 @@ def redis_url(redis_server: RedisServer) -> str:
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
     return redis_server.url
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose disk is soon full."""
+    with mounted(tmp_path / "disk") as folder:
+        yield folder

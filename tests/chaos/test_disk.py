@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,31 +10,11 @@ import pytest
 from tests.chaos.invariants import violations
 from tests.chaos.stage import Stage
 from tests.chaos.trial import EAGER, START_S, Trial, Watch
+from tests.small_disk import fill
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-SIZE_MB = 64
 END_S = 60.0
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    options = ["-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(folder)]
-    mounted = subprocess.run(["mount", *options], capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a small file system here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(filler: Path) -> None:
-    """Write until nothing more fits."""
-    with suppress(OSError), filler.open("wb", buffering=0) as file:
-        while file.write(b"x" * (1 << 14)):
-            pass
 
 
 def test_a_run_survives_a_full_disk(tmp_path: Path, small_disk: Path) -> None:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from bapo.config.load import load_resolved
 from bapo.records import RunDirectory
 from tests.integration.launching import alive, family, kill_family, start, train_arguments
 from tests.patience import wait_until
+from tests.small_disk import fill
 
 START_S = 120.0
 """Ray and torch on two shared cores."""
@@ -237,31 +237,12 @@ def test_services_come_up_without_a_learner_and_a_shared_redis_keeps_names_apart
     assert "already holds a run named 'run'" in output
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 48 MB of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount a small file system here: {mounted.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill_disk(filler: Path) -> None:
-    """Write until nothing more fits."""
-    with suppress(OSError), filler.open("wb", buffering=0) as file:
-        while file.write(b"x" * (1 << 16)):
-            pass
-
-
 def test_a_full_disk_ends_the_run_and_freed_space_lets_it_go_on(started: Start, small_disk: Path) -> None:
     process = started(train_arguments(small_disk, num_steps=100_000))
     run = run_at(small_disk)
     wait_for_step(run, 3, process)
     filler = small_disk / "filler"
-    fill_disk(filler)
+    fill(filler)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 3, output
     assert "No space left on device" in output

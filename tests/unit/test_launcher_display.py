@@ -181,12 +181,12 @@ def test_only_the_latest_steps_stay_in_the_table() -> None:
             "learner waits for batch 5: 0/32 fresh groups, 3 groups failed in a row: verifier_timeout",
         ),
         (
-            {"step": 5, "assembled_step": 5, "policy_version": 4, "queued": {"fresh": 64}},
-            "workers wait for the weights of a later step than 4",
+            {"step": 5, "assembled_step": 5, "policy_version": 4, "queued": {"fresh": 64}, "committed_step": 4},
+            "workers wait for the weights of a later step than 4; the learner trains step 5",
         ),
         (
-            {"step": 5, "assembled_step": 5, "fresh_ready": 64},
-            "workers wait: 64 fresh groups are ready, as many as the learner's lag allows",
+            {"step": 5, "assembled_step": 5, "fresh_ready": 64, "committed_step": 5},
+            "workers wait: 64 fresh groups are ready, as many as the learner's lag allows; the learner has trained step 5",
         ),
         (
             {"step": 5, "assembled_step": 5, "leased": {"fresh": 30, "evaluate": 2}},
