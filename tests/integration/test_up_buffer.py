@@ -100,7 +100,10 @@ def test_a_training_loop_goes_on_while_redis_and_the_service_are_killed_under_it
         env = os.environ | {"BAPO_TOKEN": str(token), "PYTHONPATH": str(REPOSITORY)}
         with subprocess.Popen(example, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as loop:
             for step, part in ((5, "valkey-server"), (20, "buffer_service")):
-                wait_until(lambda step=step: client.progress().step > step, what=f"step {step}")
+                wait_until(
+                    lambda step=step: client.progress().step > step or loop.poll() is not None, what=f"step {step}"
+                )
+                assert loop.poll() is None, loop.communicate()[0][-2000:]
                 next(child for child in family(process) if part in " ".join(child.cmdline())).kill()
             output, _ = loop.communicate(timeout=200)
             assert loop.returncode == 0, output[-2000:]
