@@ -186,7 +186,8 @@ def test_only_the_latest_steps_stay_in_the_table() -> None:
         ),
         (
             {"step": 5, "assembled_step": 5, "fresh_ready": 64, "committed_step": 5},
-            "workers wait: 64 fresh groups are ready, as many as the learner's lag allows; the learner has trained step 5",
+            "workers wait: 64 fresh groups are ready, as many as the learner's lag allows; the learner has "
+            "trained step 5",
         ),
         (
             {"step": 5, "assembled_step": 5, "leased": {"fresh": 30, "evaluate": 2}},
