@@ -96,12 +96,12 @@ class Scheduler:
         self._reevaluate(step)
         status = self._buffer.status()
         self._watch(status)
+        if self._proposals is not None and status.cursor < self._cursor:
+            self._proposals.forget()  # the buffer was restored to an older state
         self._ask_extra(status)
         self._ask_fresh(replace(status, step=step))
 
     def _ask_fresh(self, status: BufferStatus) -> None:
-        if self._proposals is not None and status.cursor < self._cursor:
-            self._proposals.forget()  # the buffer was restored to an older state
         while requests := self._plan.due(status):
             cursor = status.cursor + len(requests)
             spares = status.fresh_spares + self._plan.num_spares(status)

@@ -211,3 +211,16 @@ def test_mopps_is_grpo_with_its_own_prompts_and_loss() -> None:
     assert (loss.kl_coef, loss.entropy_coef) == (0.0, 0.001)
     assert (config.algorithm.batch_size, config.algorithm.group_size, config.learner.minibatch_size) == (256, 8, 128)
     assert (config.cadence.lookahead, config.learner.lr) == (1, 1e-6)
+
+
+def test_dots_chooses_prompts_by_its_predictor_and_replays_half_of_a_batch() -> None:
+    config = preset("dots-replay")
+    assert (config.algorithm.name, config.algorithm.selector) == ("dots_replay", "dots")
+    selector, replay = config.selector, config.algorithm.replay
+    assert (selector.reference_prompts, selector.reference_every, selector.temperature) == (256, 2, 1e-3)
+    assert (config.algorithm.batch_size, replay.share, replay.capacity, config.rollout.temperature) == (
+        512,
+        0.5,
+        512,
+        0.6,
+    )
