@@ -203,3 +203,14 @@ def test_the_uniform_order_without_slack_goes_on_as_well(v: int) -> None:
     with running(config, a_store(max_attempts=1), lost=lost) as run, scheduling(config, run.client.url):
         run.steps(1, 9)
     assert all(len(prompts) == 4 for prompts in run.prompts.values())
+
+
+def test_further_rounds_of_dapo_ask_for_proposed_prompts_and_are_learnt_from_as_well() -> None:
+    """Two of nine prompts give no signal, so that rounds lack groups before MoPPS knows which."""
+    config = make_config("mopps")
+    config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"name": "dapo"})})
+    with running(config, a_store()) as run, scheduling(config, run.client.url):
+        run.steps(1, 12)
+        outcomes = run.client.outcomes(0)
+    assert any(len(prompts) > 4 for prompts in run.prompts.values())
+    assert [list(page.prompt_ids) for page in outcomes] == [run.prompts[step] for step in range(1, 13)]
