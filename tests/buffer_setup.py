@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bapo.messages import BufferStatus, WorkerLeases
-from bapo.types import Group, GroupStat, HardPrompt, Origin, Prompt, RolloutRequest
+from bapo.types import Group, GroupStat, HardPrompt, Origin, Prompt, RolloutRequest, stat_of
 from bapo.wire import pack_group, read_group_header
 from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_link import RedisLink
@@ -65,13 +65,12 @@ def stored(store: Store, names: Sequence[str], *, rewards: str = "10010000", ste
 def stat(group_id: str, *, birth: int = 1) -> GroupStat:
     """An entry of B_high."""
     prompt_id = group_id.removeprefix("g-")
-    return GroupStat(
+    return stat_of(
         group_id=group_id,
         prompt_id=prompt_id,
         policy_version=1,
-        size=8,
-        reward_sum=2.0,
-        homogeneous=False,
+        rewards=(1.0, 1.0, *[0.0] * 6),
+        outcomes=bytes([0, 0, 1, *[0] * 5]),
         birth=birth,
     )
 

@@ -15,15 +15,17 @@ from bapo.algorithms.registry import composer_names, load_composer
 from bapo.config.tree import Config
 from bapo.telemetry import Telemetry
 from bapo.types import Prompt, Purpose, RolloutRequest
-from bapo.wire import pack_group, unpack_batch
+from bapo.wire import pack_group, read_group_header, unpack_batch
 from buffer_service.audit import violations
+from buffer_service.codec import pack_record, pack_tables
 from buffer_service.metrics import BufferMetrics
 from buffer_service.reasons import in_step_order
 from buffer_service.service import BufferService
 from buffer_service.store import Store
+from buffer_service.values import Tables, record_of
 from services.scheduler.plan import FreshPlan
-from tests.buffer_setup import answer
-from tests.factories import make_prompt
+from tests.buffer_setup import answer, stat
+from tests.factories import make_prompt, make_request
 
 PROMPTS = [make_prompt(prompt_id=f"p{i}") for i in range(9)]
 EXPERTS = ("luffy", "relift")
@@ -142,6 +144,39 @@ def test_every_way_of_training_is_reached_in_these_runs(make_store: Callable[...
         assert (max(rounds) > 1) is (name == "dapo")
     want = {("dapo", "surplus"), ("repo", "replayed"), ("arpo", "replayed"), ("relift", "supervised")}
     assert reached >= want | {("remix", "reused"), ("dots_replay", "reused"), ("bapo", "reused")}
+
+
+def test_a_step_that_is_filled_by_groups_sampled_ahead_still_has_its_round_asked_for(
+    make_store: Callable[..., Store],
+) -> None:
+    config = config_of("dapo")
+    config = config.model_copy(update={"cadence": config.cadence.model_copy(update={"slack": 1})})
+    peers = Peers(make_store(in_step_order=False), config)
+    requests = peers.plan.due(peers.service.status())[:8]
+    assert [request.step for request in requests] == [1] * 4 + [2] * 4
+    peers.service.enqueue(requests, 8, 0)
+    peers.service.claim("w", 9, 1)
+    rewards = ["0000"] * 4 + ["1000"] * 4
+    groups = [answer(request, found) for request, found in zip(requests, rewards, strict=True)]
+    peers.service.push(b"".join(pack_group(group) for group in groups))
+    assert peers.service.batch(1) is None
+    batch = peers.service.batch(1)
+    assert batch is not None
+    assert batch.group_ids == tuple(request.request_id for request in requests[4:])
+    (extra_round,) = peers.service.status().extra_rounds
+    extra = peers.plan.extra_requests(extra_round)
+    assert peers.service.enqueue(extra, None, None) == 4, "they take the place of what was used ahead"
+    peers.service.claim("w", 9, 1)
+    peers.service.push(b"".join(pack_group(answer(request, "1000")) for request in extra))
+    assert peers.service.batch(2) is not None
+    assert peers.service.status().extra_rounds == ()
+
+
+def test_the_index_of_a_group_is_small() -> None:
+    stats = tuple(stat(f"fresh-{i:08d}") for i in range(1000))
+    assert len(pack_tables(Tables(step=1, high=stats))) / 1000 < 200
+    group = answer(make_request(prompt_id="9f2c41d09f2c41d0"))
+    assert len(pack_record(record_of(read_group_header(pack_group(group)), 1000))) < 400
 
 
 def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[..., Store]) -> None:

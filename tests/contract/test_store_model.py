@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.errors import ContractError
+from bapo.messages import ExtraRound
 from bapo.types import HardPrompt, Progress, Purpose, RolloutRequest
 from buffer_service.assembly import repeated_id
 from buffer_service.audit import violations
@@ -26,7 +27,7 @@ from buffer_service.image import Image
 from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
-from buffer_service.values import Assembly, Replacement, SelectorState, View
+from buffer_service.values import Assembly, Demand, Replacement, SelectorState, View
 from tests.buffer_setup import an_assembly, answer, incoming
 from tests.factories import make_request
 from tests.store_clock import ShiftedClock
@@ -213,6 +214,21 @@ class ThreeBuffers(RuleBasedStateMachine):
         after = replace(before, bad=before.bad[num_bad:], high=before.high[num_high:])
         assert self.all(lambda store: store.edit_tables(before, after)) is is_newest
 
+    @rule(size=st.integers(1, 3), is_newest=st.booleans())
+    def demand_a_round(self, size: int, is_newest: bool) -> None:
+        newest = self.model.tables
+        before = newest if is_newest else replace(newest, edits=newest.edits + 1)
+        rounds = 2 if before.demand is None else before.demand.rounds + 1
+        demand = Demand(before.step + 1, rounds=rounds, most=9, found=0, wanted=size, num_fresh=rounds * size)
+        extra = ExtraRound(step=before.step + 1, round=rounds, first=before.num_extra, size=size)
+        after = replace(
+            before,
+            demand=demand,
+            num_extra=before.num_extra + size,
+            extra_rounds=(*before.extra_rounds, extra),
+        )
+        assert self.all(lambda store: store.edit_tables(before, after)) is is_newest
+
     # -- assembly
 
     @rule(size=st.integers(1, 3), keep=st.integers(0, 3), reuse=st.booleans())
@@ -357,6 +373,9 @@ class ThreeBuffers(RuleBasedStateMachine):
         assert sum(memory.leased.values()) == len(counts["leased"])
         assert (memory.fresh_ready, memory.reevaluated_ready) == (len(counts["fresh"]), len(counts["reevaluated"]))
         assert (memory.num_bad, memory.num_high) == (len(self.model.tables.bad), len(self.model.tables.high))
+        tables = self.model.tables
+        wanted = (tables.demand.sentence if tables.demand else "", tables.extra_rounds)
+        assert (memory.demand, memory.extra_rounds) == (redis.demand, redis.extra_rounds) == wanted
         assert memory.evaluations == {label: len(ids) for label, ids in counts["evaluated"].items()}
         assert (memory.num_bytes, memory.reevaluation_rounds) == (counts["bytes"], counts["rounds"])
         assert memory.batches == self.model.compositions[-8:]

@@ -11,6 +11,7 @@ from bapo.algorithms.registry import load_composer
 from bapo.clients import BufferStatus
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, DeadlineError
+from bapo.messages import ExtraRound
 from bapo.telemetry import Telemetry
 from bapo.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from services.scheduler.loop import Scheduler
@@ -80,6 +81,48 @@ def make_scheduler(config: Config, buffer: FakeBuffer) -> Scheduler:
 def due(config: Config, prompts: Sequence[Prompt] = PROMPTS, **numbers: int) -> list[RolloutRequest]:
     """What the plan of the uniform order asks for next."""
     return FreshPlan(config, prompts).due(replace(STATUS, **numbers))
+
+
+class ExtraBuffer(FakeBuffer):
+    """Takes the requests of further rounds, too: those have no cursor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra: list[list[RolloutRequest]] = []
+
+    def enqueue(
+        self, requests: Sequence[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
+    ) -> int:
+        if cursor is not None:
+            return super().enqueue(requests, cursor=cursor, spares=spares)
+        self.extra.append(list(requests))
+        return len(requests)
+
+
+def test_a_further_round_is_asked_once_for_its_own_step_and_again_when_nothing_is_on_its_way() -> None:
+    buffer = ExtraBuffer()
+    rounds = (ExtraRound(step=3, round=2, first=0, size=4), ExtraRound(step=3, round=3, first=4, size=4))
+    buffer.current = replace(STATUS, step=3, assembled_step=2, queued={"fresh": 4}, extra_rounds=rounds[:1])
+    scheduler = make_scheduler(make_config(), buffer)
+    scheduler.look(3)
+    scheduler.look(3)
+    ids = [[request.request_id for request in asked] for asked in buffer.extra]
+    assert ids == [[f"extra-000003-02-{index:04d}" for index in range(4)]]
+    assert {(request.step, request.min_version) for request in buffer.extra[0]} == {(3, 2)}
+    buffer.current = replace(buffer.current, extra_rounds=rounds)
+    scheduler.look(3)
+    assert buffer.extra[1][0].request_id == "extra-000003-03-0000"
+    prompts = [request.prompt.prompt_id for asked in buffer.extra for request in asked]
+    assert len(set(prompts)) == 8, "the second round goes on where the first ended"
+    buffer.current = replace(buffer.current, queued={})
+    scheduler.look(3)
+    assert buffer.extra[2:] == buffer.extra[:2]
+
+
+def test_a_step_that_replays_is_asked_fewer_fresh_groups() -> None:
+    config = make_config(algorithm={"name": "remix", "replay": {"share": 0.5, "last_step": 2}})
+    steps = [request.step for request in due(config, step=1)]
+    assert steps == [1, 1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4]
 
 
 @pytest.mark.parametrize(
