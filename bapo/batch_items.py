@@ -4,6 +4,8 @@
     other batches  origins, and `items`: of each entry [kind, weight, [[frame, rows or null, replayed], ...]]
 
 So the service forwards stored frames without opening them, and a plain batch has the bytes that it always had.
+`replayed` is one word for all rows of a part. Who packs a batch that was opened has entries instead of their parts:
+each is a frame of its own then, and `replayed` a list with a word per row.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bapo.errors import ContractError
 from bapo.rows import Item, Kind, Part, Rows, joined
@@ -46,6 +49,17 @@ def item_fields(items: Sequence[Item], stored: Collection[str]) -> dict[str, Any
     return {"origins": origins, ITEMS: rows}
 
 
+def entry_fields(entries: Sequence[BatchEntry]) -> dict[str, Any]:
+    """What the header says of entries that each are a frame of their own."""
+    origins = [entry.origin.value for entry in entries]
+    if all(entry.kind == "rl" and entry.weight == 1.0 and entry.replayed is None for entry in entries):
+        return {"origins": origins}
+    rows = [
+        [entry.kind, entry.weight, [[place, None, entry.replayed_rows.tolist()]]] for place, entry in enumerate(entries)
+    ]
+    return {"origins": origins, ITEMS: rows}
+
+
 def entries_of(header: Mapping[str, Any], groups: Sequence[Group]) -> Iterator[BatchEntry]:
     """The entries that a batch's header makes of its groups. Raises: ContractError."""
     origins, items = header["origins"], header.get(ITEMS)
@@ -65,7 +79,7 @@ def _entry(where: str, origin: Origin, item: Any, groups: Sequence[Group]) -> Ba
     try:
         kind, weight, rows = item
         parts = [_part(frame, chosen, groups) for frame, chosen, _ in rows]
-        replayed = [bool(was_stored) for _, _, was_stored in rows]
+        replayed = [_replayed(word, part) for (_, _, word), part in zip(rows, parts, strict=True)]
     except (TypeError, ValueError, IndexError) as error:
         raise ContractError(f"{where}: an item is malformed: {item!r:.200}") from error
     if kind not in KINDS or not isinstance(weight, int | float) or not math.isfinite(weight) or not parts:
@@ -75,13 +89,12 @@ def _entry(where: str, origin: Origin, item: Any, groups: Sequence[Group]) -> Ba
     else:
         named = tuple(Part(group_id=group.group_id, rows=chosen) for group, chosen in parts)
         group = joined(Item(origin=origin, parts=named).item_id, parts)
-    sizes = [part.size if chosen is None else len(chosen) for part, chosen in parts]
     return BatchEntry(
         origin=origin,
         group=group,
         kind=cast(Kind, kind),
         weight=float(weight),
-        replayed=np.repeat(np.array(replayed, dtype=np.bool_), sizes),
+        replayed=np.concatenate(replayed),
     )
 
 
@@ -91,6 +104,14 @@ def _part(frame: Any, rows: Any, groups: Sequence[Group]) -> tuple[Group, Rows |
     if rows is not None and not all(isinstance(row, int) for row in rows):
         raise ValueError(f"rows {rows!r}")
     return groups[frame], None if rows is None else tuple(rows)
+
+
+def _replayed(word: Any, part: tuple[Group, Rows | None]) -> NDArray[np.bool_]:
+    group, rows = part
+    size = group.size if rows is None else len(rows)
+    if isinstance(word, list) and len(word) != size:
+        raise ValueError(f"{len(word)} words for {size} rows")
+    return np.broadcast_to(np.array(word, dtype=np.bool_), (size,))
 
 
 def _origin(name: Any) -> Origin:

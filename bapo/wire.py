@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bapo.batch_items import ITEMS, entries_of
+from bapo.batch_items import ITEMS, entries_of, entry_fields
 from bapo.columns import Float32s, Int32s, require_tokens
 from bapo.errors import ContractError, Refusal
 from bapo.frames import KIND_BATCH, KIND_GROUP, frame_start, open_frame, split_frames
@@ -132,15 +132,10 @@ def pack_batch(batch: Batch) -> bytes:
 
 
 def batch_header(batch: Batch) -> dict[str, Any]:
-    """The header of a batch frame: everything but the groups' own frames.
-
-    Raises: ContractError for a batch that is not made of whole groups: only the buffer, which has its parts, packs it.
-    """
-    if any(entry.kind != "rl" or entry.weight != 1.0 or entry.replayed is not None for entry in batch.entries):
-        raise ContractError(f"batch {batch.step} is not made of whole groups")
+    """The header of a batch frame: everything but the groups' own frames."""
     return {
         "step": batch.step,
-        "origins": [entry.origin.value for entry in batch.entries],
+        **entry_fields(batch.entries),
         "r_tot": batch.r_tot,
         "c2": batch.c2,
         "c3": batch.c3,

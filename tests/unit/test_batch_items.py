@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bapo.batch_items import entries_of, frame_order, item_fields
@@ -12,7 +11,7 @@ from bapo.errors import ContractError
 from bapo.rows import Item, Part, joined, whole
 from bapo.types import Origin, Outcome
 from bapo.wire import pack_batch, pack_batch_frames, pack_group, unpack_batch
-from tests.factories import make_batch, make_group, make_prompt
+from tests.factories import make_group, make_prompt
 
 PROMPT = make_prompt(prompt_id="p")
 OLD = make_group(group_id="old", prompt=PROMPT, rewards="01", lengths=[2, 3], version=1)
@@ -84,6 +83,7 @@ def test_rows_of_different_prompts_are_refused() -> None:
         ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[1, ["0"], False]]]], "an item is malformed"),
         ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[1, [3], False]]]], "names a row that group new of 3"),
         ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[1, [], False]]]], "has no rows"),
+        ([["rl", 1.0, [[0, None, False]]], ["rl", 1.0, [[1, None, [True, False]]]]], "an item is malformed"),
     ],
 )
 def test_a_damaged_header_is_refused(items: Any, message: str) -> None:
@@ -91,10 +91,20 @@ def test_a_damaged_header_is_refused(items: Any, message: str) -> None:
         list(entries_of({"step": 7, "origins": ["x1", "x1"], "items": items}, [OLD, NEW]))
 
 
-def test_a_client_cannot_pack_a_batch_whose_parts_it_does_not_have() -> None:
-    batch = make_batch(groups=[NEW])
-    entry = batch.entries[0]
-    mixed = type(entry)(origin=entry.origin, group=NEW, replayed=np.array([True, False, False]))
-    fields = {name: getattr(batch, name) for name in type(batch).__slots__}
-    with pytest.raises(ContractError, match="not made of whole groups"):
-        pack_batch(type(batch)(**{**fields, "entries": (mixed,)}))
+def test_a_batch_that_was_opened_is_packed_again_with_all_that_its_entries_say() -> None:
+    items = [
+        Item(origin=Origin.X1, parts=(Part(group_id="old", rows=(1,)), Part(group_id="new", rows=(2, 0))), weight=2),
+        Item(origin=Origin.X1, parts=(Part(group_id="new", rows=(1,)),), kind="sft"),
+        whole(Origin.X3, "new"),
+    ]
+    opened = unpack_batch(pack_batch_frames(header_of(*items), [pack_group(OLD), pack_group(NEW)]))
+    again = unpack_batch(pack_batch(opened))
+    assert [(entry.origin, entry.kind, entry.weight) for entry in again.entries] == [
+        (Origin.X1, "rl", 2.0),
+        (Origin.X1, "sft", 1.0),
+        (Origin.X3, "rl", 1.0),
+    ]
+    assert [entry.replayed_rows.tolist() for entry in again.entries] == [[True, False, False], [False], [False] * 3]
+    assert [entry.group.group_id for entry in again.entries] == ["old:1+new:2,0", "new:1", "new"]
+    assert again.entries[0].group.token_ids.tolist() == [102, 103, 104, 103, 100]
+    assert pack_batch(again) == pack_batch(opened)
