@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import struct
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -211,6 +212,12 @@ def test_a_study_is_reported_in_its_own_order_without_its_unfinished_runs(tmp_pa
     text = (study / "report" / "index.html").read_text()
     assert "left out: never-s1 (failed)" in text
     assert "<td>plain *</td>" in text
+
+
+def test_without_matplotlib_a_report_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # what an import of a missing package finds
+    with pytest.raises(ConfigError, match=r"pip install 'bapo\[records\]'"):
+        drawing.settings()
 
 
 def test_lines_without_points_are_left_out() -> None:
