@@ -89,8 +89,6 @@ def checked_header(header: dict[str, Any], num_body_bytes: int) -> GroupHeader:
         or max(outcomes) > Outcome.EXPERT
     ):
         raise ContractError(f"group {header['id']}: rewards must be in [0, 1] and outcomes 0 to 2", Refusal.REWARDS)
-    if outcomes.count(Outcome.EXPERT) == size:
-        raise ContractError(f"group {header['id']}: no response was sampled, all are an expert's", Refusal.SHAPE)
     oldest, newest = versions[0::2], versions[1::2]
     if min(oldest) < 0 or any(map(operator.gt, oldest, newest)):
         raise ContractError(

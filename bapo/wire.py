@@ -24,7 +24,7 @@ from bapo.errors import ContractError, Refusal
 from bapo.frames import KIND_BATCH, KIND_GROUP, frame_start, open_frame, split_frames
 from bapo.headers import GroupHeader, checked_header, require_types
 from bapo.maps import fate_from_map, fate_map, prompt_from_map, prompt_map
-from bapo.types import Batch, Group
+from bapo.types import Batch, Group, Outcome
 
 __all__ = [
     "GroupHeader",
@@ -88,6 +88,8 @@ def check_group(frame: bytes | memoryview) -> GroupHeader:
     """
     header, body = open_frame(frame, KIND_GROUP)
     checked = checked_header(header, len(body))
+    if checked.outcomes.count(Outcome.EXPERT) == len(checked.outcomes):  # only as an entry of a batch
+        raise ContractError(f"group {checked.group_id}: no response was sampled, all are an expert's", Refusal.SHAPE)
     ids, logprobs = _columns(body, header["num_prompt"], checked.num_tokens)
     require_tokens(checked.group_id, ids, logprobs)
     return checked
