@@ -30,9 +30,10 @@ from bapo.rows import Item, Part
 from bapo.types import Fate, Origin, Prompt
 from bapo.wire import fate_map
 from buffer_service.decisions import check_decision
+from buffer_service.demand import Demand
 from buffer_service.reasons import in_step_order
 from buffer_service.store import Store
-from buffer_service.values import Assembly, BatchRecord, Demand, Fresh, GroupRecord, Replacement, Tables, View
+from buffer_service.values import Assembly, BatchRecord, Fresh, GroupRecord, Replacement, Tables, View
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from bapo.errors import ContractError
 from bapo.messages import ExtraRound
 from bapo.types import Fate, GroupStat, HardPrompt, Prompt, Purpose, RolloutRequest
 from bapo.wire import fate_from_map, fate_map, prompt_from_map, prompt_map
-from buffer_service.values import BatchRecord, Demand, GroupRecord, Tables
+from buffer_service.demand import Demand
+from buffer_service.values import BatchRecord, GroupRecord, Tables
 
 
 def pack(value: Any) -> bytes:

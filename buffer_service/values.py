@@ -16,6 +16,7 @@ from bapo.messages import ExtraRound
 from bapo.rows import Kind
 from bapo.types import Fate, GroupStat, HardPrompt, Origin, Prompt, Purpose, RolloutRequest, stat_of
 from bapo.wire import GroupHeader
+from buffer_service.demand import Demand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,28 +201,6 @@ class Replacement:
         """What is counted: the reason and the difficulty, as right responses of G."""
         rewards = self.fate.rewards
         return f"dropped_groups:{self.fate.reason}:{round(sum(rewards))}/{len(rewards)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """Further generation rounds that the step which is next has asked for: its batch lacks groups that train."""
-
-    step: int
-    rounds: int
-    """Rounds of B fresh groups that it needs now, from 2."""
-    most: int
-    """Rounds after which it takes what there is."""
-    found: int
-    """Groups that train, among those of the rounds before."""
-    wanted: int
-    """Groups that train, when the batch is full."""
-    num_fresh: int
-    """Fresh groups that the step needs: those of all its rounds."""
-
-    @property
-    def sentence(self) -> str:
-        """For people."""
-        return f"round {self.rounds} of {self.most}: {self.found}/{self.wanted} informative groups"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,12 @@ from bapo.messages import WorkerLeases
 from bapo.telemetry import METRICS, Telemetry
 from buffer_service.__main__ import wait_for
 from buffer_service.codec import pack
+from buffer_service.demand import Demand
 from buffer_service.reasons import is_ready, why_not_yet
 from buffer_service.redis_aof import wait_written
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_sockets import send_pieces
-from buffer_service.values import Demand, Health, Readiness
+from buffer_service.values import Health, Readiness
 from tests.buffer_app import small_config
 from tests.buffer_setup import STATUS
 
