@@ -39,6 +39,13 @@ def in_thread(
     return coroutine
 
 
+def with_arguments_of(
+    method: Callable[Concatenate[Any, P], R],
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
+    """For a method that hands its arguments on to `method`: its arguments and its documentation."""
+    return wraps(method)
+
+
 async def run_in_thread(call: Callable[[], R]) -> R:
     """What `call` returns or raises. When the awaiting task is cancelled the call goes on, and nobody hears of it."""
     loop = asyncio.get_running_loop()

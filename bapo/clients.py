@@ -11,8 +11,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from bapo.asynchronous import in_thread
+from bapo.asynchronous import in_thread, with_arguments_of
 from bapo.errors import DeadlineError
 from bapo.messages import (
     BufferStatus,
@@ -277,18 +278,9 @@ class AsyncBufferClient:
     What a cancelled claim has leased is given to the worker's next claim by this client.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        timeout_s: float = 30.0,
-        retry_s: float = 60.0,
-        full_s: float = FULL_S,
-        token: str | None = None,
-    ) -> None:
-        """See `BufferClient`."""
-        self.blocking = BufferClient(url, timeout_s=timeout_s, retry_s=retry_s, full_s=full_s, token=token)
-        self._nonces = ClaimNonces()
+    @with_arguments_of(BufferClient.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.blocking = BufferClient(*args, **kwargs)
 
     @property
     def url(self) -> str:
@@ -325,7 +317,7 @@ class AsyncBufferClient:
     ) -> list[RolloutRequest]:
         """As `BufferClient.claim`."""
         # Here and not in the call's thread: that hears its answer even when this task is cancelled.
-        with self._nonces.claiming(worker_id) as nonce:
+        with self.blocking._nonces.claiming(worker_id) as nonce:
             return await self._claim_as(nonce, worker_id, limit=limit, policy_version=policy_version, wait_s=wait_s)
 
     async def batch(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> Batch:

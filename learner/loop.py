@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from bapo.config.tree import Config
 from bapo.telemetry import Telemetry
 from bapo.types import Batch, Progress
-from bapo.wire import pack_batch
+from bapo.wire import unpack_batch
 from learner.alarm import QuietLog, alarm_of
 from learner.checkpoint import CheckpointWriter
 from learner.diagnostics import Stopwatch, UpdateReport, log_step, metrics_row, show
@@ -76,8 +76,9 @@ class Learner:
                     self.publisher.publish(step)
             self.buffer.report_progress(Progress(step=step, policy_version=self.publisher.version))
             with watch.phase("wait_batch"):
-                batch = self.next_batch(step)
-            self.keep(batch)
+                frame = self.next_frame(step)
+                batch = unpack_batch(frame)
+            self.keep(step, frame)
             report = self.updater.run(batch)
         # Before the checkpoint: a run that resumes behind this step must find the step's records.
         self.record(batch, report, watch)
@@ -88,19 +89,19 @@ class Learner:
             self.save_checkpoint(step)
             self.buffer.commit(step, checkpointed=self.checkpoints.newest)
 
-    def next_batch(self, step: int) -> Batch:
-        """D_t, once the buffer can assemble it. Raises: DeadlineError that names what is missing; Stopped."""
+    def next_frame(self, step: int) -> bytes:
+        """D_t as it came, once it can be assembled. Raises: DeadlineError that names what is missing; Stopped."""
         with self.stop.waiting():
-            return self.buffer.batch(
+            return self.buffer.batch_frame(
                 step,
                 timeout_s=self.config.learner.batch_timeout_s,
                 on_wait=lambda reason: log.info("step %d waits for its batch: %s", step, reason),
             )
 
-    def keep(self, batch: Batch) -> None:
+    def keep(self, step: int, frame: bytes) -> None:
         """Before the update: a batch that ends the run is the one that somebody wants to repeat."""
         if self.world.leads and self.config.checkpoint.keep_batches:
-            self.records.write_batch(batch.step, pack_batch(batch))
+            self.records.write_batch(step, frame)
 
     def save_checkpoint(self, step: int) -> None:
         """Everything that step + 1 needs."""

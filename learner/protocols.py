@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from bapo.types import Batch, Fate, Progress, WeightUpdate
+from bapo.types import Fate, Progress, WeightUpdate
 
 
 class Buffer(Protocol):
@@ -18,8 +18,11 @@ class Buffer(Protocol):
         """Return when it answers. Raises: DeadlineError."""
         ...
 
-    def batch(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> Batch:
-        """D_t; the same step always gives the same batch. Raises: DeadlineError with the reason of the wait."""
+    def batch_frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes:
+        """D_t, for `bapo.wire.unpack_batch`; the same step always gives the same bytes.
+
+        Raises: DeadlineError with the reason of the wait.
+        """
         ...
 
     def commit(self, step: int, *, checkpointed: int) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bapo.types import Batch, Progress
-from bapo.wire import pack_batch, unpack_batch
+from bapo.types import Progress
 from learner.distributed import World
 from learner.protocols import Buffer
 from learner.stopping import Stopped
@@ -21,36 +20,33 @@ class SharedBuffer:
         self._buffer = buffer
         self._world = world
 
-    def batch(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> Batch:
-        """D_t on every rank. Raises: on rank 0 what the buffer raised; on the others Stopped."""
-        if self._world.size == 1:
-            return self._leader.batch(step, timeout_s=timeout_s, on_wait=on_wait)
-        if not self._world.leads:
-            frame = self._world.share(None)
-            if frame is None:
-                raise Stopped(f"rank 0 ended while it waited for batch {step}")
-            return unpack_batch(frame)
-        try:
-            batch = self._leader.batch(step, timeout_s=timeout_s, on_wait=on_wait)
-        except BaseException:
-            self._world.share(None)
-            raise
-        self._world.share(pack_batch(batch))
-        return batch
+    def batch_frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes:
+        """D_t on every rank, as it came. Raises: on rank 0 what the buffer raised; on the others Stopped."""
+        return self._asked_once(
+            lambda buffer: buffer.batch_frame(step, timeout_s=timeout_s, on_wait=on_wait), f"waited for batch {step}"
+        )
 
     def commit(self, step: int, *, checkpointed: int) -> bool:
-        """By rank 0; every rank hears whether the buffer wants a checkpoint. Raises: as `batch`."""
+        """By rank 0; every rank hears whether the buffer wants a checkpoint. Raises: as `batch_frame`."""
+        answer = self._asked_once(
+            lambda buffer: WANTED if buffer.commit(step, checkpointed=checkpointed) else NOT_WANTED,
+            f"committed step {step}",
+        )
+        return answer == WANTED
+
+    def _asked_once(self, ask: Callable[[Buffer], bytes], doing: str) -> bytes:
+        """What rank 0 gets by asking, on every rank. `doing`: in words, for the ranks that do not hear of it."""
         if not self._world.leads:
             if (answer := self._world.share(None)) is None:
-                raise Stopped(f"rank 0 ended while it committed step {step}")
-            return answer == WANTED
+                raise Stopped(f"rank 0 ended while it {doing}")
+            return answer
         try:
-            is_wanted = self._leader.commit(step, checkpointed=checkpointed)
+            answer = ask(self._leader)
         except BaseException:
             self._world.share(None)
             raise
-        self._world.share(WANTED if is_wanted else NOT_WANTED)
-        return is_wanted
+        self._world.share(answer)
+        return answer
 
     def report_progress(self, progress: Progress) -> None:
         """By rank 0."""

@@ -20,6 +20,7 @@ from bapo.process import Flags
 from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry
 from bapo.types import Batch, BatchEntry, Fate, Group, Origin, Outcome, Progress, WeightUpdate
+from bapo.wire import pack_batch
 from learner.__main__ import Peers, make_learner
 from learner.checkpoint import Checkpoint
 from learner.critic import Critic
@@ -186,9 +187,9 @@ class FakeBuffer:
     def wait_ready(self, timeout_s: float) -> None:
         return
 
-    def batch(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> Batch:
+    def batch_frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes:
         self.told.append(("batch", step))
-        return self.make(step)
+        return pack_batch(self.make(step))
 
     def commit(self, step: int, *, checkpointed: int) -> bool:
         self.told.append(("commit", (step, checkpointed)))
