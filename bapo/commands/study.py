@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated
 
 import psutil
@@ -12,8 +13,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from bapo.errors import ConfigError
 from bapo.needs import GIB, runs_at_once
 from bapo.storage import locked
+from bapo.study.archive import pack, unpack
 from bapo.study.plan import Study, read_study
 from bapo.study.progress import end_lines, plan_lines, progress_line
 from bapo.study.results import Results
@@ -42,6 +45,12 @@ def study(
     parallel: Annotated[
         int | None, typer.Option("--parallel", metavar="N", min=1, help="Runs at a time, instead of the file's.")
     ] = None,
+    pack_into: Annotated[
+        Path | None, typer.Option("--pack", metavar="FILE.tar.xz", help="Write the records of finished runs, and stop.")
+    ] = None,
+    unpack_from: Annotated[
+        Path | None, typer.Option("--unpack", metavar="FILE.tar.xz", help="Take finished runs from there, and stop.")
+    ] = None,
 ) -> None:
     """Run methods x seeds, each a run of its own, and go on where an earlier call stopped: finished runs are kept.
 
@@ -49,8 +58,12 @@ def study(
 
     Example:  bapo study deploy/configs/study-countdown.toml --dry-run
               bapo study deploy/configs/study-countdown.toml --only grpo --only bapo --budget-s 3600
+              bapo study deploy/configs/study-countdown.toml --unpack docs/studies/countdown.tar.xz
     """
     planned = read_study(file, only or [])
+    if pack_into or unpack_from:
+        _move(planned, pack_into, unpack_from)
+        return
     changed(planned.runs)
     at_once = parallel or _at_once(planned)
     console = Console(highlight=False)
@@ -69,6 +82,21 @@ def study(
         raise typer.Exit(INTERRUPTED)
     if outcome.failed:
         raise typer.Exit(FAILED)
+
+
+def _move(planned: Study, pack_into: Path | None, unpack_from: Path | None) -> None:
+    """Records out of the study's directory, or into it."""
+    if pack_into and unpack_from:
+        raise ConfigError("--pack and --unpack do opposite things: give one of them")
+    if pack_into:
+        packed = pack(planned, pack_into)
+        typer.echo(f"{pack_into}: {len(packed.runs)} finished runs packed, {len(packed.left)} are not finished")
+        return
+    assert unpack_from is not None
+    make_folder(planned)
+    with locked(planned.path / ".lock", f"the study {planned.path} goes on in another process"):
+        moved = unpack(unpack_from, planned)
+    typer.echo(f"{planned.path}: {len(moved.runs)} runs unpacked, {len(moved.left)} were there already")
 
 
 def _run(planned: Study, parallel: int, budget_s: float | None, console: Console) -> Outcome:

@@ -5,5 +5,6 @@ fairness.py   what must not differ between methods
 state.py      what there is of each run already: finished, to be continued, to be made
 schedule.py   which run comes next, and how long the rest takes; pure
 results.py    results.jsonl: one line per run that has ended
+archive.py    the records of finished runs as one file, to publish them or to go on elsewhere
 runner.py     starts the runs, looks after them, ends them
 """

@@ -26,6 +26,7 @@ def study_values(**study: Any) -> dict[str, Any]:
 
 def write(folder: Path, values: dict[str, Any]) -> Path:
     values["study"].setdefault("root", str(folder / "outputs"))
+    folder.mkdir(exist_ok=True)
     path = folder / "STUDY.toml"
     path.write_text(tomli_w.dumps(values))
     return path
