@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,7 +57,8 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a small file whole, or leave the old one. Raises: OSError (use `storing`)."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Containers that share a volume have the same process ids.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         temporary.write_bytes(content)
         os.replace(temporary, path)

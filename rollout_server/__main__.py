@@ -4,6 +4,7 @@ Examples:
     python -m rollout_server --config outputs/demo/config.toml --run-dir outputs/demo
     python -m rollout_server --config RUN/config.toml --run-dir RUN --buffer-url http://127.0.0.1:8700 --port 0
     RAY_ADDRESS=10.0.0.1:6379 python -m rollout_server --config RUN/config.toml --run-dir RUN
+    python -m rollout_server --config RUN/config.toml --run-dir RUN --host 0.0.0.0 --one-of-several    # in containers
 
 The control API is described at /docs; its port is written to RUN/ports/rollout_server. Each worker of a real engine is
 a Ray actor and writes to RUN/logs/<worker>.log. SIGTERM ends everything within seconds; leases go back to the buffer.
@@ -35,7 +36,7 @@ from rollout_server.app import create_app
 from rollout_server.engines.base import engine_module
 from rollout_server.fleet import Fleet
 from rollout_server.handles import LocalHandle, WorkerHandle, make_worker
-from rollout_server.published import recall, remember
+from rollout_server.published import Follower, recall, remember
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ LOOPBACK = "127.0.0.1"
 RELEASE_S = 2.0
 """How long the leases of a dead worker may take to be released: the buffer may end at the same moment."""
 SHUTDOWN_S = 1
+LONGEST_HOST = 100
+"""Of a name within a worker's id, which the buffer takes up to 128 characters of."""
 NODE_S = 10.0
 """How long the node may take to stop, or to come up when the end comes first: only then it can be stopped."""
 
@@ -68,7 +71,7 @@ def main(flags: Flags) -> None:
     keyring = keyring_for("the rollout server", flags.extra.host, config.security.tokens)
     listener = listen(flags.extra.host, port)
     url = flags.extra.buffer_url or buffer_url(config, flags.run)
-    runner = Runner(config, flags.run, url, telemetry)
+    runner = Runner(config, flags.run, url, telemetry, one_of_several=flags.extra.one_of_several)
     app = create_app(runner.fleet, telemetry, keyring)
     server = Server(
         uvicorn.Config(
@@ -94,7 +97,9 @@ def main(flags: Flags) -> None:
 class Runner:
     """Starts and ends the fleet beside the API, which answers from the first moment."""
 
-    def __init__(self, config: Config, run: RunDirectory, url: str, telemetry: Telemetry) -> None:
+    def __init__(
+        self, config: Config, run: RunDirectory, url: str, telemetry: Telemetry, *, one_of_several: bool = False
+    ) -> None:
         self._config, self._run, self._url = config, run, url
         self._in_process = engine_module(config.rollout.engine).IN_PROCESS
         self._has_node = threading.Event()
@@ -107,7 +112,10 @@ class Runner:
             telemetry=telemetry,
             on_fatal=lambda _: self._on_end(),
             remember=lambda update: remember(run.weights_path, update),
+            prefix=f"{socket.gethostname()[:LONGEST_HOST]}-" if one_of_several else "",
         )
+        follower = Follower(run.weights_path, BufferClient(url, retry_s=RELEASE_S), self.fleet.follow)
+        self._follower = follower if one_of_several else None
         self._thread = threading.Thread(target=self._run_node, name="node", daemon=True)
 
     def start(self, on_end: Callable[[], None]) -> None:
@@ -117,6 +125,8 @@ class Runner:
 
     def stop(self) -> None:
         """End all workers and the node."""
+        if self._follower:
+            self._follower.stop()
         self.fleet.stop()
         self._ended.set()
         self._thread.join(NODE_S)
@@ -144,6 +154,8 @@ class Runner:
             self.fleet.begin_with(earlier)
         if not self._ended.is_set():
             self.fleet.scale(self._config.rollout.num_workers)
+            if self._follower:
+                self._follower.start()
         self._ended.wait()
 
     def _make_handle(self, worker_id: str) -> WorkerHandle:
@@ -179,6 +191,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
     parser.add_argument("--host", default=LOOPBACK, help=f"address to listen on (default {LOOPBACK})")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (instead of rollout.port)")
+    parser.add_argument(
+        "--one-of-several",
+        action="store_true",
+        help="the run has other rollout servers, each on a host of its own name and with the same RUN/weights: workers "
+        "are named after this host, and weights that another server was given are taken, too",
+    )
 
 
 def run(argv: Sequence[str] | None = None) -> None:

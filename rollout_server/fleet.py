@@ -50,11 +50,13 @@ class Fleet:
         telemetry: Telemetry,
         on_fatal: Callable[[BapoError], None],
         remember: Callable[[WeightUpdate], None] = lambda _: None,
+        prefix: str = "",
     ) -> None:
         """
         Args:
             release: gives the leases of a dead worker back to the buffer.
-            remember: keeps the newest weights for a fleet that comes after this one.
+            remember: keeps the newest weights for a fleet that comes after this one, or stands beside it.
+            prefix: what the ids of its workers begin with, where the run has several fleets.
         """
         self._config = config
         self._make_handle = make_handle
@@ -62,6 +64,7 @@ class Fleet:
         self.metrics = FleetMetrics(telemetry)
         self._on_fatal = on_fatal
         self._remember = remember
+        self.prefix = prefix
         self._places_lock = threading.Lock()
         self._places: list[Place] = []
         self._weights_lock = threading.Lock()
@@ -118,7 +121,6 @@ class Fleet:
         Raises: StaleWeightsError; WeightMismatchError when the file cannot be what the learner wrote.
         """
         check_size(update)
-        began = time.monotonic()
         with self._weights_lock:
             newest = self._newest
             if newest is not None and update.version < newest.version and not rollback:
@@ -126,12 +128,35 @@ class Fleet:
                     f"version {update.version} is older than version {newest.version}, which the workers have; "
                     "a learner that resumed from a checkpoint says so (rollback)"
                 )
-            self._newest = update
             self._remember(update)
-            with self._places_lock:
-                places = [place for place in self._places if place.is_ready]
-            with ThreadPoolExecutor(max_workers=max(1, len(places)), thread_name_prefix="update") as pool:
-                seconds = list(pool.map(lambda place: place.update_weights(update), places))
+            return self._give(update)
+
+    def follow(self, noted: Callable[[], WeightUpdate | None]) -> bool:
+        """Take what another fleet of the run was given, which may also be older: a learner has resumed.
+
+        Args:
+            noted: reads the note that all of them write. It is read here, so that no update comes between: an update
+                of our own is in the note before anybody reads it.
+        Returns: whether that is what the workers have now; False when nothing is noted.
+        Raises: WeightMismatchError when the file is gone; what `noted` raises.
+        """
+        with self._weights_lock:
+            update = noted()
+            if update is None:
+                return False
+            if update != self._newest:
+                check_size(update)
+                self._give(update)
+            return True
+
+    def _give(self, update: WeightUpdate) -> dict[str, float]:
+        """To all ready workers, side by side; the weights' lock is held."""
+        began = time.monotonic()
+        self._newest = update
+        with self._places_lock:
+            places = [place for place in self._places if place.is_ready]
+        with ThreadPoolExecutor(max_workers=max(1, len(places)), thread_name_prefix="update") as pool:
+            seconds = list(pool.map(lambda place: place.update_weights(update), places))
         took = {place.worker_id: s for place, s in zip(places, seconds, strict=True) if s is not None}
         self.metrics.updated(time.monotonic() - began, num_failed=len(places) - len(took))
         log.info("version %d published: %d of %d workers hold it", update.version, len(took), len(places))

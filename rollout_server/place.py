@@ -47,7 +47,7 @@ class Place:
     def __init__(self, index: int, fleet: Fleet, config: Config, make_handle: MakeHandle) -> None:
         self.index = index
         self.name = f"worker-{index}"
-        self.worker_id = self.name
+        self.worker_id = fleet.prefix + self.name
         self._fleet = fleet
         self._config = config
         self._make_handle = make_handle
@@ -117,7 +117,8 @@ class Place:
 
     def _run(self) -> None:
         while not self._leaving.is_set() and self._fleet.fatal is None:
-            self.worker_id = self.name if self._restarts == 0 else f"{self.name}.{self._restarts}"
+            name = self._fleet.prefix + self.name
+            self.worker_id = name if self._restarts == 0 else f"{name}.{self._restarts}"
             self._report, self._condemned, self._ready_at = NO_REPORT, None, 0.0
             self._state = "starting"
             memory = MemoryWatch.begin()

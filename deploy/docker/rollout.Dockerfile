@@ -1,23 +1,32 @@
-# The fleet: a Ray node with vLLM engines on the CPU. `wheels` as in learner.Dockerfile.
-FROM python:3.11-slim AS build
-RUN python3 -m venv /venv
-COPY requirements /src/requirements
-RUN --mount=type=cache,target=/root/.cache/pip --mount=from=wheels,target=/wheels \
-    /venv/bin/pip install --no-deps --find-links /wheels -r /src/requirements/torch-cpu.txt -r /src/requirements/cpu.txt
-COPY pyproject.toml README.md /src/
-COPY bapo /src/bapo
-COPY rollout_server /src/rollout_server
-RUN /venv/bin/pip install --no-deps --no-build-isolation /src
+# The rollout server: a Ray node with vLLM engines. `wheels` as in learner.Dockerfile.
+# For NVIDIA GPUs: --build-arg REQUIREMENTS="-r requirements/gpu.txt" (compose: profile gpu).
+ARG PYTHON=python:3.11.13-slim-bookworm
 
-FROM python:3.11-slim
-LABEL org.opencontainers.image.title="bapo-rollout" org.opencontainers.image.licenses="Apache-2.0"
+FROM ${PYTHON} AS build
+RUN python3 -m venv /venv
+WORKDIR /src
+COPY requirements requirements
+ARG REQUIREMENTS="-r requirements/torch-cpu.txt -r requirements/cpu.txt"
+# Not quoted: these are several arguments.
+RUN --mount=type=cache,target=/root/.cache/pip --mount=from=wheels,target=/wheels \
+    /venv/bin/pip install --no-deps --find-links /wheels ${REQUIREMENTS}
+COPY pyproject.toml README.md ./
+COPY bapo bapo
+COPY rollout_server rollout_server
+RUN /venv/bin/pip install --no-deps --no-build-isolation .
+
+FROM ${PYTHON}
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="bapo-rollout" org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.description="BAPO rollout server: sampling and grading" \
+      org.opencontainers.image.licenses="Apache-2.0"
 # vLLM's CPU kernels are linked against libnuma.
 RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*
 COPY --from=build /venv /venv
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp
 # A new volume takes its owner and mode from the folder that it is mounted on.
-RUN install -d -o 10001 -g 10001 /bapo /bapo/outputs /bapo/secrets /bapo/secrets/acl && cd /bapo/secrets && \
-    install -d -m 700 -o 10001 -g 10001 accepted worker learner scheduler evaluator viewer operator redis
+RUN install -d -o 10001 -g 10001 /bapo /bapo/outputs /bapo/secrets && cd /bapo/secrets && \
+    install -d -m 700 -o 10001 -g 10001 accepted worker
 USER 10001:10001
 WORKDIR /bapo
 ENTRYPOINT ["python", "-m"]
