@@ -1,23 +1,28 @@
-"""Every metric that a process exposes: name, type, help and labels in one list, and the server that shows them.
+"""The metrics of one process, and the small server that shows them.
 
-Rules: `bapo_<component>_<thing>_<unit>`, base units, bounded labels; never a prompt id, step or version as a label.
-A process makes one `Telemetry` with its own registry and takes its metrics from it by name: a metric that is not in
-METRICS cannot be made.
+A process makes one `Telemetry` and takes its metrics from it by name: one that the registry (`bapo.metrics`) does not
+list for it cannot be made, and all that it lists are there from the start.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Literal
+from itertools import accumulate, product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.process_collector import ProcessCollector
 
+import bapo
 from bapo.errors import ConfigError
+from bapo.metrics.metric import Metric, Process
+from bapo.metrics.registry import BY_NAME, metrics_of
 from bapo.tokens import TOKEN_FILE, Role, keyring_for
 
 log = logging.getLogger(__name__)
@@ -26,81 +31,64 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 LOOPBACK = "127.0.0.1"
 HEALTH_TIMEOUT_S = 10.0
 """Longest silence of a connection to a health server: each has a thread."""
-SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-STEPS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One line of the registry."""
+class BucketTotals:
+    """A histogram of observations that were made elsewhere: they arrive as counts per bucket. Thread-safe."""
 
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = SECONDS
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
 
+    def add(self, labels: Sequence[str], counts: Sequence[int], total: float) -> None:
+        """Add observations.
 
-METRICS: tuple[Metric, ...] = (
-    Metric("bapo_buffer_groups", "gauge", "Groups or prompts held, by table.", ("table",)),
-    Metric("bapo_buffer_requests", "gauge", "Rollout requests, by purpose and state.", ("purpose", "state")),
-    Metric("bapo_buffer_ingested_groups_total", "counter", "Groups pushed, by fate.", ("fate",)),
-    Metric("bapo_refused_requests_total", "counter", "Requests answered with 4xx, by reason.", ("reason",)),
-    Metric("bapo_buffer_failed_groups_total", "counter", "Groups that failed before they had rewards.", ("reason",)),
-    Metric("bapo_buffer_operation_seconds", "histogram", "Time of one API operation.", ("operation",)),
-    Metric("bapo_buffer_bytes", "gauge", "Payload bytes of the groups held."),
-    Metric("bapo_batch_filtered_groups_total", "counter", "Fresh groups that no batch trained.", ("reason",)),
-    Metric("bapo_buffer_redis_errors_total", "counter", "Redis calls that failed."),
-    Metric("bapo_batch_groups", "gauge", "Groups in the last assembled batch.", ("origin",)),
-    Metric("bapo_batch_trained_groups_total", "counter", "Groups in all assembled batches.", ("origin",)),
-    Metric("bapo_batch_capacity_groups", "gauge", "B."),
-    Metric("bapo_threshold_ratio", "gauge", "Current thresholds.", ("name",)),
-    Metric("bapo_reward_global_mean_ratio", "gauge", "r_tot of eq. 8."),
-    Metric("bapo_reevaluation_prompts_total", "counter", "Re-evaluated prompts, by outcome.", ("outcome",)),
-    Metric("bapo_rollout_groups_total", "counter", "Groups sampled.", ("purpose", "outcome")),
-    Metric("bapo_rollout_tokens_total", "counter", "Tokens sampled.", ("purpose",)),
-    Metric("bapo_rollout_inflight_groups", "gauge", "Groups being sampled or graded.", ("worker",)),
-    Metric("bapo_rollout_policy_version", "gauge", "Policy version that a worker samples with.", ("worker",)),
-    Metric("bapo_rollout_workers", "gauge", "Workers, by state.", ("state",)),
-    Metric("bapo_rollout_worker_restarts_total", "counter", "Workers that were replaced."),
-    Metric("bapo_verifier_failures_total", "counter", "Verifier calls that raised or were killed.", ("reason",)),
-    Metric("bapo_sync_duration_seconds", "histogram", "Seconds of one weight update.", ("phase",)),
-    Metric("bapo_sync_failures_total", "counter", "Workers that did not take an update."),
-    Metric("bapo_learner_step", "gauge", "Step t that the learner is in."),
-    Metric("bapo_learner_policy_version", "gauge", "Newest version that was published."),
-    Metric("bapo_learner_loss", "gauge", "Loss of the last mini-batch."),
-    Metric("bapo_learner_grad_norm", "gauge", "Gradient norm before clipping."),
-    Metric("bapo_learner_entropy_nats", "gauge", "Mean token entropy."),
-    Metric("bapo_learner_clip_ratio", "gauge", "Share of tokens whose ratio is clipped."),
-    Metric("bapo_learner_tv_ratio", "gauge", "Total variation of pi_theta_t and alpha.", ("origin", "kind")),
-    Metric("bapo_learner_kl_nats", "gauge", "KL of alpha and pi_theta_t, per response.", ("origin", "direction")),
-    Metric("bapo_learner_ess_ratio", "gauge", "Share of responses or tokens that still count.", ("origin", "level")),
-    Metric("bapo_learner_importance_ratio_max", "gauge", "Largest pi_theta_t / alpha.", ("origin",)),
-    Metric("bapo_learner_improvement_bound", "gauge", "Theorem 3.2, estimated; <= 0: vacuous.", ("origin", "form")),
-    Metric("bapo_learner_improvement_penalty", "gauge", "Its penalties: K TV and TV, without a 2.", ("origin", "of")),
-    Metric("bapo_learner_stability_constant", "gauge", "K_1, K_2, K_3 of theorem 3.2.", ("origin",)),
-    Metric("bapo_learner_tokens_total", "counter", "Response tokens trained."),
-    Metric("bapo_learner_phase_seconds", "histogram", "Seconds of one phase of a step.", ("phase",)),
-    Metric("bapo_learner_staleness_steps", "histogram", "Step minus policy version.", ("origin",), STEPS),
-    Metric("bapo_learner_last_step_timestamp_seconds", "gauge", "Unix time of the last finished step."),
-    Metric("bapo_checkpoint_last_success_timestamp_seconds", "gauge", "Unix time of the last checkpoint."),
-    Metric("bapo_scheduler_requests_total", "counter", "Requests enqueued.", ("purpose",)),
-    Metric("bapo_stalled_seconds", "gauge", "Seconds since anything moved in the run."),
-    Metric("bapo_eval_accuracy_ratio", "gauge", "Held-out accuracy.", ("split",)),
-)
-_BY_NAME = {metric.name: metric for metric in METRICS}
+        Args:
+            labels: values, in the order of the registry.
+            counts: how many lie in each bucket; the last one is above all bounds.
+            total: their sum.
+        """
+        with self._lock:
+            before = self._counts.get(tuple(labels), [0] * (len(self._metric.buckets) + 1))
+            self._counts[tuple(labels)] = [a + b for a, b in zip(before, counts, strict=True)]
+            self._sums[tuple(labels)] = self._sums.get(tuple(labels), 0.0) + total
+
+    def collect(self) -> Iterator[Family]:
+        """For the registry of prometheus_client."""
+        metric = self._metric
+        family = HistogramMetricFamily(metric.name, metric.help, labels=metric.label_names)
+        bounds = [*map(str, metric.buckets), "+Inf"]
+        with self._lock:
+            for labels, counts in self._counts.items():
+                family.add_metric(labels, list(zip(bounds, accumulate(counts), strict=True)), self._sums[labels])
+        yield family
 
 
 class Telemetry:
     """The metrics of one process, in a registry of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: Process | None = None, *, run: str = "") -> None:
+        """
+        Args:
+            process: whose metrics these are; None: any of the registry, each made when it is first asked for.
+            run: name that every series carries as its label `run`; "": none does.
+        """
         self.registry = CollectorRegistry()
-        self._made: dict[str, Counter | Gauge | Histogram] = {}
+        self._run = run
+        self._allowed = BY_NAME if process is None else {metric.name: metric for metric in metrics_of(process)}
+        self._made: dict[str, Counter | Gauge | Histogram | BucketTotals] = {}
         self._lock = threading.Lock()
+        if process is not None:
+            ProcessCollector(registry=self.registry)
+            for name in self._allowed:
+                self._get(name)
+            commit = os.environ.get("BAPO_COMMIT", "unknown")
+            self.gauge("bapo_build_info").labels(version=bapo.__version__, commit=commit).set(1)
 
     def counter(self, name: str) -> Counter:
-        """The counter of this name; raises KeyError when METRICS does not list it."""
+        """The counter of this name; raises KeyError when the registry does not list it for this process."""
         made = self._get(name)
         assert isinstance(made, Counter), name
         return made
@@ -117,22 +105,51 @@ class Telemetry:
         assert isinstance(made, Histogram), name
         return made
 
+    def totals(self, name: str) -> BucketTotals:
+        """The histogram of this name, which is `added_up`."""
+        made = self._get(name)
+        assert isinstance(made, BucketTotals), name
+        return made
+
     def exposition(self) -> bytes:
         """What `/metrics` answers (text format)."""
-        return generate_latest(self.registry)
+        return generate_latest(self)
 
-    def _get(self, name: str) -> Counter | Gauge | Histogram:
+    def collect(self) -> Iterator[Family]:
+        """The families of the registry, each series with the run's name."""
+        for family in self.registry.collect():
+            if self._run:
+                family.samples = [
+                    sample._replace(labels={"run": self._run, **sample.labels}) for sample in family.samples
+                ]
+            yield family
+
+    def _get(self, name: str) -> Counter | Gauge | Histogram | BucketTotals:
         with self._lock:
             if name not in self._made:
-                self._made[name] = self._make(_BY_NAME[name])
+                self._made[name] = self._make(self._allowed[name])
             return self._made[name]
 
-    def _make(self, metric: Metric) -> Counter | Gauge | Histogram:
-        if metric.kind == "counter":
-            return Counter(metric.name, metric.help, metric.labels, registry=self.registry)
+    def _make(self, metric: Metric) -> Counter | Gauge | Histogram | BucketTotals:
+        name, text, labels = metric.name, metric.help, metric.label_names
+        if metric.added_up:
+            totals = BucketTotals(metric)
+            self.registry.register(totals)
+            return totals
         if metric.kind == "gauge":
-            return Gauge(metric.name, metric.help, metric.labels, registry=self.registry)
-        return Histogram(metric.name, metric.help, metric.labels, registry=self.registry, buckets=metric.buckets)
+            gauge = Gauge(name, text, labels, registry=self.registry)
+            if not labels:
+                gauge.set(math.nan)  # not 0, until it is known
+            return gauge
+        made: Counter | Histogram
+        if metric.kind == "counter":
+            made = Counter(name, text, labels, registry=self.registry)
+        else:
+            made = Histogram(name, text, labels, registry=self.registry, buckets=metric.buckets)
+        if labels:
+            for values in product(*(label.values for label in metric.labels)):
+                made.labels(*values)
+        return made
 
 
 def serve_health(

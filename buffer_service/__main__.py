@@ -25,6 +25,7 @@ import uvicorn
 from bapo.algorithms.registry import load_composer
 from bapo.bounded_headers import BoundedHeaders
 from bapo.errors import ConfigError, UnavailableError
+from bapo.metrics.metric import Process
 from bapo.process import Flags, run_process
 from bapo.redis_secrets import URL, refuse_open, with_password
 from bapo.telemetry import Telemetry
@@ -93,7 +94,7 @@ def main(flags: Flags) -> None:
     sys.setswitchinterval(SWITCH_S)
     config = flags.config
     url = redis_url(flags)
-    metrics = BufferMetrics(Telemetry(), config)
+    metrics = BufferMetrics(Telemetry(Process.BUFFER_SERVICE, run=config.run.name), config)
     link = RedisLink(url, on_error=metrics.redis_failed)
     store = RedisStore(
         link,

@@ -14,7 +14,7 @@ from buffer_service.values import Assembly
 
 
 class BufferMetrics:
-    """Names of `bapo.telemetry` and nothing else."""
+    """Names of `bapo.metrics.buffer_service` and nothing else."""
 
     def __init__(self, telemetry: Telemetry, config: Config) -> None:
         self._telemetry = telemetry

@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from bapo.addresses import buffer_url, fleet_url
 from bapo.clients import BufferClient
 from bapo.fleet_client import FleetClient
+from bapo.metrics.metric import Process
 from bapo.process import Flags, run_process
 from bapo.telemetry import Telemetry, serve_health
 from learner.alarm import QuietLog
@@ -70,7 +71,8 @@ def main(flags: Flags) -> None:
 
 
 def _run(flags: Flags, world: World, stop: StopFlag) -> None:
-    telemetry, ready = Telemetry(), [False]
+    telemetry = Telemetry(Process.LEARNER, run=flags.config.run.name)
+    ready = [False]
     if world.leads:
         config = flags.config
         port = serve_health(telemetry, config.learner.port, lambda: ready[0], tokens=config.security.tokens)

@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 PHASES = ("wait_batch", "prox", "update", "diagnostics", "sync", "checkpoint", "step")
 
 DIVERGENCE_GAUGES = (
-    ("bapo_learner_tv_ratio", {"kind": "token"}, "tv_tok"),
-    ("bapo_learner_tv_ratio", {"kind": "sequence"}, "tv_seq"),
-    ("bapo_learner_tv_ratio", {"kind": "union"}, "tv_union"),
-    ("bapo_learner_tv_ratio", {"kind": "pinsker"}, "tv_pinsker"),
-    ("bapo_learner_tv_ratio", {"kind": "bretagnolle_huber"}, "tv_bh"),
-    ("bapo_learner_tv_ratio", {"kind": "delta_max"}, "delta_max"),
+    ("bapo_learner_tv_distance_ratio", {"kind": "token"}, "tv_tok"),
+    ("bapo_learner_tv_distance_ratio", {"kind": "sequence"}, "tv_seq"),
+    ("bapo_learner_tv_distance_ratio", {"kind": "union"}, "tv_union"),
+    ("bapo_learner_tv_distance_ratio", {"kind": "pinsker"}, "tv_pinsker"),
+    ("bapo_learner_tv_distance_ratio", {"kind": "bretagnolle_huber"}, "tv_bh"),
+    ("bapo_learner_tv_distance_ratio", {"kind": "delta_max"}, "delta_max"),
     ("bapo_learner_kl_nats", {"direction": "forward"}, "kl_fwd"),
     ("bapo_learner_kl_nats", {"direction": "reverse"}, "kl_rev"),
     ("bapo_learner_ess_ratio", {"level": "sequence"}, "ess"),

@@ -27,6 +27,7 @@ from bapo.bounded_headers import BoundedHeaders
 from bapo.clients import BufferClient
 from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError
+from bapo.metrics.metric import Process
 from bapo.process import Flags, run_process
 from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry
@@ -65,7 +66,8 @@ class Server(uvicorn.Server):
 
 def main(flags: Flags) -> None:
     """Serve until SIGTERM. Raises: ConfigError before anything is started; what stopped the fleet."""
-    config, telemetry = flags.config, Telemetry()
+    config = flags.config
+    telemetry = Telemetry(Process.ROLLOUT_SERVER, run=config.run.name)
     engine_module(config.rollout.engine).check(config)
     port = config.rollout.port if flags.extra.port is None else flags.extra.port
     keyring = keyring_for("the rollout server", flags.extra.host, config.security.tokens)

@@ -11,7 +11,7 @@ from rollout_server.report import WorkerReport
 
 
 class FleetMetrics:
-    """Names and meanings are in `bapo.telemetry.METRICS`. Thread-safe."""
+    """Names and meanings are in `bapo.metrics.rollout_server`. Thread-safe."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.restarts = telemetry.counter("bapo_rollout_worker_restarts_total")

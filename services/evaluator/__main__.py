@@ -6,6 +6,7 @@ import argparse
 
 from bapo.addresses import buffer_url
 from bapo.clients import BufferClient
+from bapo.metrics.metric import Process
 from bapo.process import Flags, run_process
 from bapo.tasks.registry import load_task
 from bapo.telemetry import Telemetry, serve_health
@@ -17,7 +18,8 @@ START_TIMEOUT_S = 60.0
 
 def main(flags: Flags) -> None:
     """Wait for the buffer, then measure what is due until the last weights are measured."""
-    config, telemetry = flags.config, Telemetry()
+    config = flags.config
+    telemetry = Telemetry(Process.EVALUATOR, run=config.run.name)
     task = load_task(config.task.name, config.task.options)
     buffer = BufferClient(flags.extra.buffer_url or buffer_url(config, flags.run))
     is_up = False

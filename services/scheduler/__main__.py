@@ -7,6 +7,7 @@ import argparse
 from bapo.addresses import buffer_url
 from bapo.algorithms.registry import load_composer
 from bapo.clients import BufferClient
+from bapo.metrics.metric import Process
 from bapo.process import Flags, run_process
 from bapo.tasks.registry import load_task
 from bapo.telemetry import Telemetry, serve_health
@@ -20,7 +21,8 @@ START_TIMEOUT_S = 60.0
 
 def main(flags: Flags) -> None:
     """Check the data, wait for the buffer, then feed the workers until the run is over."""
-    config, telemetry = flags.config, Telemetry()
+    config = flags.config
+    telemetry = Telemetry(Process.SCHEDULER, run=config.run.name)
     task = load_task(config.task.name, config.task.options)
     prompts = task.prompts("train")
     buffer = BufferClient(flags.extra.buffer_url or buffer_url(config, flags.run))

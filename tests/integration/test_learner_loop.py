@@ -176,7 +176,7 @@ def test_the_row_of_a_step_says_how_far_the_policy_is_from_those_that_sampled(mo
     # Two groups of X1, 8 responses, are too few to warn of.
     assert row["warning"] is None
     shown = learner.telemetry.exposition().decode()
-    assert f'bapo_learner_tv_ratio{{kind="token",origin="x1"}} {row["divergences"][0]["tv_tok"]}' in shown
+    assert f'bapo_learner_tv_distance_ratio{{kind="token",origin="x1"}} {row["divergences"][0]["tv_tok"]}' in shown
 
 
 def test_an_empty_batch_is_recorded_with_nulls_and_the_run_goes_on(model_path: Path, tmp_path: Path) -> None:

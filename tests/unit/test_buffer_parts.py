@@ -10,7 +10,6 @@ import pytest
 
 from bapo.errors import ContractError, UnavailableError
 from bapo.messages import WorkerLeases
-from bapo.telemetry import METRICS, Telemetry
 from buffer_service.__main__ import wait_for
 from buffer_service.codec import pack
 from buffer_service.demand import Demand
@@ -60,13 +59,6 @@ def test_the_reason_of_another_round_says_what_the_rounds_before_gave() -> None:
     assert why_not_yet(4, ready, status, small_config(), 128) == (
         "round 2 of 4: 37/64 informative groups; 80/128 fresh groups, 1 leased, 2 queued"
     )
-
-
-def test_all_metrics_fit_into_one_process() -> None:
-    telemetry = Telemetry()
-    for metric in METRICS:
-        getattr(telemetry, metric.kind)(metric.name)
-    assert telemetry.exposition().count(b"# TYPE") == len(METRICS)
 
 
 @pytest.mark.parametrize("value", [1 << 70, "\ud800", {1, 2}])

@@ -106,15 +106,15 @@ def test_the_gauges_show_the_subsets_of_this_step_and_forget_those_of_the_last()
         assert value is not None
         return value
 
-    assert shown("bapo_learner_tv_ratio", origin="x1", kind="token") == 0.25
+    assert shown("bapo_learner_tv_distance_ratio", origin="x1", kind="token") == 0.25
     assert shown("bapo_learner_ess_ratio", origin="x1", level="sequence") == 0.75
     assert shown("bapo_learner_improvement_bound", origin="x1", form="paper") == -3.0
     assert shown("bapo_learner_improvement_penalty", origin="x1", of="theta_t") == 0.125
     assert shown("bapo_learner_stability_constant", origin="x2") == 2.5
     assert math.isnan(shown("bapo_learner_stability_constant", origin="x3"))
     show_divergences(telemetry, row | {"divergences": [], "bounds": []})
-    assert shown("bapo_learner_tv_ratio", origin="x1", kind="token") == 0.25, "a step that was not measured"
+    assert shown("bapo_learner_tv_distance_ratio", origin="x1", kind="token") == 0.25, "a step that was not measured"
     show_divergences(telemetry, row | {"divergences": [cell | {"origin": "x3"}], "bounds": []})
-    assert shown("bapo_learner_tv_ratio", origin="x3", kind="token") == 0.25
-    assert math.isnan(shown("bapo_learner_tv_ratio", origin="x1", kind="token"))
+    assert shown("bapo_learner_tv_distance_ratio", origin="x3", kind="token") == 0.25
+    assert math.isnan(shown("bapo_learner_tv_distance_ratio", origin="x1", kind="token"))
     assert math.isnan(shown("bapo_learner_improvement_bound", origin="x1", form="paper"))

@@ -1,0 +1,70 @@
+"""What the buffer service exposes: its tables, its batches and its API."""
+
+from __future__ import annotations
+
+from bapo.algorithms.composer import Reason
+from bapo.metrics.metric import ORIGIN, PURPOSE, Label, Metric, Process
+
+HERE = (Process.BUFFER_SERVICE,)
+TABLE = Label("table", ("fresh", "reevaluated", "bad", "high"))
+LEFT_OUT = (
+    Reason.ALL_WRONG, Reason.ALL_RIGHT, Reason.FILTERED, Reason.DUPLICATE_PROMPT, Reason.NO_VARIANCE, Reason.SURPLUS,
+    Reason.STALE, Reason.NOT_USED,
+)  # fmt: skip
+"""Why a fresh group did not train."""
+ANSWERS = (
+    Reason.IMPROVED, Reason.STILL_HARD, Reason.SOLVED, Reason.NO_ROOM, Reason.DUPLICATE_PROMPT, Reason.LEFT_BAD,
+    Reason.NOT_USED,
+)  # fmt: skip
+"""What became of a hard prompt that was asked again."""
+
+TABLES = (
+    Metric("bapo_buffer_groups", "gauge", "Groups or prompts held, by table.", "run/Buffers", HERE, (TABLE,)),
+    Metric(
+        "bapo_buffer_requests", "gauge", "Rollout requests, by purpose and state.", "system/Who waits for whom",
+        HERE, (PURPOSE, Label("state", ("queued", "leased"))),
+    ),
+    Metric("bapo_buffer_bytes", "gauge", "Payload bytes of the groups held.", "system/Buffer API and Redis", HERE),
+)  # fmt: skip
+
+BATCHES = (
+    Metric("bapo_batch_groups", "gauge", "Groups in the last batch.", "run/Batch composition", HERE, (ORIGIN,)),
+    Metric(
+        "bapo_batch_trained_groups_total", "counter", "Groups in all batches that this process assembled.",
+        "run/Batch composition", HERE, (ORIGIN,),
+    ),
+    Metric("bapo_batch_capacity_groups", "gauge", "B.", "run/Batch composition", HERE),
+    Metric(
+        "bapo_batch_filtered_groups_total", "counter", "Fresh groups that no batch trained.",
+        "run/Batch composition", HERE, (Label("reason", LEFT_OUT),),
+    ),
+    Metric(
+        "bapo_threshold_ratio", "gauge", "Current thresholds: c1, c2, c3.", "run/Difficulty", HERE,
+        (Label("name", ("c1", "c2", "c3")),),
+    ),
+    Metric("bapo_reward_global_mean_ratio", "gauge", "r_tot of eq. 8.", "run/Difficulty", HERE),
+    Metric(
+        "bapo_reevaluation_prompts_total", "counter", "Hard prompts that were asked again, by what became of them.",
+        "run/Re-evaluation", HERE, (Label("outcome", ANSWERS),),
+    ),
+)  # fmt: skip
+
+API = (
+    Metric(
+        "bapo_buffer_ingested_groups_total", "counter", "Groups pushed, by fate.", "system/Buffer API and Redis",
+        HERE, (Label("fate", ("stored", "duplicate", "stale", "unknown")),),
+    ),
+    Metric(
+        "bapo_buffer_failed_groups_total", "counter", "Groups that failed before they had rewards.",
+        "system/Verifiers", HERE, (Label("reason"),),
+    ),
+    Metric(
+        "bapo_buffer_operation_seconds", "histogram", "Time of one API operation that was answered with 200.",
+        "system/Buffer API and Redis", HERE, (Label("operation"),),
+    ),
+    Metric(
+        "bapo_buffer_redis_errors_total", "counter", "Redis calls that failed.", "system/Buffer API and Redis", HERE
+    ),
+)  # fmt: skip
+
+METRICS = (*TABLES, *BATCHES, *API)

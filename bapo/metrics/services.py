@@ -1,0 +1,42 @@
+"""What the small services expose, and what several processes do."""
+
+from __future__ import annotations
+
+from bapo.errors import Refusal
+from bapo.metrics.metric import ALL, SPLIT, TRAINING, Label, Metric, Process
+
+SCHEDULER = (
+    Metric(
+        "bapo_scheduler_requests_total", "counter", "Requests enqueued.", "ledger/Asked for",
+        (Process.SCHEDULER,), (TRAINING,),
+    ),
+    Metric(
+        "bapo_stalled_seconds", "gauge", "Seconds since anything moved in the run.", "system/Who waits for whom",
+        (Process.SCHEDULER,),
+    ),
+)  # fmt: skip
+
+EVALUATOR = (
+    Metric(
+        "bapo_eval_accuracy_ratio", "gauge", "Held-out accuracy.", "run/Evaluation", (Process.EVALUATOR,), (SPLIT,)
+    ),
+)  # fmt: skip
+
+SEVERAL = (
+    Metric(
+        "bapo_build_info", "gauge", "1; the version and commit that run, unknown where BAPO_COMMIT is not set.",
+        "system/Processes", ALL, (Label("version"), Label("commit")),
+    ),
+    Metric(
+        "bapo_refused_requests_total", "counter", "Requests answered with 4xx, by reason.",
+        "system/Buffer API and Redis", (Process.BUFFER_SERVICE, Process.ROLLOUT_SERVER),
+        (Label("reason", tuple(reason.value for reason in Refusal)),),
+    ),
+    Metric(
+        "bapo_sync_duration_seconds", "histogram",
+        "Seconds of one weight update: the learner's gather, write and send, the rollout server's fleet.",
+        "system/Weight updates", (Process.LEARNER, Process.ROLLOUT_SERVER), (Label("phase"),),
+    ),
+)  # fmt: skip
+
+METRICS = (*SCHEDULER, *EVALUATOR, *SEVERAL)
