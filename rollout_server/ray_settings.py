@@ -13,6 +13,8 @@ NODE_ENVIRONMENT = {
     # Events of tasks are for Ray's dashboard, which does not run; collecting them costs CPU in every worker.
     "RAY_task_events_report_interval_ms": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray would run workers at niceness 15: beside a busy learner the engine would get what is left of the cores.
+    "RAY_worker_niceness": "0",
 }
 
 
