@@ -211,6 +211,11 @@ class BufferClient:
         body = {"requests": [request_map(request) for request in requests]}
         self._peer.call("POST", f"/reevaluations/{step}", body=body)
 
+    def compositions(self, *, limit: int) -> list[dict[str, Any]]:
+        """What the newest batches were made of, newest first."""
+        items = self._peer.call("GET", "/batches", query={"limit": str(limit)}).json()["items"]
+        return [dict(line) for line in items]
+
     def collect(self, label: str) -> list[Group]:
         """All groups of one evaluation that are done, in the order of their ids."""
         body = self._peer.call("GET", f"/evaluations/{label}").body

@@ -27,7 +27,7 @@ from bapo.errors import ContractError
 from bapo.messages import ExtraRound
 from bapo.outcomes import outcomes_of, pack_outcomes
 from bapo.rows import Item, Part
-from bapo.types import Fate, Origin, Prompt
+from bapo.types import Fate, Origin, Prompt, Purpose
 from bapo.wire import fate_map
 from buffer_service.decisions import check_decision
 from buffer_service.demand import Demand
@@ -172,7 +172,7 @@ class Assembler:
             ),
             new_prompts=_new_prompts(decision, before, fresh),
             batch=_batch(step, decision, fates, [*looked_at, *reused], stored),
-            composition=self._composition(step, decision, fates, before),
+            composition=self._composition(step, decision, fates, looked_at, before),
             num_stale=len(view.stale),
             fresh_bytes=sum(group.record.num_bytes for group in fresh),
             outcomes=self._outcomes(step, [group.record for group in fresh]),
@@ -184,7 +184,7 @@ class Assembler:
         return pack_outcomes(outcomes_of(step, (record.outcome for record in fresh)))
 
     def _composition(
-        self, step: int, decision: Decision, fates: Sequence[Fate], before: Tables
+        self, step: int, decision: Decision, fates: Sequence[Fate], looked_at: Sequence[GroupRecord], before: Tables
     ) -> dict[str, float | int]:
         ages = [step - fate.policy_version for fate in fates if fate.origin is not None]
         return {
@@ -195,6 +195,7 @@ class Assembler:
             "sft": sum(item.kind == "sft" for item in decision.items),
             "rounds": 1 if before.demand is None else before.demand.rounds,
             "batch_size": self._config.algorithm.batch_size,
+            **_sampled(looked_at, decision),
             "num_stale": sum(fate.reason == Reason.STALE for fate in fates),
             "staleness_max": max(ages, default=0),
             "r_tot": decision.r_tot,
@@ -204,6 +205,16 @@ class Assembler:
             "num_high": len(decision.high),
             "time": self._now(),
         }
+
+
+def _sampled(looked_at: Sequence[GroupRecord], decision: Decision) -> dict[str, int]:
+    """Groups that this assembly saw first, and how many of the re-evaluated ones improved, with room or without."""
+    again = [record.group_id for record in looked_at if record.purpose is Purpose.REEVALUATE]
+    return {
+        "fresh": len(looked_at) - len(again),
+        "reevaluated": len(again),
+        "improved": sum(decision.reasons.get(key) in (Reason.IMPROVED, Reason.NO_ROOM) for key in again),
+    }
 
 
 def _outstanding(rounds: Sequence[ExtraRound], consumed: Sequence[str]) -> tuple[ExtraRound, ...]:

@@ -40,7 +40,7 @@ ROUTES = (
     allow("PUT", "/selector/{round_}", SCHEDULER, most_bytes=MOST_STATE_BYTES, needs_length=True),
     allow("GET", "/bad", Role.VIEWER),
     allow("GET", "/high", Role.VIEWER),
-    allow("GET", "/batches", Role.VIEWER),
+    allow("GET", "/batches", SCHEDULER, Role.VIEWER),
     allow("GET", "/thresholds", Role.VIEWER),
     allow("GET", "/queues", Role.VIEWER),
     allow("GET", "/counters", Role.VIEWER),

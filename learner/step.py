@@ -131,6 +131,20 @@ class Step:
             unknown_R[self.responses(but_for)] = False
         return np.flatnonzero(unknown_R)
 
+    def leave_out(self, groups: Int64s, config: Config) -> None:
+        """Take these groups out of the step: of its mini-batches, its loss and its denominators."""
+        if not len(groups):
+            return
+        gone_R = np.isin(self.columns.group_R, groups)
+        self.columns.left_out_R[gone_R] = True
+        self.active_R &= ~gone_R
+        self.plan = _plan(self.batch, config, frozenset(groups.tolist()))
+
+    def scale_advantages(self, factor_R: NDArray[np.float32]) -> None:
+        """Multiply the advantage of every response by its factor."""
+        factor_M = np.repeat(factor_R, self.columns.lengths_R)
+        self.advantage_M = self.advantage_M * torch.from_numpy(factor_M).to(self.advantage_M.device)
+
     def fill_anchors(self, responses: Int64s, found_M: Tensor) -> None:
         """Take log pi_theta_t of these responses from `found_M`; it is their anchor, where that is unknown."""
         self.theta_t_M = self._filled(self.theta_t_M, responses, found_M)
@@ -168,9 +182,9 @@ def make_step(batch: Batch, config: Config, memory: GenerationMemory, device: to
     )
 
 
-def _plan(batch: Batch, config: Config) -> list[list[int]]:
+def _plan(batch: Batch, config: Config, left_out: frozenset[int] = frozenset()) -> list[list[int]]:
     learner = config.learner
-    groups = [i for i, entry in enumerate(batch.entries) if entry.kind == "rl"]
+    groups = [i for i, entry in enumerate(batch.entries) if entry.kind == "rl" and i not in left_out]
     once = learner.epochs_until is not None and batch.step > learner.epochs_until
     return [
         [groups[i] for i in chosen]

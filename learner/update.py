@@ -31,6 +31,7 @@ from learner.losses.registry import load_loss
 from learner.passes import Passes
 from learner.policy import Policy
 from learner.reference import Reference
+from learner.reuse import reused_responses, weigh_reused
 from learner.step import Step, make_step
 from learner.stopping import StopFlag, Stopped
 from learner.supervised import Supervised
@@ -124,6 +125,11 @@ class Updater:
         Anchors of the first mini-batch stay NaN, because its own forward pass gives them, unless its loss must be
         known as a whole before.
         """
+        if self._config.loss.weighs_reused:
+            reused = reused_responses(step)
+            if len(reused):
+                step.fill_anchors(reused, self._passes.evaluate(self._logprobs, step, reused))
+            weigh_reused(step, self._config)
         early = self._loss.whole_minibatch or self._config.loss.importance_denominator == "kept"
         unknown = step.unknown(but_for=None if early or not step.plan else 0)
         if len(unknown):

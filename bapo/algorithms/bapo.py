@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng, whole_groups
 from bapo.algorithms.filters import Groups, Reasons, filtered_fresh
-from bapo.algorithms.levels import is_hard, is_solved, is_within
+from bapo.algorithms.gain import Paid, budget, most_promising
+from bapo.algorithms.levels import is_hard, is_informative, is_solved, is_within
 from bapo.algorithms.randomness import sample_in_order
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.algorithms.thresholds import global_mean_reward, reuse_window
@@ -53,24 +54,38 @@ class Bapo:
         x2 = improvement.x2
         room = settings.batch_size - len(x1) - len(x2)
         x3 = reused(settings, view, (c2, c3), prompt_ids(x1) | prompt_ids(x2), room, rng("x3"))
+        refill = refilled(settings, view, prompt_ids((*x1, *x2, *x3)), room - len(x3))
         return Decision(
-            items=whole_groups(group_ids(x1), group_ids(x2), group_ids(x3)),
+            items=whole_groups(group_ids(x1), group_ids(x2), group_ids((*x3, *refill))),
             r_tot=r_tot,
             c2=c2,
             c3=c3,
             bad=with_new_hard(settings, improvement.bad, view),
             high=with_new_high(settings, view, c2, c3),
-            reasons={**reasons, **improvement.reasons, **dict.fromkeys(group_ids(x3), Reason.REUSED)},
+            reasons={
+                **reasons,
+                **improvement.reasons,
+                **dict.fromkeys(group_ids(x3), Reason.REUSED),
+                **dict.fromkeys(group_ids(refill), Reason.REFILLED),
+            },
         )
 
     def hard_prompts_to_ask(
-        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng
+        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng, paid: Paid | None = None
     ) -> tuple[str, ...]:
-        """At most M of B_bad, uniformly, oldest first; none that was born in this step or is asked as fresh anyway."""
-        if not self._settings.use_x2:
+        """At most M of B_bad, oldest first: uniformly or by expected gain, and fewer where `hard_worth` says so; none
+        that was born in this step or is asked as fresh anyway."""
+        settings = self._settings
+        if not settings.use_x2:
             return ()
-        candidates = [p.prompt_id for p in bad if p.birth < step and p.prompt_id not in excluded]
-        return tuple(sample_in_order(candidates, self._settings.max_reevaluated, rng("reevaluate")))
+        candidates = [p for p in bad if p.birth < step and p.prompt_id not in excluded]
+        most = min(settings.max_reevaluated, len(candidates))
+        if settings.hard_worth is not None:
+            most = budget(most, settings.hard_worth, paid or Paid())
+        draw = rng("reevaluate")
+        if settings.hard_choice == "gain":
+            return tuple(most_promising(candidates, most, group_size=settings.group_size, c1=settings.c1, rng=draw))
+        return tuple(sample_in_order([p.prompt_id for p in candidates], most, draw))
 
 
 def improved_hard(
@@ -146,6 +161,26 @@ def reused(
     return tuple(sample_in_order(candidates, room, rng))
 
 
+def refilled(settings: AlgorithmConfig, view: AssemblyView, taken: Collection[str], room: int) -> Groups:
+    """What else joins X3 when eq. 7 leaves room: informative groups of the latest S steps, nearest to mu = 1/2 first,
+    among equals the youngest, among those the first in B_high (ADR 0122)."""
+    if not (settings.use_x3 and settings.x3_refill):
+        return ()
+    candidates = [
+        stat
+        for stat in view.high
+        if view.step - settings.high_window <= stat.birth < view.step
+        and is_informative(stat)
+        and stat.prompt_id not in taken
+    ]
+    return tuple(sorted(candidates, key=distance_and_age)[: max(0, room)])
+
+
+def distance_and_age(stat: GroupStat) -> tuple[float, int]:
+    """|k - G/2|, rounded so that equal levels are equal, then the younger first."""
+    return round(abs(stat.reward_sum - stat.size / 2), 6), -stat.birth
+
+
 def with_new_hard(settings: AlgorithmConfig, bad: Iterable[HardPrompt], view: AssemblyView) -> tuple[HardPrompt, ...]:
     """B_bad after this step: fresh groups with mu <= c1 join its tail; beyond capacity the oldest leave (line 12)."""
     queue = {prompt.prompt_id: prompt for prompt in bad}
@@ -157,10 +192,13 @@ def with_new_hard(settings: AlgorithmConfig, bad: Iterable[HardPrompt], view: As
 
 
 def with_new_high(settings: AlgorithmConfig, view: AssemblyView, c2: float, c3: float) -> Groups:
-    """B_high after this step: fresh groups inside the window enter, births before t - S + 1 leave (lines 12 and 13)."""
+    """B_high after this step: fresh groups inside the window enter, births before t - S + 1 leave (lines 12 and 13).
+
+    A batch that is to be refilled needs all informative ones.
+    """
     queue = {stat.prompt_id: stat for stat in view.high if stat.birth > view.step - settings.high_window}
     for stat in view.fresh:
-        if is_within(stat, c2, c3):
+        if is_within(stat, c2, c3) or (settings.x3_refill and is_informative(stat)):
             queue.pop(stat.prompt_id, None)
             queue[stat.prompt_id] = stat.born(view.step)
     return tuple(queue.values())

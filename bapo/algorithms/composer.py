@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from bapo.algorithms.gain import Paid
 from bapo.rows import Item, whole
 from bapo.types import GroupStat, HardPrompt, Origin
 
@@ -117,6 +118,8 @@ class Reason:
     """x2: c1 < mu' < 1 at its re-evaluation."""
     REUSED = "reused"
     """x3: drawn from B_high."""
+    REFILLED = "refilled"
+    """x3: outside the window [c2, c3], but nothing inside was left to fill the batch."""
     REPLAYED = "replayed"
     """Rows of a stored group train with a fresh group of its prompt."""
     SUPERVISED = "supervised"
@@ -161,12 +164,13 @@ class Composer(Protocol):
         ...
 
     def hard_prompts_to_ask(
-        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng
+        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng, paid: Paid | None = None
     ) -> tuple[str, ...]:
         """Ids of the hard prompts to re-evaluate at a step t with t mod m == 0 (spec A.3 line 6).
 
         Args:
             excluded: prompt ids of X_on(t).
+            paid: what sampling has paid before t; None: not measured, because no setting asks for it.
         Returns: at most M ids; empty for an algorithm that never asks again.
         """
         ...

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng, whole_groups
 from bapo.algorithms.filters import filtered_fresh
+from bapo.algorithms.gain import Paid
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.algorithms.thresholds import global_mean_reward
 from bapo.types import HardPrompt
@@ -21,7 +22,7 @@ class FreshOnly:
         self._settings = settings
 
     def hard_prompts_to_ask(
-        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng
+        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng, paid: Paid | None = None
     ) -> tuple[str, ...]:
         """None."""
         return ()

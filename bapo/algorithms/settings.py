@@ -56,6 +56,15 @@ class AlgorithmConfig(Frozen):
     """S: B_high holds groups of this many latest steps."""
     max_reevaluated: int = Field(128, ge=1)
     """M: most hard prompts that are asked again at one re-evaluation."""
+    hard_choice: Literal["uniform", "gain"] = "uniform"
+    """Which of more than M hard prompts are asked again: drawn uniformly, or those of the largest expected gain
+    (ADR 0121)."""
+    hard_worth: float | None = Field(None, gt=0)
+    """What an improved hard prompt is worth, in informative fresh groups: re-evaluations are the fewer, the less they
+    pay beside fresh groups (ADR 0121); null: M, whatever they pay."""
+    x3_refill: bool = False
+    """Fill what room eq. 7 leaves with any informative groups of the latest S steps: nearest to mu = 1/2 first, and
+    among equals the youngest (ADR 0122)."""
     drop_zero_variance_x3: bool = True
     """Never reuse a group whose rewards are all equal (ADR 0019)."""
     x3_exactly_half: bool = False

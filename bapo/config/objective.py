@@ -65,6 +65,10 @@ class LossConfig(Frozen):
     """Factor on the advantages of X2."""
     x3_weight: float = Field(1.0, ge=0)
     """Factor on the advantages of X3."""
+    x3_ess_weight: bool = False
+    """Multiply the advantages of a group of X3 by its effective sample size under pi_theta_t (ADR 0120)."""
+    x3_min_ess: float | None = Field(None, gt=0, le=1)
+    """A group of X3 whose effective sample size is below this is left out of the step (ADR 0120); null: none is."""
     kl_coef: float = Field(0.001, ge=0)
     """beta of eqs. 1 and 3."""
     kl_ref: Literal["behaviour", "reference", "convex"] = "behaviour"
@@ -93,6 +97,11 @@ class LossConfig(Frozen):
     def masks(self) -> bool:
         """Whether some rows or tokens may be left out for their importance weight."""
         return self.importance_mode == "mask" or self.importance_veto is not None
+
+    @property
+    def weighs_reused(self) -> bool:
+        """Whether groups of X3 are judged by how far pi_theta_t has left those that sampled them."""
+        return self.x3_ess_weight or self.x3_min_ess is not None
 
     @property
     def needs_reference(self) -> bool:
@@ -143,6 +152,20 @@ class LossConfig(Frozen):
             raise ValueError("importance_mode = mask has no bound; write importance_cap, importance_floor or both")
         if self.importance_floor is not None and self.importance_floor >= (self.importance_cap or float("inf")):
             raise ValueError(f"importance_floor = {bounds[0]} is not below importance_cap = {bounds[1]}; lower it")
+        return self
+
+    @model_validator(mode="after")
+    def reused_groups_can_be_weighed(self) -> Self:
+        if self.weighs_reused and self.ratio_mode != "decoupled":
+            raise ValueError(
+                f"x3_ess_weight and x3_min_ess need pi_theta_t, which ratio_mode = {self.ratio_mode} does not evaluate "
+                "for reused groups; write ratio_mode = decoupled"
+            )
+        if self.x3_ess_weight and self.advantage == "gae":
+            raise ValueError(
+                "x3_ess_weight multiplies advantages of groups, which a critic replaces; write advantage = group, or "
+                "x3_min_ess alone"
+            )
         return self
 
     @model_validator(mode="after")

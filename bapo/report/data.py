@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bapo.algorithms.composer import Reason
 from bapo.statistics import Estimate, estimate, shared_means
 from bapo.types import Fate, Purpose
 
@@ -137,4 +138,4 @@ def _shares(steps: Iterable[Sequence[Fate]], group_size: int) -> list[float]:
 
 def _is_new(fate: Fate) -> bool:
     """Sampled for this step from the data order: neither asked again nor used again."""
-    return fate.purpose is Purpose.FRESH and fate.reason != "reused"
+    return fate.purpose is Purpose.FRESH and fate.reason not in (Reason.REUSED, Reason.REFILLED)

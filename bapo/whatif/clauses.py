@@ -173,6 +173,14 @@ def _reused(case: Case) -> str:
     )
 
 
+def _refilled(case: Case) -> str:
+    decision, stat = case.step.decision, case.stat
+    return (
+        f"its stored group of step {case.fate.birth} ({of_size(stat)}) lies outside c2 = {number(decision.c2)} .. "
+        f"c3 = {number(decision.c3)}, but the batch had room left, and it was among the nearest to mu = 1/2"
+    )
+
+
 def _generic(case: Case) -> str:
     word = case.fate.reason
     text = meanings(case.settings.name).get(word, "the composer does not document this word").rstrip(".")
@@ -201,6 +209,7 @@ _WRITERS: dict[str, Callable[[Case], str]] = {
     Reason.INFORMATIVE: _informative,
     Reason.IMPROVED: _improved,
     Reason.REUSED: _reused,
+    Reason.REFILLED: _refilled,
     Reason.ALL_WRONG: _outside,
     Reason.ALL_RIGHT: _outside,
     Reason.FILTERED: _filtered,

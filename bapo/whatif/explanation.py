@@ -112,6 +112,8 @@ def _why_not_reused(recording: Recording, state: SimulatedStep, stat: GroupStat)
     if not state.step - settings.high_window <= stat.birth < state.step:
         return f"{held}, but {state.step} - {stat.birth} > {settings.high_window} = high_window steps"
     if not is_within(stat, decision.c2, decision.c3):
+        if settings.x3_refill:
+            return f"{held}, outside {window} ({of_size(stat)}), and others came first to refill the batch"
         return f"{held}, outside {window} ({of_size(stat)})"
     if settings.drop_zero_variance_x3 and stat.homogeneous:
         return f"{held} in {window}, but its rewards are all equal (drop_zero_variance_x3)"
@@ -135,7 +137,11 @@ def _why_not_asked(recording: Recording, state: SimulatedStep, entry: HardPrompt
             f"{held}{tries}, and step {step} is no round of re-evaluation ({step} mod {cadence.m} = {step % cadence.m})"
         )
     most = settings.max_reevaluated
-    return f"{held}{tries}, and no group of a round up to step {step} came for it (at most {most} are asked)"
+    how = {"uniform": "drawn uniformly", "gain": "those of the largest expected gain"}[settings.hard_choice]
+    fewer = "" if settings.hard_worth is None else ", fewer when re-evaluations pay little"
+    return (
+        f"{held}{tries}, and no group of a round up to step {step} came for it (at most {most} are asked, {how}{fewer})"
+    )
 
 
 def _rounds(recording: Recording, prompt_id: str) -> Iterator[tuple[int, int]]:

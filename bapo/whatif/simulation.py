@@ -11,10 +11,11 @@ responses. So a simulation answers what the batches would have been, not what th
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Rng
+from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason, Rng
+from bapo.algorithms.gain import Paid, paid_before
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.registry import load_composer
 from bapo.config.tree import Config
@@ -25,6 +26,8 @@ from bapo.whatif.reevaluation import Answer, Answers, Source
 
 SAMPLING_KEYS = ("batch_size", "group_size")
 """Keys of [algorithm] that the recorded groups were sampled under."""
+PICKING_KEYS = ("name", "max_reevaluated", "hard_choice", "hard_worth")
+"""Keys of [algorithm] that decide whom of B_bad a round asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,7 @@ class SimulatedStep:
 
 def as_recorded(recording: Recording) -> list[SimulatedStep]:
     """The run again, with its own settings and its own re-evaluations."""
-    return list(_steps(recording, recording.config, lambda step, _: [stat_of(fate) for fate in step.reevaluated]))
+    return list(_steps(recording, recording.config, lambda step, *_: [stat_of(fate) for fate in step.reevaluated]))
 
 
 def what_if(recording: Recording, config: Config, *, within: int) -> list[SimulatedStep]:
@@ -66,26 +69,27 @@ def what_if(recording: Recording, config: Config, *, within: int) -> list[Simula
     return [SimulatedStep(view=step.view, decision=step.decision, answers=rounds.answers[step.step]) for step in steps]
 
 
-Arrivals = Callable[[RecordedStep, tuple[HardPrompt, ...]], list[GroupStat]]
-"""(step, B_bad before it) -> the re-evaluated groups that its assembly sees."""
+Arrivals = Callable[[RecordedStep, tuple[HardPrompt, ...], Sequence[SimulatedStep]], list[GroupStat]]
+"""(step, B_bad before it, steps before it) -> the re-evaluated groups that its assembly sees."""
 
 
 def _steps(recording: Recording, config: Config, arrivals: Arrivals) -> Iterator[SimulatedStep]:
     composer = load_composer(config.algorithm)
-    before: Decision | None = None
+    done: list[SimulatedStep] = []
     for step in recording.steps:
+        before = done[-1].decision if done else None
         bad = before.bad if before else ()
         view = AssemblyView(
             step=step.step,
             fresh=tuple(stat_of(fate) for fate in step.fresh),
-            reevaluated=tuple(arrivals(step, bad)),
+            reevaluated=tuple(arrivals(step, bad, done)),
             bad=bad,
             high=before.high if before else (),
             previous_r_tot=before.r_tot if before else None,
             round=max(1, len(step.fresh) // config.algorithm.fresh_schedule.at(step.step)),
         )
-        before = _composed(composer, view, rng_at(config, step.step))
-        yield SimulatedStep(view=view, decision=before)
+        done.append(SimulatedStep(view=view, decision=_composed(composer, view, rng_at(config, step.step))))
+        yield done[-1]
 
 
 def _composed(composer: Composer, view: AssemblyView, rng: Rng) -> Decision:
@@ -104,31 +108,52 @@ class _Rounds:
     def __init__(self, recording: Recording, config: Config, answers: Answers) -> None:
         self._recorded, self._config, self._answers = recording.config, config, answers
         self._composer: Composer = load_composer(config.algorithm)
-        self._recorded_bad = {step.step: _names(step.view.bad) for step in as_recorded(recording)}
+        recorded = as_recorded(recording)
+        self._recorded_bad = {step.step: _names(step.view.bad) for step in recorded}
+        self._recorded_paid = {step.step: paid_by(recorded, step.step) for step in recorded}
         self._due: defaultdict[int, list[Answer]] = defaultdict(list)
         self.answers: defaultdict[int, Counter[Source]] = defaultdict(Counter)
         """Step -> the answers that its assembly sees, or would see if they were known."""
 
-    def arrivals(self, step: RecordedStep, bad: tuple[HardPrompt, ...]) -> list[GroupStat]:
+    def arrivals(
+        self, step: RecordedStep, bad: tuple[HardPrompt, ...], done: Sequence[SimulatedStep]
+    ) -> list[GroupStat]:
         if _asks(self._config, step.step):
-            for answer in self._round(step, bad):
+            for answer in self._round(step, bad, paid_by(done, step.step)):
                 self._due[answer.arrives_at].append(answer)
         due = self._due.pop(step.step, [])
         self.answers[step.step].update(answer.source for answer in due)
         return [answer.stat for answer in due if answer.stat]
 
-    def _round(self, step: RecordedStep, bad: tuple[HardPrompt, ...]) -> list[Answer]:
-        if self._picks_as_recorded(step.step, bad):
+    def _round(self, step: RecordedStep, bad: tuple[HardPrompt, ...], paid: Paid) -> list[Answer]:
+        if self._picks_as_recorded(step.step, bad, paid):
             return self._answers.of_round(step.step)
         excluded = frozenset(fate.prompt_id for fate in step.fresh)
         rng = rng_at(self._config, step.step)
-        asked = self._composer.hard_prompts_to_ask(bad, step.step, excluded, rng)
+        asked = self._composer.hard_prompts_to_ask(bad, step.step, excluded, rng, paid)
         return self._answers.of_prompts(step.step, asked, bad)
 
-    def _picks_as_recorded(self, step: int, bad: tuple[HardPrompt, ...]) -> bool:
+    def _picks_as_recorded(self, step: int, bad: tuple[HardPrompt, ...], paid: Paid) -> bool:
         now, then = self._config.algorithm, self._recorded.algorithm
-        same_rule = (now.name, now.max_reevaluated) == (then.name, then.max_reevaluated)
-        return same_rule and _asks(self._recorded, step) and _names(bad) == self._recorded_bad[step]
+        same_rule = all(getattr(now, key) == getattr(then, key) for key in PICKING_KEYS)
+        same_pay = now.hard_worth is None or paid == self._recorded_paid[step]
+        return same_rule and same_pay and _asks(self._recorded, step) and _names(bad) == self._recorded_bad[step]
+
+
+def paid_by(steps: Sequence[SimulatedStep], step: int) -> Paid:
+    """What sampling has paid before a step, as the buffer's compositions say it in a run."""
+    improved = (Reason.IMPROVED, Reason.NO_ROOM)
+    lines = [
+        {
+            "step": done.step,
+            "fresh": len(done.view.fresh),
+            "x1": len(done.decision.x1),
+            "reevaluated": len(done.view.reevaluated),
+            "improved": sum(done.decision.reasons.get(stat.group_id) in improved for stat in done.view.reevaluated),
+        }
+        for done in steps
+    ]
+    return paid_before(step, lines)
 
 
 def rng_at(config: Config, step: int) -> Rng:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from bapo.formats import count, duration, percent
 from bapo.records import RunDirectory
+from bapo.report.ledger import first_looks
 from bapo.statistics import difference, shared_means
 
 
@@ -84,7 +85,7 @@ def _with_interval(row: Mapping[str, Any]) -> str:
 
 def _num_sampled(run: RunDirectory) -> int:
     """Groups that workers sampled for training: a reused one was counted in the step of its birth."""
-    return sum(1 for _, fates in run.read_groups() for fate in fates if fate.reason != "reused")
+    return sum(len(fates) for _, fates in first_looks(run.read_groups()))
 
 
 def _checkpoints(run: RunDirectory) -> Iterator[tuple[str, str]]:

@@ -9,9 +9,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from bapo.algorithms.composer import Composer
+from bapo.algorithms.gain import PAID_STEPS, Paid, paid_before
 from bapo.clients import BufferStatus
 from bapo.config.tree import Config
 from bapo.messages import ExtraRound
@@ -44,6 +45,8 @@ class Buffer(Protocol):
     def hard_prompts(self) -> list[tuple[HardPrompt, Prompt]]: ...
 
     def reevaluate(self, step: int, requests: Sequence[RolloutRequest]) -> None: ...
+
+    def compositions(self, *, limit: int) -> list[dict[str, Any]]: ...
 
 
 class Scheduler:
@@ -140,9 +143,17 @@ class Scheduler:
         if due is None or due <= self._issued_round:
             return
         hard = self._buffer.hard_prompts()
-        requests = reevaluation_requests(due, hard, composer=self._composer, plan=self._plan, config=self._config)
+        requests = reevaluation_requests(
+            due, hard, composer=self._composer, plan=self._plan, config=self._config, paid=self._paid_before(due)
+        )
         # Also without requests: a step that waits for its round must learn that nothing comes.
         self._buffer.reevaluate(due, requests)
         self._issued_round = due
         self._asked.labels(purpose=Purpose.REEVALUATE.value).inc(len(requests))
         log.info("step %d: asked %d of %d hard prompts again", due, len(requests), len(hard))
+
+    def _paid_before(self, step: int) -> Paid | None:
+        if self._config.algorithm.hard_worth is None:
+            return None
+        # The learner may be a few steps further than the round that is due.
+        return paid_before(step, self._buffer.compositions(limit=2 * PAID_STEPS))

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from bapo.algorithms.composer import Composer
+from bapo.algorithms.gain import Paid
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.selectors.base import Indices
 from bapo.algorithms.selectors.uniform import Uniform
@@ -177,7 +178,13 @@ def due_round(step: int, config: Config) -> int | None:
 
 
 def reevaluation_requests(
-    step: int, hard: Sequence[tuple[HardPrompt, Prompt]], *, composer: Composer, plan: FreshPlan, config: Config
+    step: int,
+    hard: Sequence[tuple[HardPrompt, Prompt]],
+    *,
+    composer: Composer,
+    plan: FreshPlan,
+    config: Config,
+    paid: Paid | None = None,
 ) -> list[RolloutRequest]:
     """The requests of round `step`: hard prompts are sampled again from theta_t itself (eq. 6)."""
     prompts = {entry.prompt_id: prompt for entry, prompt in hard}
@@ -186,6 +193,7 @@ def reevaluation_requests(
         step,
         plan.prompt_ids(step),
         lambda purpose: rng_for(config.run.seed, step, purpose),
+        paid,
     )
     return [
         RolloutRequest(

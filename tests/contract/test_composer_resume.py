@@ -4,12 +4,14 @@ middle by a snapshot and a restore. Composers keep nothing, so that what they re
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from bapo.algorithms.gain import PAID_STEPS, paid_before
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.registry import composer_names, load_composer
 from bapo.config.tree import Config
@@ -33,12 +35,17 @@ REPLAY: dict[str, Any] = {"per_prompt": 8, "num_rows": 4, "capacity": 12, "sft_i
 STEPS = 8
 
 
-def config_of(name: str) -> Config:
+OWN = {"hard_choice": "gain", "hard_worth": 0.5, "x3_refill": True}
+"""Our additions to `bapo`."""
+RUNS = [*((name, {}) for name in composer_names()), ("bapo", OWN)]
+
+
+def config_of(name: str, extra: Mapping[str, Any] = MappingProxyType({})) -> Config:
     """B = 4, G = 4, slack = 0."""
     share = {"share": 0.5} if name in ("remix", "dots_replay") else {}
     algorithm = {
         "name": name, "batch_size": 4, "group_size": 4, "num_experts": int(name in EXPERTS), "max_rounds": 3,
-        "online_filter": "range" if name in ("bapo", "dapo") else "none", "replay": {**REPLAY, **share},
+        "online_filter": "range" if name in ("bapo", "dapo") else "none", "replay": {**REPLAY, **share}, **extra,
     }  # fmt: skip
     tree = {"algorithm": algorithm, "learner": {"minibatch_size": 2}, "cadence": {"v": 2, "m": 2, "slack": 0}}
     return Config.model_validate(tree)
@@ -83,7 +90,8 @@ class Peers:
         hard = self.service.tables().bad
         prompts = self.store.bad_prompts()
         rng = lambda purpose: rng_for(self.config.run.seed, step, purpose)  # noqa: E731
-        asked = self.composer.hard_prompts_to_ask(hard, step, self.plan.prompt_ids(step), rng)
+        paid = paid_before(step, self.service.compositions(0, 2 * PAID_STEPS)[1])
+        asked = self.composer.hard_prompts_to_ask(hard, step, self.plan.prompt_ids(step), rng, paid)
         requests = [self._request(step, index, prompts[name]) for index, name in enumerate(asked)]
         self.service.enqueue_round(step, requests)
 
@@ -112,11 +120,11 @@ class Peers:
         return replace(group, outcomes=outcomes)
 
 
-@pytest.mark.parametrize("name", composer_names())
+@pytest.mark.parametrize(("name", "extra"), RUNS)
 def test_a_run_that_is_restored_in_the_middle_has_the_batches_of_one_that_is_not(
-    name: str, make_store: Callable[..., Store]
+    name: str, extra: dict[str, Any], make_store: Callable[..., Store]
 ) -> None:
-    config = config_of(name)
+    config = config_of(name, extra)
     whole = Peers(make_store(run="whole", in_step_order=in_step_order(config)), config)
     expected = [whole.step(step) for step in range(1, STEPS + 1)]
     first = Peers(make_store(run="first", in_step_order=in_step_order(config)), config)
@@ -135,15 +143,15 @@ def test_a_run_that_is_restored_in_the_middle_has_the_batches_of_one_that_is_not
 
 def test_every_way_of_training_is_reached_in_these_runs(make_store: Callable[..., Store]) -> None:
     reached = set()
-    for name in composer_names():
-        config = config_of(name)
-        peers = Peers(make_store(run=name, in_step_order=in_step_order(config)), config)
+    for number, (name, extra) in enumerate(RUNS):
+        config = config_of(name, extra)
+        peers = Peers(make_store(run=f"{name}-{number}", in_step_order=in_step_order(config)), config)
         for step in range(1, STEPS + 1):
             reached |= {(name, reason) for _, reason, *_ in peers.step(step)[1]}
         rounds = [line["rounds"] for line in peers.service.compositions(0, STEPS)[1]]
         assert (max(rounds) > 1) is (name == "dapo")
     want = {("dapo", "surplus"), ("repo", "replayed"), ("arpo", "replayed"), ("relift", "supervised")}
-    assert reached >= want | {("remix", "reused"), ("dots_replay", "reused"), ("bapo", "reused")}
+    assert reached >= want | {("remix", "reused"), ("dots_replay", "reused"), ("bapo", "reused"), ("bapo", "refilled")}
 
 
 def test_a_step_that_is_filled_by_groups_sampled_ahead_still_has_its_round_asked_for(

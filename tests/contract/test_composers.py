@@ -18,7 +18,9 @@ from bapo.errors import ConfigError
 from bapo.types import GroupStat, HardPrompt
 from tests.factories import make_hard, make_stat
 
-TRAINED = {Reason.INFORMATIVE, Reason.IMPROVED, Reason.REUSED, Reason.REPLAYED, Reason.SUPERVISED}
+TRAINED = {
+    Reason.INFORMATIVE, Reason.IMPROVED, Reason.REUSED, Reason.REFILLED, Reason.REPLAYED, Reason.SUPERVISED,
+}  # fmt: skip
 WORDS = {value for name, value in vars(Reason).items() if name.isupper()}
 PROMPTS = [f"p{i}" for i in range(12)]
 
@@ -37,6 +39,9 @@ def settings_of(name: str) -> st.SearchStrategy[AlgorithmConfig]:
         threshold_schedule=st.sampled_from(["eq8", "inverted", "official", "fixed"]),
         r_tot_decay=st.sampled_from([0.0, 0.5]),
         online_filter=st.sampled_from(["range", "gaussian", "gaussian_quota", "uniform", "none"]),
+        hard_choice=st.sampled_from(["uniform", "gain"]),
+        hard_worth=st.none() | st.sampled_from([0.5, 2.0]),
+        x3_refill=st.booleans(),
         use_x2=st.booleans(),
         use_x3=st.booleans(),
         bad_capacity=st.none() | st.integers(1, 5),

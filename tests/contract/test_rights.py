@@ -72,7 +72,7 @@ ROUTES = [
     ("PUT", "/selector/1", {SCHEDULER}),
     ("GET", "/bad", {VIEWER}),
     ("GET", "/high", {VIEWER}),
-    ("GET", "/batches", {VIEWER}),
+    ("GET", "/batches", {SCHEDULER, VIEWER}),
     ("GET", "/thresholds", {VIEWER}),
     ("GET", "/queues", {VIEWER}),
     ("GET", "/counters", {VIEWER}),

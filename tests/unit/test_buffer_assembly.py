@@ -407,7 +407,7 @@ def test_a_composition_says_what_the_batch_is_made_of() -> None:
     first = assembled(setup, 1)
     assert first.composition == {
         "step": 1, "x1": 1, "x2": 0, "x3": 0, "sft": 0, "rounds": 1, "batch_size": 2, "num_stale": 0,
-        "staleness_max": 0, "r_tot": 1 / 8,
+        "staleness_max": 0, "r_tot": 1 / 8, "fresh": 2, "reevaluated": 0, "improved": 0,
         "c2": 0.25, "c3": 0.5, "num_bad": 1, "num_high": 1, "time": 99.5,
     }  # fmt: skip
     assert (first.fresh, first.fresh_bytes, first.batch.num_bytes) == (("g-a", "g-b"), sum(sizes), sizes[1])

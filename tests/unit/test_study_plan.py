@@ -154,6 +154,7 @@ def test_a_learning_rate_is_a_matter_of_the_method(tmp_path: Path) -> None:
 
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "configs" / "study-countdown.toml"
+IMPROVEMENTS = SHIPPED.with_name("study-improvements.toml")
 SHIPPED_METHODS = parse_study(SHIPPED.read_text(), SHIPPED.name).methods
 
 
@@ -162,6 +163,20 @@ def test_the_shipped_study_has_every_method_of_the_paper_with_three_seeds_or_mor
     assert {name for name, method in SHIPPED_METHODS.items() if method.seeds == (1, 2, 3, 4, 5)} == {
         "grpo", "dapo", "bapo",
     }  # fmt: skip
+
+
+def test_the_second_study_has_the_settings_and_the_baselines_of_the_first() -> None:
+    first, second = read_study(SHIPPED), read_study(IMPROVEMENTS)
+    assert second.file.common == first.file.common
+    configs = {run.name: run.config for run in first.runs}
+    baselines = [run for run in second.runs if run.method in ("grpo", "dapo", "bapo")]
+    assert len(baselines) == 15
+    for run in baselines:
+        theirs = configs[run.name]
+        assert run.config.model_copy(update={"run": theirs.run}) == theirs
+        assert run.config.run.model_copy(update={"root": theirs.run.root}) == theirs.run
+    own = {run.method for run in second.runs} - {run.method for run in first.runs}
+    assert own == {"bapo-v1", "bapo-ess", "bapo-gain", "bapo-refill", "bapo-plus"}
 
 
 def test_the_shipped_study_is_fair() -> None:

@@ -1,0 +1,143 @@
+"""Groups of X3 that are judged by their effective sample size (ADR 0120)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from bapo.config.objective import LossConfig
+from bapo.config.tree import Config
+from bapo.types import Batch, Group, Origin
+from learner.anchors import GenerationMemory
+from learner.batching import columns_of
+from learner.reuse import group_ess, reused_groups, reused_responses, weigh_reused
+from learner.step import Step, make_step
+from tests.factories import make_batch, make_group
+from tests.learner_setup import CPU, learner_config, make_updater, random_batch, tiny_policy
+from tests.tiny_model import write_tiny_model
+
+QUIET = {"kl_coef": 0.0, "entropy_coef": 0.0}
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_tiny_model(path)
+    return path
+
+
+def two_responses(log_weights: tuple[float, float], name: str = "p") -> Group:
+    """Two responses of two tokens; pi_theta_t gives 0 to every token, so that log W_j is minus the sum of alpha's."""
+    group = make_group(rewards="10", prompt_id=name, lengths=[2, 2])
+    logprobs = np.repeat([-w / 2 for w in log_weights], 2).astype(np.float32)
+    fields = {key: getattr(group, key) for key in Group.__slots__}
+    return Group(**{**fields, "rollout_logprobs": logprobs})
+
+
+def batch_of(*groups: tuple[Origin, tuple[float, float]]) -> Batch:
+    made = [two_responses(weights, f"p{i}") for i, (_, weights) in enumerate(groups)]
+    return make_batch(groups=made, origins=[origin for origin, _ in groups], step=1)
+
+
+def weighed(config: Config, batch: Batch) -> Step:
+    """As the updater does it, with pi_theta_t(y_t) = 1 everywhere."""
+    step = make_step(batch, config, GenerationMemory(config.algorithm.high_window), CPU)
+    step.fill_anchors(reused_responses(step), torch.zeros_like(step.rollout_M))
+    weigh_reused(step, config)
+    return step
+
+
+def config_of(**loss: object) -> Config:
+    return learner_config(algorithm={"batch_size": 8, "group_size": 2}, loss={**QUIET, **loss})
+
+
+@pytest.mark.parametrize(
+    ("log_weights", "ess"),
+    [
+        ((0.0, 0.0), 1.0),
+        ((5.0, 5.0), 1.0),  # what both have in common says nothing of the group
+        ((0.0, math.log(3)), 0.8),  # (1 + 3)^2 / (2 (1 + 9))
+        ((0.0, 60.0), 0.5),  # one response alone
+    ],
+)
+def test_the_effective_sample_size_of_a_group(log_weights: tuple[float, float], ess: float) -> None:
+    batch, config = batch_of((Origin.X3, log_weights)), config_of()
+    columns = columns_of(batch, config)
+    theta_t = np.zeros(len(columns.token_ids_M), dtype=np.float32)
+    assert group_ess(columns, theta_t, np.array([0])) == pytest.approx([ess], abs=1e-6)
+
+
+def test_only_groups_of_x3_are_judged() -> None:
+    far = (0.0, math.log(3))
+    batch = batch_of((Origin.X1, far), (Origin.X3, far), (Origin.X2, far), (Origin.X3, (0.0, 0.0)))
+    step = weighed(config_of(x3_ess_weight=True), batch)
+    assert reused_groups(step).tolist() == [1, 3]
+    # A of one right of two is 1 and -1; the second group stands for .8 of its responses.
+    assert step.advantage_M.tolist() == pytest.approx(
+        [1, 1, -1, -1, 0.8, 0.8, -0.8, -0.8, 1, 1, -1, -1, 1, 1, -1, -1], abs=1e-5
+    )
+    assert step.facts == {"x3_group_ess": pytest.approx(0.9), "x3_left_out": 0}
+
+
+def test_a_group_below_the_floor_is_in_no_loss_and_in_no_denominator() -> None:
+    far, near = (0.0, 60.0), (0.0, math.log(3))
+    batch = batch_of((Origin.X1, far), (Origin.X3, far), (Origin.X3, near), (Origin.X2, far))
+    config = config_of(x3_min_ess=0.6)
+    step = weighed(config, batch)
+    assert step.facts["x3_left_out"] == 1
+    assert sorted(group for groups in step.plan for group in groups) == [0, 2, 3]
+    assert len(step.plan) == 1
+    assert step.weights(0, config.loss, 24).tolist() == pytest.approx([1 / 12] * 4 + [0] * 4 + [1 / 12] * 8)
+    assert step.advantage_M.tolist() == pytest.approx([1, 1, -1, -1] * 4, abs=1e-5), "the floor alone weighs nothing"
+
+
+def test_a_step_that_is_left_without_groups_changes_nothing(model_path: Path, tmp_path: Path) -> None:
+    config = learner_config(model_path, loss={**QUIET, "x3_min_ess": 1.0})
+    policy = tiny_policy(config)
+    before = [parameter.detach().clone() for parameter in policy.parameters()]
+    batch = random_batch()
+    only_x3 = dataclasses.replace(batch, entries=tuple(e for e in batch.entries if e.origin is Origin.X3))
+    report = make_updater(config, policy, tmp_path).run(only_x3)
+    assert report.minibatches == ()
+    assert report.facts["x3_left_out"] == len(only_x3.entries)
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
+
+
+def test_the_update_without_the_dropped_groups_is_the_update_of_a_batch_that_never_had_them(
+    model_path: Path, tmp_path: Path
+) -> None:
+    far = random_batch()  # alpha has nothing to do with the model, so one response of each group outweighs the others
+    losses = []
+    for entries in (far.entries, tuple(e for e in far.entries if e.origin is not Origin.X3)):
+        config = learner_config(model_path, loss={**QUIET, "x3_min_ess": 0.999}, learner={"minibatch_size": 8})
+        report = make_updater(config, tiny_policy(config), tmp_path).run(dataclasses.replace(far, entries=entries))
+        losses.append([(result.loss, result.grad_norm, result.num_tokens) for result in report.minibatches])
+    assert len(losses[0]) == 1
+    for first, second in zip(*losses, strict=True):
+        assert first == pytest.approx(second, rel=1e-4)
+
+
+def test_groups_of_the_policy_itself_are_whole(model_path: Path, tmp_path: Path) -> None:
+    config = learner_config(model_path, loss={"x3_min_ess": 0.3, "x3_ess_weight": True})
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    facts = make_updater(config, tiny_policy(config), tmp_path).run(random_batch(model)).facts
+    assert facts["x3_left_out"] == 0
+    assert facts["x3_group_ess"] > 0.7  # alpha is the model with noise of 0.1 per token
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"x3_min_ess": 0.3, "ratio_mode": "direct"}, "write ratio_mode = decoupled"),
+        ({"x3_ess_weight": True, "advantage": "gae"}, "x3_min_ess alone"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LossConfig.model_validate(settings)
