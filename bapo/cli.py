@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from bapo.commands import buffer, comparing, configs, explain, looks, replay, runs, simulate, study, tokens
+from bapo.commands import buffer, comparing, configs, explain, looks, replay, runs, simulate, study, tokens, view
 from bapo.commands.arguments import TAKES_OVERRIDES
 from bapo.errors import BapoError
 
@@ -23,6 +23,7 @@ app.command(context_settings=TAKES_OVERRIDES)(runs.create)
 app.command("eval", context_settings=TAKES_OVERRIDES)(runs.evaluate)
 app.command()(study.study)
 app.command()(looks.watch)
+app.command()(view.view)
 app.command()(looks.scale)
 app.command()(comparing.compare)
 app.command()(comparing.report)

@@ -63,12 +63,17 @@ def allow(method: str, path: str, *roles: Role, most_bytes: int = MOST_JSON_BYTE
 class Rules:
     """The table of one API."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
+    def __init__(self, rules: Iterable[Rule], *, open_paths: Iterable[str] = ()) -> None:
+        """
+        Args:
+            open_paths: what anybody may GET, besides OPEN_PATHS, where no rule says otherwise.
+        """
+        self._open = tuple(_pattern(path) for path in open_paths)
         self._plain: dict[tuple[str, str], Rule] = {}
         self._patterns: list[tuple[re.Pattern[str], Rule]] = []
         for rule in rules:
             if "{" in rule.path:
-                self._patterns.append((re.compile(re.sub(r"\{\w+\}", "[^/]+", rule.path)), rule))
+                self._patterns.append((_pattern(rule.path), rule))
             else:
                 self._plain[rule.method, rule.path] = rule
 
@@ -79,6 +84,14 @@ class Rules:
         return next(
             (rule for pattern, rule in self._patterns if rule.method == method and pattern.fullmatch(path)), None
         )
+
+    def is_open(self, method: str, path: str) -> bool:
+        """Whether anybody may ask for a path that no rule names."""
+        return path in OPEN_PATHS or (method == "GET" and any(pattern.fullmatch(path) for pattern in self._open))
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\{\w+\}", "[^/]+", path))
 
 
 class Gate:
@@ -102,7 +115,8 @@ class Gate:
             return  # none of our services has websockets: the server closes the connection
         rule = self._rules.find(scope["method"], scope["path"])
         try:
-            check_right(scope, rule, self._keyring)
+            if rule is not None or not self._rules.is_open(scope["method"], scope["path"]):
+                check_right(scope, rule, self._keyring)
             size = declared_length(scope, rule)
         except RefusedError as refusal:
             self._refused(refusal.reason)
@@ -122,8 +136,8 @@ class Gate:
 
 
 def check_right(scope: Scope, rule: Rule | None, keyring: Keyring | None) -> None:
-    """Whether the sender may call this route. Raises: RefusedError."""
-    if keyring is None or (rule is None and scope["path"] in OPEN_PATHS):
+    """Whether the sender may call this route, which is not open. Raises: RefusedError."""
+    if keyring is None:
         return
     what = f"{scope['method']} {scope['path']}"
     token = _bearer(scope)

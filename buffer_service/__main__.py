@@ -32,6 +32,7 @@ from bapo.telemetry import Telemetry
 from bapo.tokens import keyring_for
 from buffer_service.app import create_app
 from buffer_service.context import Context
+from buffer_service.listening import BACKLOG, listen
 from buffer_service.metrics import BufferMetrics
 from buffer_service.protocol import DirectProtocol
 from buffer_service.reasons import in_step_order
@@ -49,7 +50,6 @@ PAUSE_S = 0.2
 KEEP_ALIVE_S = 120
 """Longer than any pause between two calls of one client."""
 SHUTDOWN_S = 2
-BACKLOG = 512
 
 
 class Protocol(BoundedHeaders, DirectProtocol):
@@ -110,7 +110,7 @@ def main(flags: Flags) -> None:
     wait_for(lambda: prepare(store, link), flags.extra.redis_timeout_s)
     context = Context(service=BufferService(store, load_composer(config.algorithm), config, metrics), config=config)
     collect_rarely()
-    server = Server(uvicorn_config(create_app(context, metrics, keyring)), context)
+    server = Server(uvicorn_config(create_app(context, metrics, keyring, flags.run)), context)
     flags.run.write_port("buffer_service", int(listener.getsockname()[1]))
     log.info("run=%s listens on %s:%d, redis=%s", config.run.name, *listener.getsockname()[:2], link.where)
     server.run(sockets=[listener])
@@ -149,23 +149,6 @@ def uvicorn_config(app: object) -> uvicorn.Config:
         timeout_graceful_shutdown=SHUTDOWN_S,
         backlog=BACKLOG,
     )
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises: ConfigError when the port is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"the buffer service cannot listen on {host}:{port}: {error.strerror}; "
-            "end what listens there, or choose another buffer.port (0 takes a free one)"
-        ) from error
-    listener.listen(BACKLOG)
-    return listener
 
 
 def prepare(store: Store, link: RedisLink) -> Health:

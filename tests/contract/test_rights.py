@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from bapo.bounded_headers import TOO_LARGE
 from bapo.clients import BufferClient
 from bapo.errors import AccessError, Refusal
 from bapo.gate import Rule, Rules
+from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry, serve_health
 from bapo.tokens import Keyring, Role, digest
 from bapo.wire import pack_group
@@ -78,6 +80,8 @@ ROUTES = [
     ("GET", "/counters", {VIEWER}),
     ("GET", "/metrics", {VIEWER}),
     ("GET", "/verify", {VIEWER}),
+    ("GET", "/web/api/v1/live", {VIEWER}),
+    ("GET", "/web/api/v1/overview", {VIEWER}),
     ("GET", "/groups", set()),
     ("POST", "/groups/read", set()),
     ("DELETE", "/groups/g-a", set()),
@@ -238,8 +242,8 @@ def described_routes(app: FastAPI) -> set[tuple[str, str]]:
     return {(method.upper(), path) for path, methods in paths.items() for method in methods}
 
 
-def test_every_route_of_the_buffer_has_its_rule() -> None:
-    app = served_app(new_store("memory", ""), small_config())
+def test_every_route_of_the_buffer_has_its_rule(tmp_path: Path) -> None:
+    app = served_app(new_store("memory", ""), small_config(), run=RunDirectory(tmp_path))
     known = {(rule.method, rule.path) for rule in buffer_rights.ROUTES}
     assert described_routes(app) - known == {("GET", "/healthz"), ("GET", "/readyz")}
     assert known <= described_routes(app)

@@ -1,0 +1,110 @@
+"""The files of the page as they are served: index.html, and modules and styles under their folder's name.
+
+The page is made of plain ES modules without a build step. They import each other by names (`bapo/app/charts.js`), which
+an import map turns into addresses: relative ones where the page is served, `data:` ones in an exported file.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+STATIC = Path(__file__).parent / "static"
+FOLDERS = ("app", "pages", "vendor")
+TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".txt": "text/plain"}
+NAMES = {"vendor/echarts.common.min.js": "echarts"}
+"""Modules that are imported by a name of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asset:
+    """One file."""
+
+    path: str
+    """`app/main.js`."""
+    content: bytes
+
+    @property
+    def media_type(self) -> str:
+        """For the header Content-Type."""
+        return TYPES[Path(self.path).suffix]
+
+    @property
+    def etag(self) -> str:
+        """Changes with the content."""
+        return f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
+
+    @property
+    def name(self) -> str:
+        """By which other modules import it."""
+        return NAMES.get(self.path, f"bapo/{self.path}")
+
+
+@cache
+def all_assets() -> Mapping[str, Asset]:
+    """By path; nothing else of the disk is served."""
+    files = [file for folder in FOLDERS for file in sorted((STATIC / folder).iterdir()) if file.suffix in TYPES]
+    found = (Asset(path=f"{file.parent.name}/{file.name}", content=file.read_bytes()) for file in files)
+    return {asset.path: asset for asset in found}
+
+
+def scripts() -> list[Asset]:
+    """The modules."""
+    return [asset for asset in all_assets().values() if asset.path.endswith(".js")]
+
+
+def page_modules() -> list[str]:
+    """Names of the modules of the pages: one per file."""
+    return [asset.name for asset in scripts() if asset.path.startswith("pages/")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """index.html, filled."""
+
+    html: bytes
+    policy: str
+    """Content-Security-Policy: scripts from here only, text never becomes markup, nobody else is called."""
+
+
+@cache
+def served_document(title: str) -> Document:
+    """The page for a browser that asks a service."""
+    imports = {asset.name: f"./{asset.path}" for asset in scripts()}
+    import_map = as_json({"imports": imports})
+    digest = base64.b64encode(hashlib.sha256(import_map.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'self' 'sha256-{digest}'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types default"
+    )
+    style = '<link rel="stylesheet" href="./app/style.css">'
+    start = '<script type="module" src="./app/main.js"></script>'
+    page = filled(title=title, style=style, import_map=import_map, data="", start=start)
+    return Document(html=page.encode(), policy=policy)
+
+
+def filled(*, title: str, style: str, import_map: str, data: str, start: str) -> str:
+    """index.html with its five gaps filled; `title` is escaped text, everything else is markup of our own."""
+    page = (STATIC / "index.html").read_text(encoding="utf-8")
+    values = {
+        "TITLE": title,
+        "STYLE": style,
+        "IMPORT_MAP": import_map,
+        "PAGES": as_json(page_modules()),
+        "DATA": data,
+        "START": start,
+    }
+    for gap, value in values.items():
+        page = page.replace(f"<!--{gap}-->", value)
+    return page
+
+
+def as_json(values: object) -> str:
+    """JSON that may stand between script tags: no text of a run can end the element or begin another."""
+    return json.dumps(values, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -1,0 +1,155 @@
+// The shell: which page is shown, the theme, the token, and whether the service answers.
+
+import { announce, el } from "bapo/app/dom.js";
+import { source } from "bapo/app/data.js";
+import { redrawAll } from "bapo/app/charts.js";
+
+const content = document.getElementById("content");
+const pages = new Map();
+let shown = null;
+
+const moduleNames = JSON.parse(document.getElementById("page-modules").textContent);
+for (const module of await Promise.all(moduleNames.map((name) => import(name)))) {
+  pages.set(module.default.name, module.default);
+}
+const menu = [...pages.values()].filter((page) => page.order !== undefined).sort((a, b) => a.order - b.order);
+
+/** "#/prompt/3f2a?step=4" -> {name: "prompt", path: ["3f2a"], params}. */
+function place() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [name, ...rest] = path.split("/").filter(Boolean).map(decodeURIComponent);
+  return { name: name ?? menu[0].name, path: rest, params: new URLSearchParams(query) };
+}
+
+function addressOf(name, path, params) {
+  const query = new URLSearchParams([...params].filter(([, value]) => value !== "")).toString();
+  return `#/${[name, ...path].map(encodeURIComponent).join("/")}${query ? `?${query}` : ""}`;
+}
+
+/** What a page is given. */
+const shell = {
+  source,
+  announce,
+  setState: showConnection,
+  setTitle(text) {
+    document.getElementById("run-name").textContent = text;
+    document.title = `${text} - BAPO`;
+  },
+  /** Change the address of the page that is shown: setParams({step: 40}). Without a new entry in the history. */
+  setParams(changes) {
+    const here = place();
+    for (const [key, value] of Object.entries(changes)) {
+      if (value === null || value === undefined) here.params.delete(key);
+      else here.params.set(key, String(value));
+    }
+    history.replaceState(null, "", addressOf(here.name, here.path, here.params));
+  },
+  linkTo: (name, path = [], params = {}) => addressOf(name, path, new URLSearchParams(params)),
+};
+
+function show() {
+  const here = place();
+  const page = pages.get(here.name);
+  if (shown && page === shown.page && shown.view.update) {
+    shown.view.update(here);
+    return;
+  }
+  shown?.view.unmount();
+  content.replaceChildren();
+  for (const link of document.querySelectorAll("#menu a")) {
+    if (link.dataset.page === here.name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  if (!page) {
+    shown = null;
+    content.append(el("h1", {}, "There is no such page"), el("p", {}, "Choose one of the menu: ", menu.map((p) => p.title).join(", "), "."));
+    return;
+  }
+  shown = { page, view: page.mount(content, shell, here) };
+}
+
+const WORDS = {
+  live: "live",
+  exported: "exported file",
+  token: "token needed",
+  disconnected: "not connected, trying again",
+  refused: "the service reports a problem",
+};
+
+function showConnection(state, error) {
+  const badge = document.getElementById("connection");
+  if (badge.dataset.state !== state) {
+    badge.dataset.state = state;
+    badge.textContent = WORDS[state];
+  }
+  badge.title = error ? error.message : "";
+  document.body.dataset.state = state;
+  if (state === "token") askForToken(error.message);
+}
+
+function askForToken(message) {
+  if (document.getElementById("token-form")) return;
+  const input = el("input", { type: "password", id: "token", name: "token", autocomplete: "off", required: true, spellcheck: "false" });
+  const form = el(
+    "form",
+    { id: "token-form", class: "card token", "aria-labelledby": "token-title",
+      onsubmit: (event) => {
+        event.preventDefault();
+        source.useToken(input.value.trim());
+        form.remove();
+        shown?.view.unmount();
+        shown = null;
+        show();
+        content.focus();
+      } },
+    el("h2", { id: "token-title" }, "This run asks for a token"),
+    el("p", {}, "The viewer's token is enough: ", el("code", {}, "RUN/tokens/viewer/token"), ". It is kept until this tab is closed."),
+    el("p", { class: "problem", role: "alert" }, message),
+    el("label", { for: "token" }, "Token"),
+    input,
+    el("button", { type: "submit" }, "Show the run"),
+  );
+  content.prepend(form);
+  input.focus();
+}
+
+// -- theme
+
+const THEMES = ["system", "light", "dark"];
+
+function useTheme(name) {
+  if (name === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = name;
+  document.getElementById("theme").textContent = `Theme: ${name}`;
+  redrawAll();
+}
+
+/** Storage is refused to files in some browsers: the theme then lasts as long as the page. */
+function remembered(value) {
+  try {
+    if (value !== undefined) localStorage.setItem("bapo-theme", value);
+    return localStorage.getItem("bapo-theme");
+  } catch {
+    return value ?? null;
+  }
+}
+
+let theme = THEMES.includes(remembered()) ? remembered() : "system";
+document.getElementById("theme").addEventListener("click", () => {
+  theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+  remembered(theme);
+  useTheme(theme);
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
+
+document.querySelector("a.skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  content.focus();
+});
+document.getElementById("menu").append(
+  ...menu.map((page) => el("li", {}, el("a", { href: `#/${page.name}`, "data-page": page.name }, page.title))),
+);
+useTheme(theme);
+addEventListener("hashchange", show);
+show();
+document.body.dataset.ready = "";

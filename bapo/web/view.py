@@ -1,0 +1,106 @@
+"""The run as the endpoints of the page see it.
+
+    RUN/metrics.jsonl, RUN/groups --(each step once, in order)--> folds --> answers
+    the buffer service itself     --(asked each time)-----------> `live`
+
+A fold is whatever an endpoint keeps between two steps: it is told of every step once, in order, and begins again when
+the run went back to a checkpoint. Reading is done in slices: a page that opens on a long run sees how far it is, and
+the process that serves it is never busy for long.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, cast
+
+from bapo.config.tree import Config
+from bapo.records import RunDirectory
+from bapo.types import Fate
+from bapo.web.following import Lines
+from bapo.whatif.recording import RecordedStep
+
+SLICE_S = 0.08
+"""Longest time that one answer reads records; at least one step is read."""
+
+Live = Callable[[], Mapping[str, Any]]
+"""What the buffer knows of itself now; raises UnavailableError when Redis does not answer."""
+
+
+class Fold(Protocol):
+    """What is kept of the steps so far."""
+
+    def advance(self, step: RecordedStep) -> None:
+        """Take one step; they come in order. `fates` is empty where the groups of a step cannot be read."""
+
+
+FoldType = TypeVar("FoldType", bound=Fold)
+FoldMaker = Callable[[Config], Fold]
+
+
+@dataclass(kw_only=True)
+class RunView:
+    """One run, for as long as a page of it is served. Endpoints are called one at a time: see `bapo.web.asking`."""
+
+    run: RunDirectory
+    config: Config
+    makers: tuple[type, ...] = ()
+    """Classes of the folds; each is made from the configuration."""
+    live: Live | None = None
+    """None: nothing but the run directory is there."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    generation: int = 0
+    """Rises when the run went back: what was answered before no longer holds. Begins at the time of the start, so that
+    no other process repeats it."""
+    num_steps: int = 0
+    """Steps that the folds were told of."""
+    is_complete: bool = False
+    """Whether that is all there is."""
+    problem: str = ""
+    """Why records, or the groups of them, cannot be read; empty when they can."""
+
+    def __post_init__(self) -> None:
+        self._begin(time.time_ns() // 1_000_000)
+
+    def fold(self, kind: type[FoldType]) -> FoldType:
+        """The fold of this class."""
+        return cast(FoldType, self._folds[kind])
+
+    def first_new(self, since: int, generation: int) -> int:
+        """`since` of a caller that knows this generation; 0 for one that knows another, or none."""
+        return since if generation == self.generation else 0
+
+    def refresh(self) -> None:
+        """Take the steps that are new, for at most SLICE_S. Raises: ContractError for a damaged file."""
+        if self._lines.is_another_file():
+            self._begin(self.generation + 1)
+        deadline = time.monotonic() + SLICE_S
+        self.is_complete = False
+        for row in self._lines.read():
+            self._take(row)
+            if time.monotonic() > deadline:
+                return
+        self.is_complete = True
+
+    def _begin(self, generation: int) -> None:
+        self.generation, self.num_steps, self.problem = generation, 0, ""
+        self._lines = Lines(self.run.path / "metrics.jsonl")
+        self._folds = {kind: kind(self.config) for kind in self.makers}
+
+    def _take(self, row: dict[str, Any]) -> None:
+        step = RecordedStep(step=int(row["step"]), fates=self._fates(int(row["step"])), metrics=row)
+        for fold in self._folds.values():
+            fold.advance(step)
+        self.num_steps += 1
+
+    def _fates(self, step: int) -> tuple[Fate, ...]:
+        """Groups of a step: the learner writes them before its row. None when they are away: the page then says so."""
+        try:
+            return tuple(fate for _, fates in self.run.read_groups([step]) for fate in fates)
+        except ImportError:
+            self.problem = "the groups of the steps cannot be read: pyarrow is not installed where the page is served"
+        except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+            self.problem = f"the groups of step {step} cannot be read: {error}"
+        return ()
