@@ -54,9 +54,9 @@ class Bapo:
         x2 = improvement.x2
         room = settings.batch_size - len(x1) - len(x2)
         x3 = reused(settings, view, (c2, c3), prompt_ids(x1) | prompt_ids(x2), room, rng("x3"))
-        refill = refilled(settings, view, prompt_ids((*x1, *x2, *x3)), room - len(x3))
+        more = youngest(settings, view, prompt_ids((*x1, *x2, *x3)), room - len(x3))
         return Decision(
-            items=whole_groups(group_ids(x1), group_ids(x2), group_ids((*x3, *refill))),
+            items=whole_groups(group_ids(x1), group_ids(x2), group_ids((*x3, *more))),
             r_tot=r_tot,
             c2=c2,
             c3=c3,
@@ -66,7 +66,7 @@ class Bapo:
                 **reasons,
                 **improvement.reasons,
                 **dict.fromkeys(group_ids(x3), Reason.REUSED),
-                **dict.fromkeys(group_ids(refill), Reason.REFILLED),
+                **dict.fromkeys(group_ids(more), Reason.YOUNGEST),
             },
         )
 
@@ -148,37 +148,36 @@ def reused(
     rng: random.Random,
 ) -> Groups:
     """X3: groups of the latest S steps with c2 <= mu <= c3, to fill what room is left (eq. 7; line 7)."""
-    if not settings.use_x3:
+    if settings.x3_choice == "youngest":
         return ()
     candidates = [
         stat
-        for stat in view.high
-        if view.step - settings.high_window <= stat.birth < view.step
-        and is_within(stat, *window)
-        and stat.prompt_id not in taken
-        and not (settings.drop_zero_variance_x3 and stat.homogeneous)
+        for stat in stored(settings, view, taken)
+        if is_within(stat, *window) and not (settings.drop_zero_variance_x3 and stat.homogeneous)
     ]
     return tuple(sample_in_order(candidates, room, rng))
 
 
-def refilled(settings: AlgorithmConfig, view: AssemblyView, taken: Collection[str], room: int) -> Groups:
-    """What else joins X3 when eq. 7 leaves room: informative groups of the latest S steps, nearest to mu = 1/2 first,
-    among equals the youngest, among those the first in B_high (ADR 0122)."""
-    if not (settings.use_x3 and settings.x3_refill):
+def youngest(settings: AlgorithmConfig, view: AssemblyView, taken: Collection[str], room: int) -> Groups:
+    """What joins X3 besides eq. 7: informative groups, youngest first, then nearest to mu = 1/2, then in the order of
+    B_high (ADR 0122)."""
+    if settings.x3_choice == "window":
         return ()
-    candidates = [
-        stat
-        for stat in view.high
-        if view.step - settings.high_window <= stat.birth < view.step
-        and is_informative(stat)
-        and stat.prompt_id not in taken
-    ]
-    return tuple(sorted(candidates, key=distance_and_age)[: max(0, room)])
+    candidates = [stat for stat in stored(settings, view, taken) if is_informative(stat)]
+    return tuple(sorted(candidates, key=age_and_distance)[: max(0, room)])
 
 
-def distance_and_age(stat: GroupStat) -> tuple[float, int]:
-    """|k - G/2|, rounded so that equal levels are equal, then the younger first."""
-    return round(abs(stat.reward_sum - stat.size / 2), 6), -stat.birth
+def stored(settings: AlgorithmConfig, view: AssemblyView, taken: Collection[str]) -> list[GroupStat]:
+    """Groups of B_high that X3 may take: of the latest S steps, of no prompt that trains already."""
+    if not settings.use_x3:
+        return []
+    oldest = view.step - settings.high_window
+    return [stat for stat in view.high if oldest <= stat.birth < view.step and stat.prompt_id not in taken]
+
+
+def age_and_distance(stat: GroupStat) -> tuple[int, float]:
+    """The younger first, then |k - G/2|, rounded so that equal levels are equal."""
+    return -stat.birth, round(abs(stat.reward_sum - stat.size / 2), 6)
 
 
 def with_new_hard(settings: AlgorithmConfig, bad: Iterable[HardPrompt], view: AssemblyView) -> tuple[HardPrompt, ...]:
@@ -194,11 +193,11 @@ def with_new_hard(settings: AlgorithmConfig, bad: Iterable[HardPrompt], view: As
 def with_new_high(settings: AlgorithmConfig, view: AssemblyView, c2: float, c3: float) -> Groups:
     """B_high after this step: fresh groups inside the window enter, births before t - S + 1 leave (lines 12 and 13).
 
-    A batch that is to be refilled needs all informative ones.
+    What is taken youngest first needs all informative ones.
     """
     queue = {stat.prompt_id: stat for stat in view.high if stat.birth > view.step - settings.high_window}
     for stat in view.fresh:
-        if is_within(stat, c2, c3) or (settings.x3_refill and is_informative(stat)):
+        if is_within(stat, c2, c3) or (settings.x3_choice != "window" and is_informative(stat)):
             queue.pop(stat.prompt_id, None)
             queue[stat.prompt_id] = stat.born(view.step)
     return tuple(queue.values())

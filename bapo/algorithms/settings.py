@@ -62,9 +62,10 @@ class AlgorithmConfig(Frozen):
     hard_worth: float | None = Field(None, gt=0)
     """What an improved hard prompt is worth, in informative fresh groups: re-evaluations are the fewer, the less they
     pay beside fresh groups (ADR 0121); null: M, whatever they pay."""
-    x3_refill: bool = False
-    """Fill what room eq. 7 leaves with any informative groups of the latest S steps: nearest to mu = 1/2 first, and
-    among equals the youngest (ADR 0122)."""
+    x3_choice: Literal["window", "refill", "youngest"] = "window"
+    """Which groups of the latest S steps become X3: those of eq. 7; those, and behind them any informative ones while
+    there is room; or any informative ones from the start. The latter two are taken youngest first, and among equals
+    nearest to mu = 1/2 (ADR 0122)."""
     drop_zero_variance_x3: bool = True
     """Never reuse a group whose rewards are all equal (ADR 0019)."""
     x3_exactly_half: bool = False

@@ -22,7 +22,8 @@ from bapo.study.progress import end_lines, plan_lines, progress_line
 from bapo.study.results import Results
 from bapo.study.runner import Look, Outcome, Runner, make_folder
 from bapo.study.schedule import mean_seconds
-from bapo.study.state import changed, look
+from bapo.study.sharing import look_at, take_shared
+from bapo.study.state import changed
 
 INTERRUPTED = 130
 FAILED = 1
@@ -67,14 +68,13 @@ def study(
     changed(planned.runs)
     at_once = parallel or _at_once(planned)
     console = Console(highlight=False)
-    for line in plan_lines(
-        planned, [look(run) for run in planned.runs], mean_seconds(Results(planned.path).read()), at_once
-    ):
+    for line in plan_lines(planned, look_at(planned), mean_seconds(Results(planned.path).read()), at_once):
         console.print(line, soft_wrap=True)
     if dry_run:
         return
     make_folder(planned)
     with locked(planned.path / ".lock", f"the study {planned.path} goes on in another process"):
+        take_shared(planned, lambda text: console.print(text, soft_wrap=True))
         outcome = _run(planned, at_once, budget_s, console)
     for line in end_lines(planned, outcome, file):
         console.print(Text(line, "red" if outcome.failed else ""), soft_wrap=True)

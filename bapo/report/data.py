@@ -138,4 +138,4 @@ def _shares(steps: Iterable[Sequence[Fate]], group_size: int) -> list[float]:
 
 def _is_new(fate: Fate) -> bool:
     """Sampled for this step from the data order: neither asked again nor used again."""
-    return fate.purpose is Purpose.FRESH and fate.reason not in (Reason.REUSED, Reason.REFILLED)
+    return fate.purpose is Purpose.FRESH and fate.reason not in (Reason.REUSED, Reason.YOUNGEST)

@@ -46,8 +46,12 @@ class StudySettings(Frozen):
     """Settings besides `run.seed` that take the seed, for example task.options.seed: other training problems."""
     parallel: int | Literal["auto"] = "auto"
     """Runs at the same time; auto: as many as cores and memory carry."""
-    keep: Literal["records", "all"] = "records"
-    """records: of a finished run its records and newest checkpoint stay, its Redis files and weights go."""
+    share: tuple[str, ...] = ()
+    """Directories of other studies: of a run of the same name and settings that is finished there, a link is made
+    instead of another run (ADR 0123)."""
+    keep: Literal["records", "replay", "all"] = "records"
+    """Of a finished run. records: its records, logs and newest checkpoint; replay: also the other checkpoints and the
+    batches that `bapo replay` needs; all: also its Redis files and weights."""
 
 
 class MethodSettings(Frozen):

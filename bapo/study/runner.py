@@ -33,6 +33,8 @@ from bapo.study.state import FINISHED, Found, State, look
 POLL_S = 0.5
 FOR_RESUMING = ("redis", "weights")
 """Folders of a run that only its continuation needs."""
+FOR_REPLAY = ("batches",)
+"""Folders that only `bapo replay` needs: nine tenths of what is left behind the others."""
 
 
 class Process(Protocol):
@@ -202,8 +204,9 @@ class Runner:
             running.process.send_signal(signal.SIGINT)
 
     def _tidy(self, run: PlannedRun) -> None:
-        if self._study.file.study.keep == "records":
-            tidy(RunDirectory(run.path))
+        keep = self._study.file.study.keep
+        if keep != "all":
+            tidy(RunDirectory(run.path), replayable=keep == "replay")
 
     def _look(self, waiting: Sequence[Found], outcome: Outcome) -> Look:
         now_s = self._now()
@@ -257,9 +260,13 @@ def reason_of(run: PlannedRun, log_path: Path) -> str:
     return lines[-1] if lines else "it left no word"
 
 
-def tidy(run: RunDirectory) -> None:
-    """Remove what only a continuation of a finished run would need: its records and its newest checkpoint stay."""
-    for folder in FOR_RESUMING:
+def tidy(run: RunDirectory, *, replayable: bool = False) -> None:
+    """Remove what only a continuation of a finished run would need: its records and its newest checkpoint stay.
+
+    Args:
+        replayable: its batches and the checkpoints before them stay, too.
+    """
+    for folder in FOR_RESUMING if replayable else (*FOR_RESUMING, *FOR_REPLAY):
         shutil.rmtree(run.path / folder, ignore_errors=True)
-    for step in run.checkpoint_steps()[:-1]:
+    for step in () if replayable else run.checkpoint_steps()[:-1]:
         shutil.rmtree(run.checkpoint_dir(step), ignore_errors=True)

@@ -173,11 +173,10 @@ def _reused(case: Case) -> str:
     )
 
 
-def _refilled(case: Case) -> str:
-    decision, stat = case.step.decision, case.stat
+def _youngest(case: Case) -> str:
     return (
-        f"its stored group of step {case.fate.birth} ({of_size(stat)}) lies outside c2 = {number(decision.c2)} .. "
-        f"c3 = {number(decision.c3)}, but the batch had room left, and it was among the nearest to mu = 1/2"
+        f"its stored group of step {case.fate.birth} ({of_size(case.stat)}) was among the youngest informative ones of "
+        f"B_high, and among equals among the nearest to mu = 1/2 (x3_choice = {case.settings.x3_choice})"
     )
 
 
@@ -209,7 +208,7 @@ _WRITERS: dict[str, Callable[[Case], str]] = {
     Reason.INFORMATIVE: _informative,
     Reason.IMPROVED: _improved,
     Reason.REUSED: _reused,
-    Reason.REFILLED: _refilled,
+    Reason.YOUNGEST: _youngest,
     Reason.ALL_WRONG: _outside,
     Reason.ALL_RIGHT: _outside,
     Reason.FILTERED: _filtered,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bapo.algorithms.composer import Reason
+from bapo.algorithms.composer import Decision, Reason
 from bapo.algorithms.levels import is_within
 from bapo.errors import ConfigError, did_you_mean
 from bapo.types import Fate, GroupStat, HardPrompt, Origin
@@ -111,14 +111,18 @@ def _why_not_reused(recording: Recording, state: SimulatedStep, stat: GroupStat)
         return f"{held}, but use_x3 = false"
     if not state.step - settings.high_window <= stat.birth < state.step:
         return f"{held}, but {state.step} - {stat.birth} > {settings.high_window} = high_window steps"
-    if not is_within(stat, decision.c2, decision.c3):
-        if settings.x3_refill:
-            return f"{held}, outside {window} ({of_size(stat)}), and others came first to refill the batch"
+    if settings.x3_choice == "youngest" or (settings.x3_choice == "refill" and not _in_window(decision, stat)):
+        return f"{held} ({of_size(stat)}), and not taken: no room, no advantage, or younger ones came first"
+    if not _in_window(decision, stat):
         return f"{held}, outside {window} ({of_size(stat)})"
     if settings.drop_zero_variance_x3 and stat.homogeneous:
         return f"{held} in {window}, but its rewards are all equal (drop_zero_variance_x3)"
     room, candidates = room_of(recording.config, state), len(reusable(recording.config, state))
     return f"{held} in {window}, but not drawn: room {room}, candidates {candidates}"
+
+
+def _in_window(decision: Decision, stat: GroupStat) -> bool:
+    return is_within(stat, decision.c2, decision.c3)
 
 
 def _why_not_asked(recording: Recording, state: SimulatedStep, entry: HardPrompt) -> str:

@@ -35,7 +35,7 @@ REPLAY: dict[str, Any] = {"per_prompt": 8, "num_rows": 4, "capacity": 12, "sft_i
 STEPS = 8
 
 
-OWN = {"hard_choice": "gain", "hard_worth": 0.5, "x3_refill": True}
+OWN = {"hard_choice": "gain", "hard_worth": 0.5, "x3_choice": "refill"}
 """Our additions to `bapo`."""
 RUNS = [*((name, {}) for name in composer_names()), ("bapo", OWN)]
 
@@ -151,7 +151,7 @@ def test_every_way_of_training_is_reached_in_these_runs(make_store: Callable[...
         rounds = [line["rounds"] for line in peers.service.compositions(0, STEPS)[1]]
         assert (max(rounds) > 1) is (name == "dapo")
     want = {("dapo", "surplus"), ("repo", "replayed"), ("arpo", "replayed"), ("relift", "supervised")}
-    assert reached >= want | {("remix", "reused"), ("dots_replay", "reused"), ("bapo", "reused"), ("bapo", "refilled")}
+    assert reached >= want | {("remix", "reused"), ("dots_replay", "reused"), ("bapo", "reused"), ("bapo", "youngest")}
 
 
 def test_a_step_that_is_filled_by_groups_sampled_ahead_still_has_its_round_asked_for(

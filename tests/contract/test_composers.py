@@ -19,7 +19,7 @@ from bapo.types import GroupStat, HardPrompt
 from tests.factories import make_hard, make_stat
 
 TRAINED = {
-    Reason.INFORMATIVE, Reason.IMPROVED, Reason.REUSED, Reason.REFILLED, Reason.REPLAYED, Reason.SUPERVISED,
+    Reason.INFORMATIVE, Reason.IMPROVED, Reason.REUSED, Reason.YOUNGEST, Reason.REPLAYED, Reason.SUPERVISED,
 }  # fmt: skip
 WORDS = {value for name, value in vars(Reason).items() if name.isupper()}
 PROMPTS = [f"p{i}" for i in range(12)]
@@ -41,7 +41,7 @@ def settings_of(name: str) -> st.SearchStrategy[AlgorithmConfig]:
         online_filter=st.sampled_from(["range", "gaussian", "gaussian_quota", "uniform", "none"]),
         hard_choice=st.sampled_from(["uniform", "gain"]),
         hard_worth=st.none() | st.sampled_from([0.5, 2.0]),
-        x3_refill=st.booleans(),
+        x3_choice=st.sampled_from(["window", "refill", "youngest"]),
         use_x2=st.booleans(),
         use_x3=st.booleans(),
         bad_capacity=st.none() | st.integers(1, 5),

@@ -176,7 +176,7 @@ def test_the_second_study_has_the_settings_and_the_baselines_of_the_first() -> N
         assert run.config.model_copy(update={"run": theirs.run}) == theirs
         assert run.config.run.model_copy(update={"root": theirs.run.root}) == theirs.run
     own = {run.method for run in second.runs} - {run.method for run in first.runs}
-    assert own == {"bapo-v1", "bapo-ess", "bapo-gain", "bapo-refill", "bapo-plus"}
+    assert own == {"bapo-v1", "bapo-ess", "bapo-gain", "bapo-refill", "bapo-young", "bapo-plus"}
 
 
 def test_the_shipped_study_is_fair() -> None:

@@ -234,3 +234,17 @@ def test_of_a_finished_run_the_records_and_the_newest_checkpoint_stay(tmp_path: 
     tidy(run)
     assert (run.checkpoint_steps(), run.redis_path.exists(), run.weights_path.exists()) == ([3], False, False)
     assert len(run.read_metrics()) == 1
+
+
+def test_a_study_keeps_batches_only_when_it_is_told_to(tmp_path: Path) -> None:
+    study = plan(tmp_path)
+    for index, replayable in enumerate([False, True]):
+        run = make(study, index, "finished", checkpoint=2)
+        run.checkpoint_dir(3).mkdir()
+        (run.checkpoint_dir(3) / "state.json").write_text("{}")
+        run.write_batch(3, b"frame")
+        (run.redis_path / "appendonly").write_text("x")
+        tidy(run, replayable=replayable)
+        assert run.batch_steps() == ([3] if replayable else [])
+        assert run.checkpoint_steps() == ([2, 3] if replayable else [3])
+        assert not run.redis_path.exists()
