@@ -6,6 +6,7 @@
         evaluations.jsonl               one object per measured held-out split and version
         groups/step-000012.parquet      one row per Fate: every group that the assembly of step 12 looked at
         batches/step-000012.frame       the batch that step 12 trained, with its tokens (checkpoint.keep_batches)
+        token_records/step-000012.parquet   text and the learner's numbers of every token of batch 12 (bapo.token_files)
         diverged/step-000012.frame      the batch whose loss or gradient was not finite
         weights/  checkpoints/step-000010/  logs/<process>.log  ports/<process>  redis/  report.html
 
@@ -24,6 +25,7 @@ from typing import Any, Self
 
 from bapo.errors import ConfigError, ContractError
 from bapo.storage import append_line, keep_lines, read_lines, replace_file, storing
+from bapo.token_files import TokenFiles
 from bapo.types import Fate, Origin, Purpose
 
 _STEP = re.compile(r"step-(\d{6,})")
@@ -200,6 +202,11 @@ class RunDirectory:
                 if step <= through:
                     self.batch_path(step).unlink()
 
+    @property
+    def token_files(self) -> TokenFiles:
+        """Token records (diagnostics.token_records)."""
+        return TokenFiles(self.path)
+
     # -- checkpoints
 
     def checkpoint_dir(self, step: int) -> Path:
@@ -229,6 +236,7 @@ class RunDirectory:
             for later in self.group_steps():
                 if later > step:
                     self._groups_path(later).unlink()
+        self.token_files.truncate_after(step)
         with storing(self.path / "batches"):
             for later in self.batch_steps():
                 if later > step:

@@ -26,6 +26,7 @@ from learner.protocols import Buffer, Fleet
 from learner.resume import load_state, newest_checkpoint, republish, resume_buffer
 from learner.shared_buffer import SharedBuffer
 from learner.stopping import StopFlag, Stopped
+from learner.token_records import TokenRecorder
 from learner.update import Updater
 from learner.weights import WeightPublisher
 
@@ -91,7 +92,11 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
             peers.fleet.wait_ready(flags.config.rollout.start_timeout_s)
     if checkpoint:
         republish(learner, checkpoint)
-    learner.run(checkpoint.state.step + 1 if checkpoint else 1)
+    try:
+        learner.run(checkpoint.state.step + 1 if checkpoint else 1)
+    finally:
+        if learner.token_records is not None:
+            learner.token_records.close()
     log.info("finished %d steps", flags.config.run.num_steps)
 
 
@@ -138,6 +143,7 @@ def make_learner(
         telemetry=telemetry,
         stop=stop,
         alarms=QuietLog(config.diagnostics.quiet_steps),
+        token_records=TokenRecorder(config, flags.run.token_files) if world.leads else None,
     )
 
 

@@ -21,6 +21,7 @@ from learner.alarm import Alarm
 from learner.distributed import World
 from learner.loss import TokenLosses
 from learner.theorem_meter import Diagnosis, theorem_fields
+from learner.token_trace import TokenValues
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +129,8 @@ class UpdateReport:
     seconds: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, float] = field(default_factory=dict)
     """What only some methods have: value_loss, value_mean, supervised_loss, clip_low, clip_high, balance."""
+    tokens: TokenValues | None = None
+    """In steps whose tokens are recorded."""
 
     def mean(self, name: str, *, over: str = "num_tokens") -> float | None:
         """Mean of a field over the mini-batches, weighted by the field `over`; None without any weight."""

@@ -32,6 +32,7 @@ from learner.policy import Policy
 from learner.protocols import Records
 from learner.shared_buffer import SharedBuffer
 from learner.stopping import StopFlag
+from learner.token_records import TokenRecorder
 from learner.update import Updater
 from learner.weights import WeightPublisher
 
@@ -53,6 +54,8 @@ class Learner:
     telemetry: Telemetry
     stop: StopFlag
     alarms: QuietLog
+    token_records: TokenRecorder | None = None
+    """On rank 0, where tokens are recorded."""
     between_steps: dict[str, float] = field(default_factory=dict)
     """Seconds of the checkpoint since the last record: they stand in the row of the step behind it."""
 
@@ -137,6 +140,8 @@ class Learner:
         self.between_steps = {}
         self.records.write_groups(batch.step, batch.fates)
         self.records.append_metrics(row)
+        if self.token_records is not None and report.tokens is not None:
+            self.token_records.put(batch, report.tokens)
         show(self.telemetry, batch, row, self.publisher.seconds if row["sync_s"] else {})
         log_step(row, self.config)
         if alarm:

@@ -4,7 +4,7 @@
 
 Every step that is redone is compared with its row of metrics.jsonl, and the weights with the checkpoint of step N where
 there is one. On the CPU, with as many threads and one rank, all of it is equal to the last bit. Nothing in the run
-directory is changed.
+directory is changed, but for token records when they are asked for.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from safetensors.torch import load_file
 from transformers.utils.logging import disable_progress_bar
 
+from bapo.config.tree import Config
 from bapo.errors import ConfigError, DivergenceError
 from bapo.process import Flags, run_process
 from bapo.records import RunDirectory
@@ -38,9 +39,13 @@ from learner.loop import Learner
 from learner.replay_text import RepeatedStep, Replay, as_json, as_text
 from learner.resume import load_state
 from learner.stopping import StopFlag
+from learner.token_records import TokenRecorder
 from learner.weights import gather_weights
 
 log = logging.getLogger("learner.replay")
+
+RECORDS_S = 600.0
+"""Longest wait for token records that were asked for."""
 
 
 def main(flags: Flags) -> None:
@@ -52,14 +57,22 @@ def main(flags: Flags) -> None:
     )
     disable_progress_bar()
     torch.set_num_threads(flags.config.learner.num_threads)
-    found = replay(flags, plan)
+    found = replay(flags, plan, token_records=flags.extra.token_records)
     sys.stdout.write((as_json(found) if flags.extra.json else as_text(found, flags.config)) + "\n")
 
 
-def replay(flags: Flags, plan: ReplayPlan) -> Replay:
-    """Redo the steps of a plan. Raises: DivergenceError when one of them diverges (again)."""
+def replay(flags: Flags, plan: ReplayPlan, *, token_records: bool = False) -> Replay:
+    """Redo the steps of a plan. Raises: DivergenceError when one of them diverges (again).
+
+    Args:
+        token_records: write them into the run, for the steps that are repeated.
+    """
+    if token_records:
+        flags = replace(flags, config=_recording_every_step(flags.config))
     with tempfile.TemporaryDirectory(prefix="bapo-replay-") as scratch:
         learner = _learner_at(flags, plan.start, Path(scratch))
+        if token_records:
+            learner.token_records = TokenRecorder(flags.config, flags.run.token_files)
         recorded = {row["step"]: row for row in flags.run.read_metrics()}
         try:
             steps = tuple(_repeat(learner, frame, recorded) for frame in plan.frames)
@@ -67,6 +80,9 @@ def replay(flags: Flags, plan: ReplayPlan) -> Replay:
             # The learner wrote the batch where it was told to keep its files, which goes away with the replay.
             message = str(error).replace(scratch, str(flags.run.path))
             raise DivergenceError(f"in the replay from step {plan.start} on: {message}") from error
+        finally:
+            if learner.token_records is not None:
+                learner.token_records.close(RECORDS_S)
     return Replay(
         run=flags.run.name,
         start=plan.start,
@@ -121,6 +137,11 @@ class OnlyRows:
         return
 
 
+def _recording_every_step(config: Config) -> Config:
+    """The run's configuration, but for what is measured beside the training: the numbers stay the same."""
+    return config.model_copy(update={"diagnostics": config.diagnostics.model_copy(update={"token_records": 1})})
+
+
 def _weights_difference(learner: Learner, run: RunDirectory, step: int) -> float | None:
     """Largest difference of any weight from the checkpoint of `step`; None without one."""
     path = run.checkpoint_dir(step) / "hf" / "model.safetensors"
@@ -133,6 +154,7 @@ def _weights_difference(learner: Learner, run: RunDirectory, step: int) -> float
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=int, help="the step to repeat")
     parser.add_argument("--frame", type=Path, help="a batch to repeat, for example RUN/diverged/step-000012.frame")
+    parser.add_argument("--token-records", action="store_true", help="write RUN/token_records of these steps")
     parser.add_argument("--json", action="store_true", help="for programs")
 
 

@@ -23,6 +23,7 @@ from learner.batching import Columns, Int64s, MicroBatch, columns_of, minibatche
 from learner.losses.aggregation import token_weights
 from learner.losses.base import Rows, TokenInputs
 from learner.losses.corrections import importance_weight
+from learner.token_trace import TokenTrace
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -50,6 +51,8 @@ class Step:
     reference_M: Tensor | None = None
     reference_share: float = 1.0
     """Share of the KL term to the reference (kl_ref = convex)."""
+    trace: TokenTrace | None = None
+    """In steps whose tokens are recorded."""
     facts: dict[str, float] = field(default_factory=dict)
     """What the records should say of this step besides its sums; of the newest mini-batch."""
 

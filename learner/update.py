@@ -36,6 +36,7 @@ from learner.step import Step, make_step
 from learner.stopping import StopFlag, Stopped
 from learner.supervised import Supervised
 from learner.theorem_meter import Diagnosis, diagnose
+from learner.token_trace import TokenTrace
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ class Updater:
             log.warning("step %d batch is empty: no update", batch.step)
             return UpdateReport(lr=lr, minibatches=(), num_tokens=0, seconds=watch.seconds)
         step = make_step(batch, self._config, self.memory, self._world.device)
+        if self._is_due(batch.step, self._config.diagnostics.token_records):
+            step.trace = TokenTrace(len(step.rollout_M), self._world)
         if self._config.learner.reset_optimizer:
             self.optimizer.state.clear()
         with watch.phase("prox"):
@@ -109,6 +112,7 @@ class Updater:
             diagnosis=diagnosis,
             seconds=watch.seconds,
             facts=facts | step.facts,
+            tokens=step.trace.values(step.advantage_M) if step.trace is not None else None,
         )
 
     def _set_lr(self, step: int) -> float:
@@ -179,7 +183,11 @@ class Updater:
             (loss * self._world.size).backward()
             own_M[micro.slot_M] = logprobs_M.detach()
             meter.add(loss, losses, entropy_M)
-        is_last = k == len(step.plan) - 1 and self._is_measured(step.batch.step)
+            if step.trace is not None:
+                step.trace.add(micro.slot_M, logprobs_M, entropy_M, losses)
+        if step.trace is not None:
+            step.trace.end_minibatch()
+        is_last = k == len(step.plan) - 1 and self._is_due(step.batch.step, self._config.diagnostics.every)
         if k == 0 or is_last:
             own_M = self._world.sum(own_M)
         if k == 0:  # the policy still was theta_t
@@ -198,13 +206,13 @@ class Updater:
         step.facts.update(fitted.facts)
         return fitted
 
-    def _is_measured(self, step: int) -> bool:
-        every = self._config.diagnostics.every
+    @staticmethod
+    def _is_due(step: int, every: int) -> bool:
         return every > 0 and step % every == 0
 
     def _diagnose(self, step: Step) -> Diagnosis:
         """The theorem meter of this step, on the rank that writes records; empty elsewhere."""
-        if not self._world.leads or not self._is_measured(step.batch.step):
+        if not self._world.leads or not self._is_due(step.batch.step, self._config.diagnostics.every):
             return Diagnosis()
         theta_t_M, newest_M = step.theta_t_M.cpu().numpy(), step.newest_M.cpu().numpy()
         return diagnose(step.batch, step.columns, theta_t_M, newest_M, eps=self._config.loss.advantage_eps)

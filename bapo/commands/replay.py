@@ -22,13 +22,25 @@ Frame = Annotated[
 ]
 
 
-def replay(run: RunArgument, step: Step = None, frame: Frame = None, as_json: AsJson = False) -> None:
+TokenRecords = Annotated[
+    bool, typer.Option("--token-records", help="Write RUN/token_records of the repeated steps, for the run's page.")
+]
+
+
+def replay(
+    run: RunArgument,
+    step: Step = None,
+    frame: Frame = None,
+    token_records: TokenRecords = False,
+    as_json: AsJson = False,
+) -> None:
     """Repeat the learner's step N on its recorded batch, and compare loss, gradient norm and weights with the run.
 
     The learner begins behind the newest checkpoint before N and redoes the steps in between; nothing is sampled and
-    nothing in RUN is changed. Exit code 4 when the step diverges (again).
+    nothing in RUN is changed, but for token records if you ask for them. Exit code 4 when the step diverges (again).
 
     Example:  bapo replay outputs/demo-001 --step 17
+              bapo replay outputs/demo-001 --step 17 --token-records
               bapo replay outputs/demo-001 --frame outputs/demo-001/diverged/step-000117.frame
     """
     directory = RunDirectory.open(run)
@@ -39,6 +51,7 @@ def replay(run: RunArgument, step: Step = None, frame: Frame = None, as_json: As
     # Planned here too: a step that cannot be repeated is refused before torch is loaded.
     plan = plan_replay_of(directory, frame) if frame else plan_replay(directory, step or 0)
     flags = ["--frame", str(frame)] if frame else ["--step", str(plan.step)]
+    flags += ["--token-records"] if token_records else []
     flags += ["--json"] if as_json else []
     # As the launcher sets it: the number of threads decides in which order sums are taken.
     os.environ["OMP_NUM_THREADS"] = str(load_resolved(directory.config_path).learner.num_threads)

@@ -16,5 +16,10 @@ class DiagnosticsConfig(Frozen):
     """A subset or age whose mean total variation per token is more than this is warned of."""
     ess_warn: float = Field(0.5, ge=0, lt=1)
     """A subset or age whose effective share of responses is less than this is warned of."""
+    token_records: int = Field(0, ge=0)
+    """Learner steps between two token records: text, entropy, ratio and clipping of every token of the batch, for the
+    run's page (docs/web.md); 0: none. They cost no forward pass."""
+    token_records_mb: int = Field(256, ge=1)
+    """Most MB of token records on disk (RUN/token_records); beyond it the oldest are removed."""
     quiet_steps: int = Field(20, ge=0)
     """After a line in the log about one subset, the next one about it comes this many steps later at the earliest."""

@@ -44,6 +44,15 @@ class Task(Protocol):
 
 
 @runtime_checkable
+class HasExtract(Protocol):
+    """What a task may have besides: the part of a response that its reward reads, for people who look at responses."""
+
+    def extract(self, prompt: Prompt, text: str) -> str | None:
+        """The answer that `reward` compares; None when the text has none."""
+        ...
+
+
+@runtime_checkable
 class HasExpert(Protocol):
     """What a task may have besides: solutions that are worth training on (LUFFY, ReLIFT). Without it, `gold` is one."""
 

@@ -17,7 +17,7 @@ from itertools import islice
 from bapo.errors import ConfigError
 from bapo.tasks.base import make_prompt
 from bapo.tasks.countdown_problems import HELD_OUT_BUCKETS, TRAIN_BUCKETS, Problem, distinct_problems, solve
-from bapo.tasks.countdown_verifier import ANSWER_END, ANSWER_START, is_right
+from bapo.tasks.countdown_verifier import ANSWER_END, ANSWER_START, is_right, last_answer
 from bapo.types import Prompt
 
 NAME = "countdown"
@@ -53,6 +53,10 @@ class CountdownTask:
     def reward(self, prompt: Prompt, text: str) -> float:
         """1.0 if the last answer uses each number once and equals the target, else 0.0."""
         return 1.0 if is_right(text, prompt.answer["numbers"], prompt.answer["target"]) else 0.0
+
+    def extract(self, prompt: Prompt, text: str) -> str | None:
+        """What stands in the last answer tag."""
+        return last_answer(text)
 
     def level(self, prompt: Prompt) -> float:
         """How many numbers there are: CD-3 is easier than CD-4."""

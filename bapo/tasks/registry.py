@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import bapo.tasks
 from bapo.errors import BapoError, ConfigError, did_you_mean
-from bapo.tasks.base import HasExpert, Task
+from bapo.tasks.base import HasExpert, HasExtract, Task
 from bapo.types import Prompt
 
 Reward = Callable[[Prompt, str], float]
@@ -69,6 +69,11 @@ def with_reward(task: Task, reward: Reward) -> Task:
 def expert_of(task: Task, prompt: Prompt) -> str | None:
     """The expert solution of a prompt: `expert` where the task has it, else its gold response."""
     return task.expert(prompt) if isinstance(task, HasExpert) else task.gold(prompt)
+
+
+def extract_of(task: Task) -> Callable[[Prompt, str], str | None] | None:
+    """How a task finds the answer in a response; None when it does not say."""
+    return task.extract if isinstance(task, HasExtract) else None
 
 
 @cache

@@ -36,7 +36,7 @@ def compare(recording: Recording, simulated: Sequence[SimulatedStep]) -> Reprodu
     found = [
         (step.step, differences)
         for step, other in zip(recording.steps, simulated, strict=True)
-        if (differences := list(_differences(step, other)))
+        if (differences := list(differences_of(step, other)))
     ]
     return Reproduction(
         num_same=len(recording.steps) - len(found),
@@ -45,7 +45,8 @@ def compare(recording: Recording, simulated: Sequence[SimulatedStep]) -> Reprodu
     )
 
 
-def _differences(recorded: RecordedStep, simulated: SimulatedStep) -> Iterator[str]:
+def differences_of(recorded: RecordedStep, simulated: SimulatedStep) -> Iterator[str]:
+    """What a replayed step has otherwise than the recorded one."""
     decision = simulated.decision
     for origin in Origin:
         then, now = recorded.batch[origin], simulated.batch[origin]

@@ -11,7 +11,7 @@ responses. So a simulation answers what the batches would have been, not what th
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason, Rng
@@ -78,18 +78,30 @@ def _steps(recording: Recording, config: Config, arrivals: Arrivals) -> Iterator
     done: list[SimulatedStep] = []
     for step in recording.steps:
         before = done[-1].decision if done else None
-        bad = before.bad if before else ()
-        view = AssemblyView(
-            step=step.step,
-            fresh=tuple(stat_of(fate) for fate in step.fresh),
-            reevaluated=tuple(arrivals(step, bad, done)),
-            bad=bad,
-            high=before.high if before else (),
-            previous_r_tot=before.r_tot if before else None,
-            round=max(1, len(step.fresh) // config.algorithm.fresh_schedule.at(step.step)),
-        )
+        view = view_at(step, before, config, arrivals(step, before.bad if before else (), done))
         done.append(SimulatedStep(view=view, decision=_composed(composer, view, rng_at(config, step.step))))
         yield done[-1]
+
+
+def next_as_recorded(composer: Composer, config: Config, step: RecordedStep, before: Decision | None) -> SimulatedStep:
+    """One step of `as_recorded`, behind the decision of the step before it."""
+    view = view_at(step, before, config, [stat_of(fate) for fate in step.reevaluated])
+    return SimulatedStep(view=view, decision=_composed(composer, view, rng_at(config, step.step)))
+
+
+def view_at(
+    step: RecordedStep, before: Decision | None, config: Config, reevaluated: Iterable[GroupStat]
+) -> AssemblyView:
+    """What the assembly of a step saw, with the tables that the decision before it left."""
+    return AssemblyView(
+        step=step.step,
+        fresh=tuple(stat_of(fate) for fate in step.fresh),
+        reevaluated=tuple(reevaluated),
+        bad=before.bad if before else (),
+        high=before.high if before else (),
+        previous_r_tot=before.r_tot if before else None,
+        round=max(1, len(step.fresh) // config.algorithm.fresh_schedule.at(step.step)),
+    )
 
 
 def _composed(composer: Composer, view: AssemblyView, rng: Rng) -> Decision:

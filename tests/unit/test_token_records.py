@@ -1,0 +1,332 @@
+"""Token records: the learner's own numbers of every token, their text, and a recorder that never disturbs training."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from bapo.errors import StorageError
+from bapo.token_files import TokenFiles, TokenRow
+from bapo.types import Batch
+from learner import token_records
+from learner.pieces import Pieces
+from learner.token_records import Recorded, RowMaker, TokenRecorder
+from learner.token_trace import TokenValues
+from tests.learner_setup import (
+    FakeBuffer,
+    FakeFleet,
+    learner_config,
+    make_test_learner,
+    make_updater,
+    random_batch,
+    tiny_policy,
+)
+from tests.tiny_model import write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_tiny_model(path)
+    return path
+
+
+def values_of(model_path: Path, tmp_path: Path, batch: Batch, **sections: Any) -> TokenValues:
+    config = learner_config(model_path, **{"diagnostics": {"token_records": 1}, **sections})
+    report = make_updater(config, tiny_policy(config), tmp_path).run(batch)
+    assert report.tokens is not None
+    return report.tokens
+
+
+def plain(model_path: Path, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """log pi_theta_t and entropy of every response token, one ordinary forward pass per response."""
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32, attn_implementation="sdpa").eval()
+    logprobs, entropy = [], []
+    for entry in batch.entries:
+        prompt = entry.group.prompt_token_ids.tolist()
+        for response in entry.group.responses:
+            ids = torch.tensor([prompt + response.token_ids.tolist()])
+            with torch.no_grad():
+                logp = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            logprobs.append(logp.gather(1, ids[0, len(prompt) :, None]).squeeze(1).numpy())
+            entropy.append(-(logp.exp() * logp).sum(-1).numpy())
+    return np.concatenate(logprobs), np.concatenate(entropy)
+
+
+def test_the_values_are_those_of_a_plain_forward_pass_and_the_ratio_is_to_the_rollout_policy(
+    model_path: Path, tmp_path: Path
+) -> None:
+    # One mini-batch: all of it is computed before the only optimizer step, so by theta_t.
+    batch = random_batch(num_groups=4)
+    found = values_of(
+        model_path, tmp_path, batch, learner={"minibatch_size": 4}, loss={"ratio_mode": "direct", "kl_coef": 0.01}
+    )
+    logprobs, entropy = plain(model_path, batch)
+    rollout = np.concatenate([entry.group.rollout_logprobs for entry in batch.entries])
+    np.testing.assert_allclose(found.logprobs_M, logprobs, atol=2e-5)
+    np.testing.assert_allclose(found.entropy_M, entropy, atol=2e-5)
+    np.testing.assert_allclose(found.ratio_M, np.exp(np.clip(logprobs - rollout, -20, 20)), rtol=1e-3)
+
+
+def test_a_token_is_clipped_where_its_ratio_is_beyond_the_bound_that_its_advantage_meets(
+    model_path: Path, tmp_path: Path
+) -> None:
+    batch = random_batch(num_groups=4)
+    settings = {"ratio_mode": "direct", "clip_low": 0.2, "clip_high": 0.3, "dual_clip": None, "kl_coef": 0.01}
+    found = values_of(model_path, tmp_path, batch, learner={"minibatch_size": 4}, loss=settings)
+    beyond = ((found.advantage_M > 0) & (found.ratio_M > 1.3)) | ((found.advantage_M < 0) & (found.ratio_M < 0.8))
+    assert 0 < beyond.sum() < len(beyond)
+    np.testing.assert_array_equal(found.clipped_M > 0, beyond)
+
+
+def test_with_two_epochs_the_last_pass_counts(model_path: Path, tmp_path: Path) -> None:
+    batch = random_batch(num_groups=4)
+    learner = {"minibatch_size": 4, "lr": 0.01}
+    loss = {"ratio_mode": "decoupled", "kl_coef": 0.01}
+    once = values_of(model_path, tmp_path, batch, learner=learner, loss=loss)
+    twice = values_of(model_path, tmp_path, batch, learner={**learner, "epochs": 2}, loss=loss)
+    assert np.all(once.ratio_M == 1.0)  # the first pass is by theta_t, its own anchor
+    moved = np.exp(np.clip(twice.logprobs_M - once.logprobs_M, -20, 20))
+    np.testing.assert_allclose(twice.ratio_M, moved, rtol=1e-3)
+    assert np.abs(moved - 1).max() > 0.01
+
+
+def test_what_no_pass_computed_is_nan_and_nothing_is_kept_in_other_steps(model_path: Path, tmp_path: Path) -> None:
+    batch = random_batch(num_groups=2, step=2)
+    batch.entries[0].group.rewards[:] = 1.0  # advantage 0, and neither KL nor entropy in the loss
+    without = {"kl_coef": 0.0, "entropy_coef": 0.0}
+    found = values_of(model_path, tmp_path, batch, loss=without)
+    tokens = len(batch.entries[0].group.token_ids)
+    assert np.isnan(found.entropy_M[:tokens]).all()
+    assert np.isfinite(found.entropy_M[tokens:]).all()
+    config = learner_config(model_path, diagnostics={"token_records": 3}, loss=without)
+    updater = make_updater(config, tiny_policy(config), tmp_path)
+    assert updater.run(random_batch(step=2)).tokens is None
+    assert updater.run(random_batch(step=3)).tokens is not None
+
+
+def test_recording_changes_no_weight(model_path: Path, tmp_path: Path) -> None:
+    weights = []
+    for every in (0, 1):
+        config = learner_config(model_path, diagnostics={"token_records": every})
+        policy = tiny_policy(config)
+        make_updater(config, policy, tmp_path).run(random_batch())
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in policy.parameters()]))
+    assert torch.equal(*weights)
+
+
+def test_a_run_writes_one_file_per_recorded_step_with_every_response_of_its_batch(
+    model_path: Path, tmp_path: Path
+) -> None:
+    config = learner_config(model_path, diagnostics={"token_records": 2})
+    batches = {step: random_batch(step=step, num_groups=3) for step in range(1, 5)}
+    learner = make_test_learner(config, tmp_path, buffer=FakeBuffer(batches.__getitem__), fleet=FakeFleet())
+    learner.run(1)
+    assert learner.token_records is not None
+    learner.token_records.close()
+    files = TokenFiles(tmp_path)
+    assert files.steps() == [2, 4]
+    group = batches[4].entries[1].group
+    rows = files.read_group(4, group.group_id)
+    assert [row.row for row in rows] == [0, 1, 2, 3]
+    assert [row.reward for row in rows] == group.rewards.tolist()
+    assert [token for row in rows for token in row.token_ids] == group.token_ids.tolist()
+    np.testing.assert_array_equal([x for row in rows for x in row.rollout_logprobs], group.rollout_logprobs)
+    assert rows[0].prompt == group.prompt.text
+    assert {row.origin for row in rows} == {batches[4].entries[1].origin.value}
+    mean, sigma = group.rewards.mean(), np.sqrt(group.rewards.var() + config.loss.advantage_eps)
+    np.testing.assert_allclose([row.advantage for row in rows], (group.rewards - mean) / sigma, rtol=1e-5)
+    assert all(len(row.pieces) == len(row.token_ids) == len(row.entropy or row.token_ids) for row in rows)
+    assert files.read_group(4, "no such group") == files.read_group(3, group.group_id) == []
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Every byte is a token: characters beyond ASCII take several."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    fast.add_special_tokens({"eos_token": "<eos>"})
+    return fast
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("ab", ["a", "b"]),
+        ("é!", ["", "é", "!"]),
+        ("1\U0001f600", ["1", "", "", "", "\U0001f600"]),
+        ("日本", ["", "", "日", "", "", "本"]),
+    ],
+)
+def test_a_character_of_several_tokens_stands_at_the_last_of_them(text: str, want: list[str]) -> None:
+    tokenizer = byte_tokenizer()
+    assert Pieces(tokenizer).of(tokenizer.encode(text)) == want
+
+
+def test_half_a_character_at_the_end_is_shown_as_unreadable_and_special_tokens_are_written_out() -> None:
+    tokenizer = byte_tokenizer()
+    half = tokenizer.encode("aé")[:2]
+    assert Pieces(tokenizer).of(half) == ["a", "\ufffd"]
+    ended = [*tokenizer.encode("é"), tokenizer.eos_token_id]
+    assert Pieces(tokenizer).of(ended) == ["", "é", "<eos>"]
+    assert Pieces(tokenizer).graded(ended) == "é"
+
+
+def row(group_id: str, number: int = 0, **changed: Any) -> TokenRow:
+    fields: dict[str, Any] = {
+        "step": 1,
+        "group_id": group_id,
+        "prompt_id": "p",
+        "prompt": "1+1=",
+        "task": "sums",
+        "answer": {"sum": 2},
+        "gold": "2",
+        "origin": "x1",
+        "kind": "rl",
+        "row": number,
+        "reward": 1.0,
+        "outcome": "graded",
+        "oldest_version": 3,
+        "newest_version": 4,
+        "extracted": None,
+        "advantage": 0.5,
+        "token_ids": [7, 8],
+        "pieces": ["2", "!"],
+        "rollout_logprobs": [-0.5, -0.25],
+        "logprobs": None,
+        "entropy": None,
+        "ratio": None,
+        "clipped": None,
+    }
+    return TokenRow(**{**fields, **changed})
+
+
+def test_a_file_gives_back_what_was_written_also_for_ids_that_begin_alike(tmp_path: Path) -> None:
+    long = "fresh-" + "0" * 200
+    groups = [[row("a"), row("a", 1)], [row(long + "1", clipped=[True, False])], [row(long + "2")]]
+    files = TokenFiles(tmp_path)
+    files.write(1, groups, left_out=5)
+    assert files.read_group(1, "a") == groups[0]
+    assert files.read_group(1, long + "2") == groups[2]
+    assert files.read_group(1, long + "1") == groups[1]
+    assert files.left_out(1) == 5
+    assert [head["text"] for head in files.read_heads(1)] == ["2!"] * 4
+
+
+def test_the_oldest_steps_leave_a_full_folder_and_the_newest_stays(tmp_path: Path) -> None:
+    files = TokenFiles(tmp_path)
+    sizes = [files.write(step, [[row("a")]]) for step in (5, 6, 7)]
+    assert files.shrink(sum(sizes)) == []
+    assert files.shrink(sum(sizes) - 1) == [5]
+    assert files.shrink(1) == [6]
+    assert files.steps() == [7]
+
+
+def test_a_resumed_run_forgets_what_later_steps_recorded(tmp_path: Path) -> None:
+    files = TokenFiles(tmp_path)
+    for step in (4, 5, 6):
+        files.write(step, [[row("a")]])
+    files.truncate_after(5)
+    assert files.steps() == [4, 5]
+
+
+class SlowFiles(TokenFiles):
+    """A disk that waits to be let on, or refuses."""
+
+    def __init__(self, path: Path, *, refuses: bool = False) -> None:
+        super().__init__(path)
+        self.go, self.began, self.refuses = threading.Event(), threading.Event(), refuses
+
+    def write(self, *arguments: Any, **named: Any) -> int:
+        if self.refuses:
+            raise StorageError("the disk is full")
+        self.began.set()
+        assert self.go.wait(60)
+        return super().write(*arguments, **named)
+
+
+def values_like(batch: Batch) -> TokenValues:
+    tokens = np.zeros(sum(len(entry.group.token_ids) for entry in batch.entries), dtype=np.float32)
+    return TokenValues(logprobs_M=tokens, entropy_M=tokens, ratio_M=tokens, clipped_M=tokens, advantage_M=tokens)
+
+
+def test_a_slow_disk_costs_records_and_never_makes_the_learner_wait(
+    model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = SlowFiles(tmp_path)
+    recorder = TokenRecorder(learner_config(model_path), files)
+    for step in range(1, 8):  # returns although nothing can be written
+        batch = random_batch(step=step, num_groups=1)
+        recorder.put(batch, values_like(batch))
+        assert step > 1 or files.began.wait(60)
+    assert "step 4 has no token record" in caplog.text
+    files.go.set()
+    recorder.close(60)
+    assert files.steps() == [1, 2, 3]  # the one that was on its way, and the two that waited
+
+
+def test_a_disk_that_refuses_ends_the_recording_and_not_the_training(
+    model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = TokenRecorder(learner_config(model_path), SlowFiles(tmp_path, refuses=True))
+    batch = random_batch(num_groups=1)
+    recorder.put(batch, values_like(batch))
+    recorder.close(60)
+    recorder.put(batch, values_like(batch))
+    assert caplog.text.count("token records end at step 1, training goes on: the disk is full") == 1
+
+
+def test_a_step_that_would_pass_the_limit_alone_keeps_its_first_groups_and_says_how_many_it_left_out(
+    model_path: Path, tmp_path: Path
+) -> None:
+    config = learner_config(model_path, diagnostics={"token_records_mb": 1})
+    batch = random_batch(num_groups=3)
+    wide = [entry.group for entry in batch.entries]
+    recorder = TokenRecorder(config, TokenFiles(tmp_path))
+    room = token_records.TOKEN_BYTES * (len(wide[0].token_ids) + len(wide[1].token_ids))
+    rows = RowMaker(config)
+    found, left_out = rows.groups(Recorded(batch=batch, values=values_like(batch)), room)
+    assert ([group[0].group_id for group in found], left_out) == ([group.group_id for group in wide[:2]], 1)
+    recorder.close()
+
+
+def raising(**_: Any) -> Any:
+    class Task:
+        name = "raising"
+        held_out_splits = ()
+
+        def prompts(self, split: str) -> list[Any]:
+            return []
+
+        def reward(self, prompt: Any, text: str) -> float:
+            return 0.0
+
+        def gold(self, prompt: Any) -> str:
+            raise ValueError("no gold here")
+
+        def extract(self, prompt: Any, text: str) -> str:
+            return f"[{text}]"
+
+    return Task()
+
+
+def test_a_task_that_raises_gives_no_gold_and_what_it_extracts_is_from_the_text_that_was_graded(
+    model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = learner_config(model_path, task={"name": f"{__name__}:raising"})
+    batch = random_batch(num_groups=1)
+    groups, _ = RowMaker(config).groups(Recorded(batch=batch, values=values_like(batch)), 1 << 30)
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    for response in groups[0]:
+        text = tokenizer.decode(list(response.token_ids), skip_special_tokens=True)
+        assert (response.gold, response.extracted) == (None, f"[{text}]")
+    assert caplog.text.count("no gold here") == 1
