@@ -1,24 +1,28 @@
 # The buffer service, the scheduler, the evaluator and the commands: no torch, no vLLM.
 ARG PYTHON=python:3.11.13-slim-bookworm
 
-FROM ${PYTHON} AS build
+FROM ${PYTHON} AS requirements
 RUN python3 -m venv /venv
 WORKDIR /src
 COPY requirements/buffer.txt requirements/
 RUN --mount=type=cache,target=/root/.cache/pip \
     /venv/bin/pip install --no-deps -r requirements/buffer.txt setuptools==78.1.1
+
+FROM requirements AS code
 COPY pyproject.toml README.md ./
 COPY bapo bapo
 COPY buffer_service buffer_service
 COPY services services
-RUN /venv/bin/pip install --no-deps --no-build-isolation .
+RUN /venv/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
 
 FROM ${PYTHON}
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="bapo-buffer" org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.description="BAPO buffer service, scheduler, evaluator and commands" \
       org.opencontainers.image.licenses="Apache-2.0"
-COPY --from=build /venv /venv
+# Two layers: a change of the code does not write the packages again.
+COPY --from=requirements /venv /venv
+RUN --mount=from=code,source=/dist,target=/dist /venv/bin/pip install --no-cache-dir --no-deps --no-index /dist/*.whl
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp
 # A new volume takes its owner and mode from the folder that it is mounted on: `volumes` are those of images of others.
 RUN install -d -o 10001 -g 10001 /bapo /bapo/outputs /bapo/secrets /bapo/secrets/acl && \

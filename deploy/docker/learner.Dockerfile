@@ -2,7 +2,7 @@
 # For NVIDIA GPUs the same torch, as the index has it: --build-arg REQUIREMENTS="-r requirements/gpu.txt" (profile gpu).
 ARG PYTHON=python:3.11.13-slim-bookworm
 
-FROM ${PYTHON} AS build
+FROM ${PYTHON} AS requirements
 RUN python3 -m venv /venv
 WORKDIR /src
 COPY requirements requirements
@@ -10,21 +10,27 @@ ARG REQUIREMENTS="-r requirements/torch-cpu.txt -r requirements/learner.txt"
 # Not quoted: these are several arguments.
 RUN --mount=type=cache,target=/root/.cache/pip --mount=from=wheels,target=/wheels \
     /venv/bin/pip install --no-deps --find-links /wheels ${REQUIREMENTS}
+
+FROM requirements AS code
 COPY pyproject.toml README.md ./
 COPY bapo bapo
 COPY learner learner
-RUN /venv/bin/pip install --no-deps --no-build-isolation .
+RUN /venv/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
 
 FROM ${PYTHON}
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="bapo-learner" org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.description="BAPO learner: batches to weights" \
       org.opencontainers.image.licenses="Apache-2.0"
-COPY --from=build /venv /venv
+# Two layers: a change of the code does not write the packages again.
+COPY --from=requirements /venv /venv
+RUN --mount=from=code,source=/dist,target=/dist /venv/bin/pip install --no-cache-dir --no-deps --no-index /dist/*.whl
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1 HOME=/tmp
 # A new volume takes its owner and mode from the folder that it is mounted on.
 RUN install -d -o 10001 -g 10001 /bapo /bapo/outputs /bapo/secrets && cd /bapo/secrets && \
     install -d -m 700 -o 10001 -g 10001 accepted learner
+# The demo's model, 3 MB: on Kubernetes no folder of this repository is mounted.
+COPY models/countdown-tiny /bapo/models/countdown-tiny
 USER 10001:10001
 WORKDIR /bapo
 ENTRYPOINT ["python", "-m"]
