@@ -27,7 +27,12 @@ def buffer_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE
 
 def fleet_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE_TIMEOUT_S) -> str:
     """URL of the rollout server's control API. Raises: DeadlineError when it does not announce its port."""
-    return f"http://127.0.0.1:{_port(run, FLEET, config.rollout.port, timeout_s)}"
+    return f"http://{_reachable(config.rollout.host)}:{_port(run, FLEET, config.rollout.port, timeout_s)}"
+
+
+def _reachable(host: str) -> str:
+    """What listens on all addresses is reached on the loopback."""
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
 
 
 def _port(run: RunDirectory, process: str, configured: int, timeout_s: float) -> int:

@@ -34,6 +34,7 @@ from bapo.telemetry import Telemetry
 from bapo.tokens import keyring_for
 from rollout_server import ray_settings
 from rollout_server.app import create_app
+from rollout_server.autoscaler import Autoscaler
 from rollout_server.engines.base import engine_module
 from rollout_server.fleet import Fleet
 from rollout_server.handles import LocalHandle, WorkerHandle, make_worker
@@ -41,9 +42,10 @@ from rollout_server.published import Follower, recall, remember
 
 log = logging.getLogger(__name__)
 
-LOOPBACK = "127.0.0.1"
 RELEASE_S = 2.0
 """How long the leases of a dead worker may take to be released: the buffer may end at the same moment."""
+LOOK_TIMEOUT_S = 5.0
+"""Of the autoscaler, which looks again anyway, and must not delay the end."""
 SHUTDOWN_S = 1
 LONGEST_HOST = 100
 """Of a name within a worker's id, which the buffer takes up to 128 characters of."""
@@ -69,12 +71,18 @@ def main(flags: Flags) -> None:
     config = flags.config
     telemetry = Telemetry(Process.ROLLOUT_SERVER, run=config.run.name)
     engine_module(config.rollout.engine).check(config)
+    if flags.extra.one_of_several and config.autoscaling.actuator == "fleet":
+        raise ConfigError(
+            "autoscaling.actuator = fleet changes the workers of one rollout server, and this is one of several; "
+            "write external, and scale the servers on bapo_rollout_desired_workers"
+        )
     port = config.rollout.port if flags.extra.port is None else flags.extra.port
-    keyring = keyring_for("the rollout server", flags.extra.host, config.security.tokens)
-    listener = listen(flags.extra.host, port)
+    host = flags.extra.host or config.rollout.host
+    keyring = keyring_for("the rollout server", host, config.security.tokens)
+    listener = listen(host, port)
     url = flags.extra.buffer_url or buffer_url(config, flags.run)
     runner = Runner(config, flags.run, url, telemetry, one_of_several=flags.extra.one_of_several)
-    app = create_app(runner.fleet, telemetry, keyring)
+    app = create_app(runner.fleet, telemetry, keyring, refusal=lambda: runner.autoscaler.refusal)
     server = Server(
         uvicorn.Config(
             app,
@@ -103,6 +111,7 @@ class Runner:
         self, config: Config, run: RunDirectory, url: str, telemetry: Telemetry, *, one_of_several: bool = False
     ) -> None:
         self._config, self._run, self._url = config, run, url
+        self._telemetry = telemetry
         self._in_process = engine_module(config.rollout.engine).IN_PROCESS
         self._has_node = threading.Event()
         self._ended = threading.Event()
@@ -118,6 +127,7 @@ class Runner:
         )
         follower = Follower(run.weights_path, BufferClient(url, retry_s=RELEASE_S), self.fleet.follow)
         self._follower = follower if one_of_several else None
+        self.autoscaler = self._make_autoscaler(room=None)
         self._thread = threading.Thread(target=self._run_node, name="node", daemon=True)
 
     def start(self, on_end: Callable[[], None]) -> None:
@@ -143,10 +153,12 @@ class Runner:
         from rollout_server.fleet_ray import RayNode  # here: in-process engines need no Ray
 
         try:
-            node = RayNode(self._config.rollout.max_workers)
+            node = RayNode(self._config.rollout)
         except BapoError as error:
             self.fleet.stop_with(error)
             return
+        if node.is_cluster:
+            self.autoscaler = self._make_autoscaler(room=node.room)
         self._run_fleet()
         node.stop()
 
@@ -158,7 +170,11 @@ class Runner:
             self.fleet.scale(self._config.rollout.num_workers)
             if self._follower:
                 self._follower.start()
-        self._ended.wait()
+        self.autoscaler.run(self._ended)
+
+    def _make_autoscaler(self, room: Callable[[], int] | None) -> Autoscaler:
+        buffer = BufferClient(self._url, timeout_s=LOOK_TIMEOUT_S, retry_s=0.0)
+        return Autoscaler(self._config, self.fleet, buffer, self._telemetry, room=room)
 
     def _make_handle(self, worker_id: str) -> WorkerHandle:
         self._has_node.wait()
@@ -191,7 +207,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (__doc__ or "").partition("Examples:")[2]
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
-    parser.add_argument("--host", default=LOOPBACK, help=f"address to listen on (default {LOOPBACK})")
+    parser.add_argument("--host", help="address to listen on (instead of rollout.host)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (instead of rollout.port)")
     parser.add_argument(
         "--one-of-several",

@@ -5,6 +5,7 @@ Blocking work runs in threads (`def`, not `async def`), so /healthz answers duri
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 
 import bapo
-from bapo.errors import BapoError, ContractError, Refusal, UnavailableError
+from bapo.errors import BapoError, ConfigError, ContractError, Refusal, UnavailableError
 from bapo.fleet_client import weight_update_from_map
 from bapo.gate import Gate
 from bapo.telemetry import Telemetry
@@ -49,8 +50,14 @@ class WeightUpdateBody(BaseModel):
     canary: CanaryBody
 
 
-def create_app(fleet: Fleet, telemetry: Telemetry, keyring: Keyring | None = None) -> FastAPI:
-    """The API of one fleet. Without a keyring everybody may do everything."""
+def create_app(
+    fleet: Fleet, telemetry: Telemetry, keyring: Keyring | None = None, *, refusal: Callable[[], str] = lambda: ""
+) -> FastAPI:
+    """The API of one fleet. Without a keyring everybody may do everything.
+
+    Args:
+        refusal: why the number of workers may not be changed by hand; empty when it may.
+    """
     app = FastAPI(title="BAPO rollout server", version=bapo.__version__, summary="Workers that sample groups.")
 
     @app.get("/workers")
@@ -61,6 +68,8 @@ def create_app(fleet: Fleet, telemetry: Telemetry, keyring: Keyring | None = Non
     @app.put("/workers", status_code=202)
     def scale(body: Scale) -> dict[str, int]:
         """Change the number of workers; those that go finish their groups first."""
+        if reason := refusal():
+            raise ConfigError(reason)
         fleet.scale(body.num)
         return {"num_wanted": fleet.num_wanted}
 

@@ -67,6 +67,7 @@ class Fleet:
         self.prefix = prefix
         self._places_lock = threading.Lock()
         self._places: list[Place] = []
+        self._is_ended = False
         self._weights_lock = threading.Lock()
         self._newest: WeightUpdate | None = None
         self._deaths = 0
@@ -78,6 +79,8 @@ class Fleet:
         if not 1 <= num <= most:
             raise ConfigError(f"the number of workers must be 1 to {most} (rollout.max_workers), got {num}")
         with self._places_lock:
+            if self._is_ended:
+                return
             staying = [place for place in self._places if not place.is_leaving]
             for place in staying[num:]:
                 place.leave()
@@ -168,8 +171,9 @@ class Fleet:
             self._newest = self._newest or update
 
     def stop(self) -> None:
-        """End all workers now; their leases go back."""
+        """End all workers now; their leases go back, and no further ones start."""
         with self._places_lock:
+            self._is_ended = True
             places = list(self._places)
         for place in places:
             place.leave(at_once=True)

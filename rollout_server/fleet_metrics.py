@@ -24,6 +24,7 @@ class FleetMetrics:
         self._sync_s = telemetry.histogram("bapo_sync_duration_seconds")
         self._sync_failures = telemetry.counter("bapo_sync_failures_total")
         self._lock = threading.Lock()
+        self._totals: Counter[str] = Counter()
         self._counts: dict[str, Mapping[str, int]] = {}
         self._states: dict[str, str] = {}
 
@@ -53,7 +54,13 @@ class FleetMetrics:
         self._sync_s.labels(phase="fleet").observe(seconds)
         self._sync_failures.inc(num_failed)
 
+    def total(self, key: str) -> int:
+        """What all workers, also those that are gone, have counted under this key of `WorkerReport.counts`."""
+        return self._totals[key]
+
     def _add(self, key: str, count: int) -> None:
+        with self._lock:
+            self._totals[key] += count
         kind, _, rest = key.partition("/")
         if kind == "groups":
             purpose, _, outcome = rest.partition("/")

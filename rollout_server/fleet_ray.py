@@ -3,8 +3,9 @@
 One actor per worker, with the engine's environment variables set before it imports anything. The fleet replaces dead
 actors itself (`max_restarts=0`): a new worker has a new id, so that nothing of the dead one is mistaken for its own.
 
-With RAY_ADDRESS in the environment the workers go to that cluster (with its RAY_AUTH_TOKEN, and the project, the model
-and the folder of weights at the same paths on every host); otherwise a node of our own is started and stopped.
+With RAY_ADDRESS in the environment the workers go to that cluster (with its RAY_AUTH_TOKEN, and the project and the
+model at the same paths on every host), spread over hosts that have `rollout.worker_resources` free; otherwise a node of
+our own is started and stopped.
 Ray's ports are open on all interfaces: a token of this run alone protects our own node (`ray_settings.py`, which must
 be applied before this file is imported).
 """
@@ -12,6 +13,7 @@ be applied before this file is imported).
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import sys
@@ -24,7 +26,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from bapo.config.tree import Config
+from bapo.config.tree import Config, RolloutConfig
 from bapo.errors import BapoError, UnavailableError
 from bapo.fleet_client import weight_update_from_map, weight_update_map
 from bapo.process import LOG_FORMAT
@@ -45,18 +47,28 @@ ACTOR_THREADS = 8
 class RayNode:
     """A Ray node of our own, or a connection to a cluster."""
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, rollout: RolloutConfig) -> None:
         """Start or connect; takes some seconds. Raises: UnavailableError."""
+        self._needs = rollout.worker_resources
         self._folder: str | None = None
         address = os.environ.get("RAY_ADDRESS")
+        self.is_cluster = address is not None
         try:
             if address:
                 ray.init(address=address, log_to_driver=False, configure_logging=False)
             else:
-                self._start(num_workers)
+                self._start(rollout.max_workers)
         except (RayError, ConnectionError, RuntimeError, OSError, ValueError) as error:
             self.stop()
             raise UnavailableError(f"Ray did not start ({address or 'own node'}): {error}") from error
+
+    def room(self) -> int:
+        """Workers that the living hosts of the cluster can hold. Raises: UnavailableError."""
+        try:
+            hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        except (RayError, ConnectionError, RuntimeError) as error:
+            raise UnavailableError(f"Ray does not say which hosts there are: {error}") from error
+        return sum(room_of(host, self._needs) for host in hosts)
 
     def stop(self) -> None:
         """End all actors and, if the node is our own, its processes."""
@@ -67,14 +79,22 @@ class RayNode:
     def _start(self, num_workers: int) -> None:
         # Paths of unix sockets may have 107 bytes, and Ray's own part of them takes most of that.
         self._folder = tempfile.mkdtemp(prefix="bapo-ray-", dir="/tmp")
+        total = {name: math.ceil(num_workers * amount) for name, amount in self._needs.items()}
         ray.init(
-            num_cpus=num_workers,
+            num_cpus=total.pop("CPU", 1),
+            num_gpus=total.pop("GPU", None),
+            resources=total or None,
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
             configure_logging=False,
             _temp_dir=self._folder,
         )
+
+
+def room_of(host: Mapping[str, float], needs: Mapping[str, float]) -> int:
+    """Workers with these needs that fit on a host with these resources."""
+    return min(int(host.get(name, 0) // amount) for name, amount in needs.items())
 
 
 class WorkerActor:
@@ -115,10 +135,14 @@ class RayHandle:
     def __init__(self, worker_id: str, config: Config, buffer_url: str, log_path: Path) -> None:
         self._log_path = log_path
         environment = {**engine_module(config.rollout.engine).ENVIRONMENT, "PYTHONPATH": _python_path()}
+        needs = dict(config.rollout.worker_resources)
         self._make = (
             ray.remote(WorkerActor)
             .options(
-                num_cpus=1,
+                num_cpus=needs.pop("CPU", 0),
+                num_gpus=needs.pop("GPU", 0),
+                resources=needs,
+                scheduling_strategy="SPREAD",
                 max_restarts=0,
                 max_task_retries=0,
                 max_concurrency=ACTOR_THREADS,

@@ -33,8 +33,6 @@ SILENCE_S = 30.0
 """A ready worker that does not answer for this long hangs: it is replaced."""
 STUCK_S = 120.0
 """So does an engine whose single step takes this long."""
-DRAIN_S = 30.0
-"""How long a worker that is scaled away may finish its groups."""
 EARLY_S = 30.0
 """A worker that dies sooner than this after it was ready, without a delivered group, died early."""
 JOIN_S = 5.0
@@ -147,7 +145,7 @@ class Place:
             self._look(handle, SILENCE_S)
         if not self._at_once:
             self._state = "draining"
-            handle.drain(DRAIN_S)
+            handle.drain(self._config.rollout.drain_s)
 
     def _wait_loaded(self, handle: WorkerHandle) -> bool:
         """Whether it has loaded; False when the place is to leave. Raises: DeadlineError, or what stopped it."""

@@ -7,11 +7,12 @@ The docstring below each field is the manual: `docs/configuration.md` is made fr
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from bapo.algorithms.autoscaling.settings import AutoscalingConfig
 from bapo.algorithms.frozen import Frozen
 from bapo.algorithms.registry import composer_names
 from bapo.algorithms.selectors.registry import selector_names
@@ -82,12 +83,18 @@ class RolloutConfig(Frozen):
     """Groups that one worker samples at a time."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Keywords of the engine (vLLM: engine arguments)."""
+    worker_resources: dict[str, Annotated[float, Field(gt=0)]] = Field({"CPU": 1.0}, min_length=1)
+    """Ray resources of one worker, for example `{ GPU = 1 }`, or a name that `ray start --resources` gave to hosts."""
+    host: str = "127.0.0.1"
+    """Address that the control API listens on. Workers on other hosts fetch weights from there (docs/scale.md)."""
     port: int = Field(8710, ge=0, le=65535)
     """Control API of the fleet; 0 takes a free port."""
     sync_timeout_s: float = Field(120.0, gt=0)
     """A worker that has not taken new weights after this is replaced."""
     start_timeout_s: float = Field(300.0, gt=0)
     """A worker that is not ready after this fails the run."""
+    drain_s: float = Field(30.0, ge=0)
+    """A worker that is scaled away may finish its groups for so long; what is not finished then goes back."""
 
     @model_validator(mode="after")
     def workers_fit(self) -> Self:
@@ -244,6 +251,7 @@ class Config(Frozen):
     selector: SelectorConfig = SelectorConfig()
     cadence: CadenceConfig = CadenceConfig()
     rollout: RolloutConfig = RolloutConfig()
+    autoscaling: AutoscalingConfig = AutoscalingConfig()
     loss: LossConfig = LossConfig()
     learner: LearnerConfig = LearnerConfig()
     shaping: ShapingConfig = ShapingConfig()
@@ -306,6 +314,17 @@ class Config(Frozen):
             raise ValueError(
                 f"learner.microbatch_tokens = {self.learner.microbatch_tokens} cannot hold one sequence of "
                 f"{longest} tokens (max_prompt_tokens + max_response_tokens); write at least {longest}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def autoscaling_stays_within_the_fleet(self) -> Self:
+        fleet, scaling = self.rollout.max_workers, self.autoscaling
+        most = max(scaling.min_workers, scaling.max_workers or scaling.min_workers)
+        if most > fleet:
+            raise ValueError(
+                f"autoscaling asks for up to {most} workers, more than rollout.max_workers = {fleet}; "
+                f"write rollout.max_workers = {most}, or less in [autoscaling]"
             )
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bapo.algorithms.autoscaling.rule import Reason
 from bapo.metrics.metric import PURPOSE, WORKER, Label, Metric, Process
 
 HERE = (Process.ROLLOUT_SERVER,)
@@ -36,6 +37,49 @@ WORKERS = (
     ),
 )  # fmt: skip
 
+SCALING = (
+    Metric(
+        "bapo_rollout_desired_workers", "gauge", "Workers that there should be: what HPA and KEDA scale on.",
+        "system/Autoscaling", HERE,
+    ),
+    Metric(
+        "bapo_rollout_needed_workers", "gauge", "Workers that the rates of learner and workers ask for, with headroom.",
+        "system/Autoscaling", HERE,
+    ),
+    Metric(
+        "bapo_rollout_scaling_reason", "gauge", "1: why the desired number of workers is what it is; else 0.",
+        "system/Autoscaling", HERE, (Label("reason", tuple(reason.value for reason in Reason)),),
+    ),
+    Metric(
+        "bapo_rollout_learner_wait_ratio", "gauge", "Share of the learner's time in which it had no batch.",
+        "system/Autoscaling", HERE,
+    ),
+    Metric(
+        "bapo_rollout_idle_ratio", "gauge", "Share of the ready workers' room that is empty.",
+        "system/Autoscaling", HERE,
+    ),
+    Metric(
+        "bapo_rollout_ready_batches", "gauge", "Fresh groups that wait for the learner, over B.",
+        "system/Autoscaling", HERE,
+    ),
+    Metric(
+        "bapo_rollout_consume_rate", "gauge", "Fresh groups/s that the learner takes while it does not wait.",
+        "system/Autoscaling", HERE,
+    ),
+    Metric(
+        "bapo_rollout_produce_rate", "gauge", "Fresh groups/s of one worker while its room is full.",
+        "system/Autoscaling", HERE,
+    ),
+    Metric(
+        "bapo_rollout_stale_ratio", "gauge", "Share of pushed fresh groups that were too old to be taken.",
+        "system/Autoscaling", HERE,
+    ),
+    Metric(
+        "bapo_rollout_version_lag_steps", "gauge", "Learner's step minus the oldest weights of a ready worker.",
+        "system/Autoscaling", HERE,
+    ),
+)  # fmt: skip
+
 VERIFIERS = (
     Metric(
         "bapo_verifier_failures_total", "counter", "Verifier calls that raised or were killed.", "system/Verifiers",
@@ -49,4 +93,4 @@ WEIGHTS = (
     ),
 )  # fmt: skip
 
-METRICS = (*SAMPLING, *WORKERS, *VERIFIERS, *WEIGHTS)
+METRICS = (*SAMPLING, *WORKERS, *SCALING, *VERIFIERS, *WEIGHTS)

@@ -68,7 +68,7 @@ class Starter:
     def fleet(self) -> ProcessSpec:
         """The rollout server: a Ray node and its engines, with a guard that ends whatever Ray leaves."""
         hint = VLLM_HINT if self._config.rollout.engine == "vllm" else ENGINE_HINT
-        spec = self._spec(FLEET, FLEET, hint=hint)
+        spec = self._spec(FLEET, FLEET, hint=hint, host=self._config.rollout.host)
         guarded = (sys.executable, "-I", guard.__file__, *spec.argv)
         return replace(
             spec,
