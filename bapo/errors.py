@@ -6,6 +6,7 @@
       AccessError          no token, a wrong one, or one without the right       HTTP 401 or 403, exit 2, never retried
       StaleWeightsError    the caller's policy version is too old for the work   HTTP 409, retried after the next update
       WeightMismatchError  an engine does not hold the weights it should hold    the worker is replaced
+        WeightsAbsentError a file of weights is not where it was looked for      the learner sends it
       UnavailableError     a peer is down or not ready yet                       HTTP 503, retried with a deadline
         FullError          a peer is there and holds all that it may             HTTP 429, retried after a pause
       DeadlineError        a named wait ran past its deadline                    exit 5, says who waits for whom
@@ -108,6 +109,10 @@ class WeightMismatchError(BapoError):
     http_status = 409
 
 
+class WeightsAbsentError(WeightMismatchError):
+    """A host cannot read a file of weights."""
+
+
 class UnavailableError(BapoError):
     """A peer cannot answer now; try again until a deadline."""
 
@@ -156,6 +161,7 @@ BY_NAME: dict[str, type[BapoError]] = {
         AccessError,
         StaleWeightsError,
         WeightMismatchError,
+        WeightsAbsentError,
         UnavailableError,
         FullError,
         DeadlineError,

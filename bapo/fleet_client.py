@@ -3,6 +3,7 @@
     GET  /workers            {"workers": [WorkerStatus...], "num_wanted": N}
     PUT  /workers            {"num": N}
     GET  /weights            {"version": newest version that was published, or null}
+    PUT  /weights/files/..   a piece of a file that the server cannot read itself (`bapo.weight_transport`)
     POST /weights            WeightUpdate -> {"seconds": {worker_id: s}}; with ?rollback=true also an older version
     GET  /readyz             200 when at least one worker samples
 
@@ -13,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from bapo.errors import ContractError
-from bapo.peer import Peer
+from bapo.errors import ContractError, WeightsAbsentError
+from bapo.peer import Answer, Peer
 from bapo.types import Canary, WeightUpdate
+from bapo.weight_transport import send_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,8 @@ class FleetClient:
     def update_weights(self, update: WeightUpdate, *, timeout_s: float, rollback: bool = False) -> dict[str, float]:
         """Give all workers new weights; returns when each of them samples with them, or is being replaced.
 
+        A rollout server that cannot read the file is sent it first.
+
         Args:
             rollback: accept a version older than the newest one: a learner that resumed from a checkpoint.
         Returns: worker id -> seconds that it took. A worker that is missing here is replaced by the fleet, and its
@@ -69,9 +74,17 @@ class FleetClient:
             says; UnavailableError.
         """
         query = {"rollback": "true"} if rollback else None
-        answer = self._peer.call(
-            "POST", "/weights", body=weight_update_map(update), query=query, wait_s=timeout_s, retry_s=timeout_s
-        )
+
+        def announce() -> Answer:
+            return self._peer.call(
+                "POST", "/weights", body=weight_update_map(update), query=query, wait_s=timeout_s, retry_s=timeout_s
+            )
+
+        try:
+            answer = announce()
+        except WeightsAbsentError:
+            send_file(self._peer, Path(update.path), update.digest)
+            answer = announce()
         return {str(worker): float(seconds) for worker, seconds in answer.json()["seconds"].items()}
 
     def published_version(self) -> int | None:
@@ -111,6 +124,7 @@ def weight_update_from_map(fields: Mapping[str, Any]) -> WeightUpdate:
                 logprobs=tuple(float(value) for value in canary["logprobs"]),
                 tolerance=float(canary["tolerance"]),
             ),
+            url=str(fields.get("url", "")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ContractError(f"weight update is malformed: {error!r}") from error

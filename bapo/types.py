@@ -373,3 +373,5 @@ class WeightUpdate:
     """sha256 of the file, hex."""
     num_bytes: int
     canary: Canary
+    url: str = ""
+    """Of the rollout server, from which a host that cannot read `path` fetches the file; empty: from nowhere."""

@@ -39,11 +39,13 @@ from rollout_server.engines.base import engine_module
 from rollout_server.fleet import Fleet
 from rollout_server.handles import LocalHandle, WorkerHandle, make_worker
 from rollout_server.published import Follower, recall, remember
+from rollout_server.weight_store import WeightStore
 
 log = logging.getLogger(__name__)
 
 RELEASE_S = 2.0
 """How long the leases of a dead worker may take to be released: the buffer may end at the same moment."""
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - to be replaced by an address that others can call
 LOOK_TIMEOUT_S = 5.0
 """Of the autoscaler, which looks again anyway, and must not delay the end."""
 SHUTDOWN_S = 1
@@ -81,8 +83,9 @@ def main(flags: Flags) -> None:
     keyring = keyring_for("the rollout server", host, config.security.tokens)
     listener = listen(host, port)
     url = flags.extra.buffer_url or buffer_url(config, flags.run)
-    runner = Runner(config, flags.run, url, telemetry, one_of_several=flags.extra.one_of_several)
-    app = create_app(runner.fleet, telemetry, keyring, refusal=lambda: runner.autoscaler.refusal)
+    own_url = f"http://{host}:{listener.getsockname()[1]}"
+    runner = Runner(config, flags.run, url, telemetry, own_url=own_url, one_of_several=flags.extra.one_of_several)
+    app = create_app(runner.fleet, telemetry, keyring, store=runner.store, refusal=lambda: runner.autoscaler.refusal)
     server = Server(
         uvicorn.Config(
             app,
@@ -108,10 +111,20 @@ class Runner:
     """Starts and ends the fleet beside the API, which answers from the first moment."""
 
     def __init__(
-        self, config: Config, run: RunDirectory, url: str, telemetry: Telemetry, *, one_of_several: bool = False
+        self,
+        config: Config,
+        run: RunDirectory,
+        url: str,
+        telemetry: Telemetry,
+        *,
+        own_url: str = "",
+        one_of_several: bool = False,
     ) -> None:
+        """`own_url`: where workers on other hosts fetch weights."""
         self._config, self._run, self._url = config, run, url
         self._telemetry = telemetry
+        self.store = WeightStore(run.weights_path, lambda: self.own_url)
+        self.own_url = own_url
         self._in_process = engine_module(config.rollout.engine).IN_PROCESS
         self._has_node = threading.Event()
         self._ended = threading.Event()
@@ -123,6 +136,7 @@ class Runner:
             telemetry=telemetry,
             on_fatal=lambda _: self._on_end(),
             remember=lambda update: remember(run.weights_path, update),
+            locate=self.store.locate,
             prefix=f"{socket.gethostname()[:LONGEST_HOST]}-" if one_of_several else "",
         )
         follower = Follower(run.weights_path, BufferClient(url, retry_s=RELEASE_S), self.fleet.follow)
@@ -158,13 +172,15 @@ class Runner:
             self.fleet.stop_with(error)
             return
         if node.is_cluster:
+            self.own_url = self.own_url.replace(f"//{EVERYWHERE}:", f"//{node.address}:")
             self.autoscaler = self._make_autoscaler(room=node.room)
         self._run_fleet()
         node.stop()
 
     def _run_fleet(self) -> None:
         self._has_node.set()
-        if earlier := recall(self._run.weights_path, BufferClient(self._url)):
+        earlier = recall(self._run.weights_path, BufferClient(self._url))
+        if earlier is not None:
             self.fleet.begin_with(earlier)
         if not self._ended.is_set():
             self.fleet.scale(self._config.rollout.num_workers)

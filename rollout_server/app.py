@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -24,6 +25,7 @@ from bapo.telemetry import Telemetry
 from bapo.tokens import Keyring
 from rollout_server.fleet import Fleet
 from rollout_server.rights import RULES
+from rollout_server.weight_store import WeightStore
 
 
 class Scale(BaseModel):
@@ -51,11 +53,17 @@ class WeightUpdateBody(BaseModel):
 
 
 def create_app(
-    fleet: Fleet, telemetry: Telemetry, keyring: Keyring | None = None, *, refusal: Callable[[], str] = lambda: ""
+    fleet: Fleet,
+    telemetry: Telemetry,
+    keyring: Keyring | None = None,
+    *,
+    store: WeightStore | None = None,
+    refusal: Callable[[], str] = lambda: "",
 ) -> FastAPI:
     """The API of one fleet. Without a keyring everybody may do everything.
 
     Args:
+        store: of weight files for hosts that cannot read the learner's; None: no such routes.
         refusal: why the number of workers may not be changed by hand; empty when it may.
     """
     app = FastAPI(title="BAPO rollout server", version=bapo.__version__, summary="Workers that sample groups.")
@@ -85,6 +93,8 @@ def create_app(
         update = weight_update_from_map(body.model_dump())
         return {"seconds": fleet.update_weights(update, rollback=rollback)}
 
+    _add_weight_files(app, store)
+
     @app.get("/healthz")
     async def healthz() -> dict[str, bool]:
         """The process is alive."""
@@ -108,6 +118,22 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_middleware(Gate, rules=RULES, keyring=keyring, refused=partial(_count, telemetry))
     return app
+
+
+def _add_weight_files(app: FastAPI, store: WeightStore | None) -> None:
+    if store is None:
+        return
+
+    @app.put("/weights/files/{digest}")
+    async def receive(digest: str, offset: int, size: int, request: Request) -> dict[str, int]:
+        """A piece of a weight file from the learner."""
+        data = await request.body()
+        return {"num_bytes": await run_in_threadpool(store.receive, digest, offset, size, data)}
+
+    @app.get("/weights/files/{digest}", response_class=Response)
+    def read(digest: str, offset: int, length: int) -> Response:
+        """A piece of a weight file for a worker's host."""
+        return Response(store.read(digest, offset, length), media_type="application/octet-stream")
 
 
 def _count(telemetry: Telemetry, reason: Refusal) -> None:

@@ -3,7 +3,7 @@
     autoscaling.actuator   looks   `bapo_rollout_desired_workers`   number of workers
     off                    no      what was asked for                by hand
     fleet                  yes     the rule's                        the rule's
-    external               yes     the rule's                        room in the Ray cluster; without one that of servers
+    external               yes     the rule's                        the room in the Ray cluster, or of servers
 
 Where a run has several rollout servers, each sees what its own workers do, and counts the others' by the buffer's
 status: they come to the same number, and what scales the servers takes the largest.

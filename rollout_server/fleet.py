@@ -38,6 +38,12 @@ LONGEST_PAUSE_S = 30.0
 """Between two starts of a worker that keeps dying."""
 
 
+def checked(update: WeightUpdate) -> WeightUpdate:
+    """The update as it is, where every worker reads the learner's own file. Raises: WeightMismatchError."""
+    check_size(update)
+    return update
+
+
 class Fleet:
     """Thread-safe. `on_fatal` is told once, from a place's thread, that the fleet cannot go on."""
 
@@ -51,11 +57,13 @@ class Fleet:
         on_fatal: Callable[[BapoError], None],
         remember: Callable[[WeightUpdate], None] = lambda _: None,
         prefix: str = "",
+        locate: Callable[[WeightUpdate], WeightUpdate] = checked,
     ) -> None:
         """
         Args:
             release: gives the leases of a dead worker back to the buffer.
             remember: keeps the newest weights for a fleet that comes after this one, or stands beside it.
+            locate: finds the file of an update here, and says where other hosts fetch it.
             prefix: what the ids of its workers begin with, where the run has several fleets.
         """
         self._config = config
@@ -65,6 +73,7 @@ class Fleet:
         self._on_fatal = on_fatal
         self._remember = remember
         self.prefix = prefix
+        self._locate = locate
         self._places_lock = threading.Lock()
         self._places: list[Place] = []
         self._is_ended = False
@@ -123,7 +132,7 @@ class Fleet:
         Returns: worker id -> seconds, of those that hold the weights now.
         Raises: StaleWeightsError; WeightMismatchError when the file cannot be what the learner wrote.
         """
-        check_size(update)
+        update = self._locate(update)
         with self._weights_lock:
             newest = self._newest
             if newest is not None and update.version < newest.version and not rollback:
@@ -147,8 +156,8 @@ class Fleet:
             update = noted()
             if update is None:
                 return False
+            update = self._locate(update)
             if update != self._newest:
-                check_size(update)
                 self._give(update)
             return True
 
@@ -166,7 +175,11 @@ class Fleet:
         return took
 
     def begin_with(self, update: WeightUpdate) -> None:
-        """Weights of an earlier fleet, for workers that start now; an update that came meanwhile is newer."""
+        """Weights of an earlier fleet, for workers that start now; an update that came meanwhile is newer.
+
+        Raises: WeightMismatchError when the file is gone.
+        """
+        update = self._locate(update)
         with self._weights_lock:
             self._newest = self._newest or update
 

@@ -49,7 +49,7 @@ class RayNode:
 
     def __init__(self, rollout: RolloutConfig) -> None:
         """Start or connect; takes some seconds. Raises: UnavailableError."""
-        self._needs = rollout.worker_resources
+        self._needs = rollout.resources
         self._folder: str | None = None
         address = os.environ.get("RAY_ADDRESS")
         self.is_cluster = address is not None
@@ -61,6 +61,11 @@ class RayNode:
         except (RayError, ConnectionError, RuntimeError, OSError, ValueError) as error:
             self.stop()
             raise UnavailableError(f"Ray did not start ({address or 'own node'}): {error}") from error
+
+    @property
+    def address(self) -> str:
+        """Of this host, as the others of the cluster reach it."""
+        return str(ray.util.get_node_ip_address())
 
     def room(self) -> int:
         """Workers that the living hosts of the cluster can hold. Raises: UnavailableError."""
@@ -135,7 +140,7 @@ class RayHandle:
     def __init__(self, worker_id: str, config: Config, buffer_url: str, log_path: Path) -> None:
         self._log_path = log_path
         environment = {**engine_module(config.rollout.engine).ENVIRONMENT, "PYTHONPATH": _python_path()}
-        needs = dict(config.rollout.worker_resources)
+        needs = dict(config.rollout.resources)
         self._make = (
             ray.remote(WorkerActor)
             .options(

@@ -68,13 +68,14 @@ MakeHandle = Callable[[str], WorkerHandle]
 
 
 def make_worker(worker_id: str, config: Config, buffer_url: str, token: str | None = None) -> Worker:
-    """A worker with its real parts. `token`: for the buffer; None: what this process has."""
+    """A worker with its real parts. `token`: for the services; None: what this process has."""
     return Worker(
         worker_id=worker_id,
         config=config,
         buffer=BufferClient(buffer_url, token=token),
         make_engine=engine_module(config.rollout.engine).make_engine,
         make_grader=lambda config: GraderPool(config.task, num_children=NUM_GRADERS),
+        token=token,
     )
 
 

@@ -2,6 +2,7 @@
 
 learner writes file, digest, canary --POST /weights--> fleet --> each worker:
     1 the file's sha256 equals the digest        else WeightMismatchError; the engine still has its old weights
+      (a host that cannot read the learner's file fetches a copy: weight_store.py, weight_cache.py)
     2 the engine replaces its weights in place   between two steps of the engine
     3 the engine's log-probs equal the canary    else WeightMismatchError; the engine must not sample again
 """
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bapo.errors import ContractError, WeightMismatchError
+from bapo.errors import ContractError, WeightMismatchError, WeightsAbsentError
 from bapo.types import Canary, Float32s, WeightUpdate
 from rollout_server.engines.base import Engine
 
@@ -38,10 +39,7 @@ def check_size(update: WeightUpdate) -> None:
     """The cheap half of `check_file`: is there a file of the announced size? Raises: WeightMismatchError."""
     path = Path(update.path)
     if not path.is_file():
-        raise WeightMismatchError(
-            f"weights of version {update.version}: {path} cannot be read here; "
-            "learner and workers must share the folder that the learner writes weights to"
-        )
+        raise WeightsAbsentError(f"weights of version {update.version}: {path} cannot be read here")
     size = path.stat().st_size
     if size != update.num_bytes:
         raise WeightMismatchError(

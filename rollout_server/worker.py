@@ -30,7 +30,8 @@ from rollout_server.experts import Experts
 from rollout_server.leases import Leases
 from rollout_server.report import Rate, Tally, WorkerReport
 from rollout_server.sampler import Sampler
-from rollout_server.weights import check_file, take_weights
+from rollout_server.weight_cache import WeightCache
+from rollout_server.weights import take_weights
 
 log = logging.getLogger(__name__)
 
@@ -64,11 +65,14 @@ class Worker:
         buffer: Buffer,
         make_engine: Callable[[Config], Engine],
         make_grader: Callable[[Config], ClosableGrader],
+        token: str | None = None,
     ) -> None:
+        """`token`: for the rollout server, where this process has none of its own."""
         self.worker_id = worker_id
         self._config = config
         self._buffer = buffer
         self._make_grader = make_grader
+        self._weights = WeightCache(config, token)
         self._leases = Leases()
         self._tally = Tally()
         self._rate = Rate()
@@ -130,8 +134,8 @@ class Worker:
             return 0.0
         began = time.monotonic()
         try:
-            check_file(update)
-            self._sampler.call(lambda engine: take_weights(engine, update)).result()
+            here = self._weights.local(update)
+            self._sampler.call(lambda engine: take_weights(engine, here)).result()
         except BaseException as error:
             self.died(error)
             raise

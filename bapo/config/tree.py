@@ -83,8 +83,10 @@ class RolloutConfig(Frozen):
     """Groups that one worker samples at a time."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Keywords of the engine (vLLM: engine arguments)."""
-    worker_resources: dict[str, Annotated[float, Field(gt=0)]] = Field({"CPU": 1.0}, min_length=1)
-    """Ray resources of one worker, for example `{ GPU = 1 }`, or a name that `ray start --resources` gave to hosts."""
+    worker_resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Ray resources of one worker: `{ GPU = 1 }`, or names that `ray start --resources` gave; empty: one CPU."""
+    weights_cache: str | None = None
+    """Where a host that cannot read the learner's weight files keeps copies; null: beside its temporary files."""
     host: str = "127.0.0.1"
     """Address that the control API listens on. Workers on other hosts fetch weights from there (docs/scale.md)."""
     port: int = Field(8710, ge=0, le=65535)
@@ -95,6 +97,11 @@ class RolloutConfig(Frozen):
     """A worker that is not ready after this fails the run."""
     drain_s: float = Field(30.0, ge=0)
     """A worker that is scaled away may finish its groups for so long; what is not finished then goes back."""
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Ray resources of one worker."""
+        return self.worker_resources or {"CPU": 1.0}
 
     @model_validator(mode="after")
     def workers_fit(self) -> Self:

@@ -58,6 +58,9 @@ class ScriptedOptions(Frozen):
     """Share of wrong responses that reach the length limit."""
     latency_s: float = Field(0.0, ge=0)
     """Seconds that each group takes."""
+    slow_versions: tuple[int, int] | None = None
+    """Policy versions (first, last) at which a group takes `slow_times` as long: for tests of autoscaling."""
+    slow_times: float = Field(2.0, gt=0)
     crash_after_groups: int | None = Field(None, ge=0)
     """The engine dies when it has finished this many groups: for tests of supervision."""
 
@@ -154,8 +157,12 @@ class ScriptedEngine:
 
     def submit(self, request: RolloutRequest) -> None:
         """The group is drawn at once, with the version of now, and finishes after the latency."""
-        due_at = time.monotonic() + self._options.latency_s
+        due_at = time.monotonic() + self._options.latency_s * self._slowness()
         self._due[request.request_id] = (due_at, self._policy.sample(request, self._version))
+
+    def _slowness(self) -> float:
+        slow = self._options.slow_versions
+        return self._options.slow_times if slow and slow[0] <= self._version <= slow[1] else 1.0
 
     def abort(self, request_id: str) -> None:
         """Forget a group."""

@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from pathlib import Path
+
 import pytest
 import urllib3
 from fastapi import FastAPI
@@ -24,6 +26,7 @@ from bapo.tokens import Keyring, Role, digest
 from bapo.wire import pack_group
 from buffer_service import rights as buffer_rights
 from rollout_server import rights as fleet_rights
+from rollout_server.weight_store import WeightStore
 from rollout_server.app import create_app as create_fleet_app
 from tests.buffer_app import served_app, serving, small_config
 from tests.buffer_setup import answer, new_store
@@ -250,7 +253,7 @@ def test_every_route_of_the_buffer_has_its_rule(tmp_path: Path) -> None:
 
 
 def test_every_route_of_the_fleet_has_its_rule() -> None:
-    app = create_fleet_app(None, Telemetry())  # type: ignore[arg-type]
+    app = create_fleet_app(None, Telemetry(), store=WeightStore(Path("."), str))  # type: ignore[arg-type]
     known = {(rule.method, rule.path) for rule in fleet_rights.ROUTES}
     assert described_routes(app) - known == {("GET", "/healthz"), ("GET", "/readyz")}
     assert known <= described_routes(app)

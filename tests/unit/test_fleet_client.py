@@ -20,7 +20,7 @@ from rollout_server.fleet import Fleet
 from rollout_server.handles import LocalHandle
 from rollout_server.worker import Worker
 from tests.factories import make_request
-from tests.patience import wait_until
+from tests.patience import PATIENCE_S, wait_until
 from tests.rollout_fakes import InstantGrader, MemoryBuffer, Served, make_update
 
 
@@ -80,7 +80,7 @@ def test_waiting_for_a_worker_ends_with_the_servers_own_reason(served: tuple[Fle
 def test_workers_scale_and_sample_through_the_api(served: tuple[Fleet, FleetClient], buffer: MemoryBuffer) -> None:
     _, client = served
     client.scale(2)
-    client.wait_ready(10)
+    client.wait_ready(PATIENCE_S)
     buffer.add([make_request(prompt_id=f"p{i}") for i in range(20)])
     wait_until(lambda: len(buffer.groups) == 20)
     wait_until(lambda: sum(worker.num_groups for worker in client.workers()) == 20)
@@ -96,7 +96,7 @@ def test_an_update_reaches_the_workers_and_an_older_one_comes_back_as_its_error(
     _, client = served
     assert client.published_version() is None
     client.scale(1)
-    client.wait_ready(10)
+    client.wait_ready(PATIENCE_S)
     seconds = client.update_weights(make_update(tmp_path / "w", 5), timeout_s=10)
     assert list(seconds) == ["worker-0"]
     assert 0.0 < seconds["worker-0"] < 5.0

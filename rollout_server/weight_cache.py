@@ -1,0 +1,72 @@
+"""A worker's side of weight files: the learner's own where this host can read it, else one copy per host.
+
+Workers of one host share the copy: the first one fetches it under a lock, the others wait and find it. The two newest
+copies of a run stay.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import logging
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from bapo.config.tree import Config
+from bapo.errors import WeightsAbsentError
+from bapo.peer import Peer
+from bapo.storage import storing
+from bapo.types import WeightUpdate
+from bapo.weight_transport import fetch_file
+from rollout_server.weights import check_file
+
+log = logging.getLogger(__name__)
+
+NUM_COPIES = 2
+TIMEOUT_S = 10.0
+
+
+class WeightCache:
+    """Used by one thread at a time."""
+
+    def __init__(self, config: Config, token: str | None = None) -> None:
+        """`token`: for the rollout server; None: what this process has."""
+        folder = config.rollout.weights_cache or str(Path(tempfile.gettempdir()) / f"bapo-weights-{getpass.getuser()}")
+        self._folder = Path(folder) / config.run.name
+        self._retry_s = config.rollout.sync_timeout_s
+        self._token = token
+
+    def local(self, update: WeightUpdate) -> WeightUpdate:
+        """The update with a checked file of this host.
+
+        Raises: WeightMismatchError; WeightsAbsentError when nobody has the file; StorageError.
+        """
+        if Path(update.path).is_file():
+            check_file(update)
+            return update
+        if not update.url:
+            raise WeightsAbsentError(f"weights of version {update.version}: {update.path} cannot be read here")
+        copy = self._folder / f"{update.digest}.safetensors"
+        with storing(copy):
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with (self._folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not copy.is_file():
+                    self._fetch(update, copy)
+        return replace(update, path=str(copy))
+
+    def _fetch(self, update: WeightUpdate, copy: Path) -> None:
+        server = Peer("the rollout server", update.url, timeout_s=TIMEOUT_S, retry_s=self._retry_s, token=self._token)
+        began = time.monotonic()
+        fetch_file(server, update.digest, update.num_bytes, copy)
+        log.info(
+            "fetched weights version=%d bytes=%d seconds=%.3f",
+            update.version,
+            update.num_bytes,
+            time.monotonic() - began,
+        )
+        copies = sorted(self._folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
+        for old in copies[:-NUM_COPIES]:
+            old.unlink(missing_ok=True)

@@ -1,0 +1,152 @@
+"""Weights for hosts that share no folder: sent to the rollout server in pieces, fetched once per host, checked."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bapo.config.tree import Config, RolloutConfig
+from bapo.errors import ContractError, WeightMismatchError, WeightsAbsentError
+from bapo.fleet_client import FleetClient
+from bapo.metrics.metric import Process
+from bapo.peer import Peer
+from bapo.telemetry import Telemetry
+from bapo.types import WeightUpdate
+from bapo.weight_transport import fetch_file, send_file
+from rollout_server.app import create_app
+from rollout_server.weight_cache import WeightCache
+from rollout_server.weight_store import WeightStore
+from tests.rollout_fakes import Served, make_update
+
+CONTENT = bytes(range(256)) * 5  # 1,280 bytes: 13 pieces of 100
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("bapo.weight_transport", "rollout_server.weight_store"):
+        monkeypatch.setattr(f"{module}.PIECE_BYTES", 100)
+
+
+class OtherHost:
+    """A rollout server that cannot see the learner's folder; its workers cannot see its own either."""
+
+    def __init__(self, folder: Path) -> None:
+        self.updates: list[WeightUpdate] = []
+        self.hidden: set[str] = set()
+        self.store = WeightStore(folder, lambda: self.served.url)
+        fleet: Any = SimpleNamespace(update_weights=self._update)
+        self.served = Served(create_app(fleet, Telemetry(Process.ROLLOUT_SERVER), store=self.store))
+
+    def _update(self, update: WeightUpdate, *, rollback: bool) -> dict[str, float]:
+        # The learner's path is of another host: here it names nothing.
+        self.updates.append(self.store.locate(replace(update, path=f"/other-host{update.path}")))
+        return {"worker-0": 0.1}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[OtherHost]:
+    other = OtherHost(tmp_path / "server")
+    yield other
+    other.served.stop()
+
+
+def peer(host: OtherHost) -> Peer:
+    return Peer("the rollout server", host.served.url, timeout_s=10.0, retry_s=0.0)
+
+
+def test_a_server_that_cannot_read_the_file_is_sent_it_and_its_workers_hosts_fetch_it(
+    host: OtherHost, tmp_path: Path
+) -> None:
+    update = make_update(tmp_path / "learner", 3, content=CONTENT)
+    assert FleetClient(host.served.url).update_weights(update, timeout_s=30) == {"worker-0": 0.1}
+    (given,) = host.updates
+    assert Path(given.path).read_bytes() == CONTENT
+    assert given.url == host.served.url
+    cache = WeightCache(Config(rollout=RolloutConfig(weights_cache=str(tmp_path / "cache"))))
+    here = cache.local(replace(given, path="/nowhere/version-3"))
+    assert Path(here.path).read_bytes() == CONTENT
+    assert Path(here.path).is_relative_to(tmp_path / "cache")
+
+
+def test_a_worker_that_can_read_the_learners_file_makes_no_copy(tmp_path: Path) -> None:
+    update = make_update(tmp_path / "learner", 3, content=CONTENT)
+    cache = WeightCache(Config(rollout=RolloutConfig(weights_cache=str(tmp_path / "cache"))))
+    assert cache.local(update) == update
+    assert not (tmp_path / "cache").exists()
+    with pytest.raises(WeightsAbsentError, match="cannot be read here"):
+        cache.local(replace(update, path="/nowhere"))
+
+
+def test_workers_of_one_host_fetch_once_and_the_two_newest_copies_stay(
+    host: OtherHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[str] = []
+
+    def counting(server: Peer, digest: str, num_bytes: int, target: Path) -> None:
+        fetched.append(digest)
+        fetch_file(server, digest, num_bytes, target)
+
+    monkeypatch.setattr("rollout_server.weight_cache.fetch_file", counting)
+    config = Config(rollout=RolloutConfig(weights_cache=str(tmp_path / "cache")))
+    updates = [make_update(tmp_path / f"learner-{i}", i, content=CONTENT + bytes([i])) for i in range(3)]
+    for update in updates:
+        FleetClient(host.served.url).update_weights(update, timeout_s=30)
+        given = replace(host.updates[-1], path="/nowhere")
+        caches = [WeightCache(config) for _ in range(4)]
+        threads = [threading.Thread(target=cache.local, args=(given,)) for cache in caches]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert fetched == [update.digest for update in updates]
+    kept = {path.stem for path in (tmp_path / "cache").rglob("*.safetensors")}
+    assert kept == {updates[1].digest, updates[2].digest}
+    sent = {path.name for path in (tmp_path / "server").iterdir()}
+    assert sent == {f"sent-{update.digest}.safetensors" for update in updates[1:]}
+
+
+def test_a_transfer_that_broke_goes_on_where_it_was(host: OtherHost, tmp_path: Path) -> None:
+    assert host.store.receive(DIGEST, 0, len(CONTENT), CONTENT[:100]) == 100
+    assert host.store.receive(DIGEST, 300, len(CONTENT), CONTENT[300:400]) == 100, "a gap is not taken"
+    assert host.store.receive(DIGEST, 0, len(CONTENT), CONTENT[:100]) == 100, "nothing is added twice"
+    path = tmp_path / "weights"
+    path.write_bytes(CONTENT)
+    send_file(peer(host), path, DIGEST)
+    assert host.store.read(DIGEST, 1200, 100) == CONTENT[1200:]
+
+
+def test_bytes_of_another_file_are_refused_on_both_sides(host: OtherHost, tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(CONTENT[:-1] + b"x")
+    with pytest.raises(ContractError, match="make 1280 bytes with sha256"):
+        send_file(peer(host), path, DIGEST)
+    assert list((tmp_path / "server").iterdir()) == []
+    send_file(peer(host), path, hashlib.sha256(path.read_bytes()).hexdigest())
+    sent = next((tmp_path / "server").iterdir())
+    sent.rename(sent.with_name(f"sent-{DIGEST}.safetensors"))
+    with pytest.raises(WeightMismatchError, match="is not the file with sha256"):
+        fetch_file(peer(host), DIGEST, len(CONTENT), tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize("digest", ["..", "%2e%2e%2fetc", "ab" * 31])
+def test_only_digests_name_files(host: OtherHost, digest: str) -> None:
+    with pytest.raises(ContractError, match="no sha256"):
+        host.store.receive(digest, 0, 1, b"x")
+    with pytest.raises(ContractError, match="no sha256"):
+        host.store.read(digest, 0, 1)
+
+
+def test_a_piece_that_is_too_large_or_of_unknown_weights_is_refused(host: OtherHost) -> None:
+    with pytest.raises(ContractError, match="1 to 100 bytes"):
+        host.store.read(DIGEST, 0, 101)
+    with pytest.raises(WeightsAbsentError, match="are not here"):
+        peer(host).call("GET", f"/weights/files/{DIGEST}", query={"offset": "0", "length": "10"})
