@@ -9,8 +9,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from pathlib import Path
-
 import pytest
 import urllib3
 from fastapi import FastAPI
@@ -26,8 +24,8 @@ from bapo.tokens import Keyring, Role, digest
 from bapo.wire import pack_group
 from buffer_service import rights as buffer_rights
 from rollout_server import rights as fleet_rights
-from rollout_server.weight_store import WeightStore
 from rollout_server.app import create_app as create_fleet_app
+from rollout_server.weight_store import WeightStore
 from tests.buffer_app import served_app, serving, small_config
 from tests.buffer_setup import answer, new_store
 from tests.factories import make_request
