@@ -48,17 +48,20 @@ class Window:
         self._config = config
         self._first = self._last = first
         self._waited_s = self._full_s = self._room_s = self._fresh_work_s = 0.0
+        self._waited_full_s = self._waited_room_s = 0.0
 
     def add(self, look: Look) -> None:
         """The next look."""
         seconds = look.time_s - self._last.time_s
         self._last = look
-        if look.status.step > look.status.assembled_step:
-            self._waited_s += seconds
+        waits = look.status.step > look.status.assembled_step
+        self._waited_s += seconds * waits
         room = self._config.rollout.max_groups_in_flight
         ready = [worker for worker in look.workers if worker.state == "ready"]
         full = sum(min(1.0, worker.inflight / room) for worker in ready)
         self._room_s += len(ready) * seconds
+        self._waited_full_s += full * seconds * waits
+        self._waited_room_s += len(ready) * seconds * waits
         self._full_s += full * seconds
         self._fresh_work_s += full * seconds * _share_for_training(look.status)
 
@@ -92,6 +95,7 @@ class Window:
             produce_rate=made / self._fresh_work_s if made and self._fresh_work_s > LEAST_WORK * self._room_s else None,
             stale_share=stale / (made + stale) if made + stale else 0.0,
             version_lag=max(0, last.status.step - min(versions)) if versions else None,
+            spare_share=1 - self._waited_full_s / self._waited_room_s if self._waited_room_s else 0.0,
             lag_bound=self._config.cadence.max_staleness,
         )
 

@@ -34,7 +34,11 @@ def _vllm_config(folder: Path) -> Config:
     )
 
 
-CONFIGS: dict[str, Callable[[Path], Config]] = {"scripted": _scripted_config, "vllm": _vllm_config}
+CONFIGS: dict[str, Callable[[Path], Config]] = {
+    "scripted": _scripted_config,
+    "scripted_actor": _scripted_config,
+    "vllm": _vllm_config,
+}
 
 
 @pytest.fixture(scope="module", params=known_engines())
@@ -139,7 +143,7 @@ def test_a_prompt_without_its_own_tokens_or_too_long_is_refused_by_engines_with_
 
 
 def test_a_file_that_is_no_engine_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean 'vllm'.*scripted, vllm"):
+    with pytest.raises(ConfigError, match=r"did you mean 'vllm'.*scripted, scripted_actor, vllm"):
         engine_module("vlm")
     with pytest.raises(ConfigError, match="no engine 'base'"):
         engine_module("base")

@@ -72,6 +72,7 @@ def test_a_window_is_measured_as_by_hand() -> None:
     # Work: 1.5 workers for 2 s, then 1.0 for 2 s: 5 of 8 worker seconds.
     assert seen.idle_share == pytest.approx(3 / 8)
     assert seen.produce_rate == pytest.approx(18 / 5)
+    assert seen.spare_share == pytest.approx(1 / 2), "5 and 5 of 10 and 10 in the one second of waiting"
     # Steps 4 and 5 took 8 fresh groups each, in the 3 s that the learner did not wait.
     assert seen.consume_rate == pytest.approx(16 / 3)
     assert seen.ready_batches == pytest.approx(12 / 8)

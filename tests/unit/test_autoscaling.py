@@ -28,7 +28,7 @@ def seen(wanted: int = 5, **changes: Any) -> Observation:
     """A run in balance: 5 workers, 4.4 needed."""
     balanced = Observation(
         wanted=wanted, ready=wanted, wait_share=0.02, idle_share=0.2, ready_batches=1.5, consume_rate=10.0,
-        produce_rate=2.5, stale_share=0.0, version_lag=1, lag_bound=2,
+        produce_rate=2.5, stale_share=0.0, version_lag=1, spare_share=0.0, lag_bound=2,
     )  # fmt: skip
     return replace(balanced, **changes)
 
@@ -92,7 +92,8 @@ def test_it_does_not_act_on_one_window() -> None:
 def test_it_asks_for_no_more_while_workers_start_or_weights_are_late() -> None:
     assert decision(seen(3, ready=2)).reason is Reason.STARTING
     assert decision(seen(3, version_lag=3)).reason is Reason.WEIGHTS_LATE
-    assert decision(seen(8, ready=2, version_lag=9)).desired == 7, "fewer is always possible"
+    assert decision(seen(3, spare_share=0.5)).reason is Reason.WORK_LACKS
+    assert decision(seen(8, ready=2, version_lag=9, spare_share=1.0)).desired == 7, "fewer is always possible"
 
 
 def test_cooldowns_differ_by_direction() -> None:
@@ -128,6 +129,7 @@ observations = st.builds(
     produce_rate=st.none() | rates,
     stale_share=st.none() | shares,
     version_lag=st.none() | st.integers(0, 10),
+    spare_share=shares,
     lag_bound=st.integers(0, 5),
 )
 

@@ -45,6 +45,9 @@ class Reason(StrEnum):
     """A change is due, but the last one was just now."""
     STARTING = "workers_start"
     """More are needed, but some that were asked for are not ready yet."""
+    WORK_LACKS = "work_lacks"
+    """More are needed by the rates, but while the learner waits workers have empty room: requests or the time of one
+    response are the limit. A larger `cadence.slack` helps, more workers do not."""
     WEIGHTS_LATE = "weights_late"
     """More are needed, but workers have older weights than requests admit: more of them would not help."""
     MATCHED = "matched"
@@ -77,6 +80,8 @@ class Observation:
     """[0, 1] of pushed groups that were too old."""
     version_lag: int | None
     """Steps between the learner and the oldest weights that a ready worker has."""
+    spare_share: float
+    """[0, 1] of the room of ready workers, that was empty while the learner waited; 0 if it did not wait."""
     lag_bound: int
     """Most steps that a request may admit (`cadence.max_staleness`)."""
 
@@ -209,6 +214,8 @@ def _why_not(settings: AutoscalingConfig, state: State, seen: Observation, targe
     if target > seen.wanted:
         if seen.ready < seen.wanted:
             return Reason.STARTING
+        if seen.spare_share >= settings.spare_high:
+            return Reason.WORK_LACKS
         if seen.version_lag > seen.lag_bound:
             return Reason.WEIGHTS_LATE
     wait_s = settings.up_cooldown_s if target > seen.wanted else settings.down_cooldown_s

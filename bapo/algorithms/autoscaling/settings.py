@@ -32,6 +32,8 @@ class AutoscalingConfig(Frozen):
     """The learner waits, when it spends this share of its time or more without a batch."""
     idle_high: float = Field(0.1, gt=0, le=1)
     """Workers idle, when this share of their room or more is empty."""
+    spare_high: float = Field(0.5, gt=0, le=1)
+    """More workers would have nothing to do, when this share of the room is empty even while the learner waits."""
     ready_low: float = Field(1.0, gt=0)
     """Batches of fresh groups below which a learner that waits asks for a worker more."""
     ready_high: float = Field(2.0, gt=0)
