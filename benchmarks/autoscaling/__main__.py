@@ -2,7 +2,8 @@
 
     python -m benchmarks.autoscaling --out docs/images/autoscaling.png
 
-At 400 s responses become twice as long; at 900 s the learner becomes twice as fast; at 1,400 s both are as at first. Lengths wander by 10 %.
+At 400 s responses become twice as long; at 900 s the learner becomes twice as fast; at 1,400 s both are as at first.
+Lengths wander by 10 % all the time.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
        +---- requests of steps up to t + v + slack, sampled by weights that they admit <---+
 
 The unit costs are measured ones (`MEASURED`); the rule is the one that the rollout server runs, on the same windows.
-A worker takes `start_s` to start; one that is scaled away finishes what it has. Groups take exponential times around their
-mean, which stands for responses of different length; a worker samples all its groups side by side.
+A worker takes `start_s` to start; one that is scaled away finishes what it has. Groups take exponential times around
+their mean, which stands for responses of different length; a worker samples all its groups side by side.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 
 from bapo.algorithms.autoscaling.rule import Observation, Reason, State, decide
@@ -37,8 +38,8 @@ class Costs:
 DRIFT_S = 20.0
 ROOM = 12
 MEASURED = Costs(learner_step_s=0.346, group_s=ROOM * 0.546 / 32, start_s=14.0, sync_s=0.044)
-"""docs/results.md: 346 ms of training per step of 32 groups; 546 ms of engine for them, so that with a room of 12 a group
-is in the engine for 12 * 0.546 / 32 = 0.205 s; 14 s for an engine on a warm machine; 44 ms per weight update."""
+"""docs/results.md: 346 ms of training per step of 32 groups; 546 ms of engine for them, so that with a room of 12 a
+group is in the engine for 12 * 0.546 / 32 = 0.205 s; 14 s for an engine on a warm machine; 44 ms per weight update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +173,7 @@ class Simulation:
 
     def _claim(self) -> None:
         setting = self.setting
-        # A request of step h may be sampled by weights not older than those of step h - slack, rounded down to an update.
+        # A request of step h takes weights that are not older than those of step h - slack, rounded down to an update.
         last_step = self._version + setting.v - 1 + setting.slack
         open_until = last_step * setting.batch_size
         for worker in sorted(self._ready(), key=lambda worker: worker.held):
@@ -281,7 +282,7 @@ def shares(points: Sequence[Point], since: float, until: float) -> tuple[float, 
 
 def changes_of(points: Sequence[Point]) -> int:
     """How often the desired number changed."""
-    return sum(a.desired != b.desired for a, b in zip(points, points[1:], strict=False))
+    return sum(a.desired != b.desired for a, b in pairwise(points))
 
 
 REASONS = tuple(reason.value for reason in Reason)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from bapo.algorithms.autoscaling.settings import AutoscalingConfig
-from benchmarks.autoscaling.simulation import Costs, Setting, Simulation, changes_of, shares
+from benchmarks.autoscaling.simulation import Costs, Point, Setting, Simulation, changes_of, shares
 
 COSTS = Costs(learner_step_s=1.0, group_s=1.0, start_s=10.0, sync_s=0.0)
 
 
-def run(**changes: object) -> list:  # type: ignore[type-arg]
+def run(**changes: object) -> list[Point]:
     base = {"costs": COSTS, "batch_size": 8, "room": 4, "v": 1, "slack": 4, "num_workers": 4, "seconds": 600.0}
     return Simulation(setting=Setting(**(base | changes))).run()  # type: ignore[arg-type]
 
@@ -27,11 +27,11 @@ def test_without_a_rule_shares_are_those_of_the_rates() -> None:
     assert idle == pytest.approx(0.0, abs=0.02)
 
 
-def test_the_rule_finds_the_number_that_the_rates_need_from_both_sides() -> None:
-    """c = 8, p = 4: 2.2 workers are needed with headroom, so ceil(2.2) = 3 from below; from above the band ends at 3."""
+def test_the_rule_finds_the_number_that_the_rates_ask_for_from_both_sides() -> None:
+    """c = 8, p = 4: 2.2 workers are needed with headroom; the band is ceil(2.2 / 1.2) = 2 to ceil(2.2 * 1.2) = 3."""
     for number in (1, 8):
         points = run(num_workers=number, seconds=1200.0, autoscaling=AutoscalingConfig(actuator="fleet"))
-        assert points[-1].desired == 3, number
+        assert points[-1].desired in (2, 3), number
         waits, _, _ = shares(points, 1000, 1200)
         assert waits < 0.05
 
