@@ -11,8 +11,8 @@ from bapo.frames import require_plain
 from bapo.types import Fate, Origin, Prompt, Purpose
 
 _PROMPT_KEYS = {field.name for field in fields(Prompt)}
-_PART_KEYS = {"item", "rows", "kind"}
-_FATE_KEYS = {field.name for field in fields(Fate)} - _PART_KEYS
+_SELDOM_KEYS = {"item", "rows", "kind", "outcomes"}
+_FATE_KEYS = {field.name for field in fields(Fate)} - _SELDOM_KEYS
 _FATE_TEXTS = ("group_id", "prompt_id", "reason", "worker_id")
 _FATE_COUNTS = ("policy_version", "birth", "num_tokens")
 _FATE_SECONDS = ("sample_s", "grade_s", "claimed_at")
@@ -59,6 +59,7 @@ def fate_map(fate: Fate) -> dict[str, Any]:
         "grade_s": fate.grade_s,
         "claimed_at": fate.claimed_at,
         **_part_of(fate),
+        **_outcomes_of(fate),
     }
 
 
@@ -69,9 +70,14 @@ def _part_of(fate: Fate) -> dict[str, Any]:
     return {"item": fate.item, "rows": None if fate.rows is None else list(fate.rows), "kind": fate.kind}
 
 
+def _outcomes_of(fate: Fate) -> dict[str, Any]:
+    """Only where a row is truncated or an expert's."""
+    return {"outcomes": list(fate.outcomes)} if fate.outcomes else {}
+
+
 def fate_from_map(values: Mapping[str, Any]) -> Fate:
     """Inverse of `fate_map`. Raises: ContractError."""
-    if not isinstance(values, Mapping) or set(values) - _PART_KEYS != _FATE_KEYS:
+    if not isinstance(values, Mapping) or set(values) - _SELDOM_KEYS != _FATE_KEYS:
         raise ContractError(f"a fate must be a map with the keys {sorted(_FATE_KEYS)}, got {values!r}")
     for names, kinds in ((_FATE_TEXTS, str), (_FATE_COUNTS, int), (_FATE_SECONDS, (int, float))):
         for name in names:
@@ -82,6 +88,9 @@ def fate_from_map(values: Mapping[str, Any]) -> Fate:
         origin = None if values["origin"] is None else Origin(values["origin"])
         rewards = tuple(float(r) for r in values["rewards"])
         rows = None if values.get("rows") is None else tuple(int(row) for row in values["rows"])
+        outcomes = bytes(list(values.get("outcomes", ())))
     except (TypeError, ValueError) as error:
         raise ContractError(f"a fate has a wrong purpose, origin or reward: {error}") from error
-    return Fate(**{**values, "purpose": purpose, "origin": origin, "rewards": rewards, "rows": rows})
+    return Fate(
+        **{**values, "purpose": purpose, "origin": origin, "rewards": rewards, "rows": rows, "outcomes": outcomes}
+    )

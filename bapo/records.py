@@ -255,6 +255,7 @@ def _table_of(step: int, fates: Sequence[Fate]) -> Any:
 
     columns: dict[str, Any] = {name: [getattr(fate, name) for fate in fates] for name in _COLUMNS}
     columns["purpose"] = [fate.purpose.value for fate in fates]
+    columns["outcomes"] = [list(fate.outcomes) for fate in fates]
     columns["origin"] = [fate.origin.value if fate.origin else None for fate in fates]
     types = {name: getattr(pyarrow, kind.removeprefix(_LIST))() for name, kind in _COLUMNS.items()}
     types |= {name: pyarrow.list_(types[name]) for name, kind in _COLUMNS.items() if kind.startswith(_LIST)}
@@ -275,6 +276,7 @@ _COLUMNS = {
     "item": "string",
     "rows": "list of int32",
     "kind": "string",
+    "outcomes": "list of uint8",
     "worker_id": "string",
     "num_tokens": "int32",
     "sample_s": "float32",
@@ -288,6 +290,7 @@ def _fate_of(row: dict[str, Any]) -> Fate:
     fields = {name: row[name] for name in _COLUMNS if name in row}  # before version 0.3 groups trained whole
     fields["purpose"] = Purpose(fields["purpose"])
     fields["origin"] = Origin(fields["origin"]) if fields["origin"] else None
+    fields["outcomes"] = bytes(fields.get("outcomes") or ())
     fields["rewards"] = tuple(fields["rewards"])
     fields["rows"] = None if fields.get("rows") is None else tuple(fields["rows"])
     return Fate(**fields)

@@ -319,6 +319,8 @@ class Fate:
     rows: tuple[int, ...] | None = None
     """Which rows train; None: all of them, or none when the group trains not."""
     kind: Literal["rl", "sft"] = "rl"
+    outcomes: bytes = b""
+    """Values of `Outcome`, one byte per row; empty: every row was graded (or the record is older than version 0.4)."""
     worker_id: str = ""
     num_tokens: int = 0
     sample_s: float = 0.0

@@ -92,6 +92,7 @@ class GroupRecord:
             item=item,
             rows=rows,
             kind=kind,
+            outcomes=self.outcomes,
             worker_id=self.worker_id,
             num_tokens=self.num_tokens,
             sample_s=self.sample_s,

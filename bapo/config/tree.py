@@ -336,6 +336,23 @@ class Config(Frozen):
         return self
 
     @model_validator(mode="after")
+    def remix_has_one_end(self) -> Self:
+        if self.algorithm.name != "remix":
+            return self
+        ends = {
+            "algorithm.replay.last_step": self.algorithm.replay.last_step,
+            "loss.kl_restart_step": self.loss.kl_restart_step,
+            "learner.epochs_until": self.learner.epochs_until,
+        }
+        if len({end for end in ends.values() if end is not None}) > 1:
+            found = ", ".join(f"{key} = {'null' if end is None else end}" for key, end in ends.items())
+            raise ValueError(
+                f"{found}: these are all T of ReMix, the step behind which it is plain GRPO; write the same number, or "
+                "null for the parts that are not to end"
+            )
+        return self
+
+    @model_validator(mode="after")
     def ports_differ(self) -> Self:
         sections = ("buffer", "scheduler", "learner", "evaluation", "rollout")
         owner: dict[int, str] = {}

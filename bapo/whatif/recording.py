@@ -96,16 +96,17 @@ def read_recording(run: RunDirectory) -> Recording:
 
 
 def stat_of(fate: Fate) -> GroupStat:
-    """What the composer saw of a group, but for its outcomes, which are not recorded: every row counts as graded.
+    """What the composer saw of a group.
 
-    A composer that looks at expert or truncated rows is therefore not reproduced, and the comparison says so.
+    Records of before version 0.4 have no outcomes: every row counts as graded then. A composer that looks at expert or
+    truncated rows is not reproduced from them, and the comparison says so.
     """
     return stat_of_rows(
         group_id=fate.group_id,
         prompt_id=fate.prompt_id,
         policy_version=fate.policy_version,
         rewards=fate.rewards,
-        outcomes=bytes([Outcome.GRADED] * len(fate.rewards)),
+        outcomes=fate.outcomes or bytes([Outcome.GRADED] * len(fate.rewards)),
     )
 
 

@@ -49,7 +49,7 @@ def differences_of(recorded: RecordedStep, simulated: SimulatedStep) -> Iterator
     """What a replayed step has otherwise than the recorded one."""
     decision = simulated.decision
     for origin in Origin:
-        then, now = recorded.batch[origin], simulated.batch[origin]
+        then, now = recorded.batch[origin], _in_recorded_order(simulated, origin)
         if then != now:
             yield f"{origin.value.upper()} has {_listed(then, now)} recorded, {_listed(now, then)} replayed"
     row = recorded.metrics or {}
@@ -66,6 +66,14 @@ def differences_of(recorded: RecordedStep, simulated: SimulatedStep) -> Iterator
     for fate in (*recorded.fresh, *recorded.reevaluated):
         if decision.reasons.get(fate.group_id) != fate.reason:
             yield f"{fate.group_id} is {fate.reason} recorded, {decision.reasons.get(fate.group_id)} replayed"
+
+
+def _in_recorded_order(simulated: SimulatedStep, origin: Origin) -> list[str]:
+    """Records name the groups that an assembly saw first before the stored ones; a batch may have them the other way
+    round (ReLIFT's queue)."""
+    seen = {stat.group_id for stat in (*simulated.view.fresh, *simulated.view.reevaluated)}
+    items = [item for item in simulated.decision.items if item.origin is origin]
+    return [item.item_id for item in sorted(items, key=lambda item: seen.isdisjoint(item.group_ids))]
 
 
 def _listed(mine: Sequence[str], others: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -14,9 +15,14 @@ import pytest
 from bapo.algorithms.gain import PAID_STEPS, paid_before
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.registry import composer_names, load_composer
+from bapo.config.load import dump_toml
 from bapo.config.tree import Config
+from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry
-from bapo.types import Prompt, Purpose, RolloutRequest
+from bapo.types import Batch, Prompt, Purpose, RolloutRequest
+from bapo.whatif.recording import read_recording
+from bapo.whatif.reproduction import compare
+from bapo.whatif.simulation import as_recorded, what_if
 from bapo.wire import pack_group, read_group_header, unpack_batch
 from buffer_service.audit import violations
 from buffer_service.codec import pack_record, pack_tables
@@ -26,7 +32,7 @@ from buffer_service.service import BufferService
 from buffer_service.store import Store
 from buffer_service.values import Tables, record_of
 from services.scheduler.plan import FreshPlan
-from tests.buffer_setup import answer, stat
+from tests.buffer_setup import answer, new_store, stat
 from tests.factories import make_prompt, make_request
 
 PROMPTS = [make_prompt(prompt_id=f"p{i}") for i in range(9)]
@@ -59,11 +65,13 @@ class Peers:
         self.composer = load_composer(config.algorithm)
         self.service = BufferService(store, self.composer, config, BufferMetrics(Telemetry(), config))
         self.plan = FreshPlan(config, PROMPTS)
+        self.batches: list[Batch] = []
 
     def step(self, step: int) -> Any:
         """What identifies the batch of a step: items, rows and tokens."""
         self.service.report(replace(self.service.progress(), step=step, policy_version=step))
-        self._reevaluate(step)
+        if step % self.config.cadence.m == 0:
+            self._reevaluate(step)
         for _ in range(self.config.algorithm.max_rounds):
             status = replace(self.service.status(), step=step)
             while requests := self.plan.due(status):
@@ -80,6 +88,7 @@ class Peers:
         assert violations(self.store.audit(), self.config.algorithm) == []
         start, chunks = self.service.outgoing(record).start, self.service.outgoing(record).chunks
         batch = unpack_batch(b"".join([start, *(bytes(frame) for frames in chunks for frame in frames)]))
+        self.batches.append(batch)
         rows = [
             (e.origin, e.kind, e.group.group_id, e.group.rewards.tolist(), e.replayed_rows.tolist())
             for e in batch.entries
@@ -117,6 +126,7 @@ class Peers:
             return group
         outcomes = group.outcomes.copy()
         outcomes[-1] = 2
+        outcomes[0] = draw.choice([0, 0, 1])  # cut off at the length limit
         return replace(group, outcomes=outcomes)
 
 
@@ -139,6 +149,23 @@ def test_a_run_that_is_restored_in_the_middle_has_the_batches_of_one_that_is_not
     found += [second.step(step) for step in range(5, STEPS + 1)]
     assert found == expected
     assert found_without == expected[4:5]
+
+
+@pytest.mark.parametrize(("name", "extra"), RUNS)
+def test_the_records_of_a_run_give_its_batches_again(name: str, extra: dict[str, Any], tmp_path: Path) -> None:
+    config = config_of(name, extra)
+    peers = Peers(new_store("memory", "", in_step_order=in_step_order(config)), config)
+    directory = RunDirectory.create(tmp_path / "run", dump_toml(config))
+    for step in range(1, STEPS + 1):
+        peers.step(step)
+        batch = peers.batches[-1]
+        directory.write_groups(step, batch.fates)
+        numbers = {"c2": batch.c2, "c3": batch.c3, "num_bad": batch.num_bad, "num_high": batch.num_high}
+        directory.append_metrics({"step": step, "reward_mean": batch.r_tot, **numbers})
+    recording = read_recording(directory)
+    assert compare(recording, as_recorded(recording)).sentence == "reproduces the recorded batches: 8 of 8 steps"
+    simulated = what_if(recording, config, within=10)
+    assert [step.decision for step in simulated] == [step.decision for step in as_recorded(recording)]
 
 
 def test_every_way_of_training_is_reached_in_these_runs(make_store: Callable[..., Store]) -> None:

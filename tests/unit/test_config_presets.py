@@ -234,3 +234,14 @@ def test_dots_chooses_prompts_by_its_predictor_and_replays_half_of_a_batch() -> 
         512,
         0.6,
     )
+
+
+def test_the_three_places_of_remixs_t_must_agree() -> None:
+    config = preset("remix")
+    assert (config.algorithm.replay.last_step, config.loss.kl_restart_step, config.learner.epochs_until) == (50, 50, 50)
+    with pytest.raises(ConfigError, match=r"last_step = 40, loss.kl_restart_step = 50, learner.epochs_until = 50: .*T"):
+        load_config(["remix"], ["--algorithm.replay.last_step=40"])
+    everywhere = ("algorithm.replay.last_step", "loss.kl_restart_step", "learner.epochs_until")
+    assert load_config(["remix"], [f"--{key}=40" for key in everywhere]).learner.epochs_until == 40
+    assert load_config(["remix"], ["--learner.epochs_until=null"]).learner.epochs_until is None
+    assert load_config(["grpo"], ["--learner.epochs_until=4", "--learner.epochs=2"]).learner.epochs_until == 4

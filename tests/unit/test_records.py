@@ -80,6 +80,7 @@ def test_group_records_keep_every_field_of_a_fate(run: RunDirectory) -> None:
         item="fresh-00000007:2,0",
         rows=(2, 0),
         kind="sft",
+        outcomes=bytes([0, 1, 2]),
         worker_id="worker-0",
         num_tokens=77,
         sample_s=0.5,

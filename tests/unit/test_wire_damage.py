@@ -172,6 +172,7 @@ def batch_with(**fields: Any) -> bytes:
         ({"num_bad": 1.5}, "num_bad must be"),
         ({"fates": [3]}, "a fate must be a map"),
         ({"fates": [{**fate_map(make_fate()), "birth": "1"}]}, "a fate's birth"),
+        ({"fates": [{**fate_map(make_fate()), "outcomes": [256]}]}, "wrong purpose, origin or reward"),
         ({"fates": [{**fate_map(make_fate()), "purpose": "x"}]}, "wrong purpose, origin or reward"),
         ({"more": 1}, "keys"),
     ],
