@@ -35,6 +35,7 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
                  "kl_restart_step": 1},
     },
     "supervised": {"supervised": {"lr": 1e-3}},
+    "reused": {"loss": {"x3_min_ess": 0.3, "x3_ess_weight": True}},
     "kept": {"loss": {"importance_mode": "mask", "importance_cap": 2.0, "importance_denominator": "kept"}},
 }  # fmt: skip
 

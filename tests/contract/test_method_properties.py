@@ -1,0 +1,112 @@
+"""What holds for every method: found by its preset, so that a new one is tested without an edit here.
+
+That two ranks give what one gives: tests/integration/test_fsdp.py, for all that presets are made of. That no item is
+twice in a batch, that it has at most B, and that a restored run has the same ones: test_composers.py,
+test_composer_resume.py and test_selectors.py. That `decoupled` is `direct` where pi_theta_t sampled: test_losses.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from bapo.algorithms.registry import composer_names
+from bapo.algorithms.selectors.registry import selector_names
+from bapo.config.layers import preset_names
+from bapo.config.load import load_config
+from bapo.config.tree import Config
+from bapo.types import Batch
+from learner.advantages import row_advantages
+from learner.batching import columns_of
+from learner.critic import load_critic
+from learner.policy import freeze
+from tests.integration.methods_rank import METHODS
+from tests.learner_setup import CPU, make_updater, random_batch, tiny_policy, with_experts, with_supervised
+from tests.tiny_model import write_tiny_model
+
+PRESETS = preset_names()
+WITH_GROUP_BASELINE = [name for name in PRESETS if load_config([name], []).loss.advantage == "group"]
+"""A critic's advantages are whitened over the batch, which is another sum that is 0 (test_learner_methods.py)."""
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    write_tiny_model(path)
+    return path
+
+
+def small(name: str, path: Path | str = "model", budget: int = 5000) -> Config:
+    """The preset with sizes for eight groups of four."""
+    sizes = {
+        "run.num_steps": 2, "model.path": path, "model.dtype": "float32", "algorithm.batch_size": 8,
+        "algorithm.group_size": 4, "rollout.max_prompt_tokens": 12, "rollout.max_response_tokens": 24,
+        "learner.minibatch_size": 4, "learner.microbatch_tokens": budget, "learner.device": "cpu",
+        "learner.lr": 1e-4, "learner.warmup_steps": 0, "shaping.overlong_cache": 8,
+    }  # fmt: skip
+    return load_config([name], [token for key, value in sizes.items() for token in (f"--{key}", str(value))])
+
+
+def mixed_batch(model: PreTrainedModel | None = None) -> Batch:
+    """Groups of all origins, rows of experts, rows that were sampled before, and entries of kind sft."""
+    return with_supervised(with_experts(random_batch(model)), 2, 5)
+
+
+@pytest.mark.parametrize("name", WITH_GROUP_BASELINE)
+def test_the_advantages_of_every_pool_sum_to_0(name: str) -> None:
+    config, batch = small(name), mixed_batch()
+    settings, columns = config.loss, columns_of(batch, config)
+    advantage_R = row_advantages(batch, config)
+    assert np.abs(advantage_R).max() > 0.1
+    if settings.advantage_batch_norm:
+        used_R = ~columns.sft_R
+        assert float((advantage_R * columns.lengths_R)[used_R].sum()) == pytest.approx(0, abs=1e-9)
+        return
+    for place, entry in enumerate(batch.entries):
+        own = advantage_R[columns.group_R == place]
+        fresh = ~(entry.replayed_rows | entry.expert_rows)
+        one_pool = settings.advantage_pool == "mixed" or fresh.all() or not fresh.any()
+        for pool in [np.ones_like(fresh)] if one_pool else [fresh, ~fresh]:
+            if pool.sum() > 1:
+                assert float(own[pool].sum()) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_a_method_minimises_does_not_depend_on_micro_batches(name: str, model_path: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)  # its log-probs are alpha's
+    found = []
+    for budget in (5000, 64):
+        config = small(name, model_path, budget)
+        reference = freeze(tiny_policy(config)) if config.loss.needs_reference else None
+        critic = load_critic(config, CPU) if config.loss.advantage == "gae" else None
+        updater = make_updater(config, tiny_policy(config), tmp_path, reference, critic)
+        results = updater.run(mixed_batch(model)).minibatches
+        found.append([value for result in results for value in (result.loss, result.grad_norm)])
+    assert found[0] == pytest.approx(found[1], rel=2e-3, abs=1e-5)
+    assert max(found[0]) > 1e-4
+
+
+def test_two_ranks_are_compared_for_every_part_that_a_preset_is_made_of() -> None:
+    tested = {f"{section}.{key}" for parts in METHODS.values() for section, keys in parts.items() for key in keys}
+    special = {
+        "loss.x3_min_ess": lambda config: config.loss.x3_min_ess is not None,
+        "loss.x3_ess_weight": lambda config: config.loss.x3_ess_weight,
+        "loss.advantage": lambda config: config.loss.advantage == "gae",
+        "loss.kl_restart_step": lambda config: config.loss.kl_restart_step is not None,
+        "loss.importance_denominator": lambda config: config.loss.importance_denominator == "kept",
+    }
+    configs = [load_config([name], []) for name in PRESETS]
+    for key, uses in special.items():
+        assert any(uses(config) for config in configs), key
+        assert key in tested, key
+    assert {config.loss.name for config in configs} <= METHODS.keys()
+
+
+def test_every_composer_and_selector_of_a_preset_is_one_that_the_contract_tests_find() -> None:
+    configs = [load_config([name], []) for name in PRESETS]
+    assert {config.algorithm.name for config in configs} == set(composer_names())
+    assert {config.algorithm.selector for config in configs} == set(selector_names())
