@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 STATIC = Path(__file__).parent / "static"
-FOLDERS = ("app", "pages", "vendor")
+FOLDERS = ("app", "overview", "pages", "vendor")
 TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".txt": "text/plain"}
 NAMES = {"vendor/echarts.common.min.js": "echarts"}
 """Modules that are imported by a name of their own."""

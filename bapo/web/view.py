@@ -1,6 +1,7 @@
 """The run as the endpoints of the page see it.
 
     RUN/metrics.jsonl, RUN/groups --(each step once, in order)--> folds --> answers
+    RUN/evaluations.jsonl         --(each row once)-------------> `evaluations`
     the buffer service itself     --(asked each time)-----------> `live`
 
 A fold is whatever an endpoint keeps between two steps: it is told of every step once, in order, and begins again when
@@ -56,6 +57,8 @@ class RunView:
     no other process repeats it."""
     num_steps: int = 0
     """Steps that the folds were told of."""
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    """Rows of evaluations.jsonl."""
     is_complete: bool = False
     """Whether that is all there is."""
     problem: str = ""
@@ -74,8 +77,9 @@ class RunView:
 
     def refresh(self) -> None:
         """Take the steps that are new, for at most SLICE_S. Raises: ContractError for a damaged file."""
-        if self._lines.is_another_file():
+        if self._lines.is_another_file() or self._measured.is_another_file():
             self._begin(self.generation + 1)
+        self.evaluations += self._measured.read()
         deadline = time.monotonic() + SLICE_S
         self.is_complete = False
         for row in self._lines.read():
@@ -86,7 +90,9 @@ class RunView:
 
     def _begin(self, generation: int) -> None:
         self.generation, self.num_steps, self.problem = generation, 0, ""
+        self.evaluations = []
         self._lines = Lines(self.run.path / "metrics.jsonl")
+        self._measured = Lines(self.run.path / "evaluations.jsonl")
         self._folds = {kind: kind(self.config) for kind in self.makers}
 
     def _take(self, row: dict[str, Any]) -> None:

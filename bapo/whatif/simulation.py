@@ -53,7 +53,12 @@ class SimulatedStep:
 
 def as_recorded(recording: Recording) -> list[SimulatedStep]:
     """The run again, with its own settings and its own re-evaluations."""
-    return list(_steps(recording, recording.config, lambda step, *_: [stat_of(fate) for fate in step.reevaluated]))
+    return list(replayed(recording.steps, recording.config))
+
+
+def replayed(steps: Iterable[RecordedStep], config: Config) -> Iterator[SimulatedStep]:
+    """The same for steps 1, 2, ... as they come; none is kept."""
+    return _steps(steps, config, lambda step, *_: [stat_of(fate) for fate in step.reevaluated], keep=1)
 
 
 def what_if(recording: Recording, config: Config, *, within: int) -> list[SimulatedStep]:
@@ -65,7 +70,7 @@ def what_if(recording: Recording, config: Config, *, within: int) -> list[Simula
     """
     _refuse_other_samples(recording.config, config)
     rounds = _Rounds(recording, config, Answers(recording, within=within))
-    steps = list(_steps(recording, config, rounds.arrivals))
+    steps = list(_steps(recording.steps, config, rounds.arrivals))
     return [SimulatedStep(view=step.view, decision=step.decision, answers=rounds.answers[step.step]) for step in steps]
 
 
@@ -73,14 +78,19 @@ Arrivals = Callable[[RecordedStep, tuple[HardPrompt, ...], Sequence[SimulatedSte
 """(step, B_bad before it, steps before it) -> the re-evaluated groups that its assembly sees."""
 
 
-def _steps(recording: Recording, config: Config, arrivals: Arrivals) -> Iterator[SimulatedStep]:
+def _steps(
+    steps: Iterable[RecordedStep], config: Config, arrivals: Arrivals, keep: int | None = None
+) -> Iterator[SimulatedStep]:
+    """`keep`: how many of the newest steps `arrivals` is shown; None: all."""
     composer = load_composer(config.algorithm)
     done: list[SimulatedStep] = []
-    for step in recording.steps:
+    for step in steps:
         before = done[-1].decision if done else None
         view = view_at(step, before, config, arrivals(step, before.bad if before else (), done))
         done.append(SimulatedStep(view=view, decision=_composed(composer, view, rng_at(config, step.step))))
         yield done[-1]
+        if keep is not None:
+            del done[:-keep]
 
 
 def next_as_recorded(composer: Composer, config: Config, step: RecordedStep, before: Decision | None) -> SimulatedStep:

@@ -1,22 +1,38 @@
-"""The overview: one row per learner step, as columns; only the steps that the caller has not seen."""
+"""The overview: one row per learner step, as columns; only what the caller has not seen."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from bapo.web.ages import LAST_AGES, TableAges
+from bapo.web.held_out import held_out
 from bapo.web.steps import StepRows
 from bapo.web.view import RunView
+from bapo.web.visits import PromptVisits
+from bapo.whatif.reasons import meanings
 
-FOLDS = (StepRows,)
+FOLDS = (StepRows, PromptVisits, TableAges)
 
 
-def answer(view: RunView, *, since: int = 0, generation: int = 0) -> dict[str, Any]:
-    """Steps after the first `since` ones of this generation.
+def answer(view: RunView, *, since: int = 0, measured: int = 0, generation: int = 0) -> dict[str, Any]:
+    """What came after the first `since` steps and the first `measured` evaluations of this generation.
 
-    Answers: `first` (how many steps are left out), `steps` (name of a column -> its values), `run` (what it is).
+    Answers: `first` (how many steps are left out), `steps` (name of a column -> its values), `held_out` (all of it, or
+    null when there is no new evaluation), `measured`, `run` (what it is and how it goes), `meanings` (reason -> what the word means; in the first answer).
     """
-    first = view.first_new(since, generation)
-    return {"first": first, "steps": view.fold(StepRows).columns(first), "run": about(view)}
+    first, known = view.first_new(since, generation), view.first_new(measured, generation)
+    steps: dict[str, list[Any]] = {}
+    for kind in FOLDS:
+        steps |= view.fold(kind).columns(first)
+    rows = view.evaluations
+    return {
+        "first": first,
+        "steps": steps,
+        "measured": len(rows),
+        "held_out": held_out(rows) if len(rows) != known else None,
+        "run": about(view),
+        "meanings": meanings(view.config.algorithm.name) if first == 0 else None,
+    }
 
 
 def about(view: RunView) -> dict[str, Any]:
@@ -25,6 +41,7 @@ def about(view: RunView) -> dict[str, Any]:
     return {
         "name": config.run.name,
         "status": fields.get("status"),
+        "message": fields.get("message"),
         "started_at": fields.get("started_at"),
         "ended_at": fields.get("ended_at"),
         "num_steps": config.run.num_steps,
@@ -36,6 +53,8 @@ def about(view: RunView) -> dict[str, Any]:
         "c1": config.algorithm.c1,
         "v": config.cadence.v,
         "m": config.cadence.m,
-        "slack": config.cadence.slack,
         "max_staleness": config.cadence.max_staleness,
+        "tv_warn": config.diagnostics.tv_warn,
+        "ess_warn": config.diagnostics.ess_warn,
+        "age_ends": LAST_AGES,
     }

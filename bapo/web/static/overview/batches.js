@@ -1,0 +1,149 @@
+// Cards about batches: what they are made of, thresholds, staleness, tables, and the curves of the learner.
+
+import { atStep, chartCard, colour, line, stepAxis } from "bapo/app/charts.js";
+import { count, DASH, decimal, percent, plural } from "bapo/app/format.js";
+import { column, mean, sum } from "bapo/overview/columns.js";
+
+const ORIGINS = ["x1", "x2", "x3"];
+const WORDS = { x1: "X1 fresh", x2: "X2 improved", x3: "X3 reused" };
+
+/** A card with lines over steps: lines: [[column, name, colour, more]]. */
+export function curves(grid, { title, note, lines, says, id, y = {}, height = 220, digits = 4, wide = false }) {
+  return chartCard(grid, {
+    title, note, id, height, wide,
+    draw({ steps, index, length }) {
+      const known = lines.filter(([name]) => column(steps, name).some((value) => value !== null));
+      if (!length || !known.length) return null;
+      return {
+        summary: says?.(steps, index) ?? `Step ${steps.step[index]}: ${known.map(([name, words]) => `${words} ${decimal(column(steps, name)[index])}`).join(", ")}.`,
+        option: {
+          xAxis: stepAxis(steps.step),
+          yAxis: { type: "value", scale: true, ...y },
+          series: known.map(([name, words, tone, more], at) => line(words, steps.step, column(steps, name), tone, { ...more, markLine: at ? undefined : atStep(steps.step[index]) })),
+        },
+        table: () => ({ header: ["step", ...known.map(([, words]) => words)], rows: steps.step.map((step, i) => [count(step), ...known.map(([name]) => decimal(column(steps, name)[i], digits))]) }),
+      };
+    },
+  });
+}
+
+function composition(grid) {
+  return chartCard(grid, {
+    title: "Batch composition", id: "composition", wide: true, height: 280,
+    note: "Groups that each step trained: X1 fresh and informative, X2 hard prompts that improved when asked again, X3 groups used again; the dashed line is B (Fig. 8).",
+    draw({ steps, index, length }) {
+      if (!length) return null;
+      const at = (name) => steps[name][index];
+      const total = sum(ORIGINS.map(at));
+      const parts = (name) => line(WORDS[name], steps.step, steps[name], name, {
+        stack: "batch", step: "middle", sampling: undefined, showSymbol: false, lineStyle: { width: 0 }, areaStyle: { color: colour(name), opacity: 0.85 },
+      });
+      return {
+        summary: `Step ${at("step")}: X1 ${at("x1")} + X2 ${at("x2")} + X3 ${at("x3")} = ${total} of B = ${at("batch_size")} groups (${percent(total / at("batch_size"), 0)}).`,
+        option: {
+          xAxis: stepAxis(steps.step),
+          yAxis: { type: "value", minInterval: 1 },
+          series: [
+            ...ORIGINS.map(parts),
+            line("B", steps.step, steps.batch_size, "b", { step: "middle", showSymbol: false, lineStyle: { type: "dashed", width: 1.5, color: colour("b") }, markLine: atStep(at("step")) }),
+          ],
+        },
+        table: () => ({
+          caption: "Groups per step", header: ["step", "X1", "X2", "X3", "batch", "B"],
+          rows: steps.step.map((step, i) => [count(step), ...ORIGINS.map((name) => count(steps[name][i])), count(sum(ORIGINS.map((name) => steps[name][i]))), count(steps.batch_size[i])]),
+        }),
+      };
+    },
+  });
+}
+
+function thresholds(grid) {
+  return chartCard(grid, {
+    title: "Thresholds and r_tot", id: "thresholds", height: 220,
+    note: "Groups of B_high with a mean reward between c2 and c3 are used again, prompts at c1 or below are hard; c2 and c3 follow r_tot, the mean reward of all fresh responses (eq. 8).",
+    draw({ steps, index, length, run }) {
+      if (!length) return null;
+      const c1 = steps.step.map(() => run.c1);
+      const at = (name) => decimal(steps[name][index]);
+      const named = [["r_tot", steps.reward_mean, "series-6"], ["c1", c1, "b"], ["c2", steps.c2, "series-4"], ["c3", steps.c3, "x3"]];
+      return {
+        summary: `Step ${steps.step[index]}: r_tot ${at("reward_mean")}; c1 ${decimal(run.c1)}, c2 ${at("c2")}, c3 ${at("c3")}.`,
+        option: {
+          xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0, max: 1 },
+          series: named.map(([name, values, tone], i) => line(name, steps.step, values, tone, i ? {} : { markLine: atStep(steps.step[index]), lineStyle: { width: 1, color: colour(tone) } })),
+        },
+        table: () => ({ header: ["step", "r_tot", "c1", "c2", "c3"], rows: steps.step.map((step, i) => [count(step), ...named.map(([, values]) => decimal(values[i], 4))]) }),
+      };
+    },
+  });
+}
+
+/** "0", "2 to 3", "51 and more" for the ranges of age. */
+export function rangesOf(ends) {
+  const names = ends.map((end, i) => (i === 0 || ends[i - 1] + 1 === end ? `${end}` : `${ends[i - 1] + 1} to ${end}`));
+  return [...names, `${ends[ends.length - 1] + 1} and more`];
+}
+
+function ages(grid) {
+  return chartCard(grid, {
+    title: "Ages in B_bad and B_high", id: "ages", height: 220,
+    note: "Entries after the chosen step by age, in steps since they were put in.",
+    empty: "Ages are not known: they follow from the groups of all steps, and those of this run cannot be read or replayed here.",
+    draw({ steps, index, length, run }) {
+      const bad = column(steps, "bad_ages")[index];
+      const high = column(steps, "high_ages")[index];
+      if (!length || !bad) return null;
+      const names = rangesOf(run.age_ends);
+      const bars = (name, data, tone) => ({ type: "bar", name, data, itemStyle: { color: colour(tone), borderRadius: [3, 3, 0, 0] }, barMaxWidth: 26 });
+      return {
+        summary: `Step ${steps.step[index]}: B_bad ${plural(sum(bad), "prompt")}, the oldest ${oldest(steps.bad_oldest[index])}; B_high ${plural(sum(high), "group")}, the oldest ${oldest(steps.high_oldest[index])}.`,
+        option: {
+          xAxis: { type: "category", data: names, name: "" }, yAxis: { type: "value", minInterval: 1 },
+          series: [bars("B_bad prompts", bad, "x2"), bars("B_high groups", high, "x3")],
+        },
+        table: () => ({ caption: `Entries after step ${steps.step[index]}`, header: ["age in steps", "B_bad", "B_high"], rows: names.map((name, i) => [name, count(bad[i]), count(high[i])]) }),
+      };
+    },
+  });
+}
+
+const oldest = (age) => (age === null ? DASH : `${plural(age, "step")} old`);
+
+function staleness(grid) {
+  return curves(grid, {
+    title: "Staleness by subset", id: "staleness", y: { min: 0 },
+    note: "Steps between the policy version that sampled a group and the step that trained it: the mean of each subset.",
+    lines: ORIGINS.map((name) => [`staleness_${name}_mean`, WORDS[name], name, { showSymbol: true, symbolSize: 3 }]),
+    says: (steps, index) => `Step ${steps.step[index]}: ${ORIGINS.map((name) => `${name.toUpperCase()} ${decimal(column(steps, `staleness_${name}_mean`)[index])} (at most ${count(column(steps, `staleness_${name}_max`)[index])})`).join(", ")}.`,
+  });
+}
+
+const over = (steps, name, index, width = 20) => mean(column(steps, name).slice(Math.max(0, index - width + 1), index + 1));
+
+/** All cards of this file, in order. */
+export const batchCards = (grid) => [
+  composition(grid),
+  thresholds(grid),
+  curves(grid, {
+    title: "B_bad and B_high", id: "tables", note: "Hard prompts that wait to be asked again, and groups that may be used again, after each step.", y: { min: 0, minInterval: 1 },
+    lines: [["num_bad", "B_bad prompts", "x2"], ["num_high", "B_high groups", "x3"]],
+  }),
+  ages(grid),
+  staleness(grid),
+];
+
+/** The learner's own curves. */
+export const learnerCards = (grid) => [
+  curves(grid, {
+    title: "Reward", id: "reward", note: "Mean reward of all fresh responses of a step, before the filter: r_tot (Fig. 4).",
+    lines: [["reward_mean", "r_tot", "series-1"]], y: { min: 0 },
+    says: (steps, index) => `Step ${steps.step[index]}: ${decimal(steps.reward_mean[index])}; mean of the last 20 steps ${decimal(over(steps, "reward_mean", index))}.`,
+  }),
+  curves(grid, { title: "Loss", id: "loss", note: "Mean over the step's optimizer updates.", lines: [["loss", "loss", "series-4"]] }),
+  curves(grid, { title: "Entropy", id: "entropy", note: "Of the policy on the trained tokens, in nats per token.", lines: [["entropy", "entropy", "series-3"]] }),
+  curves(grid, { title: "Gradient norm", id: "grad-norm", note: "Before clipping.", lines: [["grad_norm", "gradient norm", "series-2"]], y: { min: 0 } }),
+  curves(grid, {
+    title: "Ratios and clipping", id: "clipping", note: "Share of tokens whose ratio was clipped.", lines: [["clip_ratio", "clipped share", "series-5"]], y: { min: 0 },
+    says: (steps, index) => `Step ${steps.step[index]}: ${percent(column(steps, "clip_ratio")[index])} of the tokens clipped, largest ratio ${decimal(column(steps, "ratio_max")[index])}, KL ${decimal(column(steps, "kl")[index])} nats.`,
+  }),
+];

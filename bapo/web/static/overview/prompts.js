@@ -1,0 +1,145 @@
+// Cards about prompts: accuracy bins, where prompts moved, which were rescued, and held-out accuracy.
+
+import { atStep, chartCard, colour, line, stepAxis } from "bapo/app/charts.js";
+import { el, freshId } from "bapo/app/dom.js";
+import { count, DASH, percent, plural } from "bapo/app/format.js";
+import { column, matrixAt, measuredAt, movement, shares } from "bapo/overview/columns.js";
+
+function bins(grid) {
+  return chartCard(grid, {
+    title: "Accuracy bins", id: "bins", height: 220,
+    note: "Fresh groups by how many of their G responses are right: the first quarter of the steps beside as many steps up to the chosen one (Fig. 7).",
+    empty: "The groups of the steps are not known here.",
+    draw({ steps, index, length }) {
+      const all = column(steps, "bins");
+      const width = Math.max(1, Math.floor(length / 4));
+      const first = shares(all.slice(0, width));
+      const now = shares(all.slice(Math.max(0, index - width + 1), index + 1));
+      if (!first || !now) return null;
+      const size = first.length - 1;
+      const names = first.map((_, k) => `${k}/${size}`);
+      const from = steps.step[Math.max(0, index - width + 1)];
+      const labels = [`steps ${steps.step[0]} to ${steps.step[width - 1]}`, `steps ${from} to ${steps.step[index]}`];
+      const bars = (name, values, isNow) => ({
+        type: "bar", name, barGap: "8%", barMaxWidth: 22, itemStyle: { color: colour(isNow ? "series-1" : "even"), borderRadius: [3, 3, 0, 0] },
+        data: values.map((value, k) => ({ value: 100 * value, itemStyle: k === 0 ? { color: colour("b"), opacity: isNow ? 1 : 0.55 } : {} })),
+      });
+      return {
+        summary: `Without a right response: ${percent(first[0])} of the groups in ${labels[0]}, ${percent(now[0])} in ${labels[1]}; all right: ${percent(first[size])} and ${percent(now[size])}.`,
+        option: {
+          xAxis: { type: "category", data: names }, yAxis: { type: "value", min: 0, axisLabel: { formatter: "{value} %" } },
+          series: [bars(labels[0], first, false), bars(labels[1], now, true)],
+        },
+        table: () => ({ caption: "Share of fresh groups", header: ["right", ...labels], rows: names.map((name, k) => [name, percent(first[k]), percent(now[k])]) }),
+      };
+    },
+  });
+}
+
+function migration(grid) {
+  let chosen = "training";
+  let data = null;
+  const selectId = freshId("matrix-of");
+  const select = el("select", { id: selectId, onchange: () => { chosen = select.value; card.show(data); } });
+  const chooser = el("p", { class: "chooser" }, el("label", { for: selectId }, "Prompts "), select);
+  const card = chartCard(grid, {
+    title: "Accuracy migration", id: "migration",
+    note: "Prompts by right responses at first (rows) and at the chosen step (columns). Right of the diagonal they became better, left of it worse; both sides are shaded on the same scale (Fig. 15).",
+    empty: "No prompt came a second time yet, and nothing held out was measured twice.",
+    draw(next) {
+      data = next;
+      const { steps, index, length, held, run } = next;
+      if (!length) return null;
+      const options = [["training", "training, first visit against latest"], ...held.map((split) => [split.split, `held out ${split.split}, base model against now`])];
+      if (select.options.length !== options.length) select.replaceChildren(...options.map(([value, words]) => el("option", { value, selected: value === chosen }, words)));
+      const step = steps.step[index];
+      const measured = measuredAt(held, step).find((one) => one.split === chosen);
+      const matrix = measured ? measured.matrix : matrixAt(steps, index, run.group_size + 1);
+      if (!matrix) return { summary: "The base model was not measured on this split, so there is nothing to compare with.", body: chooser };
+      const found = movement(matrix);
+      const where = measured ? `held out ${chosen}, measured after step ${measured.step}` : `training, up to step ${step}`;
+      return {
+        summary: found.total
+          ? `${plural(found.total, "prompt")} (${where}): ${percent(found.better / found.total)} better, ${percent(found.same / found.total)} the same, ${percent(found.worse / found.total)} worse.`
+          : `No prompt came a second time up to step ${step}.`,
+        body: el("div", {}, chooser, heat(matrix, where)),
+      };
+    },
+  });
+  return card;
+}
+
+function heat(matrix, where) {
+  const size = matrix.length - 1;
+  const most = Math.max(1, ...matrix.flat());
+  const cell = (number, first, last) => {
+    const td = el("td", { class: last > first ? "up" : last < first ? "down" : "even" }, number ? count(number) : "·");
+    td.style.setProperty("--strength", String(number ? 6 + 44 * Math.sqrt(number / most) : 0));
+    return td;
+  };
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Accuracy migration matrix" },
+    el("table", { class: "matrix" },
+      el("caption", { class: "unseen" }, `Prompts by right responses at first (rows) and now (columns), ${where}`),
+      el("thead", {}, el("tr", {}, el("td", { class: "corner" }, "first \\ now"), matrix.map((_, k) => el("th", { scope: "col" }, `${k}/${size}`)))),
+      el("tbody", {}, matrix.map((row, first) => el("tr", {}, el("th", { scope: "row" }, `${first}/${size}`), row.map((number, last) => cell(number, first, last)))))));
+}
+
+function rescued(grid) {
+  return chartCard(grid, {
+    title: "Rescued prompts", id: "rescued", height: 190,
+    note: "Training prompts without a right response at their first visit, and with one at their latest; beside it, the subsets that trained them in between. “None of them”: only other prompts’ training moved it (ADR 0080).",
+    empty: "No prompt came a second time yet.",
+    draw({ steps, index, length }) {
+      if (!length || !column(steps, "revisited")[index]) return null;
+      const at = (name) => steps[name][index];
+      const rows = Object.entries(at("attribution")).sort(([, a], [, b]) => b - a);
+      const share = at("unsolved") ? percent(at("rescued") / at("unsolved")) : DASH;
+      return {
+        summary: `Step ${at("step")}: ${count(at("rescued"))} of ${count(at("unsolved"))} unsolved prompts that came again are rescued (${share}); ${count(at("revisited"))} prompts came again.`,
+        option: {
+          xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0, minInterval: 1 },
+          series: [
+            line("unsolved at first", steps.step, steps.unsolved, "even", { markLine: atStep(at("step")) }),
+            line("rescued", steps.step, steps.rescued, "x3", { areaStyle: { color: colour("x3"), opacity: 0.2 } }),
+          ],
+        },
+        table: () => ({ caption: `Rescued prompts at step ${at("step")}, by what trained them`, header: ["trained by", "prompts"], rows: rows.map(([label, number]) => [label.replace(/x\d/g, (name) => name.toUpperCase()), count(number)]) }),
+      };
+    },
+  });
+}
+
+function heldOut(grid) {
+  return chartCard(grid, {
+    title: "Held-out accuracy", id: "held-out", height: 260,
+    note: "With 95 % intervals, on the prompts that all measurements of a split share.",
+    empty: "Nothing was measured yet.",
+    draw({ held, steps, index, length }) {
+      if (!held.length) return null;
+      const step = length ? steps.step[index] : 0;
+      const tone = (i) => `series-${(i % 6) + 1}`;
+      const series = held.flatMap((split, i) => [
+        line(split.split, split.step, split.accuracy.map((value) => 100 * value), tone(i), { showSymbol: true, sampling: undefined, markLine: i ? undefined : atStep(step) }),
+        // The interval: an invisible line at its lower end and a band of its width upon it.
+        line(`${split.split} from`, split.step, split.low.map((value) => 100 * value), tone(i), { stack: `band-${i}`, lineStyle: { width: 0 }, symbol: "none", tooltip: { show: false }, silent: true, sampling: undefined }),
+        line(`${split.split} to`, split.step, split.low.map((value, k) => 100 * (split.high[k] - value)), tone(i), { stack: `band-${i}`, lineStyle: { width: 0 }, symbol: "none", tooltip: { show: false }, silent: true, sampling: undefined, areaStyle: { color: colour(tone(i)), opacity: 0.14 } }),
+      ]);
+      return {
+        summary: `${measuredAt(held, step).map((one) => `${one.split} after step ${one.step}: ${percent(one.accuracy)} (${percent(one.low)} to ${percent(one.high)})`).join("; ")}.`,
+        option: {
+          xAxis: { ...stepAxis(held[0].step), max: Math.max(1, ...held.map((split) => split.step.at(-1))) },
+          yAxis: { type: "value", min: 0, axisLabel: { formatter: "{value} %" } },
+          legend: { data: held.map((split) => split.split) },
+          series,
+        },
+        table: () => ({
+          caption: "Accuracy and its 95 % interval", header: ["split and step", "accuracy", "from", "to", "prompts"],
+          rows: held.flatMap((split) => split.step.map((at, k) => [`${split.split} ${at}`, percent(split.accuracy[k]), percent(split.low[k]), percent(split.high[k]), count(split.num_prompts)])),
+        }),
+      };
+    },
+  });
+}
+
+/** All cards of this file, in order. */
+export const promptCards = (grid) => [heldOut(grid), migration(grid), bins(grid), rescued(grid)];
