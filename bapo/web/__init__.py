@@ -1,6 +1,6 @@
 """The web page of a run: its files, the numbers behind it, and how both become one offline file.
 
-    static/        index.html, app/ (shell, data, charts), pages/ (one file per page), vendor/ (ECharts)
+    static/        index.html, app/ (shell, data, charts), pages/ (one file each), vendor/
     endpoints/     one file per answer of the data API: `answer(view, ...) -> JSON values`
     following.py   what a run directory has written since the last look
     view.py        the run as endpoints see it: records up to now, folds over them, the live buffer

@@ -16,9 +16,9 @@ Row = Mapping[str, Any]
 def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
     """One entry per split, points in the order of steps.
 
-    `accuracy`, `low` and `high` are on the prompts that all measurements of the split share (`num_prompts`). `matrices`:
-    per measurement [n + 1][n + 1] prompts by right responses before training (row) and now; null where the base model
-    was not measured. `num_samples`: n.
+    `accuracy`, `low` and `high` are on the prompts that all measurements of the split share (`num_prompts`).
+    `matrices`: per measurement [n + 1][n + 1] prompts by right responses before training (row) and now; null where the
+    base model was not measured. `num_samples`: n.
     """
     found = []
     for curve in held_out_curves(evaluations):

@@ -18,12 +18,12 @@ def answer(view: RunView, *, since: int = 0, measured: int = 0, generation: int 
     """What came after the first `since` steps and the first `measured` evaluations of this generation.
 
     Answers: `first` (how many steps are left out), `steps` (name of a column -> its values), `held_out` (all of it, or
-    null when there is no new evaluation), `measured`, `run` (what it is and how it goes), `meanings` (reason -> what the word means; in the first answer).
+    null when there is no new evaluation), `measured`, `run` (what it is and how it goes), `meanings` (reason -> what
+    the word means; in the first answer).
     """
     first, known = view.first_new(since, generation), view.first_new(measured, generation)
-    steps: dict[str, list[Any]] = {}
-    for kind in FOLDS:
-        steps |= view.fold(kind).columns(first)
+    folds = view.fold(StepRows), view.fold(PromptVisits), view.fold(TableAges)
+    steps = {name: values for fold in folds for name, values in fold.columns(first).items()}
     rows = view.evaluations
     return {
         "first": first,

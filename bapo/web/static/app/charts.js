@@ -40,7 +40,7 @@ export function chartCard(parent, { title, note, draw, empty = "Nothing to show 
   const summary = el("p", { class: "summary", id: `${id}-summary` });
   const canvas = el("div", { class: "canvas", role: "img", "aria-labelledby": titleId, "aria-describedby": `${id}-summary`, hidden: true });
   const body = el("div", { class: "body" });
-  const nothing = el("p", { class: "empty" }, empty);
+  const nothing = el("p", { class: "empty" }, "Loading ...");
   const rows = el("div", { class: "rows", tabindex: "0", role: "region", "aria-label": `${title}: numbers` });
   const details = el("details", { hidden: true, ontoggle: () => details.open && fill() }, el("summary", {}, "Numbers"), rows);
   const element = el(
@@ -64,6 +64,7 @@ export function chartCard(parent, { title, note, draw, empty = "Nothing to show 
   function redraw() {
     drawn = data === undefined ? null : draw(data);
     nothing.hidden = drawn !== null;
+    if (data !== undefined) nothing.textContent = empty;
     canvas.hidden = !drawn?.option;
     details.hidden = !drawn?.table;
     summary.textContent = drawn?.summary ?? "";
@@ -123,7 +124,7 @@ function withBase({ tooltip, legend, grid, xAxis, yAxis, ...option }) {
     splitLine: { lineStyle: { color: line, opacity: 0.6 } },
     nameTextStyle: { color: text },
   };
-  const merged = (given, own) => (given ? [given].flat().map((one) => ({ ...axis, ...own, ...one })) : undefined);
+  const merged = (given, own) => (given ? [given].flat().map((one) => ({ ...axis, ...own, ...one, axisLabel: { ...axis.axisLabel, ...one.axisLabel } })) : undefined);
   return {
     animation: false,
     textStyle: { fontFamily: "inherit", color: text },

@@ -52,7 +52,7 @@ class Exported {
 
   async get(endpoint, query = {}) {
     // An exported answer begins at the beginning, whatever the page has seen.
-    const { since, generation, ...rest } = query;
+    const { since, measured, generation, ...rest } = query;
     const found = this.answers[keyOf(endpoint, rest)];
     if (found === undefined) throw new NotExported("this exported file does not hold these data; open the run with `bapo view RUN`");
     return found;

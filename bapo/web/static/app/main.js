@@ -70,6 +70,7 @@ function show() {
 
 const WORDS = {
   live: "live",
+  records: "records alone",
   exported: "exported file",
   token: "token needed",
   disconnected: "not connected, trying again",
@@ -82,7 +83,10 @@ function showConnection(state, error) {
     badge.dataset.state = state;
     badge.textContent = WORDS[state];
   }
-  badge.title = error ? error.message : "";
+  const problem = document.getElementById("problem");
+  problem.hidden = state !== "refused" && state !== "disconnected";
+  const words = state === "disconnected" ? "The service does not answer. What is shown is the last that it said; the page goes on by itself when it is back." : error?.message;
+  if (!problem.hidden && problem.textContent !== words) problem.textContent = words;
   document.body.dataset.state = state;
   if (state === "token") askForToken(error.message);
 }

@@ -69,7 +69,7 @@ function thresholds(grid) {
       return {
         summary: `Step ${steps.step[index]}: r_tot ${at("reward_mean")}; c1 ${decimal(run.c1)}, c2 ${at("c2")}, c3 ${at("c3")}.`,
         option: {
-          xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0, max: 1 },
+          xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0 },
           series: named.map(([name, values, tone], i) => line(name, steps.step, values, tone, i ? {} : { markLine: atStep(steps.step[index]), lineStyle: { width: 1, color: colour(tone) } })),
         },
         table: () => ({ header: ["step", "r_tot", "c1", "c2", "c3"], rows: steps.step.map((step, i) => [count(step), ...named.map(([, values]) => decimal(values[i], 4))]) }),

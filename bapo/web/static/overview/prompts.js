@@ -74,7 +74,7 @@ function heat(matrix, where) {
   const most = Math.max(1, ...matrix.flat());
   const cell = (number, first, last) => {
     const td = el("td", { class: last > first ? "up" : last < first ? "down" : "even" }, number ? count(number) : "·");
-    td.style.setProperty("--strength", String(number ? 6 + 44 * Math.sqrt(number / most) : 0));
+    td.style.setProperty("--strength", String(number ? 10 + 52 * Math.sqrt(number / most) : 0));
     return td;
   };
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Accuracy migration matrix" },
@@ -103,11 +103,14 @@ function rescued(grid) {
             line("rescued", steps.step, steps.rescued, "x3", { areaStyle: { color: colour("x3"), opacity: 0.2 } }),
           ],
         },
-        table: () => ({ caption: `Rescued prompts at step ${at("step")}, by what trained them`, header: ["trained by", "prompts"], rows: rows.map(([label, number]) => [label.replace(/x\d/g, (name) => name.toUpperCase()), count(number)]) }),
+        body: el("ul", { class: "tags", "aria-label": "Rescued prompts by the subsets that trained them" }, rows.map(([label, number]) => el("li", { class: "tag" }, `${named(label)}: ${count(number)}`))),
+        table: () => ({ caption: `Rescued prompts at step ${at("step")}, by what trained them`, header: ["trained by", "prompts"], rows: rows.map(([label, number]) => [named(label), count(number)]) }),
       };
     },
   });
 }
+
+const named = (label) => label.replace(/x\d/g, (name) => name.toUpperCase());
 
 function heldOut(grid) {
   return chartCard(grid, {

@@ -48,7 +48,7 @@ function mount(root, shell, { params }) {
     const state = { ...data, index, live };
     slider.show(data.steps.step, index, step === null);
     lead.lastChild.textContent = describe(known.run, live);
-    tiles.replaceChildren(...tilesOf(state).map(([name, value, more]) => el("div", { class: "tile" }, el("dt", {}, name), el("dd", {}, value, more ? el("small", {}, ` ${more}`) : null))));
+    tiles.replaceChildren(...tilesOf(state).map(([name, value, more]) => el("div", { class: value.length > 12 ? "tile broad" : "tile" }, el("dt", {}, name), el("dd", {}, value, more ? el("small", {}, ` ${more}`) : null))));
     notices.replaceChildren(...noticesOf(known, state));
     for (const card of cards) card.show(state);
   }
@@ -77,7 +77,7 @@ function mount(root, shell, { params }) {
     if (before.length && known.length > before.length) speak();
     if (!answer.is_complete) slider.loading(answer.num_steps);
     return !answer.is_complete;
-  }, shell.setState);
+  }, (state, error) => shell.setState(state === "live" && !live ? "records" : state, error));
 
   return {
     unmount: following.stop,
