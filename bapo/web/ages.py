@@ -55,7 +55,7 @@ class TableAges:
         self._next = step
         try:
             found = next(self._replay) if step.fates else None
-        except BapoError:  # the composer cannot do with what is recorded
+        except (BapoError, ArithmeticError, LookupError, ValueError):  # the composer cannot do with what is recorded
             found = None
         if found is None or not agrees(found, step):
             self._replay = None

@@ -1,0 +1,221 @@
+"""What the overview shows, from records small enough to check by eye."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bapo.comparison.gather import read_run
+from bapo.comparison.migration import attribution, rescues, training_matrix
+from bapo.config.load import load_resolved
+from bapo.config.tree import Config
+from bapo.errors import ContractError
+from bapo.records import RunDirectory
+from bapo.types import Fate, Origin, Purpose
+from bapo.web.ages import TableAges, by_range
+from bapo.web.asking import Endpoint, all_endpoints, ask, view_of
+from bapo.web.following import Lines
+from bapo.web.held_out import held_out
+from bapo.web.steps import StepRows, number
+from bapo.web.view import RunView
+from bapo.web.visits import PromptVisits
+from bapo.whatif.recording import RecordedStep
+from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
+
+CONFIG = Config.model_validate(
+    {"algorithm": {"batch_size": 4, "group_size": 4}, "learner": {"minibatch_size": 4}, "rollout": {"num_workers": 1}}
+)
+OVERVIEW = all_endpoints()["overview"]
+
+
+def visit(prompt: str, rewards: str, step: int, **fields: Any) -> Fate:
+    return fate(prompt, rewards, step=step, birth=step, **fields)
+
+
+VISITS = {
+    # a: 0 right, then 2, then 0 again; b: 1 right, then 3; c: 0 right, then 1; d comes once.
+    1: [visit("a", "0000", 1), visit("b", "1000", 1, origin=Origin.X1), visit("c", "0000", 1)],
+    2: [
+        visit("c", "0100", 2, purpose=Purpose.REEVALUATE, origin=Origin.X2),
+        fate("b", "1000", step=1, birth=1, origin=Origin.X3, reason="reused"),
+        visit("d", "1111", 2),
+    ],
+    3: [visit("a", "0110", 3, origin=Origin.X1), visit("b", "0111", 3, origin=Origin.X1), visit("c", "0001", 3)],
+    4: [visit("a", "0000", 4)],
+}
+
+
+def folded(kind: Any) -> dict[str, list[Any]]:
+    fold = kind(CONFIG)
+    for step, fates in VISITS.items():
+        fold.advance(RecordedStep(step=step, fates=tuple(fates), metrics=metrics_row(step)))
+    return fold.columns(0)  # type: ignore[no-any-return]
+
+
+def test_bins_count_fresh_groups_of_the_step_and_no_reused_or_re_evaluated_ones() -> None:
+    assert folded(PromptVisits)["bins"] == [[2, 1, 0, 0, 0], [0, 0, 0, 0, 1], [0, 1, 1, 1, 0], [1, 0, 0, 0, 0]]
+
+
+def test_the_matrix_moves_a_prompt_from_its_last_bin_to_its_new_one() -> None:
+    found = folded(PromptVisits)
+    # Cells are first * 5 + last: c 0 -> 1, a 0 -> 2, b 1 -> 3; then a is back at 0.
+    assert found["moved"] == [[], [], [1, 1, 2, 1, 8, 1], [0, 1, 2, -1]]
+    assert found["revisited"] == [0, 0, 3, 3]
+
+
+def test_a_rescued_prompt_names_what_trained_it_before_and_is_none_when_it_fails_again() -> None:
+    found = folded(PromptVisits)
+    assert found["unsolved"] == [0, 0, 2, 2]
+    # At its second visit nothing of a had been trained; c had been trained as X2.
+    assert found["attribution"] == [{}, {}, {"none of them": 1, "x2": 1}, {"x2": 1}]
+    assert found["rescued"] == [0, 0, 2, 1]
+
+
+def test_reasons_count_everything_that_an_assembly_looked_at() -> None:
+    found = folded(PromptVisits)
+    assert found["reasons"][1] == {"informative": 2, "reused": 1}
+    assert found["new_groups"] == [3, 2, 3, 1]
+
+
+def test_the_page_counts_as_the_comparison_of_runs_does(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "mine-s1", metrics=[metrics_row(step) for step in VISITS], groups=VISITS)
+    measured, page = read_run(run.path), folded(PromptVisits)
+    found = rescues(measured)
+    assert sum(one.rescued for one in found.values()) == page["rescued"][-1]
+    assert dict(attribution(found.values())) == page["attribution"][-1]
+    matrix = training_matrix([measured])
+    assert matrix is not None
+    cells = [0] * 25
+    for changes in page["moved"]:
+        for cell, change in zip(changes[::2], changes[1::2], strict=True):
+            cells[cell] += change
+    assert [tuple(cells[row * 5 : row * 5 + 5]) for row in range(5)] == list(matrix.counts)
+
+
+def test_ages_are_those_of_the_replayed_tables() -> None:
+    """a, c are hard from step 1 and are put in anew when they are seen again; sizes as the run recorded them."""
+    fold = TableAges(CONFIG)
+    hard = [visit("a", "0000", 1), visit("c", "0000", 1)]
+    fold.advance(RecordedStep(step=1, fates=tuple(hard), metrics=metrics_row(1, num_bad=2, num_high=0)))
+    later = [visit("e", "0000", 2), visit("f", "0011", 2)]
+    fold.advance(RecordedStep(step=2, fates=tuple(later), metrics=metrics_row(2, num_bad=3)))
+    found = fold.columns(0)
+    assert [ages[:3] for ages in found["bad_ages"]] == [[2, 0, 0], [1, 2, 0]]
+    assert found["bad_oldest"] == [0, 1]
+
+
+def test_ages_are_unknown_from_the_step_on_in_which_the_replay_differs_from_the_records() -> None:
+    fold = TableAges(CONFIG)
+    for step, num_bad in ((1, 2), (2, 9), (3, 2)):
+        hard = (visit("a", "0000", step), visit("c", "0000", step))
+        fold.advance(RecordedStep(step=step, fates=hard, metrics=metrics_row(step, num_bad=num_bad)))
+    assert [ages is None for ages in fold.columns(0)["bad_ages"]] == [False, True, True]
+
+
+def test_ages_are_unknown_where_the_records_are_none_that_a_composer_can_do_with() -> None:
+    fold = TableAges(CONFIG)
+    only_old = (fate("a", "0110", step=1, birth=1),)
+    fold.advance(RecordedStep(step=2, fates=only_old, metrics=metrics_row(2)))
+    assert fold.columns(0)["bad_ages"] == [None]
+
+
+def test_ages_have_ranges_and_what_is_older_has_one_of_its_own() -> None:
+    assert by_range([0, 0, 1, 2, 4, 5, 6, 11], ends=(0, 1, 5, 10)) == [2, 1, 3, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "want"),
+    [(float("nan"), None), (float("inf"), None), (0.123456789, 0.123457), (3, 3), (None, None), ("text", "text")],
+)
+def test_numbers_are_sent_short_and_what_json_cannot_say_as_null(value: Any, want: Any) -> None:
+    assert number(value) == want
+
+
+def test_cells_and_bounds_of_the_meter_are_sent_by_subset() -> None:
+    cell = {"policy": "theta_t", "origin": "x3", "age": 2, "num_groups": 3, "tv_tok": 0.1, "ess": 0.5, "delta_max": 0.9}
+    bound = {"origin": "x1", "num_groups": 4, "gain": 0.1, "penalty_theta": 0.2, "penalty_current": 0.3, "paper": -0.9,
+             "paper_vacuous": True, "tight": -0.4, "tight_vacuous": True}  # fmt: skip
+    fold = StepRows(CONFIG)
+    others = [cell | {"age": None}, cell | {"policy": "theta"}]
+    fold.advance(RecordedStep(step=1, fates=(), metrics=metrics_row(1, divergences=[cell, *others], bounds=[bound])))
+    found = fold.columns(0)
+    assert found["cells"] == [[["x3", 2, 3, 0.1, 0.5, 0.9]]]
+    assert found["bounds"] == [[["x1", 4, 0.1, 0.2, 0.3, -0.9, True, -0.4, True]]]
+
+
+def test_held_out_matrices_compare_with_the_base_model() -> None:
+    rows = [
+        evaluation_row("h", 1, {"p": "0000", "q": "1000"}),
+        evaluation_row("h", 5, {"p": "0110", "q": "0000"}),
+    ]
+    (found,) = held_out(rows)
+    assert (found["split"], found["step"], found["accuracy"]) == ("h", [0, 4], [0.125, 0.25])
+    before, after = found["matrices"]
+    assert (before[0][0], before[1][1]) == (1, 1)
+    assert (after[0][2], after[1][0], sum(map(sum, after))) == (1, 1, 2)
+
+
+# -- following a run
+
+
+def whole(view: RunView, endpoint: Endpoint = OVERVIEW, **query: Any) -> dict[str, Any]:
+    while not (found := ask(view, endpoint, **query))["is_complete"]:
+        pass
+    return found
+
+
+def viewed(run: RunDirectory) -> RunView:
+    return view_of(run, load_resolved(run.config_path))
+
+
+def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = Lines(path)
+    assert list(lines.read()) == []
+    path.write_text('{"a": 1}\n{"a"')
+    assert list(lines.read()) == [{"a": 1}]
+    with path.open("a") as file:
+        file.write(': 2}\n{"a": 3}\n')
+    assert list(lines.read()) == [{"a": 2}, {"a": 3}]
+    assert not lines.is_another_file()
+    path.unlink()
+    assert lines.is_another_file()
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\nnonsense\n')
+    with pytest.raises(ContractError, match=r"rows\.jsonl line 2 is not JSON"):
+        list(Lines(path).read())
+
+
+def test_evaluations_are_sent_again_only_when_there_is_a_new_one(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "mine", evaluations=[evaluation_row("h", 1, {"p": "0000"})])
+    view = viewed(run)
+    first = whole(view)
+    seen = {"since": 2, "measured": first["measured"], "generation": first["generation"]}
+    assert whole(view, **seen)["held_out"] is None
+    run.append_evaluation(evaluation_row("h", 2, {"p": "1000"}))
+    assert whole(view, **seen)["held_out"][0]["accuracy"] == [0.0, 0.25]
+
+
+def test_groups_that_cannot_be_read_are_named_and_the_curves_stay(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "mine", metrics=[metrics_row(1, x1=3)])
+    found = whole(viewed(run))
+    assert "groups of step 1 cannot be read" in found["problem"]
+    assert (found["steps"]["x1"], found["steps"]["bins"], found["steps"]["bad_ages"]) == ([3], [None], [None])
+
+
+def test_a_run_without_a_step_has_an_answer(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "mine")
+    (run.path / "metrics.jsonl").unlink()
+    found = whole(viewed(run))
+    assert (found["num_steps"], found["steps"]["step"], found["held_out"]) == (0, [], None)
+
+
+def test_answers_are_json(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "mine", metrics=[metrics_row(1, loss=float("nan"))])
+    assert json.loads(json.dumps(whole(viewed(run)), allow_nan=False))["steps"]["loss"] == [None]
