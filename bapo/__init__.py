@@ -4,4 +4,23 @@ BAPO = Batch Adaptation Policy Optimization (Wan et al., ICLR 2026, arXiv 2602.2
 Imports without torch, vllm, ray or redis; a test proves it.
 """
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 __version__ = "0.1.0"
+
+TAKES_COLUMNS = "bapo_takes_columns"
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def reward(function: Function) -> Function:
+    """Mark `function(completion, answer, **row) -> float | None` as a reward that takes a row's columns by name.
+
+    Example: `task.reward = "my_rewards.py:exact"`, with
+
+        @bapo.reward
+        def exact(completion: str, answer: str, **row) -> float:
+            return float(completion.strip() == answer)
+    """
+    setattr(function, TAKES_COLUMNS, True)
+    return function

@@ -6,7 +6,20 @@ import sys
 
 import typer
 
-from bapo.commands import buffer, comparing, configs, explain, looks, replay, runs, simulate, study, tokens, view
+from bapo.commands import (
+    buffer,
+    comparing,
+    configs,
+    explain,
+    looks,
+    replay,
+    reward,
+    runs,
+    simulate,
+    study,
+    tokens,
+    view,
+)
 from bapo.commands.arguments import TAKES_OVERRIDES
 from bapo.errors import BapoError
 
@@ -33,6 +46,7 @@ app.command()(explain.explain)
 app.command()(replay.replay)
 app.add_typer(buffer.app, name="buffer")
 app.add_typer(configs.app, name="config")
+app.add_typer(reward.app, name="reward")
 app.add_typer(tokens.app, name="tokens")
 
 

@@ -26,11 +26,11 @@ from typing import Any
 
 from bapo.clients import BufferClient
 from bapo.config.tree import Config
+from bapo.grading.pool import GraderPool
 from bapo.tasks.registry import load_task
 from bapo.types import Prompt, Purpose, RolloutRequest
 from rollout_server.engines import vllm
 from rollout_server.engines.base import Engine
-from rollout_server.grader import GraderPool
 from rollout_server.worker import NUM_GRADERS, Worker
 
 TARGET = 0.9

@@ -36,7 +36,7 @@ KINDS = {
     "buffer_service": "buffer service",
     "services.scheduler": "scheduler",
     "services.evaluator": "evaluator",
-    "rollout_server.grader_process": "graders",
+    "bapo.grading.process": "graders",
     "WorkerActor": "worker",
     "raylet": "ray",
     "gcs_server": "ray",

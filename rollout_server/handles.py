@@ -16,9 +16,9 @@ from typing import Protocol
 from bapo.clients import BufferClient
 from bapo.config.tree import Config
 from bapo.errors import UnavailableError
+from bapo.grading.pool import GraderPool
 from bapo.types import WeightUpdate
 from rollout_server.engines.base import engine_module
-from rollout_server.grader import GraderPool
 from rollout_server.report import WorkerReport
 from rollout_server.worker import NUM_GRADERS, Worker
 

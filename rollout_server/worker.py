@@ -287,7 +287,7 @@ class Worker:
 
 def _some_prompts(config: Config) -> list[str]:
     """Texts spread evenly over every split of the task."""
-    task = load_task(config.task.name, config.task.options)
+    task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
     texts: list[str] = []
     for split in ("train", *task.held_out_splits):
         prompts = task.prompts(split)

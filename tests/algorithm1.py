@@ -88,7 +88,7 @@ class Environment:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._task = load_task(config.task.name, config.task.options)
+        self._task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
         self._policy = make_policy(config)
         self._prompts = self._task.prompts("train")
         self._by_id: dict[str, Prompt] = {prompt.prompt_id: prompt for prompt in self._prompts}

@@ -7,6 +7,7 @@ The docstring below each field is the manual: `docs/configuration.md` is made fr
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -53,13 +54,25 @@ class TaskConfig(Frozen):
     """Where prompts come from and what is right."""
 
     name: str = "countdown"
-    """A built-in task, or a dotted path `package.module:factory` of your own."""
+    """A built-in task (`countdown`, `dataset`, `reasoning_gym:NAME`), or your own factory: `package.module:factory` or
+    `file.py:factory`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keywords of the task's factory."""
     reward: str | None = None
-    """Dotted path `package.module:function` of your own reward (prompt, text) -> float; replaces the task's."""
+    """Your own reward; replaces the task's: `package.module:function`, `file.py:function`, or a function of another
+    framework, `trl:module.function`, `verl:file.py:compute_score` (docs/bring-your-own.md)."""
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest value of the reward; mapped to [0, 1] in a straight line. `[-1, 1]` for verl's DAPO."""
     grading_timeout_s: float = Field(10.0, gt=0)
-    """A verifier that takes longer on one group is killed; the group is retried, never rewarded 0."""
+    """Seconds. A verifier that takes longer on one group is killed; the group is retried, never rewarded 0."""
+
+    @model_validator(mode="after")
+    def reward_range_rises(self) -> Self:
+        """Two different numbers, in order."""
+        low, high = self.reward_range
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ValueError(f"task.reward_range must be [low, high] with low < high, got {[low, high]}")
+        return self
 
 
 class RolloutConfig(Frozen):

@@ -31,8 +31,8 @@ class Task(Protocol):
         """Names of the splits that are measured and never trained."""
         ...
 
-    def reward(self, prompt: Prompt, text: str) -> float:
-        """r(x, y) in [0, 1]. Wrong or unparseable text is 0.0, never an exception."""
+    def reward(self, prompt: Prompt, text: str) -> float | None:
+        """r(x, y) in [0, 1]. Wrong or unparseable text is 0.0, never an exception; None: it cannot be graded."""
         ...
 
     # A task may also have `level(prompt) -> float | None`, its own measure of difficulty, easy is low: prompt selectors
@@ -44,11 +44,28 @@ class Task(Protocol):
 
 
 @runtime_checkable
+<<<<<<< HEAD
 class HasExtract(Protocol):
     """What a task may have besides: the part of a response that its reward reads, for people who look at responses."""
 
     def extract(self, prompt: Prompt, text: str) -> str | None:
         """The answer that `reward` compares; None when the text has none."""
+=======
+class GradesGroups(Protocol):
+    """What a task may have besides: all responses to a prompt graded in one call. None: it cannot be graded."""
+
+    def rewards(self, prompt: Prompt, texts: Sequence[str]) -> Sequence[float | None]:
+        """[G] rewards in the order of the texts."""
+        ...
+
+
+@runtime_checkable
+class LoadsReward(Protocol):
+    """What a task may have besides: a user's code, imported by those alone who grade."""
+
+    def load_reward(self) -> None:
+        """Import it now. Raises: ConfigError."""
+>>>>>>> 6665d2b (Rewards of TRL and verl, tasks of reasoning-gym, chat templates; bapo reward test)
         ...
 
 
@@ -61,7 +78,17 @@ class HasExpert(Protocol):
         ...
 
 
-def make_prompt(task: str, text: str, answer: Mapping[str, Any]) -> Prompt:
-    """A prompt whose id is the hash of its content, so that it is recognised across epochs and runs (eq. 4)."""
+ROW, MESSAGES = "_row", "_messages"
+"""Keys of `Prompt.answer` that are ours: where the prompt stands in its file, the conversation that it came from."""
+
+
+def make_prompt(task: str, text: str, answer: Mapping[str, Any], *, beside: Mapping[str, Any] | None = None) -> Prompt:
+    """A prompt whose id is the hash of its content, so that it is recognised across epochs and runs (eq. 4).
+
+    Args:
+        beside: what a reward may want to know and what makes no other prompt of it (ADR 0117): kept in `answer`,
+            left out of the id.
+    """
     content = json.dumps([task, text, answer], sort_keys=True, separators=(",", ":"))
-    return Prompt(prompt_id=hashlib.sha256(content.encode()).hexdigest()[:16], text=text, task=task, answer=answer)
+    prompt_id = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return Prompt(prompt_id=prompt_id, text=text, task=task, answer={**(beside or {}), **answer})

@@ -2,9 +2,9 @@
 
     [task]
     name = "dataset"
-    options = { path = "train.parquet", held_out = { test = "test.parquet" }, reward = "my_rewards:score" }
+    options = { path = "train.parquet", held_out = { test = "test.parquet" }, reward = "my_rewards.py:score" }
 
-Does not cover: chat templates (a list of messages is written out by `message_format`), images, streaming.
+A prompt that is a list of messages is written by the model's chat template. Does not cover: images, streaming.
 """
 
 from __future__ import annotations
@@ -12,20 +12,23 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from bapo.errors import ConfigError, did_you_mean
-from bapo.tasks.base import make_prompt
-from bapo.tasks.dataset_rows import Row, answer_column, read_rows
-from bapo.tasks.registry import Reward, load_reward
+from bapo.tasks.base import MESSAGES, ROW, make_prompt
+from bapo.tasks.chat import Render, chat_template
+from bapo.tasks.dataset_rows import ANSWER_COLUMNS, Row, answer_column, read_rows
+from bapo.tasks.rewards import Reward, load_reward
 from bapo.types import Prompt
 
 log = logging.getLogger(__name__)
 
 NAME = "dataset"
 TRAIN = "train"
+MESSAGE_FORMAT = "{content}\n"
+"""Of a model without a chat template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,11 @@ class Columns:
     answer: str | None
     """None: recognised by the layout of each file's first row."""
     extra: tuple[str, ...]
-    message_format: str
+    message_format: str | None
+    """None: by the chat template."""
+    tokenizer: str | None
+    """Folder or Hub id whose chat template writes conversations."""
+    chat_options: Mapping[str, Any]
 
 
 class DatasetTask:
@@ -49,13 +56,13 @@ class DatasetTask:
         *,
         sources: Mapping[str, str],
         columns: Columns,
-        reward: Reward | None,
+        reward: str | None,
         gold_format: str | None,
         expert_column: str | None = None,
     ) -> None:
         self._sources = dict(sources)
         self._columns = columns
-        self._reward = reward
+        self._reward_name = reward
         self._gold_format = gold_format
         self._expert_column = expert_column
 
@@ -76,11 +83,20 @@ class DatasetTask:
             )
         return self._splits[split]
 
-    def reward(self, prompt: Prompt, text: str) -> float:
+    def load_reward(self) -> None:
+        """Import the user's reward, if there is one. Raises: ConfigError."""
+        _ = self._reward
+
+    def reward(self, prompt: Prompt, text: str) -> float | None:
         """The user's reward; without one, 1.0 if the stripped text is the answer and 0.0 if not."""
+        return self.rewards(prompt, [text])[0]
+
+    def rewards(self, prompt: Prompt, texts: Sequence[str]) -> Sequence[float | None]:
+        """The same of all responses to a prompt."""
         if self._reward is not None:
-            return self._reward(prompt, text)
-        return 1.0 if text.strip() == _as_text(prompt.answer["answer"]).strip() else 0.0
+            return self._reward.of_group(prompt, texts)
+        right = _as_text(prompt.answer["answer"]).strip()
+        return [1.0 if text.strip() == right else 0.0 for text in texts]
 
     def level(self, prompt: Prompt) -> float | None:
         """The number in the column `level`, when it is one of `extra_columns`; None for anything else."""
@@ -99,6 +115,11 @@ class DatasetTask:
             return self.gold(prompt)
         value = prompt.answer.get(self._expert_column)
         return None if value is None else _as_text(value)
+
+    @cached_property
+    def _reward(self) -> Reward | None:
+        """Imported by those who grade, and by no other service."""
+        return None if self._reward_name is None else load_reward(self._reward_name)
 
     @cached_property
     def _splits(self) -> dict[str, tuple[Prompt, ...]]:
@@ -122,7 +143,9 @@ def make_task(
     prompt_column: str = "prompt",
     answer_column: str | None = None,
     extra_columns: Sequence[str] = (),
-    message_format: str = "{content}\n",
+    message_format: str | None = None,
+    tokenizer: str | None = None,
+    chat_options: Mapping[str, Any] | None = None,
     reward: str | None = None,
     gold_format: str | None = None,
     expert_column: str | None = None,
@@ -136,8 +159,11 @@ def make_task(
         prompt_column, answer_column: dots step into nested columns; the answer column is recognised by default.
         extra_columns: further columns that the reward finds in `prompt.answer`, by name. A column `level` of numbers
             is the prompt's difficulty for selectors that go from easy to hard.
-        message_format: how one message of a conversation is written, with the fields {role} and {content}.
-        reward: "package.module:function", called as reward(prompt, text); default: exact match of the stripped text.
+        message_format: how one message of a conversation is written, with the fields {role} and {content}; default:
+            the chat template of the tokenizer, and "{content}\\n" where it has none.
+        tokenizer: folder or Hub id that has the chat template; default: the model's.
+        chat_options: variables of the chat template, such as { enable_thinking = false }.
+        reward: a reward by name (docs/bring-your-own.md); default: exact match of the stripped text.
         gold_format: a response that the reward calls right, with the field {answer}, e.g. "<answer>{answer}</answer>".
         expert_column: an expert's solution of each problem, for methods that train on it; default: the gold response.
     Raises: ConfigError for an option that makes no sense. Files are read at the first call of `prompts`.
@@ -154,11 +180,13 @@ def make_task(
         answer=answer_column,
         extra=tuple(dict.fromkeys([*extra_columns, *([expert_column] if expert_column else [])])),
         message_format=message_format,
+        tokenizer=tokenizer,
+        chat_options=chat_options or {},
     )
     return DatasetTask(
         sources={TRAIN: path, **held_out},
         columns=columns,
-        reward=None if reward is None else load_reward(reward),
+        reward=reward,
         gold_format=gold_format,
         expert_column=expert_column,
     )
@@ -167,13 +195,13 @@ def make_task(
 def _read_prompts(source: str, columns: Columns) -> dict[str, Prompt]:
     """Prompts by id, each once. Raises: ConfigError for a malformed row or a source without rows."""
     prompts: dict[str, Prompt] = {}
-    column, num_rows = columns.answer, 0
+    num_rows = 0
+    write = Conversations(columns)
     for row in read_rows(source):
         num_rows += 1
-        column = column or answer_column(row)
-        answer = {"answer": row.get(column), **{name: row.get(name) for name in columns.extra}}
-        _check_json(row, answer)
-        prompt = make_prompt(NAME, _prompt_text(row, columns), answer)
+        if columns.answer is None:
+            columns = replace(columns, answer=answer_column(row))
+        prompt = prompt_of(row, columns, write)
         prompts.setdefault(prompt.prompt_id, prompt)
     if not prompts:
         raise ConfigError(f"dataset {source} has no rows")
@@ -182,28 +210,63 @@ def _read_prompts(source: str, columns: Columns) -> dict[str, Prompt]:
     return prompts
 
 
-def _prompt_text(row: Row, columns: Columns) -> str:
-    """A string as it is; a conversation (verl, SkyRL, TRL) message by message."""
+def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
+    """One row as a prompt. Raises: ConfigError that names the row."""
+    column = columns.answer or answer_column(row)
+    answer = {"answer": row.get(column), **{name: row.get(name) for name in columns.extra}}
+    # The answer under the column's own name too: TRL's functions ask for `solution`, not for `answer`.
+    own_name = () if column == "answer" or "." in column else (column,)
+    beside = {name: row.get(name) for name in (*ANSWER_COLUMNS.get(column, ()), *own_name) if row.has(name)}
     value = row.get(columns.prompt)
     if isinstance(value, list):
-        value = "".join(_message_text(row, message, columns) for message in value)
-    if not isinstance(value, str) or not value.strip():
+        text = write(row, value)
+        beside[MESSAGES] = value
+    else:
+        text = value
+    if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{row.where}: column {columns.prompt!r} must be text or messages, got {value!r:.80}")
-    return value
+    _check_json(row, beside | answer)
+    return make_prompt(NAME, text, answer, beside=beside | {ROW: row.where})
 
 
-def _message_text(row: Row, message: Any, columns: Columns) -> str:
-    if not (isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))):
-        raise ConfigError(
-            f"{row.where}: column {columns.prompt!r}: a message needs role and content, got {message!r:.80}"
-        )
-    try:
-        return columns.message_format.format(role=message["role"], content=message["content"])
-    except (KeyError, IndexError, ValueError) as error:
-        raise ConfigError(
-            f"task.options.message_format {columns.message_format!r} cannot be filled: {error!r}; "
-            "it has the fields {role} and {content}"
-        ) from error
+class Conversations:
+    """Writes messages (verl, SkyRL, TRL) as the text that the model reads."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+
+    def __call__(self, row: Row, messages: Sequence[Any]) -> str:
+        """Raises: ConfigError that names the row."""
+        for message in messages:
+            is_message = isinstance(message, Mapping)
+            if not is_message or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+                where = f"{row.where}: column {self._columns.prompt!r}"
+                raise ConfigError(f"{where}: a message needs role and content, got {message!r:.80}")
+        if self._template is None:
+            return "".join(self._message(message) for message in messages)
+        try:
+            return self._template(messages)
+        except ConfigError as error:
+            raise ConfigError(f"{row.where}: {error}") from error
+
+    @cached_property
+    def _template(self) -> Render | None:
+        """Looked for at the first conversation: prompts that are texts need no tokenizer."""
+        if self._columns.message_format is not None or self._columns.tokenizer is None:
+            return None
+        found = chat_template(self._columns.tokenizer, self._columns.chat_options)
+        log.info("conversations are written %s", "by the chat template" if found else "without a chat template")
+        return found
+
+    def _message(self, message: Mapping[str, str]) -> str:
+        form = self._columns.message_format or MESSAGE_FORMAT
+        try:
+            return form.format(role=message["role"], content=message["content"])
+        except (KeyError, IndexError, ValueError) as error:
+            raise ConfigError(
+                f"task.options.message_format {form!r} cannot be filled: {error!r}; "
+                "it has the fields {role} and {content}"
+            ) from error
 
 
 def _check_json(row: Row, answer: Mapping[str, Any]) -> None:

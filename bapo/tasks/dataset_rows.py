@@ -1,7 +1,8 @@
 """Rows of a local parquet or jsonl file, or of a Hugging Face dataset, and which columns hold prompt and answer.
 
-Layouts that are recognised by their columns: native (`prompt`, `answer`), verl (`prompt`, `reward_model.ground_truth`)
-and SkyRL (`prompt`, `reward_spec.ground_truth`). Each malformed row is named by file and row number, counted from 1.
+Layouts that are recognised by their columns: native (`prompt`, `answer`), verl (`prompt`, `reward_model.ground_truth`),
+SkyRL (`prompt`, `reward_spec.ground_truth`) and TRL (`prompt`, `solution`). Each malformed row is named by file and row
+number, counted from 1.
 """
 
 from __future__ import annotations
@@ -16,8 +17,13 @@ from typing import Any
 
 from bapo.errors import ConfigError
 
-ANSWER_COLUMNS = ("answer", "reward_model.ground_truth", "reward_spec.ground_truth")
-"""Native, verl, SkyRL: the first that a row has is taken."""
+ANSWER_COLUMNS: dict[str, tuple[str, ...]] = {
+    "answer": (),
+    "reward_model.ground_truth": ("data_source", "ability", "extra_info"),
+    "reward_spec.ground_truth": ("data_source", "env_class", "extra_info"),
+    "solution": (),
+}
+"""Native, verl, SkyRL, TRL: the first that a row has is taken; with the columns that the layout's rewards ask for."""
 _OTHER_FILES = frozenset({".json", ".csv", ".tsv", ".txt", ".arrow", ".gz", ".zst"})
 """Endings that are files and never Hub ids: no message about a missing package for them."""
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.\[\]%:-]+))?")

@@ -1,7 +1,8 @@
-"""Find a task or a reward by the name that the config gives.
+"""Find a task by the name that the config gives; `bapo.tasks.rewards` finds rewards.
 
     "countdown"                     a built-in task: bapo/tasks/countdown.py, its function `make_task`
-    "my_package.my_module:factory"  a user's own: any callable that returns an object with the shape of `Task`
+    "reasoning_gym:NAME"            a built-in family: bapo/tasks/reasoning_gym.py, called with NAME besides
+    "my_package.my_module:factory"  a user's own, or "file.py:factory": any callable that returns a `Task`
 
 Every mistake is a ConfigError that says what was looked for and what is there.
 """
@@ -17,22 +18,33 @@ from typing import Any, cast
 
 import bapo.tasks
 from bapo.errors import BapoError, ConfigError, did_you_mean
+<<<<<<< HEAD
 from bapo.tasks.base import HasExpert, HasExtract, Task
+=======
+from bapo.tasks.base import GradesGroups, HasExpert, Task
+from bapo.tasks.functions import load_function
+from bapo.tasks.rewards import Reward
+>>>>>>> 6665d2b (Rewards of TRL and verl, tasks of reasoning-gym, chat templates; bapo reward test)
 from bapo.types import Prompt
 
-Reward = Callable[[Prompt, str], float]
-"""r(x, y) in [0, 1] of a prompt and the text of a response."""
-
 FACTORY = "make_task"
+FAMILY = "family_member"
+"""The argument of a factory that makes many tasks: what stands behind the colon."""
+TOKENIZER = "tokenizer"
+"""The argument of a factory that writes conversations as the model's chat template does."""
 _TASK_MEMBERS = ("name", "prompts", "held_out_splits", "reward", "gold")
 
 
-def load_task(name: str, options: Mapping[str, Any]) -> Task:
+def load_task(name: str, options: Mapping[str, Any], *, tokenizer: str | None = None) -> Task:
     """Make the task `name` with `options` as keyword arguments.
 
+    Args:
+        tokenizer: folder or Hub id of the model, for a factory that has an argument of this name.
     Raises: ConfigError if there is no such task, an option is unknown or missing, or the factory fails.
     """
-    factory = load_dotted(name, key="task.name") if ":" in name else _built_in(name)
+    factory, options = _factory(name, options)
+    if tokenizer is not None and TOKENIZER not in options and TOKENIZER in _parameters(factory):
+        options = {**options, TOKENIZER: tokenizer}
     _check_arguments(name, factory, options)
     try:
         task = factory(**options)
@@ -48,22 +60,16 @@ def load_task(name: str, options: Mapping[str, Any]) -> Task:
     return cast(Task, task)
 
 
-def load_reward(dotted: str) -> Reward:
-    """The function at "package.module:function", called as `reward(prompt, text)`.
-
-    Raises: ConfigError if it is not there or does not take these two arguments.
-    """
-    reward = load_dotted(dotted, key="reward")
-    try:
-        inspect.signature(reward).bind(None, "")
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"reward {dotted!r} must be callable as reward(prompt, text): {error}") from error
-    return cast(Reward, reward)
-
-
 def with_reward(task: Task, reward: Reward) -> Task:
     """`task` with another reward; prompts and gold responses stay."""
     return _RewardedTask(task, reward)
+
+
+def rewards_of(task: Task, prompt: Prompt, texts: Sequence[str]) -> list[float | None]:
+    """[G] rewards, None where a response cannot be graded. May raise anything: it runs a user's code."""
+    if isinstance(task, GradesGroups):
+        return list(task.rewards(prompt, texts))
+    return [task.reward(prompt, text) for text in texts]
 
 
 def expert_of(task: Task, prompt: Prompt) -> str | None:
@@ -83,25 +89,20 @@ def built_in_tasks() -> tuple[str, ...]:
     return tuple(sorted(name for name in names if hasattr(_module(name), FACTORY)))
 
 
-def load_dotted(dotted: str, *, key: str) -> Callable[..., Any]:
-    """The callable at "package.module:function"; `key` names the setting in the messages. Raises: ConfigError."""
-    module_name, _, attribute = dotted.partition(":")
-    if not module_name or not attribute:
-        raise ConfigError(f'{key} {dotted!r} must look like "package.module:function"')
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ConfigError(
-            f"{key} {dotted!r}: importing {module_name} failed: {type(error).__name__}: {error}; "
-            "a module beside the config needs its folder on PYTHONPATH"
-        ) from error
-    found = getattr(module, attribute, None)
-    if found is None:
-        hint = did_you_mean(attribute, (name for name in vars(module) if not name.startswith("_")))
-        raise ConfigError(f"{key} {dotted!r}: {module_name} has no {attribute!r}{hint}")
-    if not callable(found):
-        raise ConfigError(f"{key} {dotted!r}: {attribute} is a {type(found).__name__}, not a function")
-    return cast(Callable[..., Any], found)
+def _factory(name: str, options: Mapping[str, Any]) -> tuple[Callable[..., Any], Mapping[str, Any]]:
+    """What makes the task, and its arguments."""
+    if ":" not in name:
+        factory = _built_in(name)
+        if FAMILY in _parameters(factory):
+            raise ConfigError(f"task.name {name!r} is a family: write {name}:NAME")
+        return factory, options
+    family, _, member = name.partition(":")
+    if family in built_in_tasks():
+        factory = _built_in(family)
+        if FAMILY not in _parameters(factory):
+            raise ConfigError(f"task.name {name!r}: {family} is one task; write {family!r}")
+        return factory, {**options, FAMILY: member}
+    return load_function(name, key="task.name"), options
 
 
 def _built_in(name: str) -> Callable[..., Any]:
@@ -120,14 +121,11 @@ def _module(name: str) -> Any:
 
 def _check_arguments(name: str, factory: Callable[..., Any], options: Mapping[str, Any]) -> None:
     """Refuse unknown and missing options before the factory runs, so that the message can name them."""
-    try:
-        parameters = inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # some callables written in C show none; the call itself will tell
-        return
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    parameters = _parameters(factory)
+    takes_any = not parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for option in options:
         if option not in parameters and not takes_any:
-            known = ", ".join(parameters) or "none"
+            known = ", ".join(parameter for parameter in parameters if parameter != FAMILY)
             raise ConfigError(
                 f"task.options.{option}: task {name!r} has no such option"
                 f"{did_you_mean(option, parameters)}. Known: {known}"
@@ -141,6 +139,13 @@ def _check_arguments(name: str, factory: Callable[..., Any], options: Mapping[st
     ]
     if missing:
         raise ConfigError(f"task {name!r} needs the options {', '.join(missing)}")
+
+
+def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # some callables written in C show none; the call itself will tell
+        return {}
 
 
 class _RewardedTask:
@@ -158,8 +163,11 @@ class _RewardedTask:
     def prompts(self, split: str) -> Sequence[Prompt]:
         return self._task.prompts(split)
 
-    def reward(self, prompt: Prompt, text: str) -> float:
+    def reward(self, prompt: Prompt, text: str) -> float | None:
         return self._reward(prompt, text)
+
+    def rewards(self, prompt: Prompt, texts: Sequence[str]) -> Sequence[float | None]:
+        return self._reward.of_group(prompt, texts)
 
     def gold(self, prompt: Prompt) -> str | None:
         return self._task.gold(prompt)

@@ -95,7 +95,9 @@ class VllmEngine:
         """Every text must come back from its tokens, and fit. Raises: ConfigError."""
         for text in texts:
             token_ids = self._encode(text)
-            back = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+            # Without what the tokenizer adds by itself; a chat template writes special tokens that must come back.
+            bare = self._tokenizer.encode(text, add_special_tokens=False)
+            back = self._tokenizer.decode(bare, skip_special_tokens=False)
             if back != text:
                 raise ConfigError(
                     f"the tokenizer of the model turns the prompt {text!r} into {back!r}: it is not the tokenizer that "
@@ -187,7 +189,10 @@ class VllmEngine:
         )
 
     def _encode(self, text: str) -> list[int]:
-        token_ids: list[int] = self._tokenizer.encode(text)
+        # A chat template has written the first token already, and two of it are what no model was trained with.
+        start = self._tokenizer.bos_token
+        is_begun = start is not None and text.startswith(start)
+        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=not is_begun)
         return token_ids
 
     def _check_length(self, num_tokens: int, text: str, error: type[Exception]) -> None:

@@ -17,10 +17,10 @@ import psutil
 from bapo.addresses import BUFFER
 from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError, UnavailableError
+from bapo.grading.pool import GraderPool
 from bapo.needs import GIB, memory_gib
 from bapo.redis_secrets import refuse_open, with_password
-from bapo.tasks.base import Task
-from bapo.tasks.registry import load_reward, load_task, with_reward
+from bapo.tasks.registry import load_task
 from services.launcher.embedded_redis import PROBE_TIMEOUT_S, server_binary
 from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
 
@@ -43,7 +43,9 @@ class Check:
 
 def preflight(config: Config, *, with_learner: bool = True) -> None:
     """Refuse to start what cannot work. Raises: the first failure's error, with one line per failure."""
-    _refuse([*ports(config, with_learner=with_learner), redis(config), model_files(config), data(config)])
+    _refuse(
+        [*ports(config, with_learner=with_learner), redis(config), model_files(config), data(config), *reward(config)]
+    )
 
 
 def preflight_buffer(config: Config) -> None:
@@ -154,7 +156,7 @@ def model_files(config: Config) -> Check:
 def data(config: Config) -> Check:
     """The task loads, and its training split fills a batch."""
     try:
-        task = make_task(config)
+        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
         num_train = len(task.prompts("train"))
         held_out = ", ".join(f"{split} {len(task.prompts(split))}" for split in task.held_out_splits)
     except BapoError as error:
@@ -168,10 +170,17 @@ def data(config: Config) -> Check:
     return Check(name="data", status="ok", detail=f"{num_train} training prompts; held out: {held_out or 'none'}")
 
 
-def make_task(config: Config) -> Task:
-    """The task with the reward of the configuration. Raises: ConfigError."""
-    task = load_task(config.task.name, config.task.options)
-    return with_reward(task, load_reward(config.task.reward)) if config.task.reward else task
+def reward(config: Config) -> Iterator[Check]:
+    """A user's reward loads, in a grading process as in the run: its code is never imported here."""
+    name = config.task.reward or config.task.options.get("reward")
+    if name is None:
+        return
+    try:
+        GraderPool(config.task, num_children=1).close()
+    except BapoError as error:
+        yield Check(name="reward", status="fail", detail=str(error))
+    else:
+        yield Check(name="reward", status="ok", detail=f"{name} loads")
 
 
 def memory(config: Config) -> Check:

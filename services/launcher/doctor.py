@@ -7,7 +7,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -17,9 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from bapo.config.tree import Config
-from bapo.errors import BapoError
+from bapo.errors import BapoError, GradingError
+from bapo.grading.pool import GraderPool
 from bapo.records import RunDirectory
-from bapo.tasks.base import Task
+from bapo.tasks.registry import load_task
 from bapo.types import Prompt
 from services.launcher import checks
 from services.launcher.checks import Check
@@ -102,26 +104,31 @@ def gold(config: Config) -> Check:
     """The reward gives 1 to answers that are known to be right: it must, or nothing can be learned."""
     name = "reward on gold answers"
     try:
-        task = checks.make_task(config)
+        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
         pairs = ((prompt, task.gold(prompt)) for prompt in task.prompts("train"))
         known = list(islice(((prompt, text) for prompt, text in pairs if text is not None), NUM_GOLD))
+        if not known:
+            return Check(name=name, status="warn", detail="the task knows no gold answers, so its reward was not tried")
+        with closing(GraderPool(config.task, num_children=1)) as graders:
+            found = next(gold_problems(graders, known), None)
     except BapoError as error:
         return Check(name=name, status="fail", detail=str(error))
-    if not known:
-        return Check(name=name, status="warn", detail="the task knows no gold answers, so its reward was not tried")
-    for prompt, text in known:
-        reward, reason = _reward(task, prompt, text)
-        if reward != 1.0:
-            detail = f"{prompt.text!r} with its gold answer {text!r}: {reason or f'reward {reward}, not 1'}"
-            return Check(name=name, status="fail", detail=detail)
+    if found is not None:
+        return Check(name=name, status="fail", detail=found)
     return Check(name=name, status="ok", detail=f"{len(known)} of {len(known)} rewarded 1")
 
 
-def _reward(task: Task, prompt: Prompt, text: str) -> tuple[float | None, str]:
-    try:
-        return task.reward(prompt, text), ""
-    except Exception as error:  # noqa: BLE001 - a user's reward may raise anything, and that is what we report
-        return None, f"the reward raised {type(error).__name__}: {error}"
+def gold_problems(graders: GraderPool, known: Iterable[tuple[Prompt, str]]) -> Iterator[str]:
+    """Each gold answer that is not rewarded 1."""
+    for prompt, text in known:
+        try:
+            reward = float(graders.grade(prompt, [text])[0])
+        except GradingError as error:
+            yield f"with the gold answer {text!r}, {error}"
+        else:
+            if reward != 1.0:
+                advice = "" if reward else "; task.options.gold_format says how a right response looks"
+                yield f"{prompt.text!r} with its gold answer {text!r}: reward {reward:g}, not 1{advice}"
 
 
 def tokenizer(config: Config) -> Check:
@@ -131,7 +138,12 @@ def tokenizer(config: Config) -> Check:
         from transformers import AutoTokenizer  # here: it takes seconds to import
 
         encoder = AutoTokenizer.from_pretrained(config.model.path, local_files_only=Path(config.model.path).is_dir())
-        texts = [prompt.text for prompt in checks.make_task(config).prompts("train")[:NUM_ROUND_TRIPS]]
+        texts = [
+            prompt.text
+            for prompt in load_task(config.task.name, config.task.options, tokenizer=config.model.path).prompts(
+                "train"
+            )[:NUM_ROUND_TRIPS]
+        ]
     except (BapoError, ImportError, OSError, ValueError) as error:
         return Check(name=name, status="fail", detail=f"{type(error).__name__}: {str(error).splitlines()[0]}")
     for text in texts:

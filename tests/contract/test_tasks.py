@@ -12,8 +12,14 @@ from bapo.tasks.registry import built_in_tasks, load_task
 
 NEEDED_OPTIONS: dict[str, dict[str, Any]] = {
     "dataset": {"path": "train.jsonl", "held_out": {"test": "test.jsonl"}},
+    "reasoning_gym:chain_sum": {"num_train": 60, "num_held_out": 20},
 }
 """Only for tasks that cannot be made without options; files stand in the working directory."""
+
+MEMBERS = {"reasoning_gym": "reasoning_gym:chain_sum"}
+"""Of each family, one that stands for all."""
+PACKAGES = {"reasoning_gym": "reasoning_gym"}
+"""Optional: requirements/reasoning-gym.txt."""
 
 GARBAGE = ["", " ", "garbage", "<answer></answer>", "<answer>", "0", "nan", "\0", "²", "(" * 5000, "🙂" * 500]
 
@@ -24,7 +30,9 @@ def task(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         rows = [{"prompt": f"double {n}?", "answer": f"it is {2 * n}"} for n in range(first, first + 20)]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    return _make(request.param)
+    if request.param in PACKAGES:
+        pytest.importorskip(PACKAGES[request.param], reason="pip install --no-deps -r requirements/reasoning-gym.txt")
+    return _make(MEMBERS.get(request.param, request.param))
 
 
 def _make(name: str) -> Task:
@@ -36,7 +44,7 @@ def _splits(task: Task) -> list[str]:
 
 
 def test_the_shipped_tasks_are_found() -> None:
-    assert set(built_in_tasks()) >= {"countdown", "dataset"}
+    assert set(built_in_tasks()) >= {"countdown", "dataset", "reasoning_gym"}
 
 
 def test_a_task_calls_its_prompts_by_its_own_name(task: Task) -> None:

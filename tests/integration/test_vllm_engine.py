@@ -17,10 +17,10 @@ import pytest
 
 from bapo.config.tree import Config, ModelConfig, RolloutConfig
 from bapo.errors import WeightMismatchError
+from bapo.grading.pool import GraderPool
 from bapo.types import Canary, Float32s, WeightUpdate
 from rollout_server.engines import vllm
 from rollout_server.engines.base import SampledGroup
-from rollout_server.grader import GraderPool
 from rollout_server.weights import check_file, take_weights
 from rollout_server.worker import NUM_GRADERS, Worker
 from tests.factories import make_request

@@ -27,6 +27,7 @@ COMMANDS = [
     ["buffer", "stats"], ["buffer", "bad"], ["buffer", "high"], ["buffer", "show"], ["buffer", "export"],
     ["buffer", "import"], ["buffer", "groups"], ["buffer", "snapshot"], ["buffer", "restore"], ["buffer", "drop"],
     ["buffer", "verify"],
+    ["reward", "test"],
     ["tokens", "create"], ["tokens", "rotate"], ["tokens", "retire"],
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ import pytest
 
 from bapo.errors import ConfigError
 from bapo.tasks.dataset import make_task
+from bapo.tasks.rewards import columns_of
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
 
@@ -38,7 +39,7 @@ def test_native_verl_and_skyrl_layouts_are_recognised(tmp_path: Path, ending: st
     write = _jsonl if ending == "jsonl" else _parquet
     task = make_task(path=write(tmp_path / f"train.{ending}", row))
     (prompt,) = task.prompts("train")
-    assert (prompt.text, prompt.answer) == ("1+1?", {"answer": "2"})
+    assert (prompt.text, prompt.answer["answer"]) == ("1+1?", "2")
     assert task.reward(prompt, " 2\n") == 1.0
     assert task.reward(prompt, "3") == 0.0
     assert task.gold(prompt) == "2"
@@ -60,7 +61,7 @@ def test_columns_can_be_named_and_dots_step_into_them(tmp_path: Path) -> None:
     path = _jsonl(tmp_path / "a.jsonl", {"question": "1+1?", "solution": {"value": 2}, "level": 5, "answer": "no"})
     task = make_task(path=path, prompt_column="question", answer_column="solution.value", extra_columns=["level"])
     (prompt,) = task.prompts("train")
-    assert prompt.answer == {"answer": 2, "level": 5}
+    assert columns_of(prompt) == {"answer": 2, "level": 5}
     assert task.reward(prompt, "2") == 1.0
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,12 +14,14 @@ import pytest
 
 from bapo.config.tree import TaskConfig
 from bapo.errors import ConfigError
-from rollout_server.grader import (
+from bapo.grading.pool import (
     GraderPool,
+    UngradedError,
     VerifierKilledError,
     VerifierRaisedError,
     VerifierTimeoutError,
 )
+from bapo.tasks.base import ROW
 from tests.factories import make_prompt
 from tests.patience import wait_until
 
@@ -27,7 +30,7 @@ MakePool = Callable[..., GraderPool]
 
 WORKER = """
 from bapo.config.tree import TaskConfig
-from rollout_server.grader import GraderPool
+from bapo.grading.pool import GraderPool
 from tests.factories import make_prompt
 pool = GraderPool(TaskConfig(reward="{reward}", grading_timeout_s=600), num_children=1)
 pool.grade(make_prompt(), ["{pid_file}"])
@@ -66,11 +69,19 @@ def test_a_users_reward_by_dotted_path_replaces_the_tasks(make_pool: MakePool) -
     assert rewards.tolist() == [0.25, 0.5, 1.0, 0.0]
 
 
-@pytest.mark.parametrize("text", ["nan", "none", "text", "1.5", "-0.1", "inf"])
+@pytest.mark.parametrize("text", ["nan", "text", "1.5", "-0.1", "inf"])
 def test_what_is_no_number_in_0_to_1_is_an_error_and_not_a_reward(make_pool: MakePool, text: str) -> None:
     pool = make_pool("text_as_reward")
     with pytest.raises(VerifierRaisedError, match=r"no number in \[0, 1\]"):
         pool.grade(make_prompt(), ["1", text])
+
+
+def test_none_fails_the_group_under_a_reason_of_its_own_and_is_no_reward(make_pool: MakePool) -> None:
+    pool = make_pool("text_as_reward")
+    with pytest.raises(UngradedError, match="left 1 of 3 responses ungraded") as caught:
+        pool.grade(make_prompt(), ["1", "none", "0"])
+    assert caught.value.reason == "ungraded"
+    assert pool.grade(make_prompt(), ["1", "0"]).tolist() == [1.0, 0.0]
 
 
 def test_a_verifier_that_raises_is_named_with_its_message_and_the_prompt(make_pool: MakePool) -> None:
@@ -98,6 +109,20 @@ def test_a_verifier_whose_process_dies_is_survived(make_pool: MakePool) -> None:
         pool.grade(make_prompt(), ["exit"])
     assert caught.value.reason == "verifier_killed"
     assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+
+
+def test_a_failure_names_the_row_of_the_dataset() -> None:
+    prompt = replace(make_prompt(), answer={"answer": "2", ROW: "train.parquet row 17"})
+    pool = GraderPool(TaskConfig(reward=f"{HERE}:obey"), num_children=1)
+    try:
+        with pytest.raises(VerifierRaisedError) as caught:
+            pool.grade(prompt, ["raise"])
+    finally:
+        pool.close()
+    message = str(caught.value)
+    assert "the reward 'tests.unit.verifiers_that_misbehave:obey' raised ValueError" in message
+    assert "(verifiers_that_misbehave.py line 23)" in message
+    assert message.endswith("on prompt p (train.parquet row 17)")
 
 
 def test_what_a_verifier_prints_does_not_disturb_the_rewards(make_pool: MakePool) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from bapo.errors import ConfigError
-from bapo.tasks.registry import load_reward, load_task, with_reward
+from bapo.tasks.registry import load_task, with_reward
+from bapo.tasks.rewards import load_reward
 
 USER_MODULE = """
 from bapo.tasks.base import make_prompt

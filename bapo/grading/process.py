@@ -1,7 +1,8 @@
 """One grading process: reads groups from stdin, writes rewards to stdout, and may be killed at any time.
 
-    start     {"task", "options", "reward"}                    ->  {"ready": true} or {"refused": message}
-    group     {"prompt", "texts": [G]}                         ->  {"rewards": [G]} or {"failed": message}
+    start     {"task", "options", "reward", "range"}           ->  {"ready": true} or {"refused": message}
+    group     {"prompt", "texts": [G]}                         ->  {"rewards": [G]}, {"failed": message} or
+                                                                   {"ungraded": message}
     expert    {"prompt"}                                       ->  {"expert": text or null} or {"failed": message}
 
 Frames are a little-endian u32 length and a msgpack map. The verifier runs in the main thread, because some verifiers
@@ -16,14 +17,17 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgpack
 
 from bapo.errors import ConfigError
-from bapo.tasks.base import Task
-from bapo.tasks.registry import expert_of, load_reward, load_task, with_reward
+from bapo.tasks.base import LoadsReward, Task
+from bapo.tasks.functions import place_of
+from bapo.tasks.registry import expert_of, load_task, rewards_of, with_reward
+from bapo.tasks.rewards import load_reward
 from bapo.types import Prompt
 from bapo.wire import prompt_from_map
 
@@ -47,18 +51,28 @@ def read_frame(file: BinaryIO) -> dict[str, Any] | None:
     return message
 
 
-def grade(task: Task, prompt: Prompt, texts: list[str]) -> dict[str, Any]:
+def grade(task: Task, prompt: Prompt, texts: list[str], reward_range: tuple[float, float]) -> dict[str, Any]:
     """The answer to one group. Whatever the verifier does wrong becomes a message, never a reward."""
+    shown = f"(on the response {texts[0][:200]!r})" if len(texts) == 1 else f"(on {len(texts)} responses)"
+    try:
+        found: Sequence[object] = rewards_of(task, prompt, texts)
+    except Exception as error:  # noqa: BLE001 - a user's function may raise anything
+        return {"failed": f"raised {type(error).__name__}: {error}{place_of(error)} {shown}"}
+    if len(found) != len(texts):
+        return {"failed": f"returned {len(found)} rewards for {len(texts)} responses"}
+    low, high = reward_range
     rewards = []
-    for text in texts:
-        try:
-            reward: object = task.reward(prompt, text)
-        except Exception as error:  # noqa: BLE001 - a user's function may raise anything
-            return {"failed": f"{type(error).__name__}: {error} (on the response {text[:200]!r})"}
+    for reward, text in zip(found, texts, strict=True):
+        if reward is None:
+            continue
         # NaN fails both comparisons; numpy's scalars are real numbers too.
-        if not isinstance(reward, numbers.Real) or not 0.0 <= float(reward) <= 1.0:
-            return {"failed": f"returned {reward!r}, which is no number in [0, 1] (on the response {text[:200]!r})"}
-        rewards.append(float(reward))
+        if not isinstance(reward, numbers.Real) or not low <= float(reward) <= high:
+            advice = "" if not isinstance(reward, numbers.Real) else "; task.reward_range names another range"
+            what = f"no number in [{low:g}, {high:g}] (on the response {text[:200]!r}){advice}"
+            return {"failed": f"returned {reward!r}, which is {what}"}
+        rewards.append((float(reward) - low) / (high - low))
+    if len(rewards) < len(texts):
+        return {"ungraded": f"left {len(texts) - len(rewards)} of {len(texts)} responses ungraded (it returned None)"}
     return {"rewards": rewards}
 
 
@@ -88,13 +102,18 @@ def main() -> None:
         task = load_task(start["task"], start["options"])
         if start["reward"] is not None:
             task = with_reward(task, load_reward(start["reward"]))
+        elif isinstance(task, LoadsReward):
+            task.load_reward()
     except ConfigError as error:
         write_frame(answers, {"refused": str(error)})
         return
     write_frame(answers, {"ready": True})
     while (request := read_frame(requests)) is not None:
         prompt = prompt_from_map(request["prompt"])
-        write_frame(answers, grade(task, prompt, request["texts"]) if "texts" in request else solve(task, prompt))
+        if "texts" in request:
+            write_frame(answers, grade(task, prompt, request["texts"], start["range"]))
+        else:
+            write_frame(answers, solve(task, prompt))
 
 
 def _be_expendable() -> None:

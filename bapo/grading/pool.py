@@ -21,10 +21,12 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from bapo.columns import Float32s
 from bapo.config.tree import TaskConfig
 from bapo.errors import ConfigError, GradingError
-from bapo.types import Float32s, Prompt
-from rollout_server.grader_process import LENGTH
+from bapo.grading.process import LENGTH
+from bapo.tasks.base import ROW
+from bapo.types import Prompt
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,12 @@ class VerifierKilledError(GradingError):
     reason = "verifier_killed"
 
 
+class UngradedError(GradingError):
+    """The verifier said itself, by None, that it cannot grade a response (ADR 0118)."""
+
+    reason = "ungraded"
+
+
 class GraderPool:
     """Children that grade. `grade` may be called from as many threads as there are children."""
 
@@ -69,7 +77,8 @@ class GraderPool:
     def grade(self, prompt: Prompt, texts: Sequence[str]) -> Float32s:
         """[G] rewards in [0, 1].
 
-        Raises: VerifierRaisedError, VerifierTimeoutError, VerifierKilledError; the message names the prompt.
+        Raises: VerifierRaisedError, VerifierTimeoutError, VerifierKilledError, UngradedError; the message names the
+            function and the prompt, by its row where it has one.
         """
         return np.asarray(self._asked(prompt, texts)["rewards"], np.float32)
 
@@ -84,14 +93,20 @@ class GraderPool:
             answer = child.ask(_question(prompt, texts), self._task.grading_timeout_s)
         except GradingError as error:
             child = self._replace(child)
-            raise type(error)(f"the verifier of task {prompt.task!r} {error} on prompt {prompt.prompt_id}") from error
+            raise type(error)(self._told(error, prompt)) from error
         finally:
             self._idle.put(child)
         if "failed" in answer:
-            raise VerifierRaisedError(
-                f"the verifier of task {prompt.task!r} {answer['failed']} on prompt {prompt.prompt_id}"
-            )
+            raise VerifierRaisedError(self._told(answer["failed"], prompt))
+        if "ungraded" in answer:
+            raise UngradedError(self._told(answer["ungraded"], prompt))
         return answer
+
+    def _told(self, what: object, prompt: Prompt) -> str:
+        name = self._task.reward or self._task.options.get("reward")
+        verifier = f"the reward {name!r}" if name else f"the verifier of task {prompt.task!r}"
+        row = f" ({prompt.answer[ROW]})" if ROW in prompt.answer else ""
+        return f"{verifier} {what} on prompt {prompt.prompt_id}{row}"
 
     def close(self) -> None:
         """Kill the children."""
@@ -109,7 +124,7 @@ class _Child:
     """One grading process: STARTING --ready--> IDLE <--> GRADING; killed and replaced, never repaired."""
 
     def __init__(self, task: TaskConfig) -> None:
-        command = [sys.executable, "-m", "rollout_server.grader_process"]
+        command = [sys.executable, "-m", "bapo.grading.process"]
         # A child finds what its parent finds: a user's module beside the config, too.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -117,7 +132,8 @@ class _Child:
         assert self._process.stdout is not None
         self._to, self._from = self._process.stdin, self._process.stdout
         self._ready = False
-        self._write(_packed({"task": task.name, "options": task.options, "reward": task.reward}))
+        start = {"task": task.name, "options": task.options, "reward": task.reward, "range": task.reward_range}
+        self._write(_packed(start))
 
     def wait_ready(self) -> None:
         """Raises: ConfigError with the child's own words; GradingError when it dies or is silent."""

@@ -1,0 +1,1 @@
+"""Grade in processes that can be killed; `pool` is what callers see."""

@@ -1,0 +1,46 @@
+"""Rewards of BAPO's own shapes.
+
+    def f(prompt, text) -> float                          the prompt with everything in it
+    @bapo.reward
+    def f(completion, answer, **row) -> float             columns of the row by name; async is fine
+
+None means that the response cannot be graded.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bapo import TAKES_COLUMNS
+from bapo.errors import ConfigError
+from bapo.tasks.functions import call_with, load_function, settled
+from bapo.tasks.rewards import columns_of
+from bapo.types import Prompt
+
+
+def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], list[float | None]]:
+    """The function, called once per response. Raises: ConfigError."""
+    function = load_function(name, key="reward")
+    takes_columns = getattr(function, TAKES_COLUMNS, False)
+    if not takes_columns:
+        _check_arguments(name, function)
+
+    def graded(prompt: Prompt, text: str) -> Any:
+        if takes_columns:
+            return call_with(function, {"completion": text}, columns_of(prompt))
+        return function(prompt, text)
+
+    return lambda prompt, texts: settled([graded(prompt, text) for text in texts])
+
+
+def _check_arguments(name: str, function: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(function).bind(None, "")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"reward {name!r} must be callable as reward(prompt, text): {error}; "
+            "a function of columns is decorated with @bapo.reward, those of other frameworks are named "
+            "trl:... or verl:..."
+        ) from error

@@ -1,0 +1,49 @@
+"""Reward functions of TRL's GRPOTrainer: `f(completions, **columns) -> list[float | None]`, sync or async.
+
+    reward = "trl:my_rewards.accuracy"      or "trl:my_rewards:accuracy", "trl:my_rewards.py:accuracy"
+
+As TRL does: `completions` are texts, or lists of one assistant message where the prompts are messages; every column is
+a list with the row's value for each completion; `prompts` is passed too. None means ungraded.
+
+Does not cover: `completion_ids` and `trainer_state` (a grader has neither tokens nor a trainer; a function that cannot
+do without is refused by name), reward models. `log_extra` and `log_metric` are accepted and go nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from bapo.tasks.functions import call_with, load_function, settled
+from bapo.tasks.rewards import columns_of, conversation_of
+from bapo.types import Prompt
+
+
+def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], Sequence[float | None]]:
+    """The function, called once per group. Raises: ConfigError."""
+    function = load_function(name, key="reward trl:", dots=True)
+
+    def of_group(prompt: Prompt, texts: Sequence[str]) -> Sequence[float | None]:
+        messages = conversation_of(prompt)
+        completions = [_completion(text, is_message=messages is not None) for text in texts]
+        given = {
+            "prompts": [prompt.text if messages is None else messages] * len(texts),
+            "completions": completions,
+            "log_extra": _ignore,
+            "log_metric": _ignore,
+        }
+        columns = {column: [value] * len(texts) for column, value in columns_of(prompt).items()}
+        found = call_with(function, given, columns)
+        (rewards,) = settled([found])
+        if not isinstance(rewards, Sequence) or len(rewards) != len(texts):
+            raise TypeError(f"returned {rewards!r:.200} for {len(texts)} completions; one reward for each is needed")
+        return rewards
+
+    return of_group
+
+
+def _completion(text: str, *, is_message: bool) -> str | list[dict[str, str]]:
+    return [{"role": "assistant", "content": text}] if is_message else text
+
+
+def _ignore(*_: object, **__: object) -> None:
+    """TRL logs extra columns and metrics of its own; records of runs have no place for them."""

@@ -1,0 +1,48 @@
+"""verl's custom rewards: `compute_score(data_source, solution_str, ground_truth, extra_info) -> float | dict`.
+
+    reward = "verl:my_score.py:compute_score"      the function's name may be left out: "verl:my_score.py"
+
+A dict gives its `score`. `data_source` and `extra_info` come from the columns of these names (kept by themselves where
+the file has verl's layout), `ground_truth` is the answer. None means ungraded; async is fine. Scores in another range
+than [0, 1], such as the -1 and 1 of verl's DAPO, need `task.reward_range`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from bapo.tasks.functions import call_with, load_function, settled
+from bapo.tasks.rewards import columns_of
+from bapo.types import Prompt
+
+DEFAULT_FUNCTION = "compute_score"
+
+
+def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], list[float | None]]:
+    """The function, called once per response. Raises: ConfigError."""
+    full = f"{name}:{DEFAULT_FUNCTION}" if name.endswith(".py") else name
+    function = load_function(full, key="reward verl:")
+
+    def of_group(prompt: Prompt, texts: Sequence[str]) -> list[float | None]:
+        found = settled([call_with(function, {}, _arguments(prompt, text)) for text in texts])
+        return [_score(one) for one in found]
+
+    return of_group
+
+
+def _arguments(prompt: Prompt, text: str) -> dict[str, Any]:
+    columns = columns_of(prompt)
+    return {
+        "data_source": columns.get("data_source", prompt.task),
+        "solution_str": text,
+        "ground_truth": columns.get("answer"),
+        "extra_info": columns.get("extra_info") or {},
+    }
+
+
+def _score(found: Any) -> float | None:
+    if isinstance(found, Mapping) and "score" not in found:
+        raise TypeError(f"returned a dict without 'score': it has {', '.join(map(str, found)) or 'nothing'}")
+    score: float | None = found["score"] if isinstance(found, Mapping) else found  # the grader checks what it is
+    return score

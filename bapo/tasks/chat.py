@@ -1,0 +1,116 @@
+"""Chat templates: how a model was taught to read a conversation, as its tokenizer's files say.
+
+    chat_template.jinja, or `chat_template` of tokenizer_config.json, rendered with the prompt for an answer at its end
+
+Renders as transformers does (a test compares), without its seconds of import: every service makes prompts.
+Does not cover: tools, documents, templates by name other than `default`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bapo.errors import ConfigError
+
+TEMPLATE_FILE = "chat_template.jinja"
+CONFIG_FILE = "tokenizer_config.json"
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+Render = Callable[[Sequence[Mapping[str, str]]], str]
+
+
+def chat_template(tokenizer: str, options: Mapping[str, Any]) -> Render | None:
+    """What writes a conversation as text; None when the tokenizer has no template.
+
+    Args:
+        tokenizer: folder of the model, or its Hub id.
+        options: further variables of the template, such as `enable_thinking`.
+    Raises: ConfigError for files that cannot be read, a template that cannot be compiled; when called, for a
+        conversation that the template refuses.
+    """
+    config = json.loads(_file(tokenizer, CONFIG_FILE) or "{}")
+    source = _file(tokenizer, TEMPLATE_FILE) or _default(config.get("chat_template"))
+    if source is None:
+        return None
+    template = _compiled(source, tokenizer)
+    special = {name: _token(config[name]) for name in SPECIAL_TOKENS if config.get(name) is not None}
+
+    def render(messages: Sequence[Mapping[str, str]]) -> str:
+        try:
+            text: str = template.render(messages=messages, add_generation_prompt=True, **special, **options)
+        except Exception as error:
+            raise ConfigError(f"the chat template of {tokenizer} refuses the conversation: {error}") from error
+        return text
+
+    return render
+
+
+def _compiled(source: str, tokenizer: str) -> Any:
+    # By name: jinja2 comes with torch and transformers, and prompts that are texts need none of them.
+    try:
+        sandbox = importlib.import_module("jinja2.sandbox")
+    except ImportError as error:
+        raise ConfigError(f"the chat template of {tokenizer} needs the package jinja2 (pip install jinja2)") from error
+    environment = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(source)
+    except Exception as error:
+        raise ConfigError(f"the chat template of {tokenizer} is malformed: {error}") from error
+
+
+def _file(tokenizer: str, name: str) -> str | None:
+    """A text file of the tokenizer, None when it has none of this name."""
+    folder = Path(tokenizer)
+    if folder.is_dir():
+        path = folder / name
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    try:
+        hub = importlib.import_module("huggingface_hub")
+    except ImportError as error:
+        raise ConfigError(f"{tokenizer!r} is no folder, and a Hub id needs the package huggingface_hub") from error
+    try:
+        return Path(hub.hf_hub_download(tokenizer, name)).read_text(encoding="utf-8")
+    except hub.errors.LocalEntryNotFoundError as error:
+        if name == TEMPLATE_FILE:  # offline, and not among the files that were fetched: most models have none
+            return None
+        raise _unreadable(tokenizer, name, error) from error
+    except hub.errors.EntryNotFoundError:
+        return None
+    except Exception as error:
+        raise _unreadable(tokenizer, name, error) from error
+
+
+def _unreadable(tokenizer: str, name: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"model.path: {name} of {tokenizer!r} could not be read: {str(error).partition(chr(10))[0]}; it tells how a "
+        "conversation is written. Set task.options.message_format to write it without the model's chat template"
+    )
+
+
+def _default(templates: Any) -> str | None:
+    """One template, or a list of named ones."""
+    if isinstance(templates, list):
+        return next((one["template"] for one in templates if one.get("name") == "default"), None)
+    return templates if isinstance(templates, str) else None
+
+
+def _token(token: Any) -> str:
+    return token["content"] if isinstance(token, Mapping) else str(token)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)

@@ -1,0 +1,139 @@
+"""Tasks `reasoning_gym:NAME`: a generator and its scorer of the package reasoning-gym (optional, see requirements).
+
+    [task]
+    name = "reasoning_gym:countdown"
+    options = { num_train = 2000, config = { min_numbers = 3, max_numbers = 4 } }
+
+The answer is what stands in the last <answer> tags of a response; scores are the generator's own, some of them partial.
+A prompt carries the number of its problem, and a grader makes the problem again from the seed: problems hold values
+that are no JSON. Some scorers hand the model's text to sympy, which evaluates it: grade in a container if that matters.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from bapo.errors import ConfigError, did_you_mean
+from bapo.tasks.base import make_prompt
+from bapo.types import Prompt
+
+FAMILY_NAME = "reasoning_gym"
+ANSWER_START, ANSWER_END = "<answer>", "</answer>"
+PROMPT_FORMAT = "{question}\nGive the final answer in <answer> and </answer>.\n"
+TRAIN, TEST = "train", "test"
+
+
+class ReasoningGymTask:
+    """One generator, with a seed for each split; see `make_task` for the options."""
+
+    def __init__(self, member: str, *, splits: Mapping[str, tuple[int, int]], config: Mapping[str, Any], form: str):
+        """`splits`: (number of problems, seed) of each."""
+        self.name = f"{FAMILY_NAME}:{member}"
+        self._problems = {split: _generate(member, size, seed, config) for split, (size, seed) in splits.items()}
+        self._form = form
+
+    @property
+    def held_out_splits(self) -> tuple[str, ...]:
+        """`test`."""
+        return (TEST,)
+
+    def prompts(self, split: str) -> Sequence[Prompt]:
+        """All different prompts of a split; none of `train` is in `test`. Raises: ConfigError for an unknown split."""
+        if split not in self._problems:
+            known = ", ".join(self._problems)
+            raise ConfigError(
+                f"task {self.name} has no split {split!r}{did_you_mean(split, self._problems)}. It has {known}"
+            )
+        return self._prompts[split]
+
+    def reward(self, prompt: Prompt, text: str) -> float:
+        """The generator's score of the last answer; 0.0 without one."""
+        answer = _last_answer(text)
+        if answer is None:
+            return 0.0
+        problems, index = self._problems[prompt.answer["split"]], prompt.answer["index"]
+        return float(problems.score_answer(answer, problems[index]))
+
+    def gold(self, prompt: Prompt) -> str | None:
+        """The generator's answer; some generators know none."""
+        answer = prompt.answer["answer"]
+        return None if answer is None else f"{ANSWER_START}{answer}{ANSWER_END}"
+
+    @cached_property
+    def _prompts(self) -> dict[str, tuple[Prompt, ...]]:
+        found = {split: self._of_split(split) for split in (TEST, TRAIN)}
+        held_out = {prompt.prompt_id for prompt in found[TEST]}
+        found[TRAIN] = tuple(prompt for prompt in found[TRAIN] if prompt.prompt_id not in held_out)
+        if not found[TRAIN]:
+            raise ConfigError(
+                f"task {self.name}: every training problem is in the test split; it knows too few problems"
+            )
+        return found
+
+    def _of_split(self, split: str) -> tuple[Prompt, ...]:
+        by_id: dict[str, Prompt] = {}
+        problems = self._problems[split]
+        for index in range(len(problems)):
+            problem = problems[index]
+            text = self._form.replace("{question}", problem["question"])
+            place = {"split": split, "index": index}
+            prompt = make_prompt(self.name, text, {"answer": problem["answer"]}, beside=place)
+            by_id.setdefault(prompt.prompt_id, prompt)
+        return tuple(by_id.values())
+
+
+def make_task(
+    *,
+    family_member: str,
+    num_train: int = 2000,
+    num_held_out: int = 200,
+    seed: int = 0,
+    held_out_seed: int = 1_000_003,
+    config: Mapping[str, Any] | None = None,
+    prompt_format: str = PROMPT_FORMAT,
+) -> ReasoningGymTask:
+    """The task with its options, as the `[task.options]` table gives them.
+
+    Args:
+        family_member: name of the generator, from behind the colon of the task's name.
+        num_train, num_held_out: problems that are generated; repeated ones are left out.
+        seed, held_out_seed: of the two splits. Runs that differ in `seed` are measured on the same problems.
+        config: settings of the generator, such as { min_numbers = 3 }.
+        prompt_format: text of a prompt, with the field {question}.
+    Raises: ConfigError for an unknown generator or setting, or when the package is missing.
+    """
+    if "{question}" not in prompt_format:
+        raise ConfigError(f"task.options.prompt_format {prompt_format!r} must have the field {{question}}")
+    return ReasoningGymTask(
+        family_member,
+        splits={TRAIN: (num_train, seed), TEST: (num_held_out, held_out_seed)},
+        config=config or {},
+        form=prompt_format,
+    )
+
+
+def _generate(member: str, size: int, seed: int, config: Mapping[str, Any]) -> Any:
+    try:
+        package = importlib.import_module("reasoning_gym")
+        known = importlib.import_module("reasoning_gym.factory").DATASETS
+    except ImportError as error:
+        raise ConfigError(
+            f"task reasoning_gym:{member} needs the package reasoning-gym ({error}): "
+            "pip install --no-deps -r requirements/reasoning-gym.txt"
+        ) from error
+    if member not in known:
+        raise ConfigError(f"reasoning-gym has no generator {member!r}{did_you_mean(member, known)}")
+    try:
+        return package.create_dataset(member, size=size, seed=seed, **config)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise ConfigError(f"task.options.config: reasoning-gym's {member} refuses it: {error}") from error
+
+
+def _last_answer(text: str) -> str | None:
+    """What stands in the last pair of tags, stripped."""
+    start = text.rfind(ANSWER_START)
+    end = text.find(ANSWER_END, start)
+    return None if start < 0 or end < 0 else text[start + len(ANSWER_START) : end].strip()

@@ -1,0 +1,134 @@
+"""Rewards of other frameworks: what their functions are given, and what becomes of what they return."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bapo.grading.process import grade
+from bapo.tasks.base import make_prompt
+from bapo.tasks.countdown import make_task as make_countdown
+from bapo.tasks.dataset import make_task
+from bapo.tasks.registry import with_reward
+from bapo.tasks.rewards import Reward, load_reward
+from bapo.types import Prompt
+
+
+def _load(tmp_path: Path, prefix: str, source: str) -> Reward:
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    return load_reward(f"{prefix}{path}:f")
+
+
+def _dataset_prompt(tmp_path: Path, row: dict[str, Any], **options: Any) -> Prompt:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    return make_task(path=str(path), **options).prompts("train")[0]
+
+
+def test_trl_gets_each_column_once_per_completion_and_the_prompts(tmp_path: Path) -> None:
+    source = "def f(prompts, completions, solution, level, **kw):\n    return [float(prompts == ['1+1?'] * 2 and " + (
+        "solution == ['2', '2'] and level == [3, 3] and 'completion_ids' not in kw)] * len(completions)\n"
+    )
+    reward = _load(tmp_path, "trl:", source)
+    prompt = _dataset_prompt(tmp_path, {"prompt": "1+1?", "solution": "2", "level": 3}, extra_columns=["level"])
+    assert list(reward.of_group(prompt, ["a", "b"])) == [1.0, 1.0]
+
+
+def test_trl_gets_messages_where_the_prompt_is_a_conversation(tmp_path: Path) -> None:
+    source = (
+        "def f(prompts, completions, **kw):\n"
+        "    assert prompts[0] == [{'role': 'user', 'content': '1+1?'}]\n"
+        "    return [float(c == [{'role': 'assistant', 'content': '2'}]) for c in completions]\n"
+    )
+    reward = _load(tmp_path, "trl:", source)
+    prompt = _dataset_prompt(tmp_path, {"prompt": [{"role": "user", "content": "1+1?"}], "answer": "2"})
+    assert list(reward.of_group(prompt, ["2", "3"])) == [1.0, 0.0]
+
+
+def test_trls_logging_hooks_can_be_called(tmp_path: Path) -> None:
+    source = (
+        "def f(completions, log_extra, log_metric, **kw):\n"
+        "    log_extra('seen', completions)\n    log_metric('mean', 0.5)\n    return [1.0 for _ in completions]\n"
+    )
+    assert _load(tmp_path, "trl:", source)(make_prompt("t", "x", {"answer": "2"}), "2") == 1.0
+
+
+@pytest.mark.parametrize("returned", ["[1.0]", "1.0", "[1.0, 0.0, 1.0]"])
+def test_trl_must_return_one_reward_for_each_completion(tmp_path: Path, returned: str) -> None:
+    reward = _load(tmp_path, "trl:", f"def f(completions, **kw):\n    return {returned}\n")
+    failed = grade(with_reward(make_countdown(num_train=1), reward), make_prompt("t", "x", {}), ["a", "b"], (0.0, 1.0))
+    assert "for 2 completions; one reward for each is needed" in failed["failed"]
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    reward = _load(tmp_path, "trl:", "def f(completions, nums, **kw):\n    return [1.0]\n")
+    with pytest.raises(TypeError, match=r"needs 'nums'.*there are answer\. Name more in task.options.extra_columns"):
+        reward(make_prompt("t", "x", {"answer": "2"}), "2")
+
+
+VERL_ROW = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "1+1?"}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"split": "train", "index": 7},
+}
+SKYRL_ROW = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "1+1?"}],
+    "env_class": "gsm8k",
+    "reward_spec": {"method": "rule", "ground_truth": "2"},
+    "extra_info": {"index": 7},
+}
+
+
+@pytest.mark.parametrize("row", [VERL_ROW, SKYRL_ROW])
+def test_verl_gets_the_source_the_ground_truth_and_the_extra_info_of_the_row(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
+    source = (
+        "def f(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    assert (data_source, ground_truth, extra_info['index']) == ('openai/gsm8k', '2', 7)\n"
+        "    return solution_str == ground_truth\n"
+    )
+    reward = _load(tmp_path, "verl:", source)
+    assert list(reward.of_group(_dataset_prompt(tmp_path, row), ["2", "3"])) == [True, False]
+
+
+def test_verls_function_is_compute_score_when_the_name_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def compute_score(solution_str, ground_truth, **kw):\n    return 0.5\n")
+    assert load_reward(f"verl:{path}")(make_prompt("t", "x", {"answer": "2"}), "") == 0.5
+
+
+def test_a_dict_without_a_score_is_an_error_that_shows_its_keys(tmp_path: Path) -> None:
+    reward = _load(tmp_path, "verl:", "def f(solution_str, **kw):\n    return {'acc': 1.0}\n")
+    with pytest.raises(TypeError, match="without 'score': it has acc"):
+        reward(make_prompt("t", "x", {"answer": "2"}), "2")
+
+
+def test_what_makes_no_other_problem_does_not_change_the_id_of_a_prompt(tmp_path: Path) -> None:
+    other = {**VERL_ROW, "extra_info": {"split": "test", "index": 0}}
+    assert _dataset_prompt(tmp_path, VERL_ROW).prompt_id == _dataset_prompt(tmp_path, other).prompt_id
+
+
+@pytest.mark.parametrize(
+    ("score", "reward_range", "reward"),
+    [("-1", (-1.0, 1.0), 0.0), ("1", (-1.0, 1.0), 1.0), ("0", (-1.0, 1.0), 0.5), ("15", (10.0, 20.0), 0.5)],
+)
+def test_a_reward_range_is_mapped_to_0_to_1(
+    tmp_path: Path, score: str, reward_range: tuple[float, float], reward: float
+) -> None:
+    task = with_reward(make_countdown(num_train=1), _load(tmp_path, "", f"def f(prompt, text):\n    return {score}\n"))
+    assert grade(task, make_prompt("t", "x", {}), ["a"], reward_range) == {"rewards": [reward]}
+
+
+def test_a_reward_outside_of_its_range_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
+    task = with_reward(make_countdown(num_train=1), _load(tmp_path, "", "def f(prompt, text):\n    return -1\n"))
+    failed = grade(task, make_prompt("t", "x", {}), ["a"], (0.0, 1.0))["failed"]
+    assert "returned -1, which is no number in [0, 1]" in failed
+    assert "task.reward_range" in failed

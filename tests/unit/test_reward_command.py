@@ -1,0 +1,105 @@
+"""`bapo reward test`: which rewards are fit for training, what it tells, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from bapo.cli import app
+from bapo.errors import ConfigError
+
+REWARDS = """
+import os, time
+
+def exact(prompt, text):
+    return float(text == prompt.answer["answer"])
+
+def always(prompt, text):
+    return 1.0
+
+def tagged(prompt, text):
+    return float(text == f"<answer>{prompt.answer['answer']}</answer>")
+
+def troubled(prompt, text):
+    if prompt.text == "b":
+        raise KeyError("nums")
+    if prompt.text == "c":
+        return None
+    if prompt.text == "d":
+        os._exit(3)
+    return 0.5 if prompt.text == "e" else 1.0
+
+def signed(prompt, text):
+    return 1.0 if text == prompt.answer["answer"] else -1.0
+"""
+
+
+def _run(tmp_path: Path, function: str, rows: list[Any], *options: str) -> Result:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    command = ["reward", "test", f"{tmp_path / 'rewards.py'}:{function}", "--data", str(data), *options]
+    return CliRunner().invoke(app, command)
+
+
+def _rows(*answers: str) -> list[dict[str, str]]:
+    return [{"prompt": name, "answer": answer} for name, answer in zip("abcdef", answers, strict=False)]
+
+
+def test_a_reward_of_the_right_answers_and_no_others_is_fit(tmp_path: Path) -> None:
+    result = _run(tmp_path, "exact", _rows("1", "2", "2", "3"))
+    assert result.exit_code == 0, result.output
+    assert "gold answers rewarded 1   4 of 4 (100.0%)" in result.output
+    assert "other answers rewarded 1  0 of 4" in result.output
+    assert "fit for training" in result.output
+
+
+def test_a_reward_that_says_yes_to_everything_is_not_fit(tmp_path: Path) -> None:
+    result = _run(tmp_path, "always", _rows("1", "2"))
+    assert result.exit_code == 1
+    assert "other answers rewarded 1  2 of 2" in result.output
+    assert "rewards the answers of other rows too" in result.output
+
+
+def test_a_reward_that_wants_a_format_needs_the_gold_format(tmp_path: Path) -> None:
+    without = _run(tmp_path, "tagged", _rows("1", "2"))
+    assert without.exit_code == 1
+    assert "train.jsonl row 1: the gold answer '1' is rewarded 0" in without.output
+    assert "--gold-format" in without.output
+    assert _run(tmp_path, "tagged", _rows("1", "2"), "--gold-format", "<answer>{answer}</answer>").exit_code == 0
+
+
+def test_every_kind_of_trouble_is_counted_and_told_with_its_row(tmp_path: Path) -> None:
+    rows = [*_rows("1", "2", "3", "4", "5"), {"prompt": "f"}]
+    result = _run(tmp_path, "troubled", rows, "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["gold"] == {"right": 1, "verifier_error": 1, "ungraded": 1, "verifier_killed": 1, "partly": 1}
+    assert (found["rows"], found["unreadable"], found["fit"]) == (6, 1, False)
+    assert found["accuracy"] == pytest.approx(1 / 6)
+    told = "\n".join(found["problems"])
+    assert "raised KeyError: 'nums' (rewards.py line 15)" in told
+    for row, what in [(2, "KeyError"), (3, "ungraded"), (4, "exit code 3"), (5, "rewarded 0.5"), (6, "no answer")]:
+        assert any(f"row {row}" in problem and what in problem for problem in found["problems"]), (row, told)
+
+
+def test_scores_of_another_range_are_mapped(tmp_path: Path) -> None:
+    assert _run(tmp_path, "signed", _rows("1", "2"), "--reward-range", "-1", "1").exit_code == 0
+
+
+def test_a_reward_that_fails_on_wrong_answers_is_not_fit(tmp_path: Path) -> None:
+    result = _run(tmp_path, "signed", _rows("1", "2"))
+    assert result.exit_code == 1
+    assert "gold answers rewarded 1   2 of 2" in result.output
+    assert "other answers rewarded 1  0 of 2; 2 failed" in result.output
+    assert "task.reward_range names another range" in result.output
+
+
+def test_what_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
+    assert isinstance(_run(tmp_path, "nothing", _rows("1")).exception, ConfigError)
+    assert isinstance(_run(tmp_path, "exact", []).exception, ConfigError)
+    assert isinstance(_run(tmp_path, "exact", _rows("1"), "--gold-format", "x").exception, ConfigError)
