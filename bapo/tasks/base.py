@@ -44,13 +44,15 @@ class Task(Protocol):
 
 
 @runtime_checkable
-<<<<<<< HEAD
 class HasExtract(Protocol):
     """What a task may have besides: the part of a response that its reward reads, for people who look at responses."""
 
     def extract(self, prompt: Prompt, text: str) -> str | None:
         """The answer that `reward` compares; None when the text has none."""
-=======
+        ...
+
+
+@runtime_checkable
 class GradesGroups(Protocol):
     """What a task may have besides: all responses to a prompt graded in one call. None: it cannot be graded."""
 
@@ -65,7 +67,6 @@ class LoadsReward(Protocol):
 
     def load_reward(self) -> None:
         """Import it now. Raises: ConfigError."""
->>>>>>> 6665d2b (Rewards of TRL and verl, tasks of reasoning-gym, chat templates; bapo reward test)
         ...
 
 

@@ -18,13 +18,9 @@ from typing import Any, cast
 
 import bapo.tasks
 from bapo.errors import BapoError, ConfigError, did_you_mean
-<<<<<<< HEAD
-from bapo.tasks.base import HasExpert, HasExtract, Task
-=======
-from bapo.tasks.base import GradesGroups, HasExpert, Task
+from bapo.tasks.base import GradesGroups, HasExpert, HasExtract, Task
 from bapo.tasks.functions import load_function
 from bapo.tasks.rewards import Reward
->>>>>>> 6665d2b (Rewards of TRL and verl, tasks of reasoning-gym, chat templates; bapo reward test)
 from bapo.types import Prompt
 
 FACTORY = "make_task"
