@@ -151,14 +151,16 @@ class TokenFiles:
         return []
 
     def read_heads(self, step: int) -> list[dict[str, Any]]:
-        """Everything but the values per token of every row, and `text`. Raises: ContractError."""
+        """Everything but the values per token of every row, `text` and `num_tokens`. Raises: ContractError."""
         import pyarrow.parquet
 
         path = self._file(step)
         columns = [name for name in _COLUMNS if name not in PER_TOKEN] + ["pieces"]
         with _reading(path):
             rows = pyarrow.parquet.read_table(path, columns=columns).to_pylist()
-        return [{**row, "text": "".join(row.pop("pieces"))} for row in rows]
+        return [
+            row | {"text": "".join(pieces), "num_tokens": len(pieces)} for row in rows for pieces in [row.pop("pieces")]
+        ]
 
     def left_out(self, step: int) -> int:
         """Groups of the batch that the file does not have."""

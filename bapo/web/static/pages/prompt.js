@@ -1,0 +1,102 @@
+// One prompt: pass rate by policy version, every visit, and when it entered and left each table and why.
+
+import { chartCard, colour } from "bapo/app/charts.js";
+import { el, table } from "bapo/app/dom.js";
+import { DASH, decimal, plural } from "bapo/app/format.js";
+import { NotExported, follow } from "bapo/app/data.js";
+import { visible } from "bapo/app/visible.js";
+
+const KINDS = { fresh: ["Fresh", "x1", "circle"], reevaluated: ["Re-evaluated", "x2", "diamond"], reused: ["Reused", "x3", "emptyRect"] };
+const TABLES = { bad: "B_bad", high: "B_high" };
+
+function mount(root, shell, here) {
+  const id = here.path[0] ?? "";
+  const notices = el("div", {});
+  const grid = el("div", { class: "grid" });
+  root.append(el("h1", {}, "Prompt ", el("code", {}, visible(id))), notices, grid);
+  let shown = null;
+
+  const rates = chartCard(grid, {
+    title: "Pass rate by policy version", id: "pass-rate", wide: true,
+    note: "Share of right responses of each group, at the version that sampled it. A reused group is the same group again, at its own version.",
+    draw: ({ visits, c1 }) => visits.length ? {
+      summary: summaryOf(visits),
+      option: {
+        tooltip: { trigger: "item" },
+        xAxis: { type: "value", name: "policy version", nameLocation: "middle", nameGap: 26, minInterval: 1, scale: true },
+        yAxis: { type: "value", min: 0, max: 1 },
+        legend: { show: true },
+        series: Object.entries(KINDS).map(([kind, [name, paint, symbol]], index) => ({
+          type: "scatter", name, symbol, symbolSize: kind === "reused" ? 18 : 10, z: kind === "reused" ? 2 : 3, itemStyle: { color: colour(paint) },
+          data: visits.filter((visit) => visit.kind === kind).map((visit) => [visit.version, visit.mu]),
+          markLine: index ? undefined : { silent: true, symbol: "none", lineStyle: { type: "dashed", color: colour("text-soft") }, label: { formatter: "c1", color: colour("text-soft") }, data: [{ yAxis: c1 }] },
+        })),
+      },
+      table: () => ({ header: ["version", "pass rate", "kind", "step"], rows: visits.map((v) => [String(v.version), decimal(v.mu), KINDS[v.kind][0], String(v.step)]) }),
+    } : null,
+  });
+  const visits = chartCard(grid, {
+    title: "Every visit", id: "visits", wide: true, note: "A group of this prompt that the assembly of a step looked at, and the rule that decided.",
+    draw: (answer) => answer.visits.length ? { body: visitTable(answer) } : null,
+  });
+  const tables = chartCard(grid, {
+    title: "In and out of the buffers", id: "transitions", wide: true, note: "What the replay of the records says of B_bad and B_high (docs/whatif.md).",
+    empty: "It never entered B_bad or B_high.",
+    draw: (answer) => answer.transitions.length ? { body: scrolled("Changes of the buffers", table({
+      header: ["Step", "Buffer", "", "Why"], numeric: [],
+      rows: answer.transitions.map((event) => [String(event.step), TABLES[event.table], event.change, event.why]),
+    })) } : null,
+  });
+
+  const visitTable = (answer) => scrolled("Visits", table({
+    header: ["Step", "Kind", "Version", "Right", "Group", "Batch", "Why"], numeric: [2, 3],
+    rows: answer.visits.map((visit) => [
+      String(visit.step),
+      KINDS[visit.kind][0] + (visit.kind === "reused" ? ` (of step ${visit.birth})` : visit.asked !== visit.step ? ` (asked in step ${visit.asked})` : ""),
+      String(visit.version),
+      `${decimal(visit.k)} of ${visit.size}`,
+      el("a", { href: shell.linkTo("group", [visit.group], { step: visit.step }) }, visible(visit.group), visit.has_tokens ? " (text)" : ""),
+      visit.origin ? visit.origin.toUpperCase() : DASH,
+      visit.why,
+    ]),
+  }));
+
+  const following = follow(async (source) => {
+    let answer;
+    try {
+      answer = await source.get("prompt", { id });
+    } catch (error) {
+      if (!(error instanceof NotExported)) throw error;
+      notices.replaceChildren(el("p", { class: "notice" }, "This exported file does not carry this prompt: it has the 300 that were looked at last. Open the run with ", el("code", {}, "bapo view RUN"), "."));
+      return false;
+    }
+    const key = JSON.stringify([answer.generation, answer.visits.length, answer.transitions.length, answer.differs]);
+    if (key !== shown) {
+      shown = key;
+      notices.replaceChildren(answer.differs ? el("p", { class: "notice" }, `B_bad and B_high are not told from here on, because the replay of the records differs from the run: ${answer.differs}.`) : "");
+      for (const card of [rates, visits, tables]) card.show(answer);
+    }
+    return !answer.is_complete;
+  }, shell.setState);
+
+  return {
+    unmount: following.stop,
+    update(next) {
+      if (next.path[0] === id) return;
+      following.stop();
+      root.replaceChildren();
+      Object.assign(this, mount(root, shell, next));
+    },
+  };
+}
+
+const scrolled = (label, child) => el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, child);
+
+function summaryOf(visits) {
+  const measured = visits.filter((visit) => visit.kind !== "reused");
+  const [first, last] = [measured[0] ?? visits[0], measured[measured.length - 1] ?? visits[0]];
+  const trained = visits.filter((visit) => visit.origin).length;
+  return `${plural(visits.length, "visit")}, trained in ${trained}; ${decimal(first.k)} of ${first.size} right at version ${first.version}, ${decimal(last.k)} of ${last.size} at version ${last.version}.`;
+}
+
+export default { name: "prompt", title: "Prompt", mount };
