@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -58,16 +58,14 @@ def fate_map(fate: Fate) -> dict[str, Any]:
         "sample_s": fate.sample_s,
         "grade_s": fate.grade_s,
         "claimed_at": fate.claimed_at,
-        **_part_of(fate),
+        **(part_fields(fate.item, fate.rows, fate.kind) if fate.item else {}),
         **_outcomes_of(fate),
     }
 
 
-def _part_of(fate: Fate) -> dict[str, Any]:
+def part_fields(item: str, rows: Sequence[int] | None, kind: str) -> dict[str, Any]:
     """Only of a group that trains in parts, so that the header of a batch of whole groups stays as short as it was."""
-    if not fate.item:
-        return {}
-    return {"item": fate.item, "rows": None if fate.rows is None else list(fate.rows), "kind": fate.kind}
+    return {"item": item, "rows": None if rows is None else list(rows), "kind": kind}
 
 
 def _outcomes_of(fate: Fate) -> dict[str, Any]:

@@ -43,11 +43,15 @@ class Item:
     @property
     def item_id(self) -> str:
         """Of a whole group its own id."""
+        if len(self.parts) == 1:  # as good as always, and asked for several times in every assembly
+            return _part_id(self.parts[0])
         return "+".join(_part_id(part) for part in self.parts)
 
     @property
     def group_ids(self) -> tuple[str, ...]:
         """Of its parts."""
+        if len(self.parts) == 1:
+            return (self.parts[0].group_id,)
         return tuple(part.group_id for part in self.parts)
 
     @property

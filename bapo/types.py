@@ -8,7 +8,7 @@ Suffixes: G responses in a group, T tokens of all responses together, P tokens o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, Literal
@@ -234,6 +234,9 @@ class GroupStat:
         return tuple(row for row, outcome in enumerate(self.outcomes) if outcome == Outcome.EXPERT)
 
 
+_EXPERT = bytes((Outcome.EXPERT,))
+
+
 def stat_of(
     *,
     group_id: str,
@@ -244,10 +247,9 @@ def stat_of(
     birth: int = 0,
 ) -> GroupStat:
     """What a rule sees of a group with these rows."""
-    if Outcome.EXPERT in outcomes:
+    sampled: Sequence[float] = rewards
+    if _EXPERT in outcomes:
         sampled = [reward for reward, outcome in zip(rewards, outcomes, strict=True) if outcome != Outcome.EXPERT]
-    else:
-        sampled = list(rewards)
     return GroupStat(
         group_id=group_id,
         prompt_id=prompt_id,

@@ -17,6 +17,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason
 from bapo.algorithms.randomness import rng_for
@@ -27,7 +28,7 @@ from bapo.errors import ContractError
 from bapo.messages import ExtraRound
 from bapo.outcomes import outcomes_of, pack_outcomes
 from bapo.rows import Item, Part
-from bapo.types import Fate, Origin, Prompt, Purpose
+from bapo.types import Origin, Prompt, Purpose
 from bapo.wire import fate_map
 from buffer_service.decisions import check_decision
 from buffer_service.demand import Demand
@@ -36,6 +37,9 @@ from buffer_service.store import Store
 from buffer_service.values import Assembly, BatchRecord, Fresh, GroupRecord, Replacement, Tables, View
 
 log = logging.getLogger(__name__)
+
+FateFields = dict[str, Any]
+"""A fate as the header of a batch has it."""
 
 _REPEATED = re.compile(r"^(.*)~(\d+)$")
 
@@ -151,10 +155,11 @@ class Assembler:
         looked_at = [*(group.record for group in fresh), *reevaluated]
         check_decision(decision, self._composer, self._config.algorithm, looked_at, before)
         new = {record.group_id for record in looked_at}
-        stored = [group_id for group_id in frame_order(decision.items) if group_id not in new]
+        group_ids = frame_order(decision.items)
+        stored = [group_id for group_id in group_ids if group_id not in new]
         # A record is None only when another instance has committed meanwhile: then the fence refuses this assembly.
         reused = [record for record in self._store.records(stored) if record is not None]
-        fates = [*view.stale, *_fates(step, decision, looked_at, reused, before)]
+        fates = [*map(fate_map, view.stale), *_fates(step, decision, looked_at, reused, before)]
         return Assembly(
             step=step,
             fresh=tuple(group.record.group_id for group in fresh),
@@ -171,7 +176,7 @@ class Assembler:
                 extra_rounds=_outstanding(before.extra_rounds, [group.record.group_id for group in fresh]),
             ),
             new_prompts=_new_prompts(decision, before, fresh),
-            batch=_batch(step, decision, fates, [*looked_at, *reused], stored),
+            batch=_batch(step, decision, fates, [*looked_at, *reused], group_ids, stored),
             composition=self._composition(step, decision, fates, looked_at, before),
             num_stale=len(view.stale),
             fresh_bytes=sum(group.record.num_bytes for group in fresh),
@@ -184,19 +189,18 @@ class Assembler:
         return pack_outcomes(outcomes_of(step, (record.outcome for record in fresh)))
 
     def _composition(
-        self, step: int, decision: Decision, fates: Sequence[Fate], looked_at: Sequence[GroupRecord], before: Tables
+        self, step: int, decision: Decision, fates: Sequence[FateFields], looked_at: Sequence[GroupRecord], before: Tables
     ) -> dict[str, float | int]:
-        ages = [step - fate.policy_version for fate in fates if fate.origin is not None]
+        ages = [step - fate["policy_version"] for fate in fates if fate["origin"] is not None]
+        origins = [item.origin for item in decision.items]
         return {
             "step": step,
-            "x1": len(decision.x1),
-            "x2": len(decision.x2),
-            "x3": len(decision.x3),
+            **{origin.value: origins.count(origin) for origin in Origin},
             "sft": sum(item.kind == "sft" for item in decision.items),
             "rounds": 1 if before.demand is None else before.demand.rounds,
             "batch_size": self._config.algorithm.batch_size,
             **_sampled(looked_at, decision),
-            "num_stale": sum(fate.reason == Reason.STALE for fate in fates),
+            "num_stale": sum(fate["reason"] == Reason.STALE for fate in fates),
             "staleness_max": max(ages, default=0),
             "r_tot": decision.r_tot,
             "c2": decision.c2,
@@ -235,7 +239,7 @@ def _fates(
     looked_at: Sequence[GroupRecord],
     reused: Sequence[GroupRecord],
     before: Tables,
-) -> list[Fate]:
+) -> list[FateFields]:
     """Of every group that this assembly looked at, and of the stored groups that it reuses: once for each item that
     rows of it are part of."""
     births = {stat.group_id: stat.birth for stat in before.high}
@@ -248,17 +252,21 @@ def _fates(
         key = record.group_id
         birth, reason = births.get(key, step), decision.reasons.get(key, Reason.REUSED)
         if key not in uses:
-            fates.append(record.fate(None, reason, birth))
+            fates.append(record.fate_fields(None, reason, birth))
         for item, part in uses.get(key, ()):
             name = "" if item.is_plain else item.item_id
-            fates.append(record.fate(item.origin, reason, birth, item=name, rows=part.rows, kind=item.kind))
+            fates.append(record.fate_fields(item.origin, reason, birth, item=name, rows=part.rows, kind=item.kind))
     return fates
 
 
 def _batch(
-    step: int, decision: Decision, fates: Sequence[Fate], records: Sequence[GroupRecord], stored: Sequence[str]
+    step: int,
+    decision: Decision,
+    fates: list[FateFields],
+    records: Sequence[GroupRecord],
+    group_ids: tuple[str, ...],
+    stored: Sequence[str],
 ) -> BatchRecord:
-    group_ids = frame_order(decision.items)
     sizes = {record.group_id: record.num_bytes for record in records}
     header = {
         "step": step,
@@ -268,7 +276,7 @@ def _batch(
         "c3": decision.c3,
         "num_bad": len(decision.bad),
         "num_high": len(decision.high),
-        "fates": [fate_map(fate) for fate in fates],
+        "fates": fates,
     }
     num_bytes = sum(sizes.get(group_id, 0) for group_id in group_ids)
     return BatchRecord(step=step, group_ids=group_ids, header=header, num_bytes=num_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,11 +56,13 @@ class BufferMetrics:
         for origin, number in origin_counts(assembly).items():
             self._telemetry.gauge("bapo_batch_groups").labels(origin=origin.value).set(number)
             self._telemetry.counter("bapo_batch_trained_groups_total").labels(origin=origin.value).inc(number)
-        for fate in assembly.batch.header["fates"]:
-            if fate["purpose"] == "reevaluate":
-                self._telemetry.counter("bapo_reevaluation_prompts_total").labels(outcome=fate["reason"]).inc()
-            elif fate["origin"] is None:
-                self._telemetry.counter("bapo_batch_filtered_groups_total").labels(reason=fate["reason"]).inc()
+        fates = assembly.batch.header["fates"]
+        answers = Counter(fate["reason"] for fate in fates if fate["purpose"] == "reevaluate")
+        for reason, number in answers.items():
+            self._telemetry.counter("bapo_reevaluation_prompts_total").labels(outcome=reason).inc(number)
+        filtered = (fate for fate in fates if fate["purpose"] != "reevaluate" and fate["origin"] is None)
+        for reason, number in Counter(fate["reason"] for fate in filtered).items():
+            self._telemetry.counter("bapo_batch_filtered_groups_total").labels(reason=reason).inc(number)
 
     def exposition(self, status: BufferStatus) -> bytes:
         """What `/metrics` answers."""

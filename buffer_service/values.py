@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from bapo.maps import part_fields
 from bapo.messages import ExtraRound
 from bapo.rows import Kind
 from bapo.types import Fate, GroupStat, HardPrompt, Origin, Prompt, Purpose, RolloutRequest, stat_of
@@ -68,6 +69,38 @@ class GroupRecord:
             outcomes=self.outcomes or bytes(len(self.rewards)),
             birth=birth,
         )
+
+    def fate_fields(
+        self,
+        origin: Origin | None,
+        reason: str,
+        birth: int,
+        *,
+        item: str = "",
+        rows: tuple[int, ...] | None = None,
+        kind: Kind = "rl",
+    ) -> dict[str, Any]:
+        """`fate` as a batch's header has it: an assembly says it of every group, and making a Fate is half of that."""
+        fields = {
+            "group_id": self.group_id,
+            "prompt_id": self.prompt_id,
+            "purpose": self.purpose,
+            "policy_version": self.policy_version,
+            "rewards": list(self.rewards),
+            "origin": origin,
+            "reason": reason,
+            "birth": birth,
+            "worker_id": self.worker_id,
+            "num_tokens": self.num_tokens,
+            "sample_s": self.sample_s,
+            "grade_s": self.grade_s,
+            "claimed_at": self.claimed_at,
+        }
+        if item:
+            fields |= part_fields(item, rows, kind)
+        if self.outcomes:
+            fields["outcomes"] = list(self.outcomes)
+        return fields
 
     def fate(
         self,

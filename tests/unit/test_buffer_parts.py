@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 
 from bapo.errors import ContractError, UnavailableError
+from bapo.maps import fate_map
 from bapo.messages import WorkerLeases
+from bapo.types import Origin
 from buffer_service.__main__ import wait_for
 from buffer_service.codec import pack
 from buffer_service.demand import Demand
@@ -19,7 +21,8 @@ from buffer_service.redis_link import RedisLink
 from buffer_service.redis_sockets import send_pieces
 from buffer_service.values import Health, Readiness
 from tests.buffer_app import small_config
-from tests.buffer_setup import STATUS
+from tests.buffer_setup import STATUS, answer, incoming
+from tests.factories import make_request
 
 READY = Readiness(
     assembled=3, num_fresh=1, round_left=None, failures_in_a_row=0, last_failure="", num_open=0, fresh_bytes=0
@@ -170,3 +173,11 @@ def test_a_gateway_that_answers_in_the_place_of_redis_is_waited_out() -> None:
         with pytest.raises(UnavailableError, match="does not speak Redis' protocol"):
             link.run("readiness", [], [])
         thread.join(60)
+
+
+@pytest.mark.parametrize("parts", [{}, {"item": "g-a:0,2", "rows": (0, 2), "kind": "sft"}], ids=["whole", "in parts"])
+def test_a_batch_says_of_a_group_what_its_fate_says(parts: dict[str, object]) -> None:
+    record = incoming(answer(make_request(prompt_id="a"))).record
+    for origin in (None, Origin.X1):
+        fate = record.fate(origin, "informative", 7, **parts)  # type: ignore[arg-type]
+        assert record.fate_fields(origin, "informative", 7, **parts) == fate_map(fate)  # type: ignore[arg-type]
