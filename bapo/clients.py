@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from bapo.asynchronous import in_thread, with_arguments_of
 from bapo.errors import DeadlineError
@@ -23,6 +23,7 @@ from bapo.messages import (
     request_map,
     status_from_map,
 )
+from bapo.named_frames import MEDIA_TYPE, FrameReader, NotReadableError, unpack_named
 from bapo.nonces import ClaimNonces
 from bapo.outcomes import Outcomes, unpack_kept_state, unpack_outcomes, unpack_packed_list
 from bapo.peer import Answer, Peer
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 POLL_S = 10.0
 """How long one long poll stays open: a wait is made of several, so that its reason is news."""
 SNAPSHOT_WAIT_S = 300.0
+NAMED_AGAIN_S = 60.0
+"""Frames that could not be read from Redis are not asked for by name for so long."""
 FULL_S = 3600.0
 """A full buffer is alive and well: it waits for the learner, who may restart or write a checkpoint meanwhile."""
 
@@ -52,6 +55,7 @@ class BufferClient:
         retry_s: float = 60.0,
         full_s: float = FULL_S,
         token: str | None = None,
+        direct: Literal["auto", "off"] = "auto",
     ) -> None:
         """
         Args:
@@ -60,9 +64,14 @@ class BufferClient:
             retry_s: how long a call goes on against a service that is down.
             full_s: how long against one that says that it is full.
             token: what to send; None: what BAPO_TOKEN_FILE or BAPO_TOKEN holds, if anything.
+            direct: auto: frames of batches are read from Redis itself, where the service names them and the socket
+                can be opened here; off: never.
         """
         self._peer = Peer("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s, full_s=full_s, token=token)
         self._full_s = full_s
+        self._reader = FrameReader(timeout_s) if direct == "auto" else None
+        self._named_again = 0.0
+        """When frames may be asked for by name again, by the monotonic clock."""
         self._nonces = ClaimNonces()
 
     @property
@@ -155,12 +164,18 @@ class BufferClient:
         """
         return unpack_batch(self.batch_frame(step, timeout_s=timeout_s, on_wait=on_wait))
 
-    def batch_frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes:
+    def batch_frame(
+        self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None
+    ) -> bytes | memoryview:
         """D_t as it travels (`bapo.wire.unpack_batch` opens it), for who hands it on. Otherwise as `batch`."""
         deadline = time.monotonic() + timeout_s
         reason = "no answer yet"
         while (left := deadline - time.monotonic()) > 0:
             answer = self._poll_batch(step, left)
+            if answer.media_type == MEDIA_TYPE:
+                if (frame := self._read_named(step, answer.body)) is not None:
+                    return frame
+                continue
             if answer.status == 200:
                 return answer.body
             reason = answer.json()["reason"]
@@ -172,7 +187,18 @@ class BufferClient:
         wait_s = min(POLL_S, left_s)
         retry_s = min(self._peer.retry_s, left_s)
         query = {"wait_s": f"{wait_s:.3f}"}
+        if self._reader is not None and time.monotonic() >= self._named_again:
+            query["frames"] = "named"
         return self._peer.call("POST", f"/batches/{step}", query=query, wait_s=wait_s, retry_s=retry_s)
+
+    def _read_named(self, step: int, answer: bytes) -> memoryview | None:
+        assert self._reader is not None
+        try:
+            return self._reader.batch_frame(unpack_named(answer))
+        except NotReadableError as error:
+            log.info("batch %d comes through the buffer service: %s", step, error)
+            self._named_again = time.monotonic() + NAMED_AGAIN_S
+            return None
 
     def commit(self, step: int, *, checkpointed: int) -> bool:
         """Batch `step` is trained. Batches up to the durable checkpoint `checkpointed` are released.
@@ -305,6 +331,7 @@ class AsyncBufferClient:
     collect = in_thread(BufferClient.collect)
     forget = in_thread(BufferClient.forget)
     status = in_thread(BufferClient.status)
+    compositions = in_thread(BufferClient.compositions)
     outcomes = in_thread(BufferClient.outcomes)
     evaluation_outcomes = in_thread(BufferClient.evaluation_outcomes)
     selector_state = in_thread(BufferClient.selector_state)
@@ -329,7 +356,9 @@ class AsyncBufferClient:
         """As `BufferClient.batch`; `on_wait` is called in the event loop."""
         return await self._batch(step, timeout_s=timeout_s, on_wait=_in_this_loop(on_wait))
 
-    async def batch_frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes:
+    async def batch_frame(
+        self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None
+    ) -> bytes | memoryview:
         """As `BufferClient.batch_frame`; `on_wait` is called in the event loop."""
         return await self._batch_frame(step, timeout_s=timeout_s, on_wait=_in_this_loop(on_wait))
 

@@ -42,6 +42,7 @@ class Answer:
 
     status: int
     body: bytes
+    media_type: str = ""
 
     def json(self) -> Any:
         """The body as JSON. Raises: ContractError."""
@@ -184,7 +185,7 @@ class Peer:
             if isinstance(named, FullError):
                 named.retry_after_s = _seconds(reply.headers.get("retry-after"), named.retry_after_s)
             raise named
-        return Answer(reply.status, reply.body)
+        return Answer(reply.status, reply.body, reply.headers.get("content-type", ""))
 
     def _named_error(self, status: int, data: bytes, what: str) -> BapoError:
         try:

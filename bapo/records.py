@@ -176,7 +176,7 @@ class RunDirectory:
 
     # -- batches
 
-    def write_batch(self, step: int, frame: bytes) -> None:
+    def write_batch(self, step: int, frame: bytes | memoryview) -> None:
         """Keep the batch of a step, so that the step can be repeated. Raises: StorageError."""
         path = self.batch_path(step)
         with storing(path):

@@ -55,7 +55,7 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
         yield
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes | memoryview) -> None:
     """Write a small file whole, or leave the old one. Raises: OSError (use `storing`)."""
     # Containers that share a volume have the same process ids.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")

@@ -189,7 +189,12 @@ class Assembler:
         return pack_outcomes(outcomes_of(step, (record.outcome for record in fresh)))
 
     def _composition(
-        self, step: int, decision: Decision, fates: Sequence[FateFields], looked_at: Sequence[GroupRecord], before: Tables
+        self,
+        step: int,
+        decision: Decision,
+        fates: Sequence[FateFields],
+        looked_at: Sequence[GroupRecord],
+        before: Tables,
     ) -> dict[str, float | int]:
         ages = [step - fate["policy_version"] for fate in fates if fate["origin"] is not None]
         origins = [item.origin for item in decision.items]

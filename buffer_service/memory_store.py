@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from bapo.errors import ContractError, Refusal
 from bapo.messages import BufferStatus
+from bapo.named_frames import NamedFrames
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.audit import Audit
 from buffer_service.image import Image
@@ -169,6 +170,9 @@ class MemoryStore:
     @_atomic
     def frame_chunks(self, group_ids: Sequence[str], num_bytes: int) -> FrameChunks:
         yield self.frames(group_ids)
+
+    def named_frames(self, start: bytes, group_ids: Sequence[str], num_bytes: int) -> NamedFrames | None:
+        return None  # nobody else can look into our memory
 
     def records(self, group_ids: Sequence[str]) -> list[GroupRecord | None]:
         return [self._state.records.get(group_id) for group_id in group_ids]

@@ -12,6 +12,7 @@ from typing import Any
 
 from bapo.errors import ContractError, Refusal, UnavailableError
 from bapo.messages import BufferStatus
+from bapo.named_frames import NamedFrames
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.audit import Audit
 from buffer_service.codec import (
@@ -35,6 +36,7 @@ from buffer_service.redis_frames import read_frame_chunks, read_frames
 from buffer_service.redis_image import read_image, write_image
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
+from buffer_service.redis_readers import FrameReaders
 from buffer_service.redis_sockets import Arg
 from buffer_service.redis_status import compositions_of, health_of, memory_of, selector_state_of, status_of
 from buffer_service.redis_upload import RedisUpload
@@ -102,6 +104,7 @@ class RedisStore:
         self._link = link
         self._run_name = run
         self._keys = Keys(run)
+        self._readers = FrameReaders(link, self._keys, run)
         self._in_step_order = in_step_order
         self._newest_tables = (b"", Tables())
         """As they lie in Redis, and unpacked: an assembly begins with what the last one left."""
@@ -170,6 +173,9 @@ class RedisStore:
 
     def frame_chunks(self, group_ids: Sequence[str], num_bytes: int) -> FrameChunks:
         return read_frame_chunks(self._link, self._keys, group_ids, num_bytes)
+
+    def named_frames(self, start: bytes, group_ids: Sequence[str], num_bytes: int) -> NamedFrames | None:
+        return self._readers.named(start, group_ids, num_bytes)
 
     def records(self, group_ids: Sequence[str]) -> list[GroupRecord | None]:
         blobs = self._hash_values("records", group_ids)

@@ -16,6 +16,7 @@ from bapo.algorithms.composer import Composer
 from bapo.config.tree import Config
 from bapo.errors import ContractError, FullError, UnavailableError
 from bapo.messages import BufferStatus, hard_prompt_map
+from bapo.named_frames import NamedFrames
 from bapo.outcomes import outcomes_of, pack_outcomes
 from bapo.types import Progress, Purpose, RolloutRequest
 from bapo.wire import pack_batch_start
@@ -208,6 +209,13 @@ class BufferService:
         start, what = pack_batch_start(record.header, record.num_bytes), f"batch {record.step}"
         chunks = self._chunks(what, record.group_ids, record.num_bytes)
         return Outgoing(what=what, start=start, num_bytes=record.num_bytes, chunks=chunks)
+
+    def named(self, record: BatchRecord) -> NamedFrames | None:
+        """How the learner can read the frames of a batch without us; None when it cannot."""
+        if not self._config.buffer.direct:
+            return None
+        start = pack_batch_start(record.header, record.num_bytes)
+        return self._store.named_frames(start, record.group_ids, record.num_bytes)
 
     def _chunks(self, what: str, group_ids: Sequence[str], num_bytes: int) -> Chunks:
         with closing(self._store.frame_chunks(group_ids, num_bytes)) as chunks:

@@ -22,6 +22,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from bapo.messages import BufferStatus
+from bapo.named_frames import NamedFrames
 from bapo.types import Progress, Prompt, RolloutRequest
 from buffer_service.audit import Audit
 from buffer_service.image import Image
@@ -145,6 +146,10 @@ class Store(Protocol):
         Args:
             num_bytes: what all of them have together, as far as the caller knows.
         """
+        ...
+
+    def named_frames(self, start: bytes, group_ids: Sequence[str], num_bytes: int) -> NamedFrames | None:
+        """How a learner can read these frames without us, behind `start`; None when it cannot."""
         ...
 
     def records(self, group_ids: Sequence[str]) -> list[GroupRecord | None]:

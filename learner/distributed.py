@@ -56,7 +56,7 @@ class World:
             dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor
 
-    def share(self, data: bytes | None) -> bytes | None:
+    def share(self, data: bytes | memoryview | None) -> bytes | memoryview | None:
         """What rank 0 holds, on every rank."""
         if self.size == 1:
             return data

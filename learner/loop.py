@@ -92,7 +92,7 @@ class Learner:
             self.save_checkpoint(step)
             self.buffer.commit(step, checkpointed=self.checkpoints.newest)
 
-    def next_frame(self, step: int) -> bytes:
+    def next_frame(self, step: int) -> bytes | memoryview:
         """D_t as it came, once it can be assembled. Raises: DeadlineError that names what is missing; Stopped."""
         with self.stop.waiting():
             return self.buffer.batch_frame(
@@ -101,7 +101,7 @@ class Learner:
                 on_wait=lambda reason: log.info("step %d waits for its batch: %s", step, reason),
             )
 
-    def keep(self, step: int, frame: bytes) -> None:
+    def keep(self, step: int, frame: bytes | memoryview) -> None:
         """Before the update: a batch that ends the run is the one that somebody wants to repeat."""
         if self.world.leads and self.config.checkpoint.keep_batches:
             self.records.write_batch(step, frame)

@@ -18,7 +18,9 @@ class Buffer(Protocol):
         """Return when it answers. Raises: DeadlineError."""
         ...
 
-    def batch_frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes:
+    def batch_frame(
+        self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None
+    ) -> bytes | memoryview:
         """D_t, for `bapo.wire.unpack_batch`; the same step always gives the same bytes.
 
         Raises: DeadlineError with the reason of the wait.
@@ -69,7 +71,7 @@ class Records(Protocol):
         """One row per group that the assembly of the step looked at."""
         ...
 
-    def write_batch(self, step: int, frame: bytes) -> None:
+    def write_batch(self, step: int, frame: bytes | memoryview) -> None:
         """The batch of a step, as it came."""
         ...
 

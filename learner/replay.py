@@ -130,7 +130,7 @@ class OnlyRows:
     def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
         return
 
-    def write_batch(self, step: int, frame: bytes) -> None:
+    def write_batch(self, step: int, frame: bytes | memoryview) -> None:
         return
 
     def forget_batches(self, through: int) -> None:

@@ -20,7 +20,9 @@ class SharedBuffer:
         self._buffer = buffer
         self._world = world
 
-    def batch_frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes:
+    def batch_frame(
+        self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None
+    ) -> bytes | memoryview:
         """D_t on every rank, as it came. Raises: on rank 0 what the buffer raised; on the others Stopped."""
         return self._asked_once(
             lambda buffer: buffer.batch_frame(step, timeout_s=timeout_s, on_wait=on_wait), f"waited for batch {step}"
@@ -34,7 +36,7 @@ class SharedBuffer:
         )
         return answer == WANTED
 
-    def _asked_once(self, ask: Callable[[Buffer], bytes], doing: str) -> bytes:
+    def _asked_once(self, ask: Callable[[Buffer], bytes | memoryview], doing: str) -> bytes | memoryview:
         """What rank 0 gets by asking, on every rank. `doing`: in words, for the ranks that do not hear of it."""
         if not self._world.leads:
             if (answer := self._world.share(None)) is None:

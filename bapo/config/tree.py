@@ -197,6 +197,9 @@ class BufferConfig(Frozen):
     """Durability of the embedded Redis: everysec may lose about the last second at power loss, always loses nothing."""
     max_memory_mb: int = Field(2048, ge=16)
     """Memory limit of the embedded Redis; pushes are refused with 503 beyond it, nothing is evicted."""
+    direct: bool = True
+    """A learner on the machine of a Redis with a unix socket (the embedded one) may read the frames of its batches
+    there, as a Redis user that can do nothing else; false: all batches go through the service."""
     max_fresh_groups: int | None = Field(None, ge=1)
     """Fresh groups that may wait for the learner: beyond it, while the next batch is complete, workers get no fresh
     requests and their pushes wait (429). At least algorithm.batch_size; null: as many as were asked for."""

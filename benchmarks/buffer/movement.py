@@ -12,12 +12,13 @@ from benchmarks.buffer.groups import SIZES, GroupMaker, Size, requests_for
 from benchmarks.buffer.rivals import BATCH, Contender, Moved, Ours, RawRedis, Reverb
 from benchmarks.buffer.stack import RedisProcess, Stack
 
-OURS, DURABLE, REVERB = "ours", "ours, AOF everysec", "reverb"
+OURS, DURABLE, DIRECT, REVERB = "ours", "ours, AOF everysec", "ours, frames read from Redis", "reverb"
 RAW, RAW_UNIX = "redis-py over TCP", "redis-py over a unix socket"
 Round = dict[str, dict[str, Moved]]
 """Contender -> movement -> what it took."""
 
 PULL_TARGETS = {"20K": 3.4, "100K": 2.2, "500K": 1.1}
+DIRECT_PULL_TARGETS = {"20K": 6.0, "100K": 3.6, "500K": 2.1}
 PUSH_TARGET, DURABLE_PUSH_TARGET = 1.0, 0.8
 SINGLE_TARGETS = {"20K": 2.0, "100K": 2.0}
 RAW_PUSH_TARGET, RAW_PULL_TARGET = 0.5, 0.4
@@ -33,6 +34,7 @@ def measure(
         contenders: list[Any] = [
             Ours(OURS, stack.enter_context(Stack(folder / "memory", aof=False, profile=spied))),
             Ours(DURABLE, stack.enter_context(Stack(folder / "durable", aof=True))),
+            Ours(DIRECT, stack.enter_context(Stack(folder / "direct", aof=False, direct=True))),
         ]
         for name in (RAW, RAW_UNIX):
             server = RedisProcess(folder / name, aof=False, tcp=name == RAW)
@@ -92,7 +94,7 @@ def _summary(size: Size, rounds: Sequence[Round], mega: float) -> dict[str, Any]
 def ratios(rounds: Sequence[Round]) -> dict[str, float]:
     """Speeds of ours over the rivals' (more is better), and CPU of ours over theirs (less is better)."""
     found: dict[str, float] = {}
-    for ours in (OURS, DURABLE):
+    for ours in (OURS, DURABLE, DIRECT):
         for rival in (REVERB, RAW, RAW_UNIX):
             if rival not in rounds[0] or ours not in rounds[0]:
                 continue
@@ -119,6 +121,7 @@ def _targets(size: str, found: Mapping[str, float]) -> dict[str, dict[str, Any]]
     wanted: list[tuple[str, float, bool]] = []
     if size in PULL_TARGETS:
         wanted.append((f"pull: {OURS} / {REVERB}", PULL_TARGETS[size], True))
+        wanted.append((f"pull: {DIRECT} / {REVERB}", DIRECT_PULL_TARGETS[size], True))
     wanted.append((f"push: {OURS} / {REVERB}", PUSH_TARGET, True))
     wanted.append((f"push: {DURABLE} / {REVERB}", DURABLE_PUSH_TARGET, True))
     if size in SINGLE_TARGETS:

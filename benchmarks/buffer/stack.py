@@ -85,10 +85,18 @@ class Stack:
     """Redis, one buffer service, and a client of it in this process."""
 
     def __init__(
-        self, folder: Path, *, aof: bool, batch_size: int = 64, max_memory_mb: int = 4096, profile: Path | None = None
+        self,
+        folder: Path,
+        *,
+        aof: bool,
+        batch_size: int = 64,
+        max_memory_mb: int = 4096,
+        profile: Path | None = None,
+        direct: bool = False,
     ) -> None:
         """
         Args:
+            direct: the client reads frames of batches from Redis itself.
             profile: where py-spy writes a flame graph of the service, or None.
         """
         folder.mkdir(parents=True)
@@ -100,7 +108,7 @@ class Stack:
         log = (folder / "service.log").open("wb")
         self.service = subprocess.Popen(command, stderr=log)
         self.url = f"http://127.0.0.1:{self._port(run)}"
-        self.client = BufferClient(self.url)
+        self.client = BufferClient(self.url, direct="auto" if direct else "off")
         self.client.wait_ready(START_TIMEOUT_S)
         self._spy = _spy(self.service.pid, profile) if profile else None
 

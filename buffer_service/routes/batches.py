@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from bapo.named_frames import MEDIA_TYPE, pack_named
 from bapo.types import Progress
 from buffer_service.bodies import MOST_RESTORE_BYTES, read_body
 from buffer_service.context import Here
-from buffer_service.outgoing import NOTHING, OCTETS, Frames, Outgoing, OutgoingResponse
+from buffer_service.outgoing import NOTHING, OCTETS, OutgoingResponse
 from buffer_service.schemas import CommitBody, CommittedAnswer, ProgressBody, ResumeBody, Version, Wait, WaitingAnswer
 from buffer_service.threads import in_thread
 
@@ -18,7 +19,11 @@ router = APIRouter(tags=["learner"])
 
 BINARY = {OCTETS: {"schema": {"type": "string", "format": "binary"}}}
 BATCH_ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"content": BINARY, "description": "One batch frame (`bapo/wire.py`)."},
+    200: {
+        "content": {**BINARY, MEDIA_TYPE: BINARY[OCTETS]},
+        "description": "One batch frame (`bapo/wire.py`); or where its frames lie, to who asked for `frames=named` "
+        "(`bapo/named_frames.py`), if it can read them there.",
+    },
     202: {"model": WaitingAnswer, "description": "Not there after `wait_s`, and why."},
 }
 SNAPSHOT: dict[str, Any] = {"requestBody": {"required": True, "content": BINARY}}
@@ -26,23 +31,29 @@ SNAPSHOT: dict[str, Any] = {"requestBody": {"required": True, "content": BINARY}
 
 @router.post("/batches/{step}", response_class=Response, responses=BATCH_ANSWERS)
 async def batch(
-    step: Annotated[Version, "t"], here: Here, request: Request, wait_s: Annotated[Wait, Query()] = 0.0
+    step: Annotated[Version, "t"],
+    here: Here,
+    request: Request,
+    wait_s: Annotated[Wait, Query()] = 0.0,
+    frames: Annotated[Literal["inline", "named"], Query()] = "inline",
 ) -> Response:
     """D_t, assembled now when nothing is missing. The same step has the same batch until a checkpoint releases it."""
 
-    def attempt() -> tuple[Outgoing, Frames] | None:
+    def attempt() -> Response | None:
         record = here.service.batch(step)
         if record is None:
             return None
+        if frames == "named" and (named := here.service.named(record)) is not None:
+            return Response(pack_named(named), media_type=MEDIA_TYPE)
         outgoing = here.service.outgoing(record)
-        return outgoing, next(outgoing.chunks, NOTHING)
+        return OutgoingResponse(outgoing, next(outgoing.chunks, NOTHING))
 
-    begun = await here.groups.poll(attempt, wait_s=wait_s, is_gone=request.is_disconnected)
-    if begun is None:
+    response = await here.groups.poll(attempt, wait_s=wait_s, is_gone=request.is_disconnected)
+    if response is None:
         reason = await in_thread(here.service.why_not_yet, step)
         return JSONResponse({"reason": reason}, status_code=202)
     here.work.wake()  # prompts of groups that were too old are asked again
-    return OutgoingResponse(*begun)
+    return response
 
 
 @router.post("/batches/{step}/commit")

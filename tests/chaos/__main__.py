@@ -53,6 +53,7 @@ def main() -> int:
 def _words(piece: dict[str, Any]) -> str:
     lines = [
         f"{sum(piece['faults'].values())} faults in {piece['seconds']} s: {piece['steps']} steps, "
+        f"{piece['batches_straight']} of {piece['batches_asked']} batches read straight from Redis, "
         f"{piece['acknowledged']} groups acknowledged, {piece['resumes']} resumes of the learner, "
         f"longest time without a step {piece['longest_pause_s']} s",
         *(f"VIOLATION {sentence}" for sentence in piece["violations"]),

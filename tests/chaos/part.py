@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo.clients import BufferClient
+from bapo.wire import unpack_batch
 from tests.chaos.ledger import Ledger, batch_line, group_line, request_line
 
 LEDGER_FOLDER = "BAPO_CHAOS_LEDGER"
@@ -58,7 +59,16 @@ def keep_ledger(ledger: Ledger, cls: type[BufferClient] = BufferClient) -> None:
             nothing,
             lambda got, worker, **_: got and ledger.write("claimed", worker=worker, ids=request_line(got)),
         ),
-        "batch": both(nothing, lambda batch, step, **_: ledger.write("batch", asked=step, **batch_line(batch))),
+        "batch_frame": both(
+            nothing,
+            lambda frame, step, **_: ledger.write(
+                # What the client has read from Redis itself is no bytes object.
+                "batch",
+                asked=step,
+                straight=isinstance(frame, memoryview),
+                **batch_line(unpack_batch(frame)),
+            ),
+        ),
         "commit": both(nothing, lambda _, step, checkpointed: ledger.write("commit", step=step, upto=checkpointed)),
         "resume": both(nothing, lambda _, step: ledger.write("resume", step=step)),
         "restore": both(nothing, lambda _, data: ledger.write("restore", num_bytes=len(data))),

@@ -67,6 +67,7 @@ class Trial:
             "seconds": round(self.seconds, 1),
             "steps": len(evidence.batches),
             "batches_asked": len(evidence.of("batch")),
+            "batches_straight": sum(bool(line["straight"]) for line in evidence.of("batch")),
             "acknowledged": len(evidence.acknowledged),
             "sent": sum(len(groups) for groups in evidence.sent.values()),
             "resumes": len(evidence.of("resume")),

@@ -11,13 +11,15 @@ import redis
 
 from bapo.errors import FullError
 from bapo.types import Progress, Purpose
+from buffer_service import redis_upload
 from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
+from buffer_service.steps import finish
 from buffer_service.store import Store
 from buffer_service.values import Replacement, SelectorState, Tables
-from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored
+from tests.buffer_setup import STORES, an_assembly, answer, hard, incoming, new_store, stat, stored
 from tests.factories import make_prompt, make_request
 from tests.patience import wait_until
 
@@ -238,6 +240,34 @@ def test_a_push_whose_frame_expired_before_its_script_is_asked_for_again(redis_u
     assert reply == [b"missing", b"g-a", b""]
     assert store.status().queued["fresh"] == 1
     assert store.frames(["g-a"]) == [None]
+
+
+def test_a_push_is_admitted_whose_frames_were_there_before_redis_was_full(
+    redis_store: RedisStore, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a push changes besides its frames is small, and its worker would have to send them once more."""
+    monkeypatch.setattr(redis_upload, "AT_ONCE_BYTES", 1)
+    request = make_request(prompt_id="a")
+    redis_store.enqueue([request], cursor=None)
+    group, upload = incoming(answer(request)), redis_store.upload()
+    upload.put(group.frame)
+    upload.pause()  # the frame is in Redis
+    with full(redis_url):
+        assert finish(redis_store.pushing([group], upload)) == ["stored"]
+    assert redis_store.frames(["g-a"]) == [group.frame]
+
+
+def test_frames_are_named_to_a_reader_where_redis_has_a_socket_and_nowhere_else(redis_url: str) -> None:
+    on_socket = RedisLink(redis_url)
+    on_socket.where = "unix:///somewhere/redis.sock"
+    found = RedisStore(on_socket, "run", lease_s=60, max_attempts=3).named_frames(b"start", ["g-b", "g-a"], 7)
+    assert found is not None
+    assert (found.path, found.start, found.num_bytes) == ("/somewhere/redis.sock", b"start", 7)
+    assert found.keys == ("bapo:{run}:group:g-b", "bapo:{run}:group:g-a")
+    with redis.Redis.from_url(redis_url, username=found.user, password=found.password) as reader:
+        assert reader.mget(found.keys) == [None, None]
+    for kind in STORES:
+        assert new_store(kind, redis_url).named_frames(b"start", ["g-a"], 7) is None
 
 
 def test_frames_are_found_in_their_order_however_many(store: Store) -> None:
