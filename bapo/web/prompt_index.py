@@ -7,7 +7,7 @@ matrix is the list of its prompts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bapo.comparison.migration import right
 from bapo.config.tree import Config
@@ -21,15 +21,17 @@ class Summary:
     """One prompt so far."""
 
     prompt_id: str
-    first: int | None = None
-    """k of its first fresh group of G responses."""
-    last: int | None = None
-    num_fresh: int = 0
-    """Fresh groups of G responses."""
+    fresh: list[tuple[int, int]] = field(default_factory=list)
+    """(step, k) of its fresh groups of G responses."""
     num_visits: int = 0
     num_trained: int = 0
     first_step: int = 0
     last_step: int = 0
+
+    def moved(self, until: int = 0) -> tuple[int, int] | None:
+        """k of its first and of its last fresh group up to a step (0: all), if these are two groups."""
+        found = [k for step, k in self.fresh if not until or step <= until]
+        return (found[0], found[-1]) if len(found) > 1 else None
 
 
 class PromptIndex:
@@ -54,9 +56,7 @@ class PromptIndex:
             places.append(step.step)
             found.num_visits += 1
             if fate.purpose is Purpose.FRESH and fate.birth == step.step and len(fate.rewards) == self._size:
-                found.num_fresh += 1
-                found.last = right(fate)
-                found.first = found.last if found.first is None else found.first
+                found.fresh.append((step.step, right(fate)))
 
     def prompt(self, prompt_id: str) -> Summary | None:
         """One prompt; None when no assembly saw it."""

@@ -53,6 +53,9 @@ def test_a_cell_of_the_migration_matrix_is_the_list_of_its_prompts(view: RunView
     assert [p["id"] for p in told(view, "prompts", first=3, last=4)["prompts"]] == ["easy"]
     assert [p["id"] for p in told(view, "prompts", first=0)["prompts"]] == ["hard", "zero"]
     assert told(view, "prompts", first=2, last=2)["total"] == 0  # `middle` came once
+    # Before step 2 no prompt came twice.
+    assert told(view, "prompts", first=0, last=1, until=1)["total"] == 0
+    assert told(view, "prompts", first=0, last=1, until=2)["total"] == 1
     everything = told(view, "prompts")
     assert everything["total"] == 5
     assert {p["id"]: (p["visits"], p["trained"]) for p in everything["prompts"]}["easy"] == (2, 1)

@@ -16,18 +16,21 @@ LIMIT = 100
 TABLES = ("", "bad", "high")
 
 
-def answer(view: RunView, *, first: int = -1, last: int = -1, table: str = "", offset: int = 0) -> dict[str, Any]:
+def answer(
+    view: RunView, *, first: int = -1, last: int = -1, until: int = 0, table: str = "", offset: int = 0
+) -> dict[str, Any]:
     """Prompts, the one that was looked at last first; at most 100 behind the first `offset` ones.
 
     Args:
         first, last: k of the first and of the last fresh group, of prompts that have at least two; -1: any.
+        until: the step up to which that is meant; 0: all.
         table: bad or high: those that are in it now.
     Raises: ContractError for another table, or a negative offset.
     """
     if table not in TABLES or offset < 0:
         raise ContractError(f"table={table!r}, offset={offset}: table is bad, high or empty, and offset at least 0")
     index, history = view.fold(PromptIndex), view.fold(History)
-    chosen = [found for found in index.prompts() if _moved(found, first, last)]
+    chosen = [found for found in index.prompts() if _moved(found, first, last, until)]
     if table:
         names = history.tables_now()[table]
         chosen = [found for found in chosen if found.prompt_id in names]
@@ -42,25 +45,26 @@ def answer(view: RunView, *, first: int = -1, last: int = -1, table: str = "", o
 
 def exported(view: RunView) -> Iterable[dict[str, Any]]:
     """The newest prompts, and every cell of the matrix that has any."""
-    cells = {(p.first, p.last) for p in view.fold(PromptIndex).prompts() if p.num_fresh > 1}
+    cells = {cell for found in view.fold(PromptIndex).prompts() if (cell := found.moved())}
     return [
         {},
         *({"table": table} for table in TABLES[1:]),
-        *({"first": first, "last": last} for first, last in sorted(cells, key=str)),
+        *({"first": first, "last": last} for first, last in sorted(cells)),
     ]
 
 
-def _moved(found: Summary, first: int, last: int) -> bool:
+def _moved(found: Summary, first: int, last: int, until: int) -> bool:
     if first < 0 and last < 0:
         return True
-    return found.num_fresh > 1 and first in (-1, found.first) and last in (-1, found.last)
+    moved = found.moved(until)
+    return moved is not None and first in (-1, moved[0]) and last in (-1, moved[1])
 
 
 def _row(found: Summary) -> dict[str, Any]:
     return {
         "id": found.prompt_id,
-        "first": found.first,
-        "last": found.last,
+        "first": found.fresh[0][1] if found.fresh else None,
+        "last": found.fresh[-1][1] if found.fresh else None,
         "visits": found.num_visits,
         "trained": found.num_trained,
         "first_step": found.first_step,

@@ -15,6 +15,7 @@ function mount(root, shell, here) {
   const heading = el("h1", {}, "Group ", el("code", {}, visible(id)));
   const body = el("div", { class: "stack" });
   root.append(heading, body);
+  shell.setTitle(document.title.replace(/ - BAPO$/, ""));
   let place = here;
   let most = null;
   let shown = null;
@@ -43,8 +44,7 @@ function mount(root, shell, here) {
 
   function draw(answer) {
     const cards = answer.responses.map((response) => responseCard(answer, response));
-    const readouts = el("div", { class: "stack" });
-    body.replaceChildren(about(answer), promptCard(answer), answer.why_no_text ? noText(answer) : "", cards.length ? controls(() => cards.forEach((card) => card.paint())) : "", readouts,
+    body.replaceChildren(about(answer), promptCard(answer), answer.why_no_text ? noText(answer) : "", cards.length ? controls(() => cards.forEach((card) => card.paint())) : "",
       el("div", { class: "responses" }, cards.map((card) => card.element)));
     const wanted = Number(place.params.get("response"));
     if (place.params.has("response") && cards[wanted]) select(cards, wanted, true);

@@ -15,6 +15,7 @@ function mount(root, shell, here) {
   const grid = el("div", { class: "grid" });
   root.append(el("h1", {}, "Prompt ", el("code", {}, visible(id))), notices, grid);
   let shown = null;
+  shell.setTitle(document.title.replace(/ - BAPO$/, ""));
 
   const rates = chartCard(grid, {
     title: "Pass rate by policy version", id: "pass-rate", wide: true,

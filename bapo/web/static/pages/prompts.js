@@ -12,6 +12,7 @@ function mount(root, shell, here) {
   let params = here.params;
   let timer = null;
   let shown = null;
+  shell.setTitle(document.title.replace(/ - BAPO$/, ""));
   const results = el("div", { class: "stack", id: "results" });
   const words = el("input", { type: "search", id: "words", maxlength: "200", autocomplete: "off", spellcheck: "false", value: params.get("text") ?? "", oninput: later });
   const where = el("select", { id: "table", onchange: () => go({ table: where.value, offset: null }) },
@@ -75,7 +76,7 @@ function mount(root, shell, here) {
   }
 
   async function list(source) {
-    const query = { first: params.get("first"), last: params.get("last"), table: params.get("table"), offset: params.get("offset") };
+    const query = { first: params.get("first"), last: params.get("last"), until: params.get("until"), table: params.get("table"), offset: params.get("offset") };
     let answer;
     try {
       answer = await source.get("prompts", query);
@@ -89,7 +90,7 @@ function mount(root, shell, here) {
     const cell = query.first !== null || query.last !== null;
     const k = (value) => (value === null ? DASH : `${value} of ${size}`);
     results.replaceChildren(
-      el("p", { role: "status" }, plural(answer.total, "prompt"), cell ? ` that had ${query.first ?? "any number"} of ${size} right at the first fresh visit and ${query.last ?? "any number"} at the last. ` : ". ",
+      el("p", { role: "status" }, plural(answer.total, "prompt"), cell ? ` that had ${query.first ?? "any number"} of ${size} right at the first fresh visit and ${query.last ?? "any number"} at the last${query.until ? ` up to step ${query.until}` : ""}. ` : ". ",
         cell ? el("a", { href: shell.linkTo("prompts") }, "All prompts") : ""),
       query.table && answer.differs ? el("p", { class: "notice" }, `What is in the buffers is not known: ${answer.differs}.`) : "",
       el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Prompts" }, table({
