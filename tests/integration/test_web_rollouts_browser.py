@@ -239,3 +239,15 @@ def test_an_exported_file_shows_the_same_and_says_what_it_does_not_carry(page: A
     page.wait_for_selector(".notice:has-text('does not carry this group')")
     opened(page, address, "prompts?text=HARD", "#results tbody tr")
     assert texts(page, "#results tbody th") == ["hard"]
+
+
+def test_a_cell_of_the_overviews_matrix_leads_to_its_prompts_and_one_of_them_to_its_groups(
+    page: Any, address: str
+) -> None:
+    opened(page, address, "overview", "#migration td a")
+    assert page.locator("#migration td a").count() == 3  # hard 0 -> 1, easy 3 -> 4, zero 0 -> 0
+    page.click("#migration td a[href='#/prompts?first=0&last=1']")
+    page.wait_for_selector("#results tbody tr")
+    assert texts(page, "#results tbody th") == ["hard"]
+    page.click("#results tbody th a")
+    page.wait_for_selector("#visits td a[href='#/group/hard%402?step=2']")

@@ -62,18 +62,19 @@ function migration(grid) {
         summary: found.total
           ? `${plural(found.total, "prompt")} (${where}): ${percent(found.better / found.total)} better, ${percent(found.same / found.total)} the same, ${percent(found.worse / found.total)} worse.`
           : `No prompt came a second time up to step ${step}.`,
-        body: el("div", {}, chooser, heat(matrix, where)),
+        body: el("div", {}, chooser, heat(matrix, where, measured ? null : { until: index < length - 1 ? step : null })),
       };
     },
   });
   return card;
 }
 
-function heat(matrix, where) {
+/** `link`: its cells lead to their prompts, `until` a step or, with null, of now. */
+function heat(matrix, where, link) {
   const size = matrix.length - 1;
   const most = Math.max(1, ...matrix.flat());
   const cell = (number, first, last) => {
-    const td = el("td", { class: last > first ? "up" : last < first ? "down" : "even" }, number ? count(number) : "·");
+    const td = el("td", { class: last > first ? "up" : last < first ? "down" : "even" }, !number ? "·" : link ? el("a", { href: promptsOf(first, last, link.until), title: "Show these prompts" }, count(number)) : count(number));
     td.style.setProperty("--strength", String(number ? 10 + 52 * Math.sqrt(number / most) : 0));
     return td;
   };
@@ -83,6 +84,8 @@ function heat(matrix, where) {
       el("thead", {}, el("tr", {}, el("td", { class: "corner" }, "first \\ now"), matrix.map((_, k) => el("th", { scope: "col" }, `${k}/${size}`)))),
       el("tbody", {}, matrix.map((row, first) => el("tr", {}, el("th", { scope: "row" }, `${first}/${size}`), row.map((number, last) => cell(number, first, last)))))));
 }
+
+const promptsOf = (first, last, until) => `#/prompts?first=${first}&last=${last}${until === null ? "" : `&until=${until}`}`;
 
 function rescued(grid) {
   return chartCard(grid, {
