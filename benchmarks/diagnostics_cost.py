@@ -32,8 +32,9 @@ from bapo.telemetry import Telemetry
 from bapo.types import Batch, BatchEntry, Fate, Group, Origin, Prompt, Purpose, Timing
 from learner.alarm import alarm_of
 from learner.batching import columns_of
-from learner.diagnostics import UpdateReport, metrics_row, show_divergences
+from learner.diagnostics import UpdateReport, metrics_row
 from learner.distributed import World
+from learner.gauges import show_divergences
 from learner.policy import load_policy
 from learner.stopping import StopFlag
 from learner.theorem_meter import diagnose

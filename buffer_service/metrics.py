@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from prometheus_client import Gauge
 
 from bapo.config.tree import Config
 from bapo.errors import Refusal
 from bapo.messages import BufferStatus
 from bapo.telemetry import Telemetry
+from bapo.types import Origin
+from buffer_service import flows
 from buffer_service.assembly import origin_counts
-from buffer_service.values import Assembly
+from buffer_service.values import Assembly, Memory
+
+READ_FROM_REDIS = ("bapo_buffer_groups", "bapo_buffer_requests", "bapo_batch_groups")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What a scrape reads from the store."""
+
+    status: BufferStatus
+    memory: Memory
+    persistent: bool
+    """What was acknowledged survives the end of the store's process."""
 
 
 class BufferMetrics:
@@ -19,8 +37,11 @@ class BufferMetrics:
 
     def __init__(self, telemetry: Telemetry, config: Config) -> None:
         self._telemetry = telemetry
-        telemetry.gauge("bapo_batch_capacity_groups").set(config.algorithm.batch_size)
+        self._algorithm = config.algorithm
+        self._show_run(config)
         self._seconds = telemetry.histogram("bapo_buffer_operation_seconds")
+        ages = telemetry.histogram("bapo_buffer_age_steps")
+        self._ages = {table: ages.labels(table=table) for table in ("bad", "high")}
         # What every push counts is looked up once: finding a label takes longer than counting.
         self._ingested: dict[str, Any] = {}
         self._operations: dict[str, Any] = {}
@@ -54,18 +75,46 @@ class BufferMetrics:
     def assembled(self, assembly: Assembly) -> None:
         """A batch came into being in this process."""
         for origin, number in origin_counts(assembly).items():
-            self._telemetry.gauge("bapo_batch_groups").labels(origin=origin.value).set(number)
-            self._telemetry.counter("bapo_batch_trained_groups_total").labels(origin=origin.value).inc(number)
+            self._count("bapo_batch_trained_groups_total", number, origin=origin.value)
         fates = assembly.batch.header["fates"]
         answers = Counter(fate["reason"] for fate in fates if fate["purpose"] == "reevaluate")
         for reason, number in answers.items():
-            self._telemetry.counter("bapo_reevaluation_prompts_total").labels(outcome=reason).inc(number)
+            self._count("bapo_reevaluation_prompts_total", number, outcome=reason)
         filtered = (fate for fate in fates if fate["purpose"] != "reevaluate" and fate["origin"] is None)
         for reason, number in Counter(fate["reason"] for fate in filtered).items():
-            self._telemetry.counter("bapo_batch_filtered_groups_total").labels(reason=reason).inc(number)
+            self._count("bapo_batch_filtered_groups_total", number, reason=reason)
+        for table, number in flows.inserted(assembly).items():
+            self._count("bapo_buffer_inserted_total", number, table=table)
+        for (table, reason), number in flows.evicted(assembly, high_window=self._algorithm.high_window).items():
+            self._count("bapo_buffer_evicted_total", number, table=table, reason=reason)
+        for table, age in flows.ages(assembly):
+            self._ages[table].observe(age)
+        for (purpose, use), (responses, tokens) in flows.spent(assembly).items():
+            self._count("bapo_ledger_responses_total", responses, purpose=purpose, use=use)
+            self._count("bapo_ledger_tokens_total", tokens, purpose=purpose, use=use)
 
-    def exposition(self, status: BufferStatus) -> bytes:
-        """What `/metrics` answers."""
+    def exposition(self, look: Look | None) -> bytes:
+        """What `/metrics` answers. `look`: None when Redis does not."""
+        self._gauge("bapo_buffer_redis_up").set(look is not None)
+        if look is None:
+            # What was true before Redis went is not known to be true now.
+            for name in READ_FROM_REDIS:
+                self._gauge(name).clear()
+            for name in ("bapo_buffer_bytes", "bapo_buffer_redis_persistent", "bapo_buffer_redis_memory_bytes"):
+                self._gauge(name).set(math.nan)
+            return self._telemetry.exposition()
+        self._show_redis(look)
+        self._show_tables(look.status)
+        if look.status.batches:
+            self._show_batch(look.status.batches[-1])
+        return self._telemetry.exposition()
+
+    def _show_redis(self, look: Look) -> None:
+        self._gauge("bapo_buffer_redis_persistent").set(look.persistent)
+        self._gauge("bapo_buffer_redis_memory_bytes").set(look.memory.used)
+        self._gauge("bapo_buffer_redis_memory_limit_bytes").set(look.memory.limit or math.nan)
+
+    def _show_tables(self, status: BufferStatus) -> None:
         tables = {
             "fresh": status.fresh_ready,
             "reevaluated": status.reevaluated_ready,
@@ -73,14 +122,44 @@ class BufferMetrics:
             "high": status.num_high,
         }
         for table, number in tables.items():
-            self._telemetry.gauge("bapo_buffer_groups").labels(table=table).set(number)
+            self._gauge("bapo_buffer_groups").labels(table=table).set(number)
         for state, by_purpose in (("queued", status.queued), ("leased", status.leased)):
             for purpose, number in by_purpose.items():
-                self._telemetry.gauge("bapo_buffer_requests").labels(purpose=purpose, state=state).set(number)
-        self._telemetry.gauge("bapo_buffer_bytes").set(status.num_bytes)
+                self._gauge("bapo_buffer_requests").labels(purpose=purpose, state=state).set(number)
+        self._gauge("bapo_buffer_bytes").set(status.num_bytes)
         if status.r_tot is not None:
-            self._telemetry.gauge("bapo_reward_global_mean_ratio").set(status.r_tot)
-        for name, value in (("c2", status.c2), ("c3", status.c3)):
+            self._gauge("bapo_reward_global_mean_ratio").set(status.r_tot)
+        for name, value in (("c1", self._algorithm.c1), ("c2", status.c2), ("c3", status.c3)):
             if value is not None:
-                self._telemetry.gauge("bapo_threshold_ratio").labels(name=name).set(value)
-        return self._telemetry.exposition()
+                self._gauge("bapo_threshold_ratio").labels(name=name).set(value)
+
+    def _show_batch(self, line: Mapping[str, Any]) -> None:
+        """The newest batch, whichever instance of the service assembled it."""
+        for origin in Origin:
+            self._gauge("bapo_batch_groups").labels(origin=origin.value).set(line[origin.value])
+        filled = sum(line[origin.value] for origin in Origin)
+        self._gauge("bapo_batch_fill_ratio").set(filled / line["batch_size"])
+
+    def _show_run(self, config: Config) -> None:
+        """What does not change."""
+        self._gauge("bapo_run_info").labels(
+            preset=config.preset or "",
+            algorithm=config.algorithm.name,
+            model=config.model.path,
+            task=config.task.name,
+            engine=config.rollout.engine,
+        ).set(1)
+        self._gauge("bapo_run_target_steps").set(config.run.num_steps)
+        cadence = config.cadence
+        for name, steps in (("v", cadence.v), ("m", cadence.m), ("max_staleness", cadence.max_staleness)):
+            self._gauge("bapo_cadence_steps").labels(name=name).set(steps)
+        self._gauge("bapo_batch_capacity_groups").set(config.algorithm.batch_size)
+        for table, limit in (("bad", config.algorithm.capacity), ("fresh", config.buffer.max_fresh_groups)):
+            if limit is not None:
+                self._gauge("bapo_buffer_capacity_groups").labels(table=table).set(limit)
+
+    def _gauge(self, name: str) -> Gauge:
+        return self._telemetry.gauge(name)
+
+    def _count(self, name: str, number: int, **labels: str) -> None:
+        self._telemetry.counter(name).labels(**labels).inc(number)

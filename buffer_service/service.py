@@ -23,7 +23,7 @@ from bapo.wire import pack_batch_start
 from buffer_service.arrival import Arrival
 from buffer_service.assembly import Assembler, Wait
 from buffer_service.intake import Intake
-from buffer_service.metrics import BufferMetrics
+from buffer_service.metrics import BufferMetrics, Look
 from buffer_service.outgoing import Chunks, Outgoing
 from buffer_service.pressure import Pressure
 from buffer_service.reasons import is_ready, why_kept, why_not_yet
@@ -307,7 +307,20 @@ class BufferService:
 
     def exposition(self) -> bytes:
         """What `/metrics` answers."""
-        return self._metrics.exposition(self._store.status())
+        try:
+            look = self._look()
+        except UnavailableError as error:
+            log.warning("the scrape found no store: %s", error)
+            return self._metrics.exposition(None)
+        return self._metrics.exposition(look)
+
+    def _look(self) -> Look:
+        status, memory = self._store.status(), self._store.memory()
+        try:
+            persistent = self._store.health().persistent
+        except UnavailableError:  # it answers, as just seen, but cannot write its append-only file
+            persistent = False
+        return Look(status=status, memory=memory, persistent=persistent)
 
     def snapshot(self) -> Outgoing:
         """One consistent binary. Raises, when read: UnavailableError when groups are consumed meanwhile."""

@@ -20,8 +20,10 @@ from learner.checkpoint import Checkpoint, CheckpointWriter
 from learner.critic import load_critic
 from learner.distributed import World, join, leave, pick_device, shard
 from learner.embeddings import make_embeddings
+from learner.gauges import show_checkpoint, show_run
 from learner.loop import Learner
 from learner.policy import Policy, freeze, load_policy
+from learner.prompts_seen import PromptsSeen
 from learner.protocols import Buffer, Fleet
 from learner.resume import load_state, newest_checkpoint, republish, resume_buffer
 from learner.shared_buffer import SharedBuffer
@@ -79,9 +81,11 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
         port = serve_health(telemetry, config.learner.port, lambda: ready[0], tokens=config.security.tokens)
         flags.run.write_port("learner", port)
         make_embeddings(config, flags.run)
+        show_run(telemetry, config, flags.run.path)
     checkpoint = newest_checkpoint(flags.run.path / "checkpoints") if flags.extra.resume else None
     peers = _peers(flags) if world.leads else None
     learner = make_learner(flags, world, stop, telemetry, peers, checkpoint)
+    show_checkpoint(telemetry, flags.run.path / "checkpoints", learner.checkpoints.newest)
     if flags.extra.resume:
         _resume(flags, learner, peers, checkpoint)
     # On a resume the scheduler starts behind this: work that is asked for before the buffer is brought back is lost.
@@ -144,6 +148,7 @@ def make_learner(
         stop=stop,
         alarms=QuietLog(config.diagnostics.quiet_steps),
         token_records=TokenRecorder(config, flags.run.token_files) if world.leads else None,
+        prompts=PromptsSeen(telemetry),
     )
 
 
@@ -169,6 +174,8 @@ def _resume(flags: Flags, learner: Learner, peers: Peers | None, checkpoint: Che
         # An evaluator that runs is the writer of its file, and the steps are trained again to the same weights.
         step = checkpoint.state.step if checkpoint else 0
         flags.run.truncate_after(step, keep_evaluations=flags.extra.restart)
+        for _, fates in flags.run.read_groups():
+            learner.prompts.look(fates, is_new=False)
     if checkpoint is not None:
         load_state(learner, checkpoint)
         log.info("resumes after step %d with rollout policy %d", checkpoint.state.step, checkpoint.state.alpha_version)

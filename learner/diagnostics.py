@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bapo.config.tree import Config
-from bapo.telemetry import Telemetry
+from bapo.metrics.learner import PHASES
 from bapo.types import Batch, Origin
 from learner.alarm import Alarm
 from learner.distributed import World
@@ -24,23 +23,6 @@ from learner.theorem_meter import Diagnosis, theorem_fields
 from learner.token_trace import TokenValues
 
 log = logging.getLogger(__name__)
-
-PHASES = ("wait_batch", "prox", "update", "diagnostics", "sync", "checkpoint", "step")
-
-DIVERGENCE_GAUGES = (
-    ("bapo_learner_tv_distance_ratio", {"kind": "token"}, "tv_tok"),
-    ("bapo_learner_tv_distance_ratio", {"kind": "sequence"}, "tv_seq"),
-    ("bapo_learner_tv_distance_ratio", {"kind": "union"}, "tv_union"),
-    ("bapo_learner_tv_distance_ratio", {"kind": "pinsker"}, "tv_pinsker"),
-    ("bapo_learner_tv_distance_ratio", {"kind": "bretagnolle_huber"}, "tv_bh"),
-    ("bapo_learner_tv_distance_ratio", {"kind": "delta_max"}, "delta_max"),
-    ("bapo_learner_kl_nats", {"direction": "forward"}, "kl_fwd"),
-    ("bapo_learner_kl_nats", {"direction": "reverse"}, "kl_rev"),
-    ("bapo_learner_ess_ratio", {"level": "sequence"}, "ess"),
-    ("bapo_learner_ess_ratio", {"level": "token"}, "ess_tok"),
-    ("bapo_learner_importance_ratio_max", {}, "max_ratio"),
-)
-"""Gauge, its labels beside the origin, key of a cell of the theorem meter."""
 
 
 class Stopwatch:
@@ -201,57 +183,6 @@ def _staleness_fields(batch: Batch) -> dict[str, float | None]:
 def staleness_of(batch: Batch, origin: Origin) -> list[int]:
     """Staleness of each group of this origin."""
     return [batch.step - entry.group.policy_version for entry in batch.entries if entry.origin is origin]
-
-
-def show(telemetry: Telemetry, batch: Batch, row: Mapping[str, Any], sync_seconds: Mapping[str, float]) -> None:
-    """Set the gauges of one step.
-
-    Args:
-        sync_seconds: of the phases of this step's weight update; empty when there was none.
-    """
-    gauges = {
-        "bapo_learner_step": "step",
-        "bapo_learner_policy_version": "policy_version",
-        "bapo_learner_loss": "loss",
-        "bapo_learner_grad_norm": "grad_norm",
-        "bapo_learner_entropy_nats": "entropy",
-        "bapo_learner_clip_ratio": "clip_ratio",
-        "bapo_learner_last_step_timestamp_seconds": "time",
-    }
-    for name, key in gauges.items():
-        if row[key] is not None:
-            telemetry.gauge(name).set(row[key])
-    telemetry.counter("bapo_learner_tokens_total").inc(row["num_tokens"])
-    for phase in PHASES:
-        telemetry.histogram("bapo_learner_phase_seconds").labels(phase=phase).observe(row[f"{phase}_s"])
-    show_divergences(telemetry, row)
-    for phase, seconds in sync_seconds.items():
-        telemetry.histogram("bapo_sync_duration_seconds").labels(phase=phase).observe(seconds)
-    for origin in Origin:
-        histogram = telemetry.histogram("bapo_learner_staleness_steps").labels(origin=origin.value)
-        for staleness in staleness_of(batch, origin):
-            histogram.observe(staleness)
-
-
-def show_divergences(telemetry: Telemetry, row: Mapping[str, Any]) -> None:
-    """Set the gauges of the theorem meter, when the step was measured.
-
-    A subset that a measured step does not have is NaN, not its last value.
-    """
-    if not row["divergences"]:
-        return
-    cells = {cell["origin"]: cell for cell in row["divergences"] if cell["policy"] == "theta_t" and cell["age"] is None}
-    bounds = {bound["origin"]: bound for bound in row["bounds"]}
-    for number, origin in enumerate(Origin, start=1):
-        cell, bound = cells.get(origin.value, {}), bounds.get(origin.value, {})
-        values = [(name, labels, cell.get(key)) for name, labels, key in DIVERGENCE_GAUGES]
-        values += [("bapo_learner_improvement_bound", {"form": form}, bound.get(form)) for form in ("paper", "tight")]
-        penalties = {"theta": "penalty_theta", "theta_t": "penalty_current"}
-        values += [("bapo_learner_improvement_penalty", {"of": of}, bound.get(key)) for of, key in penalties.items()]
-        values.append(("bapo_learner_stability_constant", {}, row[f"k{number}"]))
-        for name, labels, value in values:
-            gauge = telemetry.gauge(name).labels(origin=origin.value, **labels)
-            gauge.set(math.nan if value is None else value)
 
 
 def log_step(row: Mapping[str, Any], config: Config) -> None:

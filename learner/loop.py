@@ -26,9 +26,11 @@ from bapo.types import Batch, Progress
 from bapo.wire import unpack_batch
 from learner.alarm import QuietLog, alarm_of
 from learner.checkpoint import CheckpointWriter
-from learner.diagnostics import Stopwatch, UpdateReport, log_step, metrics_row, show
+from learner.diagnostics import Stopwatch, UpdateReport, log_step, metrics_row
 from learner.distributed import World
+from learner.gauges import show
 from learner.policy import Policy
+from learner.prompts_seen import PromptsSeen
 from learner.protocols import Records
 from learner.shared_buffer import SharedBuffer
 from learner.stopping import StopFlag
@@ -54,6 +56,7 @@ class Learner:
     telemetry: Telemetry
     stop: StopFlag
     alarms: QuietLog
+    prompts: PromptsSeen
     token_records: TokenRecorder | None = None
     """On rank 0, where tokens are recorded."""
     between_steps: dict[str, float] = field(default_factory=dict)
@@ -123,6 +126,7 @@ class Learner:
             self.records.forget_batches(self.checkpoints.oldest_kept)
         self.between_steps = dict(watch.seconds)
         self.telemetry.gauge("bapo_checkpoint_last_success_timestamp_seconds").set(time.time())
+        self.telemetry.gauge("bapo_checkpoint_last_step").set(step)
 
     def record(self, batch: Batch, report: UpdateReport, watch: Stopwatch) -> None:
         """Write down what the step was; rank 0 alone."""
@@ -142,7 +146,8 @@ class Learner:
         self.records.append_metrics(row)
         if self.token_records is not None and report.tokens is not None:
             self.token_records.put(batch, report.tokens)
-        show(self.telemetry, batch, row, self.publisher.seconds if row["sync_s"] else {})
+        show(self.telemetry, batch, row, report.diagnosis, self.publisher.seconds if row["sync_s"] else {})
+        self.prompts.look(batch.fates)
         log_step(row, self.config)
         if alarm:
             self.alarms.warn(alarm)

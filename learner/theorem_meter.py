@@ -12,8 +12,8 @@ sampled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -29,6 +29,9 @@ Float32s = NDArray[np.float32]
 Float64s = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 
+NUM_RATIOS = 512
+MOST_NATS = 20.0
+"""A token's ratio beyond e^20 adds nothing to what a histogram says, but would ruin its sum."""
 SPREADS = {"p50": 50, "p95": 95, "max": 100}
 """Percentiles over the groups of a cell."""
 
@@ -63,6 +66,8 @@ class Diagnosis:
 
     cells: tuple[Cell, ...] = ()
     bounds: tuple[tuple[Origin, Bound], ...] = ()
+    ratios: Mapping[Origin, tuple[float, ...]] = field(default_factory=dict)
+    """pi_theta_t / alpha of at most NUM_RATIOS tokens of each subset, evenly spread over it."""
 
     def subset(self, origin: Origin) -> Cell | None:
         """pi_theta_t against alpha on one subset; None when nothing of it was evaluated."""
@@ -113,7 +118,23 @@ def diagnose(batch: Batch, columns: Columns, theta_t_M: Float32s, newest_M: Floa
     ages_P = np.array(ages_of(batch), dtype=np.int64)
     now, newest = gaps_of(columns, theta_t_M), gaps_of(columns, newest_M)
     cells = [*cells_of(batch, "theta_t", now, ages_P), *cells_of(batch, "theta", newest, None)]
-    return Diagnosis(cells=tuple(cells), bounds=tuple(bounds_of(batch, columns, now, newest, eps)))
+    bounds = tuple(bounds_of(batch, columns, now, newest, eps))
+    return Diagnosis(cells=tuple(cells), bounds=bounds, ratios=ratios_of(batch, columns, theta_t_M))
+
+
+def ratios_of(batch: Batch, columns: Columns, theta_t_M: Float32s) -> dict[Origin, tuple[float, ...]]:
+    """Token ratios of each subset that has any: at most NUM_RATIOS, evenly spread, so that a histogram costs little."""
+    origins_P = np.array([entry.origin.value for entry in batch.entries])
+    known_R = ~(np.isnan(theta_t_M[columns.starts_R[:-1]]) | columns.expert_R)
+    found = {}
+    for origin in Origin:
+        chosen_M = np.repeat(known_R & (origins_P[columns.group_R] == origin.value), columns.lengths_R)
+        tokens = np.flatnonzero(chosen_M)
+        if len(tokens):
+            spread = tokens[np.linspace(0, len(tokens) - 1, min(NUM_RATIOS, len(tokens))).astype(np.int64)]
+            log_ratios = np.clip(theta_t_M[spread] - columns.rollout_logprobs_M[spread], -MOST_NATS, MOST_NATS)
+            found[origin] = tuple(np.exp(log_ratios.astype(np.float64)).tolist())
+    return found
 
 
 def ages_of(batch: Batch) -> list[int]:
@@ -157,9 +178,9 @@ def cells_of(
 def _cell(policy: Literal["theta_t", "theta"], origin: Origin, age: int | None, gaps: Gaps) -> Cell:
     groups = group_gaps(gaps.responses, gaps.group_R)
     spreads: dict[str, float] = {}
-    for field in fields(GroupGaps):
-        values = np.percentile(getattr(groups, field.name), list(SPREADS.values()))
-        spreads |= {f"{field.name}_{name}": float(value) for name, value in zip(SPREADS, values, strict=True)}
+    for column in fields(GroupGaps):
+        values = np.percentile(getattr(groups, column.name), list(SPREADS.values()))
+        spreads |= {f"{column.name}_{name}": float(value) for name, value in zip(SPREADS, values, strict=True)}
     return Cell(
         policy=policy,
         origin=origin,

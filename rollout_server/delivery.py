@@ -87,6 +87,12 @@ def make_group(
     )
 
 
+def verdicts(rewards: Float32s) -> dict[str, int]:
+    """How many of the responses the verifier called correct (1), wrong (0), or something between."""
+    correct, wrong = int((rewards >= 1.0).sum()), int((rewards <= 0.0).sum())
+    return {"correct": correct, "wrong": wrong, "partial": len(rewards) - correct - wrong}
+
+
 class Delivery:
     """Grades and pushes in threads of its own until `stop`. `on_death` hears of an error that ends one of them."""
 
@@ -167,14 +173,23 @@ class Delivery:
         if not np.isfinite(sampled.logprobs).all():
             self.refuse(sampled.request_id, "not_finite", "the engine gave log-probs that are not finite")
             return
+        purpose, task = lease.request.purpose.value, lease.request.prompt.task
+        self._tally.observe("bapo_rollout_group_seconds", purpose, [sample_s])
+        self._tally.observe("bapo_rollout_response_tokens", purpose, sampled.lengths.tolist())
+        self._tally.add(f"truncated/{purpose}", int(sampled.truncated.sum()))
         began = time.monotonic()
         try:
             sampled = self._experts.joined(sampled, lease.request)
             rewards = self._grader.grade(lease.request.prompt, sampled.texts)
         except GradingError as error:
+            outcome = getattr(error, "reason", "error").removeprefix("verifier_")
+            self._tally.add(f"verdict/{outcome}/{task}", len(sampled.texts))
             self.refuse(sampled.request_id, getattr(error, "reason", "grading"), str(error))
             return
         grade_s = time.monotonic() - began
+        self._tally.observe("bapo_verifier_seconds", task, [grade_s])
+        for outcome, number in verdicts(rewards).items():
+            self._tally.add(f"verdict/{outcome}/{task}", number)
         group = make_group(sampled, lease, rewards, worker_id=self._worker_id, sample_s=sample_s, grade_s=grade_s)
         log.debug(
             "group %s prompt=%s purpose=%s version=%d mu=%.3f tokens=%d sample_s=%.2f grade_s=%.3f",

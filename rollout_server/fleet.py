@@ -69,7 +69,7 @@ class Fleet:
         self._config = config
         self._make_handle = make_handle
         self._release = release
-        self.metrics = FleetMetrics(telemetry)
+        self.metrics = FleetMetrics(telemetry, config.task.name)
         self._on_fatal = on_fatal
         self._remember = remember
         self.prefix = prefix
@@ -170,7 +170,9 @@ class Fleet:
         with ThreadPoolExecutor(max_workers=max(1, len(places)), thread_name_prefix="update") as pool:
             seconds = list(pool.map(lambda place: place.update_weights(update), places))
         took = {place.worker_id: s for place, s in zip(places, seconds, strict=True) if s is not None}
-        self.metrics.updated(time.monotonic() - began, num_failed=len(places) - len(took))
+        self.metrics.updated(
+            time.monotonic() - began, num_bytes=update.num_bytes * len(took), num_failed=len(places) - len(took)
+        )
         log.info("version %d published: %d of %d workers hold it", update.version, len(took), len(places))
         return took
 

@@ -6,22 +6,33 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 
+from bapo.metrics.registry import BY_NAME
+from bapo.metrics.rollout_server import OUTCOMES
 from bapo.telemetry import Telemetry
-from rollout_server.report import WorkerReport
+from rollout_server.report import MILLION, WorkerReport
 
 
 class FleetMetrics:
     """Names and meanings are in `bapo.metrics.rollout_server`. Thread-safe."""
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self, telemetry: Telemetry, task: str) -> None:
+        """`task`: whose verifier it is."""
         self.restarts = telemetry.counter("bapo_rollout_worker_restarts_total")
         self._groups = telemetry.counter("bapo_rollout_groups_total")
         self._tokens = telemetry.counter("bapo_rollout_tokens_total")
-        self._failures = telemetry.counter("bapo_verifier_failures_total")
+        self._truncated = telemetry.counter("bapo_rollout_truncated_total")
+        self._verdicts = telemetry.counter("bapo_verifier_results_total")
+        for outcome in OUTCOMES:  # so that the first error is a rise from 0
+            self._verdicts.labels(task=task, outcome=outcome)
+        self._telemetry = telemetry
         self._inflight = telemetry.gauge("bapo_rollout_inflight_groups")
         self._version = telemetry.gauge("bapo_rollout_policy_version")
+        self._up = telemetry.gauge("bapo_rollout_worker_up")
+        self._memory = telemetry.gauge("bapo_rollout_worker_memory_bytes")
+        self._rate = telemetry.gauge("bapo_rollout_worker_tokens_per_second")
         self._workers = telemetry.gauge("bapo_rollout_workers")
         self._sync_s = telemetry.histogram("bapo_sync_duration_seconds")
+        self._sync_bytes = telemetry.counter("bapo_sync_bytes_total")
         self._sync_failures = telemetry.counter("bapo_sync_failures_total")
         self._lock = threading.Lock()
         self._totals: Counter[str] = Counter()
@@ -39,6 +50,9 @@ class FleetMetrics:
             self._add(key, count - old if count >= old else count)
         self._inflight.labels(worker=place).set(report.inflight)
         self._version.labels(worker=place).set(report.policy_version)
+        self._up.labels(worker=place).set(state == "ready")
+        self._memory.labels(worker=place).set(report.rss_bytes)
+        self._rate.labels(worker=place).set(report.tokens_per_s)
 
     def forget(self, place: str) -> None:
         """A place has ended."""
@@ -46,11 +60,12 @@ class FleetMetrics:
             self._counts.pop(place, None)
             self._states.pop(place, None)
             self._show_states()
-        for gauge in (self._inflight, self._version):
+        for gauge in (self._inflight, self._version, self._up, self._memory, self._rate):
             gauge.remove(place)
 
-    def updated(self, seconds: float, *, num_failed: int) -> None:
-        """One update of all workers."""
+    def updated(self, seconds: float, *, num_bytes: int, num_failed: int) -> None:
+        """One update of all workers. `num_bytes`: that they took, together."""
+        self._sync_bytes.inc(num_bytes)
         self._sync_s.labels(phase="fleet").observe(seconds)
         self._sync_failures.inc(num_failed)
 
@@ -67,8 +82,22 @@ class FleetMetrics:
             self._groups.labels(purpose=purpose, outcome=outcome).inc(count)
         elif kind == "tokens":
             self._tokens.labels(purpose=rest).inc(count)
-        elif rest.startswith("verifier"):
-            self._failures.labels(reason=rest).inc(count)
+        elif kind == "truncated":
+            self._truncated.labels(purpose=rest).inc(count)
+        elif kind == "verdict":
+            outcome, _, task = rest.partition("/")
+            self._verdicts.labels(task=task, outcome=outcome).inc(count)
+        elif kind in ("seen", "sum"):
+            self._add_seen(kind, rest, count)
+
+    def _add_seen(self, kind: str, rest: str, count: int) -> None:
+        """Observations of one bucket, or the sum of observations."""
+        metric, _, rest = rest.partition("/")
+        place, _, label = rest.partition("/") if kind == "seen" else ("", "", rest)
+        counts = [0] * (len(BY_NAME[metric].buckets) + 1)
+        if kind == "seen":
+            counts[int(place)] = count
+        self._telemetry.totals(metric).add([label], counts, 0.0 if kind == "seen" else count / MILLION)
 
     def _show_states(self) -> None:
         numbers = Counter(self._states.values())

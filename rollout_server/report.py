@@ -5,10 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from bapo.metrics.registry import BY_NAME
+
 RATE_WINDOW_S = 10.0
+MILLION = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +30,9 @@ class WorkerReport:
     stuck_s: float = 0.0
     """Seconds that the engine's current step has taken."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """`groups/<purpose>/<fate>`, `tokens/<purpose>`, `failed/<reason>`; they only rise."""
+    """They only rise:
+    `groups/<purpose>/<fate>`, `tokens/<purpose>`, `truncated/<purpose>`, `failed/<reason>`, `verdict/<outcome>/<task>`;
+    of histograms `seen/<metric>/<bucket>/<label>` and `sum/<metric>/<label>` in millionths."""
     error: str = ""
     """Class name of what made it fail."""
     message: str = ""
@@ -57,6 +64,14 @@ class Tally:
         """Add to one key."""
         with self._lock:
             self._counts[key] += count
+
+    def observe(self, metric: str, label: str, values: Sequence[float]) -> None:
+        """Sort observations into the buckets of a metric with one label."""
+        places = np.searchsorted(BY_NAME[metric].buckets, values, side="left")
+        with self._lock:
+            for place in places.tolist():
+                self._counts[f"seen/{metric}/{place}/{label}"] += 1
+            self._counts[f"sum/{metric}/{label}"] += round(sum(values) * MILLION)
 
     def snapshot(self) -> dict[str, int]:
         """All counts."""

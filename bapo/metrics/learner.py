@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bapo.metrics.metric import ORIGIN, STEPS, Label, Metric, Process
+from bapo.metrics.metric import ORIGIN, RATIOS, STEPS, TRAINING, Label, Metric, Process
 
 HERE = (Process.LEARNER,)
 PHASES = ("wait_batch", "prox", "update", "diagnostics", "sync", "checkpoint", "step")
@@ -19,12 +19,22 @@ STEP = (
         "system/Who waits for whom", HERE, (Label("phase", PHASES),),
     ),
     Metric("bapo_learner_tokens_total", "counter", "Response tokens trained.", "ledger/Trained", HERE),
+    Metric("bapo_learner_steps_total", "counter", "Steps that this process finished.", "run/Overview", HERE),
+    Metric(
+        "bapo_learner_peak_memory_bytes", "gauge", "Most memory of rank 0 so far: resident, and allocated by CUDA.",
+        "system/Processes", HERE, (Label("kind", ("resident", "cuda")),),
+    ),
 )  # fmt: skip
 
 UPDATE = (
     Metric("bapo_learner_loss", "gauge", "Mean loss of the step's mini-batches.", "run/Optimisation", HERE),
     Metric("bapo_learner_grad_norm", "gauge", "Gradient norm before clipping.", "run/Optimisation", HERE),
     Metric("bapo_learner_entropy_nats", "gauge", "Mean token entropy.", "run/Optimisation", HERE),
+    Metric("bapo_learner_learning_rate", "gauge", "Learning rate of the step.", "run/Optimisation", HERE),
+    Metric(
+        "bapo_learner_kl_penalty_nats", "gauge", "Mean KL per token of the loss's KL term, to what it is anchored to.",
+        "run/Optimisation", HERE,
+    ),
     Metric("bapo_learner_clip_ratio", "gauge", "Share of tokens whose ratio is clipped.", "run/Optimisation", HERE),
 )  # fmt: skip
 
@@ -32,6 +42,19 @@ OFF_POLICYNESS = (
     Metric(
         "bapo_learner_staleness_steps", "histogram", "Step minus policy version, of each group.",
         "run/Off-policyness", HERE, (ORIGIN,), STEPS,
+    ),
+    Metric(
+        "bapo_learner_staleness_max_steps", "gauge", "Oldest group of the last batch.", "run/Off-policyness",
+        HERE, (ORIGIN,),
+    ),
+    Metric(
+        "bapo_learner_importance_ratio", "histogram", "pi_theta_t / alpha of up to 512 tokens of each step and subset.",
+        "run/Off-policyness", HERE, (ORIGIN,), RATIOS, added_up=True,
+    ),
+    Metric(
+        "bapo_learner_mismatch_kl_nats", "gauge",
+        "KL per token of engine and learner under the same weights: of groups without staleness, if there were any.",
+        "run/Off-policyness", HERE,
     ),
     Metric(
         "bapo_learner_tv_distance_ratio", "gauge", "Total variation of pi_theta_t and alpha.", "run/Off-policyness",
@@ -63,11 +86,51 @@ OFF_POLICYNESS = (
     ),
 )  # fmt: skip
 
+BATCH = (
+    Metric(
+        "bapo_group_accuracy_groups",
+        "gauge",
+        "Groups of the last batch's assembly, by right responses of G.",
+        "run/Difficulty",
+        HERE,
+        (Label("bin"), TRAINING),
+    ),
+    Metric(
+        "bapo_prompts_unsolved",
+        "gauge",
+        "Prompts that were sampled in this run and have no right response yet.",
+        "run/Difficulty",
+        HERE,
+    ),
+    Metric(
+        "bapo_prompts_rescued_total",
+        "counter",
+        "Prompts that were all wrong at first and have their first right response, by the request that gave it.",
+        "run/Difficulty",
+        HERE,
+        (TRAINING,),
+    ),
+)
+
 CHECKPOINTS = (
     Metric(
         "bapo_checkpoint_last_success_timestamp_seconds", "gauge", "Unix time of the last checkpoint.",
         "system/Checkpoints and disk", HERE,
     ),
+    Metric(
+        "bapo_checkpoint_last_step", "gauge", "Step of the newest checkpoint; 0 before the first.",
+        "system/Checkpoints and disk", HERE,
+    ),
+    Metric(
+        "bapo_checkpoint_interval_steps", "gauge", "checkpoint.every.", "system/Checkpoints and disk", HERE
+    ),
+    Metric(
+        "bapo_run_disk_free_bytes", "gauge", "Free on the disk of the run directory.", "system/Checkpoints and disk",
+        HERE,
+    ),
+    Metric(
+        "bapo_run_disk_size_bytes", "gauge", "Size of that disk.", "system/Checkpoints and disk", HERE
+    ),
 )  # fmt: skip
 
-METRICS = (*STEP, *UPDATE, *OFF_POLICYNESS, *CHECKPOINTS)
+METRICS = (*STEP, *BATCH, *UPDATE, *OFF_POLICYNESS, *CHECKPOINTS)

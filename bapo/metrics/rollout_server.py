@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bapo.algorithms.autoscaling.rule import Reason
-from bapo.metrics.metric import PURPOSE, WORKER, Label, Metric, Process
+from bapo.metrics.metric import PURPOSE, TASK, TOKENS, WORKER, Label, Metric, Process
 
 HERE = (Process.ROLLOUT_SERVER,)
-FATES = ("stored", "duplicate", "stale", "unknown", "failed")
+
+OUTCOMES = ("correct", "partial", "wrong", "error", "timeout", "killed")
 
 SAMPLING = (
     Metric(
@@ -16,6 +17,18 @@ SAMPLING = (
     ),
     Metric(
         "bapo_rollout_tokens_total", "counter", "Response tokens sampled.", "ledger/Sampled", HERE, (PURPOSE,)
+    ),
+    Metric(
+        "bapo_rollout_group_seconds", "histogram", "From the claim of a group to its last token.",
+        "system/Rollout workers", HERE, (PURPOSE,), added_up=True,
+    ),
+    Metric(
+        "bapo_rollout_response_tokens", "histogram", "Tokens of a response.", "run/Difficulty", HERE, (PURPOSE,),
+        TOKENS, added_up=True,
+    ),
+    Metric(
+        "bapo_rollout_truncated_total", "counter", "Responses that the length limit ended.", "run/Difficulty",
+        HERE, (PURPOSE,),
     ),
 )  # fmt: skip
 
@@ -34,6 +47,17 @@ WORKERS = (
     ),
     Metric(
         "bapo_rollout_worker_restarts_total", "counter", "Workers that were replaced.", "system/Rollout workers", HERE
+    ),
+    Metric(
+        "bapo_rollout_worker_up", "gauge", "1: this worker samples.", "system/Rollout workers", HERE, (WORKER,)
+    ),
+    Metric(
+        "bapo_rollout_worker_tokens_per_second", "gauge", "Tokens per second of a worker, of the last 10 s.",
+        "system/Rollout workers", HERE, (WORKER,),
+    ),
+    Metric(
+        "bapo_rollout_worker_memory_bytes", "gauge", "Resident memory of a worker.", "system/Processes", HERE,
+        (WORKER,),
     ),
 )  # fmt: skip
 
@@ -82,14 +106,22 @@ SCALING = (
 
 VERIFIERS = (
     Metric(
-        "bapo_verifier_failures_total", "counter", "Verifier calls that raised or were killed.", "system/Verifiers",
-        HERE, (Label("reason"),),
+        "bapo_verifier_results_total", "counter",
+        "Responses by what the verifier gave: reward 1, 0, between; error, timeout, killed: none, for a whole group.",
+        "system/Verifiers", HERE, (TASK, Label("outcome", OUTCOMES)),
+    ),
+    Metric(
+        "bapo_verifier_seconds", "histogram", "Time to grade one group.", "system/Verifiers", HERE, (TASK,),
+        added_up=True,
     ),
 )  # fmt: skip
 
 WEIGHTS = (
     Metric(
         "bapo_sync_failures_total", "counter", "Workers that did not take an update.", "system/Weight updates", HERE
+    ),
+    Metric(
+        "bapo_sync_bytes_total", "counter", "Bytes of weights that workers took.", "system/Weight updates", HERE
     ),
 )  # fmt: skip
 

@@ -14,11 +14,32 @@ SCHEDULER = (
         "bapo_stalled_seconds", "gauge", "Seconds since anything moved in the run.", "system/Who waits for whom",
         (Process.SCHEDULER,),
     ),
+    Metric(
+        "bapo_reevaluation_rounds_total", "counter", "Re-evaluation rounds issued; empty: nothing was to be asked.",
+        "run/Re-evaluation", (Process.SCHEDULER,), (Label("outcome", ("asked", "empty")),),
+    ),
+    Metric(
+        "bapo_reevaluation_duration_seconds", "histogram",
+        "From the issue of a round to its last answer, as the scheduler sees it about once a second.",
+        "run/Re-evaluation", (Process.SCHEDULER,),
+    ),
+    Metric(
+        "bapo_reevaluation_lag_steps", "gauge", "Steps since the oldest round that is not answered; 0: all are.",
+        "run/Re-evaluation", (Process.SCHEDULER,),
+    ),
 )  # fmt: skip
 
 EVALUATOR = (
     Metric(
         "bapo_eval_accuracy_ratio", "gauge", "Held-out accuracy.", "run/Evaluation", (Process.EVALUATOR,), (SPLIT,)
+    ),
+    Metric(
+        "bapo_eval_passk_ratio", "gauge", "Share of held-out prompts with a right response among k.",
+        "run/Evaluation", (Process.EVALUATOR,), (SPLIT, Label("k")),
+    ),
+    Metric(
+        "bapo_eval_policy_version", "gauge", "Version that was measured last.", "run/Evaluation",
+        (Process.EVALUATOR,), (SPLIT,),
     ),
 )  # fmt: skip
 

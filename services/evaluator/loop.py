@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from bapo.clients import BufferStatus
 from bapo.config.tree import Config
@@ -60,6 +60,8 @@ class Evaluator:
         self._buffer = buffer
         self._run = run
         self._accuracy = telemetry.gauge("bapo_eval_accuracy_ratio")
+        self._pass_at_k = telemetry.gauge("bapo_eval_passk_ratio")
+        self._version = telemetry.gauge("bapo_eval_policy_version")
         self._sleep = sleep
         self._now = now
 
@@ -70,6 +72,8 @@ class Evaluator:
             return
         num_steps = self._config.run.num_steps
         measured = self._measured_versions()
+        for row in self._run.read_evaluations():  # of an evaluator before this one
+            self._show(row)
         while not is_finished(measured, num_steps):
             target = next_target(
                 self._buffer.progress(), measured, num_steps=num_steps, settings=self._config.evaluation
@@ -115,12 +119,19 @@ class Evaluator:
             )
         row = evaluation_row(split, target, groups, num_asked=num_asked, rollout=self._config.rollout)
         self._run.append_evaluation(row)
-        self._accuracy.labels(split=split).set(row["accuracy"])
+        self._show(row)
         log.info(
             "evaluated split=%s version=%d accuracy=%.4f low=%.4f high=%.4f num_prompts=%d dropped=%d took_s=%.1f",
             split, target.version, row["accuracy"], row["low"], row["high"],
             row["num_prompts"], row["num_dropped"], row["seconds"],
         )  # fmt: skip
+
+    def _show(self, row: Mapping[str, Any]) -> None:
+        split, rewards = row["split"], row["rewards"].values()
+        self._accuracy.labels(split=split).set(row["accuracy"])
+        self._version.labels(split=split).set(row["version"])
+        solved = sum(max(found) > 0 for found in rewards) / len(rewards)
+        self._pass_at_k.labels(split=split, k=str(row["num_samples"])).set(solved)
 
     def _ask(self, target: Target, split: str) -> int:
         prompts = list(self._task.prompts(split))[: target.num_prompts]

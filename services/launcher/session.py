@@ -15,15 +15,17 @@ from types import TracebackType
 from typing import Any, Self
 
 import bapo
-from bapo.addresses import buffer_url, fleet_url
+from bapo.addresses import BUFFER, buffer_url, fleet_url
 from bapo.config.tree import Config
 from bapo.errors import DeadlineError, StorageError
+from bapo.metrics.metric import Process
+from bapo.monitoring.targets import TargetFile
 from bapo.records import RunDirectory
 from bapo.storage import locked
 from bapo.watchdog import Watchdog
 from services.launcher.crew import Crew, Interrupts
 from services.launcher.display import Display
-from services.launcher.processes import Starter
+from services.launcher.processes import LOOPBACK, Starter
 from services.launcher.snapshot import Observer, Snapshot
 from services.launcher.standstill import mark_of, why_still
 from services.launcher.supervisor import Supervisor
@@ -47,6 +49,9 @@ class Session:
         self._observer = Observer(config, run)
         self._watchdog = Watchdog(config.supervision)
         self._watched: set[str] = set()
+        self._targets = TargetFile(
+            run, config.run.name, dict.fromkeys(Process, LOOPBACK) | {BUFFER: config.buffer.host}
+        )
 
     def __enter__(self) -> Self:
         shutil.rmtree(self.run.path / "ports", ignore_errors=True)
@@ -71,6 +76,7 @@ class Session:
         self.display.close()
         facts = self.crew.facts()
         self.crew.close()
+        self._forget_targets()
         remember(self.run, processes=facts, ended_at=time.time())
 
     def watch(self, until: Callable[[], bool]) -> None:
@@ -81,6 +87,7 @@ class Session:
         while True:
             if self.crew.look():
                 self.run.update_run(processes=self.crew.facts())
+            self._targets.write(line.name for line in self.crew.lines() if line.state != "ended")
             self._find_services()
             snapshot = self._observer.look(self.crew.lines())
             self.display.show(snapshot)
@@ -92,6 +99,12 @@ class Session:
     def note(self, status: str) -> None:
         """Tell run.json where the run is."""
         self.run.update_run(status=status, processes=self.crew.facts())
+
+    def _forget_targets(self) -> None:
+        try:
+            self._targets.write([])
+        except StorageError as error:  # a full disk must not hide why the run ended
+            log.warning("Prometheus will still look for the processes of this run: %s", error)
 
     def _look_for_standstill(self, snapshot: Snapshot) -> None:
         sentence = self._watchdog.look(mark_of(snapshot), lambda: why_still(snapshot, self.crew.stopped()))

@@ -22,6 +22,7 @@ from bapo.waiting import who_waits
 from bapo.watchdog import Watchdog, mark_of
 from services.scheduler.plan import FreshPlan, due_round, reevaluation_requests
 from services.scheduler.proposals import Proposals
+from services.scheduler.round_clock import RoundClock
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Scheduler:
         self._buffer = buffer
         self._asked = telemetry.counter("bapo_scheduler_requests_total")
         self._stalled_s = telemetry.gauge("bapo_stalled_seconds")
+        self._rounds = RoundClock(telemetry, now)
         self._watchdog = Watchdog(config.supervision, now=now)
         self._issued_round = 0
         self._asked_extra: frozenset[ExtraRound] = frozenset()
@@ -99,6 +101,7 @@ class Scheduler:
         self._reevaluate(step)
         status = self._buffer.status()
         self._watch(status)
+        self._rounds.look(status)
         if self._proposals is not None and status.cursor < self._cursor:
             self._proposals.forget()  # the buffer was restored to an older state
         self._ask_extra(status)
@@ -149,6 +152,7 @@ class Scheduler:
         # Also without requests: a step that waits for its round must learn that nothing comes.
         self._buffer.reevaluate(due, requests)
         self._issued_round = due
+        self._rounds.issued(due, len(requests))
         self._asked.labels(purpose=Purpose.REEVALUATE.value).inc(len(requests))
         log.info("step %d: asked %d of %d hard prompts again", due, len(requests), len(hard))
 

@@ -168,7 +168,7 @@ def test_a_run_is_measured_before_between_and_after_and_then_the_evaluator_ends(
 def test_a_restarted_evaluator_measures_only_what_has_no_row(tmp_path: Path) -> None:
     buffer = FakeBuffer([Progress(step=41, policy_version=41)])
     evaluator, run = make_evaluator(tmp_path, buffer)
-    run.append_evaluation({"split": "easy", "version": 41})
+    run.append_evaluation({"split": "easy", "version": 41, "accuracy": 0.5, "num_samples": 2, "rewards": {"p": [0, 1]}})
     evaluator.run()
     assert list(buffer.asked) == ["hard@41"]
     assert [(row["split"], row["version"]) for row in run.read_evaluations()] == [("easy", 41), ("hard", 41)]

@@ -10,7 +10,8 @@ import torch
 from bapo.telemetry import Telemetry
 from bapo.types import Origin
 from learner.alarm import Alarm
-from learner.diagnostics import Meter, MinibatchResult, UpdateReport, metrics_row, show_divergences
+from learner.diagnostics import Meter, MinibatchResult, UpdateReport, metrics_row
+from learner.gauges import show_divergences
 from learner.loss import TokenLosses
 from tests.factories import make_batch, make_group
 from tests.learner_setup import ALONE, learner_config

@@ -1,0 +1,45 @@
+"""Where the processes of a run listen: RUN/prometheus.json, which Prometheus discovers (file_sd).
+
+The launcher is its only writer. A process that has ended is in it no more, so that a finished run is not one that is
+down; one that crashed, or hangs, is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from bapo.metrics.metric import Process
+from bapo.records import RunDirectory
+from bapo.storage import replace_file, storing
+
+FILE = "prometheus.json"
+
+
+class TargetFile:
+    """Keeps the file of one run up to date."""
+
+    def __init__(self, run: RunDirectory, name: str, hosts: Mapping[str, str]) -> None:
+        """
+        Args:
+            name: of the run, as its series carry it.
+            hosts: address of each process that can be reached.
+        """
+        self._run, self._name, self._hosts = run, name, hosts
+        self._written: str | None = None
+
+    def write(self, running: Iterable[str]) -> None:
+        """`running`: names of the children that have not ended. Raises: StorageError."""
+        targets = []
+        for process in (process for process in Process if process in set(running)):
+            port = self._run.read_port(process)
+            if port:
+                labels = {"run": self._name, "process": process.value}
+                targets.append({"targets": [f"{self._hosts[process]}:{port}"], "labels": labels})
+        text = json.dumps(targets, indent=2) + "\n"
+        if text == self._written:
+            return
+        path = self._run.path / FILE
+        with storing(path):
+            replace_file(path, text.encode())
+        self._written = text

@@ -1,0 +1,162 @@
+"""A whole run with the scripted engine: what its processes expose, and what a real Prometheus makes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+import yaml
+
+from bapo.metrics.metric import Process
+from bapo.metrics.registry import metrics_of
+from bapo.monitoring.__main__ import DASHBOARDS
+from bapo.monitoring.alert import Clock
+from bapo.monitoring.grafana import dashboard_json
+from bapo.monitoring.prometheus import rules, scrape_runs
+from bapo.records import RunDirectory
+from tests.integration.launching import family, kill_family, start, train_arguments
+from tests.patience import wait_until
+from tests.prometheus_server import HAVE_PROMETHEUS, MISSING, Prometheus, running
+
+START_S = 240.0
+pytestmark = pytest.mark.slow
+needs_prometheus = [pytest.mark.long, pytest.mark.skipif(not HAVE_PROMETHEUS, reason=MISSING)]
+
+SPEED = 20.0
+"""Rules look back and wait so many times shorter than those that are shipped."""
+EMPTY_IN_A_HEALTHY_RUN = {
+    "refused: {{reason}}": "no request was refused",
+    "{{reason}}": "no fresh group was left out, or failed",
+}
+"""Legends of queries that may have no series."""
+
+
+@contextmanager
+def run_under_way(folder: Path, *overrides: str) -> Iterator[tuple[RunDirectory, subprocess.Popen[str]]]:
+    """A run that has evaluated its first weights and trains."""
+    process = start(train_arguments(folder, "--supervision.first_pause_s", "8", *overrides, num_steps=100_000))
+    run = RunDirectory(folder / "outputs" / "run")
+
+    def has_begun() -> bool:
+        assert process.poll() is None, process.communicate()[0]
+        return len(run.read_metrics()) >= 5 and len(run.read_evaluations()) >= 2
+
+    try:
+        wait_until(has_begun, what="five steps and an evaluation", timeout_s=START_S)
+        yield run, process
+    finally:
+        kill_family(process)
+
+
+def targets_of(run: RunDirectory) -> dict[str, str]:
+    """Process -> address, as Prometheus discovers it."""
+    found = json.loads((run.path / "prometheus.json").read_text())
+    assert {target["labels"]["run"] for target in found} <= {"run"}
+    return {target["labels"]["process"]: target["targets"][0] for target in found}
+
+
+def names_in(exposition: str) -> set[str]:
+    """Families of the product that a text shows."""
+    return set(re.findall(r"^# TYPE (bapo_\S+) ", exposition, re.MULTILINE))
+
+
+def test_each_process_exposes_what_the_registry_says_and_nothing_else(tmp_path: Path) -> None:
+    with run_under_way(tmp_path) as (run, process):
+        targets = targets_of(run)
+        assert set(targets) == {str(process) for process in Process}
+        for name, address in targets.items():
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+                text = answer.read().decode()
+            assert names_in(text) == {metric.name for metric in metrics_of(Process(name))}, name
+            assert "process_resident_memory_bytes" in text
+            series = [line for line in text.splitlines() if not line.startswith("#")]
+            assert [line for line in series if 'run="run"' not in line] == []
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert targets_of(run) == {}, "a run that has ended is not one that is down"
+
+
+def in_prometheus(folder: Path, run: RunDirectory) -> dict[str, object]:
+    """Rules with short waits, and a scrape every second."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "rules.yml"
+    file.write_text(yaml.safe_dump(rules(Clock(SPEED))))
+    return scrape_runs([run.path], file, scrape_s=1)
+
+
+def queries_of(name: str) -> Iterator[tuple[str, str, str]]:
+    """(panel, query with its variables filled in, legend)."""
+    for panel in dashboard_json(DASHBOARDS[name])["panels"]:
+        for target in panel.get("targets", []):
+            query = target["expr"].replace("$__rate_interval", "30s").replace("$run", ".*").replace("$worker", ".*")
+            yield panel["title"], query, target["legendFormat"]
+
+
+def empty_panels(server: Prometheus, *, seconds: float) -> list[str]:
+    """Panels with a query that gives no number."""
+    return [
+        f"{name} / {panel}: {query}"
+        for name in DASHBOARDS
+        for panel, query, legend in queries_of(name)
+        if legend not in EMPTY_IN_A_HEALTHY_RUN and not server.points(query, seconds=seconds)
+    ]
+
+
+def pid_of(run: RunDirectory, process: str) -> psutil.Process:
+    """A process of the run, to be hurt."""
+    return psutil.Process(run.read_run()["processes"][process]["pid"])
+
+
+def redis_of(run: RunDirectory) -> redis.Redis:
+    """The run's own Redis, as an operator reaches it."""
+    settings = dict(
+        line.split(maxsplit=1) for line in (run.redis_path / "redis.conf").read_text().splitlines() if " " in line
+    )
+    return redis.Redis(unix_socket_path=settings["unixsocket"], password=settings["requirepass"])
+
+
+@pytest.mark.parametrize("mark", [pytest.param("", marks=needs_prometheus)])
+def test_every_panel_shows_data_and_provoked_faults_fire_their_alerts(tmp_path: Path, mark: str) -> None:
+    reward = ["--task.reward", "tests.integration.bad_rewards:raises_for_some_prompts"]
+    with (
+        run_under_way(tmp_path, *reward) as (run, process),
+        running(tmp_path / "prometheus", in_prometheus(tmp_path / "prometheus", run)) as server,
+    ):
+        everything = dict.fromkeys(map(str, Process), "up")
+        wait_until(lambda: server.targets() == everything, what="all targets are up", timeout_s=START_S)
+
+        def fires(name: str) -> bool:
+            assert process.poll() is None, process.communicate()[0]
+            return name in server.firing()
+
+        wait_until(lambda: empty_panels(server, seconds=60) == [], what="data in all panels", timeout_s=START_S)
+        wait_until(lambda: fires("BapoVerifierErrors"), what="verifier errors", timeout_s=START_S)
+        quiet = {"BapoRedisDown", "BapoRedisNotPersistent", "BapoProcessDown", "BapoStalenessAboveBound"}
+        assert not quiet & server.firing()
+
+        client = redis_of(run)
+        client.config_set("appendonly", "no")
+        wait_until(lambda: fires("BapoRedisNotPersistent"), what="persistence off", timeout_s=START_S)
+        client.config_set("appendonly", "yes")
+        wait_until(lambda: not fires("BapoRedisNotPersistent"), what="persistence on", timeout_s=START_S)
+
+        learner = pid_of(run, "learner")
+        learner.suspend()
+        wait_until(lambda: fires("BapoLearnerStuck"), what="a learner that is stuck", timeout_s=START_S)
+        wait_until(lambda: fires("BapoProcessDown"), what="a process that does not answer", timeout_s=START_S)
+        learner.resume()
+        wait_until(lambda: not fires("BapoLearnerStuck"), what="a learner that goes on", timeout_s=START_S)
+
+        pid_of(run, "redis").kill()  # the launcher waits eight seconds before it starts again
+        wait_until(lambda: fires("BapoRedisDown"), what="Redis down", timeout_s=START_S)
+        wait_until(lambda: not fires("BapoRedisDown"), what="Redis back", timeout_s=START_S)
+        assert family(process)
