@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 # GPU=1 installs CUDA builds instead of the CPU ones.
 REQUIREMENTS := $(if $(GPU),requirements/gpu.txt,requirements/torch-cpu.txt requirements/cpu.txt)
 
-.PHONY: setup demo test lint types contracts check base-model clean help
+.PHONY: setup demo test lint types contracts check base-model monitoring clean help
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -44,6 +44,9 @@ check: lint types contracts test ## what CI runs
 
 base-model: setup ## train the tiny base model again (about 5 minutes of one core)
 	$(BIN)/python -m models.train_base_model --out models/countdown-tiny
+
+monitoring: setup ## write dashboards, alerts and docs/metrics.md again, from the registry of metrics
+	$(BIN)/python -m bapo.monitoring
 
 clean: ## remove the environment and all runs
 	rm -rf $(VENV) outputs

@@ -96,7 +96,9 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="write nothing; end with 1 when something is out of date")
     parser.add_argument("--scrape", nargs="+", type=Path, metavar="RUN", help="print a configuration for these runs")
-    parser.add_argument("--token", type=Path, help="file with the viewer's token, with --scrape")
+    parser.add_argument(
+        "--token", type=Path, help="with --scrape: file with the viewer's token, if it is not RUN/tokens/viewer/token"
+    )
     flags = parser.parse_args()
     if flags.scrape:
         rules_file = REPOSITORY / "deploy/prometheus/rules.yml"

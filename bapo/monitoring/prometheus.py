@@ -11,6 +11,8 @@ from bapo.metrics.metric import Process
 from bapo.monitoring.alert import Alert, Clock
 from bapo.monitoring.alerts import ALERTS
 from bapo.monitoring.targets import FILE
+from bapo.token_sets import FOLDER, TokenSet
+from bapo.tokens import Role
 
 SCRAPE_S = 5
 RULES_FILE = "rules.yml"
@@ -57,21 +59,27 @@ def scrape_compose() -> dict[str, Any]:
 def scrape_runs(
     runs: Sequence[Path], rules_file: Path, *, scrape_s: int = SCRAPE_S, credentials: Path | None = None
 ) -> dict[str, Any]:
-    """For runs on this machine: each launcher writes where its processes listen.
+    """For runs on this machine: each launcher writes where its processes listen, and the tokens of its run.
 
     Args:
         runs: run directories; they need not exist yet.
-        credentials: file with a viewer's token, where processes listen beyond the loopback.
+        credentials: file with a viewer's token, where that is not the one in the run directory (BAPO_TOKEN_SET).
     """
-    files = [str(run.resolve() / FILE) for run in runs]
-    job: dict[str, Any] = {
-        "job_name": "bapo",
-        "honor_labels": True,
-        "file_sd_configs": [{"files": files, "refresh_interval": f"{scrape_s}s"}],
-    }
-    if credentials is not None:
-        job["authorization"] = {"credentials_file": str(credentials.resolve())}
-    return _global(scrape_s, str(rules_file.resolve())) | {"scrape_configs": [job]}
+    jobs = [
+        {
+            "job_name": f"bapo {run.resolve()}",
+            "honor_labels": True,
+            "authorization": {"credentials_file": str((credentials or token_of(run)).resolve())},
+            "file_sd_configs": [{"files": [str(run.resolve() / FILE)], "refresh_interval": f"{scrape_s}s"}],
+        }
+        for run in runs
+    ]
+    return _global(scrape_s, str(rules_file.resolve())) | {"scrape_configs": jobs}
+
+
+def token_of(run: Path) -> Path:
+    """The viewer's token that the launcher makes for a run."""
+    return TokenSet(run / FOLDER).path_of(Role.VIEWER)
 
 
 def _global(scrape_s: int = SCRAPE_S, rules_file: str = RULES_FILE) -> dict[str, Any]:

@@ -30,10 +30,10 @@ class TargetFile:
 
     def write(self, running: Iterable[str]) -> None:
         """`running`: names of the children that have not ended. Raises: StorageError."""
-        targets = []
-        for process in (process for process in Process if process in set(running)):
+        names, targets = set(running), []
+        for process in Process:
             port = self._run.read_port(process)
-            if port:
+            if port and process in names:
                 labels = {"run": self._name, "process": process.value}
                 targets.append({"targets": [f"{self._hosts[process]}:{port}"], "labels": labels})
         text = json.dumps(targets, indent=2) + "\n"

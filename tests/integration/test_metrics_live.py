@@ -71,10 +71,11 @@ def names_in(exposition: str) -> set[str]:
 
 def test_each_process_exposes_what_the_registry_says_and_nothing_else(tmp_path: Path) -> None:
     with run_under_way(tmp_path) as (run, process):
-        targets = targets_of(run)
+        targets, token = targets_of(run), (run.path / "tokens/viewer/token").read_text().strip()
         assert set(targets) == {str(process) for process in Process}
         for name, address in targets.items():
-            with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as answer:
+            request = urllib.request.Request(f"http://{address}/metrics", headers={"Authorization": f"Bearer {token}"})
+            with urllib.request.urlopen(request, timeout=30) as answer:
                 text = answer.read().decode()
             assert names_in(text) == {metric.name for metric in metrics_of(Process(name))}, name
             assert "process_resident_memory_bytes" in text

@@ -131,7 +131,7 @@ def test_a_run_says_where_its_processes_listen_until_they_end(tmp_path: Path) ->
     run.write_port("learner", 8702)
     run.write_port("buffer_service", 8700)
     file = TargetFile(run, "mine", dict.fromkeys(map(str, Process), "127.0.0.1"))
-    file.write(["redis", "buffer_service", "learner", "scheduler"])  # the scheduler has not announced its port
+    file.write(iter(["redis", "buffer_service", "learner", "scheduler"]))  # the scheduler has not announced its port
     assert json.loads((run.path / "prometheus.json").read_text()) == [
         {"targets": ["127.0.0.1:8700"], "labels": {"run": "mine", "process": "buffer_service"}},
         {"targets": ["127.0.0.1:8702"], "labels": {"run": "mine", "process": "learner"}},
@@ -140,11 +140,12 @@ def test_a_run_says_where_its_processes_listen_until_they_end(tmp_path: Path) ->
     assert json.loads((run.path / "prometheus.json").read_text()) == []
 
 
-def test_the_configuration_for_runs_names_their_files_and_the_token(tmp_path: Path) -> None:
-    made = scrape_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "rules.yml", credentials=tmp_path / "token")
-    (job,) = made["scrape_configs"]
-    assert job["file_sd_configs"][0]["files"] == [str(tmp_path / name / "prometheus.json") for name in "ab"]
-    assert job["authorization"] == {"credentials_file": str(tmp_path / "token")}
+def test_the_configuration_for_runs_names_their_files_and_their_tokens(tmp_path: Path) -> None:
+    made = scrape_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "rules.yml")
+    files = [job["file_sd_configs"][0]["files"] for job in made["scrape_configs"]]
+    assert files == [[str(tmp_path / name / "prometheus.json")] for name in "ab"]
+    tokens = [job["authorization"]["credentials_file"] for job in made["scrape_configs"]]
+    assert tokens == [str(tmp_path / name / "tokens/viewer/token") for name in "ab"]
     assert made["rule_files"] == [str(tmp_path / "rules.yml")]
 
 
