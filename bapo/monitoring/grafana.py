@@ -18,6 +18,8 @@ SCHEMA_VERSION = 39
 WIDTH = 24
 NAMES = sorted((metric.name for metric in METRICS), key=len, reverse=True)
 _SERIES = re.compile(r"\b(bapo_[a-z0-9_]+|process_[a-z0-9_]+)\b(\{[^}]*\})?(?!\()")
+KNOWN = "> -Inf"
+"""Behind a query: drops NaN, which is no number, and would leave a panel without a scale."""
 PALETTE = {"mode": "palette-classic"}
 
 Kind = Literal["timeseries", "stat", "heatmap", "table", "bargauge", "alertlist"]
@@ -160,7 +162,7 @@ def _target(panel: Panel, query: Query, place: int, *, worker: bool) -> dict[str
     return {
         "refId": chr(ord("A") + place),
         "datasource": {"type": "prometheus", "uid": "${datasource}"},
-        "expr": only(query.expr, worker=worker),
+        "expr": only(query.expr, worker=worker) + (f" {KNOWN}" if panel.kind in ("timeseries", "stat") else ""),
         "legendFormat": query.legend or "__auto",
         "format": "heatmap" if panel.is_heatmap else "table" if panel.kind == "table" else "time_series",
         "instant": panel.kind in ("table", "bargauge"),

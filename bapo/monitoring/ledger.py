@@ -21,18 +21,18 @@ SAMPLED = Row("Sampled", (
 
 BECAME = Row("What became of them", (
     Panel(title="Tokens by use", help="Groups that an assembly looked at: trained, left out, or too old.", stack=True,
-          lowest=0, width=6, queries=(
+          lowest=0, width=12, queries=(
         Query("sum by (purpose, use) (bapo_ledger_tokens_total)", "{{purpose}} {{use}}"),)),
     Panel(title="Share that trained", help="Of the tokens of all groups that assemblies looked at.",
-          unit="percentunit", lowest=0, highest=1, width=6, queries=(
+          unit="percentunit", lowest=0, highest=1, width=12, queries=(
         Query('sum by (run) (bapo_ledger_tokens_total{use="trained"}) / sum by (run) (bapo_ledger_tokens_total)',
               "{{run}}"),)),
     Panel(title="Cumulative rollouts", help="Responses for training (the paper's figure 9).", stack=True, lowest=0,
-          width=6, queries=(Query("sum by (purpose) (bapo_ledger_responses_total)", "{{purpose}}"),)),
+          width=12, queries=(Query("sum by (purpose) (bapo_ledger_responses_total)", "{{purpose}}"),)),
     Panel(title="Sampled and never looked at", help="Tokens in the buffer, on their way, or lost with a worker, a "
-          "lease or a verifier.", lowest=0, width=6, queries=(
-        Query('sum by (run) (bapo_rollout_tokens_total{purpose!="evaluate"}) '
-              "- sum by (run) (bapo_ledger_tokens_total)", "{{run}}"),)),
+          "lease or a verifier.", lowest=0, width=12, queries=(
+        Query('clamp_min(sum by (run) (bapo_rollout_tokens_total{purpose!="evaluate"}) '
+              "- sum by (run) (bapo_ledger_tokens_total), 0)", "{{run}}"),)),
 ))  # fmt: skip
 
 TRAINED = Row("Trained", (

@@ -7,12 +7,12 @@ from bapo.monitoring.run import newest, per_minute
 
 WAITS = Row("Who waits for whom", (
     Panel(title="Where a step's time goes", help="Mean seconds of each phase of a step. wait_batch: workers are the "
-          "bottleneck; update: the learner is.", unit="s", stack=True, lowest=0, width=12, queries=(Query(
+          "bottleneck; update: the learner is.", unit="s", stack=True, lowest=0, queries=(Query(
         'sum by (phase) (rate(bapo_learner_phase_seconds_sum{phase!="step"}[5m])) '
         "/ scalar(sum(rate(bapo_learner_steps_total[5m])))", "{{phase}}"),)),
-    Panel(title="Requests", help="queued: workers are busy; leased: they are being sampled.", lowest=0, width=6,
+    Panel(title="Requests", help="queued: workers are busy; leased: they are being sampled.", lowest=0,
           queries=(Query(newest("bapo_buffer_requests", "purpose", "state"), "{{purpose}} {{state}}"),)),
-    Panel(title="Nothing has moved for", help="Seconds without any progress of the run.", unit="s", lowest=0, width=6,
+    Panel(title="Nothing has moved for", help="Seconds without any progress of the run.", unit="s", lowest=0,
           queries=(Query(newest("bapo_stalled_seconds"), "{{run}}"),)),
 ))  # fmt: skip
 
@@ -57,7 +57,8 @@ VERIFIERS = Row("Verifiers", (
         f"{{{{task}}}} {word}") for share, word in ((0.5, "median"), (0.95, "95 %")))),
     Panel(title="Failed groups", help="So far, by reason; each is asked again a limited number of times. 0: none.",
           lowest=0, queries=(
-        Query("sum by (reason) (bapo_buffer_failed_groups_total) or vector(0)", "{{reason}}"),)),
+        Query('sum by (reason) (bapo_buffer_failed_groups_total) or label_replace(vector(0), "reason", "none", "", "")',
+              "{{reason}}"),)),
 ))  # fmt: skip
 
 BUFFER = Row("Buffer API and Redis", (
