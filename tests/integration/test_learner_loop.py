@@ -146,8 +146,10 @@ def test_every_step_leaves_one_row_with_all_keys_and_the_fates_of_its_groups(mod
     assert [fate.group_id for fate in records.groups[3]] == [f"g-3-{i}" for i in range(4)]
     shown = learner.telemetry.exposition().decode()
     assert "bapo_learner_step 4.0" in shown
-    assert 'bapo_learner_phase_seconds_count{phase="sync"} 4.0' in shown
-    # Versions 1, 2 and 4; the final one belongs to no step.
+    assert "bapo_learner_steps_total 4.0" in shown
+    assert 'bapo_learner_phase_seconds_count{phase="step"} 4.0' in shown
+    # Versions 1, 2 and 4; the final one belongs to no step, and step 3 did not sync in 0 s.
+    assert 'bapo_learner_phase_seconds_count{phase="sync"} 3.0' in shown
     assert 'bapo_sync_duration_seconds_count{phase="send"} 3.0' in shown
 
 
