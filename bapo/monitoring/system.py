@@ -38,6 +38,30 @@ WORKERS = Row("Rollout workers", (
         Query("sum by (run) (bapo_rollout_worker_restarts_total)", "{{run}}"),)),
 ))  # fmt: skip
 
+AUTOSCALING = Row("Autoscaling", (
+    Panel(title="Workers: desired, needed, ready", help="What the rule wants, what the rates ask for, what there is.",
+          lowest=0, queries=(
+        Query("max by (run) (bapo_rollout_desired_workers)", "desired"),
+        Query("max by (run) (bapo_rollout_needed_workers)", "needed"),
+        Query('sum by (run) (bapo_rollout_workers{state="ready"})', "ready"))),
+    Panel(title="Why", help="The rule's reason at each moment.", lowest=0, stack=True, queries=(
+        Query("max by (reason) (bapo_rollout_scaling_reason) > 0", "{{reason}}"),)),
+    Panel(title="Who waits", help="Share of time that the learner has no batch; of the workers' room that is empty.",
+          unit="percentunit", lowest=0, highest=1, queries=(
+        Query("max by (run) (bapo_rollout_learner_wait_ratio)", "learner"),
+        Query("max by (run) (bapo_rollout_idle_ratio)", "workers"))),
+    Panel(title="Fresh groups per second", help="Taken by a learner that does not wait; made by one busy worker.",
+          lowest=0, queries=(
+        Query("max by (run) (bapo_rollout_consume_rate)", "learner"),
+        Query("max by (run) (bapo_rollout_produce_rate)", "one worker"))),
+    Panel(title="Batches ready", help="Fresh groups that wait for the learner, over B.", lowest=0, queries=(
+        Query("max by (run) (bapo_rollout_ready_batches)", "{{run}}"),)),
+    Panel(title="Staleness", help="Steps that the oldest ready worker is behind, and the share of pushes too old.",
+          lowest=0, queries=(
+        Query("max by (run) (bapo_rollout_version_lag_steps)", "lag in steps"),
+        Query("max by (run) (bapo_rollout_stale_ratio)", "share too old"))),
+))  # fmt: skip
+
 WEIGHTS = Row("Weight updates", (
     Panel(title="Duration by phase", help="gather, write, send by the learner; fleet: all workers, of send.", unit="s",
           lowest=0, queries=(Query("sum by (phase) (rate(bapo_sync_duration_seconds_sum[5m])) "
@@ -112,7 +136,7 @@ SYSTEM = Dashboard(
     title="BAPO / System",
     help="Who waits for whom, workers, weights, verifiers, Redis, memory and disk. Generated: "
     "python -m bapo.monitoring",
-    rows=(WAITS, WORKERS, WEIGHTS, VERIFIERS, BUFFER, PROCESSES, CHECKPOINTS),
+    rows=(WAITS, WORKERS, AUTOSCALING, WEIGHTS, VERIFIERS, BUFFER, PROCESSES, CHECKPOINTS),
     variables=("run", "worker"),
     links=(("Run", "/d/bapo-run"), ("Compute ledger", "/d/bapo-ledger")),
 )
