@@ -2,8 +2,8 @@
 
     python -m benchmarks.capacity --out capacity.json
 
-CPU seconds are those of the processes named, from the kernel; they barely depend on what else the machine does, wall time
-does. Claims: an empty queue, one connection, no wait, so each is a whole call that finds nothing, as 1,000 waiting
+CPU seconds are those of the processes named, from the kernel; they depend less on what else the machine does than wall
+time. Claims: an empty queue, one connection, no wait, so each is a whole call that finds nothing, as 1,000 waiting
 workers make them. Weights: one file through the HTTP routes of the rollout server on the loopback, 32 MiB a piece.
 """
 
