@@ -10,8 +10,8 @@ B groups per step, v steps per weight update, P parameters.
     in and out          groups/s x group bytes           pushed once, pulled once with its batch (reused ones again)
     one file            P x bytes per weight             to every host that does not share the learner's folder
 
-Unit costs are measured (docs/buffer_performance.md, docs/scale.md) and scale with bytes and calls; they are those of two
-shared CPU cores, so a real machine is likely to be better. What workers sample per second is yours to say.
+Unit costs are measured (docs/buffer_performance.md, docs/scale.md) and scale with bytes and calls; they are those of
+two shared CPU cores, so a real machine is likely to be better. What workers sample per second is yours to say.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     python -m benchmarks.autoscaling.large_run
 
 A response decodes at 40 tokens/s (819 s); a worker of 1,500 tokens/s therefore has room for 5 groups of 8. A step
-is 20 s of training, a weight update 11.2 s (140 GB at 12.5 GB/s). All three are assumptions, the rules of the run are ours.
+is 20 s of training, a weight update 11.2 s (140 GB at 12.5 GB/s). All three are assumptions; the rules of the run are
+ours.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bapo.records import RunDirectory
-from bapo.types import Purpose
+from bapo.types import Fate, Purpose
 from benchmarks.multi_host.hosts import Hosts, address
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -160,8 +160,7 @@ class Trial:
         rows = self.run.read_metrics()
         self.figures.num_steps = len(rows)
         self.figures.longest_step_s = round(max(row["step_s"] for row in rows), 1)
-        fates = [(step, fate) for step, found in self.run.read_groups() for fate in found]
-        fresh = [(step, fate) for step, fate in fates if fate.purpose is Purpose.FRESH and fate.birth == step]
+        fresh = consumed(self.run)
         self.figures.fresh_by_worker = dict(Counter(fate.worker_id for _, fate in fresh))
         copies = self._folder.glob("host-*/run/logs/*.log")
         self.figures.weights_fetched = sum(path.read_text(errors="replace").count("fetched weights") for path in copies)
@@ -217,13 +216,20 @@ class Trial:
         return "\n".join(path.read_text(errors="replace")[-1500:] for path in logs if path.exists())
 
 
-def problems(rows: list[dict[str, object]], fresh: list[tuple[int, object]], *, batch_size: int) -> list[str]:
+def consumed(run: RunDirectory) -> list[tuple[int, Fate]]:
+    """(step, group) of every fresh group that a batch took; what was too old by then was dropped and asked again."""
+    found = [(step, fate) for step, fates in run.read_groups() for fate in fates]
+    fresh = [(step, fate) for step, fate in found if fate.purpose is Purpose.FRESH and fate.birth == step]
+    return [(step, fate) for step, fate in fresh if fate.reason != "stale"]
+
+
+def problems(rows: list[dict[str, object]], fresh: list[tuple[int, Fate]], *, batch_size: int) -> list[str]:
     """What must not be, in words; empty when nothing is wrong."""
     found = []
     steps = [row["step"] for row in rows]
     if steps != list(range(1, len(steps) + 1)):
         found.append(f"steps have gaps: {steps}")
-    twice = [name for name, times in Counter(fate.group_id for _, fate in fresh).items() if times > 1]  # type: ignore[attr-defined]
+    twice = [name for name, times in Counter(fate.group_id for _, fate in fresh).items() if times > 1]
     if twice:
         found.append(f"fresh in two steps: {twice[:5]}")
     sizes = Counter(step for step, _ in fresh)
