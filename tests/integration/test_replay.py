@@ -12,6 +12,7 @@ from bapo.config.tree import Config
 from bapo.errors import DivergenceError
 from bapo.process import Flags
 from bapo.records import RunDirectory
+from bapo.token_files import TokenFiles
 from bapo.types import Batch
 from bapo.whatif.replayable import plan_replay, plan_replay_of
 from bapo.wire import pack_batch
@@ -125,3 +126,20 @@ def test_a_step_that_diverged_diverges_again_at_the_same_place(model_path: Path,
         replay(flags, plan_replay_of(run, run.diverged_path(4)))
     assert "in the replay from step 3 on: step 4, mini-batch 2 of 2" in str(refused.value)
     assert str(run.diverged_path(4)) in str(refused.value)
+
+
+def test_a_replay_makes_the_token_records_that_the_run_would_have_made(model_path: Path, tmp_path: Path) -> None:
+    config = config_of(model_path)
+    recording = config.model_copy(update={"diagnostics": config.diagnostics.model_copy(update={"token_records": 1})})
+    train(config, tmp_path / "without")
+    learner = train(recording, tmp_path / "with")
+    assert learner.token_records is not None
+    learner.token_records.close()
+    flags = Flags(config=config, run=RunDirectory(tmp_path / "without"), extra=argparse.Namespace())
+    found = replay(flags, plan_replay(flags.run, 3), token_records=True)
+    assert found.exact  # recording changes no number
+    made, wanted = TokenFiles(tmp_path / "without"), TokenFiles(tmp_path / "with")
+    assert (made.steps(), wanted.steps()) == ([3], [1, 2, 3])
+    for entry in batch_of(3).entries:
+        rows = made.read_group(3, entry.group.group_id)
+        assert rows == wanted.read_group(3, entry.group.group_id) != []

@@ -180,7 +180,7 @@ def test_a_cell_of_the_matrix_and_a_buffer_have_their_prompts(page: Any, address
     assert texts(page, "#results tbody th") == ["hard"]
     opened(page, address, "prompts", "#results tbody tr:nth-child(5)")
     page.select_option("#table", "bad")
-    page.wait_for_function("document.querySelectorAll('#results tbody tr').length === 2")
+    page.wait_for_selector("#results p:has-text('2 prompts')")
     assert sorted(texts(page, "#results tbody th")) == ["hard", "zero"]
 
 
