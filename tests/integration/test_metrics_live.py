@@ -128,8 +128,9 @@ def redis_of(run: RunDirectory) -> redis.Redis:
 @pytest.mark.parametrize("mark", [pytest.param("", marks=needs_prometheus)])
 def test_every_panel_shows_data_and_provoked_faults_fire_their_alerts(tmp_path: Path, mark: str) -> None:
     reward = ["--task.reward", "tests.integration.bad_rewards:raises_for_some_prompts"]
+    judged = ["--autoscaling.actuator", "external", "--autoscaling.window_s", "2"]  # else its panels are empty
     with (
-        run_under_way(tmp_path, *reward) as (run, process),
+        run_under_way(tmp_path, *reward, *judged) as (run, process),
         running(tmp_path / "prometheus", in_prometheus(tmp_path / "prometheus", run)) as server,
     ):
         everything = dict.fromkeys(map(str, Process), "up")
