@@ -8,8 +8,11 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from bapo.errors import ContractError, Refusal
 from bapo.maps import prompt_from_map
+from bapo.spans import require_spans
 from bapo.types import GroupStat, Outcome, Prompt, Purpose, Timing, stat_of
 
 
@@ -51,6 +54,8 @@ class GroupHeader:
         )
 
 
+SPANS = "spans"
+"""Key of a group's header that is there only when several policy versions sampled a response."""
 _GROUP_TYPES: dict[str, type | tuple[type, ...]] = {
     "id": str,
     "prompt": dict,
@@ -69,7 +74,8 @@ _GROUP_TYPES: dict[str, type | tuple[type, ...]] = {
 
 def checked_header(header: dict[str, Any], num_body_bytes: int) -> GroupHeader:
     """Plain numbers and no arrays: for columns of G entries numpy's calls cost more than what they do."""
-    require_types(header, _GROUP_TYPES, "group")
+    types = _GROUP_TYPES if SPANS not in header else {**_GROUP_TYPES, SPANS: bytes}
+    require_types(header, types, "group")
     size = len(header["rewards"]) // 4
     sizes = [len(header[key]) for key in ("lengths", "rewards", "outcomes", "versions")]
     if size == 0 or sizes != [4 * size, 4 * size, size, 8 * size]:
@@ -94,6 +100,8 @@ def checked_header(header: dict[str, Any], num_body_bytes: int) -> GroupHeader:
         raise ContractError(
             f"group {header['id']}: versions {list(versions)} are not pairs (oldest, newest)", Refusal.VERSIONS
         )
+    if SPANS in header:
+        _check_spans(header, size)
     return GroupHeader(
         group_id=header["id"],
         prompt=prompt_from_map(header["prompt"]),
@@ -109,6 +117,14 @@ def checked_header(header: dict[str, Any], num_body_bytes: int) -> GroupHeader:
         outcomes=outcomes,
         timing=_timing(header["timing"]),
     )
+
+
+def _check_spans(header: dict[str, Any], size: int) -> None:
+    """Only of responses that several versions sampled, so arrays may cost what they cost."""
+    if len(header[SPANS]) % 8:
+        raise ContractError(f"group {header['id']}: spans of {len(header[SPANS])} bytes are no pairs", Refusal.VERSIONS)
+    spans, lengths, pairs = (np.frombuffer(header[key], "<i4") for key in (SPANS, "lengths", "versions"))
+    require_spans(header["id"], spans.reshape(-1, 2), lengths, pairs.reshape(size, 2))
 
 
 def require_types(header: dict[str, Any], types: dict[str, type | tuple[type, ...]], kind: str) -> None:

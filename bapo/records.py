@@ -9,6 +9,7 @@
         batches/step-000012.frame       the batch that step 12 trained, with its tokens (checkpoint.keep_batches)
         token_records/step-000012.parquet   text and the learner's numbers of every token of batch 12 (bapo.token_files)
         diverged/step-000012.frame      the batch whose loss or gradient was not finite
+        segments/                       responses that stopped at rollout.generation_budget (rollout_server/drafts.py)
         weights/  checkpoints/step-000010/  logs/<process>.log  ports/<process>  redis/  report.html
 
 How a file survives a kill and a full disk is in `bapo.storage`.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -242,6 +244,8 @@ class RunDirectory:
             for later in self.batch_steps():
                 if later > step:
                     self.batch_path(later).unlink()
+        # Segments of responses that the abandoned steps had begun: their weights are going to be made again.
+        shutil.rmtree(self.path / "segments", ignore_errors=True)
 
 
 def _steps_in(folder: Path) -> Iterator[int]:

@@ -15,7 +15,9 @@ from typing import Literal
 
 import numpy as np
 
+from bapo.columns import Int32s
 from bapo.errors import ContractError
+from bapo.spans import runs_of
 from bapo.types import Group, Origin
 
 Rows = tuple[int, ...]
@@ -104,4 +106,11 @@ def joined(item_id: str, parts: Sequence[tuple[Group, Rows | None]]) -> Group:
         outcomes=np.concatenate([group.outcomes[list(rows)] for group, rows in chosen]),
         versions=np.concatenate([group.versions[list(rows)] for group, rows in chosen]),
         timing=first.timing,
+        spans=_joined_spans(spans),
     )
+
+
+def _joined_spans(spans: Sequence[tuple[Group, slice]]) -> Int32s | None:
+    if all(group.spans is None for group, _ in spans):
+        return None
+    return runs_of(np.concatenate([group.token_versions[span] for group, span in spans]))

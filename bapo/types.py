@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from bapo.columns import Float32s, Int32s, require_tokens
 from bapo.errors import ContractError, Refusal
+from bapo.spans import require_spans, versions_of
 
 
 class Purpose(StrEnum):
@@ -124,6 +125,9 @@ class Group:
     versions: Int32s
     """[G, 2] oldest and newest policy version that sampled a token of the response."""
     timing: Timing
+    spans: Int32s | None = None
+    """[S, 2] runs (tokens, policy version) over the T tokens; None: no response was sampled by more than one version,
+    or its worker did not say which token by which."""
 
     def __post_init__(self) -> None:
         size, tokens = len(self.lengths), len(self.token_ids)
@@ -143,6 +147,8 @@ class Group:
         # Here, so that a broken engine fails one group on its worker instead of a batch in the learner.
         require_tokens(self.group_id, self.token_ids, self.rollout_logprobs)
         require_tokens(self.group_id, self.prompt_token_ids, self.rollout_logprobs[:0])
+        if self.spans is not None:
+            require_spans(self.group_id, self.spans, self.lengths, self.versions)
 
     @property
     def size(self) -> int:
@@ -153,6 +159,11 @@ class Group:
     def policy_version(self) -> int:
         """Oldest version that sampled any token: what staleness is measured against."""
         return int(self.versions[:, 0].min())
+
+    @property
+    def token_versions(self) -> Int32s:
+        """[T] policy version that sampled each token; the oldest of its response where only that is known."""
+        return np.repeat(self.versions[:, 0], self.lengths) if self.spans is None else versions_of(self.spans)
 
     @property
     def mu(self) -> float:

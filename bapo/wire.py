@@ -22,7 +22,7 @@ from bapo.batch_items import ITEMS, entries_of, entry_fields
 from bapo.columns import Float32s, Int32s, require_tokens
 from bapo.errors import ContractError, Refusal
 from bapo.frames import KIND_BATCH, KIND_GROUP, frame_start, open_frame, split_frames
-from bapo.headers import GroupHeader, checked_header, require_types
+from bapo.headers import SPANS, GroupHeader, checked_header, require_types
 from bapo.maps import fate_from_map, fate_map, prompt_from_map, prompt_map
 from bapo.types import Batch, Group, Outcome
 
@@ -64,6 +64,8 @@ def pack_group(group: Group) -> bytes:
         "versions": _bytes(group.versions, "<i4"),
         "timing": [group.timing.claimed_at, group.timing.sample_s, group.timing.grade_s],
     }
+    if group.spans is not None:
+        header[SPANS] = _bytes(group.spans, "<i4")
     body = [
         _bytes(group.prompt_token_ids, "<i4"),
         _bytes(group.token_ids, "<i4"),
@@ -119,6 +121,7 @@ def unpack_group(frame: bytes | memoryview) -> Group:
         outcomes=_array(header["outcomes"], "u1"),
         versions=_array(header["versions"], "<i4").reshape(-1, 2),
         timing=checked.timing,
+        spans=_array(header[SPANS], "<i4").reshape(-1, 2) if SPANS in header else None,
     )
 
 

@@ -171,12 +171,16 @@ def metrics_row(
 
 
 def _staleness_fields(batch: Batch) -> dict[str, float | None]:
-    """staleness = step - policy version at consumption, per origin."""
+    """staleness = step - policy version at consumption, per origin; over tokens where some response has several versions."""
     fields: dict[str, float | None] = {}
     for origin in Origin:
         found = staleness_of(batch, origin)
         fields[f"staleness_{origin.value}_mean"] = sum(found) / len(found) if found else None
         fields[f"staleness_{origin.value}_max"] = max(found, default=None)
+    groups = [entry.group for entry in batch.entries]
+    if any(group.spans is not None for group in groups):
+        versions = np.concatenate([group.token_versions for group in groups])
+        fields["staleness_tokens_mean"] = float(batch.step - versions.mean())
     return fields
 
 

@@ -195,7 +195,7 @@ class Runner:
     def _make_handle(self, worker_id: str) -> WorkerHandle:
         self._has_node.wait()
         if self._in_process:
-            return LocalHandle(make_worker(worker_id, self._config, self._url))
+            return LocalHandle(make_worker(worker_id, self._config, self._url, run_path=self._run.path))
         from rollout_server.fleet_ray import RayHandle
 
         return RayHandle(worker_id, self._config, self._url, self._run.log_path(worker_id))

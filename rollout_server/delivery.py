@@ -84,6 +84,7 @@ def make_group(
         outcomes=outcomes,
         versions=sampled.versions,
         timing=Timing(claimed_at=lease.claimed_at, sample_s=sample_s, grade_s=grade_s),
+        spans=sampled.spans,
     )
 
 
@@ -107,7 +108,10 @@ class Delivery:
         tally: Tally,
         num_graders: int,
         on_death: Callable[[BaseException], None],
+        on_end: Callable[[str], None] = lambda request_id: None,
     ) -> None:
+        """`on_end`: hears of each group that the buffer has, or that was given up."""
+        self._on_end = on_end
         self._worker_id = worker_id
         self._buffer = buffer
         self._grader = grader
@@ -135,6 +139,7 @@ class Delivery:
         lease = self._leases.remove(request_id)
         if lease is None:
             return
+        self._on_end(request_id)
         self._tally.add(f"failed/{reason}")
         self._tally.add(f"groups/{lease.request.purpose.value}/failed")
         log.warning("group %s failed reason=%s: %s", request_id, reason, detail)
@@ -238,6 +243,8 @@ class Delivery:
         for group_id in frames:
             lease = self._leases.remove(group_id)
             fate = fates.get(group_id)
+            if fate is not None:
+                self._on_end(group_id)
             if lease is not None and fate is not None:
                 self._tally.add(f"groups/{lease.request.purpose.value}/{fate}")
 

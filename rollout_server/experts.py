@@ -50,7 +50,8 @@ class Experts:
         if text is None:
             raise NoExpertError(f"task {request.prompt.task!r} has no solution of prompt {request.prompt.prompt_id}")
         token_ids = self._encode(text)
-        versions = [[int(sampled.versions[:, 0].min()), int(sampled.versions[:, 1].max())]]
+        oldest = int(sampled.versions[:, 0].min())
+        versions = [[oldest, oldest if sampled.spans is not None else int(sampled.versions[:, 1].max())]]
         return SampledGroup(
             request_id=sampled.request_id,
             prompt_token_ids=sampled.prompt_token_ids,
@@ -62,7 +63,12 @@ class Experts:
             versions=np.concatenate([sampled.versions, np.array(versions, np.int32)]),
             texts=(*sampled.texts, text),
             num_experts=1,
+            spans=_with_expert(sampled.spans, len(token_ids), oldest),
         )
 
     def _rows_of(self, request: RolloutRequest) -> int:
         return 0 if request.purpose is Purpose.EVALUATE else self._num
+
+
+def _with_expert(spans: Int32s | None, num_tokens: int, version: int) -> Int32s | None:
+    return None if spans is None else np.concatenate([spans, np.array([[num_tokens, version]], np.int32)])

@@ -108,7 +108,8 @@ class WorkerActor:
     def __init__(self, worker_id: str, config_json: str, buffer_url: str, log_path: str, token: str | None) -> None:
         _log_to(log_path)
         config = Config.model_validate_json(config_json)
-        self._worker = make_worker(worker_id, config, buffer_url, token)
+        # The log lies in RUN/logs. On a host that does not share RUN, segments outlive the worker on that host alone.
+        self._worker = make_worker(worker_id, config, buffer_url, token, run_path=Path(log_path).parents[1])
 
     def load(self) -> None:
         """Load the engine; an error shows in the report."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from bapo.clients import BufferClient
@@ -18,6 +19,7 @@ from bapo.config.tree import Config
 from bapo.errors import UnavailableError
 from bapo.grading.pool import GraderPool
 from bapo.types import WeightUpdate
+from rollout_server.drafts import FOLDER
 from rollout_server.engines.base import engine_module
 from rollout_server.report import WorkerReport
 from rollout_server.worker import NUM_GRADERS, Worker
@@ -67,8 +69,15 @@ MakeHandle = Callable[[str], WorkerHandle]
 """A handle for a new worker of the given id."""
 
 
-def make_worker(worker_id: str, config: Config, buffer_url: str, token: str | None = None) -> Worker:
-    """A worker with its real parts. `token`: for the services; None: what this process has."""
+def make_worker(
+    worker_id: str, config: Config, buffer_url: str, token: str | None = None, *, run_path: Path | None = None
+) -> Worker:
+    """A worker with its real parts.
+
+    Args:
+        token: for the services; None: what this process has.
+        run_path: run directory, where groups in segments are kept; None: nowhere.
+    """
     return Worker(
         worker_id=worker_id,
         config=config,
@@ -76,6 +85,7 @@ def make_worker(worker_id: str, config: Config, buffer_url: str, token: str | No
         make_engine=engine_module(config.rollout.engine).make_engine,
         make_grader=lambda config: GraderPool(config.task, num_children=NUM_GRADERS),
         token=token,
+        segments=None if run_path is None else run_path / FOLDER,
     )
 
 

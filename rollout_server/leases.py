@@ -35,6 +35,16 @@ class Leases:
         self._changed = threading.Condition()
         self._sampling: dict[str, Lease] = {}
         self._delivering: dict[str, Lease] = {}
+        self._paused: set[str] = set()
+
+    def pause(self, request_id: str, paused: bool) -> None:
+        """It waits for its next budget of tokens, or no longer does: while it waits, others may be sampled."""
+        with self._changed:
+            if paused and request_id in self._sampling:
+                self._paused.add(request_id)
+            else:
+                self._paused.discard(request_id)
+            self._changed.notify_all()
 
     def add(self, requests: Sequence[RolloutRequest]) -> None:
         """Claimed just now."""
@@ -47,6 +57,7 @@ class Leases:
     def sampled(self, request_id: str) -> Lease | None:
         """The engine has finished it. Returns: its lease; None if it was lost meanwhile."""
         with self._changed:
+            self._paused.discard(request_id)
             lease = self._sampling.pop(request_id, None)
             if lease is not None:
                 self._delivering[request_id] = lease
@@ -56,6 +67,7 @@ class Leases:
     def remove(self, request_id: str) -> Lease | None:
         """Delivered, failed or lost. Returns: its lease, or None if it was not held."""
         with self._changed:
+            self._paused.discard(request_id)
             lease = self._sampling.pop(request_id, None) or self._delivering.pop(request_id, None)
             self._changed.notify_all()
             return lease
@@ -74,7 +86,7 @@ class Leases:
 
         def room() -> int:
             held = len(self._sampling) + len(self._delivering)
-            return min(max_sampling - len(self._sampling), max_held - held)
+            return min(max_sampling - len(self._sampling) + len(self._paused), max_held - held)
 
         with self._changed:
             self._changed.wait_for(lambda: room() >= min_room, timeout_s)

@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import psutil
@@ -24,7 +25,9 @@ from bapo.config.tree import Config
 from bapo.errors import BapoError, ContractError, UnavailableError
 from bapo.tasks.registry import load_task
 from bapo.types import Int32s, Prompt, WeightUpdate
+from rollout_server.budget import Budgeted
 from rollout_server.delivery import Buffer, Delivery, Grader
+from rollout_server.drafts import Shelf
 from rollout_server.engines.base import Engine, SampledGroup
 from rollout_server.experts import Experts
 from rollout_server.leases import Leases
@@ -66,8 +69,13 @@ class Worker:
         make_engine: Callable[[Config], Engine],
         make_grader: Callable[[Config], ClosableGrader],
         token: str | None = None,
+        segments: Path | None = None,
     ) -> None:
-        """`token`: for the rollout server, where this process has none of its own."""
+        """
+        Args:
+            token: for the rollout server, where this process has none of its own.
+            segments: folder in which groups outlive this worker that have stopped at `rollout.generation_budget`.
+        """
         self.worker_id = worker_id
         self._config = config
         self._buffer = buffer
@@ -76,7 +84,8 @@ class Worker:
         self._leases = Leases()
         self._tally = Tally()
         self._rate = Rate()
-        self._sampler = Sampler(lambda: make_engine(config), self)
+        self._shelf = Shelf(segments)
+        self._sampler = Sampler(lambda: self._budgeted(make_engine(config)), self)
         self._grader: ClosableGrader | None = None
         self._delivery: Delivery | None = None
         self._experts = Experts(config.algorithm.num_experts, solution=self._solution, encode=self._encode)
@@ -110,6 +119,7 @@ class Worker:
             tally=self._tally,
             num_graders=NUM_GRADERS,
             on_death=self.died,
+            on_end=self._shelf.remove,
         )
         self._state = "loaded"
 
@@ -191,6 +201,18 @@ class Worker:
         self._rate.add(num_tokens)
         self._tally.add(f"tokens/{lease.request.purpose.value}", num_tokens)
         self._delivery.add(group, lease)
+
+    def _budgeted(self, engine: Engine) -> Engine:
+        rollout = self._config.rollout
+        if rollout.generation_budget is None:
+            return engine
+        return Budgeted(
+            engine,
+            budget=rollout.generation_budget,
+            limit=rollout.max_response_tokens,
+            shelf=self._shelf,
+            on_pause=self._leases.pause,
+        )
 
     def _solution(self, prompt: Prompt) -> str | None:
         """From a grading process."""

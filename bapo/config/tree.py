@@ -92,6 +92,9 @@ class RolloutConfig(Frozen):
     """Sampling temperature; rollout log-probs are those of the tempered distribution."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus; the importance ratios of eq. 3 need 1.0."""
+    generation_budget: int | None = Field(None, ge=1)
+    """Tokens that a fresh response gets from one policy version: then it waits, and goes on with the next weights, or
+    when there is nothing else to sample (partial rollouts, ADR 0069). null: a response is sampled in one go."""
     max_groups_in_flight: int = Field(32, ge=1)
     """Groups that one worker samples at a time."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
@@ -365,6 +368,24 @@ class Config(Frozen):
             raise ValueError(
                 f"{found}: these are all T of ReMix, the step behind which it is plain GRPO; write the same number, or "
                 "null for the parts that are not to end"
+            )
+        return self
+
+    @property
+    def continuation_steps(self) -> int:
+        """Most steps that a response of `rollout.generation_budget` may need for its later segments."""
+        rollout = self.rollout
+        budget = rollout.generation_budget or rollout.max_response_tokens
+        return (-(-rollout.max_response_tokens // budget) - 1) * self.cadence.v
+
+    @model_validator(mode="after")
+    def segments_are_not_too_old(self) -> Self:
+        if self.continuation_steps > self.cadence.slack:
+            raise ValueError(
+                f"rollout.generation_budget = {self.rollout.generation_budget} of max_response_tokens = "
+                f"{self.rollout.max_response_tokens}: a response may last {self.continuation_steps} steps more than "
+                f"one that is sampled in one go, but cadence.slack = {self.cadence.slack}, so it would be too old; "
+                f"write cadence.slack = {self.continuation_steps} or more, or a larger budget"
             )
         return self
 

@@ -54,6 +54,25 @@ class SampledGroup:
     """[G] what the verifier reads: decoded without special tokens."""
     num_experts: int = 0
     """So many rows at the end are an expert's."""
+    spans: Int32s | None = None
+    """[S, 2] runs (tokens, version) over the T tokens; None: one version per response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Continuation:
+    """One response that stopped at a budget of tokens, to be sampled further as a group of one."""
+
+    part_id: str
+    """`request_id` of that group."""
+    request: RolloutRequest
+    row: int
+    """Which of the G responses."""
+    prompt_token_ids: Int32s
+    """[P] as the engine gave them."""
+    token_ids: Int32s
+    """[L] what was sampled so far: at least one token, fewer than the length limit."""
+    most: int
+    """Tokens to sample now, at most."""
 
 
 class Engine(Protocol):
@@ -77,8 +96,20 @@ class Engine(Protocol):
         """[L] the tokens of a response with this text, with its end, cut at the length limit; at least one."""
         ...
 
-    def submit(self, request: RolloutRequest) -> None:
-        """Begin to sample one group. Raises: ContractError for a prompt that is too long."""
+    def submit(self, request: RolloutRequest, most: int | None = None) -> None:
+        """Begin to sample one group. Raises: ContractError for a prompt that is too long.
+
+        Args:
+            most: tokens per response, if fewer than the length limit; a response that reaches it counts as truncated.
+        """
+        ...
+
+    def resume(self, part: Continuation) -> None:
+        """Go on with one response, under the weights of now.
+
+        `step` returns a group of one: its tokens are the new ones alone, its text is that of the whole response, and it
+        is truncated when it reached `part.most`.
+        """
         ...
 
     def abort(self, request_id: str) -> None:

@@ -18,6 +18,7 @@ import hashlib
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -29,7 +30,7 @@ from bapo.errors import ConfigError
 from bapo.tasks.base import Task
 from bapo.tasks.registry import load_task
 from bapo.types import Float32s, Int32s, Prompt, RolloutRequest
-from rollout_server.engines.base import INITIAL_VERSION, SampledGroup
+from rollout_server.engines.base import INITIAL_VERSION, Continuation, SampledGroup
 
 ENVIRONMENT: Mapping[str, str] = {}
 IN_PROCESS = True
@@ -103,6 +104,29 @@ class ScriptedPolicy:
             texts=tuple(gold if is_right and gold else WRONG_TEXT for is_right in right),
         )
 
+    def go_on(self, part: Continuation, version: int) -> SampledGroup:
+        """The rest of a response, right or wrong by the skill of `version`, as a group of one."""
+        options, prompt = self._options, part.request.prompt
+        clock = part.request.step if options.clock == "step" else version
+        so_far = len(part.token_ids)
+        rng = self._generator(prompt.prompt_id, f"{part.request.purpose.value}/{clock}/{part.row}/{so_far}")
+        gold = self._gold_of(prompt)
+        right = gold is not None and rng.random() < self.probability(prompt.prompt_id, clock)
+        left = self._max_tokens - so_far
+        is_long = not right and rng.random() < options.truncated_share
+        wanted = left if is_long else int(rng.integers(1, left + 1))
+        num_tokens = min(wanted, part.most)
+        return SampledGroup(
+            request_id=part.part_id,
+            prompt_token_ids=part.prompt_token_ids,
+            token_ids=rng.integers(FIRST_TOKEN, options.vocab_size, num_tokens).astype(np.int32),
+            logprobs=self._logprobs(rng, num_tokens),
+            lengths=np.array([num_tokens], np.int32),
+            truncated=np.array([is_long or wanted > part.most]),
+            versions=np.full((1, 2), version, np.int32),
+            texts=(gold if right and gold else WRONG_TEXT,),
+        )
+
     def prompt_token_ids(self, text: str) -> Int32s:
         """[P] one id per character: no tokenizer is involved."""
         codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
@@ -155,10 +179,18 @@ class ScriptedEngine:
         """[L] one id per character."""
         return self._policy.response_token_ids(text)
 
-    def submit(self, request: RolloutRequest) -> None:
+    def submit(self, request: RolloutRequest, most: int | None = None) -> None:
         """The group is drawn at once, with the version of now, and finishes after the latency."""
+        group = self._policy.sample(request, self._version)
+        self._wait_for(group if most is None else cut_off(group, most))
+
+    def resume(self, part: Continuation) -> None:
+        """The rest is drawn at once as well."""
+        self._wait_for(self._policy.go_on(part, self._version))
+
+    def _wait_for(self, group: SampledGroup) -> None:
         due_at = time.monotonic() + self._options.latency_s * self._slowness()
-        self._due[request.request_id] = (due_at, self._policy.sample(request, self._version))
+        self._due[group.request_id] = (due_at, group)
 
     def _slowness(self) -> float:
         slow = self._options.slow_versions
@@ -194,6 +226,20 @@ class ScriptedEngine:
     def close(self) -> None:
         """Nothing is held."""
         self._due.clear()
+
+
+def cut_off(group: SampledGroup, most: int) -> SampledGroup:
+    """The first `most` tokens of every response."""
+    starts = np.concatenate(([0], np.cumsum(group.lengths)[:-1]))
+    lengths = np.minimum(group.lengths, most).astype(np.int32)
+    kept = np.concatenate([np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)])
+    return replace(
+        group,
+        token_ids=group.token_ids[kept],
+        logprobs=group.logprobs[kept],
+        lengths=lengths,
+        truncated=group.truncated | (group.lengths > most),
+    )
 
 
 def check(config: Config) -> None:

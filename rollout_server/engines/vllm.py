@@ -24,7 +24,7 @@ import numpy as np
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, ContractError
 from bapo.types import Float32s, Int32s, RolloutRequest
-from rollout_server.engines.base import INITIAL_VERSION, SampledGroup
+from rollout_server.engines.base import INITIAL_VERSION, Continuation, SampledGroup
 
 if TYPE_CHECKING:
     from vllm import LLMEngine
@@ -79,6 +79,7 @@ class VllmEngine:
         )
         self._sampling_ids: set[str] = set()
         self._early: list[SampledGroup] = []
+        self._parts: dict[str, Continuation] = {}
         self._set_version(INITIAL_VERSION)
 
     @property
@@ -112,17 +113,27 @@ class VllmEngine:
         closed = token_ids if end is None else [*token_ids, end]
         return np.array(closed[: self._rollout.max_response_tokens], np.int32)
 
-    def submit(self, request: RolloutRequest) -> None:
+    def submit(self, request: RolloutRequest, most: int | None = None) -> None:
         """G responses to one prompt. Raises: ContractError for a prompt that is too long."""
         token_ids = self._encode(request.prompt.text)
         self._check_length(len(token_ids), request.prompt.text, ContractError)
         sampling = self._sampling.clone()
         sampling.n = request.group_size
+        if most is not None:
+            sampling.max_tokens = min(most, self._rollout.max_response_tokens)
         self._add(request.request_id, token_ids, sampling)
+
+    def resume(self, part: Continuation) -> None:
+        """The prompt and the tokens so far are the prompt of a request of its own."""
+        sampling = self._sampling.clone()
+        sampling.max_tokens = part.most
+        self._parts[part.part_id] = part
+        self._add(part.part_id, [*part.prompt_token_ids.tolist(), *part.token_ids.tolist()], sampling)
 
     def abort(self, request_id: str) -> None:
         """Forget a group."""
         if request_id in self._sampling_ids:
+            self._parts.pop(request_id, None)
             self._sampling_ids.remove(request_id)
             self._engine.abort_request([request_id])
 
@@ -175,17 +186,19 @@ class VllmEngine:
 
     def _sampled(self, output: RequestOutput) -> SampledGroup:
         self._sampling_ids.remove(output.request_id)
-        responses = output.outputs
+        responses, part = output.outputs, self._parts.pop(output.request_id, None)
         token_ids = [response.token_ids for response in responses]
+        whole = token_ids if part is None else [[*part.token_ids.tolist(), *token_ids[0]]]
         return SampledGroup(
             request_id=output.request_id,
-            prompt_token_ids=np.array(output.prompt_token_ids, np.int32),
+            prompt_token_ids=part.prompt_token_ids if part else np.array(output.prompt_token_ids, np.int32),
             token_ids=np.concatenate([np.array(ids, np.int32) for ids in token_ids]),
             logprobs=np.concatenate([_sampled_logprobs(response) for response in responses]),
             lengths=np.array([len(ids) for ids in token_ids], np.int32),
             truncated=np.array([response.finish_reason == "length" for response in responses]),
             versions=np.array([_versions(response) for response in responses], np.int32),
-            texts=tuple(self._tokenizer.batch_decode(token_ids, skip_special_tokens=True)),
+            texts=tuple(self._tokenizer.batch_decode(whole, skip_special_tokens=True)),
+            spans=_spans(responses),
         )
 
     def _encode(self, text: str) -> list[int]:
@@ -272,3 +285,11 @@ def _versions(response: CompletionOutput) -> tuple[int, int]:
     """Oldest and newest policy version that sampled a token of this response."""
     versions = [int(span.version) for span in response.weight_versions or ()]
     return min(versions), max(versions)
+
+
+def _spans(responses: Sequence[CompletionOutput]) -> Int32s | None:
+    """[S, 2] which version sampled how many tokens, response after response; None when each has one version."""
+    if all(len(response.weight_versions or ()) <= 1 for response in responses):
+        return None
+    spans = [span for response in responses for span in response.weight_versions or ()]
+    return np.array([(span.end - span.start, int(span.version)) for span in spans], np.int32)

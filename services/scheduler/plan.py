@@ -151,7 +151,8 @@ class FreshPlan:
             group_size=self._config.algorithm.group_size,
             purpose=Purpose.FRESH,
             step=step,
-            min_version=self._config.cadence.min_version(step),
+            # A response in segments grows older while it is sampled: it begins with weights that leave it the time.
+            min_version=self._config.cadence.min_version(step + self._config.continuation_steps),
         )
 
     def prompt(self, cursor: int) -> Prompt:

@@ -14,7 +14,7 @@ import pytest
 
 from bapo.config.tree import Config, ModelConfig, RolloutConfig
 from bapo.errors import ConfigError, ContractError
-from rollout_server.engines.base import Engine, SampledGroup, engine_module, known_engines
+from rollout_server.engines.base import Continuation, Engine, SampledGroup, engine_module, known_engines
 from tests.factories import make_request
 
 MAX_TOKENS = 24
@@ -101,6 +101,32 @@ def test_responses_carry_the_version_that_sampled_them(engine: Engine) -> None:
     engine.submit(make_request(group_size=2))
     group = finish(engine)[0]
     assert group.versions.tolist() == [[engine.policy_version] * 2] * 2
+
+
+def test_a_response_that_stopped_at_a_budget_goes_on_for_as_many_tokens_as_are_asked_for(engine: Engine) -> None:
+    request = make_request(group_size=8)
+    engine.submit(request, most=3)
+    first = finish(engine)[0]
+    assert first.lengths.max() <= 3
+    assert (first.lengths[first.truncated] == 3).all()
+    ends = np.cumsum(first.lengths)
+    open_rows = np.flatnonzero(first.truncated).tolist()
+    assert open_rows, "with three tokens of 24 some response is not done"
+    for row in open_rows:
+        tokens = first.token_ids[ends[row] - 3 : ends[row]]
+        engine.resume(
+            Continuation(
+                part_id=f"part#{row}", request=request, row=row, prompt_token_ids=first.prompt_token_ids,
+                token_ids=tokens, most=5,
+            )
+        )  # fmt: skip
+    parts = finish(engine)
+    assert sorted(part.request_id for part in parts) == sorted(f"part#{row}" for row in open_rows)
+    for part in parts:
+        assert len(part.lengths) == len(part.texts) == 1
+        assert 1 <= part.lengths[0] == len(part.token_ids) == len(part.logprobs) <= 5
+        assert not part.truncated[0] or part.lengths[0] == 5 or part.lengths[0] == MAX_TOKENS - 3
+        np.testing.assert_array_equal(part.prompt_token_ids, first.prompt_token_ids)
 
 
 def test_an_aborted_group_never_comes_and_the_others_do(engine: Engine) -> None:

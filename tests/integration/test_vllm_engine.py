@@ -18,7 +18,10 @@ import pytest
 from bapo.config.tree import Config, ModelConfig, RolloutConfig
 from bapo.errors import WeightMismatchError
 from bapo.grading.pool import GraderPool
+from bapo.spans import versions_of
 from bapo.types import Canary, Float32s, WeightUpdate
+from rollout_server.budget import Budgeted
+from rollout_server.drafts import Shelf
 from rollout_server.engines import vllm
 from rollout_server.engines.base import SampledGroup
 from rollout_server.weights import check_file, take_weights
@@ -134,6 +137,39 @@ def test_a_response_in_flight_goes_on_with_the_new_weights_and_says_so(rig: Rig)
         assert with_old[i][:6].max() < TOLERANCE
         assert with_new[i][6:].max() < TOLERANCE
         assert with_new[i][:6].max() > 0.01
+
+
+def test_a_response_in_segments_has_each_tokens_log_prob_under_the_weights_that_sampled_it(
+    rig: Rig, tmp_path: Path
+) -> None:
+    old_version = rig.engine.policy_version
+    request = make_request(prompt_id="segments", group_size=8)
+    parts = {"budget": 6, "limit": 64, "shelf": Shelf(tmp_path), "idle_s": 0.0}
+    first = Budgeted(_Borrowed(rig.engine), **parts)  # type: ignore[arg-type]
+    first.submit(request)
+    while not any(tmp_path.iterdir()):
+        assert first.step() == []
+    first.abort(request.request_id)  # its worker dies: whoever claims the request next has the shelf alone
+    before = reference_of(rig)
+    take_weights(rig.engine, rig.publish(7))
+    second = Budgeted(_Borrowed(rig.engine), **parts)  # type: ignore[arg-type]
+    second.submit(request)
+    groups: list[SampledGroup] = []
+    while second.num_sampling:
+        groups += second.step()
+    (group,) = groups
+    with_new, with_old = rig.differences([group]), before.differences([group])
+    starts = np.concatenate(([0], np.cumsum(group.lengths)))
+    assert group.spans is not None
+    versions = versions_of(group.spans)
+    continued = np.flatnonzero(group.lengths > 6).tolist()
+    assert continued
+    for i in continued:
+        assert with_old[i][:6].max() < TOLERANCE
+        assert with_new[i][6:].max() < TOLERANCE
+        assert with_new[i][:6].max() > 0.01
+        own = versions[starts[i] : starts[i + 1]].tolist()
+        assert own == [old_version] * 6 + [old_version + 1] * (len(own) - 6)
 
 
 def reference_of(rig: Rig) -> Rig:

@@ -134,7 +134,8 @@ METHODS: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "kimi": (
         "grpo",
-        {"algorithm.selector": "kimi", "loss.name": "kimi", "loss.ratio_mode": "decoupled",
+        {"algorithm.selector": "kimi", "cadence.slack": 3, "rollout.generation_budget": 2048, "loss.name": "kimi",
+         "loss.ratio_mode": "decoupled",
          "loss.importance_level": "none", "loss.aggregation": "seq_mean_token_sum", "loss.advantage_norm": "center",
          "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0, "learner.reset_optimizer": True},
     ),

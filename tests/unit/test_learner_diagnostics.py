@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -58,6 +60,17 @@ def test_the_row_of_a_step_by_hand() -> None:
         "step_s": 4.0, "tokens_per_s": 10.0,
     }  # fmt: skip
     assert {key: row[key] for key in want} == want
+
+
+def test_staleness_over_tokens_is_recorded_where_a_response_has_tokens_of_several_versions() -> None:
+    group = make_group(rewards="10", lengths=[3, 1], version=6)
+    spans, pairs = np.array([[2, 6], [1, 9], [1, 6]], np.int32), np.array([[6, 9], [6, 6]], np.int32)
+    config = learner_config(algorithm={"batch_size": 4, "group_size": 2}, learner={"minibatch_size": 4})
+    report = UpdateReport(lr=1e-4, minibatches=(result(1.0, 4),), num_tokens=4)
+    for groups, want in ([group], None), ([replace(group, spans=spans, versions=pairs)], 13 / 4):
+        row = metrics_row(make_batch(groups=groups, step=10), report, policy_version=9, config=config, seconds={})
+        assert row.get("staleness_tokens_mean") == want  # 4 + 4 + 1 + 4 over 4 tokens
+        assert row["staleness_x1_max"] == 4
 
 
 def test_a_meter_adds_microbatches_and_divides_by_the_tokens_of_the_whole_minibatch() -> None:

@@ -282,3 +282,14 @@ def test_a_run_that_stands_still_is_told_measured_and_ended_if_so_configured() -
     clock[0] = 60.0
     with pytest.raises(DeadlineError, match=r"nothing has moved for 60 s .*: learner waits for batch 3: 0/4 fresh"):
         scheduler.look(3)
+
+
+def test_a_response_in_segments_begins_with_weights_that_leave_it_the_time() -> None:
+    rollout = {"max_response_tokens": 60, "generation_budget": 20}
+    cadence = {"v": 1, "m": 1, "slack": 3}
+    whole, parts = (FreshPlan(make_config(cadence=cadence, rollout=r), PROMPTS) for r in ({}, rollout))
+    found = [[request.min_version for request in plan.due(STATUS)] for plan in (whole, parts)]
+    # Steps 1 to 4 of four prompts: slack 3 lets step 4 begin with version 1; two more segments take two of these three.
+    assert found == [[1] * 16, [1] * 8 + [2] * 4 + [3] * 4]
+    with pytest.raises(ValueError, match=r"may last 2 steps more .* write cadence.slack = 2 or more"):
+        make_config(cadence={"v": 1, "m": 1, "slack": 1}, rollout=rollout)

@@ -149,6 +149,28 @@ def test_a_fate_comes_back_as_it_was() -> None:
     assert fate_from_map(fate_map(fate)) == fate
 
 
+def test_runs_of_versions_travel_with_a_group_that_has_them_and_take_no_byte_of_another() -> None:
+    group = make_group(rewards="10", lengths=[3, 1])
+    fields = {name: getattr(group, name) for name in Group.__slots__}
+    pairs = np.array([[1, 2], [1, 1]], np.int32)
+    spans = np.array([[2, 1], [1, 2], [1, 1]], np.int32)
+    again = unpack_group(pack_group(Group(**{**fields, "versions": pairs, "spans": spans})))
+    assert again.spans is not None
+    assert (again.spans.tolist(), again.token_versions.tolist()) == (spans.tolist(), [1, 1, 2, 1])
+    assert again.policy_version == 1
+    assert unpack_group(pack_group(group)).spans is None
+    assert b"spans" not in pack_group(group)
+    damaged = pack_group(Group(**{**fields, "versions": pairs, "spans": spans})).replace(
+        spans.tobytes(), np.array([[1, 1], [2, 2], [1, 1]], np.int32).tobytes()
+    )
+    read_group_header(damaged)  # another cut that says the same of each response
+    wrong = damaged.replace(
+        np.array([[1, 1], [2, 2]], np.int32).tobytes(), np.array([[1, 3], [2, 2]], np.int32).tobytes()
+    )
+    with pytest.raises(ContractError, match="contradict"):
+        read_group_header(wrong)
+
+
 def test_arrays_are_views_into_the_frame() -> None:
     frame = pack_group(make_group())
     tokens = unpack_group(frame).token_ids

@@ -315,3 +315,28 @@ def test_an_unknown_engine_option_stops_the_worker_while_it_loads() -> None:
         worker.load()
     assert worker.report().state == "failed"
     worker.stop()
+
+
+def test_a_worker_with_a_budget_samples_in_segments_and_another_goes_on_when_it_is_killed(
+    start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_server.budget.IDLE_S", 1e9)
+    buffer = MemoryBuffer(requests(6, group_size=4))
+    rollout = make_config(max_response_tokens=24, max_groups_in_flight=8).rollout
+    config = Config(rollout=rollout)
+    config = config.model_copy(update={"rollout": rollout.model_copy(update={"generation_budget": 8})})
+    first = start_worker(buffer, config, segments=tmp_path / "segments")
+    wait_until(lambda: any((tmp_path / "segments").glob("*")) if (tmp_path / "segments").exists() else False)
+    first.update_weights(make_update(tmp_path / "w2", 2))
+    first.stop()  # as a kill leaves it: leases return, segments stay
+    begun = {path.name for path in (tmp_path / "segments").iterdir()}
+    monkeypatch.setattr("rollout_server.budget.IDLE_S", 0.0)
+    second = start_worker(buffer, config, segments=tmp_path / "segments", begin=False)
+    second.begin(make_update(tmp_path / "w3", 3))
+    wait_until(lambda: len(buffer.groups) == 6)
+    wait_until(lambda: not any((tmp_path / "segments").iterdir()))
+    for group in buffer.groups.values():
+        assert group.token_versions.min() >= 1
+        assert group.lengths.max() <= 24
+    assert begun, "the first worker has left something"
+    assert any(group.versions[:, 1].max() == 3 and group.versions[:, 0].min() < 3 for group in buffer.groups.values())
