@@ -78,7 +78,8 @@ def settled(found: Sequence[Any]) -> list[Any]:
 
 def place_of(error: BaseException) -> str:
     """File and line of the innermost frame that raised `error`: " (score.py line 12)"; empty when nothing ran."""
-    frames = traceback.extract_tb(error.__traceback__)
+    # Behind a failed import stand Python's own frames.
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
     return f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
 
 
