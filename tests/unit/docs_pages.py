@@ -11,8 +11,8 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 ALL_PAGES = [*PAGES, *sorted((REPOSITORY / "docs" / "adr").glob("*.md"))]
 
 PROGRAMS = (
-    "bapo", "make", "python", "docker", "kubectl", "helm", "kind", "curl", "pip", "pip-audit", "promtool", "ssh", "vllm",
-    "trl", "cp", "export", ".venv/bin/python", ".venv/bin/bapo",
+    "bapo", "make", "python", "docker", "kubectl", "helm", "kind", "curl", "pip", "pip-audit", "promtool", "ssh",
+    "vllm", "cp", "export", ".venv/bin/python", ".venv/bin/bapo",
 )  # fmt: skip
 SHELL = {"", "sh", "bash", "shell", "console"}
 
@@ -47,9 +47,7 @@ def commands(path: Path) -> list[str]:
         for line in text.splitlines():
             bare = re.sub(r"^\$ ", "", line)
             if bare.split(" ")[0] in PROGRAMS:
-                found.append(
-                    re.split(r"\s{2,}(?=\S)| # ", bare)[0].strip() if block.language != "sh" else _no_comment(bare)
-                )
+                found.append(re.split(r"\s{2,}(?=\S)|\s#\s", bare)[0].strip())
     return found
 
 
@@ -72,7 +70,3 @@ def links(path: Path) -> list[str]:
     text = re.sub(r"^```.*?^```\s*$", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
     found = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", text))
     return [target for target in found if not re.match(r"\w+:", target)]
-
-
-def _no_comment(line: str) -> str:
-    return re.split(r"\s+#\s", line)[0].strip()
