@@ -45,7 +45,7 @@ ELSEWHERE = {
     "buffer": "tests/contract/test_buffer_commands.py",
     "tokens": "tests/unit/test_tokens.py",
     "reward": "tests/unit/test_reward_command.py",
-    "view": "tests/contract",
+    "view": "tests/contract/test_web_routes.py",
     "config": "tests/unit/test_cli.py",
     "eval": "tests/unit/test_cli.py",
     "create": "tests/unit/test_cli.py",
