@@ -27,7 +27,7 @@ from bapo.commands.standalone import NOT_OURS
 from bapo.config.load import load_config
 from tests.unit.docs_pages import ALL_PAGES, PAGES, REPOSITORY, blocks, commands, links, slugs
 
-RUNS_HERE = {"config show", "config diff", "config presets", "create", "tokens create"}
+RUNS_HERE = {"plan-capacity", "config show", "config diff", "config presets", "create", "tokens create"}
 """Cheap and without effects outside of the working directory; `--dry-run` runs too."""
 
 ELSEWHERE = {
@@ -45,6 +45,7 @@ ELSEWHERE = {
     "buffer": "tests/contract/test_buffer_commands.py",
     "tokens": "tests/unit/test_tokens.py",
     "reward": "tests/unit/test_reward_command.py",
+    "plan-capacity": "tests/unit/test_cli.py",
     "view": "tests/contract/test_web_routes.py",
     "config": "tests/unit/test_cli.py",
     "eval": "tests/unit/test_cli.py",
@@ -52,7 +53,7 @@ ELSEWHERE = {
 }
 """Command of `bapo` -> where it runs, because it needs a run, a service or minutes."""
 
-COMING = {"deploy-kubernetes.md", "scale.md"}
+COMING = {"deploy-kubernetes.md"}
 """Pages that others link already and that are still being written."""
 
 EXCUSED = {
