@@ -5,6 +5,7 @@ The scripted engine in Ray actors; with real vLLM: `sudo python -m benchmarks.mu
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,11 @@ STEPS = 4
 
 
 def test_a_host_that_is_cut_off_costs_time_and_nothing_else_and_joins_again(tmp_path: Path) -> None:
-    hosts = Hosts(3)
-    try:
-        hosts.__enter__()
-    except HostsError as reason:
-        pytest.skip(f"no network namespaces here: {reason}")
-    with hosts:
+    with ExitStack() as stack:
+        try:
+            hosts = stack.enter_context(Hosts(3))
+        except HostsError as reason:
+            pytest.skip(f"no network namespaces here: {reason}")
         trial = Trial(hosts, tmp_path, "scripted_actor", PATIENCE_S)
         trial.both_sample(STEPS)
         trial.cut(STEPS)
