@@ -1,0 +1,84 @@
+"""Every overlay builds, and an API server of today would take each of its manifests; wrong ones are found."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from tests.manifests import OVERLAYS, Manifest, build, custom_schemas, of_kind
+
+VERSION = "1.36"
+
+
+def complaints(manifest: Manifest) -> list[str]:
+    """What is wrong with one manifest."""
+    key = (manifest["apiVersion"], manifest["kind"])
+    if "." in key[0].partition("/")[0] and not key[0].partition("/")[0].endswith(".k8s.io"):
+        return [
+            f"{'.'.join(map(str, error.path))}: {error.message}"
+            for error in custom_schemas()[key].iter_errors(manifest)
+        ]
+    try:
+        kubernetes_validate.validate(manifest, VERSION, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return [f"{error.path}: {error.message}"]
+    return []
+
+
+def is_core(manifest: Manifest) -> bool:
+    group = manifest["apiVersion"].rpartition("/")[0]
+    return "." not in group or group.endswith(".k8s.io")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_core_kinds_are_what_kubernetes_takes(overlay: str) -> None:
+    wrong = {found["metadata"]["name"]: complaints(found) for found in build(overlay) if is_core(found)}
+    assert {name: what for name, what in wrong.items() if what} == {}
+    assert len(wrong) > 10
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "monitoring", "keda"])
+def test_custom_resources_are_what_their_operators_take(overlay: str) -> None:
+    custom = [found for found in build(overlay) if not is_core(found)]
+    assert custom
+    assert {found["metadata"]["name"]: what for found in custom if (what := complaints(found))} == {}
+
+
+def changed(manifest: Manifest, path: tuple[str | int, ...], value: Any) -> Manifest:
+    made = copy.deepcopy(manifest)
+    place: Any = made
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "path", "value"),
+    [
+        ("Deployment", "bapo-buffer", ("spec", "replicas"), "two"),
+        ("Deployment", "bapo-buffer", ("spec", "template", "spec", "containers", 0, "imagee"), "x"),
+        ("PodDisruptionBudget", "bapo-buffer", ("spec", "maxUnavailble"), 1),
+        ("NetworkPolicy", "bapo-redis", ("spec", "ingress", 0, "form"), []),
+    ],
+)
+def test_a_mistake_in_a_core_kind_is_found(kind: str, name: str, path: tuple[str | int, ...], value: Any) -> None:
+    assert complaints(changed(of_kind("cpu-demo", kind)[name], path, value))
+
+
+@pytest.mark.parametrize(
+    ("overlay", "kind", "name", "path", "value"),
+    [
+        ("gpu", "RayCluster", "bapo-ray", ("spec", "autoscalerOptions", "upscalingMode"), "Fast"),
+        ("gpu", "RayCluster", "bapo-ray", ("spec", "workerGroupSpecs", 0, "maxReplica"), 3),
+        ("monitoring", "ServiceMonitor", "bapo-buffer", ("spec", "endpoints", 0, "interval"), "15x"),
+        ("keda", "ScaledObject", "bapo-ray-node", ("spec", "scaleTargetRef", "nme"), "x"),
+    ],
+)
+def test_a_mistake_in_a_custom_resource_is_found(
+    overlay: str, kind: str, name: str, path: tuple[str | int, ...], value: Any
+) -> None:
+    assert complaints(changed(of_kind(overlay, kind)[name], path, value))
