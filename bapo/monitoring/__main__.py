@@ -1,7 +1,7 @@
 """`python -m bapo.monitoring [--check | --scrape RUN ...]`: write everything that is generated from the registry.
 
-deploy/grafana/dashboards/*.json, deploy/grafana/provisioning/**, deploy/prometheus/*.yml, docs/metrics.md, and the
-runbook in docs/monitoring.md. --check writes nothing, names what is out of date and ends with 1.
+deploy/grafana/dashboards/*.json, deploy/grafana/provisioning/**, deploy/prometheus/*.yml, the PrometheusRule in
+deploy/k8s, docs/metrics.md, and the runbook in docs/monitoring.md. --check writes nothing, names what is out of date and ends with 1.
 
 Example: a configuration for Prometheus that scrapes two runs on this machine
     python -m bapo.monitoring --scrape outputs/mine outputs/other > prometheus.yml
@@ -43,6 +43,7 @@ def files() -> dict[str, str]:
         "deploy/prometheus/prometheus.yml": scrape_compose(),
         "deploy/prometheus/rules.yml": rules(),
         "deploy/prometheus/rules_test.yml": rules_test(),
+        "deploy/k8s/components/monitoring/rules.yaml": for_operator(rules()),
     }
     found |= {path: GENERATED + to_yaml(document) for path, document in documents.items()}
     return found | {"docs/metrics.md": metrics_page(), "docs/monitoring.md": with_runbook()}
@@ -51,6 +52,16 @@ def files() -> dict[str, str]:
 def to_yaml(document: Any) -> str:
     """Readable, one long line per query."""
     return str(yaml.safe_dump(document, sort_keys=False, width=10_000))
+
+
+def for_operator(spec: dict[str, Any]) -> dict[str, Any]:
+    """The rules as the Prometheus operator takes them."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "bapo"},
+        "spec": spec,
+    }
 
 
 def datasources() -> dict[str, Any]:
