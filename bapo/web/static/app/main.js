@@ -107,7 +107,7 @@ function askForToken(message) {
         content.focus();
       } },
     el("h2", { id: "token-title" }, "This run asks for a token"),
-    el("p", {}, "The viewer's token is enough: ", el("code", {}, "RUN/tokens/viewer/token"), ". It is kept until this tab is closed."),
+    el("p", {}, "For numbers the viewer's token is enough: ", el("code", {}, "RUN/tokens/viewer/token"), ". Texts of prompts and responses need the operator's. It is kept until this tab is closed."),
     el("p", { class: "problem", role: "alert" }, message),
     el("label", { for: "token" }, "Token"),
     input,
