@@ -12,8 +12,8 @@ from __future__ import annotations
 from bapo.errors import BapoError
 from bapo.frames import split_frames, whole_frames
 from bapo.wire import check_group
+from buffer_service.groups import Incoming, record_of
 from buffer_service.store import Store
-from buffer_service.values import Incoming, record_of
 
 
 class Arrival:

@@ -32,9 +32,10 @@ from bapo.types import Origin, Prompt, Purpose
 from bapo.wire import fate_map
 from buffer_service.decisions import check_decision
 from buffer_service.demand import Demand
+from buffer_service.groups import Fresh, GroupRecord, Replacement
 from buffer_service.reasons import in_step_order
 from buffer_service.store import Store
-from buffer_service.values import Assembly, BatchRecord, Fresh, GroupRecord, Replacement, Tables, View
+from buffer_service.values import Assembly, BatchRecord, Tables, View
 
 log = logging.getLogger(__name__)
 

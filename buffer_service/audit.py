@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.types import Purpose
-from buffer_service.values import BatchRecord, GroupRecord, Tables
+from buffer_service.groups import GroupRecord
+from buffer_service.values import BatchRecord, Tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

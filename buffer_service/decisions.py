@@ -10,7 +10,8 @@ from bapo.algorithms.settings import AlgorithmConfig
 from bapo.batch_items import KINDS
 from bapo.errors import ContractError
 from bapo.rows import Item
-from buffer_service.values import GroupRecord, Tables
+from buffer_service.groups import GroupRecord
+from buffer_service.values import Tables
 
 
 def check_decision(

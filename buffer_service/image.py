@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bapo.types import Fate, Progress, Prompt, RolloutRequest
-from buffer_service.values import BatchRecord, FreshGroup, GroupRecord, SelectorState, Tables
+from buffer_service.groups import FreshGroup, GroupRecord
+from buffer_service.values import BatchRecord, SelectorState, Tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

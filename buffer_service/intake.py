@@ -9,9 +9,9 @@ import re
 from collections.abc import Sequence
 
 from bapo.errors import ContractError, Refusal
+from buffer_service.groups import Incoming, PushFate
 from buffer_service.steps import BLOCKS, Steps
 from buffer_service.store import Store
-from buffer_service.values import Incoming, PushFate
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}")
 """Ids of groups and workers; the same as `schemas.Name` for JSON."""

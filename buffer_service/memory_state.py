@@ -11,20 +11,10 @@ from typing import Any
 
 from bapo.messages import BufferStatus, WorkerLeases
 from bapo.types import Fate, Progress, Prompt, Purpose, RolloutRequest
+from buffer_service.groups import FreshGroup, GroupRecord, Incoming, PushFate, Replacement
 from buffer_service.image import Image
 from buffer_service.store import SHOWN_COMPOSITIONS, SILENT_WORKER_S
-from buffer_service.values import (
-    BatchRecord,
-    FreshGroup,
-    GroupRecord,
-    Incoming,
-    PushFate,
-    Replacement,
-    SelectorState,
-    Tables,
-    left_high,
-    left_prompts,
-)
+from buffer_service.values import BatchRecord, SelectorState, Tables, left_high, left_prompts
 
 
 @dataclass(slots=True)

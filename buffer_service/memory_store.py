@@ -17,6 +17,7 @@ from bapo.messages import BufferStatus
 from bapo.named_frames import NamedFrames
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.audit import Audit
+from buffer_service.groups import FreshGroup, GroupRecord, Incoming, Replacement, does_not_answer, request_terms
 from buffer_service.image import Image
 from buffer_service.memory_audit import audit_of
 from buffer_service.memory_state import MemoryState, image_of, state_of, status_of
@@ -25,19 +26,13 @@ from buffer_service.store import FORGET_AFTER_STEPS, LAST_FAILURE_CHARS, MOST_CO
 from buffer_service.values import (
     Assembly,
     BatchRecord,
-    FreshGroup,
-    GroupRecord,
     Health,
-    Incoming,
     Memory,
     Readiness,
-    Replacement,
     SelectorState,
     Tables,
     View,
     batch_is_missing,
-    does_not_answer,
-    request_terms,
 )
 
 P = ParamSpec("P")

@@ -27,10 +27,11 @@ from buffer_service.codec import (
     unpack_request,
     unpack_tables,
 )
+from buffer_service.groups import FreshGroup, GroupRecord, request_terms
 from buffer_service.image import Image
 from buffer_service.redis_keys import MIDDLE, SPAN, Keys
 from buffer_service.redis_link import RedisLink
-from buffer_service.values import FreshGroup, GroupRecord, SelectorState, request_terms
+from buffer_service.values import SelectorState
 
 FRAMES_AT_ONCE = 32
 KEYS_AT_ONCE = 1000

@@ -6,7 +6,7 @@ Frames pass through untouched and uncopied. A script is O(what it changes), neve
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -16,6 +16,7 @@ from bapo.named_frames import NamedFrames
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.audit import Audit
 from buffer_service.codec import (
+    PackedFresh,
     pack_batch_record,
     pack_fate,
     pack_line,
@@ -30,6 +31,7 @@ from buffer_service.codec import (
     unpack_request,
     unpack_tables,
 )
+from buffer_service.groups import GroupRecord, Incoming, Replacement, does_not_answer, request_terms
 from buffer_service.image import Image
 from buffer_service.redis_audit import read_audit
 from buffer_service.redis_frames import read_frame_chunks, read_frames
@@ -52,47 +54,19 @@ from buffer_service.store import (
 from buffer_service.values import (
     Assembly,
     BatchRecord,
-    FreshGroup,
-    GroupRecord,
     Health,
-    Incoming,
     Memory,
     Readiness,
-    Replacement,
     SelectorState,
     Tables,
     View,
     batch_is_missing,
-    does_not_answer,
     left_high,
     left_prompts,
-    request_terms,
 )
 
 INCOMING_MS = 600_000
 """A frame whose push was cut off is gone after this."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PackedFresh:
-    """A `Fresh` whose request is unpacked when it is looked at."""
-
-    record: GroupRecord
-    packed_request: bytes
-
-    @property
-    def request(self) -> RolloutRequest:
-        """Unpacked each time."""
-        return unpack_request(self.packed_request)
-
-    def __eq__(self, other: object) -> bool:
-        """As `FreshGroup` compares."""
-        if not isinstance(other, FreshGroup | PackedFresh):
-            return NotImplemented
-        return self.record == other.record and self.request == other.request
-
-    def __hash__(self) -> int:
-        return hash(self.record)
 
 
 class RedisStore:

@@ -22,6 +22,7 @@ from bapo.types import Progress, Purpose, RolloutRequest
 from bapo.wire import pack_batch_start
 from buffer_service.arrival import Arrival
 from buffer_service.assembly import Assembler, Wait
+from buffer_service.groups import GroupRecord, PushFate
 from buffer_service.intake import Intake
 from buffer_service.metrics import BufferMetrics, Look
 from buffer_service.outgoing import Chunks, Outgoing
@@ -31,7 +32,7 @@ from buffer_service.snapshot import DIGEST_BYTES, sealed, snapshot_start, unpack
 from buffer_service.steps import BLOCKS, Steps, finish
 from buffer_service.store import Store
 from buffer_service.tending import Tending
-from buffer_service.values import BatchRecord, GroupRecord, Health, PushFate, SelectorState, Tables
+from buffer_service.values import BatchRecord, Health, SelectorState, Tables
 
 log = logging.getLogger(__name__)
 

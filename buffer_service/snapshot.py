@@ -30,8 +30,9 @@ from buffer_service.codec import (
     unpack_record,
     unpack_tables,
 )
+from buffer_service.groups import FreshGroup
 from buffer_service.image import Image
-from buffer_service.values import FreshGroup, SelectorState
+from buffer_service.values import SelectorState
 
 MAGIC = b"BAPOSNAP"
 VERSION = 1

@@ -25,21 +25,10 @@ from bapo.messages import BufferStatus
 from bapo.named_frames import NamedFrames
 from bapo.types import Progress, Prompt, RolloutRequest
 from buffer_service.audit import Audit
+from buffer_service.groups import GroupRecord, Incoming, Replacement
 from buffer_service.image import Image
 from buffer_service.steps import Steps
-from buffer_service.values import (
-    Assembly,
-    BatchRecord,
-    GroupRecord,
-    Health,
-    Incoming,
-    Memory,
-    Readiness,
-    Replacement,
-    SelectorState,
-    Tables,
-    View,
-)
+from buffer_service.values import Assembly, BatchRecord, Health, Memory, Readiness, SelectorState, Tables, View
 
 MOST_COMPOSITIONS = 1000
 """Lines of `GET /batches` that are kept."""

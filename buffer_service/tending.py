@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from bapo.config.tree import Config
 from bapo.errors import ContractError, UnavailableError
 from buffer_service.audit import Audit, Broken, violations
+from buffer_service.groups import GroupRecord
 from buffer_service.image import EMPTY, Image
 from buffer_service.store import Store
-from buffer_service.values import GroupRecord, Tables
+from buffer_service.values import Tables
 
 log = logging.getLogger(__name__)
 

@@ -1,240 +1,16 @@
-"""What the buffer keeps: the values that its use cases and its stores exchange.
-
-The store holds a group twice: its frame, opaque and untouched, and its `GroupRecord`, the few numbers that rules,
-records of the run and delivery need. No rule ever opens a frame. What is common to a group and its request, its
-`terms`, is one string, so that any store can compare them.
-"""
+"""What the buffer keeps besides groups: the values that its use cases and its stores exchange."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from bapo.maps import part_fields
 from bapo.messages import ExtraRound
-from bapo.rows import Kind
-from bapo.types import Fate, GroupStat, HardPrompt, Origin, Prompt, Purpose, RolloutRequest, stat_of
-from bapo.wire import GroupHeader
+from bapo.types import Fate, GroupStat, HardPrompt, Prompt
 from buffer_service.demand import Demand
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRecord:
-    """What the index knows of one stored group."""
-
-    group_id: str
-    prompt_id: str
-    purpose: Purpose
-    step: int
-    """`step` of the request."""
-    label: str
-    worker_id: str
-    policy_version: int
-    """Oldest version that sampled any token."""
-    rewards: tuple[float, ...]
-    """[G]"""
-    num_tokens: int
-    num_bytes: int
-    """Size of the frame."""
-    claimed_at: float
-    sample_s: float
-    grade_s: float
-    outcomes: bytes = b""
-    """[G] values of Outcome, one byte per response; empty when all are GRADED."""
-
-    @property
-    def order(self) -> tuple[int, str]:
-        """Key of the order in which a composer sees groups (ADR 0031): free of when they happened to arrive."""
-        return self.step, self.group_id
-
-    @property
-    def terms(self) -> str:
-        """What the group answers to, to be compared with `request_terms`."""
-        return _terms(self.purpose, self.step, len(self.rewards), self.prompt_id, self.label)
-
-    @property
-    def outcome(self) -> tuple[str, float, int]:
-        """(prompt id, k, G): what a prompt selector learns from."""
-        return self.prompt_id, float(sum(self.rewards)), len(self.rewards)
-
-    def stat(self, birth: int = 0) -> GroupStat:
-        """What the composer sees."""
-        return stat_of(
-            group_id=self.group_id,
-            prompt_id=self.prompt_id,
-            policy_version=self.policy_version,
-            rewards=self.rewards,
-            outcomes=self.outcomes or bytes(len(self.rewards)),
-            birth=birth,
-        )
-
-    def fate_fields(
-        self,
-        origin: Origin | None,
-        reason: str,
-        birth: int,
-        *,
-        item: str = "",
-        rows: tuple[int, ...] | None = None,
-        kind: Kind = "rl",
-    ) -> dict[str, Any]:
-        """`fate` as a batch's header has it: an assembly says it of every group, and making a Fate is half of that."""
-        fields = {
-            "group_id": self.group_id,
-            "prompt_id": self.prompt_id,
-            "purpose": self.purpose,
-            "policy_version": self.policy_version,
-            "rewards": list(self.rewards),
-            "origin": origin,
-            "reason": reason,
-            "birth": birth,
-            "worker_id": self.worker_id,
-            "num_tokens": self.num_tokens,
-            "sample_s": self.sample_s,
-            "grade_s": self.grade_s,
-            "claimed_at": self.claimed_at,
-        }
-        if item:
-            fields |= part_fields(item, rows, kind)
-        if self.outcomes:
-            fields["outcomes"] = list(self.outcomes)
-        return fields
-
-    def fate(
-        self,
-        origin: Origin | None,
-        reason: str,
-        birth: int,
-        *,
-        item: str = "",
-        rows: tuple[int, ...] | None = None,
-        kind: Kind = "rl",
-    ) -> Fate:
-        """One line of the run's group records."""
-        return Fate(
-            group_id=self.group_id,
-            prompt_id=self.prompt_id,
-            purpose=self.purpose,
-            policy_version=self.policy_version,
-            rewards=self.rewards,
-            origin=origin,
-            reason=reason,
-            birth=birth,
-            item=item,
-            rows=rows,
-            kind=kind,
-            outcomes=self.outcomes,
-            worker_id=self.worker_id,
-            num_tokens=self.num_tokens,
-            sample_s=self.sample_s,
-            grade_s=self.grade_s,
-            claimed_at=self.claimed_at,
-        )
-
-
-def record_of(group: GroupHeader, num_bytes: int) -> GroupRecord:
-    """The record of a group whose frame has so many bytes."""
-    return GroupRecord(
-        group_id=group.group_id,
-        prompt_id=group.prompt.prompt_id,
-        purpose=group.purpose,
-        step=group.step,
-        label=group.label,
-        worker_id=group.worker_id,
-        policy_version=group.policy_version,
-        rewards=group.rewards,
-        num_tokens=group.num_tokens,
-        num_bytes=num_bytes,
-        claimed_at=group.timing.claimed_at,
-        sample_s=group.timing.sample_s,
-        grade_s=group.timing.grade_s,
-        outcomes=group.outcomes if any(group.outcomes) else b"",
-    )
-
-
-def request_terms(request: RolloutRequest) -> str:
-    """What a group must be to answer the request: purpose, step, G, prompt and label in one comparable string."""
-    return _terms(request.purpose, request.step, request.group_size, request.prompt.prompt_id, request.label)
-
-
-def _terms(purpose: Purpose, step: int, size: int, prompt_id: str, label: str) -> str:
-    return f"{purpose.value} {step} {size} {prompt_id} {label}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
-    """A group on its way into the store."""
-
-    record: GroupRecord
-    frame: bytes | memoryview
-    newest_version: int = 0
-    """Newest version that sampled any token."""
-
-
-def does_not_answer(group_id: str, terms: str) -> str:
-    """Message of the ContractError for a group that contradicts its request."""
-    return (
-        f"group {group_id} does not answer its request: it was asked for as "
-        f"'purpose step group_size prompt_id label' = {terms!r}"
-    )
-
-
-def batch_is_missing(step: int, missing: int) -> str:
-    """Message of the ContractError for a resume that the retained batches do not allow."""
-    return (
-        f"cannot go on after checkpoint {step}: the buffer does not hold batch {missing}; "
-        "restore the snapshot of that checkpoint first"
-    )
-
-
-class PushFate:
-    """What became of a pushed group."""
-
-    STORED = "stored"
-    DUPLICATE = "duplicate"
-    """Its request was answered, or dropped, before."""
-    STALE = "stale"
-    """Sampled by weights older than the request admits; the request is queued again."""
-    UNKNOWN = "unknown"
-    """Never asked for, or forgotten."""
-
-
-class Fresh(Protocol):
-    """A fresh group that no batch has consumed, and the request that it answers."""
-
-    @property
-    def record(self) -> GroupRecord:
-        """Of the group."""
-        ...
-
-    @property
-    def request(self) -> RolloutRequest:
-        """Few are looked at: a store may unpack it then."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FreshGroup:
-    """A `Fresh` with both at hand."""
-
-    record: GroupRecord
-    request: RolloutRequest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replacement:
-    """A fresh group that is too old for its step, and the request that asks for its prompt once more."""
-
-    fate: Fate
-    request: RolloutRequest
-
-    @property
-    def event(self) -> str:
-        """What is counted: the reason and the difficulty, as right responses of G."""
-        rewards = self.fate.rewards
-        return f"dropped_groups:{self.fate.reason}:{round(sum(rewards))}/{len(rewards)}"
+from buffer_service.groups import Fresh, GroupRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,3 +166,11 @@ class Health:
     """An acknowledged group survives the end of the store's process."""
     detail: str
     """How it persists."""
+
+
+def batch_is_missing(step: int, missing: int) -> str:
+    """Message of the ContractError for a resume that the retained batches do not allow."""
+    return (
+        f"cannot go on after checkpoint {step}: the buffer does not hold batch {missing}; "
+        "restore the snapshot of that checkpoint first"
+    )

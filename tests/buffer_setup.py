@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from bapo.messages import BufferStatus, WorkerLeases
 from bapo.types import Group, GroupStat, HardPrompt, Origin, Prompt, RolloutRequest, stat_of
 from bapo.wire import pack_group, read_group_header
+from buffer_service.groups import Incoming, record_of
 from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
-from buffer_service.values import Assembly, BatchRecord, Incoming, Tables, record_of
+from buffer_service.values import Assembly, BatchRecord, Tables
 from tests.factories import make_group, make_request
 
 STORES = ("memory", "redis")

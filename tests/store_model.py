@@ -13,19 +13,9 @@ from typing import Any
 
 from bapo.errors import ContractError
 from bapo.types import Fate, Progress, Prompt, Purpose, RolloutRequest
+from buffer_service.groups import FreshGroup, GroupRecord, Incoming, Replacement
 from buffer_service.image import Image
-from buffer_service.values import (
-    Assembly,
-    BatchRecord,
-    FreshGroup,
-    GroupRecord,
-    Incoming,
-    Readiness,
-    Replacement,
-    SelectorState,
-    Tables,
-    View,
-)
+from buffer_service.values import Assembly, BatchRecord, Readiness, SelectorState, Tables, View
 
 REMEMBERED_STEPS = 20
 SHOWN_SECONDS = 3600

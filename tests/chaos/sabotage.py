@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from bapo.types import Purpose, RolloutRequest
 from bapo.wire import unpack_group
+from buffer_service.groups import Incoming
 from buffer_service.redis_store import RedisStore
 from buffer_service.service import BufferService
-from buffer_service.values import Assembly, BatchRecord, Incoming
+from buffer_service.values import Assembly, BatchRecord
 
 NTH = 23
 """Every so many fresh groups."""

@@ -26,11 +26,12 @@ from bapo.whatif.simulation import as_recorded, what_if
 from bapo.wire import pack_group, read_group_header, unpack_batch
 from buffer_service.audit import violations
 from buffer_service.codec import pack_record, pack_tables
+from buffer_service.groups import record_of
 from buffer_service.metrics import BufferMetrics
 from buffer_service.reasons import in_step_order
 from buffer_service.service import BufferService
 from buffer_service.store import Store
-from buffer_service.values import Tables, record_of
+from buffer_service.values import Tables
 from services.scheduler.plan import FreshPlan
 from tests.buffer_setup import answer, new_store, stat
 from tests.factories import make_prompt, make_request

@@ -9,8 +9,9 @@ import pytest
 
 from bapo.errors import ContractError
 from bapo.types import Progress, Purpose
+from buffer_service.groups import Replacement
 from buffer_service.store import Store
-from buffer_service.values import Replacement, Tables
+from buffer_service.values import Tables
 from tests.buffer_setup import an_assembly, answer, hard, incoming, stat, stored
 from tests.factories import make_prompt, make_request
 

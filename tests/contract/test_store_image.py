@@ -9,6 +9,7 @@ import redis
 
 from bapo.errors import ContractError, UnavailableError
 from bapo.types import Progress, Purpose, RolloutRequest
+from buffer_service.groups import Replacement
 from buffer_service.image import Image
 from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_keys import INDEX
@@ -16,7 +17,6 @@ from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.snapshot import pack_snapshot, unpack_snapshot
 from buffer_service.store import Store
-from buffer_service.values import Replacement
 from tests.buffer_setup import an_assembly, answer, hard, incoming, stat, stored
 from tests.factories import make_prompt, make_request
 

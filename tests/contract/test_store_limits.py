@@ -12,13 +12,14 @@ import redis
 from bapo.errors import FullError
 from bapo.types import Progress, Purpose
 from buffer_service import redis_upload
+from buffer_service.groups import Replacement
 from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.steps import finish
 from buffer_service.store import Store
-from buffer_service.values import Replacement, SelectorState, Tables
+from buffer_service.values import SelectorState, Tables
 from tests.buffer_setup import STORES, an_assembly, answer, hard, incoming, new_store, stat, stored
 from tests.factories import make_prompt, make_request
 from tests.patience import wait_until

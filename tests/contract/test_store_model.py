@@ -24,11 +24,12 @@ from bapo.types import HardPrompt, Progress, Purpose, RolloutRequest
 from buffer_service.assembly import repeated_id
 from buffer_service.audit import violations
 from buffer_service.demand import Demand
+from buffer_service.groups import Replacement
 from buffer_service.image import Image
 from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
-from buffer_service.values import Assembly, Replacement, SelectorState, View
+from buffer_service.values import Assembly, SelectorState, View
 from tests.buffer_setup import an_assembly, answer, incoming
 from tests.factories import make_request
 from tests.store_clock import ShiftedClock

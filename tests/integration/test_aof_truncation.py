@@ -19,9 +19,10 @@ import redis
 from bapo.errors import UnavailableError
 from bapo.types import HardPrompt, Progress, Purpose
 from buffer_service.assembly import repeated_id
+from buffer_service.groups import Replacement
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
-from buffer_service.values import Replacement, View
+from buffer_service.values import View
 from tests.buffer_setup import an_assembly, answer, incoming
 from tests.factories import make_request
 from tests.redis_server import RedisServer

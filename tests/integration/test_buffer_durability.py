@@ -17,8 +17,8 @@ from bapo.clients import BufferClient
 from bapo.errors import ContractError
 from bapo.types import Purpose, RolloutRequest
 from bapo.wire import pack_batch, pack_group
+from buffer_service.groups import Replacement
 from buffer_service.redis_keys import Keys
-from buffer_service.values import Replacement
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import an_assembly, answer, incoming, new_store
 from tests.factories import make_request

@@ -11,7 +11,8 @@ from bapo.algorithms.settings import AlgorithmConfig
 from bapo.types import Purpose
 from bapo.wire import pack_group, read_group_header
 from buffer_service.audit import INVARIANTS, Audit, OpenFacts, violations
-from buffer_service.values import BatchRecord, Tables, record_of
+from buffer_service.groups import record_of
+from buffer_service.values import BatchRecord, Tables
 from tests.buffer_setup import hard, stat
 from tests.factories import make_group
 
