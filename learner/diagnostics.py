@@ -171,7 +171,7 @@ def metrics_row(
 
 
 def _staleness_fields(batch: Batch) -> dict[str, float | None]:
-    """staleness = step - policy version at consumption, per origin; over tokens where some response has several versions."""
+    """staleness = step - policy version at consumption, per origin; and over tokens where a response has several."""
     fields: dict[str, float | None] = {}
     for origin in Origin:
         found = staleness_of(batch, origin)

@@ -256,3 +256,21 @@ def test_a_full_disk_ends_the_run_and_freed_space_lets_it_go_on(started: Start, 
     end_by(signal.SIGINT, resumed, run)
     steps = [row["step"] for row in run.read_metrics()]
     assert steps == list(range(1, len(steps) + 1))
+
+
+def test_a_run_with_a_generation_budget_trains_responses_of_several_versions(started: Start, tmp_path: Path) -> None:
+    budget = {
+        "rollout.max_response_tokens": 24, "rollout.generation_budget": 8, "cadence.v": 1, "cadence.m": 1,
+        "cadence.slack": 3, "evaluation.every": 0, "learner.microbatch_tokens": 256,
+    }  # fmt: skip
+    overrides = [token for key, value in budget.items() for token in (f"--{key}", str(value))]
+    process = started(train_arguments(tmp_path, *overrides, num_steps=6))
+    output, _ = process.communicate(timeout=2 * START_S)
+    assert process.returncode == 0, output
+    run = run_at(tmp_path)
+    rows = run.read_metrics()
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    mixed = [row for row in rows if "staleness_tokens_mean" in row]
+    assert mixed, "no batch had a response of several versions"
+    assert all(0 <= row["staleness_tokens_mean"] <= 3 for row in mixed)
+    assert all(row["staleness_x1_max"] <= 3 for row in rows if row["x1"])
