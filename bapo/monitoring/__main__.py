@@ -1,7 +1,8 @@
 """`python -m bapo.monitoring [--check | --scrape RUN ...]`: write everything that is generated from the registry.
 
 deploy/grafana/dashboards/*.json, deploy/grafana/provisioning/**, deploy/prometheus/*.yml, the PrometheusRule in
-deploy/k8s, docs/metrics.md, and the runbook in docs/monitoring.md. --check writes nothing, names what is out of date and ends with 1.
+deploy/k8s, docs/metrics.md, and the runbook in docs/monitoring.md. --check writes nothing, names what is out of date
+and ends with 1.
 
 Example: a configuration for Prometheus that scrapes two runs on this machine
     python -m bapo.monitoring --scrape outputs/mine outputs/other > prometheus.yml
