@@ -22,6 +22,9 @@ $(VENV)/.installed: $(REQUIREMENTS) requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@ldconfig -p | grep -q libnuma.so.1 || apt-get install -y --no-install-recommends libnuma1 || \
 		echo "vLLM's CPU kernels need libnuma.so.1: install the package libnuma1 (Debian, Ubuntu) or numactl-libs"
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && \
+		apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 chromium fonts-dejavu-core >/dev/null; } || \
+		echo "the tests of the web page are skipped without a browser: install chromium (and fonts-dejavu-core)"
 	touch $@
 
 demo: setup ## post-train the shipped tiny model on Countdown with BAPO, all parts real

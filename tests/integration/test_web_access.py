@@ -1,0 +1,98 @@
+"""The page for everybody: on a phone, in the dark, by keyboard, and for those who hear it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import Visit, visiting
+from tests.web_setup import NUM_STEPS, opened
+
+CHARTS = {
+    "composition", "thresholds", "tables", "ages", "staleness", "held-out", "bins", "rescued", "tv", "ess", "bound",
+    "by-age", "phases", "reward", "loss", "entropy", "grad-norm", "clipping",
+}  # fmt: skip
+CONTRAST = (Path(__file__).parents[1] / "contrast.js").read_text()
+
+
+@pytest.fixture(params=[(1280, "light"), (390, "dark")], ids=["1280-light", "390-dark"])
+def whole(request: pytest.FixtureRequest, browser: Any, address: str) -> Iterator[Visit]:
+    width, scheme = request.param
+    with visiting(browser, address, width=width, scheme=scheme) as visit:
+        yield opened(visit, NUM_STEPS)
+
+
+def test_nothing_is_wider_than_the_screen(whole: Visit) -> None:
+    width = whole.page.viewport_size["width"]
+    assert whole.page.evaluate("document.documentElement.scrollWidth") <= width
+    whole.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    whole.page.wait_for_selector("#composition .rows table")
+    assert whole.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_every_chart_has_a_name_a_sentence_and_a_table(whole: Visit) -> None:
+    for chart in CHARTS:
+        canvas = whole.page.query_selector(f"#{chart} .canvas")
+        named = [whole.page.text_content(f"#{name}") for key in ("aria-labelledby", "aria-describedby")
+                 for name in [canvas.get_attribute(key)]]  # fmt: skip
+        assert (canvas.get_attribute("role"), all(named)) == ("img", True), chart
+        whole.page.eval_on_selector(f"#{chart} details", "d => d.open = true")
+        assert len(whole.page.wait_for_selector(f"#{chart} table").query_selector_all("tbody tr")) > 0, chart
+
+
+def test_headings_landmarks_and_labels_are_complete(whole: Visit) -> None:
+    levels = whole.page.eval_on_selector_all("h1, h2, h3", "all => all.map(h => Number(h.tagName[1]))")
+    assert (levels[0], levels.count(1)) == (1, 1)
+    assert all(b - a <= 1 for a, b in pairwise(levels))
+    for landmark in ("header", "nav[aria-label]", "main", "[aria-live=polite]"):
+        assert whole.page.query_selector(landmark), landmark
+    nameless = whole.page.evaluate(
+        """() => [...document.querySelectorAll('button, a, input, select')].filter(e =>
+            !(e.textContent.trim() || e.getAttribute('aria-label') || e.labels?.length)).map(e => e.outerHTML)"""
+    )
+    assert nameless == []
+    twice = whole.page.evaluate(
+        """() => { const ids = [...document.querySelectorAll('[id]')].map(e => e.id);
+            return ids.filter((id, i) => ids.indexOf(id) < i) }"""
+    )
+    assert twice == []
+
+
+def test_text_stands_out_from_its_ground(whole: Visit) -> None:
+    """WCAG AA: 4.5 : 1 for text (3 : 1 from 24 px, or bold from 18.7 px), composed over all grounds beneath it."""
+    assert whole.page.evaluate(CONTRAST) == []
+
+
+def test_the_tab_key_visits_everything_in_order_and_shows_where_it_is(whole: Visit) -> None:
+    seen = []
+    for _ in range(12):
+        whole.page.keyboard.press("Tab")
+        seen.append(whole.page.evaluate(
+            """() => { const e = document.activeElement;
+                return [e.textContent.trim() || e.id || e.type, getComputedStyle(e).outlineStyle] }"""
+        ))  # fmt: skip
+    names = [name for name, _ in seen]
+    assert names[:2] == ["Skip to the content", "Overview"]
+    assert names.index("Theme: system") < names.index("Follow the newest")
+    assert all(outline != "none" for _, outline in seen)
+    whole.page.focus("a.skip")
+    whole.page.keyboard.press("Enter")
+    assert whole.page.evaluate("document.activeElement.id") == "content"
+
+
+def test_the_theme_can_be_chosen_and_is_kept(whole: Visit) -> None:
+    def ground() -> str:
+        return str(whole.page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    whole.page.click("#theme")
+    light = ground()
+    whole.page.click("#theme")
+    assert (whole.page.text_content("#theme"), ground() == light) == ("Theme: dark", False)
+    dark = ground()
+    whole.page.reload()
+    opened(whole, NUM_STEPS)
+    assert ground() == dark

@@ -1,0 +1,211 @@
+"""The page in a real Chromium: it loads, follows a run that goes on, and has the numbers of its records."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bapo.records import RunDirectory
+from bapo.tokens import Keyring, Role, digest
+from bapo.types import Purpose
+from bapo.web.export import write_export
+from benchmarks.synthetic_run import extend
+from tests.browser import visiting
+from tests.buffer_app import serving, small_config
+from tests.buffer_setup import new_store
+from tests.web_setup import BATCH, GROUP, NUM_STEPS, drawn, made_run, opened, summary, values, viewed
+
+
+def test_every_chart_shows_the_numbers_of_the_records(browser: Any, address: str, finished: RunDirectory) -> None:
+    rows = [json.loads(line) for line in (finished.path / "metrics.jsonl").read_text().splitlines()]
+    column = {name: [row[name] for row in rows] for name in rows[0]}
+    with visiting(browser, address) as visit:
+        opened(visit, NUM_STEPS)
+        for name, words in (("x1", "X1 fresh"), ("x2", "X2 improved"), ("x3", "X3 reused"), ("batch_size", "B")):
+            assert values(visit, "composition", words) == column[name]
+        for chart, name, words in (
+            ("thresholds", "reward_mean", "r_tot"), ("thresholds", "c2", "c2"), ("thresholds", "c3", "c3"),
+            ("tables", "num_bad", "B_bad prompts"), ("tables", "num_high", "B_high groups"),
+            ("staleness", "staleness_x1_mean", "X1 fresh"), ("staleness", "staleness_x3_mean", "X3 reused"),
+            ("tv", "tv_x1", "X1"), ("tv", "tv_x3", "X3"), ("ess", "ess_x1", "X1"), ("reward", "reward_mean", "r_tot"),
+            ("loss", "loss", "loss"), ("entropy", "entropy", "entropy"), ("grad-norm", "grad_norm", "gradient norm"),
+            ("clipping", "clip_ratio", "clipped share"), ("phases", "wait_batch_s", "waiting for the batch"),
+            ("phases", "update_s", "forward, backward, optimizer"),
+        ):  # fmt: skip
+            assert values(visit, chart, words) == [_short(value) for value in column[name]], (chart, words)
+        bounds = [next((b["paper"] for b in row["bounds"] if b["origin"] == "x1"), None) for row in rows]
+        assert values(visit, "bound", "X1") == [_short(bound) for bound in bounds]
+        cells = {cell["origin"]: cell["tv_tok"] for cell in rows[-1]["divergences"] if cell["age"] is not None}
+        shown = {name: [v for v in points if v is not None] for name, points in drawn(visit, "by-age").items()}
+        assert shown == {name.upper(): [pytest.approx(tv, rel=1e-5)] for name, tv in cells.items()}
+        assert {"vacuous" in summary(visit, "bound"), visit.complaints == []} == {True}
+
+
+def _short(value: float | None) -> Any:
+    """As the page is sent it: six digits."""
+    return None if value is None else pytest.approx(value, rel=1e-5)
+
+
+def test_prompts_ages_and_fates_are_those_of_the_groups(browser: Any, address: str, finished: RunDirectory) -> None:
+    groups = dict(finished.read_groups())
+    fresh = {
+        step: [f for f in fates if f.purpose is Purpose.FRESH and f.birth == step] for step, fates in groups.items()
+    }
+    width = NUM_STEPS // 4
+    with visiting(browser, address) as visit:
+        opened(visit, NUM_STEPS)
+        counts = Counter(round(sum(f.rewards)) for step in range(1, width + 1) for f in fresh[step])
+        bars = [point["value"] for point in drawn(visit, "bins")[f"steps 1 to {width}"]]
+        assert bars == pytest.approx([100 * counts[k] / (width * BATCH) for k in range(GROUP + 1)], rel=1e-5)
+
+        visits: dict[str, list[int]] = {}
+        for fates in fresh.values():
+            for fate in fates:
+                visits.setdefault(fate.prompt_id, []).append(round(sum(fate.rewards)))
+        moved = Counter((ks[0], ks[-1]) for ks in visits.values() if len(ks) > 1)
+        cells = visit.page.eval_on_selector_all(
+            "#migration .matrix tbody tr",
+            "rows => rows.map(r => [...r.querySelectorAll('td')].map(c => c.textContent))",
+        )
+        assert cells == [[str(moved[a, b] or "·") for b in range(GROUP + 1)] for a in range(GROUP + 1)]
+
+        unsolved = [ks for ks in visits.values() if len(ks) > 1 and ks[0] == 0]
+        rescued = sum(ks[-1] > 0 for ks in unsolved)
+        assert f"{rescued} of {len(unsolved)} unsolved prompts" in summary(visit, "rescued")
+        assert (values(visit, "rescued", "rescued")[-1], values(visit, "rescued", "unsolved at first")[-1]) == (
+            rescued, len(unsolved))  # fmt: skip
+
+        last = json.loads((finished.path / "metrics.jsonl").read_text().splitlines()[-1])
+        assert sum(values(visit, "ages", "B_bad prompts")) == last["num_bad"] > 0
+        assert sum(values(visit, "ages", "B_high groups")) == last["num_high"]
+        reasons = visit.page.eval_on_selector_all(
+            "#fates tbody tr", "rows => rows.map(r => [r.children[0].textContent, r.children[1].textContent])"
+        )
+        assert {name: int(n) for name, n in reasons} == Counter(fate.reason for fate in groups[NUM_STEPS])
+
+
+def test_held_out_accuracy_has_its_interval(browser: Any, address: str, finished: RunDirectory) -> None:
+    measured = [json.loads(line) for line in (finished.path / "evaluations.jsonl").read_text().splitlines()]
+    easy = [row for row in measured if row["split"] == "easy"]
+    with visiting(browser, address) as visit:
+        opened(visit, NUM_STEPS)
+        shown = drawn(visit, "held-out")
+        assert [point[0] for point in shown["easy"]] == [row["step"] for row in easy] == [0, 8, 16, 24]
+        assert values(visit, "held-out", "easy") == pytest.approx([100 * row["accuracy"] for row in easy], rel=1e-5)
+        assert values(visit, "held-out", "easy from") == pytest.approx([100 * row["low"] for row in easy], rel=1e-5)
+        visit.page.select_option("#migration select", "easy")
+        before, after = easy[0]["rewards"], easy[-1]["rewards"]
+        moved = Counter((round(sum(before[name])), round(sum(after[name]))) for name in before)
+        row = visit.page.eval_on_selector_all("#migration tbody tr:first-child td", "cs => cs.map(c => c.textContent)")
+        assert row == [str(moved[0, k] or "·") for k in range(9)]
+
+
+def test_the_page_follows_a_run_that_goes_on(browser: Any, tmp_path: Path) -> None:
+    run, made = made_run(tmp_path / "live", 5)
+    with viewed(run) as url, visiting(browser, url) as visit:
+        opened(visit, 5)
+        extend(run, made, 3)
+        opened(visit, 8)
+        rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+        assert values(visit, "composition", "X1 fresh") == [row["x1"] for row in rows]
+        assert len(rows) == 8
+        run.truncate_after(2)  # the run went back to a checkpoint
+        opened(visit, 2)
+        assert values(visit, "composition", "X1 fresh") == [row["x1"] for row in rows[:2]]
+        assert visit.complaints == []
+
+
+def test_only_its_own_service_is_called(browser: Any, address: str) -> None:
+    with visiting(browser, address) as visit:
+        opened(visit, NUM_STEPS)
+        assert visit.hosts() == {address.split("/")[2]}
+        assert visit.complaints == []
+
+
+def test_a_link_names_a_step_and_the_slider_changes_it_by_keyboard(browser: Any, address: str) -> None:
+    with visiting(browser, f"{address}#/overview?step=10") as visit:
+        opened(visit, 10)
+        visit.page.focus(".slider input")
+        visit.page.keyboard.press("ArrowLeft")
+        opened(visit, 9)
+        assert visit.page.url.endswith("#/overview?step=9")
+        visit.page.click("text=Follow the newest")
+        opened(visit, NUM_STEPS)
+        visit.page.evaluate("location.hash = '#/nowhere'")
+        visit.page.wait_for_selector("text=There is no such page")
+
+
+def test_an_exported_file_is_the_same_page_without_anybody(
+    browser: Any, finished: RunDirectory, tmp_path: Path
+) -> None:
+    path = write_export(finished, tmp_path / "run.html")
+    rows = [json.loads(line) for line in (finished.path / "metrics.jsonl").read_text().splitlines()]
+    with visiting(browser, path.as_uri() + "#/overview?step=7", offline=True) as visit:
+        opened(visit, 7)
+        assert values(visit, "composition", "X3 reused") == [row["x3"] for row in rows]
+        assert (visit.hosts(), visit.complaints) == (set(), [])
+        assert {url.split(":")[0] for url in visit.requests} <= {"file", "data"}
+
+
+def test_a_run_with_tokens_asks_for_one_and_keeps_it_for_the_tab(browser: Any, finished: RunDirectory) -> None:
+    token = "token-of-the-viewer-0123"
+    keyring = Keyring(f"{Role.VIEWER}:{digest(token)}")
+    with serving(new_store("memory", ""), small_config(), keyring, run=finished) as client:
+        with visiting(browser, f"{client.url}/web/") as visit:
+            visit.page.fill("#token", "not-one-of-ours-0000")
+            visit.page.click("text=Show the run")
+            visit.page.wait_for_selector("text=this token is not accepted here")
+            visit.page.fill("#token", token)
+            visit.page.keyboard.press("Enter")
+            opened(visit, NUM_STEPS)
+            visit.page.reload()
+            opened(visit, NUM_STEPS)
+            assert token not in visit.page.url
+            assert visit.page.evaluate("[document.cookie, Object.keys(localStorage).join()]") == ["", ""]
+        with visiting(browser, f"{client.url}/web/") as other:
+            other.page.wait_for_selector("#token-form")
+
+
+def test_a_buffer_without_records_shows_what_it_knows_itself(browser: Any, tmp_path: Path) -> None:
+    """No run directory: queues are there, and the page says what is not."""
+    away = RunDirectory(tmp_path / "away")
+    with (
+        serving(new_store("memory", ""), small_config(), run=away) as client,
+        visiting(browser, f"{client.url}/web/") as visit,
+    ):
+        visit.page.wait_for_selector("#queues .summary:has-text('requests wait for a worker')")
+        assert "No step has ended yet" in visit.page.text_content("main")
+        assert visit.complaints == []
+
+
+def test_when_the_service_is_away_the_page_says_so_and_keeps_what_it_has(browser: Any, finished: RunDirectory) -> None:
+    with visiting(browser, "data:text/html,<body data-ready>") as visit:
+        with viewed(finished) as url:
+            visit.page.goto(url)
+            opened(visit, NUM_STEPS)
+        visit.page.wait_for_selector("text=The service does not answer.")
+        assert summary(visit, "composition").startswith(f"Step {NUM_STEPS}:")
+        with viewed(finished, int(url.split(":")[2].split("/")[0])):
+            visit.page.wait_for_selector("#problem", state="hidden")
+
+
+def test_text_of_a_run_is_never_markup(browser: Any, tmp_path: Path) -> None:
+    run, made = made_run(tmp_path / "evil", 2)
+    row, fates = made.step()
+    run.write_groups(3, fates)
+    run.append_metrics(row | {"warning": "<img src=x onerror=alert(1)></script><script>alert(2)</script>"})
+    page = write_export(run, tmp_path / "evil.html")
+    with viewed(run) as url:
+        for place in (url, page.as_uri()):
+            with visiting(browser, place) as visit:
+                opened(visit, 3)
+                assert "<img src=x onerror=alert(1)></script><script>" in visit.page.text_content("main .notice")
+                assert visit.page.query_selector("main img, main script") is None
+                refusal = visit.page.evaluate(
+                    "() => { try { document.body.innerHTML = '<b>x</b>' } catch (e) { return e.name } }"
+                )
+                assert refusal == "TypeError"
