@@ -45,9 +45,10 @@ class FleetMetrics:
             before, self._counts[place] = self._counts.get(place, {}), report.counts
             self._states[place] = state
             self._show_states()
+        if any(report.counts.get(key, 0) < count for key, count in before.items()):
+            before = {}  # counts only rise: this is another worker
         for key, count in report.counts.items():
-            old = before.get(key, 0)
-            self._add(key, count - old if count >= old else count)
+            self._add(key, count - before.get(key, 0))
         self._inflight.labels(worker=place).set(report.inflight)
         self._version.labels(worker=place).set(report.policy_version)
         self._up.labels(worker=place).set(state == "ready")

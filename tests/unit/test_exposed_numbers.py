@@ -1,0 +1,104 @@
+"""What processes make of their own events: a store that is away, rounds of re-evaluation, workers' observations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from bapo.metrics.metric import Process
+from bapo.telemetry import Telemetry
+from buffer_service.metrics import BufferMetrics, Look
+from buffer_service.values import Memory
+from rollout_server.delivery import verdicts
+from rollout_server.fleet_metrics import FleetMetrics
+from rollout_server.report import Tally, WorkerReport
+from services.scheduler.round_clock import RoundClock
+from tests.buffer_app import small_config
+from tests.buffer_setup import STATUS
+
+
+def lines(text: bytes, name: str) -> list[str]:
+    """Series of one metric."""
+    return [line for line in text.decode().splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+
+
+def test_a_store_that_is_away_is_said_and_what_only_it_knows_is_not() -> None:
+    metrics = BufferMetrics(Telemetry(Process.BUFFER_SERVICE), small_config())
+    batch = {"x1": 2, "x2": 1, "x3": 0, "batch_size": 4}
+    look = Look(status=replace(STATUS, batches=[batch]), memory=Memory(used=7, limit=0), persistent=True)
+    there = metrics.exposition(look)
+    assert lines(there, "bapo_buffer_redis_up") == ["bapo_buffer_redis_up 1.0"]
+    assert lines(there, "bapo_buffer_redis_memory_bytes") == ["bapo_buffer_redis_memory_bytes 7.0"]
+    assert lines(there, "bapo_buffer_redis_memory_limit_bytes") == ["bapo_buffer_redis_memory_limit_bytes NaN"]
+    assert lines(there, "bapo_batch_fill_ratio") == ["bapo_batch_fill_ratio 0.75"]
+    assert len(lines(there, "bapo_buffer_groups")) == 4
+
+    away = metrics.exposition(None)
+    assert lines(away, "bapo_buffer_redis_up") == ["bapo_buffer_redis_up 0.0"]
+    assert lines(away, "bapo_buffer_redis_persistent") == ["bapo_buffer_redis_persistent NaN"]
+    assert lines(away, "bapo_buffer_groups") == []
+    assert lines(metrics.exposition(look), "bapo_buffer_groups") == lines(there, "bapo_buffer_groups")
+
+
+def test_a_round_takes_until_the_buffer_lists_it_no_more() -> None:
+    telemetry, now = Telemetry(Process.SCHEDULER), [100.0]
+    clock = RoundClock(telemetry, lambda: now[0])
+
+    def value(name: str, **labels: str) -> float | None:
+        return telemetry.registry.get_sample_value(name, labels)
+
+    clock.issued(4, 3)
+    clock.issued(8, 0)
+    now[0] = 107.0
+    clock.look(replace(STATUS, step=6, reevaluation_rounds={4: 1, 8: 0}))
+    assert value("bapo_reevaluation_lag_steps") == 2
+    assert value("bapo_reevaluation_duration_seconds_count") == 0
+    now[0] = 109.0
+    clock.look(replace(STATUS, step=7, reevaluation_rounds={4: 0}))
+    assert value("bapo_reevaluation_lag_steps") == 0
+    assert value("bapo_reevaluation_duration_seconds_sum") == 9.0
+    assert value("bapo_reevaluation_rounds_total", outcome="asked") == 1
+    assert value("bapo_reevaluation_rounds_total", outcome="empty") == 1
+
+
+def report(tally: Tally) -> WorkerReport:
+    return WorkerReport(
+        state="sampling", policy_version=3, inflight=0, tokens_per_s=5.0, pid=1, rss_bytes=11, counts=tally.snapshot()
+    )
+
+
+def test_observations_of_workers_add_up_and_survive_the_worker() -> None:
+    telemetry = Telemetry(Process.ROLLOUT_SERVER)
+    metrics, first, second = FleetMetrics(telemetry, "countdown"), Tally(), Tally()
+    first.observe("bapo_rollout_response_tokens", "fresh", [8, 9, 100_000])
+    metrics.observe("worker-0", "ready", report(first))
+    first.observe("bapo_rollout_response_tokens", "fresh", [16])
+    metrics.observe("worker-0", "ready", report(first))
+    second.observe("bapo_rollout_response_tokens", "fresh", [3])
+    metrics.observe("worker-0", "ready", report(second))  # a new worker in the same place
+
+    def value(end: str, **labels: str) -> float | None:
+        return telemetry.registry.get_sample_value(
+            f"bapo_rollout_response_tokens_{end}", {"purpose": "fresh", **labels}
+        )
+
+    assert value("bucket", le="8.0") == 2  # 8 and 3
+    assert value("bucket", le="16.0") == 4
+    assert value("bucket", le="+Inf") == 5
+    assert value("sum") == 8 + 9 + 100_000 + 16 + 3
+
+
+def test_verdicts_are_counted_from_0_and_errors_are_never_wrong() -> None:
+    telemetry = Telemetry(Process.ROLLOUT_SERVER)
+    metrics, tally = FleetMetrics(telemetry, "countdown"), Tally()
+
+    def value(outcome: str) -> float | None:
+        labels = {"task": "countdown", "outcome": outcome}
+        return telemetry.registry.get_sample_value("bapo_verifier_results_total", labels)
+
+    assert value("timeout") == 0
+    assert verdicts(np.array([0, 1, 0.5, 0], dtype=np.float32)) == {"correct": 1, "partial": 1, "wrong": 2}
+    tally.add("verdict/timeout/countdown", 8)
+    metrics.observe("worker-0", "ready", report(tally))
+    assert (value("timeout"), value("wrong")) == (8, 0)
