@@ -122,7 +122,7 @@ def redis_of(run: RunDirectory) -> redis.Redis:
     settings = dict(
         line.split(maxsplit=1) for line in (run.redis_path / "redis.conf").read_text().splitlines() if " " in line
     )
-    return redis.Redis(unix_socket_path=settings["unixsocket"], password=settings["requirepass"])
+    return redis.Redis(unix_socket_path=settings["unixsocket"].strip('"'), password=settings["requirepass"])
 
 
 @pytest.mark.parametrize("mark", [pytest.param("", marks=needs_prometheus)])
