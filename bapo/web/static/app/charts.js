@@ -5,6 +5,7 @@ import { el, freshId, table } from "bapo/app/dom.js";
 import { decimal } from "bapo/app/format.js";
 
 const echarts = globalThis.echarts;
+const MOST_DOTS = 200;
 const cards = new Set();
 
 const probe = el("span", { hidden: true });
@@ -56,6 +57,8 @@ export function chartCard(parent, { title, note, draw, empty = "Nothing to show 
   let chart = null;
   let data;
   let drawn = null;
+  let isDue = false;
+  let isSeen = false;
 
   function fill() {
     rows.replaceChildren(drawn?.table ? table(drawn.table()) : "");
@@ -70,11 +73,17 @@ export function chartCard(parent, { title, note, draw, empty = "Nothing to show 
     summary.textContent = drawn?.summary ?? "";
     if (drawn?.body) body.replaceChildren(drawn.body);
     else body.replaceChildren();
-    if (drawn?.option) {
-      chart ??= echarts.init(canvas, null, { renderer: "canvas" });
-      chart.setOption(withBase(drawn.option), { notMerge: true, lazyUpdate: true });
-    }
+    isDue = Boolean(drawn?.option);
+    if (isSeen) drawIfDue();
     if (details.open) fill();
+  }
+
+  /** A drawing that nobody sees is made when somebody does: a long page then costs what its visible part costs. */
+  function drawIfDue() {
+    if (!isDue) return;
+    isDue = false;
+    chart ??= echarts.init(canvas, null, { renderer: "canvas" });
+    chart.setOption(withBase(drawn.option), { notMerge: true, lazyUpdate: true });
   }
 
   const card = {
@@ -84,23 +93,37 @@ export function chartCard(parent, { title, note, draw, empty = "Nothing to show 
       redraw();
     },
     redraw,
-    chart: () => chart,
+    chart() {
+      drawIfDue();
+      return chart;
+    },
+    see(isNowSeen) {
+      isSeen = isNowSeen;
+      if (isSeen) drawIfDue();
+    },
+    resize: () => chart?.resize(),
     isGone: () => !element.isConnected,
     close() {
       sizes.unobserve(canvas);
+      views.unobserve(canvas);
       chart?.dispose();
       chart = null;
     },
   };
   sizes.observe(canvas);
   canvas.card = card;
+  views.observe(canvas);
   cards.add(card);
   return card;
 }
 
 const sizes = new ResizeObserver((entries) => {
-  for (const { target } of entries) if (!target.hidden) target.card?.chart()?.resize();
+  for (const { target } of entries) if (!target.hidden) target.card?.resize();
 });
+const views = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) target.card?.see(isIntersecting);
+}, { rootMargin: "300px" });
+addEventListener("beforeprint", () => cards.forEach((card) => card.chart()));
 
 /** After a change of theme; cards of pages that are gone are forgotten. */
 export function redrawAll() {
@@ -159,6 +182,8 @@ export const line = (name, steps, values, name_of_colour, more = {}) => ({
   lineStyle: { width: 1.8, color: colour(name_of_colour) },
   itemStyle: { color: colour(name_of_colour) },
   ...more,
+  // A thousand dots are slow and say nothing; without them a value between two gaps needs its neighbours to be seen.
+  ...(more.showSymbol && steps.length > MOST_DOTS ? { showSymbol: false, connectNulls: true } : {}),
 });
 
 /** The axis of learner steps. */

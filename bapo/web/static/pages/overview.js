@@ -17,6 +17,7 @@ const SECTIONS = [
   ["The learner", learnerCards],
 ];
 const SPEAK_EVERY_MS = 15000;
+const DRAW_EVERY_MS = 2000;
 
 function mount(root, shell, { params }) {
   const lead = el("div", { class: "lead" }, el("h1", {}, "Overview"), el("p", {}));
@@ -35,6 +36,7 @@ function mount(root, shell, { params }) {
   let step = asStep(params);
   let spokenAt = 0;
   let drawn = "";
+  let drawnAt = -Infinity;
 
   function choose(next) {
     step = next;
@@ -69,12 +71,15 @@ function mount(root, shell, { params }) {
     live = now.live;
     shell.setTitle(known.run.name);
     const stamp = JSON.stringify([answer.generation, known.length, known.measured, known.run, known.problem, live]);
-    if (stamp !== drawn) {
+    // While the service still reads, answers follow each other at once: not each of them is drawn.
+    const isDue = answer.is_complete || started - drawnAt > DRAW_EVERY_MS;
+    if (stamp !== drawn && isDue) {
+      drawnAt = started;
+      drawn = stamp;
       draw();
       // From the question to the painted answer: ECharts draws in the next frame.
       requestAnimationFrame(() => setTimeout(() => performance.measure("page update", { start: started })));
     }
-    drawn = stamp;
     if (before.length && known.length > before.length) speak();
     if (!answer.is_complete) slider.loading(answer.num_steps);
     return !answer.is_complete;
