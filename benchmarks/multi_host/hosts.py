@@ -89,7 +89,22 @@ class Hosts:
         """
         pairs = " ".join(f"{inside}={at}" for inside, at in (binds or {}).items())
         isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        whole = ["ip", "netns", "exec", f"{self._name}h{i}", *isolated, "bash", "-c", SETTLE, "host", *command]
+        # Killed with us, too, when nothing of ours runs any more.
+        whole = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "ip",
+            "netns",
+            "exec",
+            f"{self._name}h{i}",
+            *isolated,
+            "bash",
+            "-c",
+            SETTLE,
+            "host",
+            *command,
+        ]
         file: IO[bytes]
         with log.open("ab") as file:
             process = subprocess.Popen(
