@@ -114,7 +114,7 @@ def redis_answer(url: str) -> str | None:
     if parts.scheme not in ("redis", "unix"):
         return f"{parts.scheme or url!r} is not redis://, rediss:// or unix://"
     try:
-        with _connected(parts.scheme, parts.path, parts.hostname, parts.port) as connection:
+        with connected(parts.scheme, parts.path, parts.hostname, parts.port) as connection:
             connection.sendall(b"PING\r\n")
             answer = connection.recv(64)
     except (OSError, ValueError) as error:
@@ -122,7 +122,8 @@ def redis_answer(url: str) -> str | None:
     return None if answer[:5] in (b"+PONG", b"-NOAU") else f"it answered {answer!r}"
 
 
-def _connected(scheme: str, path: str, host: str | None, port: int | None) -> socket.socket:
+def connected(scheme: str, path: str, host: str | None, port: int | None) -> socket.socket:
+    """A connection to a Redis. Raises: OSError."""
     if scheme == "unix":
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(PROBE_TIMEOUT_S)

@@ -21,6 +21,7 @@ from bapo.config.tree import Config
 from bapo.errors import BapoError, GradingError
 from bapo.grading.pool import GraderPool
 from bapo.records import RunDirectory
+from bapo.tasks.base import MESSAGES
 from bapo.tasks.registry import load_task
 from bapo.types import Prompt
 from services.launcher import checks
@@ -29,6 +30,7 @@ from services.launcher.child import Child, end
 from services.launcher.embedded_redis import redis_spec
 from services.launcher.failure import last_words
 from services.launcher.processes import base_environment
+from services.launcher.redis_persistence import persistence
 
 NUM_GOLD = 50
 NUM_ROUND_TRIPS = 20
@@ -58,6 +60,8 @@ def all_checks(config: Config) -> Iterator[Check]:
     yield checks.redis(config)
     if config.buffer.url is None and config.buffer.redis_url is None:
         yield redis_starts(config)
+    if (kept := persistence(config)) is not None:
+        yield kept
     yield checks.data(config)
     yield gold(config)
     yield checks.model_files(config)
@@ -138,20 +142,22 @@ def tokenizer(config: Config) -> Check:
         from transformers import AutoTokenizer  # here: it takes seconds to import
 
         encoder = AutoTokenizer.from_pretrained(config.model.path, local_files_only=Path(config.model.path).is_dir())
-        texts = [
-            prompt.text
-            for prompt in load_task(config.task.name, config.task.options, tokenizer=config.model.path).prompts(
-                "train"
-            )[:NUM_ROUND_TRIPS]
-        ]
+        task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
+        prompts = task.prompts("train")[:NUM_ROUND_TRIPS]
     except (BapoError, ImportError, OSError, ValueError) as error:
         return Check(name=name, status="fail", detail=f"{type(error).__name__}: {str(error).splitlines()[0]}")
-    for text in texts:
+    for text in (prompt.text for prompt in prompts):
         again = encoder.decode(encoder(text, add_special_tokens=False)["input_ids"])
         if again != text:
             detail = f"{text!r} comes back as {again!r}: this is not the tokenizer that the model was trained with"
             return Check(name=name, status="fail", detail=detail)
-    return Check(name=name, status="ok", detail=f"{type(encoder).__name__}, {len(texts)} prompts survive a round trip")
+    detail = f"{type(encoder).__name__}, {len(prompts)} prompts survive a round trip"
+    if not any(MESSAGES in prompt.answer for prompt in prompts):
+        return Check(name=name, status="ok", detail=detail)
+    if encoder.chat_template or "message_format" in config.task.options:
+        return Check(name=name, status="ok", detail=f"{detail}; conversations have a format")
+    advice = "conversations, and the tokenizer has no chat template: set task.options.message_format"
+    return Check(name=name, status="warn", detail=f"{detail}; the prompts are {advice}")
 
 
 def _version(package: str) -> str | None:
