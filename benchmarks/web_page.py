@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -32,7 +33,8 @@ def append_step(run: RunDirectory, rng: Random) -> int:
     row = json.loads((run.path / "metrics.jsonl").read_bytes().splitlines()[-1])
     step = int(row["step"])
     ((_, fates),) = run.read_groups([step])
-    run.write_groups(step + 1, fates)
+    new = (fate for fate in fates if fate.birth == step)
+    run.write_groups(step + 1, [replace(f, birth=step + 1, group_id=f"{f.group_id}-{step + 1}") for f in new])
     changed = {"step": step + 1, "loss": rng.gauss(0.0, 0.02), "reward_mean": rng.random(), "time": row["time"] + 4.0}
     run.append_metrics(row | changed)
     return step + 1
