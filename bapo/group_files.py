@@ -41,6 +41,7 @@ SCHEMA = pa.schema(
         ("outcomes", pa.list_(pa.string())),
         ("prompt_token_ids", pa.list_(pa.int32())),
         *((name, pa.list_(pa.list_(kind))) for name, kind in PER_RESPONSE.items()),
+        ("spans", pa.list_(pa.list_(pa.int32()))),
         ("claimed_at", pa.float64()),
         ("sample_s", pa.float64()),
         ("grade_s", pa.float64()),
@@ -112,7 +113,7 @@ def _opened(path: Path) -> pq.ParquetFile:
 
 
 def _checked_columns(path: Path, found: pa.Schema) -> list[str]:
-    missing = [name for name in SCHEMA.names if name not in found.names and name not in DERIVED]
+    missing = [name for name in SCHEMA.names if name not in found.names and name not in (*DERIVED, "spans")]
     if missing:
         raise ContractError(f"{path} has no column {', '.join(missing)}; `bapo buffer export` writes all of them")
     for name in (name for name in SCHEMA.names if name in found.names):
@@ -169,8 +170,14 @@ def _group(fields: dict[str, Any]) -> Group:
         rewards=_array(fields["rewards"].values, np.float32),
         outcomes=np.array([Outcome[word.upper()] for word in fields["outcomes"].as_py()], np.uint8),
         versions=_array(fields["versions"].values.flatten(), np.int32).reshape(-1, 2),
+        spans=_spans(fields["spans"].as_py() if "spans" in fields else []),
         timing=Timing(**{name: fields[name].as_py() for name in ("claimed_at", "sample_s", "grade_s")}),
     )
+
+
+def _spans(runs: list[list[int]]) -> NDArray[np.int32] | None:
+    """Empty: no response was sampled by several versions, or the file is older than they."""
+    return np.array(runs, np.int32) if runs else None
 
 
 def _lengths(lists: Any) -> NDArray[np.int32]:
@@ -202,6 +209,7 @@ def _table(groups: Sequence[Group], places: Sequence[Sequence[str]]) -> pa.Table
         "token_ids": _nested([(group.token_ids, group.lengths) for group in groups]),
         "rollout_logprobs": _nested([(group.rollout_logprobs, group.lengths) for group in groups]),
         "versions": _nested([(group.versions.reshape(-1), np.full(group.size, 2)) for group in groups]),
+        "spans": [[] if group.spans is None else group.spans.tolist() for group in groups],
         "claimed_at": [group.timing.claimed_at for group in groups],
         "sample_s": [group.timing.sample_s for group in groups],
         "grade_s": [group.timing.grade_s for group in groups],

@@ -143,7 +143,7 @@ def test_a_checkpoint_of_two_ranks_is_resumed_by_two_ranks_and_by_one(
 def test_two_ranks_give_the_losses_of_one_for_every_method(model: Path, tmp_path: Path) -> None:
     [alone] = spawn_ranks("methods_rank", [str(model), str(tmp_path), "1"], 1)
     first, second = spawn_ranks("methods_rank", [str(model), str(tmp_path), "2"], 2)
-    assert set(loss_names()) | {"critic", "reincarnation", "supervised", "kept"} == alone.keys()
+    assert set(loss_names()) | {"critic", "reincarnation", "supervised", "reused", "kept"} == alone.keys()
     assert first == second, "every rank reports the numbers of all"
     for method, numbers in alone.items():
         np.testing.assert_allclose(first[method], numbers, rtol=1e-3, atol=1e-5, err_msg=method)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -122,3 +123,17 @@ def test_a_writer_that_fails_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(StorageError, match="cannot write"), GroupWriter(tmp_path / "no folder" / "x.parquet"):
         pass
+
+
+def test_runs_of_versions_are_exported_and_a_file_without_them_is_read(tmp_path: Path) -> None:
+    group = make_group(rewards="10", lengths=[3, 1])
+    spans, pairs = np.array([[2, 1], [1, 2], [1, 1]], np.int32), np.array([[1, 2], [1, 1]], np.int32)
+    mixed = replace(group, group_id="mixed", spans=spans, versions=pairs)
+    with GroupWriter(tmp_path / "groups.parquet") as writer:
+        writer.write([group, mixed], [(), ()])
+    found = [row.group.spans for row in read_groups(tmp_path / "groups.parquet")]
+    assert found[0] is None
+    assert found[1] is not None
+    assert found[1].tolist() == spans.tolist()
+    pq.write_table(pq.read_table(tmp_path / "groups.parquet").drop(["spans"]), tmp_path / "old.parquet")
+    assert [row.group.spans for row in read_groups(tmp_path / "old.parquet")] == [None, None]
