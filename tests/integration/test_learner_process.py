@@ -65,7 +65,7 @@ def test_a_learner_ends_on_sigterm_while_it_waits_and_goes_on_with_resume(tmp_pa
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz") as answer:
             assert answer.status == 200
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-            assert b"bapo_learner_step 2.0" in answer.read()
+            assert b'bapo_learner_step{run="bapo"} 2.0' in answer.read()
         asked_at = time.monotonic()
         process.send_signal(signal.SIGTERM)
     finally:
