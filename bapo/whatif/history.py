@@ -147,7 +147,8 @@ class History:
         before = self._decisions[-1] if self._decisions else None
         try:
             found = next_as_recorded(self._composer, self._config, step, before)
-        except BapoError as error:
+        except (BapoError, ArithmeticError, LookupError, ValueError) as error:
+            # What lies on the disk may be no step that a composer can decide, for example one without fresh groups.
             self.differs = f"since step {step.step}: {error}"
             return
         difference = next(differences_of(step, found), None)

@@ -111,3 +111,13 @@ def test_steps_whose_groups_cannot_be_read_end_the_tables_and_not_the_rest() -> 
 def test_a_prompt_that_nobody_saw_has_no_history(history: History) -> None:
     assert history.visits("nobody") == []
     assert history.transitions("nobody") == []
+
+
+def test_a_step_that_no_composer_can_decide_ends_what_is_told_of_tables_and_nothing_else() -> None:
+    first, second = recorded_steps()[:2]
+    history = History(trace_config())
+    history.advance(first)
+    history.advance(replace(second, fates=tuple(fate for fate in second.fates if fate.purpose != "fresh")))
+    assert history.differs.startswith("since step 2: ")
+    assert [visit.step for visit in history.visits("a")] == [1, 2]
+    assert story(history, "a") == [(1, "bad", "entered")]
