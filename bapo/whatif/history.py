@@ -113,6 +113,11 @@ class History:
         """(step, its groups) of the step with this index."""
         return self._steps[index].step, self._steps[index].fates
 
+    def decisions(self, first: int) -> Iterator[tuple[int, Decision | None]]:
+        """(step, its replayed decision) behind the first `first` steps; None where the replay differs."""
+        for index in range(first, len(self._steps)):
+            yield self._steps[index].step, self._decisions[index] if index < len(self._decisions) else None
+
     def visits(self, prompt_id: str) -> list[Visit]:
         """Every visit of a prompt, in order; empty for a prompt that no assembly saw."""
         return [

@@ -15,13 +15,14 @@ from bapo.config.tree import Config
 from bapo.errors import ContractError
 from bapo.records import RunDirectory
 from bapo.types import Fate, Origin, Purpose
-from bapo.web.ages import TableAges, by_range
+from bapo.web.ages import by_range, table_ages
 from bapo.web.asking import Endpoint, all_endpoints, ask, view_of
 from bapo.web.following import Lines
 from bapo.web.held_out import held_out
 from bapo.web.steps import StepRows, number
 from bapo.web.view import RunView
 from bapo.web.visits import PromptVisits
+from bapo.whatif.history import History
 from bapo.whatif.recording import RecordedStep
 from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
 
@@ -97,29 +98,32 @@ def test_the_page_counts_as_the_comparison_of_runs_does(tmp_path: Path) -> None:
 
 def test_ages_are_those_of_the_replayed_tables() -> None:
     """a, c are hard from step 1 and are put in anew when they are seen again; sizes as the run recorded them."""
-    fold = TableAges(CONFIG)
-    hard = [visit("a", "0000", 1), visit("c", "0000", 1)]
-    fold.advance(RecordedStep(step=1, fates=tuple(hard), metrics=metrics_row(1, num_bad=2, num_high=0)))
-    later = [visit("e", "0000", 2), visit("f", "0011", 2)]
+    fold = History(CONFIG)
+    hard = [visit("a", "0000", 1, reason="all_wrong"), visit("c", "0000", 1, reason="all_wrong")]
+    fold.advance(
+        RecordedStep(step=1, fates=tuple(hard), metrics=metrics_row(1, reward_mean=0.0, num_bad=2, num_high=0))
+    )
+    later = [visit("e", "0000", 2, reason="all_wrong"), visit("f", "0011", 2, origin=Origin.X1)]
     fold.advance(RecordedStep(step=2, fates=tuple(later), metrics=metrics_row(2, num_bad=3)))
-    found = fold.columns(0)
+    found = table_ages(fold, 0)
     assert [ages[:3] for ages in found["bad_ages"]] == [[2, 0, 0], [1, 2, 0]]
     assert found["bad_oldest"] == [0, 1]
 
 
 def test_ages_are_unknown_from_the_step_on_in_which_the_replay_differs_from_the_records() -> None:
-    fold = TableAges(CONFIG)
+    fold = History(CONFIG)
     for step, num_bad in ((1, 2), (2, 9), (3, 2)):
-        hard = (visit("a", "0000", step), visit("c", "0000", step))
-        fold.advance(RecordedStep(step=step, fates=hard, metrics=metrics_row(step, num_bad=num_bad)))
-    assert [ages is None for ages in fold.columns(0)["bad_ages"]] == [False, True, True]
+        hard = (visit("a", "0000", step, reason="all_wrong"), visit("c", "0000", step, reason="all_wrong"))
+        row = metrics_row(step, reward_mean=0.0, num_bad=num_bad)
+        fold.advance(RecordedStep(step=step, fates=hard, metrics=row))
+    assert [ages is None for ages in table_ages(fold, 0)["bad_ages"]] == [False, True, True]
 
 
 def test_ages_are_unknown_where_the_records_are_none_that_a_composer_can_do_with() -> None:
-    fold = TableAges(CONFIG)
+    fold = History(CONFIG)
     only_old = (fate("a", "0110", step=1, birth=1),)
     fold.advance(RecordedStep(step=2, fates=only_old, metrics=metrics_row(2)))
-    assert fold.columns(0)["bad_ages"] == [None]
+    assert table_ages(fold, 0)["bad_ages"] == [None]
 
 
 def test_ages_have_ranges_and_what_is_older_has_one_of_its_own() -> None:

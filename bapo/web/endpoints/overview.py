@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from bapo.web.ages import LAST_AGES, TableAges
+from bapo.web.ages import LAST_AGES, table_ages
 from bapo.web.held_out import held_out
 from bapo.web.steps import StepRows
 from bapo.web.view import RunView
 from bapo.web.visits import PromptVisits
+from bapo.whatif.history import History
 from bapo.whatif.reasons import meanings
 
-FOLDS = (StepRows, PromptVisits, TableAges)
+FOLDS = (StepRows, PromptVisits, History)
 
 
 def answer(view: RunView, *, since: int = 0, measured: int = 0, generation: int = 0) -> dict[str, Any]:
@@ -22,8 +23,8 @@ def answer(view: RunView, *, since: int = 0, measured: int = 0, generation: int 
     the word means; in the first answer).
     """
     first, known = view.first_new(since, generation), view.first_new(measured, generation)
-    folds = view.fold(StepRows), view.fold(PromptVisits), view.fold(TableAges)
-    steps = {name: values for fold in folds for name, values in fold.columns(first).items()}
+    steps = view.fold(StepRows).columns(first) | view.fold(PromptVisits).columns(first)
+    steps |= table_ages(view.fold(History), first)
     rows = view.evaluations
     return {
         "first": first,
