@@ -120,8 +120,9 @@ class Place:
             self._report, self._condemned, self._ready_at = NO_REPORT, None, 0.0
             self._state = "starting"
             memory = MemoryWatch.begin()
-            self._handle = handle = self._make_handle(self.worker_id)
+            handle = self._handle = None
             try:
+                handle = self._handle = self._make_handle(self.worker_id)
                 self._live(handle)
             except Exception as error:  # noqa: BLE001 - the fleet decides what an error means
                 self._bury(handle, memory.explain(error, rss_bytes=self._report.rss_bytes))
@@ -185,11 +186,13 @@ class Place:
         if report.stuck_s > STUCK_S:
             raise TimeoutError(f"one step of the engine has taken {report.stuck_s:.0f} s")
 
-    def _bury(self, handle: WorkerHandle, error: Exception) -> None:
+    def _bury(self, handle: WorkerHandle | None, error: Exception) -> None:
+        """`handle`: None when it could not even be made."""
         self._state = "dead"
         log.warning("%s died: %s: %s", self.worker_id, type(error).__name__, error)
-        tail = handle.log_tail()
-        handle.kill()
+        tail = handle.log_tail() if handle else ""
+        if handle:
+            handle.kill()
         self._fleet.release(self.worker_id)
         self._restarts += 1
         lived_s = time.monotonic() - self._ready_at if self._ready_at else 0.0

@@ -7,8 +7,8 @@ copies of a run stay.
 from __future__ import annotations
 
 import fcntl
-import getpass
 import logging
+import os
 import tempfile
 import time
 from dataclasses import replace
@@ -33,7 +33,8 @@ class WeightCache:
 
     def __init__(self, config: Config, token: str | None = None) -> None:
         """`token`: for the rollout server; None: what this process has."""
-        folder = config.rollout.weights_cache or str(Path(tempfile.gettempdir()) / f"bapo-weights-{getpass.getuser()}")
+        # The number, because a container's user may have no name.
+        folder = config.rollout.weights_cache or str(Path(tempfile.gettempdir()) / f"bapo-weights-{os.getuid()}")
         self._folder = Path(folder) / config.run.name
         self._retry_s = config.rollout.sync_timeout_s
         self._token = token

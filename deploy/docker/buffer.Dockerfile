@@ -1,19 +1,24 @@
 # The buffer service, the scheduler, the evaluator and the commands: no torch, no vLLM.
 ARG PYTHON=python:3.11.13-slim-bookworm
 
+# The packages have no pip among them: that of the base image installs them.
 FROM ${PYTHON} AS requirements
-RUN python3 -m venv /venv
+RUN python3 -m venv --without-pip /venv
 WORKDIR /src
 COPY requirements/buffer.txt requirements/
+COPY deploy/docker/trim_pyarrow.sh ./
 RUN --mount=type=cache,target=/root/.cache/pip \
-    /venv/bin/pip install --no-deps -r requirements/buffer.txt setuptools==78.1.1
+    python3 -m pip --python /venv/bin/python install --no-deps -r requirements/buffer.txt && \
+    ./trim_pyarrow.sh "$(echo /venv/lib/python3*/site-packages/pyarrow)"
 
-FROM requirements AS code
+FROM ${PYTHON} AS code
+RUN python3 -m venv /build && /build/bin/pip install --no-cache-dir setuptools==78.1.1
+WORKDIR /src
 COPY pyproject.toml README.md ./
 COPY bapo bapo
 COPY buffer_service buffer_service
 COPY services services
-RUN /venv/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
+RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
 
 FROM ${PYTHON}
 ARG VERSION=0.1.0
@@ -22,7 +27,8 @@ LABEL org.opencontainers.image.title="bapo-buffer" org.opencontainers.image.vers
       org.opencontainers.image.licenses="Apache-2.0"
 # Two layers: a change of the code does not write the packages again.
 COPY --from=requirements /venv /venv
-RUN --mount=from=code,source=/dist,target=/dist /venv/bin/pip install --no-cache-dir --no-deps --no-index /dist/*.whl
+RUN --mount=from=code,source=/dist,target=/dist \
+    python3 -m pip --python /venv/bin/python install --no-cache-dir --no-deps --no-index /dist/*.whl
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp
 # A new volume takes its owner and mode from the folder that it is mounted on: `volumes` are those of images of others.
 RUN install -d -o 10001 -g 10001 /bapo /bapo/outputs /bapo/secrets /bapo/secrets/acl && \

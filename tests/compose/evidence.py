@@ -12,10 +12,16 @@ from bapo.types import Purpose
 REUSED = "reused"
 
 
-def complaints(folder: Path, *, num_steps: int) -> list[str]:
-    """What is wrong with the records of a run that has ended; empty when every step trained what it should have."""
+def complaints(folder: Path, *, num_steps: int, is_whole: bool = True) -> list[str]:
+    """What is wrong with the records of a run that has ended; empty when every step trained what it should have.
+
+    Args:
+        num_steps: that it has trained.
+        is_whole: it ended by itself; else it was stopped on its way.
+    """
     run = RunDirectory.open(folder)
-    batch_size = load_resolved(run.config_path).algorithm.batch_size
+    config = load_resolved(run.config_path)
+    batch_size = config.algorithm.batch_size
     found = []
     steps = [row["step"] for row in run.read_metrics()]
     if steps != list(range(1, num_steps + 1)):
@@ -33,9 +39,17 @@ def complaints(folder: Path, *, num_steps: int) -> list[str]:
     found += [
         f"{split} of version {version} was measured {n} times" for (split, version), n in measured.items() if n > 1
     ]
-    if run.latest_checkpoint() != num_steps:
-        found.append(f"the newest checkpoint is of step {run.latest_checkpoint()}, not {num_steps}")
+    newest = run.latest_checkpoint()
+    due = num_steps if is_whole else num_steps - num_steps % config.checkpoint.every
+    # One that was stopped behind a step, but in front of its checkpoint, is one checkpoint behind.
+    if newest != due and (is_whole or newest != due - config.checkpoint.every):
+        found.append(f"the newest checkpoint is of step {newest}, not {due}")
     return found
+
+
+def last_step(folder: Path) -> int:
+    """The last one that has a record."""
+    return max((row["step"] for row in RunDirectory.open(folder).read_metrics()), default=0)
 
 
 def hosts_of(folder: Path) -> Counter[str]:

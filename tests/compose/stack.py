@@ -27,7 +27,8 @@ class Stack:
 
     def __init__(self, project: str, variables: Mapping[str, str]) -> None:
         self.project = project
-        self._env = {**os.environ, **variables, "COMPOSE_PROJECT_NAME": project}
+        self.env = {**os.environ, **variables, "COMPOSE_PROJECT_NAME": project}
+        """What every command of it finds in its environment; a profile is added here."""
 
     def compose(self, *arguments: str, timeout_s: float = 600.0) -> str:
         """What it prints. Raises: CheckError with its last lines."""
@@ -51,6 +52,13 @@ class Stack:
         """Its address in the project's default network, which the host of the engine reaches."""
         networks = self.inspect(container)["NetworkSettings"]["Networks"]
         return str(networks[f"{self.project}_default"]["IPAddress"])
+
+    def port(self, service: str, inner: int) -> int:
+        """Where the host listens, on its loopback, for a port of a service."""
+        host, _, port = self.compose("port", service, str(inner)).strip().rpartition(":")
+        if host != "127.0.0.1":
+            raise CheckError(f"{service} listens on {host or 'nothing'}, not on the loopback")
+        return int(port)
 
     def secret(self, role: str) -> str:
         """A role's token, as the operator of the host takes it."""
@@ -77,6 +85,11 @@ class Stack:
         states = [self.inspect(container)["State"] for container in self.containers(service)]
         return [state.get("Health", {}).get("Status", "") if state["Running"] else "exited" for state in states]
 
+    def exit_codes(self, service: str) -> list[int | None]:
+        """Of its containers; None for one that runs or is about to."""
+        states = [self.inspect(container)["State"] for container in self.containers(service)]
+        return [None if state["Running"] or state["Restarting"] else int(state["ExitCode"]) for state in states]
+
     def down(self) -> None:
         """Nothing of the project is left: containers, networks, volumes."""
         self.compose("--profile", "*", "down", "--volumes", "--timeout", "10")
@@ -90,7 +103,7 @@ class Stack:
 
     def _run(self, *command: str, timeout_s: float) -> str:
         done = subprocess.run(
-            command, cwd=REPOSITORY, env=self._env, capture_output=True, text=True, timeout=timeout_s, check=False
+            command, cwd=REPOSITORY, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
         )
         if done.returncode != 0:
             tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])

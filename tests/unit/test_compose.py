@@ -132,6 +132,29 @@ def test_a_profile_adds_what_it_says(profile: str, more: set[str]) -> None:
     assert {name for name, found in SERVICES.items() if "profiles" not in found} == EVERYWHERE
 
 
+def test_profiles_can_be_added_to_a_run_that_goes_on() -> None:
+    """A container whose definition has changed is made anew, so only one that runs once may name the profiles."""
+    naming = {name for name, found in SERVICES.items() if "COMPOSE_PROFILES" in str(found)}
+    assert naming
+    assert naming <= ONCE
+
+
+@pytest.mark.parametrize(
+    "page", [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_no_page_chooses_profiles_by_a_flag(page: Path) -> None:
+    """`--profile monitoring` replaces what .env chooses, so the run would have no learner."""
+    assert not re.search(r"docker compose .*--profile", page.read_text())
+
+
+def test_the_stand_ins_take_the_place_of_the_images_that_are_pulled() -> None:
+    found = yaml.safe_load((REPOSITORY / "tests" / "compose" / "standins" / "compose.yml").read_text())["services"]
+    assert found.keys() == {name for name, service in SERVICES.items() if service.get("profiles") == ["monitoring"]}
+    for service in found.values():
+        assert service.keys() == {"image", "build"}, "everything else is what a user gets"
+        assert (REPOSITORY / service["build"]["context"] / "Dockerfile").is_file()
+
+
 def test_every_variable_is_explained_and_every_explained_variable_is_used() -> None:
     used = set(re.findall(r"\$\{(\w+)", TEXT)) - {"COMPOSE_PROJECT_NAME", "BAPO_VERSION"}
     assert set(re.findall(r"^#?([A-Z][A-Z_]+)=", EXAMPLE, re.MULTILINE)) == used

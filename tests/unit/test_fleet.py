@@ -265,6 +265,17 @@ def test_three_early_deaths_in_a_row_stop_the_fleet_with_the_last_reason_and_the
     assert len(rig.handles) == 3
 
 
+def test_workers_that_cannot_even_be_made_end_the_fleet_with_their_reason(make_rig: MakeRig) -> None:
+    def fail(_: FakeHandle) -> None:
+        raise KeyError("uid not found: 10001")
+
+    rig = make_rig(fail)
+    rig.fleet.scale(1)
+    wait_until(lambda: rig.fatal != [])
+    assert "3 rollout workers in a row died early" in str(rig.fatal[0])
+    assert "uid not found: 10001" in str(rig.fatal[0])
+
+
 def test_weights_that_no_new_worker_can_take_stop_the_fleet(make_rig: MakeRig, tmp_path: Path) -> None:
     def refuse(handle: FakeHandle) -> None:
         handle.refuses = WeightMismatchError("the canary differs by 1.2 nats")

@@ -85,6 +85,18 @@ def test_a_worker_that_can_read_the_learners_file_makes_no_copy(tmp_path: Path) 
         cache.local(replace(update, path="/nowhere"))
 
 
+def test_a_user_without_a_name_has_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container, whose user is a number."""
+
+    def nobody(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    WeightCache(Config())
+
+
 def test_workers_of_one_host_fetch_once_and_the_two_newest_copies_stay(
     host: OtherHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,204 @@
+"""The chapters of the check: each does one thing to a run in containers and says what it saw, or raises."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.compose.evidence import complaints, hosts_of, last_step
+from tests.compose.monitoring import EXPECTED, look_at_grafana, look_at_prometheus
+from tests.compose.stack import CheckError, Stack, get, status_of, wait_for
+
+RUN = "check"
+START_S, STEP_S, END_S = 900.0, 600.0, 3600.0
+WINDOW_S = 60.0
+"""Over which tokens per second are measured."""
+LEAST_GAIN = 1.3
+"""Tokens per second of two servers over those of one, where sampling is what the run waits for (scripted engine)."""
+VICTIMS = ("buffer", "rollout", "redis", "learner", "scheduler")
+OURS = ("buffer", "rollout", "learner", "scheduler", "evaluator", "redis")
+TWO = ("--scale", "rollout=2")
+COMMANDS = "http://127.0.0.1:8700"
+"""The buffer service, for commands inside of its container."""
+
+
+class Check:
+    """One run in containers."""
+
+    def __init__(self, stack: Stack, *, engine: str, num_steps: int) -> None:
+        self._stack, self._engine, self._num_steps = stack, engine, num_steps
+        self._viewer = ""
+
+    def start(self) -> None:
+        """Everything is healthy, and the learner has trained."""
+        began = time.monotonic()
+        self._stack.compose("up", "-d", "--build", "--wait", "--wait-timeout", f"{START_S:.0f}", timeout_s=2 * START_S)
+        say(f"up and healthy after {time.monotonic() - began:.0f} s, images built before or within")
+        self._viewer = self._stack.secret("viewer")
+        seconds = wait_for("the learner has begun step 3", STEP_S, lambda: self.step() >= 3)
+        say(f"the learner is in step {self.step()} after {seconds:.0f} s more")
+
+    def look_at_rights(self) -> None:
+        """No process may write to its image or has a capability; no port answers without a token."""
+        for service in OURS:
+            container = self._stack.containers(service)[0]
+            shell = "touch /x 2>/dev/null && echo wrote; id -u; grep CapEff /proc/1/status"
+            found = self._stack.docker("exec", container, "sh", "-c", shell).split()
+            if found[0] != "10001" or int(found[-1], 16) != 0:
+                raise CheckError(f"{service} has more rights than it should: {found}")
+        url = f"http://{self._stack.address(self._stack.containers('buffer')[0])}:8700/status"
+        if status_of(url) != 401:
+            raise CheckError(f"{url} answers without a token")
+        say(f"read-only, user 10001, no capabilities: {', '.join(OURS)}; the buffer answers 401 without a token")
+
+    def look_at_page(self) -> None:
+        """The image of the buffer can read records and write parquet files, with what it has of pyarrow."""
+        url = f"http://127.0.0.1:{self._stack.port('buffer', 8700)}/web/api/v1/overview"
+
+        def has_steps() -> bool:
+            found = json.loads(get(url, self._viewer))
+            if found["problem"]:
+                raise CheckError(f"the web page: {found['problem']}")
+            return bool(found["num_steps"] >= 2)
+
+        wait_for("the web page shows two steps", STEP_S, has_steps)
+        groups = self._bapo("buffer", "export", "/tmp/groups.parquet", role="operator")
+        say(f"the web page reads the groups of every step; bapo buffer export: {groups}")
+
+    def scale(self) -> None:
+        """Another rollout server makes the run sample faster, while nothing else is started again."""
+        before = self.tokens_per_s()
+        self._stack.compose("up", "-d", "--no-recreate", "--no-build", *TWO)
+        seconds = wait_for("two rollout servers are healthy", START_S, lambda: self.is_healthy("rollout", 2))
+        after = self.tokens_per_s()
+        gain = after / before
+        is_judged = self._engine == "scripted"
+        say(f"tokens per second: {before:.0f} with one rollout server, {after:.0f} with two ({gain:.2f} times"
+            f"{'' if is_judged else '; not judged, both share the cores'}); "
+            f"the second one was healthy after {seconds:.0f} s")  # fmt: skip
+        if is_judged and gain < LEAST_GAIN:
+            raise CheckError(f"two rollout servers sample {gain:.2f} times as fast as one, not {LEAST_GAIN} times")
+
+    def add_monitoring(self) -> None:
+        """Prometheus and Grafana come to a run that goes on: no other container is made anew."""
+        before = {service: self._stack.containers(service) for service in OURS}
+        self._stack.env["COMPOSE_PROFILES"] = "cpu,monitoring"
+        self._stack.compose("build", "prometheus", "grafana")
+        self._stack.compose("up", "-d", "--no-build", *TWO)
+        seconds = wait_for(
+            "prometheus and grafana are healthy",
+            START_S,
+            lambda: self.is_healthy("prometheus", 1) and self.is_healthy("grafana", 1),
+        )
+        if before != {service: self._stack.containers(service) for service in OURS}:
+            raise CheckError("another profile has made containers of the run anew")
+        say(f"profile monitoring added: healthy after {seconds:.0f} s, all other containers are the same as before")
+        self.look_at_monitoring()
+
+    def look_at_monitoring(self) -> None:
+        """Prometheus reaches everything; Grafana shows its dashboards and gets an answer to each of their queries."""
+        say(look_at_prometheus(self._stack, EXPECTED))
+        say(look_at_grafana(self._stack))
+
+    def kill_all(self) -> None:
+        """Each process is killed; its container starts again by itself and the learner goes on."""
+        for victim in VICTIMS:
+            step = self.step_now()
+            if step > self._num_steps - 2:
+                raise CheckError(f"the run is over before {victim} was killed: give it more --steps")
+            began, before = time.monotonic(), self._stack.kill(victim)
+            wait_for(f"{victim} was started again", STEP_S, lambda v=victim, b=before: self._stack.restarts(v) > b)
+            wait_for(f"{victim} is healthy", START_S, lambda v=victim: set(self._stack.health(v)) == {"healthy"})
+            healed = time.monotonic() - began
+            wait_for(f"a step after {victim} was killed", STEP_S, lambda s=step: self.step() > s + 1)
+            trained = time.monotonic() - began
+            say(f"killed {victim} in step {step}: healthy again after {healed:.0f} s, "
+                f"the learner in step {self.step_now()} after {trained:.0f} s")  # fmt: skip
+
+    def stop_and_go_on(self) -> None:
+        """`docker compose stop` ends every process in order, and `up -d` goes on where it was."""
+        step, began = self.step_now(), time.monotonic()
+        self._stack.compose("stop")
+        self._expect_exit(OURS)
+        stopped = time.monotonic() - began
+        self._stack.compose("up", "-d", "--no-build", "--no-recreate", *TWO, timeout_s=2 * START_S)
+        wait_for("the learner is beyond the step in which it was stopped", START_S, lambda: self.step() > step + 1)
+        say(f"docker compose stop in step {step}: all ended with 0 after {stopped:.0f} s; "
+            f"up -d: in step {self.step_now()} after {time.monotonic() - began - stopped:.0f} s")  # fmt: skip
+
+    def finish(self) -> None:
+        """A scripted run ends by itself, one with vLLM is stopped; either way its records and its buffer are whole."""
+        whole = self._engine == "scripted"
+        if whole:
+            wait_for("the learner has finished", END_S, lambda: self._stack.exit_codes("learner") == [0])
+            for service in ("scheduler", "evaluator"):
+                wait_for(f"{service} has ended with 0", STEP_S, lambda s=service: self._stack.exit_codes(s) == [0])
+        else:
+            self._stack.compose("stop", "learner", "scheduler", "evaluator", "rollout")
+            self._expect_exit(("learner", "scheduler", "evaluator", "rollout"))
+        say("bapo buffer verify: " + self._bapo("buffer", "verify", role="viewer"))
+        with tempfile.TemporaryDirectory(prefix="bapo-compose-") as folder:
+            self._stack.compose("cp", f"buffer:/bapo/outputs/{RUN}", folder)
+            run = Path(folder) / RUN
+            num_steps = self._num_steps if whole else last_step(run)
+            if found := complaints(run, num_steps=num_steps, is_whole=whole):
+                raise CheckError("the records are not whole: " + "; ".join(found))
+            hosts = dict(hosts_of(run))
+            say(f"{num_steps} steps, each once, with B fresh groups each, none fresh twice; by host: {hosts}")
+            if len(hosts) < 2:
+                raise CheckError("the second rollout server has sampled nothing that was trained")
+
+    def step(self) -> int:
+        """Where the learner is. Raises: OSError while it does not answer."""
+        containers = self._stack.containers("learner")
+        found = get(f"http://{self._stack.address(containers[0])}:8702/metrics", self._viewer)
+        return int(total(found, "bapo_learner_step"))
+
+    def step_now(self) -> int:
+        """As `step`, of a learner that may be too busy to answer at once."""
+        found: list[int] = []
+        wait_for("the learner says its step", STEP_S, lambda: found.append(self.step()) is None)
+        return found[0]
+
+    def tokens_per_s(self) -> float:
+        """Of all rollout servers, over `WINDOW_S`."""
+        began, before = time.monotonic(), self._tokens()
+        time.sleep(WINDOW_S)
+        return (self._tokens() - before) / (time.monotonic() - began)
+
+    def is_healthy(self, service: str, num: int) -> bool:
+        """Whether so many containers are there, all healthy."""
+        return self._stack.health(service) == ["healthy"] * num
+
+    def _tokens(self) -> float:
+        pages = [
+            get(f"http://{self._stack.address(container)}:8710/metrics", self._viewer)
+            for container in self._stack.containers("rollout")
+        ]
+        return sum(total(page, "bapo_rollout_tokens_total") for page in pages)
+
+    def _expect_exit(self, services: tuple[str, ...]) -> None:
+        codes = {service: self._stack.exit_codes(service) for service in services}
+        if wrong := {service: found for service, found in codes.items() if set(found) != {0}}:
+            raise CheckError(f"docker compose stop: not ended with 0: {wrong}")
+
+    def _bapo(self, *words: str, role: str) -> str:
+        token = self._stack.secret(role)
+        inside = ("exec", "-T", "-e", f"BAPO_TOKEN={token}", "buffer", "python", "-m", "bapo.cli")
+        return self._stack.compose(*inside, *words, "--url", COMMANDS).strip()
+
+
+def total(page: str, name: str) -> float:
+    """Sum of a metric over its labels; 0 where it is not there yet, or is NaN because its process does not know it."""
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    return float(sum(sample.value for sample in samples if sample.name == name and not math.isnan(sample.value)))
+
+
+def say(text: str) -> None:
+    """A line of the protocol."""
+    print(f"{time.strftime('%H:%M:%S')} {text.strip()}", flush=True)
