@@ -28,11 +28,11 @@ from bapo.errors import ContractError
 from bapo.messages import ExtraRound
 from bapo.outcomes import outcomes_of, pack_outcomes
 from bapo.rows import Item, Part
-from bapo.types import Origin, Prompt, Purpose
+from bapo.types import Origin, Prompt, Purpose, RolloutRequest
 from bapo.wire import fate_map
 from buffer_service.decisions import check_decision
 from buffer_service.demand import Demand
-from buffer_service.groups import Fresh, GroupRecord, Replacement
+from buffer_service.groups import GroupRecord, Replacement
 from buffer_service.reasons import in_step_order
 from buffer_service.store import Store
 from buffer_service.values import Assembly, BatchRecord, Tables, View
@@ -76,16 +76,15 @@ class Assembler:
             return None
         if (fresh := self._fresh_of(step, view)) is None:
             return None if view.tables.demand is None else Wait()
-        if stale := [group for group in fresh if self._is_stale(group, step)]:
-            self._store.replace_stale([self._replacement(group, step) for group in stale])
-            log.info("step %d dropped=%d reason=%s: their prompts are asked again", step, len(stale), Reason.STALE)
+        if stale := [record for record in fresh if self._is_stale(record, step)]:
+            self._replace(stale, step)
             return None
         assembly = self._decide(step, replace(view, fresh=fresh))
         if isinstance(assembly, NeedMore):
             return self._demand(step, view.tables, assembly)
-        return assembly if self._store.commit_assembly(assembly) else None
+        return assembly if assembly is not None and self._store.commit_assembly(assembly) else None
 
-    def _fresh_of(self, step: int, view: View) -> tuple[Fresh, ...] | None:
+    def _fresh_of(self, step: int, view: View) -> tuple[GroupRecord, ...] | None:
         """The fresh groups of the step's rounds; None while some are missing.
 
         In step order these are the groups that were planned for it, so that a batch does not depend on how far workers
@@ -96,8 +95,8 @@ class Assembler:
             num = view.tables.needs(first)
             return view.fresh[:num] if len(view.fresh) >= num else None
         prefix = view.tables.extra_rounds[-1].prefix
-        planned = tuple(group for group in view.fresh if group.record.step <= step)
-        return planned if any(group.record.group_id.startswith(prefix) for group in planned) else None
+        planned = tuple(record for record in view.fresh if record.step <= step)
+        return planned if any(record.group_id.startswith(prefix) for record in planned) else None
 
     def _demand(self, step: int, before: Tables, wish: NeedMore) -> Wait | None:
         """Remember that the step needs another round: fenced, so that two instances ask for one (ADR 0066)."""
@@ -122,27 +121,36 @@ class Assembler:
         log.info("step %d: %s", step, demand.sentence)
         return Wait()
 
-    def _is_stale(self, group: Fresh, step: int) -> bool:
-        return step - group.record.policy_version > self._config.cadence.max_staleness
+    def _is_stale(self, record: GroupRecord, step: int) -> bool:
+        return step - record.policy_version > self._config.cadence.max_staleness
 
-    def _replacement(self, group: Fresh, step: int) -> Replacement:
+    def _replace(self, stale: Sequence[GroupRecord], step: int) -> None:
+        requests = self._store.fresh_requests([record.group_id for record in stale])
+        pairs = zip(stale, requests, strict=True)
+        # Without its request it was consumed, or replaced, by another instance.
+        again = [self._replacement(record, request, step) for record, request in pairs if request is not None]
+        self._store.replace_stale(again)
+        log.info("step %d dropped=%d reason=%s: their prompts are asked again", step, len(again), Reason.STALE)
+
+    def _replacement(self, record: GroupRecord, request: RolloutRequest, step: int) -> Replacement:
         return Replacement(
-            fate=group.record.fate(None, Reason.STALE, birth=step),
+            fate=record.fate(None, Reason.STALE, birth=step),
             request=replace(
-                group.request,
-                request_id=repeated_id(group.request.request_id),
-                min_version=max(group.request.min_version, self._config.cadence.min_version(step)),
+                request,
+                request_id=repeated_id(request.request_id),
+                min_version=max(request.min_version, self._config.cadence.min_version(step)),
             ),
         )
 
-    def _decide(self, step: int, view: View) -> Assembly | NeedMore:
-        fresh = sorted(view.fresh, key=lambda group: group.record.order)
+    def _decide(self, step: int, view: View) -> Assembly | NeedMore | None:
+        """None when another instance has consumed a group of the view."""
+        fresh = sorted(view.fresh, key=lambda record: record.order)
         reevaluated = sorted(view.reevaluated, key=lambda record: record.order)
         before = view.tables
         decision = self._composer.compose(
             AssemblyView(
                 step=step,
-                fresh=tuple(group.record.stat() for group in fresh),
+                fresh=tuple(record.stat() for record in fresh),
                 reevaluated=tuple(record.stat() for record in reevaluated),
                 bad=before.bad,
                 high=before.high,
@@ -153,8 +161,10 @@ class Assembler:
         )
         if isinstance(decision, NeedMore):
             return decision
-        looked_at = [*(group.record for group in fresh), *reevaluated]
+        looked_at = [*fresh, *reevaluated]
         check_decision(decision, self._composer, self._config.algorithm, looked_at, before)
+        if (new_prompts := self._new_prompts(decision, before, fresh)) is None:
+            return None
         new = {record.group_id for record in looked_at}
         group_ids = frame_order(decision.items)
         stored = [group_id for group_id in group_ids if group_id not in new]
@@ -163,7 +173,7 @@ class Assembler:
         fates = [*map(fate_map, view.stale), *_fates(step, decision, looked_at, reused, before)]
         return Assembly(
             step=step,
-            fresh=tuple(group.record.group_id for group in fresh),
+            fresh=tuple(record.group_id for record in fresh),
             reevaluated=tuple(record.group_id for record in reevaluated),
             before=before,
             after=Tables(
@@ -174,15 +184,31 @@ class Assembler:
                 bad=decision.bad,
                 high=decision.high,
                 num_extra=before.num_extra,
-                extra_rounds=_outstanding(before.extra_rounds, [group.record.group_id for group in fresh]),
+                extra_rounds=_outstanding(before.extra_rounds, [record.group_id for record in fresh]),
             ),
-            new_prompts=_new_prompts(decision, before, fresh),
+            new_prompts=new_prompts,
             batch=_batch(step, decision, fates, [*looked_at, *reused], group_ids, stored),
             composition=self._composition(step, decision, fates, looked_at, before),
             num_stale=len(view.stale),
-            fresh_bytes=sum(group.record.num_bytes for group in fresh),
-            outcomes=self._outcomes(step, [group.record for group in fresh]),
+            fresh_bytes=sum(record.num_bytes for record in fresh),
+            outcomes=self._outcomes(step, fresh),
         )
+
+    def _new_prompts(
+        self, decision: Decision, before: Tables, fresh: Sequence[GroupRecord]
+    ) -> tuple[Prompt, ...] | None:
+        """Prompts of the entries that B_bad did not have; None when another instance has consumed one.
+
+        Raises: ContractError for an entry whose prompt was not among the fresh ones.
+        """
+        had = {entry.prompt_id for entry in before.bad}
+        entered = [entry.prompt_id for entry in decision.bad if entry.prompt_id not in had]
+        groups = {record.prompt_id: record.group_id for record in fresh}
+        if unknown := [prompt_id for prompt_id in entered if prompt_id not in groups]:
+            raise ContractError(f"the composer puts prompts into B_bad that were not fresh in this step: {unknown[:3]}")
+        requests = self._store.fresh_requests([groups[prompt_id] for prompt_id in entered])
+        prompts = tuple(request.prompt for request in requests if request is not None)
+        return prompts if len(prompts) == len(entered) else None
 
     def _outcomes(self, step: int, fresh: Sequence[GroupRecord]) -> bytes:
         if not learns(self._config.algorithm.selector):
@@ -286,19 +312,6 @@ def _batch(
     }
     num_bytes = sum(sizes.get(group_id, 0) for group_id in group_ids)
     return BatchRecord(step=step, group_ids=group_ids, header=header, num_bytes=num_bytes)
-
-
-def _new_prompts(decision: Decision, before: Tables, fresh: Sequence[Fresh]) -> tuple[Prompt, ...]:
-    """Prompts of the entries that B_bad did not have.
-
-    Raises: ContractError for an entry whose prompt was not among the fresh ones.
-    """
-    had = {entry.prompt_id for entry in before.bad}
-    groups = {group.record.prompt_id: group for group in fresh}
-    entered = [entry.prompt_id for entry in decision.bad if entry.prompt_id not in had]
-    if unknown := [prompt_id for prompt_id in entered if prompt_id not in groups]:
-        raise ContractError(f"the composer puts prompts into B_bad that were not fresh in this step: {unknown[:3]}")
-    return tuple(groups[prompt_id].request.prompt for prompt_id in entered)
 
 
 def origin_counts(assembly: Assembly) -> dict[Origin, int]:

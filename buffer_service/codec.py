@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from bapo.messages import ExtraRound
 from bapo.types import Fate, GroupStat, HardPrompt, Prompt, Purpose, RolloutRequest
 from bapo.wire import fate_from_map, fate_map, prompt_from_map, prompt_map
 from buffer_service.demand import Demand
-from buffer_service.groups import FreshGroup, GroupRecord
+from buffer_service.groups import GroupRecord
 from buffer_service.values import BatchRecord, Tables
 
 
@@ -68,28 +68,6 @@ def unpack_request(data: bytes, attempts: int = 0) -> RolloutRequest:
         label=row[9],
         attempts=attempts,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PackedFresh:
-    """A `Fresh` whose request is unpacked when it is looked at."""
-
-    record: GroupRecord
-    packed_request: bytes
-
-    @property
-    def request(self) -> RolloutRequest:
-        """Unpacked each time."""
-        return unpack_request(self.packed_request)
-
-    def __eq__(self, other: object) -> bool:
-        """As `FreshGroup` compares."""
-        if not isinstance(other, FreshGroup | PackedFresh):
-            return NotImplemented
-        return self.record == other.record and self.request == other.request
-
-    def __hash__(self) -> int:
-        return hash(self.record)
 
 
 def pack_prompt(prompt: Prompt) -> bytes:

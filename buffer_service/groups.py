@@ -8,7 +8,7 @@ string, so that any store can compare them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from bapo.maps import part_fields
 from bapo.rows import Kind
@@ -189,23 +189,9 @@ class PushFate:
     """Never asked for, or forgotten."""
 
 
-class Fresh(Protocol):
-    """A fresh group that no batch has consumed, and the request that it answers."""
-
-    @property
-    def record(self) -> GroupRecord:
-        """Of the group."""
-        ...
-
-    @property
-    def request(self) -> RolloutRequest:
-        """Few are looked at: a store may unpack it then."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreshGroup:
-    """A `Fresh` with both at hand."""
+    """A fresh group that no batch has consumed, and the request that it answers."""
 
     record: GroupRecord
     request: RolloutRequest

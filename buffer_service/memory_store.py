@@ -17,7 +17,7 @@ from bapo.messages import BufferStatus
 from bapo.named_frames import NamedFrames
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.audit import Audit
-from buffer_service.groups import FreshGroup, GroupRecord, Incoming, Replacement, does_not_answer, request_terms
+from buffer_service.groups import GroupRecord, Incoming, Replacement, does_not_answer, request_terms
 from buffer_service.image import Image
 from buffer_service.memory_audit import audit_of
 from buffer_service.memory_state import MemoryState, image_of, state_of, status_of
@@ -197,14 +197,17 @@ class MemoryStore:
     @_atomic
     def view(self, num_fresh: int) -> View:
         state = self._state
-        fresh = state.fresh_in_order()[:num_fresh]
         return View(
             assembled=state.tables.step,
             tables=state.tables,
-            fresh=tuple(FreshGroup(record=state.records[i], request=request) for i, request in fresh),
+            fresh=tuple(state.records[group_id] for group_id, _ in state.fresh_in_order()[:num_fresh]),
             reevaluated=tuple(state.records[group_id] for group_id in state.reevaluated),
             stale=tuple(state.stale),
         )
+
+    @_atomic
+    def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:
+        return [self._state.fresh.get(group_id) for group_id in group_ids]
 
     @_atomic
     def replace_stale(self, replacements: Sequence[Replacement]) -> None:

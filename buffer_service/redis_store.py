@@ -16,7 +16,6 @@ from bapo.named_frames import NamedFrames
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.audit import Audit
 from buffer_service.codec import (
-    PackedFresh,
     pack_batch_record,
     pack_fate,
     pack_line,
@@ -180,18 +179,21 @@ class RedisStore:
         )
 
     def view(self, num_fresh: int) -> View:
-        assembled, tables, records, requests, reevaluated, stale = self._run("view", [num_fresh])
-        fresh = (
-            PackedFresh(record=unpack_record(record), packed_request=request)
-            for record, request in zip(records, requests, strict=True)
-        )
+        assembled, tables, fresh, reevaluated, stale = self._run("view", [num_fresh])
+        # One that is missing was consumed since: by an assembly, which the fence finds, or by hand.
+        blobs = self._hash_values("records", [*fresh, *reevaluated])
+        first, second = blobs[: len(fresh)], blobs[len(fresh) :]
         return View(
             assembled=assembled,
             tables=self._tables_in(tables),
-            fresh=tuple(fresh),
-            reevaluated=tuple(unpack_record(record) for record in reevaluated),
+            fresh=tuple(unpack_record(blob) for blob in first if blob is not None),
+            reevaluated=tuple(unpack_record(blob) for blob in second if blob is not None),
             stale=tuple(unpack_fate(fate) for fate in stale),
         )
+
+    def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:
+        blobs = self._hash_values("requests", group_ids)
+        return [None if blob is None else unpack_request(blob) for blob in blobs]
 
     def replace_stale(self, replacements: Sequence[Replacement]) -> None:
         args: list[Arg] = [len(replacements)]
@@ -321,7 +323,7 @@ class RedisStore:
     def restore(self, image: Image, frames: Iterable[tuple[str, bytes | memoryview]]) -> None:
         write_image(self._link, self._keys, image, frames, self._rank)
 
-    def _hash_values(self, key: str, fields: Sequence[str]) -> list[bytes | None]:
+    def _hash_values(self, key: str, fields: Sequence[str | bytes]) -> list[bytes | None]:
         if not fields:
             return []
         with self._link.errors_named():

@@ -163,6 +163,10 @@ class Store(Protocol):
         """What an assembly reads."""
         ...
 
+    def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:
+        """What fresh groups answer, few of which are looked at; None for one that was consumed meanwhile."""
+        ...
+
     def replace_stale(self, replacements: Sequence[Replacement]) -> None:
         """Drop fresh groups, count them by reason and difficulty, and queue the replacing requests at the head."""
         ...

@@ -10,7 +10,7 @@ from typing import Any
 from bapo.messages import ExtraRound
 from bapo.types import Fate, GroupStat, HardPrompt, Prompt
 from buffer_service.demand import Demand
-from buffer_service.groups import Fresh, GroupRecord
+from buffer_service.groups import GroupRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class View:
 
     assembled: int
     tables: Tables
-    fresh: tuple[Fresh, ...]
+    fresh: tuple[GroupRecord, ...]
     """At most B: in the order of arrival, or of their steps when the store keeps that order."""
     reevaluated: tuple[GroupRecord, ...]
     """All that arrived since the last assembly."""

@@ -262,14 +262,16 @@ class Model:
         )
 
     def view(self, num_fresh: int) -> View:
-        chosen = self.fresh_in_order[:num_fresh]
         return View(
             assembled=self.tables.step,
             tables=self.tables,
-            fresh=tuple(FreshGroup(record=self.records[i], request=request) for i, request in chosen),
+            fresh=tuple(self.records[group_id] for group_id, _ in self.fresh_in_order[:num_fresh]),
             reevaluated=tuple(self.records[group_id] for group_id in self.reevaluated),
             stale=tuple(self.stale),
         )
+
+    def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:
+        return [dict(self.fresh).get(group_id) for group_id in group_ids]
 
     def replace_stale(self, replacements: Sequence[Replacement]) -> None:
         here = [item for item in replacements if item.fate.group_id in dict(self.fresh)]

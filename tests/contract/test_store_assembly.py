@@ -22,8 +22,9 @@ def test_fresh_groups_are_seen_in_the_order_in_which_they_arrived(store: Store) 
     for index in (2, 0, 3, 1):
         store.push([incoming(answer(requests[index]))])
     view = store.view(3)
-    assert [group.record.group_id for group in view.fresh] == ["g-c", "g-a", "g-d"]
-    assert [group.request for group in view.fresh] == [requests[2], requests[0], requests[3]]
+    assert [record.group_id for record in view.fresh] == ["g-c", "g-a", "g-d"]
+    asked = store.fresh_requests(["g-c", "g-none", "g-a"])
+    assert asked == [requests[2], None, requests[0]]
     assert view.assembled == 0
     assert view.tables == Tables()
 
@@ -33,7 +34,7 @@ def test_a_store_in_step_order_puts_the_planned_step_above_the_arrival(make_stor
     requests = [make_request(prompt_id=name, step=step) for name, step in (("a", 2), ("b", 1), ("c", 2), ("d", 1))]
     store.enqueue(requests, cursor=None)
     store.push([incoming(answer(request)) for request in requests])
-    order = [group.record.group_id for group in store.view(9).fresh]
+    order = [record.group_id for record in store.view(9).fresh]
     assert order == ["g-b", "g-d", "g-a", "g-c"]
     image = store.image()
     store.restore(image, [(group_id, store.frames([group_id])[0] or b"") for group_id in order])
@@ -41,7 +42,7 @@ def test_a_store_in_step_order_puts_the_planned_step_above_the_arrival(make_stor
     late = make_request(prompt_id="late", step=1)
     store.enqueue([late], cursor=None)
     store.push([incoming(answer(late))])
-    assert [group.record.group_id for group in store.view(3).fresh] == ["g-b", "g-d", "g-late"]
+    assert [record.group_id for record in store.view(3).fresh] == ["g-b", "g-d", "g-late"]
 
 
 def test_open_requests_are_counted_up_to_a_step(make_store: Callable[..., Store]) -> None:
@@ -85,7 +86,7 @@ def test_an_assembly_changes_everything_at_once(store: Store) -> None:
     assert store.commit_assembly(assembly)
     assert store.tables() == assembly.after
     assert store.batch(1) == assembly.batch
-    assert [group.record.group_id for group in store.view(9).fresh] == ["g-c"]
+    assert [record.group_id for record in store.view(9).fresh] == ["g-c"]
     status = store.status()
     assert (status.assembled_step, status.fresh_ready, status.num_bad, status.num_high) == (1, 1, 1, 1)
     assert (status.r_tot, status.c2, status.c3) == (0.25, 0.2, 0.3)
@@ -140,7 +141,7 @@ def test_groups_that_are_too_old_are_dropped_counted_and_asked_again_at_the_head
     old = stored(store, "ab", rewards="11000000")
     store.enqueue([make_request(prompt_id="waits", min_version=5)], cursor=None)
     again = [make_request(prompt_id=r.prompt.prompt_id, request_id=f"{r.request_id}~1", min_version=5) for r in old]
-    fates = [group.record.fate(None, "stale", 9) for group in store.view(2).fresh]
+    fates = [record.fate(None, "stale", 9) for record in store.view(2).fresh]
     replacements = [Replacement(fate=f, request=r) for f, r in zip(fates, again, strict=True)]
     store.replace_stale(replacements)
     store.replace_stale(replacements)
@@ -155,7 +156,7 @@ def test_groups_that_are_too_old_are_dropped_counted_and_asked_again_at_the_head
 
 def test_stale_fates_are_reported_by_one_batch(store: Store) -> None:
     stored(store, "ab")
-    first, second = (group.record.fate(None, "stale", 9) for group in store.view(2).fresh)
+    first, second = (record.fate(None, "stale", 9) for record in store.view(2).fresh)
     store.replace_stale([Replacement(fate=first, request=make_request(request_id="g-a~1"))])
     assembly = an_assembly(num_stale=1)
     store.replace_stale([Replacement(fate=second, request=make_request(request_id="g-b~1"))])

@@ -34,7 +34,7 @@ def a_busy_run(store: Store) -> None:
     assert store.commit_assembly(one)
     old = store.view(1).fresh[0]
     again = make_request(prompt_id="c", request_id="g-c~1", min_version=2)
-    store.replace_stale([Replacement(fate=old.record.fate(None, "stale", 2), request=again)])
+    store.replace_stale([Replacement(fate=old.fate(None, "stale", 2), request=again)])
     store.enqueue_round(2, [reevaluation("p"), reevaluation("q"), reevaluation("r")])
     store.push([incoming(answer(reevaluation("p"), version=2))])
     store.enqueue([make_request(prompt_id=name) for name in ("x", "y")], cursor=6)
@@ -110,7 +110,7 @@ def test_a_restored_run_goes_on_as_the_first_would_have(make_store: Callable[...
         assert store.commit_assembly(two)
         store.commit(2, 2)
         assert store.frames(["g-b", "g-d", "r-p"]) == [None, None, None]
-        assert [group.record.group_id for group in store.view(9).fresh] == ["g-x"]
+        assert [record.group_id for record in store.view(9).fresh] == ["g-x"]
 
 
 def test_a_restore_replaces_what_was_there(make_store: Callable[..., Store]) -> None:

@@ -30,8 +30,9 @@ def test_views_and_claims_beyond_the_chunks_of_a_script(store: Store) -> None:
     names = [f"p{i:04d}" for i in range(2100)]
     stored(store, names)
     view = store.view(2100)
-    assert [group.record.prompt_id for group in view.fresh] == names
-    assert [group.request.prompt.prompt_id for group in view.fresh] == names
+    assert [record.prompt_id for record in view.fresh] == names
+    asked = store.fresh_requests([record.group_id for record in view.fresh])
+    assert [request and request.prompt.prompt_id for request in asked] == names
     again = [make_request(prompt_id=name, request_id=f"again-{name}") for name in names]
     assert store.enqueue(again, cursor=None) == 2100
     assert store.claim("w", limit=2100, policy_version=1) == again
@@ -166,7 +167,7 @@ def test_what_drains_the_buffer_goes_on_when_redis_is_full(redis_store: RedisSto
         assert store.fail("v", "g-y", reason="engine", detail="") == "not_leased"
         assert store.release("w") == 3
         assert store.release("w") == 0
-        fate = store.view(3).fresh[2].record.fate(None, "stale", 1)
+        fate = store.view(3).fresh[2].fate(None, "stale", 1)
         store.replace_stale([Replacement(fate=fate, request=again)])
         assert store.drop_group("g-d") == "fresh"
         one = an_assembly(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from bapo.types import HardPrompt, Progress, Purpose, RolloutRequest
 from buffer_service.assembly import repeated_id
 from buffer_service.audit import violations
 from buffer_service.demand import Demand
-from buffer_service.groups import Replacement
+from buffer_service.groups import GroupRecord, Replacement
 from buffer_service.image import Image
 from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_link import RedisLink
@@ -256,26 +256,31 @@ class ThreeBuffers(RuleBasedStateMachine):
     def assembly(self, view: View, keep: int, reuse: bool) -> Assembly:
         step, before = view.assembled + 1, view.tables
         fresh = list(view.fresh)
-        wrong = [group for group in fresh if sum(group.record.rewards) == 0]
+        wrong = [record for record in fresh if sum(record.rewards) == 0]
         bad = {entry.prompt_id: entry for entry in before.bad}
-        bad.update((g.record.prompt_id, HardPrompt(prompt_id=g.record.prompt_id, birth=step, mu=0.0)) for g in wrong)
+        bad.update((r.prompt_id, HardPrompt(prompt_id=r.prompt_id, birth=step, mu=0.0)) for r in wrong)
         stay = dict(list(bad.items())[-3:])
         had = {entry.prompt_id for entry in before.bad}
-        new = {g.record.prompt_id: g.request.prompt for g in wrong if g.record.prompt_id in stay.keys() - had}
+        new = self.requests_of(r for r in wrong if r.prompt_id in stay.keys() - had)
         reused = [stat.group_id for stat in before.high[:1]] if reuse else []
         return an_assembly(
             step=step,
-            fresh=[group.record.group_id for group in fresh],
+            fresh=[record.group_id for record in fresh],
             reevaluated=[record.group_id for record in view.reevaluated],
-            trained=[g.record.group_id for g in fresh[:keep]] + [r.group_id for r in view.reevaluated[:1]] + reused,
+            trained=[r.group_id for r in fresh[:keep]] + [r.group_id for r in view.reevaluated[:1]] + reused,
             before=before,
             bad=list(stay.values()),
-            high=[*(s for s in before.high if s.birth > step - 3), *(g.record.stat(birth=step) for g in fresh[:1])],
-            new_prompts=list(new.values()),
+            high=[*(s for s in before.high if s.birth > step - 3), *(r.stat(birth=step) for r in fresh[:1])],
+            new_prompts=list({request.prompt.prompt_id: request.prompt for request in new}.values()),
             num_stale=len(view.stale),
-            fresh_bytes=sum(group.record.num_bytes for group in fresh),
+            fresh_bytes=sum(record.num_bytes for record in fresh),
             outcomes=b"" if step % 5 == 4 else b"outcomes of step %d" % step,
         )
+
+    def requests_of(self, records: Iterable[GroupRecord]) -> list[RolloutRequest]:
+        """What these fresh groups answer."""
+        group_ids = [record.group_id for record in records]
+        return [request for request in self.all(lambda store: store.fresh_requests(group_ids)) if request is not None]
 
     @rule(round_=st.integers(0, 6), behind=st.integers(-1, 3))
     def keep_selector_state(self, round_: int, behind: int) -> None:
@@ -284,9 +289,10 @@ class ThreeBuffers(RuleBasedStateMachine):
 
     @rule(number=st.integers(1, 3), version=VERSIONS, twice=st.booleans(), reverse=st.booleans())
     def replace_stale(self, number: int, version: int, twice: bool, reverse: bool) -> None:
-        groups = self.all(lambda store: store.view(number)).fresh[:: -1 if reverse else 1]
-        again = [replace(g.request, request_id=repeated_id(g.request.request_id), min_version=version) for g in groups]
-        fates = [group.record.fate(None, "stale", 1) for group in groups]
+        records = self.all(lambda store: store.view(number)).fresh[:: -1 if reverse else 1]
+        requests = self.requests_of(records)
+        again = [replace(r, request_id=repeated_id(r.request_id), min_version=version) for r in requests]
+        fates = [record.fate(None, "stale", 1) for record in records]
         items = [Replacement(fate=fate, request=request) for fate, request in zip(fates, again, strict=True)]
         for _ in range(1 + twice):
             self.all(lambda store: store.replace_stale(items))

@@ -41,7 +41,13 @@ TESTS = (
     "tests/contract/test_store_model.py",
     "tests/contract/test_store_requests.py",
 )
-MORE_TESTS = {"assembly.py": ("tests/unit/test_buffer_assembly.py",)}
+MORE_TESTS = {
+    "assembly.py": (
+        "tests/unit/test_buffer_assembly.py",
+        "tests/unit/test_assembly_decisions.py",
+        "tests/unit/test_assembly_races.py",
+    )
+}
 COPIED = ("bapo", "buffer_service", "tests", "pyproject.toml")
 LIMIT_S = 90.0
 KILLED = ("killed", "timeout")

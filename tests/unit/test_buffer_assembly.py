@@ -3,83 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 
-from bapo.algorithms.composer import AssemblyView, Decision, Rng, whole_groups
-from bapo.config.tree import Config
 from bapo.errors import ContractError
-from bapo.rows import Item, Part
-from bapo.telemetry import Telemetry
-from bapo.types import HardPrompt, Origin, Purpose, RolloutRequest
+from bapo.types import Purpose
 from buffer_service.assembly import Assembler, repeated_id
-from buffer_service.memory_store import MemoryStore
-from buffer_service.metrics import BufferMetrics
-from buffer_service.reasons import in_step_order
-from buffer_service.service import BufferService, TooManyFailuresError
+from buffer_service.service import TooManyFailuresError
 from buffer_service.values import Assembly
-from tests.buffer_setup import an_assembly, answer, incoming, stat
+from tests.assembly_setup import Setup
+from tests.buffer_setup import an_assembly, answer, incoming
 from tests.factories import make_request
-
-
-class KeepsAll:
-    """x1 = fresh groups with any reward, x2 = all re-evaluated, x3 = B_high while there is room; all wrong is hard."""
-
-    name = "keeps_all"
-    prompts_once = True
-    max_rounds = 1
-
-    def __init__(self) -> None:
-        self.views: list[AssemblyView] = []
-        self.draws: list[float] = []
-
-    def compose(self, view: AssemblyView, rng: Rng) -> Decision:
-        self.views.append(view)
-        self.draws.append(rng("x3").random())
-        x1 = [stat for stat in view.fresh if stat.reward_sum > 0]
-        x2 = [stat for stat in view.reevaluated if stat.reward_sum > 0]
-        x3 = list(view.high)[: len(view.fresh) - len(x1) - len(x2)]
-        wrong = [stat for stat in view.fresh if stat.reward_sum == 0]
-        left = {stat.prompt_id for stat in x2}
-        new = tuple(HardPrompt(prompt_id=stat.prompt_id, birth=view.step, mu=0.0) for stat in wrong)
-        return Decision(
-            items=whole_groups(*((stat.group_id for stat in part) for part in (x1, x2, x3))),
-            r_tot=sum(stat.mu for stat in view.fresh) / len(view.fresh),
-            c2=0.25,
-            c3=0.5,
-            bad=tuple(entry for entry in view.bad if entry.prompt_id not in left) + new,
-            high=tuple(replace(stat, birth=view.step) for stat in x1[:1]),
-            reasons={stat.group_id: "said" for stat in (*view.fresh, *view.reevaluated, *x3)},
-        )
-
-    def hard_prompts_to_ask(self, bad: object, step: int, excluded: object, rng: Rng) -> tuple[str, ...]:
-        raise AssertionError("the buffer never asks")
-
-
-class Setup:
-    """A service of B = 2 on a memory store, and a way to fill it."""
-
-    def __init__(self, **cadence: object) -> None:
-        self.composer = KeepsAll()
-        self.config = Config.model_validate(
-            {
-                "algorithm": {"batch_size": 2},
-                "learner": {"minibatch_size": 2},
-                "cadence": {"v": 2, "m": 2, "slack": 0, **cadence},
-                "buffer": {"max_failures_in_a_row": 2},
-            }
-        )
-        self.store = MemoryStore("run", lease_s=60, max_attempts=9, in_step_order=in_step_order(self.config))
-        self.service = BufferService(self.store, self.composer, self.config, BufferMetrics(Telemetry(), self.config))
-
-    def add(self, *requests: RolloutRequest, rewards: str = "11000000", version: int = 1) -> None:
-        self.store.enqueue(requests, cursor=None)
-        assert self.store.push([incoming(answer(r, rewards, version)) for r in requests]) == ["stored"] * len(requests)
-
-    def fill(self, *names: str, step: int = 1, rewards: str = "11000000", version: int = 1) -> None:
-        for name in names:
-            self.add(make_request(prompt_id=name, step=step), rewards=rewards, version=version)
 
 
 def test_a_batch_needs_exactly_b_fresh_groups() -> None:
@@ -341,58 +275,6 @@ def test_too_many_failures_in_a_row_end_the_wait_with_their_reason() -> None:
 # -- composers that break their promise
 
 
-def rows_of(*parts: tuple[str, tuple[int, ...] | None]) -> Item:
-    """An item of these rows."""
-    return Item(origin=Origin.X1, parts=tuple(Part(group_id=group_id, rows=rows) for group_id, rows in parts))
-
-
-class Breaks(KeepsAll):
-    def __init__(self, **changes: object) -> None:
-        super().__init__()
-        self.changes = changes
-
-    def compose(self, view: AssemblyView, rng: Rng) -> Decision:
-        return replace(super().compose(view, rng), **self.changes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"items": whole_groups("abc")}, "trains 3 items of kind rl, more than B = 2"),
-        ({"items": whole_groups(["g-a"], ["g-a"])}, "trains items twice: .'g-a'"),
-        ({"items": whole_groups(["g-a"], x3=["g-z"])}, "that the buffer does not hold: .'g-z'"),
-        ({"items": (rows_of(("g-a", (0, 8))),)}, "'g-a:0,8' does not name rows"),
-        ({"items": (rows_of(("g-a", (1, 1))),)}, "does not name rows, each of them once"),
-        ({"items": (rows_of(("g-a", ())),)}, "does not name rows"),
-        ({"items": (rows_of(("g-a", None), ("g-b", (1,))),)}, "'g-a.g-b:1' joins groups of different prompts"),
-        ({"items": (rows_of(("g-a", (0,))), rows_of(("g-a", (1,))))}, "trains a prompt twice in one step: .'a'"),
-        ({"reasons": {"g-a": "said"}}, "no reason for 1 groups: .'g-b'"),
-        ({"bad": (HardPrompt(prompt_id="z", birth=1, mu=0.0),)}, "were not fresh in this step: .'z'"),
-    ],
-)
-def test_a_decision_that_breaks_its_invariants_changes_nothing(changes: dict[str, object], message: str) -> None:
-    setup = Setup()
-    setup.composer = Breaks(**changes)
-    setup.service = BufferService(setup.store, setup.composer, setup.config, BufferMetrics(Telemetry(), setup.config))
-    setup.fill("a", "b")
-    with pytest.raises(ContractError, match=message):
-        setup.service.batch(1)
-    assert setup.service.status().assembled_step == 0
-    assert setup.service.status().fresh_ready == 2
-
-
-def test_a_decision_may_keep_in_b_high_only_what_the_buffer_holds() -> None:
-    setup = Setup()
-    setup.composer = Breaks(high=(stat("g-z"),))
-    setup.service = BufferService(setup.store, setup.composer, setup.config, BufferMetrics(Telemetry(), setup.config))
-    setup.fill("a", "b")
-    with pytest.raises(ContractError, match=r"keeps in B_high groups that the buffer does not hold: .'g-z'"):
-        setup.service.batch(1)
-
-
-# -- what an assembly writes down
-
-
 def assembled(setup: Setup, step: int) -> Assembly:
     assembly = Assembler(setup.store, setup.composer, setup.config, now=lambda: 99.5).assemble(step)
     assert assembly is not None
@@ -425,30 +307,6 @@ def test_an_empty_batch_has_no_staleness() -> None:
     setup = Setup()
     setup.fill("a", "b", rewards="00000000")
     assert assembled(setup, 1).composition["staleness_max"] == 0
-
-
-def test_nothing_is_assembled_before_its_turn_or_without_all_its_groups() -> None:
-    setup = Setup()
-    assembler = Assembler(setup.store, setup.composer, setup.config)
-    setup.fill("a")
-    assert assembler.assemble(1) is None
-    setup.fill("b")
-    assert assembler.assemble(2) is None
-    assert assembler.assemble(0) is None
-    assert assembler.assemble(1) is not None
-
-
-def test_an_assembly_that_another_instance_overtakes_is_none() -> None:
-    setup = Setup()
-    setup.fill("a", "b")
-
-    class Overtaken(KeepsAll):
-        def compose(self, view: AssemblyView, rng: Rng) -> Decision:
-            assert Assembler(setup.store, KeepsAll(), setup.config).assemble(view.step) is not None
-            return super().compose(view, rng)
-
-    assert Assembler(setup.store, Overtaken(), setup.config).assemble(1) is None
-    assert setup.store.readiness(1).assembled == 1
 
 
 def test_a_replacement_asks_for_weights_that_are_new_enough_for_the_step() -> None:

@@ -1,0 +1,79 @@
+"""A service of B = 2 on a memory store, with a composer that is small enough to check by eye."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from bapo.algorithms.composer import AssemblyView, Decision, Rng, whole_groups
+from bapo.config.tree import Config
+from bapo.telemetry import Telemetry
+from bapo.types import HardPrompt, RolloutRequest
+from buffer_service.memory_store import MemoryStore
+from buffer_service.metrics import BufferMetrics
+from buffer_service.reasons import in_step_order
+from buffer_service.service import BufferService
+from tests.buffer_setup import answer, incoming
+from tests.factories import make_request
+
+
+class KeepsAll:
+    """x1 = fresh groups with any reward, x2 = all re-evaluated, x3 = B_high while there is room; all wrong is hard."""
+
+    name = "keeps_all"
+    prompts_once = True
+    max_rounds = 1
+
+    def __init__(self) -> None:
+        self.views: list[AssemblyView] = []
+        self.draws: list[float] = []
+
+    def compose(self, view: AssemblyView, rng: Rng) -> Decision:
+        self.views.append(view)
+        self.draws.append(rng("x3").random())
+        x1 = [stat for stat in view.fresh if stat.reward_sum > 0]
+        x2 = [stat for stat in view.reevaluated if stat.reward_sum > 0]
+        x3 = list(view.high)[: len(view.fresh) - len(x1) - len(x2)]
+        wrong = [stat for stat in view.fresh if stat.reward_sum == 0]
+        left = {stat.prompt_id for stat in x2}
+        new = tuple(HardPrompt(prompt_id=stat.prompt_id, birth=view.step, mu=0.0) for stat in wrong)
+        return Decision(
+            items=whole_groups(*((stat.group_id for stat in part) for part in (x1, x2, x3))),
+            r_tot=sum(stat.mu for stat in view.fresh) / len(view.fresh),
+            c2=0.25,
+            c3=0.5,
+            bad=tuple(entry for entry in view.bad if entry.prompt_id not in left) + new,
+            high=tuple(replace(stat, birth=view.step) for stat in x1[:1]),
+            reasons={stat.group_id: "said" for stat in (*view.fresh, *view.reevaluated, *x3)},
+        )
+
+    def hard_prompts_to_ask(self, bad: object, step: int, excluded: object, rng: Rng) -> tuple[str, ...]:
+        raise AssertionError("the buffer never asks")
+
+
+class Setup:
+    """A service of B = 2 on a memory store, and a way to fill it."""
+
+    def __init__(
+        self, composer: KeepsAll | None = None, store: Callable[..., Any] = MemoryStore, **cadence: object
+    ) -> None:
+        self.composer = composer or KeepsAll()
+        self.config = Config.model_validate(
+            {
+                "algorithm": {"batch_size": 2},
+                "learner": {"minibatch_size": 2},
+                "cadence": {"v": 2, "m": 2, "slack": 0, **cadence},
+                "buffer": {"max_failures_in_a_row": 2},
+            }
+        )
+        self.store = store("run", lease_s=60, max_attempts=9, in_step_order=in_step_order(self.config))
+        self.service = BufferService(self.store, self.composer, self.config, BufferMetrics(Telemetry(), self.config))
+
+    def add(self, *requests: RolloutRequest, rewards: str = "11000000", version: int = 1) -> None:
+        self.store.enqueue(requests, cursor=None)
+        assert self.store.push([incoming(answer(r, rewards, version)) for r in requests]) == ["stored"] * len(requests)
+
+    def fill(self, *names: str, step: int = 1, rewards: str = "11000000", version: int = 1) -> None:
+        for name in names:
+            self.add(make_request(prompt_id=name, step=step), rewards=rewards, version=version)

@@ -1,0 +1,62 @@
+"""What a composer decides is checked before it becomes state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bapo.algorithms.composer import AssemblyView, Decision, Rng, whole_groups
+from bapo.errors import ContractError
+from bapo.rows import Item, Part
+from bapo.types import HardPrompt, Origin
+from tests.assembly_setup import KeepsAll, Setup
+from tests.buffer_setup import stat
+
+
+def rows_of(*parts: tuple[str, tuple[int, ...] | None]) -> Item:
+    """An item of these rows."""
+    return Item(origin=Origin.X1, parts=tuple(Part(group_id=group_id, rows=rows) for group_id, rows in parts))
+
+
+class Breaks(KeepsAll):
+    def __init__(self, **changes: object) -> None:
+        super().__init__()
+        self.changes = changes
+
+    def compose(self, view: AssemblyView, rng: Rng) -> Decision:
+        return replace(super().compose(view, rng), **self.changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"items": whole_groups("abc")}, "trains 3 items of kind rl, more than B = 2"),
+        ({"items": whole_groups(["g-a"], ["g-a"])}, "trains items twice: .'g-a'"),
+        ({"items": whole_groups(["g-a"], x3=["g-z"])}, "that the buffer does not hold: .'g-z'"),
+        ({"items": (rows_of(("g-a", (0, 8))),)}, "'g-a:0,8' does not name rows"),
+        ({"items": (rows_of(("g-a", (1, 1))),)}, "does not name rows, each of them once"),
+        ({"items": (rows_of(("g-a", ())),)}, "does not name rows"),
+        ({"items": (rows_of(("g-a", None), ("g-b", (1,))),)}, "'g-a.g-b:1' joins groups of different prompts"),
+        ({"items": (rows_of(("g-a", (0,))), rows_of(("g-a", (1,))))}, "trains a prompt twice in one step: .'a'"),
+        ({"reasons": {"g-a": "said"}}, "no reason for 1 groups: .'g-b'"),
+        ({"bad": (HardPrompt(prompt_id="z", birth=1, mu=0.0),)}, "were not fresh in this step: .'z'"),
+    ],
+)
+def test_a_decision_that_breaks_its_invariants_changes_nothing(changes: dict[str, object], message: str) -> None:
+    setup = Setup(Breaks(**changes))
+    setup.fill("a", "b")
+    with pytest.raises(ContractError, match=message):
+        setup.service.batch(1)
+    assert setup.service.status().assembled_step == 0
+    assert setup.service.status().fresh_ready == 2
+
+
+def test_a_decision_may_keep_in_b_high_only_what_the_buffer_holds() -> None:
+    setup = Setup(Breaks(high=(stat("g-z"),)))
+    setup.fill("a", "b")
+    with pytest.raises(ContractError, match=r"keeps in B_high groups that the buffer does not hold: .'g-z'"):
+        setup.service.batch(1)
+
+
+# -- what an assembly writes down

@@ -1,0 +1,70 @@
+"""Several instances of the service on one store: whatever one of them takes meanwhile, the other one finds out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bapo.algorithms.composer import AssemblyView, Decision, Rng
+from bapo.types import RolloutRequest
+from buffer_service.assembly import Assembler
+from buffer_service.memory_store import MemoryStore
+from tests.assembly_setup import KeepsAll, Setup
+from tests.buffer_setup import an_assembly
+
+
+def test_nothing_is_assembled_before_its_turn_or_without_all_its_groups() -> None:
+    setup = Setup()
+    assembler = Assembler(setup.store, setup.composer, setup.config)
+    setup.fill("a")
+    assert assembler.assemble(1) is None
+    setup.fill("b")
+    assert assembler.assemble(2) is None
+    assert assembler.assemble(0) is None
+    assert assembler.assemble(1) is not None
+
+
+def test_an_assembly_that_another_instance_overtakes_is_none() -> None:
+    setup = Setup()
+    setup.fill("a", "b")
+
+    class Overtaken(KeepsAll):
+        def compose(self, view: AssemblyView, rng: Rng) -> Decision:
+            assert Assembler(setup.store, KeepsAll(), setup.config).assemble(view.step) is not None
+            return super().compose(view, rng)
+
+    assert Assembler(setup.store, Overtaken(), setup.config).assemble(1) is None
+    assert setup.store.readiness(1).assembled == 1
+
+
+class TakenMeanwhile(MemoryStore):
+    """Another instance drops one group just before requests are read."""
+
+    taken = ""
+
+    def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:
+        if self.taken:
+            self.drop_group(self.taken)
+        return super().fresh_requests(group_ids)
+
+
+def test_a_hard_prompt_whose_group_is_gone_meanwhile_does_not_enter_b_bad() -> None:
+    setup = Setup(store=TakenMeanwhile)
+    setup.fill("a", "b", rewards="00000000")
+    setup.store.taken = "g-a"
+    assert Assembler(setup.store, setup.composer, setup.config).assemble(1) is None
+    assert setup.store.readiness(1).assembled == 0
+    setup.store.taken = ""
+    setup.fill("c", rewards="00000000")
+    assert Assembler(setup.store, setup.composer, setup.config).assemble(1) is not None
+    assert sorted(setup.store.bad_prompts()) == ["b", "c"]
+
+
+def test_a_stale_group_that_is_gone_meanwhile_is_not_asked_again() -> None:
+    setup = Setup(store=TakenMeanwhile, slack=1)
+    setup.fill("a", "b")
+    for step in range(1, 20):
+        setup.store.commit_assembly(an_assembly(step=step, before=setup.store.tables()))
+    setup.store.taken = "g-a"
+    assert Assembler(setup.store, setup.composer, setup.config).assemble(20) is None
+    setup.store.taken = ""
+    assert [request.request_id for request in setup.service.claim("w", 9, 99)] == ["g-b~1"]
