@@ -5,6 +5,9 @@
 
 The user may touch the keys of runs and nothing else, and has no administrative command: who has stolen it can neither
 make the server write files nor read another application's data.
+
+Nobody can be the default user, which is off. It has all rights nevertheless: a Redis that starts again replays its
+append-only file as that user, and without them it drops every transaction in the file (ADR 0133).
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ VARIABLES = (URL, PASSWORD, PASSWORD_FILE)
 PUBLIC_FOLDER, PUBLIC_FILE = 0o755, 0o644
 USER = "bapo"
 USERS = """\
-user default off
+user default off resetpass ~* &* +@all
 user {user} on #{digest} ~bapo:* resetchannels -@all +@all -@admin -@dangerous +info +config|get
 """
 
