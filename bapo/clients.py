@@ -200,6 +200,13 @@ class BufferClient:
             self._named_again = time.monotonic() + NAMED_AGAIN_S
             return None
 
+    def untrained(self, step: int) -> list[Group]:
+        """Groups that the assembly of a retained batch saw and did not train: all, or a sample of
+        `diagnostics.texts_mb`. Raises: ContractError when a checkpoint has released the batch.
+        """
+        body = self._peer.call("GET", f"/batches/{step}/untrained").body
+        return [unpack_group(frame) for frame in split_frames(body)]
+
     def commit(self, step: int, *, checkpointed: int) -> bool:
         """Batch `step` is trained. Batches up to the durable checkpoint `checkpointed` are released.
 
@@ -323,6 +330,7 @@ class AsyncBufferClient:
     fail = in_thread(BufferClient.fail)
     release = in_thread(BufferClient.release)
     push = in_thread(BufferClient.push)
+    untrained = in_thread(BufferClient.untrained)
     commit = in_thread(BufferClient.commit)
     progress = in_thread(BufferClient.progress)
     report_progress = in_thread(BufferClient.report_progress)

@@ -7,7 +7,7 @@
         evaluations.jsonl               one object per measured held-out split and version
         groups/step-000012.parquet      one row per Fate: every group that the assembly of step 12 looked at
         batches/step-000012.frame       the batch that step 12 trained, with its tokens (checkpoint.keep_batches)
-        token_records/step-000012.parquet   text and the learner's numbers of every token of batch 12 (bapo.token_files)
+        token_records/step-000012.parquet   text of all groups of step 12, and numbers of tokens (bapo.token_files)
         diverged/step-000012.frame      the batch whose loss or gradient was not finite
         segments/                       responses that stopped at rollout.generation_budget (rollout_server/drafts.py)
         weights/  checkpoints/step-000010/  logs/<process>.log  ports/<process>  redis/  report.html

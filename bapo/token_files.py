@@ -1,10 +1,11 @@
-"""Token records: what the learner knew of every token of a batch, one parquet file per recorded step.
+"""Texts and token records: what was sampled, and what the learner knew of every token, one parquet file per step.
 
-    RUN/token_records/step-000012.parquet   one row per response of batch 12, group after group
+    RUN/token_records/step-000012.parquet   one row per response that step 12 looked at, group after group: those of
+                                            its batch, then those of groups that did not train
 
-Text comes as pieces, one per token: joined they are the response. Numbers of tokens that no pass computed (advantage 0
-without KL and entropy) are null. pandas, datasets and the viewer of a run read the same file.
-Does not cover: groups that never reached the learner; their rewards are in RUN/groups.
+In a step with a token record, text comes as pieces, one per token: joined they are the response. Numbers of tokens that
+no pass computed (advantage 0 without KL and entropy) are null. A row that is text alone has one piece, as the verifier
+read it, and none of these numbers. pandas, datasets and the viewer of a run read the same file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,8 @@ from bapo.errors import ContractError
 from bapo.storage import storing
 
 PER_TOKEN = ("token_ids", "pieces", "rollout_logprobs", "logprobs", "entropy", "ratio", "clipped")
-"""Columns with one value per token; the last four are null for a response that was not computed."""
+"""Columns with one value per token; the last four are null for a response that was not computed, and the last five for
+one that is text alone, which has one piece."""
 
 PART_TOKENS = 32_768
 """Of one row group of a file: what is read to show one group. A row group has 8 kB of its own, so not one per group."""
@@ -57,7 +60,7 @@ _LEFT_OUT = b"bapo.groups_left_out"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRow:
-    """One response of a trained group."""
+    """One response."""
 
     step: int
     group_id: str
@@ -69,8 +72,8 @@ class TokenRow:
     """What the task grades with."""
     gold: str | None
     """A right response, where the task knows one."""
-    origin: str
-    """x1, x2 or x3."""
+    origin: str | None
+    """x1, x2 or x3; None: the group did not train."""
     kind: str
     """rl, or sft where the entry trains by cross-entropy."""
     row: int
@@ -83,13 +86,14 @@ class TokenRow:
     """Policy versions that sampled its first and its last token."""
     extracted: str | None
     """What the verifier read as the answer, where the task says so."""
-    advantage: float
-    """A_j of eq. 2 as the loss took it: with the weights of entry and origin; with a critic, the mean of its tokens."""
+    advantage: float | None
+    """A_j of eq. 2 as the loss took it: with the weights of entry and origin; with a critic, the mean of its tokens.
+    None: the group did not train."""
     token_ids: Sequence[int]
     pieces: Sequence[str]
-    """Text of each token. A character of several tokens stands at the last of them."""
-    rollout_logprobs: Sequence[float]
-    """log alpha, nats."""
+    """Text of each token. A character of several tokens stands at the last of them. Or the whole text."""
+    rollout_logprobs: Sequence[float] | None
+    """log alpha, nats; None: the row is text alone."""
     logprobs: Sequence[float] | None = None
     """log pi_theta in the last pass of the step that computed the response, nats."""
     entropy: Sequence[float] | None = None
@@ -100,8 +104,13 @@ class TokenRow:
     """Clipping changed the objective."""
 
     @property
+    def is_text_alone(self) -> bool:
+        """Nothing is known of its tokens one by one."""
+        return self.rollout_logprobs is None
+
+    @property
     def text(self) -> str:
-        """The response with its special tokens."""
+        """The response; with its special tokens, unless it is text alone."""
         return "".join(self.pieces)
 
 
@@ -150,17 +159,38 @@ class TokenFiles:
                     return [_row(row) for row in found.to_pylist()]
         return []
 
+    def has(self, step: int, group_id: str) -> bool:
+        """Whether the step has a record of this group. Raises: ContractError."""
+        path = self._file(step)
+        return path.is_file() and group_id in _group_ids(path, path.stat().st_mtime_ns)
+
     def read_heads(self, step: int) -> list[dict[str, Any]]:
         """Everything but the values per token of every row, `text` and `num_tokens`. Raises: ContractError."""
+        import pyarrow.compute
         import pyarrow.parquet
 
         path = self._file(step)
         columns = [name for name in _COLUMNS if name not in PER_TOKEN] + ["pieces"]
         with _reading(path):
-            rows = pyarrow.parquet.read_table(path, columns=columns).to_pylist()
-        return [
-            row | {"text": "".join(pieces), "num_tokens": len(pieces)} for row in rows for pieces in [row.pop("pieces")]
-        ]
+            table = pyarrow.parquet.read_table(path, columns=[*columns, "token_ids"])
+            sizes = pyarrow.compute.list_value_length(table["token_ids"])
+            rows = table.drop_columns(["token_ids"]).append_column("num_tokens", sizes).to_pylist()
+        return [row | {"text": "".join(row.pop("pieces"))} for row in rows]
+
+    def read_untrained(self, step: int) -> list[list[TokenRow]]:
+        """Rows of the groups that did not train, group after group; none without a file. Raises: ContractError."""
+        import pyarrow.compute
+        import pyarrow.parquet
+
+        path = self._file(step)
+        if not path.is_file():
+            return []
+        with _reading(path):
+            found = pyarrow.parquet.read_table(path, filters=pyarrow.compute.field("origin").is_null()).to_pylist()
+        groups: dict[str, list[TokenRow]] = {}
+        for row in map(_row, found):
+            groups.setdefault(row.group_id, []).append(row)
+        return list(groups.values())
 
     def left_out(self, step: int) -> int:
         """Groups of the batch that the file does not have."""
@@ -198,6 +228,15 @@ class TokenFiles:
 
 
 assert {field.name for field in fields(TokenRow)} == set(_COLUMNS)
+
+
+@lru_cache(maxsize=1024)
+def _group_ids(path: Path, _: int) -> frozenset[str]:
+    """Of one file as it was at one time: a prompt's page asks for many, again and again."""
+    import pyarrow.parquet
+
+    with _reading(path):
+        return frozenset(pyarrow.parquet.read_table(path, columns=["group_id"])["group_id"].to_pylist())
 
 
 def _parts(groups: Sequence[Sequence[TokenRow]]) -> Iterator[list[TokenRow]]:

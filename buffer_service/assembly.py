@@ -35,6 +35,7 @@ from buffer_service.demand import Demand
 from buffer_service.groups import GroupRecord, Replacement
 from buffer_service.reasons import in_step_order
 from buffer_service.store import Store
+from buffer_service.texts import held_for_texts, keeps_texts
 from buffer_service.values import Assembly, BatchRecord, Tables, View
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class Assembler:
         pairs = zip(stale, requests, strict=True)
         # Without its request it was consumed, or replaced, by another instance.
         again = [self._replacement(record, request, step) for record, request in pairs if request is not None]
-        self._store.replace_stale(again)
+        self._store.replace_stale(again, hold=keeps_texts(self._config, step))
         log.info("step %d dropped=%d reason=%s: their prompts are asked again", step, len(again), Reason.STALE)
 
     def _replacement(self, record: GroupRecord, request: RolloutRequest, step: int) -> Replacement:
@@ -171,6 +172,8 @@ class Assembler:
         # A record is None only when another instance has committed meanwhile: then the fence refuses this assembly.
         reused = [record for record in self._store.records(stored) if record is not None]
         fates = [*map(fate_map, view.stale), *_fates(step, decision, looked_at, reused, before)]
+        stale, trained = self._held_stale(view), set(group_ids)
+        untrained = [record for record in (*stale, *looked_at) if record.group_id not in trained]
         return Assembly(
             step=step,
             fresh=tuple(record.group_id for record in fresh),
@@ -187,12 +190,22 @@ class Assembler:
                 extra_rounds=_outstanding(before.extra_rounds, [record.group_id for record in fresh]),
             ),
             new_prompts=new_prompts,
-            batch=_batch(step, decision, fates, [*looked_at, *reused], group_ids, stored),
+            batch=replace(
+                _batch(step, decision, fates, [*looked_at, *reused], group_ids, stored),
+                untrained=held_for_texts(step, untrained, self._config),
+            ),
             composition=self._composition(step, decision, fates, looked_at, before),
             num_stale=len(view.stale),
             fresh_bytes=sum(record.num_bytes for record in fresh),
+            stale=tuple(record.group_id for record in stale),
             outcomes=self._outcomes(step, fresh),
         )
+
+    def _held_stale(self, view: View) -> list[GroupRecord]:
+        found = self._store.records([fate.group_id for fate in view.stale])
+        # Not a later group of the same id: after a restore the same prompt may have been asked again under it.
+        pairs = zip(found, view.stale, strict=True)
+        return [record for record, fate in pairs if record is not None and record.claimed_at == fate.claimed_at]
 
     def _new_prompts(
         self, decision: Decision, before: Tables, fresh: Sequence[GroupRecord]

@@ -47,6 +47,8 @@ class Audit:
     """Group id -> bytes of its frame, of every frame that there is."""
     fresh: tuple[str, ...]
     reevaluated: tuple[str, ...]
+    stale: frozenset[str]
+    """Groups that were too old, dropped since the last assembly; some may be held for their texts."""
     evaluated: Mapping[str, tuple[str, ...]]
     """Label -> settled requests; one that was dropped has no group."""
     evaluations: Mapping[str, int]
@@ -102,9 +104,10 @@ def _references(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
     """A group is counted once for each table and each retained batch that it is in."""
     wanted = Counter([*audit.fresh, *audit.reevaluated, *(stat.group_id for stat in audit.tables.high)])
     for batch in audit.batches.values():
-        wanted.update(batch.group_ids)
+        wanted.update(batch.held)
     for settled in audit.evaluated.values():
         wanted.update(group_id for group_id in settled if group_id in audit.references)
+    wanted.update(audit.stale & audit.references.keys())
     for group_id in sorted(wanted.keys() | audit.references.keys()):
         if wanted[group_id] != audit.references.get(group_id, 0):
             counted = audit.references.get(group_id, 0)

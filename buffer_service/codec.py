@@ -197,13 +197,20 @@ def _stat(row: list[Any]) -> GroupStat:
 
 def pack_batch_record(record: BatchRecord) -> bytes:
     """A batch without its frames."""
-    return pack((record.step, record.group_ids, record.header, record.num_bytes))
+    return pack((record.step, record.group_ids, record.header, record.num_bytes, record.untrained))
 
 
 def unpack_batch_record(data: bytes) -> BatchRecord:
     """Inverse of `pack_batch_record`."""
-    step, group_ids, header, num_bytes = unpack(data)
-    return BatchRecord(step=step, group_ids=tuple(group_ids), header=header, num_bytes=num_bytes)
+    # In older checkpoints groups that did not train were not held.
+    step, group_ids, header, num_bytes, *untrained = unpack(data)
+    return BatchRecord(
+        step=step,
+        group_ids=tuple(group_ids),
+        header=header,
+        num_bytes=num_bytes,
+        untrained=tuple(*untrained),
+    )
 
 
 def pack_line(line: Mapping[str, Any]) -> bytes:

@@ -55,7 +55,7 @@ class Image:
         counts.update(record.group_id for record in self.reevaluated)
         counts.update(stat.group_id for stat in self.tables.high)
         for batch in self.batches:
-            counts.update(batch.group_ids)
+            counts.update(batch.held)
         return counts
 
     @property

@@ -28,6 +28,7 @@ def audit_of(state: MemoryState) -> Audit:
         frame_sizes=sizes,
         fresh=tuple(state.fresh),
         reevaluated=tuple(state.reevaluated),
+        stale=frozenset(fate.group_id for fate in state.stale),
         evaluated={label: tuple(settled) for label, settled in state.evaluated.items()},
         evaluations={label: len(settled) for label, settled in state.evaluated.items()},
         opened={key: OpenFacts(purpose=request.purpose, step=request.step) for key, request in opened.items()},

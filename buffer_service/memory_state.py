@@ -182,11 +182,12 @@ class MemoryState:
             self.reevaluated.append(record.group_id)
         return PushFate.STORED
 
-    def replace_stale(self, replacements: Sequence[Replacement]) -> None:
+    def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool) -> None:
         """Drop fresh groups and queue the replacing requests at the head, the first of them last."""
         for item in reversed(replacements):
             if self.fresh.pop(item.fate.group_id, None) is not None:
-                self.refer(item.fate.group_id, -1)
+                if not hold:
+                    self.refer(item.fate.group_id, -1)
                 self.add(item.request, at_head=True)
                 self.stale.insert(0, item.fate)
                 self.counters[item.event] += 1

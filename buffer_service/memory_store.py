@@ -210,8 +210,8 @@ class MemoryStore:
         return [self._state.fresh.get(group_id) for group_id in group_ids]
 
     @_atomic
-    def replace_stale(self, replacements: Sequence[Replacement]) -> None:
-        self._state.replace_stale(replacements)
+    def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> None:
+        self._state.replace_stale(replacements, hold=hold)
 
     @_atomic
     def commit_assembly(self, assembly: Assembly) -> bool:
@@ -245,7 +245,7 @@ class MemoryStore:
         state.committed = max(step, state.committed)
         state.checkpointed = max(checkpointed, state.checkpointed)
         for old in [old for old in state.batches if old <= checkpointed]:
-            for group_id in state.batches.pop(old).group_ids:
+            for group_id in state.batches.pop(old).held:
                 state.refer(group_id, -1)
         forgotten = state.checkpointed - FORGET_AFTER_STEPS
         state.done = {i: settled for i, settled in state.done.items() if settled >= forgotten}

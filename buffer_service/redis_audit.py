@@ -13,7 +13,7 @@ from typing import Any
 from bapo.errors import UnavailableError
 from bapo.types import Purpose
 from buffer_service.audit import Audit, OpenFacts
-from buffer_service.codec import unpack_batch_record, unpack_record, unpack_tables
+from buffer_service.codec import unpack_batch_record, unpack_fate, unpack_record, unpack_tables
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
 
@@ -33,6 +33,7 @@ def read_audit(link: RedisLink, keys: Keys) -> Audit:
     for name in (*SETS, *(f"{place}_{purpose}" for place in ("queue", "leases") for purpose in Purpose)):
         pipe.zrange(keys[name], 0, -1, withscores=True)
     pipe.get(keys["tables"])
+    pipe.lrange(keys["stale"], 0, -1)
     replies = iter(link.execute(pipe))
     hashes = {name: {_text(key): value for key, value in next(replies).items()} for name in HASHES}
     sets = {name: _scores(next(replies)) for name in SETS}
@@ -49,6 +50,7 @@ def read_audit(link: RedisLink, keys: Keys) -> Audit:
         num_bytes=int(meta.get("bytes", 0)),
         fresh_bytes=int(meta.get("fresh_bytes", 0)),
         tables=unpack_tables(next(replies) or b""),
+        stale=frozenset(unpack_fate(fate).group_id for fate in next(replies)),
         bad_prompts=frozenset(hashes["bad_prompts"]),
         batches={int(step): unpack_batch_record(blob) for step, blob in hashes["batches"].items()},
         records=records,

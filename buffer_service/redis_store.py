@@ -195,8 +195,8 @@ class RedisStore:
         blobs = self._hash_values("requests", group_ids)
         return [None if blob is None else unpack_request(blob) for blob in blobs]
 
-    def replace_stale(self, replacements: Sequence[Replacement]) -> None:
-        args: list[Arg] = [len(replacements)]
+    def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> None:
+        args: list[Arg] = [int(hold), len(replacements)]
         for item in reversed(replacements):
             args += [item.fate.group_id, item.event, pack_fate(item.fate), *_request_args([item.request])]
         self._run("replace_stale", args, frames_of=[item.fate.group_id for item in reversed(replacements)])
@@ -245,8 +245,8 @@ class RedisStore:
         released = [batch for batch in batches if batch is not None]
         args: list[Arg] = [step, checkpointed, FORGET_AFTER_STEPS, len(released)]
         for batch in released:
-            args += [batch.step, len(batch.group_ids), *batch.group_ids]
-        self._run("commit", args, frames_of=[group_id for batch in released for group_id in batch.group_ids])
+            args += [batch.step, len(batch.held), *batch.held]
+        self._run("commit", args, frames_of=[group_id for batch in released for group_id in batch.held])
 
     def resume(self, step: int) -> None:
         if missing := int(self._run("resume", [step])):

@@ -28,6 +28,7 @@ ROUTES = (
     allow("DELETE", "/evaluations/{label}", EVALUATOR, SCHEDULER),
     allow("POST", "/batches/{step}", LEARNER),
     allow("POST", "/batches/{step}/commit", LEARNER),
+    allow("GET", "/batches/{step}/untrained", LEARNER),
     allow("GET", "/progress", *EVERYBODY),
     allow("PUT", "/progress", LEARNER),
     allow("POST", "/snapshot", LEARNER),

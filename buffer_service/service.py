@@ -211,6 +211,17 @@ class BufferService:
         chunks = self._chunks(what, record.group_ids, record.num_bytes)
         return Outgoing(what=what, start=start, num_bytes=record.num_bytes, chunks=chunks)
 
+    def untrained(self, step: int) -> Outgoing:
+        """Groups that the assembly of a step did not train, as far as they are held. Raises: ContractError when the
+        batch of the step is not assembled yet, or not retained."""
+        if step > (assembled := self._store.readiness(step).assembled):
+            raise ContractError(f"nothing is known of step {step} yet: the newest batch is {assembled}")
+        group_ids = self._retained(step).untrained
+        records = [record for record in self._store.records(group_ids) if record is not None]
+        num_bytes, what = sum(record.num_bytes for record in records), f"what batch {step} does not train"
+        chunks = self._chunks(what, [record.group_id for record in records], num_bytes)
+        return Outgoing(what=what, start=b"", num_bytes=num_bytes, chunks=chunks)
+
     def named(self, record: BatchRecord) -> NamedFrames | None:
         """How the learner can read the frames of a batch without us; None when it cannot."""
         if not self._config.buffer.direct:

@@ -167,8 +167,12 @@ class Store(Protocol):
         """What fresh groups answer, few of which are looked at; None for one that was consumed meanwhile."""
         ...
 
-    def replace_stale(self, replacements: Sequence[Replacement]) -> None:
-        """Drop fresh groups, count them by reason and difficulty, and queue the replacing requests at the head."""
+    def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> None:
+        """Drop fresh groups, count them by reason and difficulty, and queue the replacing requests at the head.
+
+        Args:
+            hold: keep what they are made of until the assembly that reports them.
+        """
         ...
 
     def commit_assembly(self, assembly: Assembly) -> bool:

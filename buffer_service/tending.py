@@ -118,3 +118,4 @@ def _references(image: Image) -> Iterator[tuple[str, str]]:
     yield from ((stat.group_id, "high") for stat in image.tables.high)
     for batch in image.batches:
         yield from ((group_id, f"batch {batch.step}") for group_id in batch.group_ids)
+        yield from ((group_id, f"not trained in {batch.step}") for group_id in batch.untrained)

@@ -92,6 +92,13 @@ class BatchRecord:
     """Of the batch's frame on the wire."""
     num_bytes: int
     """Of its groups' frames together."""
+    untrained: tuple[str, ...] = ()
+    """Groups that its assembly saw and did not train, held as long as the batch, so that their texts can be read."""
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """All groups that the batch refers to; one may be there twice."""
+        return self.group_ids + self.untrained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +135,8 @@ class Assembly:
     """How many of `View.stale` the batch reports."""
     fresh_bytes: int
     """Of the frames of `fresh` together."""
+    stale: tuple[str, ...] = ()
+    """Those of `View.stale` whose groups were held until now."""
     outcomes: bytes = b""
     """Of `fresh`, for a prompt selector that learns (`bapo.outcomes`); empty: none does."""
 
@@ -139,11 +148,12 @@ class Assembly:
     @property
     def reference_changes(self) -> dict[str, int]:
         """Group id -> change of its reference count, where there is one; what nothing refers to is deleted."""
-        changes: Counter[str] = Counter(self.batch.group_ids)
+        changes: Counter[str] = Counter(self.batch.held)
         changes.update(stat.group_id for stat in self.after.high)
         changes.subtract(stat.group_id for stat in self.before.high)
         changes.subtract(self.fresh)
         changes.subtract(self.reevaluated)
+        changes.subtract(self.stale)
         return {group_id: change for group_id, change in changes.items() if change}
 
 

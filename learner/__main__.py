@@ -147,7 +147,7 @@ def make_learner(
         telemetry=telemetry,
         stop=stop,
         alarms=QuietLog(config.diagnostics.quiet_steps),
-        token_records=TokenRecorder(config, flags.run.token_files) if world.leads else None,
+        token_records=TokenRecorder(config, flags.run.token_files, peers.buffer.untrained) if peers else None,
         prompts=PromptsSeen(telemetry),
     )
 

@@ -20,7 +20,7 @@ from learner.alarm import Alarm
 from learner.distributed import World
 from learner.loss import TokenLosses
 from learner.theorem_meter import Diagnosis, theorem_fields
-from learner.token_trace import TokenValues
+from learner.token_trace import Float32s, TokenValues
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +113,8 @@ class UpdateReport:
     """What only some methods have: value_loss, value_mean, supervised_loss, clip_low, clip_high, balance."""
     tokens: TokenValues | None = None
     """In steps whose tokens are recorded."""
+    advantage_M: Float32s | None = None
+    """In steps whose texts are kept: of every token of the batch."""
 
     def mean(self, name: str, *, over: str = "num_tokens") -> float | None:
         """Mean of a field over the mini-batches, weighted by the field `over`; None without any weight."""

@@ -58,7 +58,7 @@ class Learner:
     alarms: QuietLog
     prompts: PromptsSeen
     token_records: TokenRecorder | None = None
-    """On rank 0, where tokens are recorded."""
+    """On rank 0."""
     between_steps: dict[str, float] = field(default_factory=dict)
     """Seconds of the checkpoint since the last record: they stand in the row of the step behind it."""
 
@@ -84,6 +84,8 @@ class Learner:
             with watch.phase("wait_batch"):
                 frame = self.next_frame(step)
                 batch = unpack_batch(frame)
+            if self.token_records is not None:
+                self.token_records.expect(step)
             self.keep(step, frame)
             report = self.updater.run(batch)
         # Before the checkpoint: a run that resumes behind this step must find the step's records.
@@ -144,8 +146,8 @@ class Learner:
         self.between_steps = {}
         self.records.write_groups(batch.step, batch.fates)
         self.records.append_metrics(row)
-        if self.token_records is not None and report.tokens is not None:
-            self.token_records.put(batch, report.tokens)
+        if self.token_records is not None:
+            self.token_records.put(batch, report.tokens, report.advantage_M)
         show(self.telemetry, batch, row, report.diagnosis, self.publisher.seconds if row["sync_s"] else {})
         self.prompts.look(batch.fates)
         log_step(row, self.config)

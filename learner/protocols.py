@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from bapo.types import Fate, Progress, WeightUpdate
+from bapo.types import Fate, Group, Progress, WeightUpdate
 
 
 class Buffer(Protocol):
@@ -25,6 +25,10 @@ class Buffer(Protocol):
 
         Raises: DeadlineError with the reason of the wait.
         """
+        ...
+
+    def untrained(self, step: int) -> Sequence[Group]:
+        """Groups that the assembly of D_t did not train, as far as they are held. Raises: BapoError."""
         ...
 
     def commit(self, step: int, *, checkpointed: int) -> bool:

@@ -113,6 +113,7 @@ class Updater:
             seconds=watch.seconds,
             facts=facts | step.facts,
             tokens=step.trace.values(step.advantage_M) if step.trace is not None else None,
+            advantage_M=step.advantage_M.cpu().numpy() if self._keeps_texts(batch.step) else None,
         )
 
     def _set_lr(self, step: int) -> float:
@@ -209,6 +210,9 @@ class Updater:
     @staticmethod
     def _is_due(step: int, every: int) -> bool:
         return every > 0 and step % every == 0
+
+    def _keeps_texts(self, step: int) -> bool:
+        return self._world.leads and self._is_due(step, self._config.diagnostics.texts)
 
     def _diagnose(self, step: Step) -> Diagnosis:
         """The theorem meter of this step, on the rank that writes records; empty elsewhere."""

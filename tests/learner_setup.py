@@ -56,6 +56,7 @@ def learner_config(path: Path | str = "model", **sections: Mapping[str, Any]) ->
             "port": 0,
         },
         "checkpoint": {"every": 2, "keep_last": 2},
+        "diagnostics": {"texts": 0},
     }
     for section, fields in sections.items():
         values.setdefault(section, {}).update(fields)
@@ -181,6 +182,7 @@ class FakeBuffer:
     make: Callable[[int], Batch]
     told: list[tuple[str, Any]] = field(default_factory=list)
     wants_checkpoint_at: frozenset[int] = frozenset()
+    not_trained: dict[int, list[Group]] = field(default_factory=dict)
     lost: bool = False
     """The buffer holds nothing: a learner must restore a snapshot."""
 
@@ -190,6 +192,9 @@ class FakeBuffer:
     def batch_frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes:
         self.told.append(("batch", step))
         return pack_batch(self.make(step))
+
+    def untrained(self, step: int) -> list[Group]:
+        return list(self.not_trained.get(step, ()))
 
     def commit(self, step: int, *, checkpointed: int) -> bool:
         self.told.append(("commit", (step, checkpointed)))

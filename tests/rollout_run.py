@@ -48,6 +48,13 @@ def token_row(row: int, pieces: Sequence[str], *, group: str = GROUP, step: int 
     return TokenRow(**{**fields, **changed})
 
 
+def text_row(row: int, text: str, *, group: str = "easy@2", step: int = 2, **changed: Any) -> TokenRow:
+    """A right response of a group that did not train: text alone, of seven tokens."""
+    none = dict.fromkeys(("origin", "advantage", "rollout_logprobs", "logprobs", "entropy", "ratio", "clipped"))
+    alone = {"token_ids": list(range(7)), "reward": 1.0, "extracted": f"easy {row}"}
+    return token_row(row, [text], group=group, step=step, **{**none, **alone, **changed})
+
+
 def write_rollout_run(path: Path) -> RunDirectory:
     """Prompt `hard` is all wrong in step 1 and has 1 of 4 right in step 2, whose batch is recorded."""
     groups = {
@@ -68,7 +75,7 @@ def write_rollout_run(path: Path) -> RunDirectory:
         path,
         metrics=[metrics_row(1, reward_mean=5 / 16), metrics_row(2, reward_mean=6 / 16)],
         groups=groups,
-        overrides=["--diagnostics.token_records", "2", "--algorithm.use_x3", "false"],
+        overrides=["--diagnostics.token_records", "2", "--diagnostics.texts", "2", "--algorithm.use_x3", "false"],
     )
     rows = [
         token_row(0, ["12", "+5", "+7", " is 24"]),
@@ -79,5 +86,6 @@ def write_rollout_run(path: Path) -> RunDirectory:
         ),
     ]
     other = [token_row(row, ["nothing", " here"], group="other@2", prompt="1,2->3") for row in range(4)]
-    run.token_files.write(2, [rows, other])
+    easy = [text_row(row, f"easy answer {row} {HOSTILE}") for row in range(4)]
+    run.token_files.write(2, [rows, other, easy])
     return run

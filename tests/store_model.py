@@ -57,6 +57,8 @@ class Model:
     """Oldest first."""
     stale: list[Fate] = field(default_factory=list)
     """In the order in which a view shows them."""
+    held_stale: list[str] = field(default_factory=list)
+    """Stale groups that stay until a batch reports them."""
     counters: Counter[str] = field(default_factory=Counter)
     heard: dict[str, float] = field(default_factory=dict)
     nonces: dict[str, str] = field(default_factory=dict)
@@ -88,7 +90,8 @@ class Model:
         named = [group_id for group_id, _ in self.fresh] + self.reevaluated
         named += [i for ids in self.evaluations.values() for i in ids if i in self.groups]
         named += [stat.group_id for stat in self.tables.high]
-        named += [group_id for batch in self.batches.values() for group_id in batch.group_ids]
+        named += [group_id for batch in self.batches.values() for group_id in (*batch.group_ids, *batch.untrained)]
+        named += self.held_stale
         return dict(Counter(named))
 
     @property
@@ -273,8 +276,9 @@ class Model:
     def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:
         return [dict(self.fresh).get(group_id) for group_id in group_ids]
 
-    def replace_stale(self, replacements: Sequence[Replacement]) -> None:
+    def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> None:
         here = [item for item in replacements if item.fate.group_id in dict(self.fresh)]
+        self.held_stale += [item.fate.group_id for item in here if hold]
         gone = {item.fate.group_id for item in here}
         self.fresh = [item for item in self.fresh if item[0] not in gone]
         place = 0
@@ -294,6 +298,7 @@ class Model:
         self.batches[assembly.step] = assembly.batch
         self.compositions.append(assembly.composition)
         self.stale = self.stale[: len(self.stale) - assembly.num_stale]
+        self.held_stale = [group_id for group_id in self.held_stale if group_id not in assembly.stale]
         if assembly.outcomes:
             self.outcomes_of_steps[assembly.step] = assembly.outcomes
         return True
@@ -425,6 +430,7 @@ class Model:
             batches={batch.step: batch for batch in image.batches},
             compositions=list(image.compositions),
             stale=list(reversed(image.stale)),
+            held_stale=[],
             counters=Counter(image.counters),
             heard={},
             nonces={},

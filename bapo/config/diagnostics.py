@@ -20,6 +20,12 @@ class DiagnosticsConfig(Frozen):
     """Learner steps between two token records: text, entropy, ratio and clipping of every token of the batch, for the
     run's page (docs/web.md); 0: none. They cost no forward pass."""
     token_records_mb: int = Field(256, ge=1)
-    """Most MB of token records on disk (RUN/token_records); beyond it the oldest are removed."""
+    """Most MB of texts and token records on disk (RUN/token_records); beyond it the oldest are removed."""
+    texts: int = Field(1, ge=0)
+    """Learner steps between two steps whose responses are kept as text for the run's page, also those of groups that
+    did not train; 0: none."""
+    texts_mb: int = Field(8, ge=1)
+    """Most MB of frames of one step whose text is kept: so much of the groups that did not train, which the buffer
+    holds until the next checkpoint, and as much of the batch."""
     quiet_steps: int = Field(20, ge=0)
     """After a line in the log about one subset, the next one about it comes this many steps later at the earliest."""

@@ -45,6 +45,11 @@ class Visit:
     sentence: str
     """Why it trained or did not, with the inequality that decided."""
 
+    @property
+    def item(self) -> str:
+        """Id of what the batch made of it, and of its text: several groups may be one item."""
+        return self.fate.item or self.fate.group_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:

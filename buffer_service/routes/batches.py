@@ -56,6 +56,13 @@ async def batch(
     return response
 
 
+@router.get("/batches/{step}/untrained", response_class=Response, responses={200: {"content": BINARY}})
+def untrained(step: Version, here: Here) -> Response:
+    """Frames of the groups that the assembly of a retained batch did not train, one after the other, as far as they
+    are held for their texts (`diagnostics.texts_mb`)."""
+    return OutgoingResponse(here.service.untrained(step))
+
+
 @router.post("/batches/{step}/commit")
 def commit(step: Version, body: CommitBody, here: Here) -> CommittedAnswer:
     """Batch `step` is trained; batches up to the durable checkpoint are released."""

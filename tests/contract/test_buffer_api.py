@@ -11,6 +11,7 @@ from typing import cast
 import pytest
 import urllib3
 
+from bapo.buffer_admin import BufferAdmin
 from bapo.clients import POLL_S, BufferClient
 from bapo.errors import ContractError, DeadlineError, UnavailableError
 from bapo.messages import request_map
@@ -77,6 +78,24 @@ def test_a_group_goes_from_request_to_batch_unchanged(client: BufferClient) -> N
         "g-d": "all_wrong",
     }
     assert (batch.num_bad, client.status().fresh_ready) == (2, 0)
+
+
+def test_groups_that_a_batch_does_not_train_can_be_read_until_a_checkpoint_releases_it(client: BufferClient) -> None:
+    requests = [make_request(prompt_id=name) for name in "abcd"]
+    client.enqueue(requests)
+    rewards = ("11000000", "11111111", "11000000", "00000000")
+    groups = [answer(request, word) for request, word in zip(requests, rewards, strict=True)]
+    client.push([pack_group(group) for group in groups])
+    with pytest.raises(ContractError):
+        client.untrained(1)
+    client.batch(1, timeout_s=60)
+    places = {item["group_id"]: item["places"] for item in BufferAdmin(client.url).held().items}
+    assert places["g-b"] == places["g-d"] == ["not trained in 1"]
+    assert [pack_group(group) for group in client.untrained(1)] == [pack_group(groups[1]), pack_group(groups[3])]
+    assert raw(client, "GET", "/verify").json()["violations"] == []
+    client.commit(1, checkpointed=1)
+    with pytest.raises(ContractError, match="batch 1 was released at checkpoint 1"):
+        client.untrained(1)
 
 
 def test_the_same_step_has_the_same_bytes(client: BufferClient) -> None:
@@ -385,7 +404,8 @@ def test_the_description_covers_every_route_with_an_example_or_a_schema(client: 
     for wanted in (
         "POST /requests", "POST /requests/claim", "POST /requests/renew", "POST /requests/fail",
         "POST /requests/release", "POST /groups", "GET /groups/{group_id}", "POST /batches/{step}",
-        "POST /batches/{step}/commit", "GET /batches", "GET /progress", "PUT /progress", "GET /bad", "GET /high",
+        "POST /batches/{step}/commit", "GET /batches/{step}/untrained",
+        "GET /batches", "GET /progress", "PUT /progress", "GET /bad", "GET /high",
         "GET /hard-prompts", "POST /reevaluations/{step}", "GET /evaluations/{label}", "DELETE /evaluations/{label}",
         "GET /thresholds", "GET /queues", "GET /status", "POST /snapshot", "POST /restore", "POST /resume",
         "GET /healthz", "GET /readyz", "GET /metrics",

@@ -26,7 +26,7 @@ from tests.buffer_app import serving, small_config
 from tests.buffer_setup import STORES, answer, new_store
 from tests.factories import make_request
 
-CONFIG = small_config(run={"name": "shown"}, cadence={"v": 2, "m": 2})
+CONFIG = small_config(run={"name": "shown"}, cadence={"v": 2, "m": 2}, diagnostics={"texts": 0})
 
 
 @pytest.fixture(scope="module", params=STORES)

@@ -63,6 +63,7 @@ ROUTES = [
     ("DELETE", "/evaluations/held_out@1", {EVALUATOR, SCHEDULER}),
     ("POST", "/batches/1", {LEARNER}),
     ("POST", "/batches/1/commit", {LEARNER}),
+    ("GET", "/batches/1/untrained", {LEARNER}),
     ("GET", "/progress", set(Role)),
     ("PUT", "/progress", {LEARNER}),
     ("POST", "/snapshot", {LEARNER}),

@@ -164,6 +164,30 @@ def test_stale_fates_are_reported_by_one_batch(store: Store) -> None:
     assert store.view(9).stale == (second,)
 
 
+def test_groups_that_a_batch_did_not_train_are_held_until_the_batch_is_released(store: Store) -> None:
+    stored(store, "abc")
+    assembly = an_assembly(fresh=["g-a", "g-b", "g-c"], trained=["g-a"], untrained=["g-b"])
+    assert store.commit_assembly(assembly)
+    assert [frame is not None for frame in store.frames(["g-a", "g-b", "g-c"])] == [True, True, False]
+    assert store.batch(1) == assembly.batch
+    store.commit(1, checkpointed=1)
+    assert store.frames(["g-a", "g-b"]) == [None, None]
+    assert store.status().num_bytes == 0
+
+
+def test_stale_groups_that_are_held_stay_until_the_assembly_that_reports_them(store: Store) -> None:
+    old = stored(store, "ab")
+    fates = [record.fate(None, "stale", 1) for record in store.view(2).fresh]
+    again = [make_request(request_id=f"{request.request_id}~1") for request in old]
+    store.replace_stale([Replacement(fate=f, request=r) for f, r in zip(fates, again, strict=True)], hold=True)
+    assert store.view(9).fresh == ()
+    assert None not in store.frames(["g-a", "g-b"])
+    assert store.commit_assembly(an_assembly(num_stale=2, stale=["g-a", "g-b"], untrained=["g-b"]))
+    assert [frame is not None for frame in store.frames(["g-a", "g-b"])] == [False, True]
+    store.commit(1, checkpointed=1)
+    assert store.frames(["g-b"]) == [None]
+
+
 def test_compositions_are_paged_newest_first(store: Store) -> None:
     before = Tables()
     for step in range(1, 6):

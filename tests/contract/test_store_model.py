@@ -233,9 +233,12 @@ class ThreeBuffers(RuleBasedStateMachine):
 
     # -- assembly
 
-    @rule(size=st.integers(1, 3), keep=st.integers(0, 3), reuse=st.booleans())
-    def assemble(self, size: int, keep: int, reuse: bool) -> None:
+    @rule(size=st.integers(1, 3), keep=st.integers(0, 3), reuse=st.booleans(), hold=st.booleans())
+    def assemble(self, size: int, keep: int, reuse: bool, hold: bool) -> None:
         assembly = self.assembly(self.all(lambda store: store.view(size)), keep, reuse)
+        if hold:
+            unused = [i for i in (*assembly.fresh, *assembly.stale) if i not in assembly.batch.group_ids]
+            assembly = replace(assembly, batch=replace(assembly.batch, untrained=tuple(unused)))
         assert self.all(lambda store: store.commit_assembly(assembly)) is True
         assert self.all(lambda store: store.commit_assembly(assembly)) is False
 
@@ -273,6 +276,7 @@ class ThreeBuffers(RuleBasedStateMachine):
             high=[*(s for s in before.high if s.birth > step - 3), *(r.stat(birth=step) for r in fresh[:1])],
             new_prompts=list({request.prompt.prompt_id: request.prompt for request in new}.values()),
             num_stale=len(view.stale),
+            stale=list(self.model.held_stale),
             fresh_bytes=sum(record.num_bytes for record in fresh),
             outcomes=b"" if step % 5 == 4 else b"outcomes of step %d" % step,
         )
@@ -287,15 +291,15 @@ class ThreeBuffers(RuleBasedStateMachine):
         state = SelectorState(round=round_, through=max(0, self.model.tables.step - behind), data=b"state %d" % round_)
         self.all(lambda store: store.keep_selector_state(state))
 
-    @rule(number=st.integers(1, 3), version=VERSIONS, twice=st.booleans(), reverse=st.booleans())
-    def replace_stale(self, number: int, version: int, twice: bool, reverse: bool) -> None:
+    @rule(number=st.integers(1, 3), version=VERSIONS, twice=st.booleans(), reverse=st.booleans(), hold=st.booleans())
+    def replace_stale(self, number: int, version: int, twice: bool, reverse: bool, hold: bool) -> None:
         records = self.all(lambda store: store.view(number)).fresh[:: -1 if reverse else 1]
         requests = self.requests_of(records)
         again = [replace(r, request_id=repeated_id(r.request_id), min_version=version) for r in requests]
         fates = [record.fate(None, "stale", 1) for record in records]
         items = [Replacement(fate=fate, request=request) for fate, request in zip(fates, again, strict=True)]
         for _ in range(1 + twice):
-            self.all(lambda store: store.replace_stale(items))
+            self.all(lambda store: store.replace_stale(items, hold=hold))
         self.remember(again)
 
     @rule(behind=st.integers(0, 2), unsaved=st.integers(0, 3))

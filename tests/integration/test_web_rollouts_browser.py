@@ -96,6 +96,20 @@ def test_a_group_shows_reward_answer_and_advantage_of_each_response(page: Any, a
     assert "advantage 0" in page.inner_text("#response-3")
 
 
+def test_a_group_that_did_not_train_shows_its_texts_rewards_and_answers(page: Any, address: str) -> None:
+    opened(page, address, "group/easy%402", "#response-3 .response-text")
+    assert texts(page, ".response .reward") == ["1"] * 4
+    assert texts(page, ".response .advantage") == ["–"] * 4
+    assert texts(page, ".response .extracted") == ["easy 0", "easy 1", "easy 2", "easy 3"]
+    assert page.inner_text("#response-2 .response-text").startswith("easy answer 2 <script>")
+    assert "not trained in step 2" in page.inner_text("main")
+    assert "no numbers of tokens: the group did not train in this step" in page.inner_text("#text-alone")
+    page.hover("#response-0 .response-text")
+    page.keyboard.press("j")
+    page.wait_for_selector("#response-0.selected, #response-1.selected")
+    assert page.locator("fieldset.controls").count() == 0
+
+
 def classes(page: Any, response: int) -> list[str]:
     found = page.locator(f"#response-{response} .token").evaluate_all("tokens => tokens.map(t => t.className)")
     return [name.replace("token", "", 1).strip() for name in found]
@@ -162,7 +176,7 @@ def test_more_of_a_long_response_comes_when_it_is_asked_for(page: Any, address: 
 def test_a_group_without_a_record_says_how_to_get_one(page: Any, address: str) -> None:
     opened(page, address, "group/easy%401", "#no-text")
     text = page.inner_text("#no-text")
-    assert "diagnostics.token_records = 2 records every 2 steps" in text
+    assert "it was not the turn of step 1 (diagnostics.texts = 2, diagnostics.token_records = 2; 0: never)" in text
     assert "Rewards: 1, 1, 1, 0" in text
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
+from bapo.config.tree import Config
 from bapo.errors import ContractError
 from bapo.types import Purpose
 from buffer_service.assembly import Assembler, repeated_id
 from buffer_service.service import TooManyFailuresError
+from buffer_service.texts import held_for_texts
 from buffer_service.values import Assembly
 from tests.assembly_setup import Setup
 from tests.buffer_setup import an_assembly, answer, incoming
@@ -200,6 +203,40 @@ def test_a_stale_group_is_replaced_by_a_request_for_the_same_prompt_and_reported
     assert setup.service.compositions(0, 1)[1][0]["num_stale"] == 1
 
 
+def test_a_stale_group_is_held_for_its_text_until_the_batch_that_reports_it_is_released() -> None:
+    setup = Setup()
+    for step in (1, 2, 3):
+        setup.fill(f"a{step}", f"b{step}", step=step, version=step)
+        setup.service.batch(step)
+    setup.fill("old", step=4, version=1)
+    setup.fill("wrong", step=4, version=4, rewards="00000000")
+    assert setup.service.batch(4) is None
+    (again,) = setup.service.claim("w", 9, 4)
+    setup.store.push([incoming(answer(again, version=4))])
+    batch = setup.service.batch(4)
+    assert batch is not None
+    assert batch.untrained == ("g-old", "g-wrong")
+    setup.service.commit(4, 3)
+    assert setup.service.frame("g-old") is not None
+    setup.service.commit(4, 4)
+    assert setup.service.frame("g-old") is None
+
+
+def test_what_does_not_train_is_held_as_far_as_it_fits_and_else_a_sample_that_is_the_same_for_all() -> None:
+    records = [incoming(answer(make_request(prompt_id=name))).record for name in "abcdefgh"]
+    records = [replace(record, num_bytes=300_000) for record in records]
+    config = Config.model_validate({"diagnostics": {"texts_mb": 1, "texts": 2}})
+    assert held_for_texts(2, records[:3], config) == ("g-a", "g-b", "g-c")
+    held = held_for_texts(2, records, config)
+    assert len(held) == 3
+    assert list(held) == sorted(held)
+    assert held_for_texts(2, records, config) == held
+    assert len({held_for_texts(step, records, config) for step in range(2, 22, 2)}) > 1
+    assert held_for_texts(3, records, config) == ()
+    large = replace(records[0], num_bytes=1_000_001)
+    assert held_for_texts(2, [large, *records[1:3]], config) == ("g-b", "g-c")
+
+
 def test_an_id_says_how_often_its_prompt_was_asked_again() -> None:
     assert repeated_id("fresh-00000012") == "fresh-00000012~1"
     assert repeated_id("fresh-00000012~9") == "fresh-00000012~10"
@@ -294,7 +331,8 @@ def test_a_composition_says_what_the_batch_is_made_of() -> None:
     }  # fmt: skip
     assert (first.fresh, first.fresh_bytes, first.batch.num_bytes) == (("g-a", "g-b"), sum(sizes), sizes[1])
     assert [prompt.prompt_id for prompt in first.new_prompts] == ["a"]
-    assert first.reference_changes == {"g-a": -1, "g-b": 1}
+    assert (first.batch.untrained, first.reference_changes) == (("g-a",), {"g-b": 1})
+    assert replace(first, batch=replace(first.batch, untrained=())).reference_changes == {"g-a": -1, "g-b": 1}
     setup.fill("c", "d", step=2, rewards="00000000", version=2)
     second = assembled(setup, 2)
     assert (second.composition["x3"], second.composition["staleness_max"], second.composition["num_bad"]) == (1, 1, 3)

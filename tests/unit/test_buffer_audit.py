@@ -31,16 +31,17 @@ SOUND = Audit(
     assembled=5,
     committed=4,
     checkpointed=3,
-    num_bytes=600,
+    num_bytes=800,
     fresh_bytes=200,
     tables=Tables(step=5, bad=(hard("p", birth=4), hard("q", birth=5)), high=(stat("h", birth=4), stat("b", birth=5))),
     bad_prompts=frozenset({"p", "q"}),
-    batches={4: batch(4, "b"), 5: batch(5, "b", "h")},
-    records={key: record(key) for key in ("f1", "f2", "r", "e", "h", "b")},
-    references={"f1": 1, "f2": 1, "r": 1, "e": 1, "h": 2, "b": 3},
-    frame_sizes=dict.fromkeys(("f1", "f2", "r", "e", "h", "b"), 100),
+    batches={4: replace(batch(4, "b"), untrained=("u",)), 5: batch(5, "b", "h")},
+    records={key: record(key) for key in ("f1", "f2", "r", "e", "h", "b", "u", "s")},
+    references={"f1": 1, "f2": 1, "r": 1, "e": 1, "h": 2, "b": 3, "u": 1, "s": 1},
+    frame_sizes=dict.fromkeys(("f1", "f2", "r", "e", "h", "b", "u", "s"), 100),
     fresh=("f1", "f2"),
     reevaluated=("r",),
+    stale=frozenset({"s", "not held"}),
     evaluated={"cd@5": ("e", "dropped")},
     evaluations={"cd@5": 2},
     opened={
@@ -57,21 +58,24 @@ SOUND = Audit(
     planned={"o1": 6},
     rounds={2: 9, 6: 1},
 )
-"""Two fresh groups, a re-evaluated, an evaluated one, B_high and two retained batches; round 2 is long over."""
+"""Two fresh groups, a re-evaluated, an evaluated one, B_high and two retained batches; round 2 is long over. Batch 4
+holds u, which it did not train, and s is stale and held."""
 
 TABLES_4 = replace(SOUND.tables, step=4, bad=(hard("p"), hard("q")))
 BROKEN: list[tuple[str, str, dict[str, Any]]] = [
     ("frames", "group r has no record", {"records": {k: v for k, v in SOUND.records.items() if k != "r"}}),
-    ("frames", "group r has no frame", {"frame_sizes": {k: 100 for k in SOUND.records if k != "r"}, "num_bytes": 500}),
+    ("frames", "group r has no frame", {"frame_sizes": {k: 100 for k in SOUND.records if k != "r"}, "num_bytes": 700}),
     (
         "frames",
         "the frame of group r has 90 bytes, not 100",
-        {"frame_sizes": {**SOUND.frame_sizes, "r": 90}, "num_bytes": 590},
+        {"frame_sizes": {**SOUND.frame_sizes, "r": 90}, "num_bytes": 790},
     ),
     ("references", "group h is in 2 tables and batches, but 3", {"references": {**SOUND.references, "h": 3}}),
+    ("references", "group s is in 0 tables and batches, but 1", {"stale": frozenset()}),
+    ("references", "group u is in 0 tables and batches, but 1", {"batches": {4: batch(4, "b"), 5: batch(5, "b", "h")}}),
     ("orphans", "nothing refers to group x, but its frame is kept", {"frame_sizes": SOUND.frame_sizes | {"x": 1}}),
     ("orphans", "nothing refers to group x, but its record is kept", {"records": {**SOUND.records, "x": record("x")}}),
-    ("bytes", "the frames have 600 bytes, but 601 are counted", {"num_bytes": 601}),
+    ("bytes", "the frames have 800 bytes, but 801 are counted", {"num_bytes": 801}),
     ("bytes", "the fresh frames have 200 bytes, but 0 are counted", {"fresh_bytes": 0}),
     ("requests", "request o1 is open, but in queue None and leases None", {"queued": {}}),
     (
@@ -132,6 +136,7 @@ def test_a_batch_that_is_gone_before_its_checkpoint_is_noticed_with_its_referenc
     broken = violations(replace(SOUND, batches={5: SOUND.batches[5]}), SETTINGS)
     assert [(item.invariant, item.detail) for item in broken] == [
         ("references", "group b is in 2 tables and batches, but 3 are counted"),
+        ("references", "group u is in 0 tables and batches, but 1 are counted"),
         ("batches", "batch 4 is gone before its checkpoint"),
     ]
 

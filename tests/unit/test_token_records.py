@@ -12,12 +12,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from bapo.errors import StorageError
+from bapo.errors import StorageError, UnavailableError
 from bapo.token_files import TokenFiles, TokenRow
-from bapo.types import Batch
-from learner import token_records
+from bapo.types import Batch, Group
+from learner import token_rows
 from learner.pieces import Pieces
-from learner.token_records import Recorded, RowMaker, TokenRecorder
+from learner.token_records import TokenRecorder
+from learner.token_rows import Recorded, RowMaker
 from learner.token_trace import TokenValues
 from tests.learner_setup import (
     FakeBuffer,
@@ -147,6 +148,64 @@ def test_a_run_writes_one_file_per_recorded_step_with_every_response_of_its_batc
     assert files.read_group(4, "no such group") == files.read_group(3, group.group_id) == []
 
 
+def test_a_run_keeps_the_text_of_every_group_also_of_those_that_did_not_train(model_path: Path, tmp_path: Path) -> None:
+    config = learner_config(
+        model_path, diagnostics={"texts": 1, "token_records": 4}, task={"name": f"{__name__}:raising"}
+    )
+    batches = {step: random_batch(step=step, num_groups=2) for step in range(1, 5)}
+    others = {step: [random_batch(step=50 + step, num_groups=1).entries[0].group] for step in (2, 3, 4)}
+    buffer = FakeBuffer(batches.__getitem__, not_trained=others)
+    learner = make_test_learner(config, tmp_path, buffer=buffer, fleet=FakeFleet())
+    learner.run(1)
+    assert learner.token_records is not None
+    learner.token_records.close(60)
+    files, tokenizer = TokenFiles(tmp_path), AutoTokenizer.from_pretrained(model_path)
+    assert files.steps() == [1, 2, 3, 4]
+    assert [len(files.read_untrained(step)) for step in files.steps()] == [0, 1, 1, 1]
+    for group, origin in ((others[3][0], None), (batches[3].entries[1].group, batches[3].entries[1].origin.value)):
+        rows = files.read_group(3, group.group_id)
+        assert [row.reward for row in rows] == group.rewards.tolist()
+        assert {(row.origin, row.is_text_alone, row.entropy) for row in rows} == {(origin, True, None)}
+        for row, response in zip(rows, group.responses, strict=True):
+            text = tokenizer.decode(response.token_ids.tolist(), skip_special_tokens=True)
+            assert (row.pieces, row.extracted) == ([text], f"[{text}]")
+            assert row.token_ids == response.token_ids.tolist()
+    trained = batches[3].entries[0].group
+    mean, sigma = trained.rewards.mean(), np.sqrt(trained.rewards.var() + config.loss.advantage_eps)
+    found = [row.advantage for row in files.read_group(3, trained.group_id)]
+    np.testing.assert_allclose(found, (trained.rewards - mean) / sigma, rtol=1e-5)  # type: ignore[arg-type]
+    assert not files.read_group(4, batches[4].entries[0].group.group_id)[0].is_text_alone
+    assert files.read_group(4, others[4][0].group_id)[0].is_text_alone
+
+
+def test_a_recorder_without_a_buffer_leaves_what_a_file_has_of_groups_that_did_not_train(
+    model_path: Path, tmp_path: Path
+) -> None:
+    files, batch = TokenFiles(tmp_path), random_batch(num_groups=1)
+    files.write(1, [[row("trained before")], [row("not trained", origin=None, advantage=None)]])
+    recorder = TokenRecorder(learner_config(model_path), files)
+    recorder.put(batch, values_like(batch))
+    recorder.close(60)
+    assert [rows[0].group_id for rows in files.read_untrained(1)] == ["not trained"]
+    assert files.read_group(1, "trained before") == []
+    assert len(files.read_group(1, batch.entries[0].group.group_id)) == 4
+
+
+def test_a_buffer_that_does_not_answer_costs_the_texts_of_untrained_groups_alone(
+    model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(step: int) -> list[Group]:
+        raise UnavailableError("the buffer service is away")
+
+    recorder = TokenRecorder(learner_config(model_path, diagnostics={"texts": 1}), TokenFiles(tmp_path), away)
+    batch = random_batch(num_groups=1)
+    recorder.expect(1)
+    recorder.put(batch, None, values_like(batch).advantage_M)
+    recorder.close(60)
+    assert "step 1 has no texts of groups that did not train: the buffer service is away" in caplog.text
+    assert TokenFiles(tmp_path).steps() == [1]
+
+
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """Every byte is a token: characters beyond ASCII take several."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -259,6 +318,11 @@ def values_like(batch: Batch) -> TokenValues:
     return TokenValues(logprobs_M=tokens, entropy_M=tokens, ratio_M=tokens, clipped_M=tokens, advantage_M=tokens)
 
 
+def recorded(batch: Batch) -> Recorded:
+    values = values_like(batch)
+    return Recorded(batch=batch, values=values, advantage_M=values.advantage_M)
+
+
 def test_a_slow_disk_costs_records_and_never_makes_the_learner_wait(
     model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -292,9 +356,9 @@ def test_a_step_that_would_pass_the_limit_alone_keeps_its_first_groups_and_says_
     batch = random_batch(num_groups=3)
     wide = [entry.group for entry in batch.entries]
     recorder = TokenRecorder(config, TokenFiles(tmp_path))
-    room = token_records.TOKEN_BYTES * (len(wide[0].token_ids) + len(wide[1].token_ids))
+    room = token_rows.TOKEN_BYTES * (len(wide[0].token_ids) + len(wide[1].token_ids))
     rows = RowMaker(config)
-    found, left_out = rows.groups(Recorded(batch=batch, values=values_like(batch)), room)
+    found, left_out = rows.groups(recorded(batch), room)
     assert ([group[0].group_id for group in found], left_out) == ([group.group_id for group in wide[:2]], 1)
     recorder.close()
 
@@ -324,7 +388,7 @@ def test_a_task_that_raises_gives_no_gold_and_what_it_extracts_is_from_the_text_
 ) -> None:
     config = learner_config(model_path, task={"name": f"{__name__}:raising"})
     batch = random_batch(num_groups=1)
-    groups, _ = RowMaker(config).groups(Recorded(batch=batch, values=values_like(batch)), 1 << 30)
+    groups, _ = RowMaker(config).groups(recorded(batch), 1 << 30)
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     for response in groups[0]:
         text = tokenizer.decode(list(response.token_ids), skip_special_tokens=True)

@@ -15,7 +15,7 @@ from bapo.web.asking import all_endpoints, ask, view_of
 from bapo.web.export import answers
 from bapo.web.text_index import TextIndex
 from bapo.web.view import RunView
-from tests.rollout_run import GROUP, HOSTILE, LONG, token_row, write_rollout_run
+from tests.rollout_run import GROUP, HOSTILE, LONG, text_row, token_row, write_rollout_run
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_prompt_has_its_visits_and_its_way_through_the_buffers(view: RunView) 
         (2, 2, 1, 4, "x1"),
     ]
     assert found["visits"][0]["why"] == "its fresh group had k = 0 of 4, and the range filter needs 1 <= k <= 3"
-    assert [visit["has_tokens"] for visit in found["visits"]] == [False, True]
+    assert [visit["has_text"] for visit in found["visits"]] == [False, True]
     assert (found["transitions"][0]["table"], found["transitions"][0]["change"]) == ("bad", "entered")
     assert found["transitions"][0]["why"] == "fresh group with mu = 0 <= c1 = 0.125"
     assert found["differs"] == ""
@@ -86,8 +86,11 @@ def test_a_group_has_its_responses_with_every_number_that_was_recorded(view: Run
 @pytest.mark.parametrize(
     ("group_id", "why"),
     [
-        ("hard@1", "the group was not trained in this step, so the learner never saw its text"),
-        ("easy@1", "step 1 has no token record: diagnostics.token_records = 2 records every 2 steps"),
+        ("hard@1", "it was not the turn of step 1 (diagnostics.texts = 2, diagnostics.token_records = 2; 0: never)"),
+        (
+            "zero@2",
+            "the step has texts, but not of this group: of groups that do not train as many are kept as go into",
+        ),
     ],
 )
 def test_a_group_without_text_says_why_and_still_has_its_rewards(view: RunView, group_id: str, why: str) -> None:
@@ -99,19 +102,52 @@ def test_a_group_without_text_says_why_and_still_has_its_rewards(view: RunView, 
 
 def test_what_is_missing_names_the_way_to_get_it(run: RunDirectory) -> None:
     run.write_batch(1, b"a kept batch")
-    text = run.config_path.read_text().replace("token_records = 2", "token_records = 0")
-    run.config_path.write_text(text)
+    text = run.config_path.read_text()
+    run.config_path.write_text(text.replace("token_records = 2", "token_records = 0").replace("texts = 2", "texts = 0"))
     view = view_of(run, load_resolved(run.config_path))
     view.refresh()
     why = told(view, "group", id="easy@1")["why_no_text"]
-    assert "set diagnostics.token_records = 1" in why
+    assert "set diagnostics.texts = 1" in why
     assert "bapo replay RUN --step 1 --token-records" in why
     run.token_files.truncate_after(0)
-    run.config_path.write_text(text.replace("token_records = 0", "token_records = 2"))
+    run.token_files.write(4, [[token_row(0, ["later"], step=4)]])
+    run.config_path.write_text(text)
     view = view_of(run, load_resolved(run.config_path))
     while not view.is_complete:
         view.refresh()
-    assert "was removed: diagnostics.token_records_mb was full" in told(view, "group", id=GROUP)["why_no_text"]
+    assert "were removed: diagnostics.token_records_mb was full" in told(view, "group", id=GROUP)["why_no_text"]
+
+
+def test_a_group_that_did_not_train_has_its_texts_and_says_that_no_numbers_of_tokens_are_known(view: RunView) -> None:
+    found = told(view, "group", id="easy@2")
+    assert (found["step"], found["origin"], found["why_no_text"]) == (2, None, "")
+    assert found["why_no_tokens"].startswith("the group did not train in this step")
+    assert [response["pieces"] for response in found["responses"]] == [[f"easy answer {i} {HOSTILE}"] for i in range(4)]
+    first = found["responses"][0]
+    assert (first["reward"], first["extracted"], first["num_tokens"]) == (1.0, "easy 0", 7)
+    assert (first["advantage"], first["rollout"], first["entropy"], first["is_cut"]) == (None, None, None, False)
+    assert told(view, "prompt", id="easy")["visits"][-1]["has_text"] is True
+
+
+def test_a_long_text_without_tokens_is_cut_by_its_characters_until_more_is_asked_for(
+    run: RunDirectory, view: RunView
+) -> None:
+    run.token_files.write(2, [[text_row(0, "y" * 10_000)]])
+    cut = told(view, "group", id="easy@2", most=2)["responses"][0]
+    assert (cut["pieces"], cut["is_cut"], cut["num_tokens"]) == (["yyyyyyyy"], True, 7)
+    whole = told(view, "group", id="easy@2", most=2500)["responses"][0]
+    assert (len(whole["pieces"][0]), whole["is_cut"]) == (10_000, False)
+
+
+def test_a_trained_group_whose_step_has_texts_alone_names_the_way_to_its_numbers(
+    run: RunDirectory, view: RunView
+) -> None:
+    run.write_batch(2, b"a kept batch")
+    run.token_files.write(2, [[text_row(0, "12+5+7", group=GROUP, origin="x1", advantage=1.5)]])
+    found = told(view, "group", id=GROUP)
+    assert found["responses"][0]["advantage"] == 1.5
+    assert "diagnostics.token_records = 2" in found["why_no_tokens"]
+    assert "bapo replay RUN --step 2 --token-records" in found["why_no_tokens"]
 
 
 @pytest.mark.parametrize(("endpoint", "noun"), [("prompt", "prompt"), ("group", "group")])
@@ -126,7 +162,8 @@ def test_the_search_finds_ids_prompts_and_responses(view: RunView) -> None:
 
     assert hits("IS 24") == [("response", GROUP, 0)]
     assert hits("no evil") == [("response", GROUP, 1)]  # both words, in any order
-    assert hits("12,5,7->") == [("prompt", "hard", 0)]
+    assert hits("12,5,7->") == [("prompt", "easy", 0), ("prompt", "hard", 0)]
+    assert hits("easy answer 2") == [("response", "easy@2", 2)]  # it did not train
     assert hits("middle") == [("group", "middle@1", 0), ("prompt", "middle", 0)]
     assert hits("nothing of this") == []
     found = told(view, "search", text="here")

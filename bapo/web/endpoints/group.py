@@ -1,4 +1,4 @@
-"""One group: its responses with what the learner knew of every token, where a step recorded them."""
+"""One group: its responses, with what the learner knew of every token where a step recorded that."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bapo.errors import ContractError
-from bapo.token_files import TokenRow
+from bapo.token_files import TokenFiles, TokenRow
 from bapo.types import Fate
 from bapo.web.prompt_index import PromptIndex
 from bapo.web.steps import number
@@ -16,6 +16,8 @@ from bapo.whatif.history import History, Visit
 FOLDS = (PromptIndex, History)
 TOKENS = 2000
 """Of each response, unless the caller wants more."""
+CHARS = 4
+"""Of a token, about: what a text is cut by whose tokens are not known."""
 EXPORTED_TOKENS = 300_000
 """Of all groups in an exported file: about 15 MB of it."""
 
@@ -23,7 +25,7 @@ EXPORTED_TOKENS = 300_000
 def answer(view: RunView, *, id: str, step: int = 0, most: int = TOKENS) -> dict[str, Any]:
     """
     Args:
-        step: which use of the group; 0: the newest one with a token record, else the newest.
+        step: which use of the group; 0: the newest one with a text, if possible one that was trained; else the newest.
         most: tokens of each response that are sent.
     Raises: ContractError for a group that no step looked at (yet: see `is_complete`).
     """
@@ -34,9 +36,7 @@ def answer(view: RunView, *, id: str, step: int = 0, most: int = TOKENS) -> dict
         return {"id": id, "responses": None}
     prompt_id, steps = found
     visits = [visit for visit in view.fold(History).visits(prompt_id) if visit.fate.group_id == id]
-    recorded = set(view.run.token_files.steps())
-    chosen = _chosen(visits, recorded, step)
-    rows = view.run.token_files.read_group(chosen.step, chosen.fate.item or id) if chosen.step in recorded else []
+    chosen, rows = _chosen(view.run.token_files, visits, step)
     fate = chosen.fate
     return {
         "id": id,
@@ -50,8 +50,10 @@ def answer(view: RunView, *, id: str, step: int = 0, most: int = TOKENS) -> dict
         "version": fate.policy_version,
         "worker": fate.worker_id,
         "rewards": [number(reward) for reward in fate.rewards],
-        "why_no_text": "" if rows else _why_no_text(view, fate, chosen.step, recorded),
+        "why_no_text": "" if rows else _why_no_text(view, fate, chosen.step),
+        "why_no_tokens": _why_no_tokens(view, fate, chosen.step) if rows and rows[0].is_text_alone else "",
         **_prompt(rows),
+        "most": most,
         "responses": [_response(row, max(0, most)) for row in rows],
     }
 
@@ -72,32 +74,61 @@ def exported(view: RunView) -> Iterable[dict[str, Any]]:
                 yield {"id": group_id, "step": step}
 
 
-def _chosen(visits: Sequence[Visit], recorded: set[int], step: int) -> Visit:
+def _chosen(files: TokenFiles, visits: Sequence[Visit], step: int) -> tuple[Visit, list[TokenRow]]:
     for visit in visits:
         if visit.step == step:
-            return visit
-    with_text = [visit for visit in visits if visit.step in recorded and visit.fate.origin is not None]
-    return (with_text or visits)[-1]
+            return visit, _rows(files, visit)
+    trained_last = sorted(visits, key=lambda visit: (visit.fate.origin is not None, visit.step))
+    for visit in reversed(trained_last):
+        if rows := _rows(files, visit):
+            return visit, rows
+    return visits[-1], []
 
 
-def _why_no_text(view: RunView, fate: Fate, step: int, recorded: set[int]) -> str:
-    every = view.config.diagnostics.token_records
-    if fate.origin is None:
-        return "the group was not trained in this step, so the learner never saw its text; its rewards are all there is"
-    if step in recorded:
+def _rows(files: TokenFiles, visit: Visit) -> list[TokenRow]:
+    return files.read_group(visit.step, visit.item)
+
+
+def _why_no_text(view: RunView, fate: Fate, step: int) -> str:
+    settings, steps = view.config.diagnostics, view.run.token_files.steps()
+    kept = "" if fate.origin is None else _kept_batch(view, step)
+    if step in steps and fate.origin is None:
         return (
-            "the step's token record left this group out: diagnostics.token_records_mb is too small for the whole batch"
+            "the step has texts, but not of this group: of groups that do not train as many are kept as go into "
+            f"diagnostics.texts_mb = {settings.texts_mb}"
         )
-    kept = (
-        f"; its batch is kept, so `bapo replay RUN --step {step} --token-records` makes the record"
-        if view.run.batch_path(step).is_file()
-        else ""
+    if step in steps:
+        return (
+            "the step's texts leave this group out: diagnostics.texts_mb or diagnostics.token_records_mb is too small "
+            "for the whole batch"
+        )
+    if not settings.texts and not settings.token_records:
+        return f"this run keeps no texts: set diagnostics.texts = 1 (every step) or more{kept}"
+    if all(not every or step % every for every in (settings.texts, settings.token_records)):
+        turns = f"diagnostics.texts = {settings.texts}, diagnostics.token_records = {settings.token_records}"
+        return f"it was not the turn of step {step} ({turns}; 0: never){kept}"
+    if steps and step < steps[0]:
+        return f"the texts of step {step} were removed: diagnostics.token_records_mb was full{kept}"
+    return (
+        f"the texts of step {step} are not written yet, or were left out, which the learner's log says; older "
+        f"runs kept none{kept}"
     )
-    if not every:
-        return f"this run records no tokens: set diagnostics.token_records = 1 (every step) or more{kept}"
-    if step % every == 0:
-        return f"the token record of step {step} was removed: diagnostics.token_records_mb was full{kept}"
-    return f"step {step} has no token record: diagnostics.token_records = {every} records every {every} steps{kept}"
+
+
+def _why_no_tokens(view: RunView, fate: Fate, step: int) -> str:
+    if fate.origin is None:
+        return "the group did not train in this step, so the learner computed nothing of its tokens"
+    every = view.config.diagnostics.token_records
+    setting = (
+        f"diagnostics.token_records = {every} records every {every} steps" if every else "diagnostics.token_records = 0"
+    )
+    return f"this step has no token record ({setting}){_kept_batch(view, step)}"
+
+
+def _kept_batch(view: RunView, step: int) -> str:
+    if not view.run.batch_path(step).is_file():
+        return ""
+    return f"; its batch is kept, so `bapo replay RUN --step {step} --token-records` makes the record"
 
 
 def _prompt(rows: Sequence[TokenRow]) -> dict[str, Any]:
@@ -107,6 +138,9 @@ def _prompt(rows: Sequence[TokenRow]) -> dict[str, Any]:
 
 
 def _response(row: TokenRow, most: int) -> dict[str, Any]:
+    rollout = None if row.rollout_logprobs is None else row.rollout_logprobs[:most]
+    pieces = [row.pieces[0][: most * CHARS]] if row.is_text_alone else list(row.pieces[:most])
+
     def numbers(values: Sequence[float] | None) -> list[Any] | None:
         return None if values is None else [number(value) for value in values[:most]]
 
@@ -116,10 +150,11 @@ def _response(row: TokenRow, most: int) -> dict[str, Any]:
         "outcome": row.outcome,
         "versions": [row.oldest_version, row.newest_version],
         "extracted": row.extracted,
-        "advantage": number(row.advantage),
+        "advantage": None if row.advantage is None else number(row.advantage),
         "num_tokens": len(row.token_ids),
-        "pieces": list(row.pieces[:most]),
-        "rollout": numbers(row.rollout_logprobs),
+        "pieces": pieces,
+        "is_cut": sum(map(len, pieces)) < len(row.text),
+        "rollout": numbers(rollout),
         "logprobs": numbers(row.logprobs),
         "entropy": numbers(row.entropy),
         "ratio": numbers(row.ratio),

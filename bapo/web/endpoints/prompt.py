@@ -23,12 +23,13 @@ def answer(view: RunView, *, id: str) -> dict[str, Any]:
     visits = history.visits(id)
     if not visits and view.is_complete:
         raise ContractError(f"no step of run {view.config.run.name} looked at a prompt {id[:80]!r}")
-    recorded = set(view.run.token_files.steps())
+    files = view.run.token_files
+    recorded = set(files.steps())
     return {
         "id": id,
         "c1": view.config.algorithm.c1,
         "differs": history.differs,
-        "visits": [_visit(visit, visit.step in recorded) for visit in visits],
+        "visits": [_visit(visit, visit.step in recorded and files.has(visit.step, visit.item)) for visit in visits],
         "transitions": [
             {"step": event.step, "table": event.table, "change": event.change, "why": event.sentence}
             for event in history.transitions(id)
@@ -41,13 +42,13 @@ def exported(view: RunView) -> Iterable[dict[str, Any]]:
     return [{"id": found.prompt_id} for found in islice(view.fold(PromptIndex).prompts(), EXPORTED)]
 
 
-def _visit(visit: Visit, is_recorded: bool) -> dict[str, Any]:
+def _visit(visit: Visit, has_text: bool) -> dict[str, Any]:
     fate = visit.fate
     return {
         "step": visit.step,
         "kind": visit.kind,
         "group": fate.group_id,
-        "item": fate.item or fate.group_id,
+        "item": visit.item,
         "version": fate.policy_version,
         "asked": visit.asked,
         "birth": fate.birth,
@@ -58,5 +59,5 @@ def _visit(visit: Visit, is_recorded: bool) -> dict[str, Any]:
         "origin": fate.origin.value if fate.origin else None,
         "reason": fate.reason,
         "why": visit.sentence,
-        "has_tokens": is_recorded and fate.origin is not None,
+        "has_text": has_text,
     }

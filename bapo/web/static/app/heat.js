@@ -71,6 +71,10 @@ export function heatText(response, metric, onToken, label) {
   );
 }
 
+/** The text of a response whose tokens are not known one by one. */
+export const plainText = (response, label) =>
+  el("div", { class: "response-text", tabindex: "0", role: "group", "aria-label": label, dir: "ltr" }, response.pieces.map(visibleToken));
+
 /** What the colours mean. */
 export const legend = (metric) =>
   el("ul", { class: "legend", "aria-label": `Colours: ${METRICS[metric].title}` },

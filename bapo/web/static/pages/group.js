@@ -3,7 +3,7 @@
 import { el } from "bapo/app/dom.js";
 import { DASH, count, decimal } from "bapo/app/format.js";
 import { NotExported, follow } from "bapo/app/data.js";
-import { METRICS, heatText, legend, tokenWords } from "bapo/app/heat.js";
+import { METRICS, heatText, legend, plainText, tokenWords } from "bapo/app/heat.js";
 import { visible } from "bapo/app/visible.js";
 
 const MORE = 4;
@@ -44,7 +44,7 @@ function mount(root, shell, here) {
 
   function draw(answer) {
     const cards = answer.responses.map((response) => responseCard(answer, response));
-    body.replaceChildren(about(answer), promptCard(answer), answer.why_no_text ? noText(answer) : "", cards.length ? controls(() => cards.forEach((card) => card.paint())) : "",
+    body.replaceChildren(about(answer), promptCard(answer), answer.why_no_text ? noText(answer) : "", answer.why_no_tokens ? textAlone(answer) : cards.length ? controls(() => cards.forEach((card) => card.paint())) : "",
       el("div", { class: "responses" }, cards.map((card) => card.element)));
     const wanted = Number(place.params.get("response"));
     if (place.params.has("response") && cards[wanted]) select(cards, wanted, true);
@@ -72,9 +72,12 @@ function mount(root, shell, here) {
 
   function noText(answer) {
     return el("div", { class: "notice", id: "no-text" },
-      el("p", {}, `The responses themselves are not recorded: ${answer.why_no_text}.`),
+      el("p", {}, `The responses themselves are not kept: ${answer.why_no_text}.`),
       el("p", {}, `Rewards: ${answer.rewards.map((reward) => decimal(reward)).join(", ")}`));
   }
+
+  const textAlone = (answer) =>
+    el("p", { class: "soft", id: "text-alone" }, `Their text is kept, but no numbers of tokens: ${answer.why_no_tokens}. j and k go from response to response.`);
 
   function controls(paint) {
     const place_of_legend = el("div", {}, legend(metric));
@@ -93,9 +96,10 @@ function mount(root, shell, here) {
   function responseCard(answer, response) {
     const isRight = response.reward >= 1;
     const number = response.row;
-    const readout = el("p", { class: "readout", "aria-live": "polite" }, HINT);
+    const isTextAlone = response.rollout === null;
+    const readout = isTextAlone ? null : el("p", { class: "readout", "aria-live": "polite" }, HINT);
     const holder = el("div", {});
-    const rest = response.num_tokens - response.pieces.length;
+    const rest = isTextAlone ? "the rest of the text is" : `${count(response.num_tokens - response.pieces.length)} tokens are`;
     const element = el("section", { class: "card response", id: `response-${number}`, "aria-labelledby": `response-${number}-title` },
       el("h2", { id: `response-${number}-title` }, el("a", { href: shell.linkTo("group", [id], { step: answer.step, response: number }) }, `Response ${number}`), " ",
         el("span", { class: `tag ${isRight ? "good" : response.reward > 0 ? "warn" : "bad"}` }, isRight ? "right" : response.reward > 0 ? "partly right" : "wrong")),
@@ -105,12 +109,13 @@ function mount(root, shell, here) {
         el("dt", {}, "Extracted"), el("dd", { class: "extracted" }, response.extracted === null ? DASH : el("code", {}, visible(response.extracted))),
         el("dt", {}, "Tokens"), el("dd", {}, `${count(response.num_tokens)}${response.outcome === "graded" ? "" : `, ${response.outcome}`}`),
         el("dt", {}, "Version"), el("dd", {}, [...new Set(response.versions)].join(" to "))),
-      response.entropy ? null : el("p", { class: "soft" }, "The loss did not need this response (advantage 0), so the learner computed no numbers for it."),
+      isTextAlone || response.entropy ? null : el("p", { class: "soft" }, "The loss did not need this response (advantage 0), so the learner computed no numbers for it."),
       holder, readout,
-      rest > 0 ? el("button", { type: "button", class: "quiet more", onclick: () => { most = Math.max(...answer.responses.map((one) => one.pieces.length)) * MORE; following.now(); } }, `Show more: ${count(rest)} tokens are not shown`) : null);
+      response.is_cut ? el("button", { type: "button", class: "quiet more", onclick: () => { most = answer.most * MORE; following.now(); } }, `Show more: ${rest} not shown`) : null);
     const card = {
       element,
       paint() {
+        if (isTextAlone) return holder.replaceChildren(plainText(response, `Response ${number}`));
         const onToken = (i) => { readout.textContent = i === null ? HINT : tokenWords(response, i); };
         holder.replaceChildren(heatText(response, metric, onToken, `Response ${number}, tokens`));
       },

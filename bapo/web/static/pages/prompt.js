@@ -56,7 +56,7 @@ function mount(root, shell, here) {
       KINDS[visit.kind][0] + (visit.kind === "reused" ? ` (of step ${visit.birth})` : visit.asked !== visit.step ? ` (asked in step ${visit.asked})` : ""),
       String(visit.version),
       `${decimal(visit.k)} of ${visit.size}`,
-      el("a", { href: shell.linkTo("group", [visit.group], { step: visit.step }) }, visible(visit.group), visit.has_tokens ? " (text)" : ""),
+      el("a", { href: shell.linkTo("group", [visit.group], { step: visit.step }) }, visible(visit.group), visit.has_text ? " (text)" : ""),
       visit.origin ? visit.origin.toUpperCase() : DASH,
       visit.why,
     ]),
