@@ -71,7 +71,8 @@ def create_app(
     for router in (work.router, batches.router, looking.router, selectors.router, tending.router, health):
         app.include_router(router)
     if run is not None:
-        app.include_router(web_router(view_of(run, context.config, lambda: live_numbers(context.service))))
+        view = view_of(run, context.config, lambda: live_numbers(context.service))
+        app.include_router(web_router(view, needs_token=keyring is not None))
     app.add_exception_handler(BapoError, _named_error)
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _no_route)

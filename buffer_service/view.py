@@ -43,7 +43,8 @@ class Protocol(BoundedHeaders, HttpToolsProtocol):
 def create_view_app(run: RunDirectory, keyring: Keyring | None = None) -> FastAPI:
     """The page of one run, and nothing else."""
     app = FastAPI(title="BAPO run", version=bapo.__version__)
-    app.include_router(web_router(view_of(run, load_resolved(run.config_path))))
+    view = view_of(run, load_resolved(run.config_path))
+    app.include_router(web_router(view, needs_token=keyring is not None))
     app.add_exception_handler(BapoError, _named_error)
     app.add_exception_handler(RequestValidationError, _invalid_query)
     app.add_exception_handler(HTTPException, _no_route)

@@ -73,8 +73,8 @@ class Document:
 
 
 @cache
-def served_document(title: str) -> Document:
-    """The page for a browser that asks a service."""
+def served_document(title: str, *, needs_token: bool) -> Document:
+    """The page for a browser that asks a service; one that needs a token is not asked before there is one."""
     imports = {asset.name: f"./{asset.path}" for asset in scripts()}
     import_map = as_json({"imports": imports})
     digest = base64.b64encode(hashlib.sha256(import_map.encode()).digest()).decode()
@@ -85,7 +85,8 @@ def served_document(title: str) -> Document:
     )
     style = '<link rel="stylesheet" href="./app/style.css">'
     start = '<script type="module" src="./app/main.js"></script>'
-    page = filled(title=title, style=style, import_map=import_map, data="", start=start)
+    data = '<meta name="bapo-token" content="needed">' if needs_token else ""
+    page = filled(title=title, style=style, import_map=import_map, data=data, start=start)
     return Document(html=page.encode(), policy=policy)
 
 

@@ -30,10 +30,10 @@ COMMON = {
 }
 
 
-def web_router(view: RunView) -> APIRouter:
+def web_router(view: RunView, *, needs_token: bool) -> APIRouter:
     """The page of one run."""
     router = APIRouter(tags=["web page"])
-    document = served_document(html.escape(f"{view.config.run.name} - BAPO"))
+    document = served_document(html.escape(f"{view.config.run.name} - BAPO"), needs_token=needs_token)
 
     @router.get("/", include_in_schema=False)
     async def top() -> Response:

@@ -28,7 +28,7 @@ class Stored:
     frames: Mapping[str, str] = field(default_factory=dict)
     """Group id -> digest of the group in the frame."""
     batches: Mapping[int, Line] = field(default_factory=dict)
-    """Step -> {"groups": ids, "fates": lines} of the batches that are retained."""
+    """Step -> {"groups": ids, "untrained": ids that are held, "fates": lines} of the batches that are retained."""
     bad: Sequence[tuple[str, int]] = ()
     high: Sequence[tuple[str, int]] = ()
     assembled: int = 0
@@ -139,4 +139,4 @@ def _frames(client: Any, keys: Keys) -> dict[str, str]:
 def _batch(blob: bytes) -> Line:
     record = unpack_batch_record(blob)
     fates = [fate_line(fate_from_map(fields)) for fields in record.header["fates"]]
-    return {"groups": list(record.group_ids), "fates": fates}
+    return {"groups": list(record.group_ids), "untrained": list(record.untrained), "fates": fates}

@@ -144,7 +144,8 @@ def nothing_leaks(found: Evidence) -> Iterator[str]:
         yield f"{len(odd)} groups have a frame, a record or a reference, but not all three: {_some(odd)}"
     needs = Counter([*stored.fresh, *(key for key, _ in stored.high)])
     for batch in stored.batches.values():
-        needs.update(batch["groups"])
+        needs.update([*batch["groups"], *batch["untrained"]])
+    needs.update(stored.stale & stored.refs.keys())  # held for their texts until a batch reports them
     counted = {key: number for key, number in stored.refs.items() if not key.startswith("evaluate-")}
     # What a killed evaluator has left goes with the next measurement, or the one after it if it was still open.
     asked = sorted({_version(key) for line in found.of("asking") for key in line["ids"]} - {0})

@@ -170,6 +170,24 @@ def test_a_run_with_tokens_asks_for_one_and_keeps_it_for_the_tab(browser: Any, f
             other.page.wait_for_selector("#token-form")
 
 
+@pytest.mark.parametrize("place", ["overview", "prompts", "prompt/any", "group/any"])
+def test_before_there_is_a_token_nothing_is_asked_and_nothing_is_on_the_console(
+    browser: Any, finished: RunDirectory, place: str
+) -> None:
+    keyring = Keyring(f"{Role.VIEWER}:{digest('token-of-the-viewer-0123')}")
+    with (
+        serving(new_store("memory", ""), small_config(), keyring, run=finished) as client,
+        visiting(browser, f"{client.url}/web/#/{place}") as visit,
+    ):
+        visit.page.wait_for_selector("#token-form")
+        visit.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # a tab that is seen again
+        visit.page.wait_for_timeout(500)
+        assert (visit.complaints, [url for url in visit.requests if "/api/" in url]) == ([], [])
+        assert visit.page.locator("#token-form .problem").count() == 0
+        assert visit.page.evaluate("getComputedStyle(document.getElementById('token-form')).paddingLeft") != "0px"
+        assert visit.page.inner_text("#connection") == "token needed"
+
+
 def test_a_buffer_without_records_shows_what_it_knows_itself(browser: Any, tmp_path: Path) -> None:
     """No run directory: queues are there, and the page says what is not."""
     away = RunDirectory(tmp_path / "away")

@@ -20,10 +20,13 @@ export function keyOf(endpoint, query = {}) {
 
 class Service {
   isExported = false;
+  needsToken = document.querySelector('meta[name="bapo-token"]') !== null;
 
-  /** The answer of an endpoint. Throws TokenNeeded, Disconnected or Refused. */
+  /** The answer of an endpoint. Throws TokenNeeded, Disconnected or Refused. Without a token where one is needed nobody
+   * is asked: a browser writes every refused request on its console. */
   async get(endpoint, query = {}, { signal } = {}) {
     const token = sessionStorage.getItem(TOKEN);
+    if (this.needsToken && !token) throw new TokenNeeded("");
     let reply;
     try {
       reply = await fetch(API + keyOf(endpoint, query), { headers: token ? { Authorization: `Bearer ${token}` } : {}, signal });

@@ -96,7 +96,7 @@ function askForToken(message) {
   const input = el("input", { type: "password", id: "token", name: "token", autocomplete: "off", required: true, spellcheck: "false" });
   const form = el(
     "form",
-    { id: "token-form", class: "card token", "aria-labelledby": "token-title",
+    { id: "token-form", class: "card ask-token", "aria-labelledby": "token-title",
       onsubmit: (event) => {
         event.preventDefault();
         source.useToken(input.value.trim());
@@ -108,7 +108,7 @@ function askForToken(message) {
       } },
     el("h2", { id: "token-title" }, "This run asks for a token"),
     el("p", {}, "For numbers the viewer's token is enough: ", el("code", {}, "RUN/tokens/viewer/token"), ". Texts of prompts and responses need the operator's. It is kept until this tab is closed."),
-    el("p", { class: "problem", role: "alert" }, message),
+    message ? el("p", { class: "problem", role: "alert" }, message) : null,
     el("label", { for: "token" }, "Token"),
     input,
     el("button", { type: "submit" }, "Show the run"),
