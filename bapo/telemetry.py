@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -152,6 +153,18 @@ class Telemetry:
         return made
 
 
+class HealthServer(ThreadingHTTPServer):
+    """Callers that hang up early are nothing to report: probes and scrapes have deadlines of their own."""
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """What a request raised: not on the process's standard error, but in its log."""
+        error = sys.exception()
+        if isinstance(error, ConnectionError | TimeoutError):
+            log.debug("%s hung up: %s", client_address, error)
+        else:
+            log.error("a request of %s for health or metrics failed", client_address, exc_info=error)
+
+
 def serve_health(
     telemetry: Telemetry, port: int, is_ready: Callable[[], bool], host: str | None = None, tokens: str = "auto"
 ) -> int:
@@ -197,7 +210,7 @@ def serve_health(
             log.debug(format, *args)
 
     try:
-        server = ThreadingHTTPServer((host, port), Handler)
+        server = HealthServer((host, port), Handler)
     except OSError as error:
         raise ConfigError(f"cannot serve health and metrics on {host}:{port}: {error.strerror}") from error
     threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
