@@ -24,7 +24,7 @@ import bapo
 from bapo.errors import ConfigError
 from bapo.metrics.metric import Metric, Process
 from bapo.metrics.registry import BY_NAME, metrics_of
-from bapo.tokens import TOKEN_FILE, Role, keyring_for
+from bapo.tokens import TOKEN_FILE, Role, keyring_for, listen_host
 
 log = logging.getLogger(__name__)
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -176,7 +176,7 @@ def serve_health(
         tokens: `security.tokens` of the configuration.
     Raises: ConfigError when the port is taken, or others reach it and no accepted tokens are named.
     """
-    host = host or os.environ.get("BAPO_HOST", LOOPBACK)
+    host = listen_host(host, LOOPBACK)
     keyring = keyring_for("/metrics", host, tokens)
 
     class Handler(BaseHTTPRequestHandler):

@@ -29,6 +29,8 @@ TOKEN = "BAPO_TOKEN"  # noqa: S105 - names of variables
 TOKEN_FILE = "BAPO_TOKEN_FILE"  # noqa: S105
 ACCEPTED = "BAPO_ACCEPTED_TOKENS"
 ACCEPTED_FILE = "BAPO_ACCEPTED_TOKENS_FILE"
+LISTEN_HOST = "BAPO_HOST"
+"""The address that every process of a container listens on."""
 
 LOOK_AGAIN_S = 1.0
 """How soon a service notices that its file of accepted tokens has changed."""
@@ -45,7 +47,7 @@ class Role(StrEnum):
     WORKER = "worker"
     """A rollout server and its workers: claim requests, push groups."""
     LEARNER = "learner"
-    """Take batches, report progress, publish weights, snapshot and restore."""
+    """Take batches, read what they do not train, report progress, publish weights, snapshot and restore."""
     SCHEDULER = "scheduler"
     """Ask for fresh groups and for hard prompts again."""
     EVALUATOR = "evaluator"
@@ -153,6 +155,11 @@ def _parse(text: str, where: str) -> tuple[tuple[Role, str], ...]:
             "`bapo tokens create FOLDER` makes such a set"
         )
     return tuple((Role(role), known) for role, known in pairs)
+
+
+def listen_host(flag: str | None, configured: str) -> str:
+    """The address to listen on: of the command line, of BAPO_HOST, of the configuration, in this order."""
+    return flag or os.environ.get(LISTEN_HOST) or configured
 
 
 def keyring_for(what: str, host: str, policy: str) -> Keyring | None:

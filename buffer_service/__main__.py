@@ -29,7 +29,7 @@ from bapo.metrics.metric import Process
 from bapo.process import Flags, run_process
 from bapo.redis_secrets import URL, refuse_open, with_password
 from bapo.telemetry import Telemetry
-from bapo.tokens import keyring_for
+from bapo.tokens import keyring_for, listen_host
 from buffer_service.app import create_app
 from buffer_service.context import Context
 from buffer_service.listening import BACKLOG, listen
@@ -104,7 +104,7 @@ def main(flags: Flags) -> None:
         in_step_order=in_step_order(config),
     )
     port = config.buffer.port if flags.extra.port is None else flags.extra.port
-    host = flags.extra.host or config.buffer.host
+    host = listen_host(flags.extra.host, config.buffer.host)
     keyring = keyring_for("the buffer service", host, config.security.tokens)
     listener = listen(host, port)
     wait_for(lambda: prepare(store, link), flags.extra.redis_timeout_s)
@@ -185,7 +185,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="Redis or Valkey, 6.2 or newer (instead of BAPO_REDIS_URL and buffer.redis_url); a password belongs into "
         "BAPO_REDIS_PASSWORD_FILE, because everybody on a machine can list the arguments of its processes",
     )
-    parser.add_argument("--host", help="address to listen on (instead of buffer.host)")
+    parser.add_argument("--host", help="address to listen on (instead of BAPO_HOST and buffer.host)")
     parser.add_argument(
         "--redis-timeout-s",
         type=float,

@@ -31,7 +31,7 @@ from bapo.metrics.metric import Process
 from bapo.process import Flags, run_process
 from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry
-from bapo.tokens import keyring_for
+from bapo.tokens import keyring_for, listen_host
 from rollout_server import ray_settings
 from rollout_server.app import create_app
 from rollout_server.autoscaler import Autoscaler
@@ -79,7 +79,7 @@ def main(flags: Flags) -> None:
             "write external, and scale the servers on bapo_rollout_desired_workers"
         )
     port = config.rollout.port if flags.extra.port is None else flags.extra.port
-    host = flags.extra.host or config.rollout.host
+    host = listen_host(flags.extra.host, config.rollout.host)
     keyring = keyring_for("the rollout server", host, config.security.tokens)
     listener = listen(host, port)
     url = flags.extra.buffer_url or buffer_url(config, flags.run)
@@ -223,7 +223,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (__doc__ or "").partition("Examples:")[2]
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
-    parser.add_argument("--host", help="address to listen on (instead of rollout.host)")
+    parser.add_argument("--host", help="address to listen on (instead of BAPO_HOST and rollout.host)")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (instead of rollout.port)")
     parser.add_argument(
         "--one-of-several",

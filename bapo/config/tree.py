@@ -104,7 +104,8 @@ class RolloutConfig(Frozen):
     weights_cache: str | None = None
     """Where a host that cannot read the learner's weight files keeps copies; null: beside its temporary files."""
     host: str = "127.0.0.1"
-    """Address that the control API listens on. Workers on other hosts fetch weights from there (docs/scale.md)."""
+    """Address that the control API listens on, unless BAPO_HOST says otherwise. Workers on other hosts fetch weights
+    from there (docs/scale.md)."""
     port: int = Field(8710, ge=0, le=65535)
     """Control API of the fleet; 0 takes a free port."""
     sync_timeout_s: float = Field(120.0, gt=0)
@@ -187,7 +188,7 @@ class BufferConfig(Frozen):
     """The buffer service and its Redis."""
 
     host: str = "127.0.0.1"
-    """Address that the service listens on."""
+    """Address that the service listens on, unless BAPO_HOST says otherwise."""
     port: int = Field(8700, ge=0, le=65535)
     """Port of the API; 0 takes a free port."""
     url: str | None = None
