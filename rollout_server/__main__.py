@@ -173,6 +173,7 @@ class Runner:
             return
         if node.is_cluster:
             self.own_url = self.own_url.replace(f"//{EVERYWHERE}:", f"//{node.address}:")
+        if node.is_bounded:
             self.autoscaler = self._make_autoscaler(room=node.room)
         self._run_fleet()
         node.stop()

