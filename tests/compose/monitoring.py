@@ -62,7 +62,7 @@ def look_at_grafana(stack: Stack) -> str:
     }
     return (
         f"grafana (version {version}) has {len(shown)} dashboards; none of their {len(asked)} queries is refused; "
-        f"without data now: {', '.join(sorted(empty)) or 'none'}"
+        f"panels of which a query has no data now: {', '.join(sorted(empty)) or 'none'}"
     )
 
 
