@@ -159,9 +159,8 @@ class RowMaker:
         return None if task is None else self._safely(task.gold, prompt)
 
     def _extracted(self, prompt: Prompt, text: str) -> str | None:
-        # Another reward than the task's own reads another answer.
-        task = None if self._config.task.reward else self._task
-        extract = None if task is None else extract_of(task)
+        task, another = self._task, self._config.task.reward is not None
+        extract = None if task is None else extract_of(task, another_reward=another)
         return None if extract is None else self._safely(extract, prompt, text)
 
     def _safely(self, ask: Callable[..., object], *arguments: object) -> str | None:

@@ -45,7 +45,10 @@ class Task(Protocol):
 
 @runtime_checkable
 class HasExtract(Protocol):
-    """What a task may have besides: the part of a response that its reward reads, for people who look at responses."""
+    """What a task may have besides: the part of a response that its reward reads, for people who look at responses.
+
+    With an attribute `extracts_by_gold` that is true it holds for `[task] reward` as well.
+    """
 
     def extract(self, prompt: Prompt, text: str) -> str | None:
         """The answer that `reward` compares; None when the text has none."""

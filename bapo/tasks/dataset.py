@@ -20,6 +20,7 @@ from bapo.errors import ConfigError, did_you_mean
 from bapo.tasks.base import MESSAGES, ROW, make_prompt
 from bapo.tasks.chat import Render, chat_template
 from bapo.tasks.dataset_rows import ANSWER_COLUMNS, Row, answer_column, read_rows
+from bapo.tasks.formats import marks_of, written_answer
 from bapo.tasks.rewards import Reward, load_reward
 from bapo.types import Prompt
 
@@ -109,6 +110,18 @@ class DatasetTask:
             return None
         return self._gold_format.replace("{answer}", _as_text(prompt.answer["answer"]))
 
+    def extract(self, prompt: Prompt, text: str) -> str | None:
+        """What stands in a response where `gold_format` has the answer. Exact match reads all of it; a user's reward
+        without such a format does not say what it reads."""
+        if self.extracts_by_gold:
+            return written_answer(str(self._gold_format), text)
+        return text.strip() if self._reward_name is None else None
+
+    @property
+    def extracts_by_gold(self) -> bool:
+        """Whether `gold_format` says where the answer stands, for whatever reward."""
+        return self._gold_format is not None and marks_of(self._gold_format) is not None
+
     def expert(self, prompt: Prompt) -> str | None:
         """What the column says; without a column, the gold response."""
         if self._expert_column is None:
@@ -164,7 +177,8 @@ def make_task(
         tokenizer: folder or Hub id that has the chat template; default: the model's.
         chat_options: variables of the chat template, such as { enable_thinking = false }.
         reward: a reward by name (docs/bring-your-own.md); default: exact match of the stripped text.
-        gold_format: a response that the reward calls right, with the field {answer}, e.g. "<answer>{answer}</answer>".
+        gold_format: a response that the reward calls right, with the field {answer}, e.g. "<answer>{answer}</answer>";
+            it also says what the run's page shows as the extracted answer.
         expert_column: an expert's solution of each problem, for methods that train on it; default: the gold response.
     Raises: ConfigError for an option that makes no sense. Files are read at the first call of `prompts`.
     """

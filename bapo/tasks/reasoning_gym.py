@@ -57,6 +57,10 @@ class ReasoningGymTask:
         problems, index = self._problems[prompt.answer["split"]], prompt.answer["index"]
         return float(problems.score_answer(answer, problems[index]))
 
+    def extract(self, prompt: Prompt, text: str) -> str | None:
+        """The last answer."""
+        return _last_answer(text)
+
     def gold(self, prompt: Prompt) -> str | None:
         """The generator's answer; some generators know none."""
         answer = prompt.answer["answer"]

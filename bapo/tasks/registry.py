@@ -73,9 +73,16 @@ def expert_of(task: Task, prompt: Prompt) -> str | None:
     return task.expert(prompt) if isinstance(task, HasExpert) else task.gold(prompt)
 
 
-def extract_of(task: Task) -> Callable[[Prompt, str], str | None] | None:
-    """How a task finds the answer in a response; None when it does not say."""
-    return task.extract if isinstance(task, HasExtract) else None
+def extract_of(task: Task, *, another_reward: bool = False) -> Callable[[Prompt, str], str | None] | None:
+    """How a task finds the answer in a response; None when it does not say.
+
+    Args:
+        another_reward: responses are graded by another reward than the task's own. It reads another answer, unless
+            the task goes by a format that holds for both (`extracts_by_gold`).
+    """
+    if not isinstance(task, HasExtract) or (another_reward and not getattr(task, "extracts_by_gold", False)):
+        return None
+    return task.extract
 
 
 @cache
