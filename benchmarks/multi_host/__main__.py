@@ -149,6 +149,8 @@ class Trial:
         self._wait(lambda: self._said(" is ready with version") > before_ready, "a worker on the host that came back")
         self.figures.back_after_s = round(time.monotonic() - began, 1)
         before = self._rows()
+        # Not only steps: what the other worker has sampled ahead may fill the first ones.
+        self._wait(lambda: len(self._steps_of_newcomers()) >= steps, f"{steps} steps with groups of the new worker")
         self._wait(lambda: self._rows() >= before + steps, f"{steps} steps with both again")
         self.figures.step_s_after = self._median(before + 1)
 
@@ -192,6 +194,10 @@ class Trial:
             for fate in fates:
                 found[fate.worker_id.partition(".")[0]].add(step)
         return list(found.values())
+
+    def _steps_of_newcomers(self) -> set[int]:
+        """The steps that have groups of a worker that took the place of another."""
+        return {step for step, fates in self.run.read_groups() for fate in fates if "." in fate.worker_id}
 
     def _median(self, first: int) -> float:
         seconds = sorted(row["step_s"] for row in self.run.read_metrics()[first:])
