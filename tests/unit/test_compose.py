@@ -139,6 +139,16 @@ def test_profiles_can_be_added_to_a_run_that_goes_on() -> None:
     assert naming <= ONCE
 
 
+def test_an_image_is_built_by_one_service() -> None:
+    """Several would build it several times, and `up` makes a container anew whose image has lost its name."""
+    ours = {found["image"] for found in SERVICES.values() if "BAPO_VERSION" in found["image"]}
+    built = [found["image"] for found in SERVICES.values() if "build" in found]
+    assert sorted(built) == sorted(ours)
+    for name, found in SERVICES.items():
+        if found["image"] in ours and "build" not in found:
+            assert found["pull_policy"] == "never", f"{name} would look for it in a registry"
+
+
 @pytest.mark.parametrize(
     "page", [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))], ids=lambda page: page.name
 )
