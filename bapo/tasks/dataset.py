@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 NAME = "dataset"
 TRAIN = "train"
+QUESTION = "{prompt}"
 MESSAGE_FORMAT = "{content}\n"
 """Of a model without a chat template."""
 
@@ -45,6 +46,20 @@ class Columns:
     tokenizer: str | None
     """Folder or Hub id whose chat template writes conversations."""
     chat_options: Mapping[str, Any]
+    question_format: str = QUESTION
+    chat: bool = False
+    system_prompt: str | None = None
+
+    def asked(self, value: Any) -> Any:
+        """What a row asks: text, or messages where it has them or the options make some."""
+        if isinstance(value, str):
+            value = self.question_format.replace(QUESTION, value)
+        if isinstance(value, str) and self.chat:
+            value = [{"role": "user", "content": value}]
+        if self.system_prompt is None or not isinstance(value, list):
+            return value
+        has_one = any(isinstance(message, Mapping) and message.get("role") == "system" for message in value)
+        return value if has_one else [{"role": "system", "content": self.system_prompt}, *value]
 
 
 class DatasetTask:
@@ -159,6 +174,9 @@ def make_task(
     message_format: str | None = None,
     tokenizer: str | None = None,
     chat_options: Mapping[str, Any] | None = None,
+    question_format: str = QUESTION,
+    chat: bool = False,
+    system_prompt: str | None = None,
     reward: str | None = None,
     gold_format: str | None = None,
     expert_column: str | None = None,
@@ -176,6 +194,9 @@ def make_task(
             the chat template of the tokenizer, and "{content}\\n" where it has none.
         tokenizer: folder or Hub id that has the chat template; default: the model's.
         chat_options: variables of the chat template, such as { enable_thinking = false }.
+        question_format: what is asked, around the field {prompt}, where prompts are texts.
+        chat: a prompt that is text is a message of the user, written by the chat template.
+        system_prompt: the first message of conversations that have no system message; texts need `chat`.
         reward: a reward by name (docs/bring-your-own.md); default: exact match of the stripped text.
         gold_format: a response that the reward calls right, with the field {answer}, e.g. "<answer>{answer}</answer>";
             it also says what the run's page shows as the extracted answer.
@@ -187,6 +208,8 @@ def make_task(
         raise ConfigError(f"task.options.held_out: {TRAIN!r} is the name of the training split")
     if "answer" in extra_columns:
         raise ConfigError("task.options.extra_columns: 'answer' is what the answer column is called already")
+    if QUESTION not in question_format:
+        raise ConfigError(f"task.options.question_format {question_format!r} must have the field {QUESTION}")
     if gold_format is None and reward is None:
         gold_format = "{answer}"
     columns = Columns(
@@ -196,6 +219,9 @@ def make_task(
         message_format=message_format,
         tokenizer=tokenizer,
         chat_options=chat_options or {},
+        question_format=question_format,
+        chat=chat,
+        system_prompt=system_prompt,
     )
     return DatasetTask(
         sources={TRAIN: path, **held_out},
@@ -231,12 +257,17 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
     # The answer under the column's own name too: TRL's functions ask for `solution`, not for `answer`.
     own_name = () if column == "answer" or "." in column else (column,)
     beside = {name: row.get(name) for name in (*ANSWER_COLUMNS.get(column, ()), *own_name) if row.has(name)}
-    value = row.get(columns.prompt)
+    value = columns.asked(row.get(columns.prompt))
     if isinstance(value, list):
         text = write(row, value)
         beside[MESSAGES] = value
     else:
         text = value
+        if columns.system_prompt is not None:
+            raise ConfigError(
+                f"{row.where}: a prompt that is text has no system message: set task.options.chat = true, so that it "
+                "becomes a message, or leave system_prompt out"
+            )
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{row.where}: column {columns.prompt!r} must be text or messages, got {value!r:.80}")
     _check_json(row, beside | answer)
@@ -269,6 +300,11 @@ class Conversations:
         if self._columns.message_format is not None or self._columns.tokenizer is None:
             return None
         found = chat_template(self._columns.tokenizer, self._columns.chat_options)
+        if found is None and self._columns.chat:
+            raise ConfigError(
+                f"task.options.chat: the tokenizer of {self._columns.tokenizer} has no chat template; leave chat "
+                "out, or say by task.options.message_format how a message is written"
+            )
         log.info("conversations are written %s", "by the chat template" if found else "without a chat template")
         return found
 
