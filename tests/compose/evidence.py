@@ -9,7 +9,8 @@ from bapo.config.load import load_resolved
 from bapo.records import RunDirectory
 from bapo.types import Purpose
 
-REUSED = "reused"
+NOT_LOOKED_AT = ("reused", "stale")
+"""Fates of an assembly that are none of its B fresh groups: of X3, and of those too old, whose prompts are asked again."""
 
 
 def complaints(folder: Path, *, num_steps: int, is_whole: bool = True) -> list[str]:
@@ -28,7 +29,7 @@ def complaints(folder: Path, *, num_steps: int, is_whole: bool = True) -> list[s
         found.append(f"metrics.jsonl has the steps {steps}, not 1 to {num_steps} once each")
     looked_at: Counter[str] = Counter()
     for step, fates in run.read_groups():
-        fresh = [fate for fate in fates if fate.purpose is Purpose.FRESH and fate.reason != REUSED]
+        fresh = [fate for fate in fates if fate.purpose is Purpose.FRESH and fate.reason not in NOT_LOOKED_AT]
         if len(fresh) != batch_size:
             found.append(f"step {step} looked at {len(fresh)} fresh groups, not B = {batch_size}")
         trained = Counter(fate.group_id for fate in fates if fate.origin is not None)
@@ -58,5 +59,5 @@ def hosts_of(folder: Path) -> Counter[str]:
         fate.worker_id.partition("-worker-")[0]
         for _, fates in RunDirectory.open(folder).read_groups()
         for fate in fates
-        if fate.purpose is Purpose.FRESH and fate.reason != REUSED
+        if fate.purpose is Purpose.FRESH and fate.reason not in NOT_LOOKED_AT
     )

@@ -58,6 +58,13 @@ def test_what_is_missing_or_there_twice_is_named(tmp_path: Path) -> None:
     assert found == "g was fresh in 3 steps"
 
 
+def test_groups_that_were_too_old_are_none_of_the_batch(tmp_path: Path) -> None:
+    run = RunDirectory(record(tmp_path, [1, 2, 3], checkpoint=3))
+    fates = [make_fate(group_id=f"new-{i}") for i in range(B)]
+    run.write_groups(3, [*fates, make_fate(group_id="old", origin=None, reason="stale")])
+    assert complaints(run.path, num_steps=3) == []
+
+
 def test_a_target_that_is_down_or_a_rule_that_failed_does_not_count() -> None:
     def target(process: Process, health: str) -> dict[str, object]:
         return {"labels": {"process": process.value}, "health": health}
