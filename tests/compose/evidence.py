@@ -10,7 +10,7 @@ from bapo.records import RunDirectory
 from bapo.types import Purpose
 
 NOT_LOOKED_AT = ("reused", "stale")
-"""Fates of an assembly that are none of its B fresh groups: of X3, and of those too old, whose prompts are asked again."""
+"""Fates of an assembly that are none of its B fresh groups: of X3, and of those too old, which are asked again."""
 
 
 def complaints(folder: Path, *, num_steps: int, is_whole: bool = True) -> list[str]:
