@@ -1,5 +1,5 @@
 # The rollout server: a Ray node with vLLM engines. `wheels` as in learner.Dockerfile.
-# For NVIDIA GPUs: --build-arg REQUIREMENTS="-r requirements/gpu.txt" (compose: profile gpu).
+# For NVIDIA GPUs as in compose, profile gpu: other REQUIREMENTS, and a C compiler among PACKAGES.
 ARG PYTHON=python:3.11.13-slim-bookworm
 
 FROM ${PYTHON} AS requirements
@@ -22,8 +22,9 @@ ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="bapo-rollout" org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.description="BAPO rollout server: sampling and grading" \
       org.opencontainers.image.licenses="Apache-2.0"
-# vLLM's CPU kernels are linked against libnuma.
-RUN apt-get update && apt-get install -y --no-install-recommends libnuma1 && rm -rf /var/lib/apt/lists/*
+# vLLM's CPU kernels are linked against libnuma; on GPUs Triton builds the launcher of every kernel with a C compiler.
+ARG PACKAGES="libnuma1"
+RUN apt-get update && apt-get install -y --no-install-recommends ${PACKAGES} && rm -rf /var/lib/apt/lists/*
 # Two layers: a change of the code does not write the packages again.
 COPY --from=requirements /venv /venv
 RUN --mount=from=code,source=/dist,target=/dist /venv/bin/pip install --no-cache-dir --no-deps --no-index /dist/*.whl

@@ -3,6 +3,10 @@
 vLLM mixes `WeightReceiver` into its worker class (`worker_extension_cls`), so `self` is the worker that holds the
 model. All of an update happens in one call, between two steps of the engine: while layers are being loaded they are on
 the meta device, and a step would fail.
+
+CUDA graphs and compiled code go on with the tensors that they were made with: the reload copies new values into these
+and puts them back, so that parameters stay the same objects at the same addresses (ADR 0144). What a GPU still has to
+do for an earlier step comes before the copies in its stream.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from safetensors import safe_open
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -43,7 +48,8 @@ class WeightReceiver:
             initialize_layerwise_reload(model)
             model.load_weights(_tensors(path, names))
             finalize_layerwise_reload(model, self.vllm_config.model_config)  # type: ignore[no-untyped-call]
-            _repack_tied_heads(model)
+            if current_platform.is_cpu():
+                _repack_tied_heads(model)
         return len(names)
 
 
@@ -64,7 +70,8 @@ def _tensors(path: str, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
 def _repack_tied_heads(model: torch.nn.Module) -> None:
     """A head that shares the embedding gets no tensor of its own, so the reload leaves its packed copy old.
 
-    Without this the logits on CPU are silently wrong by more than one nat after an update.
+    Without this the logits on CPU are silently wrong by more than one nat after an update. On a GPU the head is the
+    embedding's tensor itself, and a second pass over a quantized head would spoil it.
     """
     for module in model.modules():
         if isinstance(module, ParallelLMHead):

@@ -7,7 +7,9 @@ Everything that must not be forgotten about vLLM 0.32 for reinforcement learning
 * after an update the key-value cache is thrown away and computed again, also for responses in flight: cached blocks do
   not know which weights made them, and would be off by several nats;
 * each response says which versions sampled its tokens (vLLM's weight-version spans);
-* no per-request seeds: on CPU they kill the engine when a prefill is cut in two.
+* no per-request seeds: on CPU they kill the engine when a prefill is cut in two;
+* what makes it fast on GPUs (torch.compile, CUDA graphs, async scheduling) is off on CPUs alone, and goes together with
+  weights that change in place (ADR 0144).
 
 Does not cover: engines in processes of their own (AsyncLLM), speculative decoding, LoRA, images.
 """
@@ -23,6 +25,7 @@ import numpy as np
 
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, ContractError
+from bapo.needs import VLLM_FOR_GPUS, vllm_build
 from bapo.types import Float32s, Int32s, RolloutRequest
 from rollout_server.engines.base import INITIAL_VERSION, Continuation, SampledGroup
 
@@ -32,11 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ENVIRONMENT: Mapping[str, str] = {
+EVERYWHERE: Mapping[str, str] = {
     # The engine core in this process: an update is then atomic between steps, and start and memory are halved.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # Otherwise vLLM's sampler compiles itself on the first batch, for 18 s.
-    "TORCH_COMPILE_DISABLE": "1",
     # Two spinning OpenMP threads on busy cores are four to ten times slower than one.
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -44,10 +45,28 @@ ENVIRONMENT: Mapping[str, str] = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "HF_HUB_OFFLINE": "1",
 }
+ON_CPUS: Mapping[str, str] = {
+    # Otherwise vLLM's sampler compiles itself on the first batch, for 18 s.
+    "TORCH_COMPILE_DISABLE": "1",
+}
+
+
+def environment_of(build: str | None) -> dict[str, str]:
+    """By the package that vLLM is installed as, because vLLM reads it when it is imported."""
+    return dict(EVERYWHERE) if build == VLLM_FOR_GPUS else {**EVERYWHERE, **ON_CPUS}
+
+
+ENVIRONMENT: Mapping[str, str] = environment_of(vllm_build())
 IN_PROCESS = False
 
 CACHE_BYTES = 256 << 20
 """Key-value cache of one engine on CPU, where vLLM would otherwise take 92 % of the memory. A GPU keeps vLLM's rule."""
+ARGUMENTS_ON_CPUS: Mapping[str, Any] = {
+    "enforce_eager": True,
+    "async_scheduling": False,
+    "kv_cache_memory_bytes": CACHE_BYTES,
+}
+"""vLLM's defaults elsewhere: compiled, in CUDA graphs, and one step in the air while the next one is scheduled."""
 CANARY_ID = "canary"
 
 
@@ -251,6 +270,14 @@ def _engine_args(config: Config) -> dict[str, Any]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
 
+    unknown = set(config.rollout.engine_options) - {field.name for field in fields(EngineArgs)}
+    if unknown:
+        raise ConfigError(f"rollout.engine_options: vLLM has no engine argument {', '.join(sorted(unknown))}")
+    return engine_arguments(config, on_cpus=current_platform.is_cpu())
+
+
+def engine_arguments(config: Config, *, on_cpus: bool) -> dict[str, Any]:
+    """Keywords of vLLM's EngineArgs."""
     rollout = config.rollout
     chosen: dict[str, Any] = {
         "model": config.model.path,
@@ -259,17 +286,10 @@ def _engine_args(config: Config) -> dict[str, Any]:
         "max_num_seqs": rollout.max_groups_in_flight * config.algorithm.group_size,
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "rollout_server.engines._vllm_receiver.WeightReceiver",
-        "enforce_eager": True,
-        "async_scheduling": False,  # an update must find no step in the air
         "disable_log_stats": True,
         "seed": config.run.seed,
     }
-    if current_platform.is_cpu():
-        chosen["kv_cache_memory_bytes"] = CACHE_BYTES
-    unknown = set(rollout.engine_options) - {field.name for field in fields(EngineArgs)}
-    if unknown:
-        raise ConfigError(f"rollout.engine_options: vLLM has no engine argument {', '.join(sorted(unknown))}")
-    return chosen | rollout.engine_options
+    return chosen | (dict(ARGUMENTS_ON_CPUS) if on_cpus else {}) | rollout.engine_options
 
 
 def _sampled_logprobs(response: CompletionOutput) -> Float32s:
