@@ -32,6 +32,7 @@ from learner.passes import Passes
 from learner.policy import Policy
 from learner.reference import Reference
 from learner.reuse import reused_responses, weigh_reused
+from learner.schedule import lr_at
 from learner.step import Step, make_step
 from learner.stopping import StopFlag, Stopped
 from learner.supervised import Supervised
@@ -117,9 +118,7 @@ class Updater:
         )
 
     def _set_lr(self, step: int) -> float:
-        """Linear warm-up over learner steps, then constant."""
-        settings = self._config.learner
-        lr = settings.lr * min(1.0, step / settings.warmup_steps) if settings.warmup_steps else settings.lr
+        lr = lr_at(self._config.learner, step, self._config.run.num_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         return lr

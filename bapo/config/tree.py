@@ -138,6 +138,10 @@ class LearnerConfig(Frozen):
     """Peak learning rate of AdamW."""
     warmup_steps: int = Field(10, ge=0)
     """Learner steps of linear warm-up."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate goes on behind the warm-up, until the last step of the run."""
+    lr_final: float = Field(0.0, ge=0, le=1)
+    """Share of `lr` at the last step, where it falls."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW."""
     weight_decay: float = Field(0.0, ge=0)
