@@ -56,6 +56,7 @@ class BufferClient:
         full_s: float = FULL_S,
         token: str | None = None,
         direct: Literal["auto", "off"] = "auto",
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
@@ -66,6 +67,7 @@ class BufferClient:
             token: what to send; None: what BAPO_TOKEN_FILE or BAPO_TOKEN holds, if anything.
             direct: auto: frames of batches are read from Redis itself, where the service names them and the socket
                 can be opened here; off: never.
+            now: seconds of a clock that only rises, by which a wait for a batch is measured.
         """
         self._peer = Peer("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s, full_s=full_s, token=token)
         self._full_s = full_s
@@ -73,6 +75,7 @@ class BufferClient:
         self._named_again = 0.0
         """When frames may be asked for by name again, by the monotonic clock."""
         self._nonces = ClaimNonces()
+        self._now = now
 
     @property
     def url(self) -> str:
@@ -158,9 +161,11 @@ class BufferClient:
         """D_t. The same step has the same batch until a checkpoint after it is committed.
 
         Args:
+            timeout_s: how long without any progress: each group that arrives, for whatever purpose, starts it anew.
             on_wait: is told what the batch waits for, every few seconds.
-        Raises: DeadlineError with the buffer's reason after `timeout_s`; UnavailableError when too many groups in a
-            row failed, or the service stays away; ContractError for a step that is not next and not retained.
+        Raises: DeadlineError with the buffer's reason after `timeout_s` in which nothing moved; UnavailableError when
+            too many groups in a row failed, or the service stays away; ContractError for a step that is not next and
+            not retained.
         """
         return unpack_batch(self.batch_frame(step, timeout_s=timeout_s, on_wait=on_wait))
 
@@ -168,9 +173,9 @@ class BufferClient:
         self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None
     ) -> bytes | memoryview:
         """D_t as it travels (`bapo.wire.unpack_batch` opens it), for who hands it on. Otherwise as `batch`."""
-        deadline = time.monotonic() + timeout_s
-        reason = "no answer yet"
-        while (left := deadline - time.monotonic()) > 0:
+        moved = self._now()
+        reason, counts = "no answer yet", None
+        while (left := moved + timeout_s - self._now()) > 0:
             answer = self._poll_batch(step, left)
             if answer.media_type == MEDIA_TYPE:
                 if (frame := self._read_named(step, answer.body)) is not None:
@@ -178,10 +183,14 @@ class BufferClient:
                 continue
             if answer.status == 200:
                 return answer.body
-            reason = answer.json()["reason"]
+            waiting = answer.json()
+            reason, found = waiting["reason"], waiting.get("counts")
+            if counts is not None and found != counts:
+                moved = self._now()
+            counts = found
             if on_wait is not None:
                 on_wait(reason)
-        raise DeadlineError(f"batch {step} did not come within {timeout_s:.0f} s: {reason}")
+        raise DeadlineError(f"batch {step} did not come, and nothing moved for {timeout_s:.0f} s: {reason}")
 
     def _poll_batch(self, step: int, left_s: float) -> Answer:
         wait_s = min(POLL_S, left_s)

@@ -98,6 +98,20 @@ class BufferStatus:
     extra_rounds: tuple[ExtraRound, ...] = ()
     """Rounds that were asked for and of which no batch has consumed a group yet, oldest first."""
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Numbers that change when something got done: a group arrived, an answer settled, a batch was assembled.
+
+        Requests that are claimed and come back are not in them: a worker that dies over each claim gets nothing done.
+        """
+        return (
+            self.assembled_step,
+            self.fresh_ready,
+            self.reevaluated_ready,
+            sum(self.reevaluation_rounds.values()),
+            sum(self.evaluations.values()),
+        )
+
 
 def request_map(request: RolloutRequest) -> dict[str, Any]:
     """A request as JSON values."""

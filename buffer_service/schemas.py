@@ -240,11 +240,19 @@ class WaitingAnswer(Body):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "examples": [{"reason": "96/256 fresh groups, 2 leased, 158 queued; worker-2 silent for 38 s"}]
+            "examples": [
+                {
+                    "reason": "96/256 fresh groups, 2 leased, 158 queued; worker-2 silent for 38 s",
+                    "counts": [11, 96, 0, 0, 200],
+                }
+            ]
         }
     )
 
     reason: str
+    counts: list[int]
+    """They change when anything got done: newest assembled step, fresh groups and re-evaluated ones that are ready,
+    requests of re-evaluation rounds that are open, settled requests of evaluations."""
 
 
 class ErrorAnswer(Body):

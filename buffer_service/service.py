@@ -195,15 +195,15 @@ class BufferService:
                 return assembly.batch
         return None
 
-    def why_not_yet(self, step: int) -> str:
-        """What the batch of the next step waits for."""
+    def not_yet(self, step: int) -> tuple[str, tuple[int, ...]]:
+        """What the batch of the next step waits for, and `BufferStatus.counts`, which tell whether anything moves."""
         ready, status, wanted = self._store.readiness(step), self._store.status(), self._assembler.wanted(step)
         reason = why_not_yet(step, ready, status, self._config, wanted)
         self.pressure.look()
         full = self.pressure.why_starved()
-        if not full:
-            return reason
-        return f"{reason}; {full}: it may refuse what is missing, raise that limit{why_kept(status, self._config)}"
+        if full:
+            reason += f"; {full}: it may refuse what is missing, raise that limit{why_kept(status, self._config)}"
+        return reason, status.counts
 
     def outgoing(self, record: BatchRecord) -> Outgoing:
         """A batch on its way to the learner. Raises, when read: UnavailableError when it is released meanwhile."""

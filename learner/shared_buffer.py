@@ -10,6 +10,8 @@ from learner.protocols import Buffer
 from learner.stopping import Stopped
 
 WANTED, NOT_WANTED = b"1", b"0"
+STILL_WAITING = b"."
+"""No batch: the other ranks hear that rank 0 lives, since a wait that makes progress has no longest time."""
 
 
 class SharedBuffer:
@@ -24,8 +26,14 @@ class SharedBuffer:
         self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None
     ) -> bytes | memoryview:
         """D_t on every rank, as it came. Raises: on rank 0 what the buffer raised; on the others Stopped."""
+
+        def tell(reason: str) -> None:
+            self._world.share(STILL_WAITING)
+            if on_wait is not None:
+                on_wait(reason)
+
         return self._asked_once(
-            lambda buffer: buffer.batch_frame(step, timeout_s=timeout_s, on_wait=on_wait), f"waited for batch {step}"
+            lambda buffer: buffer.batch_frame(step, timeout_s=timeout_s, on_wait=tell), f"waited for batch {step}"
         )
 
     def commit(self, step: int, *, checkpointed: int) -> bool:
@@ -39,7 +47,9 @@ class SharedBuffer:
     def _asked_once(self, ask: Callable[[Buffer], bytes | memoryview], doing: str) -> bytes | memoryview:
         """What rank 0 gets by asking, on every rank. `doing`: in words, for the ranks that do not hear of it."""
         if not self._world.leads:
-            if (answer := self._world.share(None)) is None:
+            while (answer := self._world.share(None)) == STILL_WAITING:
+                continue
+            if answer is None:
                 raise Stopped(f"rank 0 ended while it {doing}")
             return answer
         try:

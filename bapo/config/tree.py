@@ -167,7 +167,8 @@ class LearnerConfig(Frozen):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda if there is one."""
     batch_timeout_s: float = Field(600.0, gt=0)
-    """The learner stops with a named reason when no batch comes for this long."""
+    """Seconds without any progress: learner and evaluator stop with a named reason when they wait and no group arrived
+    for so long, for whatever purpose. Longer than the longest response takes."""
     port: int = Field(8702, ge=0, le=65535)
     """Health and metrics of rank 0; 0 takes a free port."""
 

@@ -24,7 +24,7 @@ BATCH_ANSWERS: dict[int | str, dict[str, Any]] = {
         "description": "One batch frame (`bapo/wire.py`); or where its frames lie, to who asked for `frames=named` "
         "(`bapo/named_frames.py`), if it can read them there.",
     },
-    202: {"model": WaitingAnswer, "description": "Not there after `wait_s`, and why."},
+    202: {"model": WaitingAnswer, "description": "Not there after `wait_s`, why, and what is there."},
 }
 SNAPSHOT: dict[str, Any] = {"requestBody": {"required": True, "content": BINARY}}
 
@@ -50,8 +50,8 @@ async def batch(
 
     response = await here.groups.poll(attempt, wait_s=wait_s, is_gone=request.is_disconnected)
     if response is None:
-        reason = await in_thread(here.service.why_not_yet, step)
-        return JSONResponse({"reason": reason}, status_code=202)
+        reason, counts = await in_thread(here.service.not_yet, step)
+        return JSONResponse({"reason": reason, "counts": counts}, status_code=202)
     here.work.wake()  # prompts of groups that were too old are asked again
     return response
 

@@ -139,18 +139,21 @@ class Evaluator:
         return len(prompts)
 
     def _wait(self, label: str, num_asked: int) -> None:
-        """Return when every group is there or has failed for good."""
+        """Return when every group is there or has failed for good. Raises: DeadlineError when nothing moves."""
         timeout_s = self._config.learner.batch_timeout_s
-        num_settled, moved_s = -1, self._now()
+        counts: tuple[int, ...] = ()
+        moved_s = self._now()
         while True:
-            settled = self._buffer.status().evaluations.get(label, 0)
+            status = self._buffer.status()
+            settled = status.evaluations.get(label, 0)
             if settled >= num_asked:
                 return
-            if settled > num_settled:
-                num_settled, moved_s = settled, self._now()
+            # As the learner waits: workers that are busy with other requests are not a reason to end the run.
+            if status.counts != counts:
+                counts, moved_s = status.counts, self._now()
             elif self._now() - moved_s > timeout_s:
                 raise DeadlineError(
-                    f"evaluation {label}: {settled}/{num_asked} groups, none in the last {timeout_s:.0f} s; "
-                    "see the rollout server's log"
+                    f"evaluation {label}: {settled}/{num_asked} groups, and nothing moved for "
+                    f"{timeout_s:.0f} s (learner.batch_timeout_s); see the rollout server's log"
                 )
             self._sleep(POLL_S)

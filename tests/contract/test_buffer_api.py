@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import threading
 import time
@@ -110,9 +111,29 @@ def test_a_batch_that_misses_groups_says_why(client: BufferClient) -> None:
     client.enqueue([make_request(prompt_id="b")])
     client.claim("worker-2", limit=1, policy_version=1)
     heard: list[str] = []
-    with pytest.raises(DeadlineError, match=r"batch 1 did not come within 0 s: 1/4 fresh groups, 1 leased, 0 queued"):
+    with pytest.raises(
+        DeadlineError, match=r"batch 1 did not come, and nothing moved for 0 s: 1/4 fresh groups, 1 leased, 0 queued"
+    ):
         client.batch(1, timeout_s=0.3, on_wait=heard.append)
     assert heard[0].startswith("1/4 fresh groups, 1 leased")
+
+
+def test_the_answer_not_yet_has_counts_that_change_with_every_group_and_with_nothing_else(client: BufferClient) -> None:
+    def counts() -> list[int]:
+        return json.loads(raw(client, "POST", "/batches/1").data)["counts"]
+
+    before = counts()
+    fill(client, "a")
+    one = counts()
+    assert one != before
+    client.enqueue([make_request(prompt_id="b"), make_request(prompt_id="c")])
+    client.claim("worker-2", limit=2, policy_version=1)
+    client.release("worker-2")
+    assert counts() == one, "requests that come and go are no progress"
+    answered = make_request(prompt_id="e", purpose=Purpose.EVALUATE, label="easy@1")
+    client.enqueue([answered])
+    client.push([pack_group(answer(answered))])
+    assert counts() != one, "workers that measure are busy"
 
 
 def test_a_waiting_learner_gets_its_batch_when_the_last_group_arrives(client: BufferClient) -> None:

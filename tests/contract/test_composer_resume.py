@@ -85,7 +85,7 @@ class Peers:
             record = self.service.batch(step)
             if record is not None:
                 break
-        assert record is not None, self.service.why_not_yet(step)
+        assert record is not None, self.service.not_yet(step)[0]
         assert violations(self.store.audit(), self.config.algorithm) == []
         start, chunks = self.service.outgoing(record).start, self.service.outgoing(record).chunks
         batch = unpack_batch(b"".join([start, *(bytes(frame) for frames in chunks for frame in frames)]))
@@ -227,7 +227,7 @@ def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[...
     assert peers.service.batch(1) is None, "it is not asked again before the round is there"
     status = peers.service.status()
     assert status.demand == "round 2 of 3: 0/4 informative groups"
-    assert "round 2 of 3: 0/4 informative groups; its groups are not asked for yet" in peers.service.why_not_yet(1)
+    assert "round 2 of 3: 0/4 informative groups; its groups are not asked for yet" in peers.service.not_yet(1)[0]
     (extra_round,) = status.extra_rounds
     out = peers.service.snapshot()
     peers.service.restore(b"".join([out.start, *(bytes(piece) for pieces in out.chunks for piece in pieces)]))

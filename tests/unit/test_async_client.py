@@ -92,7 +92,7 @@ def test_reasons_of_a_wait_are_told_in_the_event_loop(slow_url: str) -> None:
         client = AsyncBufferClient(slow_url)
         await client.batch(1, timeout_s=0.2, on_wait=lambda text: heard.append((text, threading.get_ident() == here)))
 
-    with pytest.raises(Exception, match=r"batch 1 did not come within 0 s: 0/4"):
+    with pytest.raises(Exception, match=r"batch 1 did not come, and nothing moved for 0 s: 0/4"):
         asyncio.run(wait())
     assert heard == [("0/4", True)]
 

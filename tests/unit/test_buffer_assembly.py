@@ -23,7 +23,7 @@ def test_a_batch_needs_exactly_b_fresh_groups() -> None:
     setup = Setup()
     setup.fill("a")
     assert setup.service.batch(1) is None
-    assert setup.service.why_not_yet(1).startswith("1/2 fresh groups, 0 leased, 0 queued")
+    assert setup.service.not_yet(1)[0].startswith("1/2 fresh groups, 0 leased, 0 queued")
     setup.fill("b", "c")
     batch = setup.service.batch(1)
     assert batch is not None
@@ -253,11 +253,11 @@ def test_in_the_papers_order_a_step_waits_for_its_round() -> None:
     setup.fill("c", step=2, version=2)
     setup.fill("d", step=2, rewards="00000000", version=2)
     assert setup.service.batch(2) is None
-    assert setup.service.why_not_yet(2) == "re-evaluation round 2 is not issued: does the scheduler run?"
+    assert setup.service.not_yet(2)[0] == "re-evaluation round 2 is not issued: does the scheduler run?"
     again = make_request(prompt_id="a", request_id="r", purpose=Purpose.REEVALUATE, step=2, min_version=2)
     setup.service.enqueue_round(2, [again])
     assert setup.service.batch(2) is None
-    assert setup.service.why_not_yet(2).startswith("1 requests of re-evaluation round 2 are open, 0 leased, 1 queued")
+    assert setup.service.not_yet(2)[0].startswith("1 requests of re-evaluation round 2 are open, 0 leased, 1 queued")
     setup.store.push([incoming(answer(again, version=2))])
     batch = setup.service.batch(2)
     assert batch is not None

@@ -117,10 +117,35 @@ def unused_url() -> str:
 @pytest.mark.parametrize("scripted", [[(202, {"reason": "3/4 fresh groups, worker-2 silent for 38 s"})]], indirect=True)
 def test_a_batch_that_does_not_come_carries_the_reason(scripted: Scripted) -> None:
     heard: list[str] = []
-    with pytest.raises(DeadlineError, match="batch 7 did not come within 0 s: 3/4 fresh groups, worker-2 silent"):
+    with pytest.raises(
+        DeadlineError, match="batch 7 did not come, and nothing moved for 0 s: 3/4 fresh groups, worker-2 silent"
+    ):
         BufferClient(scripted.url).batch(7, timeout_s=0.2, on_wait=heard.append)
     assert set(heard) == {"3/4 fresh groups, worker-2 silent for 38 s"}
     assert scripted.calls[0].startswith("POST /batches/7?wait_s=0.")
+
+
+def not_yet(fresh: int, silent_s: int) -> Reply:
+    return 202, {"reason": f"{fresh}/4 fresh groups, worker-2 silent for {silent_s} s", "counts": [6, fresh, 0, 0, 0]}
+
+
+SLOW = [not_yet(0, 0), not_yet(1, 400), not_yet(2, 800), not_yet(2, 1200), not_yet(2, 1600)]
+
+
+@pytest.mark.parametrize("scripted", [SLOW], indirect=True)
+def test_a_batch_may_take_any_time_while_groups_arrive_and_batch_timeout_s_without_one(scripted: Scripted) -> None:
+    clock, heard = [0.0], []
+
+    def on_wait(reason: str) -> None:
+        heard.append(reason)
+        clock[0] += 400.0
+
+    # Groups arrived with the answers at 400 s and 800 s. Nothing changes at 1,200 s; at 1,400 s the 600 s are over,
+    # which is seen at 1,600 s, before a fifth call. That a worker is silent for longer and longer is no progress.
+    client = BufferClient(scripted.url, now=lambda: clock[0])
+    with pytest.raises(DeadlineError, match="batch 7 did not come, and nothing moved for 600 s: 2/4 fresh groups"):
+        client.batch(7, timeout_s=600.0, on_wait=on_wait)
+    assert (clock[0], len(heard)) == (1600.0, 4)
 
 
 @pytest.mark.parametrize("scripted", [[AWAY]], indirect=True)

@@ -202,8 +202,28 @@ def test_a_split_of_which_every_group_failed_ends_the_evaluator(tmp_path: Path) 
 def test_a_measurement_that_does_not_move_has_a_deadline_with_its_numbers(tmp_path: Path) -> None:
     buffer = FakeBuffer([Progress(step=41, policy_version=41)], settles=False)
     evaluator, _ = make_evaluator(tmp_path, buffer)
-    with pytest.raises(DeadlineError, match=r"easy@41: 1/3 groups, none in the last 600 s"):
+    with pytest.raises(DeadlineError, match=r"easy@41: 1/3 groups, and nothing moved for 600 s"):
         evaluator.run()
+
+
+class BusyBuffer(FakeBuffer):
+    """Its workers first answer twelve fresh requests, one between two looks, and then the evaluation."""
+
+    looks = 0
+
+    def status(self) -> BufferStatus:
+        self.looks += 1
+        self._settles = self.looks > 12
+        return replace(super().status(), fresh_ready=min(self.looks, 12))
+
+
+def test_workers_that_are_busy_with_other_requests_are_progress(tmp_path: Path) -> None:
+    buffer = BusyBuffer([Progress(step=41, policy_version=41)])
+    evaluator, run = make_evaluator(
+        tmp_path, buffer
+    )  # 100 s pass between two looks, and 600 s without progress are too long
+    evaluator.run()
+    assert [row["split"] for row in run.read_evaluations()] == ["easy", "hard"]
 
 
 def test_a_task_without_held_out_splits_has_nothing_to_measure(tmp_path: Path) -> None:

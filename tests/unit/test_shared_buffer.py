@@ -1,0 +1,65 @@
+"""The learner's ranks while rank 0 waits for a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, cast
+
+import pytest
+
+from learner.distributed import World
+from learner.shared_buffer import SharedBuffer
+from learner.stopping import Stopped
+
+
+class Wire:
+    """What rank 0 shares, for one rank that follows and whose patience is counted in words."""
+
+    def __init__(self, *, leads: bool, queue: SimpleQueue[Any]) -> None:
+        self.leads = leads
+        self._queue = queue
+
+    def share(self, data: Any) -> Any:
+        if self.leads:
+            self._queue.put(data)
+            return data
+        return self._queue.get(timeout=10)
+
+
+class Slow:
+    """A buffer that says three times what it waits for."""
+
+    def __init__(self, end: Callable[[], bytes]) -> None:
+        self._end = end
+
+    def batch_frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None]) -> bytes:
+        for fresh in range(3):
+            on_wait(f"{fresh}/4 fresh groups")
+        return self._end()
+
+
+def ranks(end: Callable[[], bytes]) -> tuple[SharedBuffer, SharedBuffer, SimpleQueue[Any]]:
+    queue: SimpleQueue[Any] = SimpleQueue()
+    worlds = [cast(World, Wire(leads=leads, queue=queue)) for leads in (True, False)]
+    return SharedBuffer(cast(Any, Slow(end)), worlds[0]), SharedBuffer(None, worlds[1]), queue
+
+
+def test_each_time_rank_0_hears_not_yet_the_others_hear_from_it_and_then_get_the_batch() -> None:
+    leader, follower, queue = ranks(lambda: b"the batch")
+    heard: list[str] = []
+    assert leader.batch_frame(1, timeout_s=9.0, on_wait=heard.append) == b"the batch"
+    assert (len(heard), queue.qsize()) == (3, 4), "so none waits longer for a word than one answer takes"
+    assert follower.batch_frame(1, timeout_s=9.0) == b"the batch"
+    assert queue.empty()
+
+
+def test_a_wait_that_fails_ends_the_others() -> None:
+    def fail() -> bytes:
+        raise RuntimeError("the buffer is away")
+
+    leader, follower, _ = ranks(fail)
+    with pytest.raises(RuntimeError, match="away"):
+        leader.batch_frame(1, timeout_s=9.0)
+    with pytest.raises(Stopped, match="rank 0 ended while it waited for batch 1"):
+        follower.batch_frame(1, timeout_s=9.0)
