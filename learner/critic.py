@@ -31,6 +31,7 @@ from learner.losses.aggregation import token_weights
 from learner.moments import gather_optimizer, load_optimizer
 from learner.onednn import use_onednn
 from learner.passes import Passes
+from learner.recomputation import recompute_layers, recomputes
 from learner.step import Step
 
 
@@ -70,6 +71,8 @@ def load_critic(config: Config, device: torch.device) -> Critic:
     critic = Critic(model, dtype=getattr(torch, config.model.dtype)).to(device)
     critic.eval()
     use_onednn(critic.model)
+    if recomputes(config.learner.gradient_checkpointing, device):
+        recompute_layers(critic)
     return critic
 
 

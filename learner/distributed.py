@@ -24,6 +24,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bapo.errors import ConfigError
+from learner.recomputation import decoder_layers
 
 log = logging.getLogger(__name__)
 
@@ -127,8 +128,7 @@ def shard(policy: nn.Module, world: World) -> None:
     if world.size == 1:
         return
     mesh = init_device_mesh(world.device.type, (world.size,))
-    layer_classes = set(getattr(policy.model, "_no_split_modules", None) or ())
-    layers = [module for module in policy.modules() if type(module).__name__ in layer_classes]
+    layers = decoder_layers(policy)
     if not layers:
         log.warning("no decoder layers found in %s: FSDP gathers the whole model at once", type(policy.model).__name__)
     for layer in layers:

@@ -20,6 +20,7 @@ from learner.attention import NAME as PACKED
 from learner.batching import Columns, MicroBatch, Piece, build
 from learner.logprobs import response_logprobs
 from learner.onednn import use_onednn
+from learner.recomputation import recompute_layers, recomputes
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,8 @@ def load_policy(path: str | Path, config: Config, device: torch.device) -> Polic
     policy.eval()
     use_onednn(policy)
     check_head(policy, path)
+    if recomputes(config.learner.gradient_checkpointing, device):
+        recompute_layers(policy)
     return policy
 
 

@@ -158,6 +158,9 @@ class LearnerConfig(Frozen):
     """Forget Adam's moments at the start of every step (Kimi k1.5)."""
     microbatch_tokens: int = Field(4096, ge=64)
     """Token budget of one forward and backward pass; does not change the loss."""
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Keep each decoder layer's input alone and compute the rest again in the backward pass: less memory for a third
+    more arithmetic, the same loss and gradients. auto: on CUDA, not on the CPU."""
     logprob_chunk_tokens: int = Field(1024, ge=1)
     """Tokens whose logits exist at one time."""
     num_ranks: int = Field(1, ge=1)
