@@ -2,7 +2,8 @@
 
     chat_template.jinja, or `chat_template` of tokenizer_config.json, rendered with the prompt for an answer at its end
 
-Renders as transformers does (a test compares), without its seconds of import: every service makes prompts.
+Renders as transformers does (a test compares), without its seconds of import: every service makes prompts. But for the
+date: a template that asks for today's gets one that does not change (ADR 0137).
 Does not cover: tools, documents, templates by name other than `default`.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +22,27 @@ TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+CHAT_DATE = "2024-07-26"
+"""What the templates of Llama 3.1 and 3.2 print when nobody tells them the date."""
+
 Render = Callable[[Sequence[Mapping[str, str]]], str]
 
 
-def chat_template(tokenizer: str, options: Mapping[str, Any]) -> Render | None:
+def chat_template(tokenizer: str, options: Mapping[str, Any], *, today: str = CHAT_DATE) -> Render | None:
     """What writes a conversation as text; None when the tokenizer has no template.
 
     Args:
         tokenizer: folder of the model, or its Hub id.
         options: further variables of the template, such as `enable_thinking`.
-    Raises: ConfigError for files that cannot be read, a template that cannot be compiled; when called, for a
-        conversation that the template refuses.
+        today: the date that the template prints if it prints one, as YYYY-MM-DD.
+    Raises: ConfigError for files that cannot be read, a template that cannot be compiled, a date that is none; when
+        called, for a conversation that the template refuses.
     """
     config = json.loads(_file(tokenizer, CONFIG_FILE) or "{}")
     source = _file(tokenizer, TEMPLATE_FILE) or _default(config.get("chat_template"))
     if source is None:
         return None
-    template = _compiled(source, tokenizer)
+    template = _compiled(source, tokenizer, _midnight(today))
     special = {name: _token(config[name]) for name in SPECIAL_TOKENS if config.get(name) is not None}
 
     def render(messages: Sequence[Mapping[str, str]]) -> str:
@@ -50,22 +55,41 @@ def chat_template(tokenizer: str, options: Mapping[str, Any]) -> Render | None:
     return render
 
 
-def _compiled(source: str, tokenizer: str) -> Any:
+def _compiled(source: str, tokenizer: str, now: datetime) -> Any:
     # By name: jinja2 comes with torch and transformers, and prompts that are texts need none of them.
     try:
         sandbox = importlib.import_module("jinja2.sandbox")
     except ImportError as error:
         raise ConfigError(f"the chat template of {tokenizer} needs the package jinja2 (pip install jinja2)") from error
     environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation()]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["strftime_now"] = now.strftime
     try:
         return environment.from_string(source)
     except Exception as error:
         raise ConfigError(f"the chat template of {tokenizer} is malformed: {error}") from error
+
+
+def _generation() -> type:
+    """The block {% generation %}: what an assistant said. transformers marks its tokens; its text is as without it."""
+    nodes, extensions = importlib.import_module("jinja2.nodes"), importlib.import_module("jinja2.ext")
+
+    def parse(_: Any, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+    return type("Generation", (extensions.Extension,), {"tags": {"generation"}, "parse": parse})
+
+
+def _midnight(today: str) -> datetime:
+    try:
+        return datetime.combine(date.fromisoformat(today), time())
+    except ValueError as error:
+        raise ConfigError(f"task.options.chat_date = {today!r} is no date: write YYYY-MM-DD") from error
 
 
 def _file(tokenizer: str, name: str) -> str | None:
@@ -108,8 +132,15 @@ def _token(token: Any) -> str:
     return token["content"] if isinstance(token, Mapping) else str(token)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """With the arguments of transformers' filter, in its order; jinja2's own writes HTML's escapes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _refuse(message: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from bapo.errors import ConfigError, did_you_mean
 from bapo.tasks.base import MESSAGES, ROW, make_prompt
-from bapo.tasks.chat import Render, chat_template
+from bapo.tasks.chat import CHAT_DATE, Render, chat_template
 from bapo.tasks.dataset_rows import ANSWER_COLUMNS, Row, answer_column, read_rows
 from bapo.tasks.formats import marks_of, written_answer
 from bapo.tasks.rewards import Reward, load_reward
@@ -46,6 +46,7 @@ class Columns:
     tokenizer: str | None
     """Folder or Hub id whose chat template writes conversations."""
     chat_options: Mapping[str, Any]
+    chat_date: str = CHAT_DATE
     question_format: str = QUESTION
     chat: bool = False
     system_prompt: str | None = None
@@ -174,6 +175,7 @@ def make_task(
     message_format: str | None = None,
     tokenizer: str | None = None,
     chat_options: Mapping[str, Any] | None = None,
+    chat_date: str = CHAT_DATE,
     question_format: str = QUESTION,
     chat: bool = False,
     system_prompt: str | None = None,
@@ -194,6 +196,8 @@ def make_task(
             the chat template of the tokenizer, and "{content}\\n" where it has none.
         tokenizer: folder or Hub id that has the chat template; default: the model's.
         chat_options: variables of the chat template, such as { enable_thinking = false }.
+        chat_date: YYYY-MM-DD, for a chat template that prints today's date; the same on every day, so that a prompt
+            stays the same prompt.
         question_format: what is asked, around the field {prompt}, where prompts are texts.
         chat: a prompt that is text is a message of the user, written by the chat template.
         system_prompt: the first message of conversations that have no system message; texts need `chat`.
@@ -219,6 +223,7 @@ def make_task(
         message_format=message_format,
         tokenizer=tokenizer,
         chat_options=chat_options or {},
+        chat_date=chat_date,
         question_format=question_format,
         chat=chat,
         system_prompt=system_prompt,
@@ -299,7 +304,7 @@ class Conversations:
         """Looked for at the first conversation: prompts that are texts need no tokenizer."""
         if self._columns.message_format is not None or self._columns.tokenizer is None:
             return None
-        found = chat_template(self._columns.tokenizer, self._columns.chat_options)
+        found = chat_template(self._columns.tokenizer, self._columns.chat_options, today=self._columns.chat_date)
         if found is None and self._columns.chat:
             raise ConfigError(
                 f"task.options.chat: the tokenizer of {self._columns.tokenizer} has no chat template; leave chat "

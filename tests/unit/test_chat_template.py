@@ -28,6 +28,15 @@ WITH_BOS = "{{ bos_token }}{% for m in messages %}\n  [{{ m['role'] }}] {{ m | t
 BREAKS = "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}"
 REFUSES = "{{ raise_exception('Conversation roles must alternate') }}"
 
+INDENTED = "{% for m in messages %}{{ m | tojson(ensure_ascii=True, indent=2, sort_keys=true) }}{% endfor %}"
+GENERATION = """{% for m in messages %}
+    {%- if m.role == 'system' %}
+        {%- generation %}{% set said = m.content %}[{{ loop.index }} {{ said }}]{% endgeneration %}
+
+    {%- else %}{{ said is defined }} {{ m | tojson(ensure_ascii=False, indent=1, separators=(',', ':')) }}{% endif %}
+{%- endfor %}"""
+DATED = "{{ strftime_now('Today Date: %d %b %Y') }}{% for m in messages %}|{{ m.content }}{% endfor %}"
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
@@ -55,11 +64,16 @@ def test_chatml_is_written_message_by_message_and_asks_for_an_answer(model: Path
     assert _rendered(model, enable_thinking=False).endswith("assistant\n<think></think>")
 
 
-@pytest.mark.parametrize("template", [CHATML, WITH_BOS, BREAKS])
+@pytest.mark.parametrize("template", [CHATML, WITH_BOS, BREAKS, INDENTED, GENERATION])
 def test_transformers_writes_the_same(model: Path, template: str) -> None:
     _set_template(model, template)
     tokenizer = AutoTokenizer.from_pretrained(model)
     assert _rendered(model) == tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+
+
+def test_what_an_assistant_said_is_written_as_if_nothing_marked_it(model: Path) -> None:
+    _set_template(model, GENERATION)
+    assert _rendered(model).startswith('[1 Be <brief>.]False {\n "role":"user",\n'), "nothing is set outside of it"
 
 
 def test_a_template_in_a_file_of_its_own_goes_first(model: Path) -> None:
@@ -84,6 +98,27 @@ def test_a_template_that_refuses_and_one_that_is_malformed_are_told(model: Path)
     _set_template(model, "{% if %}")
     with pytest.raises(ConfigError, match=r"chat template of .* is malformed"):
         _rendered(model)
+
+
+def test_a_generation_block_is_in_the_sandbox_too(model: Path) -> None:
+    _set_template(model, "{% generation %}{{ messages.append(1) }}{% endgeneration %}")
+    with pytest.raises(ConfigError, match="unsafe"):
+        _rendered(model)
+
+
+def test_a_prompt_with_a_date_in_it_is_the_same_prompt_tomorrow(model: Path, tmp_path: Path) -> None:
+    _set_template(model, DATED)
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({"prompt": MESSAGES[1:], "answer": "2"}) + "\n")
+    options: dict[str, Any] = {"path": str(path), "tokenizer": str(model)}
+    (prompt,) = make_task(**options).prompts("train")
+    # Of the text alone, by hand: sha256 of ["dataset","Today Date: 26 Jul 2024|1+1? \\u00e9",{"answer":"2"}].
+    assert (prompt.text, prompt.prompt_id) == ("Today Date: 26 Jul 2024|1+1? é", "b99c4630e85248cb")
+    (dated,) = make_task(**options, chat_date="2026-11-22").prompts("train")
+    assert dated.text == "Today Date: 22 Nov 2026|1+1? é"
+    assert dated.prompt_id != prompt.prompt_id
+    with pytest.raises(ConfigError, match=r"chat_date = '22.11.2026' is no date: write YYYY-MM-DD"):
+        make_task(**options, chat_date="22.11.2026").prompts("train")
 
 
 def test_a_template_cannot_reach_python(model: Path) -> None:
