@@ -45,7 +45,7 @@ class ModelConfig(Frozen):
     """The policy to be trained."""
 
     path: str = "models/countdown-tiny"
-    """Folder in Hugging Face format, or a Hugging Face id."""
+    """Folder in Hugging Face format, or a Hugging Face id, which the first start fetches into the cache."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the learner's forward pass and of the engines."""
 

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, ContractError
+from bapo.model_folder import folder_of, how_to_fetch, is_hub_id, missing_parts
 from bapo.needs import VLLM_FOR_GPUS, vllm_build
 from bapo.round_trips import round_trips
 from bapo.types import Float32s, Int32s, RolloutRequest
@@ -238,31 +238,24 @@ class VllmEngine:
 
 def check(config: Config) -> None:
     """Raises: ConfigError when `model.path` is no model that can be loaded without a download."""
-    path = Path(config.model.path)
-    if path.is_dir():
-        missing = [name for name in ("config.json", "tokenizer_config.json") if not (path / name).is_file()]
-        if missing:
-            raise ConfigError(f"model.path: {path} is no model in Hugging Face format: it has no {missing[0]}")
-    elif not _is_in_cache(config.model.path):
+    path = config.model.path
+    folder = folder_of(path)
+    if folder is None:
         raise ConfigError(
-            f"model.path: {config.model.path!r} is neither a folder nor a model in the local Hugging Face cache; "
-            f"correct the path, or download the model first (hf download {config.model.path})"
+            f"model.path: {path!r} is neither a folder nor a model in the local Hugging Face cache; "
+            f"correct the path, or, {how_to_fetch(path)}"
         )
+    missing = missing_parts(folder)
+    if not (folder / "tokenizer_config.json").is_file():
+        missing.append("tokenizer_config.json")
+    if missing:
+        advice = f"; {how_to_fetch(path)}" if is_hub_id(path) else ""
+        raise ConfigError(f"model.path: {path} is no model in Hugging Face format: it has no {missing[0]}{advice}")
 
 
 def make_engine(config: Config) -> VllmEngine:
     """Load `model.path`. Raises: ConfigError for an engine option that vLLM does not know."""
     return VllmEngine(config)
-
-
-def _is_in_cache(model_id: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return isinstance(try_to_load_from_cache(model_id, "config.json"), str)
-    except HFValidationError:
-        return False
 
 
 def _engine_args(config: Config) -> dict[str, Any]:

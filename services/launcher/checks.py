@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +17,7 @@ from bapo.addresses import BUFFER
 from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError, UnavailableError
 from bapo.grading.pool import GraderPool
+from bapo.model_folder import fetch, folder_of, how_to_fetch, is_hub_id, missing_parts, weight_files
 from bapo.needs import GIB, memory_gib
 from bapo.redis_secrets import refuse_open, with_password
 from bapo.tasks.registry import load_task
@@ -26,7 +26,7 @@ from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
 
 DISK_GIB = 1.0
 REDIS_TIMEOUT_S = 2.0
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+Download = Callable[[str, Iterable[str]], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +41,18 @@ class Check:
     """What a failure is, for the exit code."""
 
 
-def preflight(config: Config, *, with_learner: bool = True) -> None:
-    """Refuse to start what cannot work. Raises: the first failure's error, with one line per failure."""
-    _refuse(
-        [*ports(config, with_learner=with_learner), redis(config), model_files(config), data(config), *reward(config)]
-    )
+def preflight(config: Config, *, with_learner: bool = True, download: Download | None = None) -> None:
+    """Refuse to start what cannot work, and fetch a model of the Hub before anything starts.
+
+    Args:
+        download: as `bapo.model_folder.fetch` has it.
+    Raises: the first failure's error, with one line per failure.
+    """
+    found = [*ports(config, with_learner=with_learner), redis(config)]
+    if is_hub_id(config.model.path):
+        _refuse(found)  # before minutes of download
+        fetch(config.model.path, download)
+    _refuse([*found, model_files(config), data(config), *reward(config)])
 
 
 def preflight_buffer(config: Config) -> None:
@@ -133,25 +140,24 @@ def connected(scheme: str, path: str, host: str | None, port: int | None) -> soc
 
 
 def model_files(config: Config) -> Check:
-    """A folder must be a model's; a name that is no folder may be on the Hub."""
-    name, path = "model", Path(config.model.path)
-    if path.is_dir():
-        weights = [*path.glob("*.safetensors"), *path.glob("*.bin")]
-        missing = [
-            what
-            for what, there in (("config.json", (path / "config.json").is_file()), ("weights", weights))
-            if not there
-        ]
-        if missing:
-            detail = f"model.path: {path} has no {' and no '.join(missing)}; name a folder in Hugging Face format"
-            return Check(name=name, status="fail", detail=detail)
-        size = sum(file.stat().st_size for file in weights)
-        return Check(name=name, status="ok", detail=f"{path}, {size / 1e6:.1f} MB of weights")
-    # `models/tiny` looks like a Hub id; where the folder `models` is here, it is a slip of the pen.
-    if not HUB_ID.fullmatch(config.model.path) or path.parent.is_dir():
+    """A folder must be a model's; a Hub id is in the cache, with its weights, or will be fetched."""
+    name, path = "model", config.model.path
+    if not Path(path).is_dir() and not is_hub_id(path):
         detail = f"model.path: there is no folder {path} (looked in {os.getcwd()}), and it is no Hugging Face id"
         return Check(name=name, status="fail", detail=detail)
-    return Check(name=name, status="ok", detail=f"{config.model.path} from the Hugging Face cache or Hub")
+    folder = folder_of(path)
+    if folder is None:
+        detail = f"{path} is not in the Hugging Face cache: the first start fetches it, or {how_to_fetch(path)}"
+        return Check(name=name, status="warn", detail=detail)
+    if missing := " and no ".join(missing_parts(folder)):
+        if is_hub_id(path):
+            detail = f"{path} has no {missing} in the Hugging Face cache: the first start fetches it, or "
+            return Check(name=name, status="warn", detail=detail + how_to_fetch(path))
+        detail = f"model.path: {path} has no {missing}; name a folder in Hugging Face format"
+        return Check(name=name, status="fail", detail=detail)
+    size = sum(file.stat().st_size for file in weight_files(folder))
+    where = f"{path}, cached" if is_hub_id(path) else path
+    return Check(name=name, status="ok", detail=f"{where}, {size / 1e6:.1f} MB of weights")
 
 
 def data(config: Config) -> Check:

@@ -73,7 +73,6 @@ def test_every_failure_is_told_at_once(tmp_path: Path, taken_port: int) -> None:
     [
         ("/nowhere/model", "fail", "there is no folder"),
         ("models/no-such-model", "fail", "there is no folder"),  # `models` is here, so this is no Hub id
-        ("Qwen/Qwen3-0.6B", "ok", "from the Hugging Face cache or Hub"),
     ],
 )
 def test_a_wrong_model_path_is_told_from_a_hub_id(tmp_path: Path, path: str, status: str, words: str) -> None:

@@ -1,0 +1,134 @@
+"""A model of the Hub is fetched once, before anything starts, and is there when its weights are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from bapo.config.tree import Config
+from bapo.errors import ConfigError
+from bapo.model_folder import WANTED, fetch, folder_of, is_hub_id, missing_parts
+from services.launcher.checks import model_files, preflight
+from tests.unit.test_launcher_checks import make_config
+
+MODEL = "owner/name"
+
+
+class Hub:
+    """A cache folder, and a Hub that writes some files into it."""
+
+    def __init__(self, cache: Path, *, offers: Iterable[str] = ()) -> None:
+        self.snapshot = cache / "models--owner--name" / "snapshots" / "abc123"
+        self.offers = list(offers)
+        self.asked: list[tuple[str, tuple[str, ...]]] = []
+
+    def put(self, *names: str) -> None:
+        self.snapshot.mkdir(parents=True, exist_ok=True)
+        refs = self.snapshot.parents[1] / "refs"
+        refs.mkdir(exist_ok=True)
+        (refs / "main").write_text("abc123")
+        for name in names:
+            shards = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+            (self.snapshot / name).write_text(json.dumps({"weight_map": shards} if "index" in name else {}))
+
+    def download(self, model_id: str, patterns: Iterable[str]) -> str:
+        self.asked.append((model_id, tuple(patterns)))
+        if not self.offers:
+            raise ConnectionError("the Hub cannot be reached\nand more")
+        self.put(*self.offers)
+        return str(self.snapshot)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def config_of_hub_model(tmp_path: Path) -> Config:
+    return make_config(tmp_path, model={"path": MODEL})
+
+
+def test_a_model_is_fetched_at_the_first_start_and_not_at_the_second(cache: Path, tmp_path: Path) -> None:
+    hub, config = Hub(cache, offers=["config.json", "model.safetensors"]), config_of_hub_model(tmp_path)
+    before = model_files(config)
+    assert (before.status, "is not in the Hugging Face cache: the first start fetches it" in before.detail) == (
+        "warn",
+        True,
+    )
+    preflight(config, download=hub.download)
+    preflight(config, download=hub.download)
+    assert hub.asked == [(MODEL, WANTED)]
+    after = model_files(config)
+    assert (after.status, after.detail) == ("ok", "owner/name, cached, 0.0 MB of weights")
+
+
+def test_a_cache_with_a_configuration_and_no_weights_is_not_a_cached_model(cache: Path, tmp_path: Path) -> None:
+    hub, config = Hub(cache, offers=["config.json", "model.safetensors"]), config_of_hub_model(tmp_path)
+    hub.put("config.json", "tokenizer_config.json")
+    check = model_files(config)
+    assert (check.status, "owner/name has no weights in the Hugging Face cache" in check.detail) == ("warn", True)
+    preflight(config, download=hub.download)
+    assert len(hub.asked) == 1
+
+
+def test_a_cache_that_lacks_one_of_two_files_of_weights_is_completed(cache: Path) -> None:
+    hub = Hub(cache, offers=["config.json", "model-2.safetensors"])
+    hub.put("config.json", "model.safetensors.index.json", "model-1.safetensors")
+    assert missing_parts(hub.snapshot) == ["model-2.safetensors (1 of 2 files of weights)"]
+    assert fetch(MODEL, hub.download) == hub.snapshot
+    assert missing_parts(hub.snapshot) == []
+
+
+def test_without_a_network_and_a_cache_the_command_is_named(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"owner/name could not be fetched: the Hub cannot be reached; .*hf download owner/name"
+    ):
+        preflight(config_of_hub_model(tmp_path), download=Hub(cache).download)
+
+
+def test_a_model_without_safetensors_is_refused_after_the_download(cache: Path) -> None:
+    with pytest.raises(ConfigError, match=r"owner/name has no weights in .*hf download owner/name"):
+        fetch(MODEL, Hub(cache, offers=["config.json"]).download)
+
+
+def test_nothing_is_fetched_while_something_else_is_wrong(cache: Path, tmp_path: Path) -> None:
+    hub = Hub(cache, offers=["config.json", "model.safetensors"])
+    config = make_config(tmp_path, model={"path": MODEL}, buffer={"port": 0, "redis_url": "redis://127.0.0.1:1/0"})
+    with pytest.raises(Exception, match="no Redis answers"):
+        preflight(config, download=hub.download)
+    assert hub.asked == []
+
+
+def test_the_hub_is_asked_for_the_files_that_a_run_needs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub(cache, offers=["config.json", "model.safetensors"])
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda name, *, allow_patterns: hub.download(name, allow_patterns)
+    )
+    assert fetch(MODEL) == hub.snapshot
+    assert hub.asked == [(MODEL, WANTED)]
+
+
+def test_a_folder_is_no_hub_id_and_is_never_fetched(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    assert folder_of(str(tmp_path / "model")) == tmp_path / "model"
+    assert [is_hub_id(name) for name in (str(tmp_path / "model"), "models/no-such-model", "/a/b", MODEL)] == [
+        False, False, False, True,
+    ]  # fmt: skip
+    assert folder_of("/nowhere/model") is None
+
+
+def test_the_engine_looks_for_the_weights_too(cache: Path, tmp_path: Path) -> None:
+    from rollout_server.engines.vllm import check  # its heavy imports come with the engine
+
+    hub, config = Hub(cache), config_of_hub_model(tmp_path)
+    with pytest.raises(ConfigError, match="neither a folder nor a model in the local Hugging Face cache"):
+        check(config)
+    hub.put("config.json", "tokenizer_config.json")
+    with pytest.raises(ConfigError, match=r"it has no weights; .*hf download owner/name"):
+        check(config)
+    hub.put("model.safetensors")
+    check(config)
