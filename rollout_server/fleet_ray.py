@@ -29,7 +29,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from bapo.config.tree import Config, RolloutConfig
 from bapo.errors import BapoError, UnavailableError
 from bapo.fleet_client import weight_update_from_map, weight_update_map
-from bapo.needs import worker_resources
+from bapo.needs import worker_resources, workers_on
 from bapo.process import LOG_FORMAT
 from bapo.tokens import own_token
 from bapo.types import WeightUpdate
@@ -90,10 +90,10 @@ class RayNode:
         # Paths of unix sockets may have 107 bytes, and Ray's own part of them takes most of that.
         self._folder = tempfile.mkdtemp(prefix="bapo-ray-", dir="/tmp")
         total = {name: math.ceil(rollout.max_workers * amount) for name, amount in self._needs.items()}
-        # Not a number of our own: Ray would take it for that of the machine, and number GPUs that are not there.
         total.pop("GPU", None)
         ray.init(
             num_cpus=total.pop("CPU", 1),
+            num_gpus=gpus_to_declare(os.environ.get("CUDA_VISIBLE_DEVICES")),
             resources=total or None,
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
@@ -118,7 +118,20 @@ class RayNode:
 
 def room_of(host: Mapping[str, float], needs: Mapping[str, float]) -> int:
     """Workers with these needs that fit on a host with these resources."""
-    return min(int(host.get(name, 0) // amount) for name, amount in needs.items())
+    return min(
+        workers_on(int(host.get(name, 0)), amount) if name == "GPU" else int(host.get(name, 0) // amount)
+        for name, amount in needs.items()
+    )
+
+
+def gpus_to_declare(visible: str | None) -> int | None:
+    """GPUs that Ray is told of; None: it counts them itself, within CUDA_VISIBLE_DEVICES.
+
+    A number of our own would be taken for that of the machine, and GPUs that are not there be given to workers. But
+    MIG slices it does not count: it sees the GPUs that they are cut from.
+    """
+    ids = (visible or "").split(",")
+    return len(ids) if all(entry.startswith("MIG-") for entry in ids) else None
 
 
 class WorkerActor:

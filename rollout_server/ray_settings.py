@@ -15,6 +15,8 @@ NODE_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray would run workers at niceness 15: beside a busy learner the engine would get what is left of the cores.
     "RAY_worker_niceness": "0",
+    # By default Ray 2.60 shows all GPUs of the node to a worker that asks for none.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
 }
 
 

@@ -106,6 +106,10 @@ def _words(annotation: Any) -> str:
         return " or ".join(f"`{value}`" for value in arguments)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_words(argument) for argument in arguments)
+    if origin is typing.Annotated:
+        return _words(arguments[0])
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return f"list of {_words(arguments[0])}"
     if origin is tuple:
         return f"[{', '.join(_words(argument) for argument in arguments)}]"
     return "table" if origin is dict else str(annotation.__name__)

@@ -11,7 +11,7 @@ import math
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from bapo.algorithms.autoscaling.settings import AutoscalingConfig
 from bapo.algorithms.frozen import Frozen
@@ -26,6 +26,16 @@ from bapo.errors import did_you_mean
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """No braces or spaces: the name is part of Redis keys and of paths."""
+
+
+def distinct_indices(indices: tuple[int, ...]) -> tuple[int, ...]:
+    """Raises: ValueError."""
+    if not indices or min(indices) < 0 or len(set(indices)) < len(indices):
+        raise ValueError(f"{list(indices)}: write one or more different indices from 0 on, such as [0, 1], or null")
+    return indices
+
+
+GpuIndices = Annotated[tuple[int, ...], AfterValidator(distinct_indices)]
 
 
 class RunConfig(Frozen):
@@ -101,7 +111,10 @@ class RolloutConfig(Frozen):
     """Keywords of the engine (vLLM: engine arguments)."""
     worker_resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     """Ray resources of one worker: `{ GPU = 1 }`, or names that `ray start --resources` gave; empty: one GPU where vLLM
-    is its build for GPUs, else one CPU. Ray hides the GPUs from a worker that asks for none."""
+    is its build for GPUs, else one CPU."""
+    gpus: GpuIndices | None = None
+    """GPUs of this machine that are the workers', as torch numbers what it sees; null: all that the learner leaves.
+    Where it shares one with the learner, `engine_options` must have gpu_memory_utilization (docs/gpus.md)."""
     weights_cache: str | None = None
     """Where a host that cannot read the learner's weight files keeps copies; null: beside its temporary files."""
     host: str = "127.0.0.1"
@@ -169,6 +182,9 @@ class LearnerConfig(Frozen):
     """CPU threads per rank."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: cuda if there is one."""
+    gpus: GpuIndices | None = None
+    """GPUs of this machine that are the learner's, one per rank, as torch numbers what it sees; null: the first
+    `num_ranks` that are not in `rollout.gpus` (docs/gpus.md)."""
     batch_timeout_s: float = Field(600.0, gt=0)
     """Seconds without any progress: learner and evaluator stop with a named reason when they wait and no group arrived
     for so long, for whatever purpose. Longer than the longest response takes."""

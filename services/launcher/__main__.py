@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from services.launcher import checks, failure, scenarios
 from services.launcher.crew import InterruptedRunError, Interrupts
 from services.launcher.display import LineDisplay, make_display
 from services.launcher.doctor import run_doctor
+from services.launcher.gpu_plan import GpuPlan, share_gpus
+from services.launcher.gpus import visible_here
 from services.launcher.session import Session, lock, remember
 from services.launcher.summary import evaluation_summary, summary
 from services.launcher.supervisor import ChildFailedError
@@ -56,12 +59,12 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
     config = load_resolved(run.config_path)
     interrupts = Interrupts()
     interrupts.install()
-    _preflight(config, flags, run)
+    gpus = _preflight(config, flags, run)
     started_s = time.monotonic()
     was_finished = run.read_run().get("status") == "finished"
     display = LineDisplay(console) if flags.verb == "buffer" else make_display(console)
     try:
-        with Session(config, run, display, interrupts) as session:
+        with Session(config, run, display, interrupts, gpus) as session:
             _scenario(flags)(session)
     except InterruptedRunError:
         message = "ended by the user" + _how_to_go_on(flags, run, INTERRUPTED)
@@ -84,13 +87,16 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
     return 0
 
 
-def _preflight(config: Config, flags: argparse.Namespace, run: RunDirectory) -> None:
+def _preflight(config: Config, flags: argparse.Namespace, run: RunDirectory) -> GpuPlan:
     """Refuse what cannot work; a run that never started then leaves its name free for the next attempt."""
     try:
         if flags.verb == "buffer":
             checks.preflight_buffer(config)
-        else:
-            checks.preflight(config, with_learner=flags.verb == "train")
+            return GpuPlan()
+        checks.preflight(config, with_learner=flags.verb == "train")
+        # The learner that `up` is for is started by hand, and has its GPUs all the same.
+        with_learner, is_cluster = flags.verb != "evaluate", "RAY_ADDRESS" in os.environ
+        return share_gpus(config, visible_here(), with_learner=with_learner, is_cluster=is_cluster)
     except BapoError:
         if not run.read_run():
             shutil.rmtree(run.path)

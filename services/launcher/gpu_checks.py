@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Iterator
 
 from bapo.config.tree import Config
-from bapo.needs import VLLM_FOR_GPUS, worker_resources
+from bapo.errors import ConfigError
+from bapo.needs import VLLM_FOR_GPUS
 from services.launcher.checks import Check
+from services.launcher.gpu_plan import share_gpus
 from services.launcher.gpus import Gpu, Gpus, Torch, runs_on
 
 FOR_GPUS = "install the builds for GPUs: `make setup GPU=1`"
 
 
 def gpu_checks(config: Config, found: Gpus, *, vllm_build: str | None, is_cluster: bool) -> Iterator[Check]:
-    """The GPUs, torch on them, and what workers and learner ask of them.
+    """The GPUs, torch on them, and whose they are.
 
     Args:
         vllm_build: the package that vLLM is installed as.
@@ -22,11 +24,14 @@ def gpu_checks(config: Config, found: Gpus, *, vllm_build: str | None, is_cluste
     """
     if not found.gpus:
         yield _without(config, found)
-        yield from _workers_without(config, is_cluster=is_cluster)
+        yield from _plan(config, found, is_cluster=is_cluster)
         return
     yield Check(name="gpu", status="ok", detail=_words(found))
     yield _torch(config, found)
-    yield from _workers(config, found, vllm_build, is_cluster=is_cluster)
+    if config.rollout.engine == "vllm" and vllm_build != VLLM_FOR_GPUS:
+        detail = f"GPUs are here, and {vllm_build or 'no vLLM'} is installed: workers sample on the CPU; {FOR_GPUS}"
+        yield Check(name="gpus of workers", status="warn", detail=detail)
+    yield from _plan(config, found, is_cluster=is_cluster)
 
 
 def _without(config: Config, found: Gpus) -> Check:
@@ -41,15 +46,15 @@ def _without(config: Config, found: Gpus) -> Check:
     return Check(name="gpu", status="ok", detail="no GPU: CPU profile")
 
 
-def _workers_without(config: Config, *, is_cluster: bool) -> Iterator[Check]:
-    needs = worker_resources(config.rollout)
-    if config.rollout.engine != "vllm" or "GPU" not in needs or is_cluster:
-        return
-    why = "rollout.worker_resources asks for GPUs" if config.rollout.worker_resources else "vLLM is its build for GPUs"
-    detail = (
-        f"{why}, and no GPU is here: no worker would start; use a machine with GPUs, or set up without (`make setup`)"
-    )
-    yield Check(name="gpus of workers", status="fail", detail=detail)
+def _plan(config: Config, found: Gpus, *, is_cluster: bool) -> Iterator[Check]:
+    """As a run would share them out, or why it would not start."""
+    try:
+        plan = share_gpus(config, found.visible, is_cluster=is_cluster)
+    except ConfigError as error:
+        yield Check(name="gpu plan", status="fail", detail=str(error))
+    else:
+        if plan.visible:
+            yield Check(name="gpu plan", status="ok", detail=plan.sentence())
 
 
 def _words(found: Gpus) -> str:
@@ -95,46 +100,6 @@ def _misfit(config: Config, found: Gpus, torch: Torch) -> str | None:
     if config.learner.num_ranks > 1 and not torch.nccl:
         return f"learner.num_ranks = {config.learner.num_ranks} needs NCCL, and torch {torch.version} has none"
     return None
-
-
-def _workers(config: Config, found: Gpus, vllm_build: str | None, *, is_cluster: bool) -> Iterator[Check]:
-    rollout, name = config.rollout, "gpus of workers"
-    if rollout.engine != "vllm":
-        return
-    needs = worker_resources(rollout)
-    if vllm_build != VLLM_FOR_GPUS:
-        detail = f"GPUs are here, and {vllm_build or 'no vLLM'} is installed: workers sample on the CPU; {FOR_GPUS}"
-        yield Check(name=name, status="warn", detail=detail)
-        return
-    if "GPU" not in needs:
-        detail = (
-            f"rollout.worker_resources = {needs} has no GPU, so Ray hides the GPUs from workers, and vLLM's build for "
-            "GPUs cannot start: write { GPU = 1 } beside the rest, or leave the key out"
-        )
-        yield Check(name=name, status="fail", detail=detail)
-        return
-    room = int(len(found.gpus) // needs["GPU"])
-    if not is_cluster and room < rollout.num_workers:
-        detail = f"{len(found.gpus)} GPUs have room for {room} workers of {needs}: write --rollout.num_workers {room}"
-        yield Check(name=name, status="fail", detail=detail)
-        return
-    yield from _shared(config, found, needs["GPU"], is_cluster=is_cluster)
-
-
-def _shared(config: Config, found: Gpus, per_worker: float, *, is_cluster: bool) -> Iterator[Check]:
-    """Ray knows nothing of the learner, which takes the first GPUs that it sees."""
-    rollout, name = config.rollout, "gpus of workers"
-    taken = rollout.num_workers * per_worker
-    detail = f"{rollout.num_workers} workers take {taken:g} of {len(found.gpus)}"
-    is_alone = config.learner.device == "cpu" or is_cluster or taken + config.learner.num_ranks <= len(found.gpus)
-    if is_alone or "gpu_memory_utilization" in rollout.engine_options:
-        yield Check(name=name, status="ok", detail=detail)
-        return
-    advice = (
-        "the learner needs one, too: leave it room with rollout.engine_options = { gpu_memory_utilization = 0.4 }, or "
-        "have fewer workers"
-    )
-    yield Check(name=name, status="warn", detail=f"{detail}; {advice}")
 
 
 def _newer(left: str, right: str | None) -> bool:

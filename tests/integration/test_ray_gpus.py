@@ -2,40 +2,99 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-PROGRAM = """
+BEGIN = """
+import json, os, sys
 from rollout_server import ray_settings
 ray_settings.apply()
+import ray
 from bapo.config.tree import Config
 from bapo.errors import UnavailableError
-from rollout_server.fleet_ray import RayNode
-rollout = Config.model_validate({"rollout": {"num_workers": 2, "worker_resources": {"GPU": 1}}}).rollout
+from rollout_server import fleet_ray
+from rollout_server.fleet_ray import RayNode, room_of
+
+def rollout(num_workers, **resources):
+    return Config.model_validate({"rollout": {"num_workers": num_workers, "worker_resources": resources}}).rollout
+"""
+REFUSED = """
 try:
-    RayNode(rollout)
+    RayNode(rollout(2, GPU=1))
 except UnavailableError as error:
-    print(error)
+    print(json.dumps(str(error)))
+"""
+ARGUMENTS = """
+told = []
+fleet_ray.ray.init = lambda **arguments: told.append(arguments)
+fleet_ray.ray.nodes = lambda: [{"Alive": True, "Resources": {"GPU": 3.0}}]
+os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+RayNode(rollout(1, CPU=2, place=1)).stop()
+for visible in (None, "1,2,3", "MIG-a,MIG-b,MIG-c"):
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    RayNode(rollout(3, GPU=1)).stop()
+print(json.dumps([[each["num_cpus"], each["num_gpus"], each["resources"]] for each in told]))
+"""
+ROOM = """
+print(json.dumps([room_of({"GPU": 1.0}, {"GPU": 0.1}), room_of({"GPU": 3.0}, {"GPU": 0.6}),
+                  room_of({"GPU": 3.0, "CPU": 4.0}, {"GPU": 1.0, "CPU": 2.0})]))
+"""
+SEEN = """
+@ray.remote
+def seen():
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+node = RayNode(rollout(2, GPU=1))
+asking = [seen.options(num_cpus=0, num_gpus=number).remote() for number in (1, 2, 0)]
+print(json.dumps([sorted(each.split(",")) for each in ray.get(asking)]))
+node.stop()
 """
 
 
-@pytest.mark.slow
-def test_workers_that_need_more_gpus_than_ray_sees_are_refused_at_once() -> None:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    environment.pop("RAY_ADDRESS", None)
+def printed(program: str, **environment: str) -> Any:
+    """What a process prints in its last line, as JSON."""
+    variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", BEGIN + program],
         capture_output=True,
         text=True,
         timeout=300,
         cwd=REPOSITORY,
-        env=environment,
-        check=True,
+        env=variables | environment,
+        check=False,
     )
-    assert "Ray sees 0 GPUs on this machine (CUDA_VISIBLE_DEVICES: )" in done.stdout
-    assert "room for 0 workers of {'GPU': 1.0}, but rollout.num_workers = 2" in done.stdout
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_workers_that_need_more_gpus_than_ray_sees_are_refused_at_once() -> None:
+    words = printed(REFUSED, CUDA_VISIBLE_DEVICES="")
+    assert "Ray sees 0 GPUs on this machine (CUDA_VISIBLE_DEVICES: )" in words
+    assert "room for 0 workers of {'GPU': 1.0}, but rollout.num_workers = 2" in words
+
+
+def test_ray_counts_gpus_itself_and_is_told_of_slices_which_it_cannot_count() -> None:
+    # max_workers is 8: eight GPUs would be more than there are, and eight places of a resource that Ray does not know.
+    assert printed(ARGUMENTS) == [[16, None, {"place": 8}], [1, None, None], [1, None, None], [1, 3, None]]
+
+
+def test_part_of_a_gpu_never_lies_on_two_of_a_host() -> None:
+    assert printed(ROOM) == [10, 3, 2]
+
+
+@pytest.mark.slow
+def test_a_worker_sees_its_own_slices_alone_and_one_that_asks_for_none_sees_none() -> None:
+    one, two, none = printed(SEEN, CUDA_VISIBLE_DEVICES="MIG-a,MIG-b")
+    assert one in (["MIG-a"], ["MIG-b"])
+    assert two == ["MIG-a", "MIG-b"]
+    assert none == [""]

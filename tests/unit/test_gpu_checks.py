@@ -20,7 +20,7 @@ from services.launcher.gpus import Gpu, Gpus, ThisMachine, Torch, parse_smi, run
 
 H100 = Gpu(name="NVIDIA H100 80GB HBM3", memory_mib=81559, capability=(9, 0))
 TORCH = Torch(version="2.13.0", cuda="12.9", count=2, architectures=("sm_80", "sm_90", "compute_90"), nccl="2.27.5")
-BOX = Gpus(gpus=(H100, H100), driver="575.57.08", driver_cuda="12.9", torch=TORCH)
+BOX = Gpus(gpus=(H100, H100), visible=("0", "1"), driver="575.57.08", driver_cuda="12.9", torch=TORCH)
 CPU_TORCH = Torch(version="2.13.0+cpu", cuda=None)
 
 HEADER = """
@@ -29,12 +29,18 @@ HEADER = """
 |-----------------------------------------+------------------------+----------------------+
 """
 ROWS = "NVIDIA H100 80GB HBM3, 81559, 9.0, 575.57.08\nNVIDIA H100 80GB HBM3, 81559, 9.0, 575.57.08\n"
+LIST = "GPU 0: NVIDIA H100 (UUID: GPU-0a)\nGPU 1: NVIDIA H100 (UUID: GPU-0b)\n"
+CUT = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0a)
+  MIG 3g.40gb     Device  0: (UUID: MIG-1a)
+  MIG 3g.40gb     Device  1: (UUID: MIG-1b)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-0b)
+"""
 
 
 @pytest.fixture(autouse=True)
 def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM's build for GPUs is installed, as far as the needs of a worker go."""
-    monkeypatch.setattr(needs, "installed", lambda package: "0.32.0" if package == "vllm" else None)
+    """Builds for GPUs are installed, as far as the plan knows."""
+    monkeypatch.setattr(needs, "installed", {"vllm": "0.32.0", "torch": "2.13.0"}.get)
 
 
 def said(
@@ -57,7 +63,7 @@ def test_a_sound_box_is_told_with_its_gpus_driver_torch_and_nccl() -> None:
         "2 x NVIDIA H100 80GB HBM3 (80 GiB, compute capability 9.0); driver 575.57.08, for CUDA up to 12.9",
     )
     assert found["torch on GPUs"] == ("ok", "torch 2.13.0 for CUDA 12.9 uses 2 of 2; NCCL 2.27.5")
-    assert found["gpus of workers"] == ("ok", "1 workers take 1 of 2")
+    assert found["gpu plan"] == ("ok", "GPU 0: learner; GPU 1: workers")
 
 
 @pytest.mark.parametrize(
@@ -65,9 +71,9 @@ def test_a_sound_box_is_told_with_its_gpus_driver_torch_and_nccl() -> None:
     [
         (Gpus(torch=CPU_TORCH), {"learner": {"device": "cuda"}}, "gpu", "fail", "no GPU, but learner.device = cuda"),
         (Gpus(problem="nvidia-smi: no", torch=TORCH), {}, "gpu", "warn", "it does not answer: nvidia-smi: no"),
-        (Gpus(torch=TORCH), {}, "gpus of workers", "fail", "vLLM is its build for GPUs, and no GPU is here"),
-        (Gpus(torch=TORCH), {"rollout": {"worker_resources": {"GPU": 1}}}, "gpus of workers", "fail",
-         "rollout.worker_resources asks for GPUs, and no GPU is here"),
+        (Gpus(torch=TORCH), {}, "gpu plan", "fail", "they take GPUs, and no GPU is visible"),
+        (Gpus(torch=TORCH), {"rollout": {"worker_resources": {"GPU": 1}}}, "gpu plan", "fail", "no GPU is visible"),
+        (replace(BOX, visible=("1",)), {}, "gpu plan", "fail", "1 GPU is visible"),
         (replace(BOX, torch=CPU_TORCH), {}, "torch on GPUs", "warn", "2.13.0+cpu is a build for CPUs"),
         (replace(BOX, torch=None), {}, "torch on GPUs", "fail", "torch is not installed"),
         (replace(BOX, torch=replace(TORCH, cuda="13.0")), {}, "torch on GPUs", "fail",
@@ -80,14 +86,11 @@ def test_a_sound_box_is_told_with_its_gpus_driver_torch_and_nccl() -> None:
          "has no code for NVIDIA H100 80GB HBM3 (compute capability 9.0): it has sm_100"),
         (replace(BOX, torch=replace(TORCH, nccl=None)), {"learner": {"num_ranks": 2}}, "torch on GPUs", "fail",
          "learner.num_ranks = 2 needs NCCL"),
-        (BOX, {"rollout": {"worker_resources": {"CPU": 2}}}, "gpus of workers", "fail",
-         "has no GPU, so Ray hides the GPUs from workers"),
-        (BOX, {"rollout": {"num_workers": 3}}, "gpus of workers", "fail", "2 GPUs have room for 2 workers"),
-        (BOX, {"rollout": {"num_workers": 2}}, "gpus of workers", "warn", "2 of 2; the learner needs one"),
-        (BOX, {"rollout": {"num_workers": 2, "engine_options": {"gpu_memory_utilization": 0.4}}}, "gpus of workers",
-         "ok", "2 workers take 2 of 2"),
-        (BOX, {"rollout": {"num_workers": 2}, "learner": {"device": "cpu"}}, "gpus of workers", "ok", "2 of 2"),
-        (BOX, {"rollout": {"num_workers": 4, "worker_resources": {"GPU": 0.25}}}, "gpus of workers", "ok", "1 of 2"),
+        (BOX, {"rollout": {"worker_resources": {"CPU": 2}}}, "gpu plan", "fail", "has no GPU"),
+        (BOX, {"rollout": {"num_workers": 3}}, "gpu plan", "fail", "write --rollout.num_workers 1"),
+        (BOX, {"rollout": {"num_workers": 2, "engine_options": {"gpu_memory_utilization": 0.4}}}, "gpu plan",
+         "ok", "GPU 0: learner and workers; GPU 1: workers"),
+        (BOX, {"rollout": {"num_workers": 2}, "learner": {"device": "cpu"}}, "gpu plan", "ok", "GPUs 0-1: workers"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_said_with_what_to_do(
@@ -103,8 +106,9 @@ def test_gpus_beside_vllm_for_cpus_are_said_to_lie_idle() -> None:
 
 
 def test_in_a_cluster_workers_may_find_their_gpus_elsewhere() -> None:
-    assert "gpus of workers" not in said(Gpus(torch=CPU_TORCH), is_cluster=True)
-    assert said(BOX, is_cluster=True, rollout={"num_workers": 8})["gpus of workers"][0] == "ok"
+    assert "gpu plan" not in said(Gpus(torch=CPU_TORCH), is_cluster=True)
+    there = said(BOX, is_cluster=True, rollout={"num_workers": 8})["gpu plan"]
+    assert there == ("ok", "GPU 0: learner; GPU 1: not used")
 
 
 def test_an_engine_without_vllm_needs_no_gpu() -> None:
@@ -131,7 +135,7 @@ def test_code_runs_on_its_own_generation_and_the_intermediate_form_on_later_ones
 
 
 def test_the_rows_and_the_head_of_nvidia_smi_are_read() -> None:
-    assert parse_smi(ROWS, HEADER, TORCH) == BOX
+    assert parse_smi(ROWS, HEADER, TORCH) == replace(BOX, visible=())
     older = parse_smi("Tesla T4, 15360, 7.5, 470.82\n", "CUDA Version: 11.4", None)
     assert (older.gpus, older.driver_cuda) == ((Gpu(name="Tesla T4", memory_mib=15360, capability=(7, 5)),), "11.4")
     assert parse_smi("", "", None) == Gpus()
@@ -158,12 +162,32 @@ def test_a_driver_that_does_not_answer_is_told_in_its_own_words(
 
 
 def test_what_nvidia_smi_prints_is_what_the_probe_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = f"#!/bin/sh\ncase \"$1\" in --query-gpu*) printf '{ROWS}';; *) printf '{HEADER}';; esac\n"
+    program = (
+        f"#!/bin/sh\ncase \"$1\" in --query-gpu*) printf '{ROWS}';; -L) printf '{LIST}';; *) printf '{HEADER}';; esac\n"
+    )
     (tmp_path / "nvidia-smi").write_text(program.replace("\n'", "'"))
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(gpus, "ask_torch", lambda: TORCH)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert ThisMachine().look() == BOX
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert ThisMachine().look() == replace(BOX, visible=("1",))
+
+
+def test_a_gpu_that_is_cut_into_slices_is_listed_by_these() -> None:
+    assert gpus.parse_list(LIST) == ("0", "1")
+    assert gpus.parse_list(CUT) == ("MIG-1a", "MIG-1b", "1")
+
+
+def test_without_nvidia_smi_device_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path)
+    monkeypatch.setattr(gpus.shutil, "which", lambda name: None)
+    assert gpus.visible_here({}) == ("0", "1")
+    assert gpus.visible_here({"CUDA_VISIBLE_DEVICES": "1"}) == ("1",)
+    assert gpus.visible_here({"CUDA_VISIBLE_DEVICES": ""}) == ()
 
 
 def test_this_machine_is_looked_at_whatever_it_has() -> None:
@@ -185,7 +209,7 @@ def test_a_worker_takes_a_gpu_by_default_where_vllm_is_for_gpus(monkeypatch: pyt
 def test_the_shipped_configuration_for_gpus_gives_each_worker_one_and_the_learner_room() -> None:
     config = load_config([str(Path(__file__).parents[2] / "deploy" / "configs" / "gpu.toml")], [])
     assert needs.worker_resources(config.rollout) == {"GPU": 1.0}
-    one = replace(BOX, gpus=(H100,), torch=replace(TORCH, count=1))
+    one = replace(BOX, gpus=(H100,), visible=("0",), torch=replace(TORCH, count=1))
     checks = list(gpu_checks(config, one, vllm_build="vllm", is_cluster=False))
     assert [check.status for check in checks] == ["ok", "ok", "ok"]
 
@@ -210,4 +234,4 @@ def test_the_doctor_shows_the_gpus_of_its_probe(monkeypatch: pytest.MonkeyPatch)
     assert doctor.run_doctor(config, Console(file=shown), as_json=True, gpus=Box()) == 2
     rows = {row["name"]: row for row in json.loads(shown.getvalue())}
     assert "2 x NVIDIA H100" in rows["gpu"]["detail"]
-    assert "2 GPUs have room for 2 workers" in rows["gpus of workers"]["detail"]
+    assert "2 GPUs are visible" in rows["gpu plan"]["detail"]

