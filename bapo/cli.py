@@ -19,6 +19,7 @@ from bapo.commands import (
     simulate,
     study,
     tokens,
+    track,
     view,
 )
 from bapo.commands.arguments import TAKES_OVERRIDES
@@ -38,6 +39,7 @@ app.command("eval", context_settings=TAKES_OVERRIDES)(runs.evaluate)
 app.command()(study.study)
 app.command()(looks.watch)
 app.command()(view.view)
+app.command()(track.track)
 app.command()(looks.scale)
 app.command()(comparing.compare)
 app.command()(comparing.report)

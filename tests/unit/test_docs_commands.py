@@ -46,6 +46,7 @@ ELSEWHERE = {
     "tokens": "tests/unit/test_tokens.py",
     "reward": "tests/unit/test_reward_command.py",
     "plan-capacity": "tests/unit/test_cli.py",
+    "track": "tests/unit/test_track.py",
     "view": "tests/contract/test_web_routes.py",
     "config": "tests/unit/test_cli.py",
     "eval": "tests/unit/test_cli.py",
