@@ -1,4 +1,4 @@
-"""`bapo track`: each recorded number reaches the tracker once, in order, also of steps that a resumed run writes again."""
+"""`bapo track`: each recorded number reaches the tracker once, in order, also when a resumed run writes it again."""
 
 import json
 import os
