@@ -1,7 +1,7 @@
 """A worker's side of weight files: the learner's own where this host can read it, else one copy per host.
 
-Workers of one host share the copy: the first one fetches it under a lock, the others wait and find it. The two newest
-copies of a run stay.
+Workers of one host share the copy: the first one fetches it under a lock, the others wait and find it. When it fails or
+is killed, the next one goes on where it was. The two newest copies of a run stay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bapo.errors import WeightsAbsentError
 from bapo.peer import Peer
 from bapo.storage import storing
 from bapo.types import WeightUpdate
-from bapo.weight_transport import fetch_file
+from bapo.weight_transport import fetch_file, part_of
 from rollout_server.weights import check_file
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,9 @@ class WeightCache:
 
     def _fetch(self, update: WeightUpdate, copy: Path) -> None:
         server = Peer("the rollout server", update.url, timeout_s=TIMEOUT_S, retry_s=self._retry_s, token=self._token)
+        for part in self._folder.glob(".*.part"):
+            if part != part_of(copy):
+                part.unlink(missing_ok=True)  # of weights that are older than these
         began = time.monotonic()
         fetch_file(server, update.digest, update.num_bytes, copy)
         log.info(

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from bapo.config.tree import Config, RolloutConfig
-from bapo.errors import ContractError, WeightMismatchError, WeightsAbsentError
+from bapo.errors import ContractError, UnavailableError, WeightMismatchError, WeightsAbsentError
 from bapo.fleet_client import FleetClient
 from bapo.metrics.metric import Process
 from bapo.peer import Peer
 from bapo.telemetry import Telemetry
 from bapo.types import WeightUpdate
-from bapo.weight_transport import fetch_file, send_file
+from bapo.weight_transport import fetch_file, part_of, send_file
 from rollout_server.app import create_app
 from rollout_server.weight_cache import WeightCache
 from rollout_server.weight_store import WeightStore
@@ -133,6 +133,61 @@ def test_a_transfer_that_broke_goes_on_where_it_was(host: OtherHost, tmp_path: P
     path.write_bytes(CONTENT)
     send_file(peer(host), path, DIGEST)
     assert host.store.read(DIGEST, 1200, 100) == CONTENT[1200:]
+
+
+class Breaking:
+    """A rollout server whose link breaks after so many pieces."""
+
+    def __init__(self, server: Peer, pieces: int) -> None:
+        self._server = server
+        self.pieces = pieces
+        self.offsets: list[int] = []
+
+    def call(self, method: str, path: str, **options: Any) -> Any:
+        if len(self.offsets) == self.pieces:
+            raise UnavailableError("the link broke")
+        self.offsets.append(int(options["query"]["offset"]))
+        return self._server.call(method, path, **options)
+
+
+def test_a_fetch_that_broke_goes_on_where_it_was(host: OtherHost, tmp_path: Path) -> None:
+    path, copy = tmp_path / "weights", tmp_path / "copy"
+    path.write_bytes(CONTENT)
+    send_file(peer(host), path, DIGEST)
+    first, second = Breaking(peer(host), 4), Breaking(peer(host), 99)
+    with pytest.raises(UnavailableError):
+        fetch_file(first, DIGEST, len(CONTENT), copy)
+    assert not copy.exists(), "what is not whole is not there"
+    fetch_file(second, DIGEST, len(CONTENT), copy)
+    assert copy.read_bytes() == CONTENT
+    assert (first.offsets, second.offsets) == ([0, 100, 200, 300], [400, 500, 600, 700, 800, 900, 1000, 1100, 1200])
+    assert [file.name for file in tmp_path.iterdir() if file.name.endswith(".part")] == []
+
+
+@pytest.mark.parametrize("left", [b"x" * 150, CONTENT + b"x"], ids=["of another file", "too long"])
+def test_a_part_that_is_damaged_costs_one_attempt_at_most(host: OtherHost, tmp_path: Path, left: bytes) -> None:
+    path, copy = tmp_path / "weights", tmp_path / "copy"
+    path.write_bytes(CONTENT)
+    send_file(peer(host), path, DIGEST)
+    part_of(copy).write_bytes(left)
+    try:
+        fetch_file(peer(host), DIGEST, len(CONTENT), copy)
+    except WeightMismatchError:
+        assert not part_of(copy).exists()
+        fetch_file(peer(host), DIGEST, len(CONTENT), copy)
+    assert copy.read_bytes() == CONTENT
+
+
+def test_a_part_of_older_weights_is_removed_by_the_next_fetch(host: OtherHost, tmp_path: Path) -> None:
+    update = make_update(tmp_path / "learner", 3, content=CONTENT)
+    FleetClient(host.served.url).update_weights(update, timeout_s=30)
+    config = Config(rollout=RolloutConfig(weights_cache=str(tmp_path / "cache")))
+    folder = tmp_path / "cache" / config.run.name
+    folder.mkdir(parents=True)
+    old = part_of(folder / f"{'ab' * 32}.safetensors")
+    old.write_bytes(b"half")
+    WeightCache(config).local(replace(host.updates[-1], path="/nowhere"))
+    assert sorted(file.suffix for file in folder.iterdir()) == ["", ".safetensors"], "the lock and the copy"
 
 
 def test_bytes_of_another_file_are_refused_on_both_sides(host: OtherHost, tmp_path: Path) -> None:
