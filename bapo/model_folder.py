@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -42,6 +43,25 @@ def folder_of(path: str) -> Path | None:
 def weight_files(folder: Path) -> list[Path]:
     """All that are there, sorted."""
     return sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
+
+
+def num_parameters(folder: Path) -> int | None:
+    """Numbers in the weights, from the headers of their safetensors files; None without any, or with a damaged one."""
+    files = sorted(folder.glob("*.safetensors"))
+    try:
+        return sum(map(_num_in, files)) or None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _num_in(file: Path) -> int:
+    """Eight bytes say how long the header is, which has name -> {dtype, shape, data_offsets}."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if length > file.stat().st_size:
+            raise ValueError(f"{file} is no safetensors file")
+        header = json.loads(opened.read(length))
+    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
 
 
 def missing_parts(folder: Path) -> list[str]:

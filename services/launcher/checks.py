@@ -17,8 +17,9 @@ from bapo.addresses import BUFFER
 from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError, UnavailableError
 from bapo.grading.pool import GraderPool
-from bapo.model_folder import fetch, folder_of, how_to_fetch, is_hub_id, missing_parts, weight_files
-from bapo.needs import GIB, memory_gib
+from bapo.limits import limits
+from bapo.model_folder import fetch, folder_of, how_to_fetch, is_hub_id, missing_parts, num_parameters, weight_files
+from bapo.needs import GIB, engine_bytes, learner_bytes, memory_gib, ranks_on_gpus, run_bytes, worker_resources
 from bapo.redis_secrets import refuse_open, with_password
 from bapo.tasks.registry import load_task
 from services.launcher.embedded_redis import PROBE_TIMEOUT_S, server_binary
@@ -191,12 +192,45 @@ def reward(config: Config) -> Iterator[Check]:
 
 
 def memory(config: Config) -> Check:
-    """A rough sum for a small model; large ones need their own."""
-    needed = memory_gib(config)
+    """What is free, beside a sum by the parameters of the model."""
+    parameters = parameters_of(config)
+    needed = memory_gib(config, parameters or 0)
     free = psutil.virtual_memory().available / GIB
     status: Literal["ok", "warn"] = "ok" if free >= needed else "warn"
     advice = "" if status == "ok" else "; fewer rollout.num_workers need less"
-    return Check(name="memory", status=status, detail=f"{free:.1f} GiB free, about {needed:.1f} needed{advice}")
+    parts = _weights_in_words(config, parameters)
+    return Check(
+        name="memory", status=status, detail=f"{free:.1f} GiB free, about {needed:.1f} needed{advice}; {parts}"
+    )
+
+
+def parameters_of(config: Config) -> int | None:
+    """Of the model, from its files; None when they are not here."""
+    folder = folder_of(config.model.path)
+    return None if folder is None else num_parameters(folder)
+
+
+def _weights_in_words(config: Config, parameters: int | None) -> str:
+    if parameters is None:
+        return "without the model, whose size is not known before it is here"
+    learner, engine = learner_bytes(config, parameters) / GIB, engine_bytes(config, parameters) / GIB
+    on_gpus = ["learner"] if ranks_on_gpus(config) else []
+    on_gpus += ["engines"] if "GPU" in worker_resources(config.rollout) else []
+    where = f", of which {' and '.join(on_gpus)} in the memory of GPUs" if on_gpus else ""
+    return (
+        f"{parameters / 1e6:,.1f} M parameters: learner {learner:,.2f} GiB (weights, gradients, moments; activations "
+        f"come on top), each engine {engine:,.2f} GiB{where}"
+    )
+
+
+def limits_of(config: Config) -> Iterator[Check]:
+    """Settings that a run of this size would run into."""
+    is_cluster = "RAY_ADDRESS" in os.environ
+    low = [limit for limit in limits(config, parameters=parameters_of(config), is_cluster=is_cluster) if limit.is_low]
+    for limit in low:
+        yield Check(name="limit", status="warn", detail=limit.complaint)
+    if not low:
+        yield Check(name="limit", status="ok", detail="time limits and Redis' memory are above what the planner says")
 
 
 def disk(config: Config) -> Check:
@@ -207,5 +241,8 @@ def disk(config: Config) -> Check:
     free = shutil.disk_usage(folder).free / GIB
     if not os.access(folder, os.W_OK):
         return Check(name="disk", status="fail", detail=f"run.root: {folder} is not writable; choose another")
-    status: Literal["ok", "warn"] = "ok" if free >= DISK_GIB else "warn"
-    return Check(name="disk", status=status, detail=f"{free:.1f} GiB free in {folder}")
+    weights = run_bytes(config, parameters_of(config) or 0) / GIB
+    status: Literal["ok", "warn"] = "ok" if free >= DISK_GIB + weights else "warn"
+    kept = f"{config.checkpoint.keep_last} checkpoints and one that is being written take about {weights:,.2f}"
+    advice = "" if status == "ok" else "; a smaller checkpoint.keep_last, or another run.root"
+    return Check(name="disk", status=status, detail=f"{free:.1f} GiB free in {folder}; {kept}{advice}")

@@ -65,6 +65,7 @@ def all_checks(config: Config, gpus: GpuProbe) -> Iterator[Check]:
     yield from checks.ports(config)
     yield checks.memory(config)
     yield checks.disk(config)
+    yield from checks.limits_of(config)
     yield checks.redis(config)
     if config.buffer.url is None and config.buffer.redis_url is None:
         yield redis_starts(config)

@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
-from bapo.model_folder import WANTED, fetch, folder_of, is_hub_id, missing_parts
+from bapo.model_folder import WANTED, fetch, folder_of, is_hub_id, missing_parts, num_parameters
 from services.launcher.checks import model_files, preflight
 from tests.unit.test_launcher_checks import make_config
 
@@ -119,6 +121,15 @@ def test_a_folder_is_no_hub_id_and_is_never_fetched(cache: Path, tmp_path: Path)
         False, False, False, True,
     ]  # fmt: skip
     assert folder_of("/nowhere/model") is None
+
+
+def test_parameters_are_counted_from_the_headers_of_all_files(tmp_path: Path) -> None:
+    save_file({"a": np.zeros((3, 5), np.float16), "b": np.zeros(7, np.float32)}, tmp_path / "model-1.safetensors")
+    save_file({"c": np.zeros((2, 2), np.float32)}, tmp_path / "model-2.safetensors", metadata={"format": "pt"})
+    assert num_parameters(tmp_path) == 15 + 7 + 4
+    (tmp_path / "model-3.safetensors").write_bytes(b"weights that are none")
+    assert num_parameters(tmp_path) is None
+    assert num_parameters(tmp_path / "nowhere") is None
 
 
 def test_the_engine_looks_for_the_weights_too(cache: Path, tmp_path: Path) -> None:

@@ -8,13 +8,40 @@ import pytest
 
 from bapo.config.tree import Config, RolloutConfig
 from bapo.errors import ConfigError, StorageError
-from bapo.needs import memory_gib, runs_at_once
+from bapo.needs import GIB, engine_bytes, learner_bytes, memory_gib, run_bytes, runs_at_once
 from bapo.storage import locked
 
 
 def test_every_engine_needs_memory_of_its_own() -> None:
     two = Config(rollout=RolloutConfig(num_workers=2))
     assert memory_gib(two) - memory_gib(Config()) == pytest.approx(1.3)
+
+
+def test_weights_take_memory_by_the_parameter_and_disk_by_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bapo.needs.ranks_on_gpus", lambda config: 0)
+    config = Config.model_validate({"rollout": {"num_workers": 3, "worker_resources": {"CPU": 1}}})
+    # 1 M parameters: weights 4, gradients 4, moments 8; three engines of 4 bytes each in float32.
+    assert (memory_gib(config, 1_000_000) - memory_gib(config)) * GIB == pytest.approx(16e6 + 3 * 4e6)
+    # hf 4, moments 8, alpha 4 bytes: four of them while one is written, and two published files of 4.
+    assert run_bytes(config, 1_000_000) == 4 * 16_000_000 + 2 * 4_000_000
+
+
+def test_bfloat16_a_reference_and_a_critic_change_the_sums() -> None:
+    config = Config.model_validate(
+        {
+            "model": {"dtype": "bfloat16"},
+            "loss": {"advantage": "gae", "kl_ref": "reference", "kl_coef": 0.1},
+        }
+    )
+    assert learner_bytes(config, 10) == 10 * (16 + 16 + 4)
+    assert engine_bytes(config, 10) == 20
+    assert run_bytes(config, 10) == 4 * 10 * (12 + 12 + 2) + 2 * 20
+
+
+def test_what_lies_on_gpus_takes_no_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bapo.needs.ranks_on_gpus", lambda config: 1)
+    config = Config.model_validate({"rollout": {"worker_resources": {"GPU": 1}}})
+    assert memory_gib(config, 10**9) == memory_gib(config)
 
 
 @pytest.mark.parametrize(
