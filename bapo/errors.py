@@ -8,6 +8,7 @@
       WeightMismatchError  an engine does not hold the weights it should hold    the worker is replaced
         WeightsAbsentError a file of weights is not where it was looked for      the learner sends it
       UnavailableError     a peer is down or not ready yet                       HTTP 503, retried with a deadline
+        OutOfMemoryError   a process had too little memory                       exit 3, the message names settings
         FullError          a peer is there and holds all that it may             HTTP 429, retried after a pause
       DeadlineError        a named wait ran past its deadline                    exit 5, says who waits for whom
       GradingError         a verifier raised, hung or was killed                 retried whole, never rewarded 0
@@ -118,6 +119,13 @@ class UnavailableError(BapoError):
 
     exit_code = 3
     http_status = 503
+
+
+class OutOfMemoryError(UnavailableError):
+    """A process had too little memory, and settings that need less are named.
+
+    Not in BY_NAME: torch has a class of this name, which a worker reports before anybody has added the settings.
+    """
 
 
 class FullError(UnavailableError):

@@ -22,6 +22,7 @@ from learner.distributed import World, join, leave, pick_device, shard
 from learner.embeddings import make_embeddings
 from learner.gauges import show_checkpoint, show_run
 from learner.loop import Learner
+from learner.memory import out_of_memory
 from learner.policy import Policy, freeze, load_policy
 from learner.prompts_seen import PromptsSeen
 from learner.protocols import Buffer, Fleet
@@ -39,7 +40,7 @@ One rank:    python -m learner --config RUN/config.toml --run-dir RUN
 Resume:      python -m learner --config RUN/config.toml --run-dir RUN --resume
 Two ranks:   RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m learner ... &
              RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m learner ...
-Exit codes:  0 done or asked to end, 2 configuration, 3 storage or peer away, 4 divergence, 5 deadline
+Exit codes:  0 done or asked to end, 2 configuration, 3 storage or peer away, or out of memory, 4 divergence, 5 deadline
 """
 RANKS_SLACK_S = 300.0
 """Longer than rank 0 needs for anything but the batch and the weight update: loading, saving, restoring."""
@@ -69,6 +70,11 @@ def main(flags: Flags) -> None:
         finished = True
     except Stopped as reason:
         log.info("ended: %s; go on with --resume", reason)
+    except RuntimeError as error:
+        told = out_of_memory(error, config.learner, rank=world.rank, device=world.device)
+        if told is None:
+            raise
+        raise told from error
     finally:
         leave(world, together=finished)
 

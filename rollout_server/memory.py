@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from bapo.errors import UnavailableError
+from bapo.errors import OutOfMemoryError
 
 COUNTERS = (
     Path("/sys/fs/cgroup/memory.events"),
@@ -36,10 +36,6 @@ ADVICE = (
     "lower rollout.max_groups_in_flight, the engine's cache (rollout.engine_options: kv_cache_memory_bytes, or "
     "gpu_memory_utilization on a GPU) or rollout.num_workers, or give the machine more memory"
 )
-
-
-class OutOfMemoryError(UnavailableError):
-    """A worker had too little memory."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ _SAYS_WHY = re.compile(r"\berror\b|\bfatal\b|cannot|refused|failed", re.IGNORECA
 
 ADVICE = {
     ConfigError.exit_code: "change that setting and start again; nothing was trained with it",
-    StorageError.exit_code: "mend what is named (disk, service or verifier), then continue the run",
+    StorageError.exit_code: "mend what is named (disk, service or verifier), then continue the run; "
+    "if it needs another setting, start another run",
     DivergenceError.exit_code: "the checkpoint before it is intact; a lower learner.lr or fewer stale groups "
     "(cadence.v, cadence.slack) usually help, in a new run",
     DeadlineError.exit_code: "see the log of the process that was waited for, then continue the run",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bapo.errors import ConfigError, UnavailableError
+from bapo.errors import ConfigError, OutOfMemoryError, UnavailableError
 from rollout_server.handles import WorkerDiedError
-from rollout_server.memory import MemoryWatch, OutOfMemoryError, count_kills
+from rollout_server.memory import MemoryWatch, count_kills
 
 REFUSED_BY_TORCH = UnavailableError(
     "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
