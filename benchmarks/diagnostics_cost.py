@@ -126,7 +126,7 @@ def demo(num_rounds: int) -> dict[str, Any]:
         for name, every in (("with", 1), ("without", 0)):
             config = load_config([DEMO], ["--diagnostics.every", str(every)])
             batch = make_batch(config.algorithm.batch_size, (50, 65), 16)
-            policy = load_policy(config.model.path, config, WORLD.device)
+            policy = load_policy(config.model.path, config, WORLD)
             updaters[name] = Updater(
                 config=config, policy=policy, reference=None, world=WORLD, stop=StopFlag(), run_path=Path(folder)
             )

@@ -154,7 +154,7 @@ def measure(args: argparse.Namespace) -> Mapping[str, Any]:
         updaters = {
             mode: Updater(
                 config=config,
-                policy=load_policy(path, config, WORLD.device),
+                policy=load_policy(path, config, WORLD),
                 reference=None,
                 world=WORLD,
                 stop=StopFlag(),

@@ -18,12 +18,12 @@ from bapo.telemetry import Telemetry, serve_health
 from learner.alarm import QuietLog
 from learner.checkpoint import Checkpoint, CheckpointWriter
 from learner.critic import load_critic
-from learner.distributed import World, join, leave, pick_device, shard
+from learner.distributed import World, join, leave, pick_device
 from learner.embeddings import make_embeddings
 from learner.gauges import show_checkpoint, show_run
 from learner.loop import Learner
 from learner.memory import out_of_memory
-from learner.policy import Policy, freeze, load_policy
+from learner.policy import load_policy
 from learner.prompts_seen import PromptsSeen
 from learner.protocols import Buffer, Fleet
 from learner.resume import load_state, newest_checkpoint, republish, resume_buffer
@@ -120,12 +120,9 @@ def make_learner(
 ) -> Learner:
     """All parts, with the weights of the base model or of the checkpoint; `peers` on rank 0 only."""
     config, run_path = flags.config, flags.run.path
-    policy = _sharded(checkpoint.model_path if checkpoint else config.model.path, flags, world)
-    reference = freeze(_sharded(config.model.path, flags, world)) if config.loss.needs_reference else None
-    critic = None
-    if config.loss.advantage == "gae":
-        critic = load_critic(config, world.device)
-        shard(critic, world)
+    policy = load_policy(checkpoint.model_path if checkpoint else config.model.path, config, world)
+    reference = load_policy(config.model.path, config, world, frozen=True) if config.loss.needs_reference else None
+    critic = load_critic(config, world) if config.loss.advantage == "gae" else None
     return Learner(
         config=config,
         world=world,
@@ -156,12 +153,6 @@ def make_learner(
         token_records=TokenRecorder(config, flags.run.token_files, peers.buffer.untrained) if peers else None,
         prompts=PromptsSeen(telemetry),
     )
-
-
-def _sharded(path: object, flags: Flags, world: World) -> Policy:
-    policy = load_policy(str(path), flags.config, world.device)
-    shard(policy, world)
-    return policy
 
 
 def _peers(flags: Flags) -> Peers:

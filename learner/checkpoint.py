@@ -27,7 +27,6 @@ from typing import Any, Protocol
 
 import torch
 from safetensors.numpy import load_file as load_arrays
-from safetensors.torch import load_file
 from torch import Tensor
 
 from bapo.config.tree import Config
@@ -38,6 +37,7 @@ from learner.anchors import GenerationMemory
 from learner.distributed import World
 from learner.moments import gather_moments, load_moments, num_updates
 from learner.policy import Policy
+from learner.stored_tensors import StoredTensors
 from learner.weights import WeightPublisher, gather_weights, link, write_weights
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,10 @@ class Saved(Protocol):
     """A part of the learner with state of its own: a critic, a second optimizer, a reference that was replaced."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Whole, on the CPU; empty as long as there is nothing to be saved. All ranks must call it."""
+        """Whole, on the CPU of rank 0; empty on the others, and as long as there is nothing to be saved.
+
+        All ranks must call it.
+        """
         ...
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -197,7 +200,7 @@ class Checkpoint:
 
     def load_optimizer(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         """Adam's moments and step count, spread like the parameters. Raises: ConfigError for another model's."""
-        stored = load_file(self.folder / "optimizer.safetensors")
+        stored = StoredTensors(self.folder / "optimizer.safetensors")
         unknown = {key.split("/", 1)[1] for key in stored} - dict(policy.model.named_parameters()).keys()
         if unknown:
             raise ConfigError(f"{self.folder} holds moments of {sorted(unknown)}, which the model does not have")
@@ -207,9 +210,8 @@ class Checkpoint:
         """State of what has state of its own; a part that had none yet stays as it is."""
         for name, part in parts.items():
             path = self.folder / f"{name}.safetensors"
-            tensors = load_file(path) if path.exists() else {}
-            if tensors:
-                part.load(tensors)
+            if path.exists():
+                part.load(StoredTensors(path))
 
     def load_memory(self, memory: GenerationMemory) -> None:
         """log pi_gen of groups that may be reused."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 
 from bapo.algorithms.gae import gae, whitened
 from bapo.config.tree import Config
@@ -25,55 +25,62 @@ from bapo.errors import ConfigError
 from learner.advantages import entry_factor, shaped_rewards
 from learner.attention import NAME as PACKED
 from learner.batching import MicroBatch
-from learner.distributed import load_parameters, whole
+from learner.distributed import World, gather, load_parameters, reshard, whole
 from learner.divergence import refuse_divergence
+from learner.loading import load_module
 from learner.losses.aggregation import token_weights
 from learner.moments import gather_optimizer, load_optimizer
-from learner.onednn import use_onednn
 from learner.passes import Passes
-from learner.recomputation import recompute_layers, recomputes
+from learner.recomputation import recomputes
 from learner.step import Step
 
 
 class Critic(nn.Module):
     """V of the state before each response token."""
 
-    def __init__(self, model: PreTrainedModel, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         """`model`: a backbone without its output head, with packed attention."""
         super().__init__()
         self.model: PreTrainedModel = model
         self.head = nn.Linear(model.config.hidden_size, 1, bias=False)
         nn.init.zeros_(self.head.weight)
-        self.dtype = dtype
+
+    @property
+    def float32_parts(self) -> tuple[nn.Module, ...]:
+        """What is not computed in bfloat16: a value would keep 8 bits of the head's weights."""
+        return (self.head,)
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """[M] float32, differentiable in the parameters."""
-        device = micro.token_ids_N.device.type
-        with torch.autocast(device, dtype=self.dtype, enabled=self.dtype != torch.float32):
-            output = self.model(
-                input_ids=micro.token_ids_N.unsqueeze(0),
-                position_ids=micro.positions_N.unsqueeze(0),
-                use_cache=False,
-                packing=micro.packing,
-            )
+        output = self.model(
+            input_ids=micro.token_ids_N.unsqueeze(0),
+            position_ids=micro.positions_N.unsqueeze(0),
+            use_cache=False,
+            packing=micro.packing,
+        )
         hidden_MD = output.last_hidden_state[0].index_select(0, micro.predict_M)
-        return self.head(hidden_MD.float()).squeeze(1)
+        return self.head(hidden_MD.float()).squeeze(1).clone()  # FSDP's hooks do not stand views
 
 
-def load_critic(config: Config, device: torch.device) -> Critic:
-    """A critic whose backbone has the weights of the base model. Raises: ConfigError."""
-    try:
-        model = AutoModel.from_pretrained(config.model.path, dtype=torch.float32, attn_implementation=PACKED)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model.path={config.model.path}: cannot be loaded as the critic's backbone: {error}"
-        ) from error
-    critic = Critic(model, dtype=getattr(torch, config.model.dtype)).to(device)
-    critic.eval()
-    use_onednn(critic.model)
-    if recomputes(config.learner.gradient_checkpointing, device):
-        recompute_layers(critic)
-    return critic
+def load_critic(config: Config, world: World) -> Critic:
+    """A critic whose backbone has the weights of the base model, over all ranks. All ranks must call it.
+
+    Raises: ConfigError.
+    """
+    path, dtype = config.model.path, getattr(torch, config.model.dtype)
+
+    def read() -> Critic:
+        try:
+            return Critic(AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation=PACKED))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model.path={path}: cannot be loaded as the critic's backbone: {error}") from error
+
+    def build() -> Critic:
+        settings = AutoConfig.from_pretrained(path)
+        return Critic(AutoModel.from_config(settings, dtype=torch.float32, attn_implementation=PACKED))
+
+    recompute = recomputes(config.learner.gradient_checkpointing, world.device)
+    return load_module(read, build, world=world, dtype=dtype, recompute=recompute)
 
 
 class CriticTrainer:
@@ -145,8 +152,8 @@ class CriticTrainer:
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold. All ranks must call it."""
-        weights = {name: whole(tensor).cpu().contiguous() for name, tensor in self.critic.named_parameters()}
-        return {**weights, **gather_optimizer(self.critic, self.optimizer)}
+        reshard(self.critic)
+        return {**gather(dict(self.critic.named_parameters())), **gather_optimizer(self.critic, self.optimizer)}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what a checkpoint holds."""

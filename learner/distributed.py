@@ -1,14 +1,15 @@
 """One learner or many: the same code for one process and for FSDP2 over several.
 
 Rank 0 talks to the buffer service, to the workers and to the disk; the others follow. Each rank trains its share of
-every mini-batch (`batching.deal`); sums over ranks are taken where the loss needs them. With one rank every function
-here is the identity and torch.distributed is not started.
+every mini-batch (`batching.deal`); sums over ranks are taken where the loss needs them. With one rank in float32 every
+function here is the identity and torch.distributed is not started.
 
     WORLD_SIZE, RANK, MASTER_ADDR, MASTER_PORT (and LOCAL_RANK on several GPUs), as torchrun sets them
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bapo.errors import ConfigError
@@ -107,10 +108,8 @@ def join(num_ranks: int, device: torch.device, timeout_s: float, environment: Ma
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if size > 1:
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend, rank=rank, world_size=size, timeout=timedelta(seconds=max(timeout_s, START_TIMEOUT_S))
-        )
+        timeout = timedelta(seconds=max(timeout_s, START_TIMEOUT_S))
+        dist.init_process_group(_backend(device), rank=rank, world_size=size, timeout=timeout)
     return World(rank=rank, size=size, device=device)
 
 
@@ -121,9 +120,9 @@ def leave(world: World, *, together: bool) -> None:
         together: all ranks have come to the end. They wait for each other and then end at once, with exit code 0 and
             without unloading anything: a thread of gloo that still runs would abort a process that unloads it.
     """
-    if world.size == 1 or not dist.is_initialized():
+    if not dist.is_initialized():
         return
-    if together:
+    if together and world.size > 1:
         dist.barrier()
         logging.shutdown()
         sys.stdout.flush()
@@ -131,26 +130,95 @@ def leave(world: World, *, together: bool) -> None:
     dist.destroy_process_group()
 
 
-def shard(policy: nn.Module, world: World) -> None:
+def is_spread(world: World, dtype: torch.dtype) -> bool:
+    """Whether FSDP holds the parameters: over several ranks, and where the forward pass is not in their own float32."""
+    return world.size > 1 or dtype != torch.float32
+
+
+def shard(module: nn.Module, world: World, dtype: torch.dtype = torch.float32) -> None:
     """Spread the parameters over the ranks: FSDP2, one unit per decoder layer and one for the rest.
 
     Gradients come back averaged over ranks, so the loss of each rank is multiplied by `world.size`.
+
+    Args:
+        module: with a transformers model as `.model`, and maybe `float32_parts`: modules that compute in float32.
+        dtype: of the forward and backward pass. Parameters are gathered in it, layer by layer; what is kept of them,
+            and gradients when they are added over ranks and seen by the optimizer, stay float32.
     """
-    if world.size == 1:
+    if not is_spread(world, dtype):
         return
+    _meet_alone(world)
     mesh = init_device_mesh(world.device.type, (world.size,))
-    layers = decoder_layers(policy)
+    layers = decoder_layers(module)
     if not layers:
-        log.warning("no decoder layers found in %s: FSDP gathers the whole model at once", type(policy.model).__name__)
-    for layer in layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(policy, mesh=mesh)
+        log.warning("no decoder layers found in %s: FSDP gathers the whole model at once", type(module.model).__name__)
+    precision = MixedPrecisionPolicy()
+    if dtype != torch.float32:
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        for part in getattr(module, "float32_parts", ()):
+            fully_shard(part, mesh=mesh)
+    for unit in (*layers, module):
+        fully_shard(unit, mesh=mesh, mp_policy=precision)
+
+
+def _meet_alone(world: World) -> None:
+    """FSDP asks for a process group also where there is nobody to meet."""
+    if dist.is_initialized():
+        return
+    dist.init_process_group(_backend(world.device), store=dist.HashStore(), rank=0, world_size=1)
+    atexit.register(_part)
+
+
+def _part() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _backend(device: torch.device) -> str:
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+
+
+def reshard(module: nn.Module) -> None:
+    """Let the parameters be what every rank keeps: after a pass without gradients, FSDP's root still has whole ones,
+    in the dtype of the pass."""
+    for unit in module.modules():
+        if isinstance(unit, FSDPModule):
+            unit.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:
     """The whole of a tensor that may be spread over ranks, detached; every rank must ask."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gather(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Whole, on the CPU, on rank 0; the other ranks help and keep nothing. All ranks must call it.
+
+    Args:
+        dtype: of the result, where a tensor is of floating point; that of the tensor when not given.
+    """
+    keeps = not dist.is_initialized() or dist.get_rank() == 0
+    found = {}
+    for name, tensor in tensors.items():
+        full = whole(tensor)
+        if keeps:
+            found[name] = full.to("cpu", dtype if full.is_floating_point() else None).contiguous()
+        del full  # before the next one is made
+    return found
+
+
+def scatter_like(value: Tensor | None, model: Tensor) -> Tensor:
+    """`value` of rank 0, spread like `model`. All ranks must call it; the others give nothing."""
+    assert isinstance(model, DTensor)
+    if value is None:
+        value = torch.empty(model.shape, dtype=model.dtype, device=model.device)
+    return distribute_tensor(value.to(model.device, model.dtype), model.device_mesh, model.placements)
+
+
+def broadcast(tensor: Tensor) -> None:
+    """Rank 0's values into the same tensor of every rank."""
+    dist.broadcast(tensor, src=0)
 
 
 def spread_like(value: Tensor, model: Tensor) -> Tensor:
@@ -165,9 +233,8 @@ def spread_like(value: Tensor, model: Tensor) -> Tensor:
 @torch.no_grad()
 def copy_parameters(source: nn.Module, target: nn.Module) -> None:
     """Give `target` the parameters of `source`, which is spread in the same way. All ranks must call it."""
-    for module in (*source.modules(), *target.modules()):
-        if isinstance(module, FSDPModule):
-            module.reshard()  # after a pass the parameters that are registered are whole copies
+    reshard(source)
+    reshard(target)
     for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
         mine.copy_(theirs)
 

@@ -71,7 +71,8 @@ class _ChunkedHead(torch.autograd.Function):
         temperature, chunk_tokens, compute_dtype = ctx.settings
         head = head_VD.to(compute_dtype)
         grad_hidden_MD = torch.empty_like(hidden_MD)
-        grad_head_VD = torch.zeros_like(head_VD)
+        # Of all chunks in float32: in bfloat16 the later ones would be rounded away.
+        grad_head_VD = torch.zeros_like(head_VD, dtype=torch.promote_types(head_VD.dtype, torch.float32))
         for span in _chunks(len(target_M), chunk_tokens):
             log_p_CV = _logits(hidden_MD[span], head, temperature).sub_(log_z_M[span, None])
             grad_C, grad_entropy_C = grad_logprobs_M[span], grad_entropy_M[span]
@@ -81,8 +82,8 @@ class _ChunkedHead(torch.autograd.Function):
             grad_logits_CV.scatter_add_(1, target_M[span, None], grad_C[:, None])
             scaled_CV = grad_logits_CV.div_(temperature).to(compute_dtype)
             grad_hidden_MD[span] = product(scaled_CV, head.T).to(hidden_MD.dtype)
-            grad_head_VD += product(scaled_CV.T, hidden_MD[span].to(compute_dtype).T).to(head_VD.dtype)
-        return grad_hidden_MD, grad_head_VD, None, None, None, None
+            grad_head_VD += product(scaled_CV.T, hidden_MD[span].to(compute_dtype).T).to(grad_head_VD.dtype)
+        return grad_hidden_MD, grad_head_VD.to(head_VD.dtype), None, None, None, None
 
 
 def _logits(hidden_CD: Tensor, head_VD: Tensor, temperature: float) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from learner.distributed import spread_like, whole
+from learner.distributed import gather, spread_like
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 UPDATES = "num_updates"
@@ -15,14 +15,9 @@ UPDATES = "num_updates"
 
 
 def gather_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Whole, on the CPU. All ranks must call it."""
+    """Whole, on the CPU of rank 0. All ranks must call it, with the parameters that they keep (`reshard`)."""
     states = {name: optimizer.state.get(parameter) for name, parameter in module.named_parameters()}
-    return {
-        f"{moment}/{name}": whole(state[moment]).cpu().contiguous()
-        for name, state in states.items()
-        if state
-        for moment in MOMENTS
-    }
+    return gather({f"{moment}/{name}": state[moment] for name, state in states.items() if state for moment in MOMENTS})
 
 
 def load_moments(
@@ -43,7 +38,7 @@ def num_updates(optimizer: torch.optim.Optimizer) -> int:
 
 
 def gather_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Moments with their number of updates; empty before the first. All ranks must call it."""
+    """Moments with their number of updates, on rank 0; empty before the first. All ranks must call it."""
     moments = gather_moments(module, optimizer)
     return {**moments, UPDATES: torch.tensor(num_updates(optimizer))} if moments else {}
 

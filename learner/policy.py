@@ -1,7 +1,8 @@
 """pi_theta: a causal LM of transformers that answers one question: log-probs of packed response tokens.
 
-Parameters are float32 always. With model.dtype = bfloat16 the matrix products run in bfloat16 under autocast, on one
-rank and on many alike, so that the optimizer's small steps are not rounded away.
+Parameters that are trained are float32 always, so that the optimizer's small steps are not rounded away. With
+model.dtype = bfloat16 FSDP gathers them in bfloat16, layer by layer, on one rank and on many alike, and the whole pass
+is in bfloat16 but for sums over the vocabulary; gradients reach the optimizer in float32 (ADR 0134).
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
 from learner.attention import NAME as PACKED
 from learner.batching import Columns, MicroBatch, Piece, build
+from learner.distributed import World
+from learner.loading import load_module
 from learner.logprobs import response_logprobs
-from learner.onednn import use_onednn
-from learner.recomputation import recompute_layers, recomputes
+from learner.recomputation import recomputes
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +58,12 @@ class Policy(nn.Module):
         Args:
             temperature: of the distribution; that of the rollouts when not given.
         """
-        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
-            output = self.model.base_model(
-                input_ids=micro.token_ids_N.unsqueeze(0),
-                position_ids=micro.positions_N.unsqueeze(0),
-                use_cache=False,
-                packing=micro.packing,
-            )
+        output = self.model.base_model(
+            input_ids=micro.token_ids_N.unsqueeze(0),
+            position_ids=micro.positions_N.unsqueeze(0),
+            use_cache=False,
+            packing=micro.packing,
+        )
         hidden_MD = output.last_hidden_state[0].index_select(0, micro.predict_M)
         return response_logprobs(
             hidden_MD,
@@ -74,35 +75,60 @@ class Policy(nn.Module):
         )
 
 
-def load_policy(path: str | Path, config: Config, device: torch.device) -> Policy:
-    """The model in a folder of Hugging Face format (or a hub id), ready to train.
+def load_policy(path: str | Path, config: Config, world: World, *, frozen: bool = False) -> Policy:
+    """The model in a folder of Hugging Face format (or a hub id), over all ranks, ready to train.
 
+    All ranks must call it.
+
+    Args:
+        frozen: without gradients, as pi_ref is.
     Raises: ConfigError when it is missing or is no causal LM that the learner can pack.
     """
-    try:
-        model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, attn_implementation=PACKED)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model.path={path}: cannot be loaded as a causal LM: {error}; write a folder with config.json and "
-            "safetensors, or the id of a model that is in the local Hugging Face cache"
-        ) from error
-    policy = Policy(
-        model,
-        temperature=config.rollout.temperature,
-        chunk_tokens=config.learner.logprob_chunk_tokens,
-        dtype=getattr(torch, config.model.dtype),
-    ).to(device)
-    policy.eval()
-    use_onednn(policy)
-    check_head(policy, path)
-    if recomputes(config.learner.gradient_checkpointing, device):
-        recompute_layers(policy)
-    return policy
+    dtype = getattr(torch, config.model.dtype)
+    generation: list[GenerationConfig] = []
+
+    def read() -> Policy:
+        try:
+            model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, attn_implementation=PACKED)
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, error) from error
+        generation.append(model.generation_config)
+        return wrapped(model)
+
+    def build() -> Policy:
+        try:
+            settings = AutoConfig.from_pretrained(str(path))
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, error) from error
+        model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32, attn_implementation=PACKED)
+        for found in generation:  # on rank 0, which writes it into checkpoints
+            model.generation_config = found
+        return wrapped(model)
+
+    def wrapped(model: PreTrainedModel) -> Policy:
+        return Policy(
+            model,
+            temperature=config.rollout.temperature,
+            chunk_tokens=config.learner.logprob_chunk_tokens,
+            dtype=dtype,
+        )
+
+    return load_module(
+        read,
+        build,
+        world=world,
+        dtype=dtype,
+        check=lambda policy: check_head(policy, path),
+        recompute=not frozen and recomputes(config.learner.gradient_checkpointing, world.device),
+        frozen=frozen,
+    )
 
 
-def freeze(policy: Policy) -> Policy:
-    """The same policy without gradients: pi_ref."""
-    return policy.requires_grad_(False)
+def _unreadable(path: str | Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"model.path={path}: cannot be loaded as a causal LM: {error}; write a folder with config.json and "
+        "safetensors, or the id of a model that is in the local Hugging Face cache"
+    )
 
 
 def sequence_microbatch(token_ids: tuple[int, ...], device: torch.device) -> MicroBatch:

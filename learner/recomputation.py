@@ -1,8 +1,8 @@
 """Activation checkpointing: a decoder layer keeps its input alone and computes the rest again on the way back.
 
-Without it the activations of every layer stay until the backward pass: about 34 D bytes a token and layer in bfloat16
-(Korthikanti et al. 2022, eq. 2 without its scores), with it 2 D, and those of one layer at a time. The price is one
-more forward pass through the layers, a third of the arithmetic of a step.
+Without it the activations of every layer stay until the backward pass: in bfloat16 34 D bytes a token and layer, or
+some 60 D where the MLP is gated and wide (Korthikanti et al. 2022, section 4.1, without scores), with it 2 D, and those
+of one layer at a time. The price is one more forward pass through the layers, a third of the arithmetic of a step.
 
 Recomputation gives the same numbers to the last bit: a layer sees the same tensors and the same `Packing`, which
 travel as its arguments, and draws nothing at random, because the model is always in eval mode. For that reason the

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bapo.algorithms.annealing import reference_share
 from bapo.config.objective import LossConfig
-from learner.distributed import copy_parameters, load_parameters, whole
+from learner.distributed import copy_parameters, gather, load_parameters, reshard
 from learner.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,8 @@ class Reference:
         """What a checkpoint must hold: nothing, as long as it is the base model. All ranks must call it."""
         if not self._replaced:
             return {}
-        return {name: whole(tensor).cpu().contiguous() for name, tensor in self.policy.model.named_parameters()}
+        reshard(self.policy)
+        return gather(dict(self.policy.model.named_parameters()))
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what a checkpoint holds."""

@@ -25,7 +25,7 @@ from bapo.config.tree import Config
 from bapo.storage import storing
 from bapo.types import Canary, WeightUpdate
 from learner.diagnostics import Stopwatch
-from learner.distributed import World, whole
+from learner.distributed import World, gather, reshard
 from learner.policy import Policy, sequence_microbatch
 from learner.protocols import Fleet
 
@@ -42,18 +42,14 @@ about -20, so a few units of the last bit are 0.2."""
 
 @torch.no_grad()
 def gather_weights(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Every parameter and persistent buffer, whole, on the CPU, once (tied parameters have one name).
+    """Every parameter and persistent buffer, whole, on the CPU of rank 0, once (tied parameters have one name).
 
-    All ranks must call it; each gets everything.
+    All ranks must call it; the others keep nothing.
     """
+    reshard(policy)
     saved = policy.model.state_dict().keys()
     buffers = ((name, buffer) for name, buffer in policy.model.named_buffers() if name in saved)
-    tensors = {**dict(policy.model.named_parameters()), **dict(buffers)}
-    return {name: _for_file(whole(tensor), dtype) for name, tensor in tensors.items()}
-
-
-def _for_file(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
+    return gather({**dict(policy.model.named_parameters()), **dict(buffers)}, dtype)
 
 
 def canary_tokens(seed: int, vocab_size: int) -> tuple[int, ...]:
@@ -66,6 +62,7 @@ def canary_tokens(seed: int, vocab_size: int) -> tuple[int, ...]:
 def make_canary(policy: Policy, token_ids: tuple[int, ...], dtype: str) -> Canary:
     """The learner's own log-probs at temperature 1. All ranks must call it."""
     logprobs, _ = policy(sequence_microbatch(token_ids, policy.device), temperature=1.0)
+    reshard(policy)
     return Canary(token_ids=token_ids, logprobs=tuple(logprobs.tolist()), tolerance=CANARY_TOLERANCE[dtype])
 
 

@@ -172,7 +172,7 @@ def make_updater(
 
 def tiny_policy(config: Config) -> Policy:
     """The model of the config on the CPU."""
-    return load_policy(config.model.path, config, CPU)
+    return load_policy(config.model.path, config, ALONE)
 
 
 @dataclass

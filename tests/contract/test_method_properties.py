@@ -23,9 +23,8 @@ from bapo.types import Batch
 from learner.advantages import row_advantages
 from learner.batching import columns_of
 from learner.critic import load_critic
-from learner.policy import freeze
 from tests.integration.methods_rank import METHODS
-from tests.learner_setup import CPU, make_updater, random_batch, tiny_policy, with_experts, with_supervised
+from tests.learner_setup import ALONE, make_updater, random_batch, tiny_policy, with_experts, with_supervised
 from tests.tiny_model import write_tiny_model
 
 PRESETS = preset_names()
@@ -81,8 +80,8 @@ def test_what_a_method_minimises_does_not_depend_on_micro_batches(name: str, mod
     found = []
     for budget in (5000, 64):
         config = small(name, model_path, budget)
-        reference = freeze(tiny_policy(config)) if config.loss.needs_reference else None
-        critic = load_critic(config, CPU) if config.loss.advantage == "gae" else None
+        reference = tiny_policy(config).requires_grad_(False) if config.loss.needs_reference else None
+        critic = load_critic(config, ALONE) if config.loss.advantage == "gae" else None
         updater = make_updater(config, tiny_policy(config), tmp_path, reference, critic)
         results = updater.run(mixed_batch(model)).minibatches
         found.append([value for result in results for value in (result.loss, result.grad_norm)])

@@ -27,7 +27,7 @@ def losses(path: Path, device: str, dtype: str) -> list[float]:
     """Losses of the mini-batches of two steps."""
     config = learner_config(path, model={"dtype": dtype}, learner={"device": device, "lr": 1e-4})
     world = World(rank=0, size=1, device=torch.device(device))
-    policy = load_policy(path, config, world.device)
+    policy = load_policy(path, config, world)
     assert {parameter.dtype for parameter in policy.parameters()} == {torch.float32}
     updater = Updater(config=config, policy=policy, reference=None, world=world, stop=StopFlag(), run_path=path)
     reports = [updater.run(dataclasses.replace(random_batch(step=step), step=step)) for step in (1, 2)]
@@ -48,8 +48,8 @@ def test_cuda_gives_every_method_the_losses_of_the_cpu(method: str, tmp_path: Pa
     for device in ("cuda", "cpu"):
         config = learner_config(tmp_path, loss=loss, learner={"device": device, "lr": 1e-4})
         world = World(rank=0, size=1, device=torch.device(device))
-        critic = load_critic(config, world.device) if method == "critic" else None
-        policy = load_policy(tmp_path, config, world.device)
+        critic = load_critic(config, world) if method == "critic" else None
+        policy = load_policy(tmp_path, config, world)
         updater = make_updater(config, policy, tmp_path, critic=critic, world=world)
         reports = [updater.run(with_experts(random_batch(step=step))) for step in (1, 2)]
         found.append([result.loss for report in reports for result in report.minibatches])

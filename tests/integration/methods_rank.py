@@ -14,9 +14,9 @@ from typing import Any
 
 from bapo.config.tree import Config
 from learner.critic import load_critic
-from learner.distributed import World, join, leave, shard
+from learner.distributed import World, join, leave
 from learner.losses.registry import loss_names
-from learner.policy import Policy, freeze, load_policy
+from learner.policy import load_policy
 from tests.learner_setup import (
     CPU,
     learner_config,
@@ -53,12 +53,10 @@ def main(model: str, run: str, num_ranks: str) -> None:
 
 def numbers_of(config: Config, world: World, run: Path) -> list[float]:
     """Two steps: the second begins with weights, moments and critic that the first has made."""
-    policy = spread(config, world)
-    reference = freeze(spread(config, world)) if config.loss.needs_reference else None
-    critic = None
-    if config.loss.advantage == "gae":
-        critic = load_critic(config, CPU)
-        shard(critic, world)
+    path = config.model.path
+    policy = load_policy(path, config, world)
+    reference = load_policy(path, config, world, frozen=True) if config.loss.needs_reference else None
+    critic = load_critic(config, world) if config.loss.advantage == "gae" else None
     updater = make_updater(config, policy, run, reference, critic, world)
     numbers = []
     for step in (1, 2):
@@ -67,13 +65,6 @@ def numbers_of(config: Config, world: World, run: Path) -> list[float]:
         numbers += [value for result in report.minibatches for value in (result.loss, result.grad_norm, result.kl)]
         numbers += report.facts.values()
     return numbers
-
-
-def spread(config: Config, world: World) -> Policy:
-    """The policy of the config over the ranks."""
-    policy = load_policy(config.model.path, config, CPU)
-    shard(policy, world)
-    return policy
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What spares memory changes no number: recomputed activations, over one rank and two."""
+"""What spares memory: recomputed activations, bfloat16 by FSDP, and ranks that hold no more than their part."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.integration.test_fsdp import spawn_ranks
 from tests.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.slow
+
+REFERENCE = {"ratio_mode": "official", "kl_ref": "reference", "kl_coef": 0.01}
+RECOMPUTED = {"gradient_checkpointing": True}
+NUM_PARAMETERS = {True: 20, False: 21}
+"""Of the tiny model: 2 layers of 9, embeddings, last norm, and a head where it is not tied."""
 
 
 @pytest.fixture(scope="module")
@@ -21,15 +28,87 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def train(model: Path, run: Path, num_ranks: int, **sections: dict[str, Any]) -> list[dict[str, Any]]:
+def train(model: Path, run: Path, num_ranks: int, /, **sections: dict[str, Any]) -> list[dict[str, Any]]:
     """Three steps; what each rank found."""
     return spawn_ranks("memory_rank", [str(model), str(run), str(num_ranks), json.dumps(sections)], num_ranks)
 
 
-def test_two_ranks_that_recompute_activations_train_the_same_bits(model: Path, tmp_path: Path) -> None:
-    plain = train(model, tmp_path / "plain", 2, learner={"gradient_checkpointing": False})
-    spared = train(model, tmp_path / "spared", 2, learner={"gradient_checkpointing": True})
-    assert len(plain[0]["losses"]) == 9
-    assert spared == plain
+@pytest.fixture(scope="module")
+def plain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """Two ranks in float32."""
+    run = tmp_path_factory.mktemp("plain")
+    return run, train(model, run, 2, loss=REFERENCE)
+
+
+def test_two_ranks_that_recompute_activations_train_the_same_bits(
+    model: Path, plain: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    run, want = plain
+    found = train(model, tmp_path, 2, loss=REFERENCE, learner=RECOMPUTED)
+    assert len(want[0]["losses"]) == 9
+    assert [rank["losses"] for rank in found] == [rank["losses"] for rank in want]
     for file in ("weights/version-000004.safetensors", "checkpoints/step-000003/optimizer.safetensors"):
-        assert (tmp_path / "spared" / file).read_bytes() == (tmp_path / "plain" / file).read_bytes()
+        assert (tmp_path / file).read_bytes() == (run / file).read_bytes()
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_a_rank_that_follows_reads_no_model_and_holds_one_whole_tensor_at_a_time(tie: bool, tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "model", tie=tie)
+    leader, follower = (rank["held"] for rank in train(tmp_path / "model", tmp_path / "run", 2, loss=REFERENCE))
+    assert (leader["reads"], follower["reads"]) == (2, 0), "the policy and pi_ref"
+    assert follower["gathered"] == leader["gathered"] >= 6 * NUM_PARAMETERS[tie], "the collectives run on all ranks"
+    assert (follower["most_gathered"], follower["most_scattered"]) == (1, 1)
+    assert leader["most_gathered"] >= 3 * NUM_PARAMETERS[tie], "weights and two moments, for a checkpoint"
+
+
+def test_the_files_of_two_ranks_have_names_configuration_and_first_weights_of_the_model(
+    model: Path, plain: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    run, _ = plain
+    train(model, tmp_path, 1, loss=REFERENCE)
+    for name in ("config.json", "generation_config.json", "tokenizer.json"):
+        file = f"checkpoints/step-000003/hf/{name}"
+        assert json.loads((run / file).read_text()) == json.loads((tmp_path / file).read_text())
+    first, read = load_file(run / "weights" / "version-000002.safetensors"), load_file(model / "model.safetensors")
+    assert first.keys() == read.keys()
+    assert any(not torch.equal(first[name], read[name]) for name in read), "one step was made"
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_bfloat16_gathers_layers_in_it_and_keeps_weights_and_gradients_in_float32(
+    num_ranks: int, model: Path, plain: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    found = train(model, tmp_path, num_ranks, model={"dtype": "bfloat16"}, loss=REFERENCE, learner=RECOMPUTED)
+    for rank in found:
+        assert rank["dtypes"] == {
+            "kept": ["float32"], "weights": ["bfloat16"], "inputs": ["bfloat16"], "gradients": ["float32"],
+            "reference": ["bfloat16"],
+        }  # fmt: skip
+    # The first losses are of the same weights; the gradients of later steps differ with them.
+    want = plain[1][0]["losses"]
+    assert found[0]["losses"][0] == pytest.approx(want[0], rel=0.05, abs=0.02)
+    assert [norm for _, norm in found[0]["losses"]] == pytest.approx([norm for _, norm in want], rel=0.25)
+    # What is kept and saved is no rounded copy.
+    saved = load_file(tmp_path / "checkpoints" / "step-000003" / "hf" / "model.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
+    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in saved.values())
+    engines = load_file(tmp_path / "weights" / "version-000004.safetensors")
+    assert all(torch.equal(engines[name], tensor.bfloat16()) for name, tensor in saved.items())
+
+
+def test_a_model_that_rank_0_refuses_ends_every_rank_with_the_reason(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    found = train(tmp_path / "model", tmp_path / "run", 2)
+    assert found[0] == found[1]
+    assert "cannot be loaded as a causal LM" in found[0]["refused"]
+
+
+def test_the_critic_is_spread_as_the_policy_is(model: Path, tmp_path: Path) -> None:
+    gae = {"advantage": "gae", "ratio_mode": "direct"}
+    exact = train(model, tmp_path / "exact", 2, loss=gae)[0]["losses"]
+    rough = train(model, tmp_path / "rough", 2, loss=gae, model={"dtype": "bfloat16"})[0]["losses"]
+    assert rough[0] == pytest.approx(exact[0], rel=0.1, abs=0.05)
+    critics = [load_file(tmp_path / run / "checkpoints/step-000003/critic.safetensors") for run in ("exact", "rough")]
+    assert critics[0].keys() == critics[1].keys()
+    assert {tensor.dtype for name, tensor in critics[1].items() if name != "num_updates"} == {torch.float32}

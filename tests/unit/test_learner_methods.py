@@ -15,10 +15,9 @@ from bapo.config.tree import Config
 from bapo.errors import DivergenceError
 from bapo.types import Batch, Group
 from learner.critic import load_critic, value_loss
-from learner.policy import freeze
 from learner.step import Step, make_step
 from learner.update import Updater
-from tests.learner_setup import CPU, learner_config, make_updater, random_batch, tiny_policy, with_supervised
+from tests.learner_setup import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy, with_supervised
 from tests.tiny_model import perturb, write_tiny_model
 
 
@@ -48,7 +47,7 @@ def test_a_new_critic_values_everything_at_0_so_advantages_are_whitened_rewards(
     model_path: Path, tmp_path: Path
 ) -> None:
     config, batch = learner_config(model_path, loss=PPO), random_batch()
-    updater = make_updater(config, tiny_policy(config), tmp_path, critic=load_critic(config, CPU))
+    updater = make_updater(config, tiny_policy(config), tmp_path, critic=load_critic(config, ALONE))
     step = step_of(config, batch, updater)
     assert updater._critic is not None
     facts = updater._critic.run(step)
@@ -63,7 +62,7 @@ def test_the_critic_learns_the_reward_and_its_values_are_those_of_a_plain_pass(
     model_path: Path, tmp_path: Path
 ) -> None:
     config = learner_config(model_path, loss=PPO, critic={"lr": 3e-2, "value_clip": 10.0})
-    batch, critic = random_batch(), load_critic(config, CPU)
+    batch, critic = random_batch(), load_critic(config, ALONE)
     updater = make_updater(config, tiny_policy(config), tmp_path, critic=critic)
     losses = [updater.run(dataclasses.replace(batch, step=step)).facts["value_loss"] for step in range(1, 13)]
     assert losses[-1] < 0.5 * losses[0]
@@ -80,7 +79,7 @@ def test_the_critic_learns_the_reward_and_its_values_are_those_of_a_plain_pass(
 
 def test_reused_groups_are_valued_by_the_critic_of_their_step(model_path: Path, tmp_path: Path) -> None:
     config, batch = learner_config(model_path, loss=PPO, critic={"lr": 1e-3}), random_batch()
-    updater = make_updater(config, tiny_policy(config), tmp_path, critic=load_critic(config, CPU))
+    updater = make_updater(config, tiny_policy(config), tmp_path, critic=load_critic(config, ALONE))
     first = updater.run(batch).facts["value_mean"]
     second = updater.run(dataclasses.replace(batch, step=2)).facts["value_mean"]
     assert first == 0.0
@@ -91,7 +90,7 @@ def test_a_critic_does_not_depend_on_the_token_budget(model_path: Path, tmp_path
     losses = []
     for budget in (64, 5000):
         config = learner_config(model_path, loss=PPO, learner={"microbatch_tokens": budget}, critic={"lr": 1e-3})
-        updater = make_updater(config, tiny_policy(config), tmp_path, critic=load_critic(config, CPU))
+        updater = make_updater(config, tiny_policy(config), tmp_path, critic=load_critic(config, ALONE))
         reports = [updater.run(dataclasses.replace(random_batch(), step=step)) for step in (1, 2)]
         losses.append([report.facts["value_loss"] for report in reports])
         losses[-1] += [result.loss for report in reports for result in report.minibatches]
@@ -100,7 +99,7 @@ def test_a_critic_does_not_depend_on_the_token_budget(model_path: Path, tmp_path
 
 def test_a_critic_that_diverges_stops_the_run(model_path: Path, tmp_path: Path) -> None:
     config = learner_config(model_path, loss=PPO, critic={"lr": 1e30, "grad_clip": 1e-3})
-    updater = make_updater(config, tiny_policy(config), tmp_path, critic=load_critic(config, CPU))
+    updater = make_updater(config, tiny_policy(config), tmp_path, critic=load_critic(config, ALONE))
     with pytest.raises(DivergenceError, match="step 1, critic: loss is"):
         updater.run(random_batch())
 
@@ -138,7 +137,7 @@ def test_a_batch_of_supervised_entries_alone_has_no_policy_update(model_path: Pa
 def test_behind_its_step_the_reference_is_the_policy(model_path: Path, tmp_path: Path) -> None:
     loss = {"kl_ref": "convex", "kl_coef": 0.1, "kl_restart_step": 2, "importance_level": "none"}
     config = learner_config(model_path, loss=loss, learner={"minibatch_size": 8})
-    policy, reference = tiny_policy(config), freeze(tiny_policy(config))
+    policy, reference = tiny_policy(config), tiny_policy(config).requires_grad_(False)
     perturb(policy.model, seed=1)  # type: ignore[arg-type]
     updater = make_updater(config, policy, tmp_path, reference)
     far = [updater.run(random_batch(step=step)).minibatches[0].kl for step in (1, 2)]
@@ -156,7 +155,7 @@ def test_the_convex_kl_is_to_the_base_model_alone_for_50_steps(model_path: Path,
     config = learner_config(model_path, loss=loss, learner={"minibatch_size": 8})
     kl = []
     for number in (50, 51, 100):
-        policy, reference = tiny_policy(config), freeze(tiny_policy(config))
+        policy, reference = tiny_policy(config), tiny_policy(config).requires_grad_(False)
         perturb(policy.model, seed=1)  # type: ignore[arg-type]
         batch = dataclasses.replace(random_batch(), step=number)
         kl.append(make_updater(config, policy, tmp_path, reference).run(batch).minibatches[0].kl)

@@ -18,7 +18,7 @@ from bapo.errors import DivergenceError
 from bapo.types import Batch, Group, Origin
 from bapo.wire import unpack_batch
 from learner.batching import minibatches
-from learner.policy import Policy, freeze
+from learner.policy import Policy
 from learner.stopping import StopFlag, Stopped
 from learner.update import Updater
 from tests.learner_setup import ALONE, learner_config, make_updater, random_batch, tiny_policy, with_groups
@@ -284,7 +284,7 @@ def test_kl_to_the_reference_is_zero_at_the_base_model_and_grows_when_the_policy
     model_path: Path, tmp_path: Path
 ) -> None:
     config = learner_config(model_path, loss={"kl_ref": "reference", "kl_coef": 0.1}, learner={"minibatch_size": 8})
-    policy, reference = tiny_policy(config), freeze(tiny_policy(config))
+    policy, reference = tiny_policy(config), tiny_policy(config).requires_grad_(False)
     updater = make_updater(config, policy, tmp_path, reference)
     assert updater.run(random_batch(step=1)).minibatches[0].kl == pytest.approx(0.0, abs=1e-6)
     perturb(policy.model, seed=1)  # type: ignore[arg-type]

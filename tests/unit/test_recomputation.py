@@ -12,7 +12,7 @@ import torch
 from learner.critic import load_critic
 from learner.policy import Policy, sequence_microbatch
 from learner.recomputation import decoder_layers, recomputes
-from tests.learner_setup import CPU, learner_config, make_updater, random_batch, tiny_policy
+from tests.learner_setup import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy
 from tests.tiny_model import write_tiny_model
 
 NUM_LAYERS, INTERMEDIATE_SIZE = 2, 128
@@ -67,7 +67,7 @@ def test_two_steps_give_the_same_losses_and_weights_to_the_last_bit(
             learner={"gradient_checkpointing": recompute, "microbatch_tokens": 80},
         )
         policy = tiny_policy(config)
-        critic = load_critic(config, CPU) if advantage == "gae" else None
+        critic = load_critic(config, ALONE) if advantage == "gae" else None
         updater = make_updater(config, policy, tmp_path, critic=critic)
         reports = [updater.run(random_batch(step=step)) for step in (1, 2)]
         losses = [(result.loss, result.grad_norm) for report in reports for result in report.minibatches]
