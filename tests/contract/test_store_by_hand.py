@@ -46,7 +46,7 @@ def assembly(store: Store) -> Assembly:
         bad=[hard("a")],
         high=[stat("g-b"), stat("g-c")],
         new_prompts=[make_prompt(prompt_id="a")],
-        fresh_bytes=sum(group.record.num_bytes for group in store.view(3).fresh),
+        fresh_bytes=sum(record.num_bytes for record in store.view(3).fresh),
     )
     sizes = [record.num_bytes for record in store.records(["g-b"]) if record is not None]
     return replace(made, batch=replace(made.batch, num_bytes=sum(sizes)))
