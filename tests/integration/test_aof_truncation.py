@@ -109,36 +109,35 @@ class Driver:
     def assemble(self) -> None:
         view: View = self.both("view", 2)
         step, before, fresh = view.assembled + 1, view.tables, view.fresh
-        wrong = [group for group in fresh if not sum(group.record.rewards)]
+        wrong = [record for record in fresh if not sum(record.rewards)]
         bad = {e.prompt_id: e for e in before.bad} | {
-            g.record.prompt_id: HardPrompt(prompt_id=g.record.prompt_id, birth=step, mu=0.0) for g in wrong
+            r.prompt_id: HardPrompt(prompt_id=r.prompt_id, birth=step, mu=0.0) for r in wrong
         }
         stay = dict(list(bad.items())[-3:])
+        requests = self.both("fresh_requests", [record.group_id for record in wrong])
         assembly = an_assembly(
             step=step,
-            fresh=[group.record.group_id for group in fresh],
+            fresh=[record.group_id for record in fresh],
             reevaluated=[record.group_id for record in view.reevaluated],
-            trained=[g.record.group_id for g in fresh[:1]] + [stat.group_id for stat in before.high[:1]],
+            trained=[record.group_id for record in fresh[:1]] + [stat.group_id for stat in before.high[:1]],
             before=before,
             bad=list(stay.values()),
-            high=[*before.high[-2:], *(g.record.stat(birth=step) for g in fresh[-1:])],
-            new_prompts=[g.request.prompt for g in wrong if g.record.prompt_id in stay],
+            high=[*before.high[-2:], *(record.stat(birth=step) for record in fresh[-1:])],
+            new_prompts=[request.prompt for request in requests if request.prompt.prompt_id in stay],
             num_stale=len(view.stale),
-            fresh_bytes=sum(group.record.num_bytes for group in fresh),
+            fresh_bytes=sum(record.num_bytes for record in fresh),
         )
         self.both("commit_assembly", assembly)
 
     def replace(self) -> None:
         items = [
             Replacement(
-                fate=group.record.fate(None, "stale", 1),
+                fate=record.fate(None, "stale", 1),
                 request=make_request(
-                    prompt_id=group.record.prompt_id,
-                    request_id=repeated_id(group.record.group_id),
-                    step=group.record.step,
+                    prompt_id=record.prompt_id, request_id=repeated_id(record.group_id), step=record.step
                 ),
             )
-            for group in self.both("view", 2).fresh
+            for record in self.both("view", 2).fresh
         ]
         self.both("replace_stale", items)
 

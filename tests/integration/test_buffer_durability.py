@@ -129,10 +129,12 @@ def test_nothing_is_left_of_requests_and_groups_that_nobody_needs(redis_url: str
     store.forget("cd@1")
     assert store.push([incoming(answer(r)) for r in (*fresh, *fresh[:2])]) == ["stored"] * 4 + ["duplicate"] * 2
     old = store.view(1).fresh[0]
-    again = replace(old.request, request_id="again")
-    store.replace_stale([Replacement(fate=old.record.fate(None, "stale", 1), request=again)])
+    (asked,) = store.fresh_requests([old.group_id])
+    assert asked is not None
+    again = replace(asked, request_id="again")
+    store.replace_stale([Replacement(fate=old.fate(None, "stale", 1), request=again)])
     assert store.push([incoming(answer(again)), incoming(answer(round_5, version=5))]) == ["stored", "stored"]
-    group_ids = [group.record.group_id for group in store.view(9).fresh]
+    group_ids = [record.group_id for record in store.view(9).fresh]
     assert store.commit_assembly(an_assembly(fresh=group_ids, reevaluated=["r5"], trained=group_ids, num_stale=1))
     store.commit(1, 1)
     store.release("w")
