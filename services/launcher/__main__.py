@@ -97,14 +97,16 @@ def _preflight(config: Config, flags: argparse.Namespace, run: RunDirectory) -> 
         if flags.verb == "buffer":
             checks.preflight_buffer(config)
             return GpuPlan()
-        checks.preflight(config, with_learner=flags.verb == "train")
         # The learner that `up` is for is started by hand, and has its GPUs all the same.
         with_learner, is_cluster = flags.verb != "evaluate", "RAY_ADDRESS" in os.environ
-        return share_gpus(config, visible_here(), with_learner=with_learner, is_cluster=is_cluster)
+        # First, because the rest may fetch a model of many gigabytes.
+        plan = share_gpus(config, visible_here(), with_learner=with_learner, is_cluster=is_cluster)
+        checks.preflight(config, with_learner=flags.verb == "train")
     except BapoError:
         if not run.read_run():
             shutil.rmtree(run.path)
         raise
+    return plan
 
 
 def _scenario(flags: argparse.Namespace) -> Scenario:

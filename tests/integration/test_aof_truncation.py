@@ -152,10 +152,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("aof")
     server = RedisServer(folder, aof=True, options=("--appendfsync", "always")).start()
     run = Written(folder)
-    driver = Driver(RedisStore(RedisLink(server.url), "run", **OPTIONS), random.Random(SEED), run)
-    for _ in range(NUM_CALLS):
-        driver.step()
-    server.kill()
+    try:
+        driver = Driver(RedisStore(RedisLink(server.url), "run", **OPTIONS), random.Random(SEED), run)
+        for _ in range(NUM_CALLS):
+            driver.step()
+    finally:
+        server.kill()
     return run
 
 
