@@ -26,11 +26,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 from bapo.errors import ConfigError, ContractError
 from bapo.storage import append_line, keep_lines, read_lines, replace_file, storing
 from bapo.token_files import TokenFiles
 from bapo.types import Fate, Origin, Purpose
 
+UNDER_WAY = ("starting", "running")
+"""Values of `status` in run.json of a run that has not ended."""
 _STEP = re.compile(r"step-(\d{6,})")
 _FOLDERS = ("groups", "weights", "checkpoints", "logs", "ports", "redis")
 
@@ -111,6 +115,12 @@ class RunDirectory:
         except ValueError as error:
             raise ContractError(f"{path} is not JSON: {error}") from error
         return dict(fields)
+
+    @property
+    def is_under_way(self) -> bool:
+        """The run may record more: it says so, and its launcher is there."""
+        fields = self.read_run()
+        return fields.get("status") in UNDER_WAY and psutil.pid_exists(fields["pid"])
 
     def update_run(self, **fields: Any) -> None:
         """Set fields of run.json (the launcher is its only writer). Raises: StorageError."""

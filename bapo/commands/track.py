@@ -43,7 +43,7 @@ def _follow(directory: RunDirectory, tracker: Tracker) -> int:
     sender, rows = Sender(directory, tracker), 0
     try:
         while True:
-            goes_on = sender.goes_on  # asked first: what the run writes before its end is sent, too
+            goes_on = directory.is_under_way  # asked first: what the run writes before its end is sent, too
             if new := sender.send_new():
                 rows += new
                 typer.echo(f"{rows} rows sent", err=True)

@@ -2,7 +2,7 @@
 
     form "<answer>{answer}</answer>"    what stands between the last end and the nearest beginning before it
     form "#### {answer}"                what stands behind the last mark, up to the end of its line
-    form "\\boxed{{answer}}"             what stands in the last such braces, which may hold others
+    form "\\boxed{{answer}}"             what stands in the last such braces, which may hold others (not \\{)
 
 Never a regular expression of a user's: one that backtracks would hold up every thread of the process.
 """
@@ -10,7 +10,7 @@ Never a regular expression of a user's: one that backtracks would hold up every 
 from __future__ import annotations
 
 ANSWER = "{answer}"
-OPEN, CLOSE = "{", "}"
+OPEN, CLOSE, ESCAPE = "{", "}", "\\"
 
 
 def marks_of(form: str) -> tuple[str, str] | None:
@@ -43,7 +43,8 @@ def _in_braces(text: str, before: str) -> str | None:
     while (start := text.rfind(before, 0, end)) >= 0:
         depth = 1
         for place in range(start + len(before), end):
-            depth += (text[place] == OPEN) - (text[place] == CLOSE)
+            if text[place - 1] != ESCAPE:
+                depth += (text[place] == OPEN) - (text[place] == CLOSE)
             if depth == 0:
                 return text[start + len(before) : place].strip()
         end = start

@@ -4,7 +4,7 @@ r"""Reward of mathematics: is the last \boxed{...} of a response the answer? `re
 
 math-verify reads both as expressions and compares them. Its own timeouts use signals, which fail outside of the main
 thread and were then taken for wrong answers by other frameworks; they are off here, because a grader is a process that
-is killed when it takes too long (`rollout.grade_timeout_s`), and its group is asked again.
+is killed when it takes too long (`task.grading_timeout_s`), and its group is asked again.
 
 Does not cover: answers outside of a box, proofs, units that have to be converted, several answers in several boxes.
 """
@@ -14,9 +14,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from bapo.tasks.formats import ANSWER, written_answer
 from bapo.types import Prompt
 
-BOX = "\\boxed{"
+BOXED = "\\boxed{{answer}}"
 MOST_CHARS = 1_000
 """Of a response's answer: sympy may take minutes for what is longer, and no answer of the usual sets is."""
 
@@ -41,23 +42,7 @@ def boxed(prompt: Prompt, text: str) -> float:
 
 def last_box(text: str) -> str | None:
     """What stands in the last box that is closed; None without one."""
-    end = len(text)
-    while (start := text.rfind(BOX, 0, end)) >= 0:
-        content = _braced(text, start + len(BOX))
-        if content is not None:
-            return content.strip()
-        end = start
-    return None
-
-
-def _braced(text: str, start: int) -> str | None:
-    """From `start`, which is behind an opening brace, to the one that closes it; None if none does."""
-    depth = 1
-    for index in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[index], 0) if text[index - 1] != "\\" else 0
-        if depth == 0:
-            return text[start:index]
-    return None
+    return written_answer(BOXED, text)
 
 
 def _expressions(latex: str) -> list[Any]:
@@ -66,7 +51,7 @@ def _expressions(latex: str) -> list[Any]:
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the missing timeout
     found: list[Any] = parse(
-        f"{BOX}{latex}}}",
+        BOXED.replace(ANSWER, latex),
         extraction_config=[LatexExtractionConfig(boxed_match_priority=0)],
         fallback_mode="no_fallback",
         extraction_mode="first_match",

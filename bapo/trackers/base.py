@@ -45,7 +45,7 @@ def load_tracker(name: str, run: TrackedRun) -> Tracker:
     if name not in tracker_names():
         known = ", ".join(tracker_names())
         raise ConfigError(f"--to {name!r}: there is no such tracker{did_you_mean(name, tracker_names())}; {known}")
-    module = importlib.import_module(f"{bapo.trackers.__name__}.{name}")
+    module = _module(name)
     try:
         return cast(Tracker, getattr(module, FACTORY)(run))
     except ImportError as error:
@@ -56,4 +56,8 @@ def load_tracker(name: str, run: TrackedRun) -> Tracker:
 def tracker_names() -> tuple[str, ...]:
     """Names of the files of this folder that make a tracker, sorted."""
     names = (module.name for module in pkgutil.iter_modules(bapo.trackers.__path__))
-    return tuple(sorted(name for name in names if name not in ("base", "sending")))
+    return tuple(sorted(name for name in names if hasattr(_module(name), FACTORY)))
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"{bapo.trackers.__name__}.{name}")

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import psutil
-
 from bapo.records import RunDirectory
 from bapo.trackers.base import Tracker
 from bapo.web.following import Lines
-
-GOES_ON = ("starting", "running")
-"""Values of `status` in run.json of a run that may write more."""
 
 
 class Sender:
@@ -41,12 +36,6 @@ class Sender:
             self._tracker.log(key[1], values)
             self._sent[key] = values
         return len(new)
-
-    @property
-    def goes_on(self) -> bool:
-        """The run may record more: it says so, and its launcher is there."""
-        fields = self._run.read_run()
-        return fields.get("status") in GOES_ON and psutil.pid_exists(fields["pid"])
 
 
 def numbers_of(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 
-import psutil
 from rich.console import Console
 
 from bapo.config.tree import Config
-from bapo.records import RunDirectory
+from bapo.records import UNDER_WAY, RunDirectory
 from services.launcher.crew import Interrupts
 from services.launcher.display import make_display
 from services.launcher.snapshot import Observer
 
 TICK_S = 1.0
-UNDER_WAY = ("starting", "running")
 
 
 def watch(config: Config, run: RunDirectory, console: Console) -> int:
@@ -27,7 +25,7 @@ def watch(config: Config, run: RunDirectory, console: Console) -> int:
             fields = run.read_run()
             observer.watch(**fields.get("addresses", {}))
             display.show(observer.look())
-            if fields.get("status") not in UNDER_WAY or not psutil.pid_exists(fields["pid"]):
+            if not run.is_under_way:
                 break
             time.sleep(TICK_S)
     finally:

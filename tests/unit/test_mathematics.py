@@ -66,4 +66,6 @@ def test_braces_inside_of_a_box_belong_to_it() -> None:
     assert last_box("\\boxed{\\frac{1}{2}} ") == "\\frac{1}{2}"
     assert last_box("\\boxed{\\{1, 2\\}}") == "\\{1, 2\\}"
     assert last_box("\\boxed{a \\boxed{b}}") == "b"
+    assert last_box("\\boxed{\\left\\{ x \\right.}") == "\\left\\{ x \\right."
     assert last_box("no box") is None
+    assert last_box("\\boxed{" * 100_000) is None  # quadratic work would take minutes

@@ -71,12 +71,11 @@ def test_numbers_of_inner_maps_have_both_names_and_what_is_no_number_is_left_out
 
 
 def test_a_run_goes_on_as_long_as_its_launcher_is_there(run: RunDirectory) -> None:
-    sender = Sender(run, Remembers())
-    assert not sender.goes_on
+    assert not run.is_under_way
     run.update_run(status="running")
-    assert sender.goes_on
+    assert run.is_under_way
     run.update_run(pid=2**22 + 1)  # beyond the greatest process id
-    assert not sender.goes_on
+    assert not run.is_under_way
 
 
 def test_an_unknown_tracker_and_a_missing_package_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
