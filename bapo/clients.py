@@ -8,13 +8,12 @@ Needs numpy and msgpack of all our dependencies: neither torch nor the rest of B
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from bapo.asynchronous import in_thread, with_arguments_of
-from bapo.errors import DeadlineError
+from bapo.batch_reader import BatchReader
 from bapo.messages import (
     BufferStatus,
     WorkerLeases,
@@ -23,23 +22,16 @@ from bapo.messages import (
     request_map,
     status_from_map,
 )
-from bapo.named_frames import MEDIA_TYPE, FrameReader, NotReadableError, unpack_named
 from bapo.nonces import ClaimNonces
 from bapo.outcomes import Outcomes, unpack_kept_state, unpack_outcomes, unpack_packed_list
-from bapo.peer import Answer, Peer
+from bapo.peer import Peer
 from bapo.pushing import push_all
 from bapo.types import Batch, Group, HardPrompt, Progress, Prompt, RolloutRequest
 from bapo.wire import split_frames, unpack_batch, unpack_group
 
 __all__ = ["AsyncBufferClient", "BufferClient", "BufferStatus", "WorkerLeases"]
 
-log = logging.getLogger(__name__)
-
-POLL_S = 10.0
-"""How long one long poll stays open: a wait is made of several, so that its reason is news."""
 SNAPSHOT_WAIT_S = 300.0
-NAMED_AGAIN_S = 60.0
-"""Frames that could not be read from Redis are not asked for by name for so long."""
 FULL_S = 3600.0
 """A full buffer is alive and well: it waits for the learner, who may restart or write a checkpoint meanwhile."""
 
@@ -71,11 +63,8 @@ class BufferClient:
         """
         self._peer = Peer("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s, full_s=full_s, token=token)
         self._full_s = full_s
-        self._reader = FrameReader(timeout_s) if direct == "auto" else None
-        self._named_again = 0.0
-        """When frames may be asked for by name again, by the monotonic clock."""
+        self._batches = BatchReader(self._peer, timeout_s=timeout_s, direct=direct, now=now)
         self._nonces = ClaimNonces()
-        self._now = now
 
     @property
     def url(self) -> str:
@@ -173,41 +162,7 @@ class BufferClient:
         self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None
     ) -> bytes | memoryview:
         """D_t as it travels (`bapo.wire.unpack_batch` opens it), for who hands it on. Otherwise as `batch`."""
-        moved = self._now()
-        reason, counts = "no answer yet", None
-        while (left := moved + timeout_s - self._now()) > 0:
-            answer = self._poll_batch(step, left)
-            if answer.media_type == MEDIA_TYPE:
-                if (frame := self._read_named(step, answer.body)) is not None:
-                    return frame
-                continue
-            if answer.status == 200:
-                return answer.body
-            waiting = answer.json()
-            reason, found = waiting["reason"], waiting.get("counts")
-            if counts is not None and found != counts:
-                moved = self._now()
-            counts = found
-            if on_wait is not None:
-                on_wait(reason)
-        raise DeadlineError(f"batch {step} did not come, and nothing moved for {timeout_s:.0f} s: {reason}")
-
-    def _poll_batch(self, step: int, left_s: float) -> Answer:
-        wait_s = min(POLL_S, left_s)
-        retry_s = min(self._peer.retry_s, left_s)
-        query = {"wait_s": f"{wait_s:.3f}"}
-        if self._reader is not None and time.monotonic() >= self._named_again:
-            query["frames"] = "named"
-        return self._peer.call("POST", f"/batches/{step}", query=query, wait_s=wait_s, retry_s=retry_s)
-
-    def _read_named(self, step: int, answer: bytes) -> memoryview | None:
-        assert self._reader is not None
-        try:
-            return self._reader.batch_frame(unpack_named(answer))
-        except NotReadableError as error:
-            log.info("batch %d comes through the buffer service: %s", step, error)
-            self._named_again = time.monotonic() + NAMED_AGAIN_S
-            return None
+        return self._batches.frame(step, timeout_s=timeout_s, on_wait=on_wait)
 
     def untrained(self, step: int) -> list[Group]:
         """Groups that the assembly of a retained batch saw and did not train: all, or a sample of

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import importlib.metadata
 
-from bapo.config.tree import Config, RolloutConfig
+from bapo.config.rollout import RolloutConfig
+from bapo.config.tree import Config
 
 GIB = 1 << 30
 BASE_GIB = 3.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bapo.config.tree import LearnerConfig
+from bapo.config.learner import LearnerConfig
 from bapo.errors import OutOfMemoryError
 
 REFUSALS = ("out of memory", "can't allocate memory")

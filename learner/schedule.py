@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from bapo.config.tree import LearnerConfig
+from bapo.config.learner import LearnerConfig
 
 
 def lr_at(settings: LearnerConfig, step: int, num_steps: int) -> float:

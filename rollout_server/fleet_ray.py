@@ -26,7 +26,8 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from bapo.config.tree import Config, RolloutConfig
+from bapo.config.rollout import RolloutConfig
+from bapo.config.tree import Config
 from bapo.errors import BapoError, UnavailableError
 from bapo.fleet_client import weight_update_from_map, weight_update_map
 from bapo.needs import worker_resources, workers_on

@@ -14,7 +14,9 @@ import numpy as np
 import uvicorn
 from fastapi import FastAPI, Request
 
-from bapo.config.tree import BufferConfig, Config, RolloutConfig
+from bapo.config.buffer import BufferConfig
+from bapo.config.rollout import RolloutConfig
+from bapo.config.tree import Config
 from bapo.errors import UnavailableError
 from bapo.messages import request_map
 from bapo.types import Canary, Float32s, Group, Prompt, RolloutRequest, WeightUpdate

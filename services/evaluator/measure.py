@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bapo.config.tree import RolloutConfig
+from bapo.config.rollout import RolloutConfig
 from bapo.statistics import INTERVAL, estimate
 from bapo.types import Group, Outcome
 from services.evaluator.plan import Target

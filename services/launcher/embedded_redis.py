@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from bapo.config.tree import BufferConfig
+from bapo.config.buffer import BufferConfig
 from bapo.errors import ConfigError
 from bapo.records import RunDirectory
 from bapo.token_sets import write_private

@@ -12,8 +12,9 @@ from typing import cast
 import pytest
 import urllib3
 
+from bapo.batch_reader import POLL_S
 from bapo.buffer_admin import BufferAdmin
-from bapo.clients import POLL_S, BufferClient
+from bapo.clients import BufferClient
 from bapo.errors import ContractError, DeadlineError, UnavailableError
 from bapo.messages import request_map
 from bapo.types import Origin, Progress, Purpose

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bapo.config.tree import Config, ModelConfig, RolloutConfig
+from bapo.config.rollout import RolloutConfig
+from bapo.config.tree import Config, ModelConfig
 from bapo.errors import ConfigError, ContractError
 from rollout_server.engines.base import Continuation, Engine, SampledGroup, engine_module, known_engines
 from tests.factories import make_request

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from bapo.config.load import dump_toml
-from bapo.config.tree import Config, ModelConfig, RolloutConfig
+from bapo.config.rollout import RolloutConfig
+from bapo.config.tree import Config, ModelConfig
 from bapo.fleet_client import FleetClient
 from bapo.records import RunDirectory
 from bapo.types import Canary, WeightUpdate

@@ -13,8 +13,8 @@ from typing import Literal
 import pytest
 import redis
 
+from bapo.config.buffer import BufferConfig
 from bapo.config.load import dump_toml, load_config
-from bapo.config.tree import BufferConfig
 from bapo.records import RunDirectory
 from services.launcher.child import Child, end
 from services.launcher.embedded_redis import forget, redis_spec

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bapo.config.tree import Config, ModelConfig, RolloutConfig
+from bapo.config.rollout import RolloutConfig
+from bapo.config.tree import Config, ModelConfig
 from bapo.errors import WeightMismatchError
 from bapo.grading.pool import GraderPool
 from bapo.spans import versions_of

@@ -13,7 +13,9 @@ import pytest
 from bapo.algorithms.autoscaling.rule import Reason
 from bapo.algorithms.autoscaling.settings import AutoscalingConfig
 from bapo.algorithms.settings import AlgorithmConfig, CadenceConfig
-from bapo.config.tree import Config, LearnerConfig, RolloutConfig, RunConfig
+from bapo.config.learner import LearnerConfig
+from bapo.config.rollout import RolloutConfig
+from bapo.config.tree import Config, RunConfig
 from bapo.fleet_client import WorkerStatus
 from bapo.messages import BufferStatus, WorkerLeases
 from bapo.metrics.metric import Process

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from bapo.algorithms.autoscaling.rule import INPUTS, Decision, Observation, Reason, State, decide
 from bapo.algorithms.autoscaling.settings import AutoscalingConfig
-from bapo.config.tree import Config, RolloutConfig
+from bapo.config.rollout import RolloutConfig
+from bapo.config.tree import Config
 
 MOST = 20
 SETTINGS = AutoscalingConfig(up_cooldown_s=0, down_cooldown_s=0)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bapo.config.tree import Config, RolloutConfig
+from bapo.config.rollout import RolloutConfig
+from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError, DeadlineError, StaleWeightsError, UnavailableError, WeightMismatchError
 from bapo.telemetry import Telemetry
 from bapo.types import WeightUpdate

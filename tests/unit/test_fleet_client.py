@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bapo.config.tree import Config, RolloutConfig
+from bapo.config.rollout import RolloutConfig
+from bapo.config.tree import Config
 from bapo.errors import ConfigError, ContractError, DeadlineError, StaleWeightsError, UnavailableError
 from bapo.fleet_client import FleetClient, weight_update_from_map, weight_update_map
 from bapo.telemetry import Telemetry

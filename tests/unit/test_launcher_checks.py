@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from bapo.config.tree import BufferConfig, Config
+from bapo.config.buffer import BufferConfig
+from bapo.config.tree import Config
 from bapo.errors import ConfigError, UnavailableError
 from bapo.records import RunDirectory
 from services.launcher import checks, embedded_redis

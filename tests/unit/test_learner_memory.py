@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from bapo.config.tree import Config, LearnerConfig
+from bapo.config.learner import LearnerConfig
+from bapo.config.tree import Config
 from bapo.errors import OutOfMemoryError, UnavailableError
 from bapo.process import run_process
 from learner import __main__ as learner_main

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bapo.config.tree import LearnerConfig
+from bapo.config.learner import LearnerConfig
 from learner.schedule import lr_at
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bapo.config.tree import Config, RolloutConfig
+from bapo.config.rollout import RolloutConfig
+from bapo.config.tree import Config
 from bapo.errors import ConfigError, StorageError
 from bapo.needs import GIB, engine_bytes, learner_bytes, memory_gib, run_bytes, runs_at_once
 from bapo.storage import locked

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from bapo.config.tree import BufferConfig, Config
+from bapo.config.buffer import BufferConfig
+from bapo.config.tree import Config
 from services.launcher.redis_persistence import persistence
 from tests.redis_server import RedisServer
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bapo.config.tree import Config, RolloutConfig, TaskConfig
+from bapo.config.rollout import RolloutConfig
+from bapo.config.tree import Config, TaskConfig
 from bapo.errors import ConfigError
 from bapo.tasks.registry import load_task
 from bapo.types import Prompt, Purpose, RolloutRequest

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from bapo.config.tree import Config, RolloutConfig
+from bapo.config.rollout import RolloutConfig
+from bapo.config.tree import Config
 from bapo.errors import ContractError, UnavailableError, WeightMismatchError, WeightsAbsentError
 from bapo.fleet_client import FleetClient
 from bapo.metrics.metric import Process

@@ -1,0 +1,70 @@
+"""How the policy is optimised, and what of it is kept."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from bapo.algorithms.frozen import Frozen
+from bapo.config.gpus import GpuIndices
+
+
+class LearnerConfig(Frozen):
+    """Optimisation."""
+
+    lr: float = Field(1e-6, gt=0)
+    """Peak learning rate of AdamW."""
+    warmup_steps: int = Field(10, ge=0)
+    """Learner steps of linear warm-up."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate goes on behind the warm-up, until the last step of the run."""
+    lr_final: float = Field(0.0, ge=0, le=1)
+    """Share of `lr` at the last step, where it falls."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Most L2 norm of the gradient."""
+    minibatch_size: int = Field(64, ge=1)
+    """Groups per optimizer step; a batch is cut into near-equal mini-batches (ADR 0018)."""
+    epochs: int = Field(1, ge=1)
+    """Passes over one batch."""
+    epochs_until: int | None = Field(None, ge=1)
+    """Behind this step one pass is made (T of ReMix); null: always `epochs`."""
+    reset_optimizer: bool = False
+    """Forget Adam's moments at the start of every step (Kimi k1.5)."""
+    microbatch_tokens: int = Field(4096, ge=64)
+    """Token budget of one forward and backward pass; does not change the loss."""
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Keep each decoder layer's input alone and compute the rest again in the backward pass: less memory for a third
+    more arithmetic, the same loss and gradients. auto: on CUDA, not on the CPU."""
+    logprob_chunk_tokens: int = Field(1024, ge=1)
+    """Tokens whose logits exist at one time."""
+    num_ranks: int = Field(1, ge=1)
+    """Learner processes (FSDP2)."""
+    num_threads: int = Field(1, ge=1)
+    """CPU threads per rank."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda if there is one."""
+    gpus: GpuIndices | None = None
+    """GPUs of this machine that are the learner's, one per rank, as torch numbers what it sees; null: the first
+    `num_ranks` that are not in `rollout.gpus` (docs/gpus.md)."""
+    batch_timeout_s: float = Field(600.0, gt=0)
+    """Seconds without any progress: learner and evaluator stop with a named reason when they wait and no group arrived
+    for so long, for whatever purpose. Longer than the longest response takes."""
+    port: int = Field(8702, ge=0, le=65535)
+    """Health and metrics of rank 0; 0 takes a free port."""
+
+
+class CheckpointConfig(Frozen):
+    """What survives."""
+
+    every: int = Field(10, ge=1)
+    """Steps between checkpoints. One joins weights, optimizer, data position, random state and buffer."""
+    keep_last: int = Field(3, ge=1)
+    """Older checkpoints are removed."""
+    keep_batches: bool = True
+    """Keep the batches behind the oldest checkpoint (RUN/batches), so that `bapo replay` can repeat a step (ADR 0085):
+    as many bytes as the buffer sent for `every` x `keep_last` steps."""
