@@ -33,7 +33,8 @@ from buffer_service.routes.web import PAGE, web_router
 log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
-PORT = 8710
+PORT = 8709
+"""No process of a run listens there by default, so that a run can be looked at while another one trains."""
 
 
 class Protocol(BoundedHeaders, HttpToolsProtocol):

@@ -19,7 +19,7 @@ def view(
     export: Annotated[
         str | None, typer.Option("--export", metavar="FILE", help="Write the page into one file that opens offline.")
     ] = None,
-    port: Annotated[int, typer.Option("--port", help="0 takes a free one.")] = 8710,
+    port: Annotated[int, typer.Option("--port", help="0 takes a free one.")] = 8709,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
 ) -> None:
     """Show the web page of a run, finished or not, without Redis; or write it into one file.

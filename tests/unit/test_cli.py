@@ -17,6 +17,7 @@ from bapo.cli import app
 from bapo.commands.arguments import free_name, load_named, split_tokens
 from bapo.commands.runs import describe
 from bapo.config.load import dump_toml, load_config
+from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError, UnavailableError
 from bapo.records import RunDirectory
 
@@ -232,3 +233,21 @@ def test_a_run_that_exists_keeps_its_configuration(tmp_path: Path) -> None:
 
 def test_run_belongs_to_up_buffer_alone(config_file: Path) -> None:
     assert "belongs to `bapo up buffer`" in str(refusal("up", str(config_file), "--run", "outputs/x"))
+
+
+def default_ports() -> dict[str, int]:
+    """Section -> port that a process of a run takes unless told otherwise, by the configuration itself."""
+    sections = Config().model_dump()
+    return {
+        name: section["port"] for name, section in sections.items() if isinstance(section, dict) and "port" in section
+    }
+
+
+def test_a_run_can_be_looked_at_while_another_one_trains() -> None:
+    from buffer_service import view as server
+
+    assert {"buffer", "scheduler", "learner", "evaluation", "rollout"} <= default_ports().keys()
+    assert len(set(default_ports().values())) == len(default_ports())
+    assert server.PORT not in default_ports().values()
+    (option,) = (p for p in typer.main.get_command(app).commands["view"].params if p.name == "port")  # type: ignore[attr-defined]
+    assert option.default == server.PORT == 8709
