@@ -18,8 +18,8 @@ def metrics_row(step: int, **fields: Any) -> dict[str, Any]:
     """One learner step with every column that comparisons read."""
     row = {
         "step": step, "reward_mean": 0.25, "x1": 2, "x2": 0, "x3": 0, "batch_size": 4, "grad_norm": 0.5, "entropy": 0.4,
-        "staleness_x1_mean": 1.0, "staleness_x2_mean": None, "staleness_x3_mean": None, "step_s": 2.0,
-        "checkpoint_s": 0.5, "time": 1000.0 + 3 * step,
+        "staleness_x1_mean": 1.0, "staleness_x2_mean": None, "staleness_x3_mean": None, "num_updates": 2,
+        "step_s": 2.0, "checkpoint_s": 0.5, "time": 1000.0 + 3 * step,
     }  # fmt: skip
     return row | fields
 

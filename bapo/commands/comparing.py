@@ -38,8 +38,9 @@ def compare(
     Example:  bapo compare outputs/grpo-s1 outputs/bapo-s1 --paper
               bapo compare outputs/study-countdown
     """
-    from bapo.comparison.gather import gather, remarks
+    from bapo.comparison.gather import gather
     from bapo.comparison.page import as_markdown
+    from bapo.comparison.remarks import remarks
     from bapo.comparison.tables import all_tables
 
     compared = gather(runs)

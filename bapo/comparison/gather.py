@@ -54,6 +54,12 @@ class Measured:
         """Learner steps done."""
         return len(self.metrics)
 
+    @property
+    def num_updates(self) -> int | None:
+        """Optimizer updates done, all steps together; None when its records do not say."""
+        known = [int(row["num_updates"]) for row in self.metrics if "num_updates" in row]
+        return sum(known) if len(known) == len(self.metrics) else None
+
     @cached_property
     def groups(self) -> list[tuple[int, list[Fate]]]:
         """(step, its fates): every group that its assembly looked at."""
@@ -257,30 +263,3 @@ def changed_settings(base: Method, method: Method) -> dict[str, str]:
 def changed_keys(base: Method, method: Method) -> set[str]:
     """The names alone."""
     return set(changed_settings(base, method))
-
-
-def remarks(compared: Compared) -> list[str]:
-    """What a reader must know before any number: what makes these runs unequal, and what is not here."""
-    lines = [f"left out: {name}" for name in compared.unfinished]
-    for key, values in other_differences(compared).items():
-        kinds = (
-            f"{value} ({', '.join(n for n in values if values[n] == value)})"
-            for value in dict.fromkeys(values.values())
-        )
-        lines.append(f"{key} is not the same for all: {', '.join(kinds)}")
-    seeds = {method.label: method.seeds for method in compared.methods}
-    if len(set(seeds.values())) > 1:
-        lines.append("seeds: " + "; ".join(f"{name} {' '.join(map(str, own))}" for name, own in seeds.items()))
-    return lines
-
-
-def other_differences(compared: Compared) -> dict[str, dict[str, str]]:
-    """Setting -> method -> value, for each setting that must agree in a study and does not between these runs."""
-    values = {method.name: must_agree(method.config) for method in compared.methods}
-    keys = dict.fromkeys(key for settings in values.values() for key in settings)
-    found: dict[str, dict[str, str]] = {}
-    for key in keys:
-        row = {name: str(settings[key][0]) if key in settings else "not set" for name, settings in values.items()}
-        if len(set(row.values())) > 1:
-            found[key] = row
-    return found

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from bapo.comparison.catalogue import CATALOGUE, Entry
 from bapo.comparison.cells import Table
-from bapo.comparison.gather import Compared, remarks
+from bapo.comparison.gather import Compared
 from bapo.comparison.published import published
+from bapo.comparison.remarks import remarks
 from bapo.comparison.tables import all_tables
 from bapo.report import drawing
 from bapo.storage import replace_file, storing

@@ -14,10 +14,14 @@ from collections.abc import Iterator, Sequence
 from bapo.comparison.accuracy import at_budget, base_accuracy, final_accuracy, rollout_budget, versus
 from bapo.comparison.cells import DASH, Table, interval, name_of, p, percent, points, spread
 from bapo.comparison.gather import Compared, Method, changed_settings
-from bapo.comparison.published import published, published_of, rollouts_of
+from bapo.comparison.on_policy import is_on_policy
+from bapo.comparison.published import published, published_of, rollouts_of, section_of, type_of
 from bapo.comparison.rescue_tables import table_attribution, table_rescued
 from bapo.formats import count, duration
 from bapo.types import Origin
+
+ROLLOUTS = "rollouts (maths)"
+"""Column of the paper's, which counts them on mathematics alone."""
 
 
 def all_tables(compared: Compared, *, paper: bool) -> list[Table]:
@@ -46,8 +50,8 @@ def table_1(compared: Compared, *, paper: bool = False) -> Table:
     note = (
         "Accuracy in percent after training, with the 95 % interval over seeds and prompts (crossed; with one seed "
         "over prompts alone). Rollouts: responses sampled for training, fresh and re-evaluated. Type: on-policy when "
-        "every group trains once and alpha takes the weights of every step. Staleness: mean steps between sampling and "
-        "training."
+        "every response trains once, and was sampled by the weights of its step or of the step before. Staleness: mean "
+        "steps between sampling and training, of what one item of a batch trains the oldest."
     )
     return Table(
         key="table-1",
@@ -60,7 +64,18 @@ def table_1(compared: Compared, *, paper: bool = False) -> Table:
 
 def table_2(compared: Compared, *, paper: bool = False) -> Table:
     """Time, and responses and tokens by purpose: means over seeds."""
-    header = ["method", "steps", "training", "ratio", "start to end", "fresh", "re-evaluated", "evaluation", "filled"]
+    header = [
+        "method",
+        "steps",
+        "updates",
+        "training",
+        "ratio",
+        "start to end",
+        "fresh",
+        "re-evaluated",
+        "evaluation",
+        "filled",
+    ]
     first = _mean([run.ledger.train_s for run in compared.reference.runs])
     rows = []
     for method in compared.methods:
@@ -70,6 +85,7 @@ def table_2(compared: Compared, *, paper: bool = False) -> Table:
             [
                 name_of(method),
                 str(method.runs[0].num_steps),
+                _updates(method),
                 spread(seconds, duration),
                 f"x{_mean(seconds) / first:.2f}" if first else DASH,
                 spread(walls, duration) if walls else DASH,
@@ -81,7 +97,8 @@ def table_2(compared: Compared, *, paper: bool = False) -> Table:
         header.append("paper: time, ratio")
         rows = [[*row, _paper_time(m, compared)] for row, m in zip(rows, compared.methods, strict=True)]
     note = (
-        "Means over seeds, in brackets the least and the most. Training: seconds of all learner steps with their "
+        "Means over seeds, in brackets the least and the most. Updates: of the optimizer, one per mini-batch; a batch "
+        "that is not full has fewer of them. Training: seconds of all learner steps with their "
         "waits and checkpoints. Start to end: the whole run with start-up and the measurements before and after, if it "
         "was started once. Responses / tokens by purpose. Filled: share of B groups that batches held. Runs that "
         "shared the machine with another run took longer than alone."
@@ -115,7 +132,7 @@ def table_against(compared: Compared) -> Table:
         "Difference in points after training, with the 95 % interval over shared seeds and prompts: does the method do "
         "better, with new seeds and new prompts? b:c are prompts on which it was right more often : less often; p is "
         "McNemar's exact test per seed, and its stratified exact form over seeds (Mantel-Haenszel for pairs): do these "
-        "very weights differ? No correction for the number of comparisons."
+        f"very weights differ? {_kind_of_test(compared)}No correction for the number of comparisons."
     )
     return Table(
         key="against",
@@ -124,6 +141,15 @@ def table_against(compared: Compared) -> Table:
         rows=tuple(rows),
         note=note,
     )
+
+
+def _kind_of_test(compared: Compared) -> str:
+    n = compared.reference.config.evaluation.num_samples
+    shares = (
+        f"With {n} responses per prompt a prompt has a share of right ones, not one answer: the test is a sign test on "
+        "which share is larger, by however little. "
+    )
+    return shares if n > 1 else ""
 
 
 def table_equal_cost(compared: Compared) -> Table:
@@ -171,16 +197,12 @@ def table_settings(compared: Compared) -> Table:
     )
 
 
-def is_on_policy(method: Method) -> bool:
-    """Every group trains once, in the step that it was sampled for, up to the slack that keeps workers busy."""
-    reused = any(
-        row.get(origin.value) for run in method.runs for row in run.metrics for origin in (Origin.X2, Origin.X3)
-    )
-    return method.config.cadence.v == 1 and method.config.learner.epochs == 1 and not reused
-
-
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def _updates(method: Method) -> str:
+    return spread([run.num_updates for run in method.runs if run.num_updates is not None], "{:.0f}".format)
 
 
 def _filled(method: Method) -> float:
@@ -208,33 +230,36 @@ def _spent(method: Method, purpose: str) -> str:
 def _with_paper_accuracy(
     compared: Compared, header: list[str], rows: list[list[str]]
 ) -> tuple[list[str], list[list[str]]]:
-    task = compared.reference.config.task.name
+    config = compared.reference.config
     names = ["base", *(method.name for method in compared.methods)]
-    columns = list(_paper_columns(compared.splits))
+    columns = list(_paper_columns(compared))
     shown = [
-        [*row, *(_paper_cell(published_of(task, name), column, name) for column in columns)]
+        [*row, *(_paper_cell(published_of(config, name), column, name) for column in columns)]
         for row, name in zip(rows, names, strict=True)
     ]
     return [*header, *(f"paper: {column}" for column in columns)], shown
 
 
-def _paper_columns(splits: Sequence[str]) -> Iterator[str]:
-    known = {key for section in ("planning",) for values in published()[section].values() for key in values}
-    yield from (split for split in splits if split in known)
+def _paper_columns(compared: Compared) -> Iterator[str]:
+    section = published().get(section_of(compared.reference.config), {})
+    known = {key for values in section.values() for key in values}
+    yield from (split for split in compared.splits if split in known)
     yield "accuracy"
-    yield "rollouts (maths)"
+    yield ROLLOUTS
+    yield "type"
 
 
 def _paper_cell(found: dict[str, float], column: str, name: str) -> str:
-    if column.startswith("rollouts"):
+    if column == "type":
+        return type_of(name) or DASH
+    if column == ROLLOUTS:
         value = rollouts_of(name)
         return DASH if value is None else f"{value:.0f}k"
     return DASH if column not in found else f"{found[column]:.1f}"
 
 
 def _paper_time(method: Method, compared: Compared) -> str:
-    task = method.config.task.name
-    ours, first = (published_of(task, name).get("time") for name in (method.name, compared.reference.name))
+    ours, first = (published_of(method.config, name).get("time") for name in (method.name, compared.reference.name))
     if ours is None:
         return DASH
     return duration(60 * ours) + (f", x{ours / first:.2f}" if first else "")

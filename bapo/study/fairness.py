@@ -1,7 +1,8 @@
 """What must be the same for all methods of a study, or of runs that are compared: else a difference is no finding.
 
-Base model, training data and its order, number of optimizer steps, sampling, and how it is measured. Not here: the
-learning rate, the cadence, the loss: they are what methods are made of, and reports show how they differ.
+Base model, training data and its order, number of learner steps, how a batch is cut, sampling, and how it is measured.
+Not here: the learning rate, the cadence, the loss: they are what methods are made of, and reports show how they differ.
+Nor the number of optimizer updates, which follows from how full batches are: reports count it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ MUST_AGREE = {
     "run.num_steps": "the number of learner steps",
     "algorithm.batch_size": "prompts per step, and with them the data order",
     "algorithm.group_size": "responses per prompt",
-    "learner.minibatch_size": "optimizer steps per learner step",
-    "learner.epochs": "optimizer steps per learner step",
+    "learner.minibatch_size": "groups per optimizer update",
+    "learner.epochs": "passes over each batch",
     "rollout.temperature": "sampling",
     "rollout.top_p": "sampling",
     "rollout.max_prompt_tokens": "sampling",

@@ -132,7 +132,7 @@ def test_a_preset_that_does_not_exist_is_an_error_of_its_line(tmp_path: Path) ->
             'model.path = "other", but "models/countdown-tiny" in methods.plain: the base model',
         ),
         ("evaluation", "num_samples", 9, "evaluation.num_samples = 9, but 2 in methods.plain: how it is measured"),
-        ("learner", "epochs", 2, "learner.epochs = 2, but 1 in methods.plain: optimizer steps per learner step"),
+        ("learner", "epochs", 2, "learner.epochs = 2, but 1 in methods.plain: passes over each batch"),
         ("task", "options", {"num_train": 9}, "task.options.num_train = 9, but not set in methods.plain"),
     ],
 )
