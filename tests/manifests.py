@@ -22,7 +22,7 @@ Manifest = dict[str, Any]
 
 REPOSITORY = Path(__file__).parents[1]
 K8S = REPOSITORY / "deploy" / "k8s"
-OVERLAYS = ("cpu-demo", "gpu", "monitoring", "keda")
+OVERLAYS = ("cpu-demo", "gpu", "monitoring", "gpu-monitoring", "keda")
 CRDS = "BAPO_TEST_CRDS"
 TEMPLATES = {
     "Deployment": [("template",)],

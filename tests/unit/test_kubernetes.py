@@ -31,7 +31,7 @@ KEEPS_ACCOUNT = {"RayCluster/bapo-ray"}
 
 def config_of(overlay: str) -> Config:
     """What the pods of an overlay are configured with."""
-    source = overlay if (K8S / "overlays" / overlay / "run.toml").exists() else "cpu-demo"
+    source = {"monitoring": "cpu-demo", "gpu-monitoring": "gpu"}.get(overlay, overlay)
     return load_config([str(K8S / "overlays" / source / "run.toml")], [])
 
 
@@ -144,9 +144,10 @@ def test_whoever_calls_somebody_is_let_in(overlay: str) -> None:
                 )
 
 
-@pytest.mark.parametrize("overlay", ["monitoring", "keda"])
+@pytest.mark.parametrize("overlay", ["monitoring", "gpu-monitoring", "keda"])
 def test_monitors_name_ports_that_are_there(overlay: str) -> None:
     services = of_kind(overlay, "Service")
+    assert of_kind(overlay, "ServiceMonitor").keys() | of_kind(overlay, "PodMonitor").keys() == PORTS.keys()
     for name, monitor in of_kind(overlay, "ServiceMonitor").items():
         assert {e["port"] for e in monitor["spec"]["endpoints"]} <= {p["name"] for p in services[name]["spec"]["ports"]}
     for monitor in of_kind(overlay, "PodMonitor").values():
@@ -235,7 +236,7 @@ def test_images_are_of_this_version_and_ours_are_the_same_everywhere(overlay: st
             by_name.setdefault(name, set()).add(tag)
     assert by_name.pop("redis") == {"7.4.2-bookworm"}
     assert set(map(frozenset, by_name.values())) == {frozenset({bapo.__version__})}
-    ending = "-gpu" if overlay == "gpu" else ""
+    ending = "-gpu" if overlay.startswith("gpu") else ""
     assert by_name.keys() == {"bapo-buffer", f"bapo-learner{ending}", f"bapo-rollout{ending}"}
 
 

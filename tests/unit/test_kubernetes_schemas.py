@@ -40,7 +40,7 @@ def test_core_kinds_are_what_kubernetes_takes(overlay: str) -> None:
     assert len(wrong) > 10
 
 
-@pytest.mark.parametrize("overlay", ["gpu", "monitoring", "keda"])
+@pytest.mark.parametrize("overlay", ["gpu", "monitoring", "gpu-monitoring", "keda"])
 def test_custom_resources_are_what_their_operators_take(overlay: str) -> None:
     custom = [found for found in build(overlay) if not is_core(found)]
     assert custom
