@@ -355,6 +355,30 @@ def test_the_mixture_of_jobs_and_services_matches_what_ends_by_itself() -> None:
             assert (fail["containerName"], fail["values"]) == (name.removeprefix("bapo-"), [2, 4])
 
 
+def test_the_pod_to_copy_with_fills_what_the_run_reads() -> None:
+    (pod,) = yaml.safe_load_all((K8S / "copy.yaml").read_text())
+    learner = of_kind("gpu", "Job")["bapo-learner"]["spec"]["template"]["spec"]
+    assert pod["spec"]["securityContext"] == learner["securityContext"]
+    (copy,), (reader,) = pod["spec"]["containers"], learner["containers"]
+    assert copy["securityContext"] == reader["securityContext"]
+    assert copy["image"] == f"bapo-buffer:{bapo.__version__}"
+    assert claims_at(pod["spec"]).items() <= claims_at(learner).items()
+    folder, _, _ = config_of("gpu").model.path.rpartition("/")
+    assert claims_at(pod["spec"])[folder] == "bapo-models"
+    assert not any(mount.get("readOnly") for mount in copy["volumeMounts"])
+
+
+def claims_at(spec: Manifest) -> dict[str, str]:
+    """Path in the first container -> claim."""
+    claims = {
+        volume["name"]: volume["persistentVolumeClaim"]["claimName"]
+        for volume in spec["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+    mounts = spec["containers"][0]["volumeMounts"]
+    return {mount["mountPath"]: claims[mount["name"]] for mount in mounts if mount["name"] in claims}
+
+
 def test_alerts_are_those_of_prometheus() -> None:
     rule = yaml.safe_load((K8S / "components" / "monitoring" / "rules.yaml").read_text())
     plain = yaml.safe_load(Path(REPOSITORY / "deploy" / "prometheus" / "rules.yml").read_text())

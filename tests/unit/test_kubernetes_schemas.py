@@ -7,8 +7,9 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
-from tests.manifests import OVERLAYS, Manifest, build, custom_schemas, of_kind
+from tests.manifests import K8S, OVERLAYS, Manifest, build, custom_schemas, of_kind
 
 VERSION = "1.36"
 
@@ -38,6 +39,11 @@ def test_core_kinds_are_what_kubernetes_takes(overlay: str) -> None:
     wrong = {found["metadata"]["name"]: complaints(found) for found in build(overlay) if is_core(found)}
     assert {name: what for name, what in wrong.items() if what} == {}
     assert len(wrong) > 10
+
+
+def test_the_pod_to_copy_with_is_what_kubernetes_takes() -> None:
+    (pod,) = yaml.safe_load_all((K8S / "copy.yaml").read_text())
+    assert complaints(pod) == []
 
 
 @pytest.mark.parametrize("overlay", ["gpu", "monitoring", "gpu-monitoring", "keda"])
