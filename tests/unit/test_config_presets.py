@@ -171,6 +171,7 @@ METHODS: dict[str, tuple[str, dict[str, object]]] = {
          "algorithm.hard_worth": 2.0, "algorithm.x3_choice": "youngest"},
     ),
     "bapo-inverted": ("bapo", {"algorithm.threshold_schedule": "inverted"}),
+    "bapo-official-thresholds": ("bapo", {"algorithm.threshold_schedule": "official"}),
     "bapo-gaussian": ("bapo", {"algorithm.online_filter": "gaussian"}),
     "bapo-gaussian-quota": ("bapo", {"algorithm.online_filter": "gaussian_quota"}),
     "bapo-uniform": ("bapo", {"algorithm.online_filter": "uniform"}),

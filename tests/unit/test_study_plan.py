@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import tomli_w
 
 from bapo.config.layers import preset_names
-from bapo.config.load import dump_toml
+from bapo.config.load import diff, dump_toml
 from bapo.errors import ConfigError
 from bapo.records import RunDirectory
 from bapo.study.plan import Study, parse_study, read_study
@@ -159,7 +160,7 @@ SHIPPED_METHODS = parse_study(SHIPPED.read_text(), SHIPPED.name).methods
 
 
 def test_the_shipped_study_has_every_method_of_the_paper_with_three_seeds_or_more() -> None:
-    assert len(SHIPPED_METHODS) == 17
+    assert len(SHIPPED_METHODS) == 20
     assert {name for name, method in SHIPPED_METHODS.items() if method.seeds == (1, 2, 3, 4, 5)} == {
         "grpo", "dapo", "bapo",
     }  # fmt: skip
@@ -169,14 +170,42 @@ def test_the_second_study_has_the_settings_and_the_baselines_of_the_first() -> N
     first, second = read_study(SHIPPED), read_study(IMPROVEMENTS)
     assert second.file.common == first.file.common
     configs = {run.name: run.config for run in first.runs}
-    baselines = [run for run in second.runs if run.method in ("grpo", "dapo", "bapo")]
-    assert len(baselines) == 15
-    for run in baselines:
+    shared = [run for run in second.runs if run.name in configs]
+    assert Counter(run.method for run in shared) == {"grpo": 5, "dapo": 5, "bapo": 5, "bapo-v1": 3}
+    for run in shared:
         theirs = configs[run.name]
         assert run.config.model_copy(update={"run": theirs.run}) == theirs
         assert run.config.run.model_copy(update={"root": theirs.run.root}) == theirs.run
     own = {run.method for run in second.runs} - {run.method for run in first.runs}
-    assert own == {"bapo-v1", "bapo-ess", "bapo-gain", "bapo-refill", "bapo-young", "bapo-plus"}
+    assert own == {"bapo-ess", "bapo-gain", "bapo-refill", "bapo-young", "bapo-plus"}
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("bapo-v1", {"cadence.v": ("5", "1")}),
+        ("bapo-m10", {"cadence.m": ("5", "10")}),
+        ("bapo-official-thresholds", {"algorithm.threshold_schedule": ('"eq8"', '"official"')}),
+    ],
+)
+def test_the_shipped_study_has_methods_that_change_one_thing_of_bapo(
+    method: str, changes: dict[str, tuple[str, str]]
+) -> None:
+    runs = {run.name: run.config for run in read_study(SHIPPED, ["bapo", method]).runs}
+    for seed in (1, 2, 3):
+        lines = diff(runs[f"bapo-s{seed}"], runs[f"{method}-s{seed}"])
+        found = {key: tuple(rest.split(" -> ")) for key, _, rest in (line.partition(": ") for line in lines)}
+        assert {key: pair for key, pair in found.items() if key not in ("preset", "run.name")} == changes
+
+
+def test_the_shipped_study_says_what_bapo_has_beside_its_batch() -> None:
+    """The comment above `[methods.grpo]` is about these settings, and no others are left to explain."""
+    runs = {run.name: run.config for run in read_study(SHIPPED, ["grpo", "bapo"]).runs}
+    keys = {line.partition(":")[0] for line in diff(runs["grpo-s1"], runs["bapo-s1"])} - {"preset", "run.name"}
+    of_the_batch = {f"algorithm.{key}" for key in ("name", "online_filter", "use_x2", "use_x3")}
+    assert keys - of_the_batch == {
+        "cadence.v", "cadence.m", "cadence.wait_for_reevaluation", "loss.ratio_mode", "loss.kl_ref",
+    }  # fmt: skip
 
 
 def test_the_shipped_study_is_fair() -> None:
