@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from bapo.types import Float32s, Int32s, Purpose, RolloutRequest
 from rollout_server.drafts import Draft, Shelf, part_id, rows_of
-from rollout_server.engines.base import Continuation, Engine, SampledGroup
+from rollout_server.engines.base import Continuation, Engine, Occupancy, SampledGroup
 
 IDLE_S = 0.5
 """An engine without work for so long has nothing else to sample: as long as a worker's claim may take."""
@@ -61,6 +61,11 @@ class Budgeted:
     def num_sampling(self) -> int:
         """Also counts what is paused, so that `step` is called and can resume it."""
         return self._engine.num_sampling + len(self._paused) + len(self._complete)
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """Of the engine: what is paused takes no room in it."""
+        return self._engine.occupancy
 
     def check_prompts(self, texts: Sequence[str]) -> None:
         """As the engine does."""

@@ -30,6 +30,8 @@ class FleetMetrics:
         self._up = telemetry.gauge("bapo_rollout_worker_up")
         self._memory = telemetry.gauge("bapo_rollout_worker_memory_bytes")
         self._rate = telemetry.gauge("bapo_rollout_worker_tokens_per_second")
+        self._engine = telemetry.gauge("bapo_rollout_engine_responses")
+        self._cache = telemetry.gauge("bapo_rollout_engine_kv_cache_ratio")
         self._workers = telemetry.gauge("bapo_rollout_workers")
         self._sync_s = telemetry.histogram("bapo_sync_duration_seconds")
         self._sync_bytes = telemetry.counter("bapo_sync_bytes_total")
@@ -54,6 +56,9 @@ class FleetMetrics:
         self._up.labels(worker=place).set(state == "ready")
         self._memory.labels(worker=place).set(report.rss_bytes)
         self._rate.labels(worker=place).set(report.tokens_per_s)
+        self._engine.labels(worker=place, state="running").set(report.running)
+        self._engine.labels(worker=place, state="waiting").set(report.waiting)
+        self._cache.labels(worker=place).set(report.kv_cache_usage)
 
     def forget(self, place: str) -> None:
         """A place has ended."""
@@ -61,8 +66,10 @@ class FleetMetrics:
             self._counts.pop(place, None)
             self._states.pop(place, None)
             self._show_states()
-        for gauge in (self._inflight, self._version, self._up, self._memory, self._rate):
+        for gauge in (self._inflight, self._version, self._up, self._memory, self._rate, self._cache):
             gauge.remove(place)
+        for state in ("running", "waiting"):
+            self._engine.remove(place, state)
 
     def updated(self, seconds: float, *, num_bytes: int, num_failed: int) -> None:
         """One update of all workers. `num_bytes`: that they took, together."""

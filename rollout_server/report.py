@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -29,6 +30,12 @@ class WorkerReport:
     rss_bytes: int
     stuck_s: float = 0.0
     """Seconds that the engine's current step has taken."""
+    running: int = 0
+    """Responses that get a token in each step of the engine."""
+    waiting: int = 0
+    """Responses that the engine has no room for yet."""
+    kv_cache_usage: float = math.nan
+    """Share of the engine's key-value cache that is taken, in [0, 1]; NaN: it has none."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """They only rise:
     `groups/<purpose>/<fate>`, `tokens/<purpose>`, `truncated/<purpose>`, `failed/<reason>`, `verdict/<outcome>/<task>`;

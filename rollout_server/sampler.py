@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from bapo.errors import ContractError, UnavailableError
 from bapo.types import RolloutRequest
-from rollout_server.engines.base import INITIAL_VERSION, Engine, SampledGroup
+from rollout_server.engines.base import INITIAL_VERSION, Engine, Occupancy, SampledGroup
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class Sampler:
         self._lock = threading.Lock()
         self._dead: BaseException | None = None
         self._version = INITIAL_VERSION
+        self._occupancy = Occupancy()
         self._step_began: float | None = None
         # The engine is made in this thread too: torch keeps some of its settings per thread.
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
@@ -71,6 +72,11 @@ class Sampler:
     def policy_version(self) -> int:
         """Version that samples now."""
         return self._version
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """How full the engine was after its last step."""
+        return self._occupancy
 
     @property
     def stuck_s(self) -> float:
@@ -149,6 +155,7 @@ class Sampler:
         self._step_began = time.monotonic()
         groups = engine.step()
         self._step_began = None
+        self._occupancy = engine.occupancy
         for group in groups:
             self._listener.sampled(group)
 

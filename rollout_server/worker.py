@@ -154,7 +154,7 @@ class Worker:
 
     def report(self) -> WorkerReport:
         """How it is now."""
-        error = self._error
+        error, occupancy = self._error, self._sampler.occupancy
         return WorkerReport(
             state=self._state,
             policy_version=self._sampler.policy_version if self._state != "loading" else 0,
@@ -163,6 +163,9 @@ class Worker:
             pid=os.getpid(),
             rss_bytes=psutil.Process().memory_info().rss,
             stuck_s=self._sampler.stuck_s,
+            running=occupancy.running,
+            waiting=occupancy.waiting,
+            kv_cache_usage=occupancy.kv_cache_usage,
             counts=self._tally.snapshot(),
             error="" if error is None else type(error).__name__,
             message="" if error is None else str(error),

@@ -56,6 +56,16 @@ WORKERS = (
         "system/Rollout workers", HERE, (WORKER,),
     ),
     Metric(
+        "bapo_rollout_engine_responses", "gauge",
+        "Responses in a worker's engine. running: get a token in each step; waiting: it has no room for them yet.",
+        "system/Rollout workers", HERE, (WORKER, Label("state", ("running", "waiting"))),
+    ),
+    Metric(
+        "bapo_rollout_engine_kv_cache_ratio", "gauge",
+        "Share of an engine's key-value cache that is taken. Unknown: the engine has none.",
+        "system/Rollout workers", HERE, (WORKER,),
+    ),
+    Metric(
         "bapo_rollout_worker_memory_bytes", "gauge", "Resident memory of a worker.", "system/Processes", HERE,
         (WORKER,),
     ),

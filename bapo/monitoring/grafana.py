@@ -228,7 +228,6 @@ def _variable(name: str) -> dict[str, Any]:
         "type": "query",
         "datasource": {"type": "prometheus", "uid": "${datasource}"},
         "query": {"query": query, "refId": name},
-        "definition": query,
         "refresh": 2,
         "includeAll": True,
         "allValue": ".*",
@@ -243,7 +242,7 @@ def _alerts_as_annotations() -> dict[str, Any]:
         "name": "Alerts",
         "datasource": {"type": "prometheus", "uid": "${datasource}"},
         "enable": True,
-        "expr": 'ALERTS{alertname=~"Bapo.*",alertstate="firing",run=~"$run|"}',
+        "target": {"refId": "Anno", "expr": 'ALERTS{alertname=~"Bapo.*",alertstate="firing",run=~"$run|"}'},
         "titleFormat": "{{alertname}}",
         "textFormat": "{{run}}",
         "iconColor": "red",
@@ -251,4 +250,7 @@ def _alerts_as_annotations() -> dict[str, Any]:
 
 
 def _link(title: str, url: str) -> dict[str, Any]:
-    return {"title": title, "type": "link", "url": url, "targetBlank": True, "keepTime": True, "includeVars": True}
+    return {
+        "title": title, "type": "link", "url": url, "targetBlank": True, "keepTime": True, "includeVars": True,
+        "asDropdown": False, "icon": "dashboard", "tags": [], "tooltip": "",
+    }  # fmt: skip

@@ -32,6 +32,12 @@ WORKERS = Row("Rollout workers", (
         f"{{{{purpose}}}} {word}") for share, word in ((0.5, "median"), (0.95, "95 %")))),
     Panel(title="Groups per minute", help="By what the buffer said to them.", lowest=0, queries=(
         Query(per_minute("bapo_rollout_groups_total", "purpose", "outcome"), "{{purpose}} {{outcome}}"),)),
+    Panel(title="Responses in the engine", help="running: get a token in each step; waiting: no room for them yet.",
+          lowest=0, width=12, queries=(
+        Query("max by (worker, state) (bapo_rollout_engine_responses)", "{{worker}} {{state}}"),)),
+    Panel(title="Key-value cache", help="Share that is taken. Near 1 with responses that wait: fewer of them fit than "
+          "max_groups_in_flight allows.", unit="percentunit", lowest=0, highest=1, width=12, queries=(
+        Query("max by (worker) (bapo_rollout_engine_kv_cache_ratio)", "{{worker}}"),)),
     Panel(title="Workers that sample", help="1: yes.", lowest=0, width=12, height=5, queries=(
         Query("max by (worker) (bapo_rollout_worker_up)", "{{worker}}"),)),
     Panel(title="Replaced workers", help="So far.", lowest=0, width=12, height=5, queries=(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import math
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,18 @@ class Continuation:
     """Tokens to sample now, at most."""
 
 
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How full an engine is between two steps, in responses: a group is G of them."""
+
+    running: int = 0
+    """They get a token in each step."""
+    waiting: int = 0
+    """Submitted, and without room in the key-value cache or in the largest batch so far."""
+    kv_cache_usage: float = math.nan
+    """Share of the key-value cache that is taken, in [0, 1]; NaN: the engine has none."""
+
+
 class Engine(Protocol):
     """Samples groups. Created, called and closed by one thread."""
 
@@ -86,6 +99,11 @@ class Engine(Protocol):
     @property
     def num_sampling(self) -> int:
         """Groups submitted and not finished."""
+        ...
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """How full it is. Asked after every step, so it must cost next to nothing."""
         ...
 
     def check_prompts(self, texts: Sequence[str]) -> None:

@@ -30,7 +30,7 @@ from bapo.errors import ConfigError
 from bapo.tasks.base import Task
 from bapo.tasks.registry import load_task
 from bapo.types import Float32s, Int32s, Prompt, RolloutRequest
-from rollout_server.engines.base import INITIAL_VERSION, Continuation, SampledGroup
+from rollout_server.engines.base import INITIAL_VERSION, Continuation, Occupancy, SampledGroup
 
 ENVIRONMENT: Mapping[str, str] = {}
 IN_PROCESS = True
@@ -171,6 +171,11 @@ class ScriptedEngine:
     def num_sampling(self) -> int:
         """Groups whose latency is not over."""
         return len(self._due)
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """Every response runs at once, and there is no cache."""
+        return Occupancy(running=sum(len(group.lengths) for _, group in self._due.values()))
 
     def check_prompts(self, texts: Sequence[str]) -> None:
         """Every text is fine: there is no tokenizer."""

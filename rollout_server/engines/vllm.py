@@ -28,7 +28,7 @@ from bapo.model_folder import folder_of, how_to_fetch, is_hub_id, missing_parts
 from bapo.needs import VLLM_FOR_GPUS, vllm_build
 from bapo.round_trips import round_trips
 from bapo.types import Float32s, Int32s, RolloutRequest
-from rollout_server.engines.base import INITIAL_VERSION, Continuation, SampledGroup
+from rollout_server.engines.base import INITIAL_VERSION, Continuation, Occupancy, SampledGroup
 
 if TYPE_CHECKING:
     from vllm import LLMEngine
@@ -82,6 +82,8 @@ class VllmEngine:
         self._rollout = config.rollout
         self._engine: LLMEngine = LLMEngine.from_engine_args(EngineArgs(**_engine_args(config)))
         self._tokenizer: Any = self._engine.get_tokenizer()
+        core: Any = self._engine.engine_core  # in this process: ENVIRONMENT
+        self._scheduler: Any = core.engine_core.scheduler
         self._tokens_prompt = TokensPrompt
         # detokenize=False: texts are decoded once per group, not once per token.
         # flat_logprobs: lists instead of a dict per token, a fifth faster. logprobs=0: of the sampled token alone.
@@ -111,6 +113,12 @@ class VllmEngine:
     def num_sampling(self) -> int:
         """Groups that `step` has not returned yet."""
         return len(self._sampling_ids) + len(self._early)
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """From vLLM's scheduler itself (ADR 0138)."""
+        running, waiting = self._scheduler.get_request_counts()
+        return Occupancy(running, waiting, self._scheduler.get_kv_cache_usage())
 
     def check_prompts(self, texts: Sequence[str]) -> None:
         """Most texts must come back from their tokens, and all must fit. Raises: ConfigError."""

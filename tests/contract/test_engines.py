@@ -5,6 +5,7 @@ Real vLLM takes most of a minute to start, so it is made once for all tests of t
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
 from bapo.errors import ConfigError, ContractError
 from rollout_server.engines.base import Continuation, Engine, SampledGroup, engine_module, known_engines
+from rollout_server.engines.scripted import ScriptedEngine
 from tests.factories import make_request
 
 MAX_TOKENS = 24
@@ -136,6 +138,22 @@ def test_an_aborted_group_never_comes_and_the_others_do(engine: Engine) -> None:
     engine.abort("g-a")
     engine.abort("never-submitted")
     assert [group.request_id for group in finish(engine)] == ["g-b"]
+
+
+def test_an_engine_says_how_many_responses_it_has_and_how_full_its_cache_is(engine: Engine) -> None:
+    for prompt_id in ("a", "b"):
+        engine.submit(make_request(prompt_id=prompt_id, group_size=4))
+    assert engine.occupancy.running + engine.occupancy.waiting == 8
+    if isinstance(engine, ScriptedEngine):
+        assert (engine.occupancy.running, math.isnan(engine.occupancy.kv_cache_usage)) == (8, True)
+    else:
+        assert engine.occupancy.kv_cache_usage == 0
+        assert engine.step() == []
+        assert engine.occupancy.running == 8, "both prompts fit into the first batch"
+        assert 0 < engine.occupancy.kv_cache_usage < 1
+    finish(engine)
+    assert (engine.occupancy.running, engine.occupancy.waiting) == (0, 0)
+    assert not engine.occupancy.kv_cache_usage > 0
 
 
 def test_the_same_id_may_come_again_after_an_abort(engine: Engine) -> None:

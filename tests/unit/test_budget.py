@@ -15,7 +15,7 @@ from bapo.spans import pairs_of, require_spans, runs_of, versions_of
 from bapo.types import Float32s, Int32s, Purpose, RolloutRequest
 from rollout_server.budget import Budgeted
 from rollout_server.drafts import Draft, Shelf, pack_draft, unpack_draft
-from rollout_server.engines.base import Continuation, SampledGroup
+from rollout_server.engines.base import Continuation, Occupancy, SampledGroup
 from tests.factories import make_prompt, make_request
 
 LIMIT = 10
@@ -35,6 +35,10 @@ class Counting:
     @property
     def num_sampling(self) -> int:
         return len(self._groups)
+
+    @property
+    def occupancy(self) -> Occupancy:
+        return Occupancy(running=len(self._groups))
 
     def submit(self, request: RolloutRequest, most: int | None = None) -> None:
         rows = [(row, 0, most or LIMIT) for row in range(request.group_size)]

@@ -72,6 +72,7 @@ def test_a_worker_never_samples_more_groups_than_allowed_and_a_quarter_in_reserv
     worker = start_worker(buffer, make_config(max_groups_in_flight=8, engine_options={"latency_s": 30.0}))
     wait_until(lambda: worker.report().inflight >= 8)
     assert worker.report().inflight <= 10
+    wait_until(lambda: worker.report().running == 8 * worker.report().inflight, what="the engine has all of them")
     assert len(buffer.leased) <= 10
 
 
