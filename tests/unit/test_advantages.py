@@ -16,32 +16,27 @@ from bapo.algorithms.advantages import (
     group_advantages,
     pooled_advantages,
 )
+from tests.vectors import vector
 
 NORMS = get_args(AdvantageNorm)
 
-V1 = [
-    # k, norm, eps, A of a right response, A of a wrong one; G = 8
-    (1, "pop_var", 1e-6, 2.645739, -0.377963),
-    (2, "pop_var", 1e-6, 1.732046, -0.577349),
-    (4, "pop_var", 1e-6, 0.999998, -0.999998),
-    (1, "std_ddof1", 1e-6, 2.474867, -0.353552),
-    (2, "std_ddof1", 1e-6, 1.620182, -0.540061),
-    (4, "std_ddof1", 1e-6, 0.935413, -0.935413),
-    (1, "std_ddof1", 1e-4, 2.474174, -0.353453),
-    (2, "std_ddof1", 1e-4, 1.619835, -0.539945),
-    (4, "std_ddof1", 1e-4, 0.935239, -0.935239),
-    (1, "center", 0.0, 0.875, -0.125),
-    (2, "center", 0.0, 0.75, -0.25),
-    (4, "center", 0.0, 0.5, -0.5),
-]
 
-
-@pytest.mark.parametrize(("k", "norm", "eps", "right", "wrong"), V1)
-def test_advantages_are_those_of_the_vectors(
-    k: int, norm: AdvantageNorm, eps: float, right: float, wrong: float
-) -> None:
-    rewards = [0.0] * (8 - k) + [1.0] * k
-    assert group_advantages(rewards, norm, eps) == pytest.approx([wrong] * (8 - k) + [right] * k, abs=1e-6)
+@pytest.mark.parametrize("name", ["V1.k1", "V1.k2", "V1.k4", "V1.k8"])
+@pytest.mark.parametrize(
+    ("norm", "eps", "key"),
+    [
+        ("pop_var", 1e-6, "paper_eps1e_6"),
+        ("std_ddof1", 1e-6, "verl_ddof1_eps1e_6"),
+        ("std_ddof1", 1e-4, "trl_ddof1_eps1e_4"),
+        ("center", 0.0, "drgrpo"),
+    ],
+)
+def test_advantages_are_those_of_the_vectors(name: str, norm: AdvantageNorm, eps: float, key: str) -> None:
+    given = vector(name)
+    right, wrong = given[key]
+    assert np.mean(given["r"]) == given["mu"]
+    want = [right if reward else wrong for reward in given["r"]]
+    assert group_advantages(given["r"], norm, eps) == pytest.approx(want, abs=1e-6)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -87,8 +82,11 @@ FRESH = np.array([True] * 7 + [False])
 
 def test_v17_an_experts_trace_shares_the_mean_of_its_mixed_group() -> None:
     # 2 of 7 sampled responses are right, and so is the expert's: the mean is 3/8.
+    [given] = vector("V17.luffy", "adv_n8")
+    right, wrong = given["A_pos"], given["A_neg"]
+    assert (given["on_k"], given["off"]) == (2, 1)
     advantages = pooled_advantages([1, 1, 0, 0, 0, 0, 0, 1], FRESH, "mixed", "center", 0.0)
-    assert advantages.tolist() == pytest.approx([0.625, 0.625, -0.375, -0.375, -0.375, -0.375, -0.375, 0.625])
+    assert advantages.tolist() == pytest.approx([right, right, *[wrong] * 5, right])
 
 
 def test_against_the_sampled_responses_alone_the_expert_stands_higher() -> None:

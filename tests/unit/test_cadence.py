@@ -9,15 +9,20 @@ from pydantic import ValidationError
 
 from bapo.algorithms.minibatches import near_equal_split
 from bapo.algorithms.settings import CadenceConfig
+from tests.vectors import vector
 
 PAPER = CadenceConfig(v=5, m=5, slack=0)
 
 
 def test_syncs_lags_and_reevaluations_are_those_of_the_vectors() -> None:
-    steps = range(1, 16)
-    assert [t for t in steps if PAPER.is_sync_step(t)] == [1, 5, 10, 15]  # 1: the sync before the first step
-    assert [t - PAPER.synced_version(t) for t in steps] == [0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0]
-    assert [t for t in steps if t % PAPER.m == 0] == [5, 10, 15]
+    steps, want = range(1, 16), vector("V20.sched_v5_m5")
+    assert [t for t in steps if PAPER.is_sync_step(t)] == [1, *want["alg1_sync"]]  # 1: before the first step
+    assert [t - PAPER.synced_version(t) for t in steps] == want["alg1_lag"]
+    reevaluations = [t for t in steps if t % PAPER.m == 0]
+    assert reevaluations == want["alg1_reeval"] == want["official_reeval"]
+    assert all(PAPER.is_sync_step(t) for t in reevaluations), (
+        "each meets fresh weights, which the released order misses"
+    )
 
 
 def test_without_slack_a_group_must_come_from_the_papers_own_version() -> None:
@@ -49,19 +54,16 @@ def test_reevaluation_must_meet_fresh_weights() -> None:
         CadenceConfig(v=5, m=7)
 
 
-@pytest.mark.parametrize(
-    ("num_groups", "sizes"),
-    [
-        (256, [64, 64, 64, 64]),
-        (179, [60, 60, 59]),  # not 64, 64, 51
-        (40, [40]),
-        (65, [33, 32]),
-        (1, [1]),
-        (0, []),
-    ],
-)
+@pytest.mark.parametrize(("num_groups", "sizes"), [(65, [33, 32]), (1, [1]), (0, [])])
 def test_minibatches_are_near_equal(num_groups: int, sizes: list[int]) -> None:
     assert near_equal_split(num_groups, 64) == sizes
+
+
+def test_minibatches_are_those_of_the_vectors_and_not_verls() -> None:
+    want = vector("V20.minibatches")
+    assert near_equal_split(256, 64) == want["full"]
+    assert near_equal_split(179, 64) == want["n179_even"] != want["n179_verl"]
+    assert near_equal_split(40, 64) == want["n40"]
 
 
 @given(num_groups=st.integers(0, 2000), minibatch_size=st.integers(1, 300))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.types import GroupStat, HardPrompt, Origin
 from tests.factories import make_hard, make_stat
+from tests.vectors import vector
 
 TRACE = AlgorithmConfig(
     batch_size=6, c2_range=(2 / 8, 2 / 8), c3_range=(4 / 8, 4 / 8), threshold_schedule="fixed", max_reevaluated=4
@@ -61,72 +63,69 @@ def prompts(entries: Sequence[HardPrompt | GroupStat]) -> str:
     return "".join(entry.prompt_id for entry in entries)
 
 
-V10 = [
-    # t, fresh, re-evaluated, asked, X1, X2, X3, B_bad after, B_high after
-    (1, {"a": 0, "b": 2, "c": 8, "d": 1, "e": 4, "f": 7}, {}, "", "bdef", "", "", "ad", "be"),
-    (2, {"g": 0, "h": 0, "i": 8, "j": 3, "k": 8, "l": 8}, {"a": 3, "d": 1}, "ad", "j", "a", "be", "dgh", "bej"),
-    (3, {"m": 4, "n": 0, "o": 8, "p": 8, "q": 2, "r": 6}, {}, "", "mqr", "", "bej", "dghn", "bejmq"),
-    (
-        4,
-        {"s": 8, "u": 8, "v": 0, "w": 5, "x": 8, "y": 8},
-        {"d": 2, "g": 0, "h": 8, "n": 5},
-        "dghn",
-        "w",
-        "dn",
-        "3 of bejmq",
-        "gv",
-        "jmq",
-    ),
-]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_four_steps_of_the_trace_give_its_batches_and_its_buffers(seed: int) -> None:
-    composer = Bapo(TRACE)
+    composer, given = Bapo(TRACE), vector("V10.trace")
+    fresh, again = given["fresh"], given["reeval"]
     bad: tuple[HardPrompt, ...] = ()
     high: tuple[GroupStat, ...] = ()
-    for t, fresh, again, asked, x1, x2, x3, bad_after, high_after in V10:
+    for row in given["trace"]:
+        t = row["t"]
+        now, asked = fresh[str(t)], again.get(str(t), {})
         if t % 2 == 0:  # m = 2
-            found = composer.hard_prompts_to_ask(bad, t, frozenset(fresh), rng_of(t, seed))
-            assert "".join(found) == asked
-        decision = compose(fresh=fresh, reevaluated=again, bad=bad, high=high, step=t, seed=seed)
-        assert (names(decision.x1), names(decision.x2)) == (x1, x2), f"step {t}"
-        if x3 == "3 of bejmq":
-            assert len(decision.x3) == 3
-            assert set(names(decision.x3)) < set("bejmq")
+            assert composer.hard_prompts_to_ask(bad, t, frozenset(now), rng_of(t, seed)) == tuple(asked)
+        decision = compose(fresh=now, reevaluated=asked, bad=bad, high=high, step=t, seed=seed)
+        assert (list(names(decision.x1)), list(names(decision.x2))) == (row["X1"], row["X2"]), f"step {t}"
+        assert 6 - len(decision.x1) - len(decision.x2) == row["room_for_X3"], f"step {t}"
+        if row["X3"][:1] == ["choose"]:
+            num, candidates = row["X3"][1], row["X3"][3]
+            assert len(decision.x3) == num
+            assert set(names(decision.x3)) < set(candidates)
         else:
-            assert names(decision.x3) == x3
-        assert (prompts(decision.bad), prompts(decision.high)) == (bad_after, high_after), f"step {t}"
+            assert list(names(decision.x3)) == row["X3"]
+        assert list(prompts(decision.bad)) == row["B_bad_after"], f"step {t}"
+        assert list(prompts(decision.high)) == row["B_high_after"], f"step {t}"
         bad, high = decision.bad, decision.high
     assert [prompt.attempts for prompt in bad] == [1, 0]  # g was asked at step 4 and is still hard
 
 
 @pytest.mark.parametrize(
-    ("r_tot_low_end", "levels_of_high"),
+    ("name", "window"),
     [
-        ((0.275, 0.4), {3}),  # r_tot = 0.4
-        ((0.125, 0.25), {1, 2}),  # r_tot = 0: k = 1 is then in X1, B_bad and B_high at once
+        ("V9.fresh_r0.4_c[.275,.4]", (0.275, 0.4)),
+        ("V9.fresh_r0_c[.125,.25]", (0.125, 0.25)),  # k = 1 is then in X1, B_bad and B_high at once
     ],
 )
 @pytest.mark.parametrize("k", range(9))
-def test_a_fresh_group_goes_where_its_level_says(
-    k: int, r_tot_low_end: tuple[float, float], levels_of_high: set[int]
-) -> None:
-    c2, c3 = r_tot_low_end
+def test_a_fresh_group_goes_where_its_level_says(k: int, name: str, window: tuple[float, float]) -> None:
+    c2, c3 = window
+    want = vector(name)["rows"][k]
     settings = AlgorithmConfig(batch_size=4, threshold_schedule="fixed", c2_range=(c2, c2), c3_range=(c3, c3))
-    decision = compose(settings, fresh={"p": k})
-    assert bool(decision.x1) is (1 <= k <= 7)
-    assert bool(decision.bad) is (k in {0, 1})
-    assert bool(decision.high) is (k in levels_of_high)
+    decision = compose(settings, fresh={"p": want["k"]})
+    assert bool(decision.x1) is want["X1"]
+    assert bool(decision.bad) is want["to_bad"]
+    assert bool(decision.high) is want["to_high"]
 
 
-@pytest.mark.parametrize("k", range(9))
-def test_a_reevaluated_prompt_trains_leaves_or_stays(k: int) -> None:
+@pytest.mark.parametrize("row", vector("V9.reeval")["rows"], ids=lambda row: f"k={row['k']}")
+def test_a_reevaluated_prompt_trains_leaves_or_stays(row: dict[str, Any]) -> None:
+    k = row["k"]
     decision = compose(fresh={"z": 8}, reevaluated={"p": k}, bad=[make_hard(prompt_id="p")])
-    assert bool(decision.x2) is (2 <= k <= 7)
-    assert bool(decision.bad) is (k in {0, 1})
+    assert bool(decision.x2) is row["X2"]
+    assert bool(decision.bad) is not row["leaves_B_bad"]
     want = Reason.STILL_HARD if k < 2 else Reason.SOLVED if k == 8 else Reason.IMPROVED
     assert decision.reasons["r-p"] == want
+
+
+def test_the_released_code_would_also_train_a_prompt_that_is_hardly_better_and_one_that_is_solved() -> None:
+    """It takes mu' above the old mu, here 0; we take eq. 6, c1 < mu' < 1 (ADR 0007)."""
+    more = set()
+    for row in vector("V9.reeval")["rows"]:
+        ours = compose(fresh={"z": 8}, reevaluated={"p": row["k"]}, bad=[make_hard(prompt_id="p", mu=0.0)]).x2
+        assert not ours or row["official_code_promotes_if_old_mu_0"]
+        if row["official_code_promotes_if_old_mu_0"] and not ours:
+            more.add(row["k"])
+    assert more == {1, 8}
 
 
 @pytest.mark.parametrize("k", range(9))

@@ -137,7 +137,8 @@ METHODS: dict[str, tuple[str, dict[str, object]]] = {
         {"algorithm.selector": "kimi", "cadence.slack": 3, "rollout.generation_budget": 2048, "loss.name": "kimi",
          "loss.ratio_mode": "decoupled",
          "loss.importance_level": "none", "loss.aggregation": "seq_mean_token_sum", "loss.advantage_norm": "center",
-         "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0, "learner.reset_optimizer": True},
+         "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0, "shaping.length_weight": 0.5,
+         "shaping.length_warmup_steps": 157, "learner.reset_optimizer": True},
     ),
     "ppo": (
         "grpo",

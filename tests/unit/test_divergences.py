@@ -12,38 +12,40 @@ from hypothesis import strategies as st
 
 from bapo.algorithms import divergences as module
 from bapo.algorithms.divergences import divergences, group_gaps, pooled, response_gaps
+from tests.vectors import tokens, vector
 
-# V12: two responses of 3 and 2 tokens, sampled from alpha.
-ALPHA = np.array([-1.0, -0.5, -2.0, -0.7, -1.2])
-POLICY = np.array([-0.9, -0.6, -1.7, -0.8, -1.1])
+# Two responses of 3 and 2 tokens, sampled from alpha.
+V12 = vector("V12.tv")
+ALPHA, POLICY = np.array(tokens(V12["logp_alpha"])), np.array(tokens(V12["logp_pi"]))
 LENGTHS = np.array([3, 2])
 
 
 def test_divergences_are_those_of_the_vectors() -> None:
     found = divergences(POLICY, ALPHA, LENGTHS)
-    assert found.tv_tok == pytest.approx(0.075053, abs=1e-6)
-    assert found.tv_seq == pytest.approx(0.087465, abs=1e-6)
-    assert found.kl_fwd == pytest.approx((0.059867 + 0.010008) / 2, abs=1e-6)
-    assert found.kl_rev == pytest.approx((0.065124 + 0.010025) / 2, abs=1e-6)
-    assert found.kl_rev_tok == pytest.approx((0.065124 + 0.010025) / 5, abs=1e-6)
-    assert found.tv_pinsker == pytest.approx(0.132170, abs=1e-6)
-    assert found.tv_bh == pytest.approx(0.185296, abs=1e-6)
-    assert found.tv_union == pytest.approx(0.187631, abs=1e-6)
-    assert found.ess == pytest.approx(0.978314, abs=1e-6)
-    assert found.max_ratio == pytest.approx(1.349859, abs=1e-6)
+    assert found.tv_tok == pytest.approx(V12["tv_token_mean"], abs=1e-6)
+    assert found.tv_seq == pytest.approx(V12["tv_seq_mc_mean"], abs=1e-6)
+    assert found.kl_fwd == pytest.approx(sum(V12["kl_alpha_pi_seq"]) / 2, abs=1e-6)
+    assert found.kl_rev == pytest.approx(sum(V12["kl_pi_alpha_seq"]) / 2, abs=1e-6)
+    assert found.kl_rev_tok == pytest.approx(sum(V12["kl_pi_alpha_seq"]) / 5, abs=1e-6)
+    assert found.tv_pinsker == pytest.approx(V12["pinsker"], abs=1e-6)
+    assert found.tv_bh == pytest.approx(V12["bretagnolle_huber"], abs=1e-6)
+    assert found.tv_union == pytest.approx(V12["union_sum_tv"], abs=1e-6)
+    assert found.ess == pytest.approx(V12["ess_frac_seq"], abs=1e-6)
+    assert found.max_ratio == pytest.approx(V12["max_ratio"], abs=1e-6)
 
 
 def test_each_response_and_each_group_has_its_own_share_of_the_vectors() -> None:
     gaps = response_gaps(POLICY, ALPHA, LENGTHS)
-    assert gaps.kl_fwd == pytest.approx([0.059867, 0.010008], abs=1e-6)
-    assert gaps.kl_rev == pytest.approx([0.065124, 0.010025], abs=1e-6)
-    assert gaps.log_weight == pytest.approx([0.3, 0.0], abs=1e-12)
+    assert gaps.kl_fwd == pytest.approx(V12["kl_alpha_pi_seq"], abs=1e-6)
+    assert gaps.kl_rev == pytest.approx(V12["kl_pi_alpha_seq"], abs=1e-6)
+    assert -gaps.log_weight == pytest.approx(V12["k1_alpha_pi_seq"], abs=1e-12), "k1 is -D"
     apart = group_gaps(gaps, np.array([4, 7]))
-    assert apart.tv_seq == pytest.approx([0.174929, 0.0], abs=1e-6)
+    assert apart.tv_seq == pytest.approx(V12["tv_seq_mc"], abs=1e-6)
     together = group_gaps(gaps, np.array([4, 4]))
-    assert together.tv_union == pytest.approx([0.187631], abs=1e-6)
-    assert together.tv_tok == pytest.approx([0.075053], abs=1e-6)
-    assert together.delta == pytest.approx([0.185296], abs=1e-6), "Bretagnolle-Huber is the smaller bound here"
+    assert together.tv_union == pytest.approx([V12["union_sum_tv"]], abs=1e-6)
+    assert together.tv_tok == pytest.approx([V12["tv_token_mean"]], abs=1e-6)
+    smaller = [V12["bretagnolle_huber"]]
+    assert together.delta == pytest.approx(smaller, abs=1e-6), "Bretagnolle-Huber is the smaller bound here"
 
 
 def test_effective_sample_sizes_by_hand() -> None:
@@ -125,12 +127,15 @@ def test_nothing_depends_on_the_order_of_responses_or_on_the_cut_into_blocks(mon
 
 def test_estimators_are_unbiased_on_a_distribution_that_can_be_enumerated() -> None:
     # alpha = (.5, .3, .2) as 10 one-token responses, so that the mean over responses is the expectation under alpha.
-    alpha = np.log([0.5] * 5 + [0.3] * 3 + [0.2] * 2)
-    policy = np.log([0.4] * 5 + [0.4] * 3 + [0.2] * 2)
+    given = vector("V12.exact_cat")
+    alpha, policy = (np.log(np.repeat(given[name], [5, 3, 2])) for name in ("alpha", "pi"))
     found = divergences(policy, alpha, np.ones(10, dtype=int))
-    assert found.tv_tok == pytest.approx(0.1, abs=1e-12)
-    assert found.kl_fwd == pytest.approx(0.025267, abs=1e-6)
-    assert found.kl_rev_tok == pytest.approx(0.025815, abs=1e-6)
+    assert found.tv_tok == pytest.approx(given["TV"], abs=1e-12)
+    assert found.tv_tok == pytest.approx(given["E_half_abs"], abs=1e-12)
+    assert found.kl_fwd == pytest.approx(given["KL_alpha_pi"], abs=1e-6)
+    assert found.kl_fwd == pytest.approx(given["E_klf"], abs=1e-6)
+    assert found.kl_rev_tok == pytest.approx(given["KL_pi_alpha"], abs=1e-6)
+    assert found.kl_rev_tok == pytest.approx(given["E_klr"], abs=1e-6)
 
 
 @given(

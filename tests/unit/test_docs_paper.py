@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from bapo.comparison import rescue_tables as rescues_of
+from bapo.comparison import tables as tables_of
+from bapo.comparison.catalogue import CATALOGUE
+from tests.vectors import vector
 
 ROOT = Path(__file__).parents[2]
 ADRS = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
@@ -15,11 +21,15 @@ PACKAGES = ("bapo", "buffer_service", "rollout_server", "learner", "services")
 DOTTED = re.compile(rf"`((?:{'|'.join(PACKAGES)})(?:\.\w+)+)`")
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
-ROWS = [
-    [cell.strip() for cell in line.strip("|\n").split(" | ")]
-    for line in (ROOT / "docs" / "paper.md").read_text(encoding="utf-8").splitlines()
-    if line.startswith("| ") and not line.startswith("| paper ")
-]
+
+def rows_of(text: str, first: str) -> list[list[str]]:
+    """The cells of each row, without the headers, which begin with `first`."""
+    lines = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith(f"| {first} ")]
+    return [[cell.strip() for cell in line.strip("|\n").split(" | ")] for line in lines]
+
+
+PLACES, _, CLAIMED = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8").partition("## The paper's claims")
+ROWS, CLAIMS = rows_of(PLACES, "paper"), rows_of(CLAIMED, "claim")
 
 
 @cache
@@ -65,6 +75,38 @@ def test_every_row_names_functions_and_tests_that_exist(row: list[str]) -> None:
     assert tests, f"no test: {row}"
     assert [name for name in functions if not is_defined(name)] == []
     assert [f"{file}::{name}" for file, name in tests if name not in names_in(ROOT / file)] == []
+
+
+def test_every_claim_names_a_table_or_a_figure_that_reports_have() -> None:
+    figures = {entry.number for entry in CATALOGUE if entry.number not in (2, 3)}  # drawings, not of runs
+    tables = set(
+        re.findall(r'key="([\w-]+)"', "".join(inspect.getsource(module) for module in (tables_of, rescues_of)))
+    )
+    shown_tables: set[str] = set()
+    shown_figures: set[int] = set()
+    for claim, *_, ours, _ in CLAIMS:
+        found = set(re.findall(r"`([\w-]+)`", ours)) & tables
+        numbers = {int(n) for part in re.findall(r"figures? ([\d, ]+)", ours) for n in re.findall(r"\d+", part)}
+        assert found or numbers or "theory.md" in ours, claim
+        assert numbers <= figures, claim
+        shown_tables |= found
+        shown_figures |= numbers
+    assert len(CLAIMS) > 15
+    assert tables - shown_tables == {"settings"}
+    assert figures - shown_figures == {1, 4, 12}, "curves of what other figures show the end of"
+
+
+def test_the_claims_quote_the_numbers_that_the_papers_tables_give() -> None:
+    gains, times = vector("V21.gains_rel_pct"), vector("V21.time_ratio_vs_grpo")
+    quoted = "\n".join(row[1] for row in CLAIMS)
+    for number in (f"{gains['mean3']:.1f} %", f"{gains['mean5']:.1f} %", f"{gains['mean_abs5']:.2f} points"):
+        assert number in quoted
+    for key in ("woX2_plan", "woX2_vis", "woX3_plan", "woX3_vis"):
+        assert f"{gains[key]:.1f} %" in quoted, key
+    for key in ("dapo_over_bapo", "dapo_over_grpo"):
+        assert f"x{gains[key]:.2f}" in quoted, key
+    assert f"x{gains['bapo_over_grpo']:.3f}" in quoted
+    assert all(f"x{ratio:.2f}" in quoted for ratios in times.values() for ratio in ratios.values())
 
 
 def test_every_decision_that_a_row_names_exists() -> None:

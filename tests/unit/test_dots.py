@@ -20,6 +20,7 @@ from bapo.algorithms.selectors.dots import Dots, log_weights
 from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.errors import ConfigError
 from bapo.outcomes import outcomes_of
+from tests.vectors import vector
 
 
 def plain(num_dims: int = 2) -> Predictor:
@@ -29,8 +30,9 @@ def plain(num_dims: int = 2) -> Predictor:
 
 
 def test_v19_prompts_are_drawn_by_their_distance_from_half_right() -> None:
-    weights = np.exp(log_weights(np.array([0.5, 0.499, 0.502, 0.51]), 1e-3))
-    assert (weights / weights.sum()).tolist() == pytest.approx([0.665221, 0.244721, 0.090028, 0.000030], abs=1e-6)
+    given = vector("V19.dots_softmax")
+    weights = np.exp(log_weights(np.array(given["d"]), 1e-3))
+    assert (weights / weights.sum()).tolist() == pytest.approx(given["p"], abs=1e-6)
 
 
 def test_a_prompt_is_as_hard_as_the_references_that_it_resembles() -> None:

@@ -12,6 +12,7 @@ from bapo.algorithms.filters import filtered_fresh, keep_probability, level_quot
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.types import GroupStat
 from tests.factories import make_stat
+from tests.vectors import vector
 
 RANGE = AlgorithmConfig(online_filter="range")
 
@@ -48,16 +49,25 @@ def test_range_with_fractional_rewards_needs_variance_too(rewards: list[float], 
 
 
 def test_gaussian_keep_probabilities_are_those_of_the_vectors() -> None:
-    want = [0.043937, 0.172422, 0.457833, 0.822578, 1.0, 0.822578, 0.457833, 0.172422, 0.043937]
+    want = vector("V11.gaussian_accept_prob_k0..8")["p"]
     assert [keep_probability(k / 8, 0.5, 0.2) for k in range(9)] == pytest.approx(want, abs=1e-6)
 
 
 def test_quota_weights_and_quotas_are_those_of_the_vectors() -> None:
+    want = vector("V11.gaussian_accept_prob_k0..8")
     weights = [keep_probability(k / 8, 0.5, 0.2) for k in range(1, 8)]
-    want = [0.044147, 0.117223, 0.210611, 0.256038, 0.210611, 0.117223, 0.044147]
-    assert [weight / sum(weights) for weight in weights] == pytest.approx(want, abs=1e-6)
+    assert [weight / sum(weights) for weight in weights] == pytest.approx(want["normalised_k1_7"], abs=1e-6)
     quotas = level_quotas(range(1, 8), 8, 0.5, 0.2, 0.75 * 256)
-    assert quotas == {1: 8, 2: 22, 3: 40, 4: 49, 5: 40, 6: 22, 7: 8}
+    assert list(quotas.values()) == want["quota_B256_ratio0_75"]
+
+
+def test_the_released_weights_are_the_same_curve_over_levels_0_to_7_around_their_midpoint() -> None:
+    """Two levels wide. It draws 75 % of the responses; ours draws groups that have a signal (docs/methods.md)."""
+    want, center, width = vector("V11.official_gaussian_levels0_7_sigma2"), 3.5 / 8, 2 / 8
+    weights = [keep_probability(k / 8, center, width) for k in range(8)]
+    assert [weight / sum(weights) for weight in weights] == pytest.approx(want["w"], abs=1e-6)
+    quotas = level_quotas(range(8), 8, center, width, 0.75 * 2048)
+    assert list(quotas.values()) == want["quota_2048x0_75"]
 
 
 def test_gaussian_keeps_each_level_as_often_as_its_probability() -> None:

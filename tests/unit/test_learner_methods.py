@@ -19,6 +19,7 @@ from learner.step import Step, make_step
 from learner.update import Updater
 from tests.learner_setup import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy, with_supervised
 from tests.tiny_model import perturb, write_tiny_model
+from tests.vectors import vector
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +40,10 @@ PPO = {"advantage": "gae", "kl_coef": 0.0, "entropy_coef": 0.0, "ratio_mode": "d
 
 
 def test_v15_the_value_loss_takes_the_worse_of_the_value_and_the_clipped_one() -> None:
-    found = value_loss(torch.tensor([0.9, 0.4, 0.1, 0.8]), torch.tensor([0.2, 0.4, 0.5, 0.7]), torch.ones(4), 0.5)
-    assert float(found.mean()) == pytest.approx(0.1625, abs=1e-6)
+    given = vector("V15.gae")
+    now, before = torch.tensor(given["vpreds"]), torch.tensor(given["values"])
+    found = value_loss(now, before, torch.tensor(given["returns_lam1"]), 0.5)
+    assert float(found.mean()) == pytest.approx(given["value_loss_clip0_5"], abs=1e-6)
 
 
 def test_a_new_critic_values_everything_at_0_so_advantages_are_whitened_rewards(

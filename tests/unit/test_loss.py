@@ -20,14 +20,16 @@ from learner.losses.corrections import importance_weight
 from learner.losses.divergences import is_rev, k1, k2, k3
 from learner.losses.registry import load_loss
 from tests.learner_setup import CPU
+from tests.vectors import tokens, vector
 
 # Two responses of 3 and 2 tokens, one after the other.
-LENGTHS = np.array([3, 2])
+V2 = vector("V2.dapo")
+LENGTHS = np.array(V2["mask"]).sum(axis=1).astype(int)
 ROWS = rows_of(LENGTHS, CPU)
-OLD = torch.tensor([-1.0, -0.5, -2.0, -0.7, -1.2])
-NEW = torch.tensor([-0.8, -0.9, -1.2, -0.2, -3.0])
-BEHAVE = torch.tensor([-1.2, -0.6, -3.5, -0.7, -1.0])
-ADVANTAGE = torch.tensor([1.5, 1.5, 1.5, -0.5, -0.5])
+OLD = torch.tensor(tokens(V2["old"]))
+NEW = torch.tensor(tokens(V2["new"]))
+BEHAVE = torch.tensor(tokens(vector("V5.decoupled_TIS_C2", "behave")))
+ADVANTAGE = torch.from_numpy(np.repeat(V2["A"], LENGTHS)).float()
 
 
 def settings(**fields: object) -> LossConfig:
@@ -59,38 +61,44 @@ def total(anchor: Tensor, rollout: Tensor, config: LossConfig, max_response_toke
 
 
 @pytest.mark.parametrize(
-    ("aggregation", "want"),
+    ("aggregation", "key"),
     [
-        ("token_mean", -0.706645),
-        ("seq_mean_token_mean", -0.486841),
-        ("seq_mean_token_sum", -1.766612),
-        ("const_len", -0.441653),
+        ("token_mean", "token_mean"),
+        ("seq_mean_token_mean", "seq_mean_token_mean"),
+        ("seq_mean_token_sum", "seq_mean_token_sum"),
+        ("const_len", "drgrpo_const_Lmax"),
     ],
 )
-def test_v2_clip_higher_with_each_aggregation(aggregation: str, want: float) -> None:
+def test_v2_clip_higher_with_each_aggregation(aggregation: str, key: str) -> None:
+    want = V2["agg_Lmax4"][key]
     assert total(OLD, OLD, settings(aggregation=aggregation)) == pytest.approx(want, abs=1e-5)
 
 
 def test_v2_token_losses_ratios_and_clip_fraction() -> None:
     losses = losses_of(inputs(OLD, OLD), settings())
-    assert losses.surrogate_M.tolist() == pytest.approx([-1.832104, -1.005480, -1.92, 0.824361, 0.4], abs=1e-5)
-    assert losses.ratio_M.tolist() == pytest.approx([1.221403, 0.670320, 2.225541, 1.648721, 0.165299], abs=1e-5)
+    assert losses.surrogate_M.tolist() == pytest.approx(tokens(V2["loss_tok"]), abs=1e-5)
+    assert losses.ratio_M.tolist() == pytest.approx(tokens(V2["rho"]), abs=1e-5)
     assert losses.clipped_M.tolist() == [0, 0, 1, 0, 1]
+    assert losses.clipped_M.mean().item() == pytest.approx(V2["clipfrac"])
 
 
 def test_v2_symmetric_clip() -> None:
     config = settings(clip_low=0.2, clip_high=0.2)
     losses = losses_of(inputs(OLD, OLD), config)
-    assert losses.surrogate_M.tolist() == pytest.approx([-1.8, -1.005480, -1.8, 0.824361, 0.4], abs=1e-5)
-    assert total(OLD, OLD, config) == pytest.approx(-0.676224, abs=1e-5)
+    want = vector("V2.symmetric_eps0.2")
+    assert losses.surrogate_M.tolist() == pytest.approx(tokens(want["loss_tok"]), abs=1e-5)
+    assert total(OLD, OLD, config) == pytest.approx(want["token_mean"], abs=1e-5)
 
 
-@pytest.mark.parametrize(("bound", "want"), [(3.0, [3.0, 1.0]), (10.0, [4.481689, 1.0]), (None, [4.481689, 1.0])])
-def test_v2_dual_clip(bound: float | None, want: list[float]) -> None:
-    ratio = (torch.tensor([0.5, -1.0]) - torch.tensor([-1.0, -1.0])).exp()
-    advantage = torch.tensor([-1.0, -1.0])
+@pytest.mark.parametrize(
+    ("bound", "name"), [(3.0, "V2.dualclip_c3"), (10.0, "V2.dualclip_c10"), (None, "V2.dualclip_c10")]
+)
+def test_v2_dual_clip(bound: float | None, name: str) -> None:
+    given = vector(name)
+    ratio = (torch.tensor(given["new"][0]) - torch.tensor(given["old"][0])).exp()
+    advantage = torch.tensor(given["A"] * 2)
     loss, _ = dual_clipped(*clipped_surrogate(ratio, advantage, 0.8, 1.28), advantage, bound)
-    assert loss.tolist() == pytest.approx(want, abs=1e-5)
+    assert loss.tolist() == pytest.approx(given["loss_tok"][0], abs=1e-5)
 
 
 def test_dual_clip_stops_the_gradient_of_a_token_beyond_it() -> None:
@@ -104,33 +112,33 @@ def test_dual_clip_stops_the_gradient_of_a_token_beyond_it() -> None:
     assert clipped.tolist() == [1.0, 0.0], "a bounded token counts as clipped"
 
 
-@pytest.mark.parametrize(
-    ("cap", "tokens", "mean"),
-    [
-        (2.0, [-2.237737, -1.111227, -3.84, 0.824361, 0.327492], -1.207422),
-        (3.0, [-2.237737, -1.111227, -5.76, 0.824361, 0.327492], -1.591422),
-    ],
-)
-def test_v5_decoupled_with_truncated_importance_weights(cap: float, tokens: list[float], mean: float) -> None:
+@pytest.mark.parametrize(("cap", "name"), [(2.0, "V5.decoupled_TIS_C2"), (3.0, "V5.decoupled_TIS_C3")])
+def test_v5_decoupled_with_truncated_importance_weights(cap: float, name: str) -> None:
+    given = vector(name)
     config = settings(ratio_mode="decoupled", importance_cap=cap)
+    assert tokens(given["behave"]) == pytest.approx(BEHAVE.tolist())
+    weights, _ = importance_weight(OLD, BEHAVE, ROWS, config)
+    assert weights.tolist() == pytest.approx(tokens(given["w"]), abs=1e-5)
     losses = losses_of(inputs(OLD, BEHAVE), config)
-    assert losses.surrogate_M.tolist() == pytest.approx(tokens, abs=1e-5)
-    assert total(OLD, BEHAVE, config) == pytest.approx(mean, abs=1e-5)
+    assert losses.surrogate_M.tolist() == pytest.approx(tokens(given["loss_tok"]), abs=1e-5)
+    assert total(OLD, BEHAVE, config) == pytest.approx(given["token_mean"], abs=1e-5)
 
 
-def test_v5_importance_weights_without_a_cap() -> None:
+@pytest.mark.parametrize("name", ["V5.decoupled_TIS_C2", "V5.decoupled_TIS_C3"])
+def test_v5_importance_weights_without_a_cap(name: str) -> None:
     weights, kept = importance_weight(OLD, BEHAVE, ROWS, settings(importance_cap=None))
     assert kept is None
-    assert weights.tolist() == pytest.approx([1.221403, 1.105171, 4.481689, 1.0, 0.818731], abs=1e-5)
+    assert weights.tolist() == pytest.approx(tokens(vector(name)["w_raw"]), abs=1e-5)
 
 
 def test_v5_direct_to_the_behaviour_policy() -> None:
     config = settings(ratio_mode="direct")
     losses = losses_of(inputs(BEHAVE, BEHAVE), config)
-    assert losses.surrogate_M.tolist() == pytest.approx([-1.92, -1.111227, -1.92, 0.824361, 0.4], abs=1e-5)
-    assert losses.ratio_M.tolist() == pytest.approx([1.491825, 0.740818, 9.974182, 1.648721, 0.135335], abs=1e-5)
-    assert losses.clipped_M.mean().item() == pytest.approx(0.6)
-    assert total(BEHAVE, BEHAVE, config) == pytest.approx(-0.745373, abs=1e-5)
+    want = vector("V5.direct_behaviour_ratio")
+    assert losses.surrogate_M.tolist() == pytest.approx(tokens(want["loss_tok"]), abs=1e-5)
+    assert losses.ratio_M.tolist() == pytest.approx(tokens(want["rho"]), abs=1e-5)
+    assert losses.clipped_M.mean().item() == pytest.approx(want["clipfrac"])
+    assert total(BEHAVE, BEHAVE, config) == pytest.approx(want["token_mean"], abs=1e-5)
 
 
 def test_direct_ignores_a_cap_below_one() -> None:
@@ -156,21 +164,24 @@ def test_an_unknown_anchor_is_the_policy_itself_without_gradient() -> None:
 
 
 def test_v12_kl_to_behaviour_is_exact_in_expectation_over_a_categorical() -> None:
-    alpha, pi = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
-    assert float((alpha * is_rev(pi.log(), alpha.log())).sum()) == pytest.approx(0.025815, abs=1e-6)
-    assert float((alpha * k3(pi.log(), alpha.log())).sum()) == pytest.approx(0.024733, abs=1e-6)
+    given = vector("V12.exact_cat")
+    alpha, pi = torch.tensor(given["alpha"]), torch.tensor(given["pi"])
+    assert float((alpha * is_rev(pi.log(), alpha.log())).sum()) == pytest.approx(given["E_klr"], abs=1e-6)
+    naive = float((alpha * k3(pi.log(), alpha.log())).sum())
+    assert naive == pytest.approx(given["E_k3_naive_alpha_over_pi"], abs=1e-6), "biased: its tokens are alpha's"
 
 
 def test_v12_kl_to_behaviour_of_two_sequences() -> None:
-    alpha = torch.tensor([-1.0, -0.5, -2.0, -0.7, -1.2])
-    pi = torch.tensor([-0.9, -0.6, -1.7, -0.8, -1.1])
-    kl = is_rev(pi, alpha)
-    assert [float(kl[:3].sum()), float(kl[3:].sum())] == pytest.approx([0.065124, 0.010025], abs=1e-6)
+    given = vector("V12.tv")
+    kl = is_rev(torch.tensor(tokens(given["logp_pi"])), torch.tensor(tokens(given["logp_alpha"])))
+    assert [float(kl[:3].sum()), float(kl[3:].sum())] == pytest.approx(given["kl_pi_alpha_seq"], abs=1e-6)
 
 
-@pytest.mark.parametrize(("estimate", "want"), [(k1, 0.3), (k2, 0.045), (k3, 0.040818)])
-def test_v13_estimators_of_the_kl_to_the_reference(estimate: Callable[[Tensor, Tensor], Tensor], want: float) -> None:
-    assert float(estimate(torch.tensor(-1.0), torch.tensor(-1.3))) == pytest.approx(want, abs=1e-6)
+@pytest.mark.parametrize(("estimate", "key"), [(k1, "k1"), (k2, "k2"), (k3, "k3")])
+def test_v13_estimators_of_the_kl_to_the_reference(estimate: Callable[[Tensor, Tensor], Tensor], key: str) -> None:
+    given = vector("V13.kl")
+    found = float(estimate(torch.tensor(given["logp"]), torch.tensor(given["ref"])))
+    assert found == pytest.approx(given[key], abs=1e-6)
 
 
 def test_the_reference_replaces_the_behaviour_policy_in_the_kl_term() -> None:

@@ -1,4 +1,4 @@
-"""Every method's loss against the vectors of the specification (V3 to V6, V17, V19, V22), token by token by hand."""
+"""Every method's loss against the vectors of the specification (V3 to V5, V17, V19, V22), token by token by hand."""
 
 from __future__ import annotations
 
@@ -9,65 +9,20 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 
-from bapo.config.objective import Aggregation, LossConfig, LossName
+from bapo.algorithms.advantages import group_advantages
+from bapo.config.objective import LossName
 from learner.batching import rows_of
-from learner.loss import TokenLosses, objective, token_losses
+from learner.loss import objective, token_losses
 from learner.losses.aggregation import token_weights
-from learner.losses.balanced_clip import balance, search
 from learner.losses.base import TokenInputs
 from learner.losses.corrections import importance_weight
 from learner.losses.luffy import shaped_probability
 from learner.losses.ratios import geometric_ratio, sequence_ratio
 from learner.losses.registry import load_loss, loss_names
 from tests.learner_setup import CPU
-
-# Two responses of 3 and 2 tokens, one after the other.
-LENGTHS = np.array([3, 2])
-ROWS = rows_of(LENGTHS, CPU)
-OLD = torch.tensor([-1.0, -0.5, -2.0, -0.7, -1.2], dtype=torch.float64)
-NEW = torch.tensor([-0.8, -0.9, -1.2, -0.2, -3.0], dtype=torch.float64)
-BEHAVE = torch.tensor([-1.2, -0.6, -3.5, -0.7, -1.0], dtype=torch.float64)
-ADVANTAGE = torch.tensor([1.5, 1.5, 1.5, -0.5, -0.5], dtype=torch.float64)
-
-
-def settings(name: str = "ppo", **fields: object) -> LossConfig:
-    return LossConfig.model_validate({"name": name, "kl_coef": 0.0, "entropy_coef": 0.0, **fields})
-
-
-def run(
-    config: LossConfig, *, anchor: Tensor = OLD, rollout: Tensor = OLD, logprobs: Tensor = NEW, reference: float = 0.0
-) -> TokenLosses:
-    return token_losses(logprobs, inputs(anchor, rollout, reference), load_loss(config), config)
-
-
-def inputs(anchor: Tensor, rollout: Tensor, reference: float = 0.0, share: float = 1.0) -> TokenInputs:
-    return TokenInputs(
-        rows=ROWS,
-        anchor_M=anchor,
-        rollout_M=rollout,
-        reference_M=torch.full_like(NEW, reference),
-        advantage_M=ADVANTAGE,
-        weight_M=torch.full_like(NEW, 0.2),
-        expert_M=torch.zeros(5, dtype=torch.bool),
-        reference_share=share,
-    )
-
-
-def mean(losses: TokenLosses, aggregation: str = "token_mean") -> float:
-    weight_R = token_weights(LENGTHS, aggregation, 4)  # type: ignore[arg-type]
-    return float((losses.surrogate_M * torch.from_numpy(np.repeat(weight_R, LENGTHS))).sum())
-
-
-def gradient(config: LossConfig, anchor: Tensor = OLD, rollout: Tensor = OLD) -> list[float]:
-    """d(sum of token losses) / d log pi of each token."""
-    logprobs = NEW.clone().requires_grad_()
-    run(config, anchor=anchor, rollout=rollout, logprobs=logprobs).surrogate_M.sum().backward()
-    assert logprobs.grad is not None
-    return logprobs.grad.tolist()
+from tests.loss_setup import ADVANTAGE, BEHAVE, LENGTHS, NEW, OLD, ROWS, doubles, gradient, inputs, mean, run, settings
+from tests.vectors import tokens, vector
 
 
 def test_the_names_in_the_configuration_are_the_files_of_the_folder() -> None:
@@ -75,14 +30,16 @@ def test_the_names_in_the_configuration_are_the_files_of_the_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "want", "total"),
-    [(3e-4, 4e-4, [-1.500600, 0.499850], -0.500375), (0.2, 0.28, [-1.832104, 0.4], -0.716052)],
+    ("low", "high", "loss", "total"),
+    [(3e-4, 4e-4, "loss_3e4_4e4", "mean_3e4_4e4"), (0.2, 0.28, "loss_20_28", "mean_20_28")],
 )
-def test_v3_gspo_has_one_ratio_per_response(low: float, high: float, want: list[float], total: float) -> None:
+def test_v3_gspo_has_one_ratio_per_response(low: float, high: float, loss: str, total: str) -> None:
+    want = vector("V3.gspo")
     losses = run(settings("gspo", clip_low=low, clip_high=high))
-    assert losses.surrogate_M.tolist() == pytest.approx([want[0]] * 3 + [want[1]] * 2, abs=1e-6)
-    assert losses.ratio_M.tolist() == pytest.approx([1.221403] * 3 + [0.522046] * 2, abs=1e-6)
-    assert mean(losses, "seq_mean_token_mean") == pytest.approx(total, abs=1e-6)
+    assert losses.surrogate_M.tolist() == pytest.approx(np.repeat(want[loss], LENGTHS), abs=1e-6)
+    assert losses.ratio_M.tolist() == pytest.approx(np.repeat(want["s"], LENGTHS), abs=1e-6)
+    assert losses.ratio_M.log().tolist() == pytest.approx(np.repeat(want["log_s"], LENGTHS), abs=1e-6)
+    assert mean(losses, "seq_mean_token_mean") == pytest.approx(want[total], abs=1e-6)
 
 
 def test_gspo_spreads_its_gradient_over_the_tokens_of_a_response() -> None:
@@ -93,49 +50,44 @@ def test_gspo_spreads_its_gradient_over_the_tokens_of_a_response() -> None:
 
 def test_v4_cispo_keeps_the_gradient_of_every_token() -> None:
     config = settings("cispo", clip_low=None, clip_high=0.2)
-    losses = run(config)
-    # -weight A log pi with the weights 1.2, .670320, 1.2, 1.2, .165299.
-    assert losses.surrogate_M.tolist() == pytest.approx([1.44, 0.904932, 2.16, -0.12, -0.247948], abs=1e-6)
-    assert mean(losses) == pytest.approx(0.827397, abs=1e-6)
-    assert gradient(config) == pytest.approx([-1.8, -1.005480, -1.8, 0.6, 0.082649], abs=1e-6)
+    losses, want = run(config), vector("V4.cispo")
+    assert losses.surrogate_M.tolist() == pytest.approx(tokens(want["loss_tok"]), abs=1e-6)
+    weights = losses.surrogate_M / (-ADVANTAGE * NEW)  # the loss is -weight A log pi
+    assert weights.tolist() == pytest.approx(tokens(want["clipped_w"]), abs=1e-6)
+    assert mean(losses) == pytest.approx(want["token_mean"], abs=1e-6)
+    assert gradient(config) == pytest.approx(tokens(want["gradcoef_on_logp"]), abs=1e-6)
     assert losses.clipped_M.tolist() == [1, 0, 1, 1, 0]
 
 
 @pytest.mark.parametrize(
-    ("denominator", "want"),
-    [("all", -0.439422), ("kept", -0.549278)],  # AReaL: over 5 tokens; verl: over the 4 kept ones
+    ("denominator", "key"),
+    [("all", "loss_over_all_tokens_AReaL"), ("kept", "loss_over_kept_tokens_verl_rs")],  # over 5 tokens, or the 4 kept
 )
-def test_v5_a_masked_token_is_out_of_the_loss_and_for_verl_out_of_the_denominator(
-    denominator: str, want: float
-) -> None:
+def test_v5_a_masked_token_is_out_of_the_loss_and_for_verl_out_of_the_denominator(denominator: str, key: str) -> None:
+    want = vector("V5.decoupled_mask_cap2")
     config = settings(importance_mode="mask", importance_cap=2.0, importance_denominator=denominator)
     losses = run(config, rollout=BEHAVE)
     assert losses.surrogate_M.tolist() == pytest.approx([-2.237737, -1.111227, 0.0, 0.824361, 0.327492], abs=1e-6)
-    _, kept = importance_weight(OLD, BEHAVE, ROWS, config)
+    weight, kept = importance_weight(OLD, BEHAVE, ROWS, config)
     assert kept is not None
+    assert kept.tolist() == [bool(one) for one in tokens(want["kept"])]
+    assert (weight * kept).tolist() == pytest.approx(tokens(want["w"]), abs=1e-6)
     lengths = LENGTHS if denominator == "all" else np.array([2, 2])
     weight_R = token_weights(lengths, "token_mean", 4)
-    assert float((losses.surrogate_M * torch.from_numpy(np.repeat(weight_R, LENGTHS))).sum()) == pytest.approx(
-        want, abs=1e-6
-    )
+    found = float((losses.surrogate_M * torch.from_numpy(np.repeat(weight_R, LENGTHS))).sum())
+    assert found == pytest.approx(want[key], abs=1e-6)
 
 
 def test_v5_sequence_and_geometric_weights() -> None:
-    assert sequence_ratio(OLD, BEHAVE, ROWS).tolist() == pytest.approx([6.049647, 0.818731], abs=1e-6)
-    assert geometric_ratio(OLD, BEHAVE, ROWS).tolist() == pytest.approx([1.822119, 0.904837], abs=1e-6)
+    want = vector("V5.seq_and_geo_weights")
+    assert sequence_ratio(OLD, BEHAVE, ROWS).tolist() == pytest.approx(want["seq"], abs=1e-6)
+    assert geometric_ratio(OLD, BEHAVE, ROWS).tolist() == pytest.approx(want["geo"], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("level", "cap", "want"),
-    [
-        ("sequence", 2.0, [2.0] * 3 + [0.818731] * 2),
-        ("geometric", 3.0, [1.822119] * 3 + [0.904837] * 2),
-        ("token", 2.0, [1.221403, 1.105171, 2.0, 1.0, 0.818731]),
-    ],
-)
-def test_v5_weights_truncated_at_each_level(level: str, cap: float, want: list[float]) -> None:
+@pytest.mark.parametrize(("level", "cap", "key"), [("sequence", 2.0, "seq_trunc2"), ("geometric", 3.0, "geo")])
+def test_v5_weights_truncated_at_each_level(level: str, cap: float, key: str) -> None:
     weight, kept = importance_weight(OLD, BEHAVE, ROWS, settings(importance_level=level, importance_cap=cap))
-    assert weight.tolist() == pytest.approx(want, abs=1e-6)
+    assert weight.tolist() == pytest.approx(np.repeat(vector("V5.seq_and_geo_weights")[key], LENGTHS), abs=1e-6)
     assert kept is None
 
 
@@ -162,20 +114,21 @@ def test_one_token_below_the_veto_drops_its_response_at_any_level() -> None:
 
 def test_v5_the_additive_centre_of_remix() -> None:
     config = settings("geppo_add", importance_level="none", clip_low=0.2, clip_high=0.2)
-    losses = run(config, rollout=BEHAVE)
-    want = [-2.132104, -1.111227, -7.022534, 0.824361, 0.309365]
-    assert losses.surrogate_M.tolist() == pytest.approx(want, abs=1e-6)
-    assert mean(losses) == pytest.approx(-1.826428, abs=1e-6)
+    losses, want = run(config, rollout=BEHAVE), vector("V5.geppo_additive_center_eps0.2")
+    assert (OLD - BEHAVE).exp().tolist() == pytest.approx(tokens(want["center"]), abs=1e-6)
+    assert losses.surrogate_M.tolist() == pytest.approx(tokens(want["loss_tok"]), abs=1e-6)
+    assert mean(losses) == pytest.approx(want["token_mean"], abs=1e-6)
 
 
 def test_v5_the_multiplicative_centre_of_dots_is_the_decoupled_loss_without_a_cap() -> None:
     bounds = {"clip_low": 0.2, "clip_high": 0.2}
     losses = run(settings("geppo_mul", importance_level="none", **bounds), rollout=BEHAVE)
-    want = [-2.198525, -1.111227, -8.067040, 0.824361, 0.327492]
-    assert losses.surrogate_M.tolist() == pytest.approx(want, abs=1e-6)
-    assert mean(losses) == pytest.approx(-2.044988, abs=1e-6)
+    want = vector("V5.dots_multiplicative_center_eps0.2")
+    assert losses.surrogate_M.tolist() == pytest.approx(tokens(want["loss_tok"]), abs=1e-6)
+    assert mean(losses) == pytest.approx(want["token_mean"], abs=1e-6)
     decoupled = run(settings(importance_cap=None, dual_clip=None, **bounds), rollout=BEHAVE)
-    torch.testing.assert_close(losses.surrogate_M, decoupled.surrogate_M, rtol=1e-9, atol=0)
+    apart = float((losses.surrogate_M - decoupled.surrogate_M).abs().max())
+    assert apart == pytest.approx(vector("V5.check_dots_eq_untruncated_decoupled", "max_abs_diff"), abs=1e-12)
 
 
 def test_a_fresh_token_has_the_same_loss_around_every_centre() -> None:
@@ -184,73 +137,19 @@ def test_a_fresh_token_has_the_same_loss_around_every_centre() -> None:
         torch.testing.assert_close(losses.surrogate_M, run(settings(dual_clip=None)).surrogate_M)
 
 
-# V6: ratios, advantages and sampling probabilities of eight tokens.
-V6_RATIO = torch.tensor([0.5, 0.7, 0.9, 1.0, 1.3, 1.6, 2.2, 3.5], dtype=torch.float64)
-V6_ADVANTAGE = torch.tensor([-1, -1, -1, -1, 1, 1, 1, -1], dtype=torch.float64)
-V6_ROLLOUT = torch.tensor([0.1, 0.3, 0.6, 0.9, 0.4, 0.2, 0.05, 0.02], dtype=torch.float64)
-CODE = {"balanced_metric": "code", "balanced_low": [0.6, 0.8, 0.05], "balanced_high": [1.2, 2.0, 0.05]}
-
-
-@pytest.mark.parametrize(
-    ("fields", "want"),
-    [
-        ({**CODE, "balanced_target": 0.5}, (0.6, 1.2, 0.537313, 1)),
-        ({**CODE, "balanced_target": 0.6}, (0.8, 1.5, 0.614286, 11)),
-        ({**CODE, "balanced_target": 1.0}, (0.8, 2.0, 0.700000, 21)),
-        ({"balanced_target": 0.30}, (0.6, 1.2, 0.304688, 1)),
-        ({"balanced_target": 0.32}, (0.6, 1.3, 0.321905, 3)),
-        ({"balanced_target": 0.40}, (0.9, 3.0, 0.336879, 52)),
-    ],
-)
-def test_v6_the_search_widens_the_bounds_until_positive_tokens_contribute_enough(
-    fields: dict[str, object], want: tuple[float, float, float, int]
-) -> None:
-    found = search(V6_RATIO, V6_ADVANTAGE, V6_ROLLOUT, settings("balanced_clip", **fields))
-    assert (found.low, found.high, found.metric) == pytest.approx(want[:3], abs=1e-6)
-    assert found.num_evaluations == want[3]
-
-
-@pytest.mark.parametrize(
-    ("metric", "lows", "high", "want"),
-    [
-        ("code", [0.6, 0.7, 0.8, 0.95], 1.2, [0.537313, 0.529412, 0.514286, 0.489796]),
-        ("paper", [0.6, 0.7, 0.8, 0.95], 1.2, [0.304688, 0.303502, 0.298851, 0.288889]),
-        ("gradient", [0.4, 0.6, 0.8, 0.95], 1.3, [0.164557, 0.175676, 0.194030, 0.224138]),
-    ],
-)
-def test_v6_raising_the_lower_bound_works_against_both_published_metrics_and_for_the_gradient(
-    metric: str, lows: list[float], high: float, want: list[float]
-) -> None:
-    found = [balance(metric, V6_RATIO, V6_ADVANTAGE, V6_ROLLOUT, low, high) for low in lows]
-    assert found == pytest.approx(want, abs=1e-6)
-
-
-def test_balanced_clip_is_ppo_within_the_bounds_that_were_found() -> None:
-    config = settings("balanced_clip", dual_clip=3.0, balanced_low=[0.7, 0.7, 0.1], balanced_high=[1.5, 1.5, 0.1])
-    fitted = load_loss(config).fitted(NEW, OLD, inputs(OLD, OLD))
-    losses = token_losses(NEW, inputs(OLD, OLD), fitted, config)
-    ppo = run(settings(clip_low=0.3, clip_high=0.5, dual_clip=3.0))
-    torch.testing.assert_close(losses.surrogate_M, ppo.surrogate_M)
-    assert {name: fitted.facts[name] for name in ("clip_low", "clip_high")} == {"clip_low": 0.7, "clip_high": 1.5}
-
-
-def test_a_minibatch_without_wrong_responses_is_balanced() -> None:
-    ones = torch.ones(2)
-    assert [balance(metric, ones, ones, ones, 0.6, 1.2) for metric in ("paper", "gradient", "code")] == [1, 1, math.inf]
-    assert balance("paper", ones, torch.zeros(2), ones, 0.6, 1.2) == 1.0
-    config = settings("balanced_clip", **CODE)
-    given = dataclasses.replace(inputs(OLD, OLD), advantage_M=torch.ones(5))
-    assert load_loss(config).fitted(NEW, OLD, given).facts == {"clip_low": 0.6, "clip_high": 1.2}, "no infinite record"
-
-
 def test_v17_luffy_shapes_the_probability_of_an_experts_token() -> None:
-    p = torch.tensor([0.02, 0.1, 0.5, 0.9], dtype=torch.float64)
-    assert shaped_probability(p, 0.1).tolist() == pytest.approx([0.166667, 0.5, 0.833333, 0.9], abs=1e-6)
+    given = vector("V17.luffy")
+    p = doubles(given["p"]).requires_grad_()
+    shaped = shaped_probability(p, 0.1)
+    assert shaped.tolist() == pytest.approx(given["f"], abs=1e-6)
+    shaped.sum().backward()
+    assert p.grad is not None
+    assert p.grad.tolist() == pytest.approx(given["dfdp"], abs=1e-6)
 
 
 def test_v17_luffy_gives_unlikely_tokens_of_an_expert_their_gradient() -> None:
     config = settings("luffy", importance_level="none", clip_low=None, clip_high=None)
-    logprobs = torch.tensor([0.02, 0.1, 0.5, 0.9], dtype=torch.float64).log().requires_grad_()
+    logprobs = doubles(vector("V17.luffy")["p"]).log().requires_grad_()
     given = TokenInputs(
         rows=rows_of(np.array([4]), CPU),
         anchor_M=torch.full((4,), math.nan, dtype=torch.float64),
@@ -263,7 +162,7 @@ def test_v17_luffy_gives_unlikely_tokens_of_an_expert_their_gradient() -> None:
     losses = token_losses(logprobs, given, load_loss(config), config)
     losses.surrogate_M.sum().backward()
     assert logprobs.grad is not None
-    want = [-0.625 * weight for weight in (0.138889, 0.25, 0.138889, 0.09)]
+    want = [-0.625 * weight for weight in vector("V17.luffy")["grad_weight_on_logp"]]
     assert logprobs.grad.tolist() == pytest.approx(want, abs=1e-6)
     assert losses.ratio_M.tolist() == [1.0] * 4
 
@@ -279,6 +178,10 @@ def test_v19_kimi_weighs_the_gradient_of_a_response_by_its_advantage_less_tau_ti
     config = settings("kimi", importance_level="none", kimi_tau=0.1, aggregation="seq_mean_token_sum")
     # Four responses of two tokens; each log-ratio is split unevenly over its tokens.
     moved = torch.tensor([0.3, -0.2, -0.1, -0.1, 0.0, 0.05, 0.4, -0.4], dtype=torch.float64)
+    want = vector("V19.kimi")
+    assert moved.reshape(4, 2).sum(dim=1).tolist() == pytest.approx(want["dlogp_seq"])
+    advantages = group_advantages(want["r"], "center", 0.0).tolist()
+    assert advantages == want["centered"]
     anchor = torch.full((8,), -1.0, dtype=torch.float64)
     logprobs = (anchor + moved).requires_grad_()
     given = TokenInputs(
@@ -286,35 +189,34 @@ def test_v19_kimi_weighs_the_gradient_of_a_response_by_its_advantage_less_tau_ti
         anchor_M=anchor,
         rollout_M=anchor,
         reference_M=None,
-        advantage_M=torch.tensor([0.5, -0.5, -0.5, 0.5], dtype=torch.float64).repeat_interleave(2),
+        advantage_M=doubles(advantages).repeat_interleave(2),
         weight_M=torch.ones(8),
         expert_M=torch.zeros(8, dtype=torch.bool),
     )
     token_losses(logprobs, given, load_loss(config), config).surrogate_M.sum().backward()
     assert logprobs.grad is not None
-    # The log-ratios of the responses are .1, -.2, .05 and 0.
-    want = [0.49, 0.49, -0.48, -0.48, -0.505, -0.505, 0.5, 0.5]
-    assert (-logprobs.grad).tolist() == pytest.approx(want, abs=1e-6)
+    assert (-logprobs.grad).tolist() == pytest.approx(np.repeat(want["coef_on_grad_logp"], 2), abs=1e-6)
 
 
 def test_v22_dppo_drops_tokens_whose_probability_has_moved_far_and_holds_all_near_the_sampler() -> None:
     config = settings("dppo", ratio_mode="direct", clip_low=0.2, clip_high=0.2, kl_coef=2e-3, kl_estimator="k2")
-    logprobs = torch.tensor([-0.2, -1.5, -0.9], dtype=torch.float64)
-    infer = torch.tensor([-0.6, -0.7, -1.0], dtype=torch.float64)
+    want = vector("V22.dppo")
+    logprobs, infer = doubles(want["logp"]), doubles(want["infer"])
+    assert (logprobs.exp() - infer.exp()).tolist() == pytest.approx(want["prob_diff"], abs=1e-6)
     given = TokenInputs(
         rows=rows_of(np.array([3]), CPU),
         anchor_M=infer,
         rollout_M=infer,
         reference_M=None,
-        advantage_M=torch.tensor([1.0, -1.0, -1.0], dtype=torch.float64),
+        advantage_M=doubles(want["A"]),
         weight_M=torch.ones(3, dtype=torch.float64),
         expert_M=torch.zeros(3, dtype=torch.bool),
     )
     losses = token_losses(logprobs, given, load_loss(config), config)
-    assert losses.clipped_M.tolist() == [1, 1, 0]
-    tokens = losses.surrogate_M + 2e-3 * losses.kl_M
-    assert tokens.tolist() == pytest.approx([0.000160, 0.000640, 1.105181], abs=1e-6)
-    assert float(objective(losses, torch.zeros(3), given.weight_M, config)) == pytest.approx(1.105981, abs=1e-6)
+    assert losses.clipped_M.bool().tolist() == want["dropped"]
+    assert (losses.surrogate_M + 2e-3 * losses.kl_M).tolist() == pytest.approx(want["loss_tok"], abs=1e-6)
+    total = float(objective(losses, torch.zeros(3), given.weight_M, config))
+    assert total == pytest.approx(want["sum"], abs=1e-6)
 
 
 def test_an_experts_token_has_no_kl_to_a_policy_that_did_not_sample_it() -> None:
@@ -338,49 +240,3 @@ def test_the_convex_kl_shares_its_anchor_between_the_base_model_and_the_policy_o
     first = float(token_losses(NEW, given, load_loss(config), config).kl_M[0])
     # log-ratios -0.8 - (-1.3) = 0.5 and -0.8 - (-1.0) = 0.2; k3 = e^-d - 1 + d
     assert first == pytest.approx(0.7 * (math.exp(-0.5) - 0.5) + 0.3 * (math.exp(-0.2) - 0.8), abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "want"),
-    [
-        # Group 0 has two fresh rows of 3 and 2 tokens and one replayed of 4; group 1 has one fresh row of 5.
-        ("two_term", [1 / (2 * 2 * 3), 1 / (2 * 2 * 2), 1 / (2 * 1 * 4), 1 / (2 * 1 * 5)]),
-        ("group_const_len", [1 / (2 * 10)] * 4),
-    ],
-)
-def test_aggregations_by_group(aggregation: str, want: list[float]) -> None:
-    weights = token_weights(
-        np.array([3, 2, 4, 5]),
-        aggregation,  # type: ignore[arg-type]
-        10,
-        group_R=np.array([0, 0, 0, 1]),
-        replayed_R=np.array([False, False, True, False]),
-    )
-    assert weights.tolist() == pytest.approx(want)
-
-
-@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "const_len"])
-def test_a_response_that_is_left_out_whole_has_no_weight_and_is_not_counted(aggregation: str) -> None:
-    weights = token_weights(np.array([3, 0, 2]), aggregation, 4)  # type: ignore[arg-type]
-    without = token_weights(np.array([3, 2]), aggregation, 4)  # type: ignore[arg-type]
-    assert weights.tolist() == [without[0], 0.0, without[1]]
-    assert token_weights(np.array([0, 0]), aggregation, 4).tolist() == [0.0, 0.0]  # type: ignore[arg-type]
-
-
-@given(data=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.booleans()), min_size=1, max_size=20))
-def test_the_weights_of_a_minibatch_add_up_to_a_mean(data: list[tuple[int, int, bool]]) -> None:
-    lengths, groups, replayed = (np.array(column) for column in zip(*data, strict=True))
-    kept = lengths > 0
-    kinds = {(group, old) for length, group, old in data if length}
-    want = {
-        "token_mean": 1.0,
-        "seq_mean_token_mean": 1.0,
-        "seq_mean_token_sum": lengths.sum() / max(1, kept.sum()),
-        "const_len": lengths.sum() / (max(1, kept.sum()) * 10),
-        "group_const_len": lengths.sum() / (max(1, len(set(groups[kept]))) * 10),
-        # One mean over fresh and one over replayed rows for each group that has them.
-        "two_term": len(kinds) / max(1, len(set(groups[kept]))),
-    }
-    for aggregation in get_args(Aggregation):
-        weights = token_weights(lengths, aggregation, 10, group_R=groups, replayed_R=replayed)
-        assert float(weights @ lengths) == pytest.approx(want[aggregation] if kept.any() else 0.0), aggregation

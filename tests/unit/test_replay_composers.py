@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bapo.algorithms.advantages import group_advantages
@@ -17,6 +18,7 @@ from bapo.algorithms.settings import AlgorithmConfig
 from bapo.errors import ConfigError
 from bapo.types import GroupStat
 from tests.factories import make_stat
+from tests.vectors import vector
 
 
 def composer(name: str, *, replay: Mapping[str, object] | None = None, **algorithm: object) -> Composer:
@@ -81,7 +83,7 @@ def test_dapo_trains_what_there_is_after_its_last_round() -> None:
 # -- RePO
 
 
-V18 = [1, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0]
+V18 = vector("V18.repo")["buf"]
 """Rewards of a prompt's sixteen stored responses, oldest first."""
 
 
@@ -91,23 +93,23 @@ def picked(strategy: str, k: int = 8, rewards: Sequence[float] = V18) -> list[in
 
 
 def test_v18_the_highest_eight_are_the_right_ones_and_then_the_oldest() -> None:
-    rows = picked("highest_k")
-    assert rows == [0, 3, 7, 10, 1, 2, 4, 5]
+    rows, want = picked("highest_k"), vector("V18.repo")
+    assert rows == want["highest_k"]
     advantages = group_advantages([V18[row] for row in rows], "std_ddof1", 1e-4)
-    assert advantages.tolist() == pytest.approx([0.935239] * 4 + [-0.935239] * 4, abs=1e-6)
+    assert advantages.tolist() == pytest.approx(np.repeat(want["adv_off_highest"], 4), abs=1e-6)
 
 
 def test_v18_the_recent_eight_are_the_newest_in_their_order() -> None:
-    rows = picked("recent_k")
-    assert rows == [8, 9, 10, 11, 12, 13, 14, 15]
+    rows, want = picked("recent_k"), vector("V18.repo")
+    assert rows == want["recent_k"]
     advantages = group_advantages([V18[row] for row in rows], "std_ddof1", 1e-4)
-    want = [-0.353453] * 2 + [2.474174] + [-0.353453] * 5
-    assert advantages.tolist() == pytest.approx(want, abs=1e-6)
+    assert advantages.tolist() == pytest.approx(want["adv_off_recent"], abs=1e-6)
 
 
 def test_v18_the_largest_variance_of_eight_is_a_quarter() -> None:
     rewards = [V18[row] for row in picked("max_variance_k")]
-    assert sum(rewards) == 4  # mean 1/2: variance 1/4, the largest there is
+    assert sum(rewards) == 4  # mean 1/2: the largest variance there is
+    assert np.var(rewards) == vector("V18.repo")["max_var_value"]
 
 
 def test_among_choices_of_the_same_variance_the_larger_sum_is_taken() -> None:

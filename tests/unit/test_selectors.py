@@ -12,6 +12,7 @@ from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.algorithms.selectors.uniform import Uniform
 from bapo.errors import ConfigError, ContractError
 from bapo.outcomes import outcomes_of, pack_outcomes, unpack_outcomes
+from tests.vectors import vector
 
 
 def pool_of(num: int, *, levels: list[float] | None = None) -> PromptPool:
@@ -34,27 +35,21 @@ def test_the_uniform_order_is_the_data_order_of_the_epochs() -> None:
 # -- MoPPS (B.9)
 
 
-@pytest.mark.parametrize(
-    ("decay", "posteriors", "mean"),
-    [
-        (0.5, [(1, 9), (3, 11), (7, 9)], 0.4375),
-        (1.0, [(1, 9), (3, 15), (8, 18)], 0.307692),
-    ],
-)
-def test_v16_a_posterior_counts_right_and_wrong_answers_and_forgets_towards_its_prior(
-    decay: float, posteriors: list[tuple[int, int]], mean: float
-) -> None:
+@pytest.mark.parametrize(("decay", "key"), [(0.5, "lam0_5"), (1.0, "lam1_0")])
+def test_v16_a_posterior_counts_right_and_wrong_answers_and_forgets_towards_its_prior(decay: float, key: str) -> None:
+    given = vector("V16.mopps")
     alpha, beta, seen = 1.0, 1.0, []
-    for k in (0, 2, 5):
+    for k in given["k_seq"]:
         alpha, beta = updated(alpha, beta, k, 8, decay)
-        seen.append((alpha, beta))
-    assert seen == posteriors
-    assert alpha / (alpha + beta) == pytest.approx(mean, abs=1e-6)
+        seen.append([alpha, beta, alpha / (alpha + beta)])
+    # Without forgetting the vectors have the last posterior alone.
+    want = given[key] if decay < 1 else [given[key]]
+    assert np.array(seen[-len(want) :]) == pytest.approx(np.array(want), abs=1e-6)
 
 
 def test_v16_the_candidates_nearest_to_the_target_are_picked() -> None:
-    rates = np.array([0.1, 0.45, 0.9, 0.62, 0.5])
-    assert by_fitness(rates, 0.5, None)[:3].tolist() == [4, 1, 3]
+    given = vector("V16.mopps", "topk")
+    assert by_fitness(np.array(given["gamma_hat"]), given["target"], None)[:3].tolist() == given["pick3"]
 
 
 def test_a_band_takes_any_candidate_inside_it_and_then_the_nearest() -> None:

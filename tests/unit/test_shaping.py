@@ -10,19 +10,30 @@ from hypothesis import strategies as st
 from bapo.algorithms.annealing import reference_share
 from bapo.algorithms.gae import gae, whitened
 from bapo.algorithms.shaping import length_reward, overlong_penalty
+from bapo.config.load import load_config
 from bapo.types import BatchEntry, Origin
 from learner.advantages import row_advantages, shaped_rewards
 from tests.factories import make_batch, make_group
 from tests.learner_setup import learner_config
+from tests.vectors import vector
 
 
 def test_v14_the_last_tokens_before_the_limit_cost_up_to_1() -> None:
-    lengths = [16000, 16384, 17408, 18432, 20480, 21000]
-    assert overlong_penalty(lengths, 20480, 4096).tolist() == [0, 0, -0.25, -0.5, -1, -1]
+    given = vector("V14.overlong")
+    assert overlong_penalty(given["n"], 20480, 4096).tolist() == given["reward"]
 
 
 def test_v19_short_right_responses_gain_and_long_ones_lose() -> None:
-    assert length_reward([1, 0, 0, 1], [100, 300, 200, 200]).tolist() == [0.5, -0.5, 0, 0]
+    given = vector("V19.kimi")
+    assert length_reward(given["r"], given["len"]).tolist() == given["len_reward"]
+
+
+def test_with_kimis_weight_the_longest_right_response_stays_above_the_shortest_wrong_one() -> None:
+    config = load_config(["kimi"], [])
+    given = entry(rewards="1100", lengths=[2, 10, 2, 10])
+    during, after = (shaped_rewards(given, step, config).tolist() for step in (157, 158))
+    assert during == [1.0, 1.0, 0.0, 0.0]
+    assert after == [1.25, 0.75, 0.0, -0.25]
 
 
 def test_a_wrong_response_never_gains_by_being_short() -> None:
@@ -31,26 +42,24 @@ def test_a_wrong_response_never_gains_by_being_short() -> None:
 
 
 def test_v19_the_share_of_the_base_model_falls_in_stages() -> None:
-    steps = [1, 50, 51, 60, 61, 75, 100, 101, 200]
-    want = [1.0, 1.0, 0.9, 0.9, 0.8, 0.7, 0.5, 0.5, 0.5]
-    assert [reference_share(step) for step in steps] == pytest.approx(want)
+    given = vector("V19.remix_lambda")
+    assert [reference_share(step) for step in given["t"]] == pytest.approx(given["lam"])
 
 
-VALUES, REWARDS = [0.2, 0.4, 0.5, 0.7], [0, 0, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("gae_lambda", "want"), [(1.0, [0.8, 0.6, 0.5, 0.3]), (0.95, [0.732712, 0.560750, 0.485, 0.3])]
-)
-def test_v15_advantages_against_a_value_function(gae_lambda: float, want: list[float]) -> None:
-    advantages, returns = gae(REWARDS, VALUES, gamma=1.0, gae_lambda=gae_lambda)
+@pytest.mark.parametrize(("gae_lambda", "key"), [(1.0, "lam1"), (0.95, "lam0_95")])
+def test_v15_advantages_against_a_value_function(gae_lambda: float, key: str) -> None:
+    given = vector("V15.gae")
+    want, values = given[key], given["values"]
+    advantages, returns = gae(given["rewards"], values, gamma=1.0, gae_lambda=gae_lambda)
     assert advantages.tolist() == pytest.approx(want, abs=1e-6)
-    assert returns.tolist() == pytest.approx([a + v for a, v in zip(want, VALUES, strict=True)], abs=1e-6)
+    assert returns.tolist() == pytest.approx([a + v for a, v in zip(want, values, strict=True)], abs=1e-6)
+    if gae_lambda == 1.0:
+        assert returns.tolist() == pytest.approx(given["returns_lam1"])
 
 
 def test_v15_whitened_with_the_sample_variance() -> None:
-    want = [1.200961, 0.240192, -0.240192, -1.200961]
-    assert whitened([0.8, 0.6, 0.5, 0.3]).tolist() == pytest.approx(want, abs=1e-6)
+    given = vector("V15.gae")
+    assert whitened(given["lam1"]).tolist() == pytest.approx(given["whitened_ddof1"], abs=1e-6)
     assert whitened([3.0]).tolist() == [0.0]
     assert whitened([]).tolist() == []
 

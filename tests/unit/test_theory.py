@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from bapo.algorithms.advantages import group_advantages
 from bapo.algorithms.theory import (
     Estimate,
     improvement_bound,
@@ -19,29 +20,19 @@ from bapo.algorithms.theory import (
     stability_constant,
     subset_bound,
 )
+from tests.vectors import vector
 
 
-@pytest.mark.parametrize(
-    ("eps", "k1_8", "k1_16", "k2_eighth", "k3_low", "k3_mid", "k3_high", "k_half"),
-    [
-        (0.0, 2.023716, 3.131182, 2.023716, 2.023716, 1.157440, 1.065591, 1.0),
-        (1e-6, 2.023702, 3.131147, 2.023702, 2.023702, 1.157435, 1.065587, 0.999996),
-        (1e-4, 2.022334, 3.127661, 2.022334, 2.022334, 1.156938, 1.065151, 0.999600),
-    ],
-)
-def test_constants_of_the_theorem_are_those_of_the_vectors(
-    eps: float, k1_8: float, k1_16: float, k2_eighth: float, k3_low: float, k3_mid: float, k3_high: float, k_half: float
-) -> None:
-    found = [
-        k1(8, eps),
-        k1(16, eps),
-        k2(1 / 8, eps),
-        k3(0.125, 0.25, eps),
-        k3(0.3125, 0.4375, eps),
-        k3(0.5, 0.625, eps),
-        k3(0.5, 0.5, eps),
-    ]
-    assert found == pytest.approx([k1_8, k1_16, k2_eighth, k3_low, k3_mid, k3_high, k_half], abs=1e-6)
+@pytest.mark.parametrize(("eps", "name"), [(0.0, "eps=0"), (1e-6, "eps=1e-06"), (1e-4, "eps=0.0001")])
+def test_constants_of_the_theorem_are_those_of_the_vectors(eps: float, name: str) -> None:
+    want = vector("V8.K")[name]
+    assert k1(8, eps) == pytest.approx(want["K1_G8"], abs=1e-6)
+    assert k1(16, eps) == pytest.approx(want["K1_G16"], abs=1e-6)
+    assert k2(1 / 8, eps) == pytest.approx(want["K2_c1_1/8"], abs=1e-6)
+    assert k3(0.125, 0.25, eps) == pytest.approx(want["K3_r0_[.125,.25]"], abs=1e-6)
+    assert k3(0.3125, 0.4375, eps) == pytest.approx(want["K3_r.5_[.3125,.4375]"], abs=1e-6)
+    assert k3(0.5, 0.625, eps) == pytest.approx(want["K3_r1_[.5,.625]"], abs=1e-6)
+    assert k3(0.5, 0.5, eps) == pytest.approx(want["K_mini_0.5"], abs=1e-6)
 
 
 def test_constants_are_not_smoothed_unless_asked_for() -> None:
@@ -49,8 +40,10 @@ def test_constants_are_not_smoothed_unless_asked_for() -> None:
 
 
 def test_the_printed_k2_is_too_small_for_c1_above_one_in_g() -> None:
-    assert k2(1 / 4) == pytest.approx(1.309401, abs=1e-6)
-    assert k2_on_grid(1 / 4, 8) == pytest.approx(2.023716, abs=1e-6)
+    want = vector("V8.K2_grid")
+    assert k2(1 / 4) == pytest.approx(want["c1_1_4_paper"], abs=1e-6)
+    assert k2_on_grid(1 / 4, 8) == pytest.approx(want["c1_1_4_grid"], abs=1e-6)
+    assert k2_on_grid(1 / 8, 8) == pytest.approx(want["c1_1_8"], abs=1e-6)
     assert k2_on_grid(1 / 8, 8) == pytest.approx(k2(1 / 8), abs=1e-12)
 
 
@@ -60,12 +53,26 @@ def test_no_level_above_c1_is_an_error() -> None:
 
 
 def test_the_bound_is_that_of_the_vectors() -> None:
-    numbers = {"j_theta": 0.30, "j_alpha": 0.25, "mu": 0.25, "tv_theta": 0.06, "tv_current": 0.02, "eps": 1e-6}
-    assert smoothed_std(0.25, 1e-6) == pytest.approx(0.433014, abs=1e-6)
-    assert improvement_bound(**numbers) == pytest.approx(-0.081658, abs=1e-6)
+    want = vector("V8.bound")
+    numbers = {
+        "j_theta": want["J_theta"], "j_alpha": want["J_alpha"], "mu": want["J_alpha"], "eps": 1e-6,
+        "tv_theta": want["TV_theta_alpha"], "tv_current": want["TV_t_alpha"],
+    }  # fmt: skip
+    assert smoothed_std(0.25, 1e-6) == pytest.approx(want["sigma"], abs=1e-6)
+    assert improvement_bound(**numbers) == pytest.approx(want["rhs_paper"], abs=1e-6)
     tight = improvement_bound(**numbers, factor=1.0)
-    assert tight == pytest.approx(0.016906, abs=1e-6)
-    assert tight <= 0.30 - 0.26  # J(pi_theta) - J(pi_theta_t), which it bounds
+    assert tight == pytest.approx(want["rhs_tight_factor1"], abs=1e-6)
+    assert want["J_theta"] - want["J_t"] == pytest.approx(want["lhs"])
+    assert tight <= want["lhs"], "J(pi_theta) - J(pi_theta_t), which it bounds"
+
+
+def test_the_reweighted_advantage_is_the_gain_of_the_bound() -> None:
+    """Eqs. 25, 26: E_alpha[W A] = (J(pi_theta) - J(alpha)) / sigma; four responses are alpha's exact expectation."""
+    want = vector("V8.bound")
+    weight = np.array([0.30 / 0.25, *[0.70 / 0.75] * 3])
+    gain = float(np.mean(weight * group_advantages([1, 0, 0, 0], "pop_var", 1e-6)))
+    assert gain == pytest.approx(want["L"], abs=1e-6)
+    assert gain - (0.30 - 0.25) / smoothed_std(0.25, 1e-6) == pytest.approx(want["identity_gap"], abs=1e-12)
 
 
 def test_the_constant_is_least_at_one_half() -> None:
@@ -83,11 +90,11 @@ def test_of_one_prompt_the_subset_bound_is_the_bound_of_the_vectors_in_both_form
         tv_theta=np.array([0.06]),
         tv_current=np.array([0.02]),
     )
-    assert (bound.paper.mean, bound.tight.mean) == (
-        pytest.approx(-0.081658, abs=1e-6),
-        pytest.approx(0.016906, abs=1e-6),
-    )
-    assert bound.gain == pytest.approx(0.115470, abs=1e-6)
+    want = vector("V8.bound")
+    assert bound.paper.mean == pytest.approx(want["rhs_paper"], abs=1e-6)
+    assert bound.tight.mean == pytest.approx(want["rhs_tight_factor1"], abs=1e-6)
+    assert bound.gain == pytest.approx(want["L"], abs=1e-6)
+    assert bound.k == pytest.approx(want["K_x"], abs=1e-6)
     assert bound.k == pytest.approx(1.309395, abs=1e-6)
     assert (bound.paper.stderr, bound.tight.is_vacuous) == (None, True), "one prompt says nothing of its noise"
 

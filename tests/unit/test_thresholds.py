@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -11,43 +12,23 @@ from bapo.algorithms.levels import levels_within
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.algorithms.thresholds import global_mean_reward, reuse_window, scheduled_window, snap
 from tests.factories import make_hard, make_stat
+from tests.vectors import vector
 
 EQ8 = AlgorithmConfig(threshold_schedule="eq8")
 INVERTED = AlgorithmConfig(threshold_schedule="inverted")
 OFFICIAL = AlgorithmConfig(threshold_schedule="official")
 
-V7 = [
-    # r_tot, eq8 (c2, c3), its levels at G=8 and at G=4, inverted (c2, c3), official (c2, c3), its levels at G=8
-    (0.0, (0.125, 0.25), [1, 2], [1], (0.5, 0.625), (0.5, 0.625), [4, 5]),
-    (0.1, (0.1625, 0.2875), [2], [1], (0.4625, 0.5875), (0.5, 0.625), [4, 5]),
-    (0.2, (0.2, 0.325), [2], [1], (0.425, 0.55), (0.5, 0.625), [4, 5]),
-    (0.25, (0.21875, 0.34375), [2], [1], (0.40625, 0.53125), (0.46875, 0.59375), [4]),
-    (1 / 3, (0.25, 0.375), [2, 3], [1], (0.375, 0.5), (0.416667, 0.541667), [4]),
-    (0.4, (0.275, 0.4), [3], [], (0.35, 0.475), (0.375, 0.5), [3, 4]),
-    (0.5, (0.3125, 0.4375), [3], [], (0.3125, 0.4375), (0.3125, 0.4375), [3]),
-    (0.6, (0.35, 0.475), [3], [], (0.275, 0.4), (0.25, 0.375), [2, 3]),
-    (0.75, (0.40625, 0.53125), [4], [2], (0.21875, 0.34375), (0.15625, 0.28125), [2]),
-    (0.9, (0.4625, 0.5875), [4], [2], (0.1625, 0.2875), (0.125, 0.25), [1, 2]),
-    (1.0, (0.5, 0.625), [4, 5], [2], (0.125, 0.25), (0.125, 0.25), [1, 2]),
-]
 
-
-@pytest.mark.parametrize(("r_tot", "eq8", "levels_8", "levels_4", "inverted", "official", "official_levels"), V7)
-def test_thresholds_are_those_of_the_vectors(
-    r_tot: float,
-    eq8: tuple[float, float],
-    levels_8: list[int],
-    levels_4: list[int],
-    inverted: tuple[float, float],
-    official: tuple[float, float],
-    official_levels: list[int],
-) -> None:
-    assert scheduled_window(EQ8, r_tot) == pytest.approx(eq8, abs=1e-6)
-    assert scheduled_window(INVERTED, r_tot) == pytest.approx(inverted, abs=1e-6)
-    assert scheduled_window(OFFICIAL, r_tot) == pytest.approx(official, abs=1e-6)
-    assert list(levels_within(*scheduled_window(EQ8, r_tot), 8)) == levels_8
-    assert list(levels_within(*scheduled_window(EQ8, r_tot), 4)) == levels_4
-    assert list(levels_within(*scheduled_window(OFFICIAL, r_tot), 8)) == official_levels
+@pytest.mark.parametrize("row", vector("V7.c_map")["rows"], ids=lambda row: f"r_tot={row['r_tot']}")
+def test_thresholds_are_those_of_the_vectors(row: dict[str, Any]) -> None:
+    r_tot = row["r_tot"]
+    r_tot = 1 / 3 if r_tot == 0.333333 else r_tot  # its windows are those of 1/3, whose edges are levels
+    assert scheduled_window(EQ8, r_tot) == pytest.approx(row["eq8"], abs=1e-6)
+    assert scheduled_window(INVERTED, r_tot) == pytest.approx(row["inverted"], abs=1e-6)
+    assert scheduled_window(OFFICIAL, r_tot) == pytest.approx(row["official_clamped"], abs=1e-6)
+    assert list(levels_within(*scheduled_window(EQ8, r_tot), 8)) == row["k_G8"]
+    assert list(levels_within(*scheduled_window(EQ8, r_tot), 4)) == row["k_G4"]
+    assert list(levels_within(*scheduled_window(OFFICIAL, r_tot), 8)) == row["official_k_G8"]
 
 
 def test_a_fixed_window_stays_at_the_low_ends() -> None:

@@ -1,0 +1,84 @@
+"""Balanced clipping, the other BAPO: its search and its metrics against V6."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from learner.loss import token_losses
+from learner.losses.balanced_clip import balance, search
+from learner.losses.registry import load_loss
+from tests.loss_setup import NEW, OLD, doubles, inputs, run, settings
+from tests.vectors import vector
+
+# V6: ratios, advantages and sampling probabilities of eight tokens.
+V6_RATIO = doubles(vector("V6.code_target1.0")["ratio"])
+V6_ADVANTAGE = doubles(vector("V6.code_target1.0")["A"])
+V6_ROLLOUT = doubles(vector("V6.paper_rho0_0.4")["pi_rollout"])
+CODE = {"balanced_metric": "code", "balanced_low": [0.6, 0.8, 0.05], "balanced_high": [1.2, 2.0, 0.05]}
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "fields"),
+    [
+        ("V6.code_target0.6", 0.6, CODE),
+        ("V6.code_target1.0", 1.0, CODE),
+        ("V6.paper_rho0_0.32", 0.32, {}),
+        ("V6.paper_rho0_0.4", 0.4, {}),
+    ],
+)
+def test_v6_the_search_widens_the_bounds_until_positive_tokens_contribute_enough(
+    name: str, target: float, fields: dict[str, object]
+) -> None:
+    want = vector(name)
+    if not fields:
+        assert want["pi_rollout"] == V6_ROLLOUT.tolist()
+    # A target that the start has reached leaves the bounds where they begin.
+    reached = want["start"][2] - 1e-3
+    for aim, place, evaluations in ((reached, want["start"], 1), (target, want["final"], want["n_evals"])):
+        config = settings("balanced_clip", balanced_target=aim, **fields)
+        found = search(V6_RATIO, V6_ADVANTAGE, V6_ROLLOUT, config)
+        assert (found.low, found.high, found.metric) == pytest.approx(place, abs=1e-6)
+        assert found.num_evaluations == evaluations
+
+
+@pytest.mark.parametrize(
+    ("metric", "lows", "high", "key"),
+    [
+        ("code", [0.6, 0.7, 0.8, 0.95], 1.2, "code_posneg_at_clow"),
+        ("paper", [0.6, 0.7, 0.8, 0.95], 1.2, "paper_rho_at_clow"),
+        ("gradient", [0.4, 0.6, 0.8, 0.95], 1.3, "gradient_only_rho_at_clow"),
+    ],
+)
+def test_v6_raising_the_lower_bound_works_against_both_published_metrics_and_for_the_gradient(
+    metric: str, lows: list[float], high: float, key: str
+) -> None:
+    found = [balance(metric, V6_RATIO, V6_ADVANTAGE, V6_ROLLOUT, low, high) for low in lows]
+    assert found == pytest.approx(vector("V6.metric_direction")[key], abs=1e-6)
+
+
+def test_v6_raising_the_upper_bound_always_works_for_the_released_metric() -> None:
+    highs = [1.2, 1.5, 2.0, 3.0]
+    found = [balance("code", V6_RATIO, V6_ADVANTAGE, V6_ROLLOUT, 0.6, high) for high in highs]
+    assert found == pytest.approx(vector("V6.metric_direction", "code_posneg_at_chigh"), abs=1e-6)
+
+
+def test_balanced_clip_is_ppo_within_the_bounds_that_were_found() -> None:
+    config = settings("balanced_clip", dual_clip=3.0, balanced_low=[0.7, 0.7, 0.1], balanced_high=[1.5, 1.5, 0.1])
+    fitted = load_loss(config).fitted(NEW, OLD, inputs(OLD, OLD))
+    losses = token_losses(NEW, inputs(OLD, OLD), fitted, config)
+    ppo = run(settings(clip_low=0.3, clip_high=0.5, dual_clip=3.0))
+    torch.testing.assert_close(losses.surrogate_M, ppo.surrogate_M)
+    assert {name: fitted.facts[name] for name in ("clip_low", "clip_high")} == {"clip_low": 0.7, "clip_high": 1.5}
+
+
+def test_a_minibatch_without_wrong_responses_is_balanced() -> None:
+    ones = torch.ones(2)
+    assert [balance(metric, ones, ones, ones, 0.6, 1.2) for metric in ("paper", "gradient", "code")] == [1, 1, math.inf]
+    assert balance("paper", ones, torch.zeros(2), ones, 0.6, 1.2) == 1.0
+    config = settings("balanced_clip", **CODE)
+    given = dataclasses.replace(inputs(OLD, OLD), advantage_M=torch.ones(5))
+    assert load_loss(config).fitted(NEW, OLD, given).facts == {"clip_low": 0.6, "clip_high": 1.2}, "no infinite record"
