@@ -132,6 +132,18 @@ def with_experts(batch: Batch) -> Batch:
     return dataclasses.replace(batch, entries=tuple(entries))
 
 
+def with_truncated(batch: Batch) -> Batch:
+    """The second row of every second group reached the limit."""
+    entries = list(batch.entries)
+    for number in range(0, len(entries), 2):
+        group = entries[number].group
+        outcomes = group.outcomes.copy()
+        outcomes[1] = Outcome.TRUNCATED
+        fields = {name: getattr(group, name) for name in Group.__slots__} | {"outcomes": outcomes}
+        entries[number] = dataclasses.replace(entries[number], group=Group(**fields))
+    return dataclasses.replace(batch, entries=tuple(entries))
+
+
 def with_supervised(batch: Batch, *numbers: int) -> Batch:
     """These entries become of kind sft, with an expert's only response."""
     entries = list(batch.entries)

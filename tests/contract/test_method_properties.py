@@ -8,6 +8,8 @@ test_composer_resume.py and test_selectors.py. That `decoupled` is `direct` wher
 from __future__ import annotations
 
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -18,12 +20,13 @@ from bapo.algorithms.registry import composer_names
 from bapo.algorithms.selectors.registry import selector_names
 from bapo.config.layers import preset_names
 from bapo.config.load import load_config
+from bapo.config.objective import LossConfig, ShapingConfig
 from bapo.config.tree import Config
 from bapo.types import Batch
 from learner.advantages import row_advantages
 from learner.batching import columns_of
 from learner.critic import load_critic
-from tests.integration.methods_rank import METHODS
+from tests.integration.methods_rank import METHODS, sections_of
 from tests.learner_setup import ALONE, make_updater, random_batch, tiny_policy, with_experts, with_supervised
 from tests.tiny_model import write_tiny_model
 
@@ -89,20 +92,34 @@ def test_what_a_method_minimises_does_not_depend_on_micro_batches(name: str, mod
     assert max(found[0]) > 1e-4
 
 
-def test_two_ranks_are_compared_for_every_part_that_a_preset_is_made_of() -> None:
-    tested = {f"{section}.{key}" for parts in METHODS.values() for section, keys in parts.items() for key in keys}
-    special = {
-        "loss.x3_min_ess": lambda config: config.loss.x3_min_ess is not None,
-        "loss.x3_ess_weight": lambda config: config.loss.x3_ess_weight,
-        "loss.advantage": lambda config: config.loss.advantage == "gae",
-        "loss.kl_restart_step": lambda config: config.loss.kl_restart_step is not None,
-        "loss.importance_denominator": lambda config: config.loss.importance_denominator == "kept",
-    }
-    configs = [load_config([name], []) for name in PRESETS]
-    for key, uses in special.items():
-        assert any(uses(config) for config in configs), key
-        assert key in tested, key
-    assert {config.loss.name for config in configs} <= METHODS.keys()
+def choices_of(annotation: Any) -> set[object]:
+    """What a setting can be, where that can be told: the words of a Literal, on and off, null."""
+    if annotation is bool:
+        return {True, False}
+    if get_origin(annotation) is Literal:
+        return set(get_args(annotation))
+    if get_origin(annotation) in (Union, UnionType):
+        return set[object]().union(*(choices_of(part) for part in get_args(annotation)))
+    return {None} if annotation is NoneType else set()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_two_ranks_are_compared_for_the_loss_and_the_rewards_of_every_preset(name: str) -> None:
+    assert sections_of(name) in METHODS.values()
+
+
+@pytest.mark.parametrize("setting", LossConfig.model_fields)
+def test_two_ranks_are_compared_for_every_choice_of_the_loss(setting: str) -> None:
+    used = {str(sections["loss"][setting]) for sections in METHODS.values()}
+    choices = choices_of(LossConfig.model_fields[setting].annotation)
+    assert {str(choice) for choice in choices} <= used
+    assert choices != {None} or len(used) > 1, "never anything but null"
+
+
+@pytest.mark.parametrize("setting", ShapingConfig.model_fields)
+def test_two_ranks_are_compared_for_every_setting_of_the_rewards(setting: str) -> None:
+    usual = ShapingConfig().model_dump()[setting]
+    assert any(sections["shaping"][setting] != usual for sections in METHODS.values())
 
 
 def test_every_composer_and_selector_of_a_preset_is_one_that_the_contract_tests_find() -> None:

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from learner.losses.registry import loss_names
 from tests.integration.fsdp_rank import METER_FILE
+from tests.integration.methods_rank import METHODS
 from tests.tiny_model import write_tiny_model
 
-TIMEOUT_S = 120
+TIMEOUT_S = 600
+"""Of one start of the ranks: on a loaded machine, gloo waits for the slower one at every layer."""
 
 
 def free_port() -> int:
@@ -140,10 +141,11 @@ def test_a_checkpoint_of_two_ranks_is_resumed_by_two_ranks_and_by_one(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2 * TIMEOUT_S)
 def test_two_ranks_give_the_losses_of_one_for_every_method(model: Path, tmp_path: Path) -> None:
     [alone] = spawn_ranks("methods_rank", [str(model), str(tmp_path), "1"], 1)
     first, second = spawn_ranks("methods_rank", [str(model), str(tmp_path), "2"], 2)
-    assert set(loss_names()) | {"critic", "reincarnation", "supervised", "reused", "kept"} == alone.keys()
+    assert alone.keys() == METHODS.keys()
     assert first == second, "every rank reports the numbers of all"
     for method, numbers in alone.items():
         np.testing.assert_allclose(first[method], numbers, rtol=1e-3, atol=1e-5, err_msg=method)
