@@ -16,20 +16,21 @@ def is_on_policy(method: Method) -> bool:
     config = method.config
     if config.cadence.v > 1 or config.cadence.slack > MOST_STALENESS or config.learner.epochs > 1:
         return False
-    return not any(old or not_its_own(fate) for run in method.runs for fate, old in trained(run))
+    return not any(
+        is_stored or step - fate.policy_version > MOST_STALENESS or not_its_own(fate)
+        for run in method.runs
+        for step, fate, is_stored in trained(run)
+    )
 
 
-def trained(run: Measured) -> Iterator[tuple[Fate, bool]]:
-    """(fate, whether it is old) of every group of which rows trained.
+def trained(run: Measured) -> Iterator[tuple[int, Fate, bool]]:
+    """(step, fate, whether an earlier step has looked at it already) of every group of which rows trained.
 
-    Old: stored by an earlier step (X3 of BAPO, the rows that RePO and ARPO put into items of X1), or sampled by weights
-    from before the latest step.
+    Such stored groups are X3 of BAPO, and the rows that RePO and ARPO put into items of X1.
     """
     seen: set[str] = set()
     for step, fates in run.groups:
-        for fate in fates:
-            if fate.origin is not None:
-                yield fate, fate.group_id in seen or step - fate.policy_version > MOST_STALENESS
+        yield from ((step, fate, fate.group_id in seen) for fate in fates if fate.origin is not None)
         seen.update(fate.group_id for fate in fates)
 
 

@@ -65,7 +65,7 @@ def reward(method: Method) -> Series | None:
 
 def response_length(method: Method) -> Series | None:
     """Mean tokens of a fresh response (figure 11)."""
-    return over_seeds(method.label, [_smooth(_lengths(run)) for run in method.runs])
+    return over_seeds(method.label, [_smooth(response_lengths(run)) for run in method.runs])
 
 
 def cumulative_rollouts(method: Method) -> Series | None:
@@ -89,6 +89,16 @@ def parts(method: Method) -> dict[Origin, Series]:
     return {origin: series for origin, series in found.items() if series is not None}
 
 
+def response_lengths(run: Measured) -> list[tuple[float, float | None]]:
+    """(step, mean tokens of its fresh responses); None for a step that has none."""
+    points: list[tuple[float, float | None]] = []
+    for step, fates in run.sampled:
+        fresh = [fate for fate in fates if fate.purpose is Purpose.FRESH]
+        responses = sum(len(fate.rewards) for fate in fresh)
+        points.append((step, sum(fate.num_tokens for fate in fresh) / responses if responses else None))
+    return points
+
+
 def _size(key: str, row: Row) -> float:
     return float(row[key])
 
@@ -98,12 +108,3 @@ def _smooth(points: Sequence[tuple[float, float | None]]) -> Points:
     window = max(1, len(known) // WINDOW_SHARE)
     means = smoothed([value for _, value in known], window)
     return [(step, mean) for (step, _), mean in zip(known, means, strict=True)]
-
-
-def _lengths(run: Measured) -> list[tuple[float, float | None]]:
-    points: list[tuple[float, float | None]] = []
-    for step, fates in run.sampled:
-        fresh = [fate for fate in fates if fate.purpose is Purpose.FRESH]
-        responses = sum(len(fate.rewards) for fate in fresh)
-        points.append((step, sum(fate.num_tokens for fate in fresh) / responses if responses else None))
-    return points

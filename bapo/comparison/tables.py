@@ -4,6 +4,8 @@ table 1      accuracy with intervals, rollouts, on- or off-policy
 table 2      time and tokens by purpose
 against      each method against the first: difference, McNemar by seed and over seeds
 equal cost   accuracy at equal steps and at equal rollouts
+composition  shares of X1, X2 and X3, what the filter retained, what re-evaluations found
+dynamics     entropy, length and gradient norm, prompts that got better and worse
 rescued      prompts at 0/n that had a right response later, and what had trained them
 """
 
@@ -13,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from bapo.comparison.accuracy import at_budget, base_accuracy, final_accuracy, rollout_budget, versus
 from bapo.comparison.cells import DASH, Table, interval, name_of, p, percent, points, spread
+from bapo.comparison.composition_tables import table_composition, table_dynamics
 from bapo.comparison.gather import Compared, Method, changed_settings
 from bapo.comparison.on_policy import is_on_policy
 from bapo.comparison.published import published, published_of, rollouts_of, section_of, type_of
@@ -31,6 +34,7 @@ def all_tables(compared: Compared, *, paper: bool) -> list[Table]:
         tables += [table_against(compared)]
     if compared.splits:
         tables += [table_equal_cost(compared)]
+    tables += [table_composition(compared, paper=paper), table_dynamics(compared)]
     tables += [table_rescued(compared, paper=paper), table_attribution(compared)]
     return [*tables, table_settings(compared)] if len(compared.methods) > 1 else tables
 
@@ -94,8 +98,11 @@ def table_2(compared: Compared, *, paper: bool = False) -> Table:
             ]
         )
     if paper:
-        header.append("paper: time, ratio")
-        rows = [[*row, _paper_time(m, compared)] for row, m in zip(rows, compared.methods, strict=True)]
+        header += ["paper: time, ratio", "paper: filled"]
+        rows = [
+            [*row, _paper_time(method, compared), _paper_filled(method)]
+            for row, method in zip(rows, compared.methods, strict=True)
+        ]
     note = (
         "Means over seeds, in brackets the least and the most. Updates: of the optimizer, one per mini-batch; a batch "
         "that is not full has fewer of them. Training: seconds of all learner steps with their "
@@ -263,3 +270,8 @@ def _paper_time(method: Method, compared: Compared) -> str:
     if ours is None:
         return DASH
     return duration(60 * ours) + (f", x{ours / first:.2f}" if first else "")
+
+
+def _paper_filled(method: Method) -> str:
+    share = published_of(method.config, method.name).get("filled")
+    return DASH if share is None else f"{share} %"
