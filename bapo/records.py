@@ -1,7 +1,7 @@
 """The run directory: what a run writes, and how it is read back.
 
     RUN/config.toml                     the resolved configuration
-        run.json                        ids, process ids, addresses, versions, status
+        run.json                        ids, process ids, addresses, versions, commit, status
         prometheus.json                     where its processes listen, for Prometheus (bapo/monitoring/targets.py)
         metrics.jsonl                   one object per learner step
         evaluations.jsonl               one object per measured held-out split and version
@@ -123,7 +123,7 @@ class RunDirectory:
         return fields.get("status") in UNDER_WAY and psutil.pid_exists(fields["pid"])
 
     def update_run(self, **fields: Any) -> None:
-        """Set fields of run.json (the launcher is its only writer). Raises: StorageError."""
+        """Set fields of run.json (the launcher is its only writer, after `bapo create`). Raises: StorageError."""
         merged = self.read_run() | fields
         path = self.path / "run.json"
         with storing(path):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.process_collector import ProcessCollector
 
 import bapo
+from bapo import provenance
 from bapo.errors import ConfigError
 from bapo.metrics.metric import Metric, Process
 from bapo.metrics.registry import BY_NAME, metrics_of
@@ -85,7 +85,7 @@ class Telemetry:
             ProcessCollector(registry=self.registry)
             for name in self._allowed:
                 self._get(name)
-            commit = os.environ.get("BAPO_COMMIT", "unknown")
+            commit = provenance.commit() or provenance.UNKNOWN
             self.gauge("bapo_build_info").labels(version=bapo.__version__, commit=commit).set(1)
 
     def counter(self, name: str) -> Counter:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from bapo import provenance
 from bapo.commands.arguments import Tokens, free_name, hand_over, load_named, say, split_tokens
 from bapo.commands.standalone import up_buffer
 from bapo.config.load import dump_toml, load_config, load_resolved
@@ -81,7 +82,9 @@ def create(config: Tokens = None) -> None:
     if (path / "config.toml").is_file():
         typer.echo(f"run directory {path} exists and keeps its configuration")
         return
-    typer.echo(f"run directory {_create(resolved).path}")
+    run = _create(resolved)
+    run.update_run(commit=provenance.commit())  # no launcher will: the parts of this run are started by something else
+    typer.echo(f"run directory {run.path}")
 
 
 def evaluate(

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from bapo.comparison.gather import Compared
+from bapo.provenance import short
 from bapo.study.fairness import must_agree
 
+NOT_RECORDED = "not recorded"
+MANY = 4
+"""Runs of one commit. Of more, the largest group is counted and not named."""
 UNEQUAL_UPDATES = 0.05
 """Share by which the optimizer updates of two methods may differ without a remark."""
 
@@ -21,7 +28,7 @@ def remarks(compared: Compared) -> list[str]:
     seeds = {method.label: method.seeds for method in compared.methods}
     if len(set(seeds.values())) > 1:
         lines.append("seeds: " + "; ".join(f"{name} {' '.join(map(str, own))}" for name, own in seeds.items()))
-    return [*lines, *_unequal_updates(compared)]
+    return [*lines, *_unequal_updates(compared), *_different_commits(compared)]
 
 
 def _unequal_updates(compared: Compared) -> list[str]:
@@ -35,6 +42,32 @@ def _unequal_updates(compared: Compared) -> list[str]:
         return []
     numbers = "; ".join(f"{name} {mean:.0f}" for name, mean in means.items())
     return [f"optimizer updates differ by more than {UNEQUAL_UPDATES:.0%}, means over seeds: {numbers}"]
+
+
+def _different_commits(compared: Compared) -> list[str]:
+    """Which runs were made by which code, if not all by the same."""
+    by_code: dict[str, list[str]] = {}
+    for method in compared.methods:
+        for run in method.runs:
+            by_code.setdefault(code_of(run.directory.read_run()), []).append(run.name)
+    if len(by_code) < 2:
+        return []
+    most = max(by_code.values(), key=len)
+    groups = (
+        f"{code} ({f'the other {len(names)}' if names is most and len(names) > MANY else ', '.join(names)})"
+        for code, names in by_code.items()
+    )
+    return [f"made by different commits: {'; '.join(groups)}"]
+
+
+def code_of(fields: Mapping[str, Any]) -> str:
+    """What run.json says of the code that made a run, in words."""
+    if "commit" not in fields:
+        return NOT_RECORDED
+    starts = [*fields.get("earlier_commits", []), fields["commit"]]
+    if starts == [None]:
+        return f"version {fields.get('versions', {}).get('bapo', 'unknown')}"
+    return " then ".join(NOT_RECORDED if one is None else short(one) for one in starts)
 
 
 def other_differences(compared: Compared) -> dict[str, dict[str, str]]:

@@ -45,7 +45,8 @@ EVALUATOR = (
 
 SEVERAL = (
     Metric(
-        "bapo_build_info", "gauge", "1; the version and commit that run, unknown where BAPO_COMMIT is not set.",
+        "bapo_build_info", "gauge",
+        "1; the version and commit that run: of BAPO_COMMIT, else of the git checkout, else unknown.",
         "system/Processes", ALL, (Label("version"), Label("commit")),
     ),
     Metric(

@@ -35,6 +35,10 @@ RUN install -d -o 10001 -g 10001 /bapo /bapo/outputs /bapo/secrets /bapo/secrets
     cd /bapo/secrets && \
     install -d -m 700 -o 10001 -g 10001 accepted worker learner scheduler evaluator viewer operator redis && \
     install -d -m 700 -o 10001 -g 10001 /bapo/volumes/redis /bapo/volumes/prometheus /bapo/volumes/grafana
+# Last, because every commit has another one: which code this is, for run.json and bapo_build_info.
+ARG COMMIT=unknown
+ENV BAPO_COMMIT=${COMMIT}
+LABEL org.opencontainers.image.revision="${COMMIT}"
 USER 10001:10001
 WORKDIR /bapo
 ENTRYPOINT ["python", "-m"]

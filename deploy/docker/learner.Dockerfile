@@ -31,6 +31,10 @@ RUN install -d -o 10001 -g 10001 /bapo /bapo/outputs /bapo/secrets && cd /bapo/s
     install -d -m 700 -o 10001 -g 10001 accepted learner
 # The demo's model, 3 MB: on Kubernetes no folder of this repository is mounted.
 COPY models/countdown-tiny /bapo/models/countdown-tiny
+# Last, because every commit has another one: which code this is, for run.json and bapo_build_info.
+ARG COMMIT=unknown
+ENV BAPO_COMMIT=${COMMIT}
+LABEL org.opencontainers.image.revision="${COMMIT}"
 USER 10001:10001
 WORKDIR /bapo
 ENTRYPOINT ["python", "-m"]

@@ -68,7 +68,7 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
     was_finished = run.read_run().get("status") == "finished"
     display = LineDisplay(console) if flags.verb == "buffer" else make_display(console)
     try:
-        with Session(config, run, display, interrupts, gpus) as session:
+        with Session(config, run, display, interrupts, gpus, adds_records=flags.verb != "buffer") as session:
             _scenario(flags)(session)
     except InterruptedRunError:
         message = "ended by the user" + _how_to_go_on(flags, run, INTERRUPTED)

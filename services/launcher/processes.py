@@ -11,6 +11,7 @@ from pathlib import Path
 
 import urllib3
 
+from bapo import provenance
 from bapo.addresses import BUFFER, FLEET
 from bapo.config.tree import Config
 from bapo.records import RunDirectory
@@ -188,7 +189,9 @@ def base_environment(config: Config) -> dict[str, str]:
     }
     if Path(config.model.path).is_dir():
         env["HF_HUB_OFFLINE"] = "1"
-    return env
+    # A process that starts again later is still of this run's code, whatever the checkout has become.
+    known = provenance.commit()
+    return env | ({provenance.VARIABLE: known} if known else {})
 
 
 def configured_ports(config: Config) -> list[tuple[str, str, int]]:

@@ -9,7 +9,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +20,7 @@ from bapo.config.tree import Config
 from bapo.errors import DeadlineError, StorageError
 from bapo.metrics.metric import Process
 from bapo.monitoring.targets import TargetFile
+from bapo.provenance import commit
 from bapo.records import RunDirectory
 from bapo.storage import locked
 from bapo.watchdog import Watchdog
@@ -47,10 +48,17 @@ class Session:
         display: Display,
         interrupts: Interrupts,
         gpus: GpuPlan = NO_GPUS,
+        *,
+        adds_records: bool = True,
     ) -> None:
+        """
+        Args:
+            adds_records: of this start; False: a finished run is only looked at, and other code made it.
+        """
         self.config = config
         self.gpus = gpus
         self.run = run
+        self._adds_records = adds_records
         self.display = display
         self.crew = Crew(interrupts, Supervisor(config.supervision, display.say))
         self.starter = Starter(config, run, gpus)
@@ -64,7 +72,9 @@ class Session:
 
     def __enter__(self) -> Self:
         shutil.rmtree(self.run.path / "ports", ignore_errors=True)
+        before = self.run.read_run()
         self.run.update_run(
+            **(provenance_of(before) if self._adds_records or not before else {}),
             name=self.run.name,
             status="starting",
             pid=os.getpid(),
@@ -151,6 +161,20 @@ def lock(run: RunDirectory) -> AbstractContextManager[None]:
         run.path / ".lock",
         f"run {run.path} is in progress in another process; look at it with `bapo watch {run.path}`",
     )
+
+
+def provenance_of(before: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of run.json that say which code makes the run.
+
+    Args:
+        before: what run.json says already; empty at the first start.
+    Returns: commit: of this start, None for an installed package; earlier_commits: of the starts before, each change
+        once. A start that recorded none stands there as None.
+    """
+    now, earlier = commit(), list(before.get("earlier_commits", []))
+    if before and before.get("commit") != now:
+        earlier.append(before.get("commit"))
+    return {"commit": now, "earlier_commits": earlier}
 
 
 def _versions() -> dict[str, str]:

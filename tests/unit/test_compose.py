@@ -149,6 +149,15 @@ def test_an_image_is_built_by_one_service() -> None:
             assert found["pull_policy"] == "never", f"{name} would look for it in a registry"
 
 
+def test_every_image_is_told_its_commit() -> None:
+    for name, found in SERVICES.items():
+        if "build" in found:
+            assert found["build"]["args"]["COMMIT"] == "${BAPO_COMMIT:-unknown}", name
+    for path in DOCKERFILES:
+        last_stage = path.read_text().rsplit("\nFROM ", 1)[1]
+        assert "\nARG COMMIT=unknown\nENV BAPO_COMMIT=${COMMIT}\n" in last_stage, path.name
+
+
 @pytest.mark.parametrize(
     "page", [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))], ids=lambda page: page.name
 )
