@@ -49,7 +49,8 @@ def compare(
         typer.echo(json.dumps([asdict(table) for table in tables], indent=1))
         return
     if markdown:
-        typer.echo("\n".join(as_markdown(table) for table in tables))
+        known = "".join(f"- {line}\n" for line in remarks(compared))
+        typer.echo("\n".join([*filter(None, [known]), *(as_markdown(table) for table in tables)]))
         return
     console = Console(highlight=False)
     for line in remarks(compared):

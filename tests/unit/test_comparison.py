@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from bapo.cli import app
 from bapo.comparison.accuracy import at_budget, curve, final_accuracy, interpolated, rollout_budget, versus
 from bapo.comparison.gather import Compared, gather
 from bapo.comparison.migration import (
@@ -246,6 +248,8 @@ def test_runs_of_other_lengths_or_models_are_compared_but_not_silently(tmp_path:
         "run.num_steps is not the same for all: 1 (short), 2 (long)",
         "optimizer updates differ by more than 5%, means over seeds: short 2; long 4",
     ]
+    shown = CliRunner().invoke(app, ["compare", str(tmp_path / "short"), str(tmp_path / "long"), "--markdown"]).output
+    assert shown.startswith("- run.num_steps is not the same for all: 1 (short), 2 (long)\n- optimizer updates")
     (row,) = table_settings(compared).rows
     assert row == ("long", "run.num_steps = 2, learner.lr = 0.5")
 
