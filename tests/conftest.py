@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,23 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder whose disk is soon full."""
     with mounted(tmp_path / "disk") as folder:
         yield folder
+
+
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Count, by file, what is left out because it is long."""
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.config.stash.setdefault(LEFT_OUT, Counter())[item.nodeid.partition("::")[0]] += 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """A count of deselected tests would hide which ones nobody has run."""
+    found = config.stash.get(LEFT_OUT, Counter())
+    if not found or "long" in config.option.markexpr.replace("not long", ""):
+        return
+    terminalreporter.section("left out: long tests")
+    for path, number in sorted(found.items()):
+        terminalreporter.line(f"{number:4d}  python -m pytest -m long {path}")
