@@ -10,7 +10,15 @@ from tests.unit.docs_pages import REPOSITORY
 
 def collected(*options: str) -> str:
     """What pytest says of the autoscaling tests without running any."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *options, "tests/integration/test_autoscaling.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        *options,
+        "tests/integration/test_autoscaling.py",
+    ]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False).stdout
 
 
