@@ -103,7 +103,8 @@ def join(num_ranks: int, device: torch.device, timeout_s: float, environment: Ma
     if size != num_ranks:
         raise ConfigError(
             f"learner.num_ranks={num_ranks} but WORLD_SIZE={size}: start {num_ranks} learner processes with RANK, "
-            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or change learner.num_ranks"
+            "WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or one with none of them, which starts its ranks itself; or "
+            "change learner.num_ranks"
         )
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class Learner:
-    """The parts of one run, put together in `__main__`; every rank has one."""
+    """The parts of one run, put together in `rank.py`; every rank has one."""
 
     config: Config
     world: World

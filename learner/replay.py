@@ -31,11 +31,11 @@ from bapo.telemetry import Telemetry
 from bapo.types import Fate
 from bapo.whatif.replayable import ReplayPlan, plan_replay, plan_replay_of
 from bapo.wire import unpack_batch
-from learner.__main__ import make_learner
 from learner.checkpoint import open_checkpoint
 from learner.diagnostics import Stopwatch
 from learner.distributed import World, pick_device
 from learner.loop import Learner
+from learner.rank import make_learner
 from learner.replay_text import RepeatedStep, Replay, as_json, as_text
 from learner.resume import load_state
 from learner.stopping import StopFlag

@@ -21,12 +21,12 @@ from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry
 from bapo.types import Batch, BatchEntry, Fate, Group, Origin, Outcome, Progress, WeightUpdate
 from bapo.wire import pack_batch
-from learner.__main__ import Peers, make_learner
 from learner.checkpoint import Checkpoint
 from learner.critic import Critic
 from learner.distributed import World
 from learner.loop import Learner
 from learner.policy import Policy, load_policy
+from learner.rank import Peers, make_learner
 from learner.stopping import StopFlag
 from learner.update import Updater
 from tests.factories import make_batch, make_group

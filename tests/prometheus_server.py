@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from services.launcher.processes import free_port
+from bapo.rank_environment import free_port
 from tests.patience import wait_until
 
 MISSING = "no prometheus and promtool on PATH (Debian: apt-get install prometheus)"

@@ -7,13 +7,17 @@ and ends with 1.
 Example: a configuration for Prometheus that scrapes two runs on this machine
     python -m bapo.monitoring --scrape outputs/mine outputs/other > prometheus.yml
     prometheus --config.file=prometheus.yml
+and sends alerts to an Alertmanager
+    python -m bapo.monitoring --scrape outputs/mine --alertmanager 127.0.0.1:9093 > prometheus.yml
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +105,14 @@ def with_runbook() -> str:
     return f"{head}{BEGIN}\n\n{runbook()}\n{END}{rest.partition(END)[2]}"
 
 
-def main() -> int:
+def host_and_port(text: str) -> str:
+    """As Prometheus wants an address. Raises: ArgumentTypeError for a URL, or without a port."""
+    if not re.fullmatch(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, as in 127.0.0.1:9093 (no http://, no path)")
+    return text
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Write, check, or print."""
     parser = argparse.ArgumentParser(
         prog="python -m bapo.monitoring", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -111,10 +122,21 @@ def main() -> int:
     parser.add_argument(
         "--token", type=Path, help="with --scrape: file with the viewer's token, if it is not RUN/tokens/viewer/token"
     )
-    flags = parser.parse_args()
+    parser.add_argument(
+        "--alertmanager",
+        action="append",
+        default=[],
+        type=host_and_port,
+        metavar="HOST:PORT",
+        help="with --scrape: where alerts are sent; may be given several times",
+    )
+    flags = parser.parse_args(argv)
+    if not flags.scrape and (flags.token or flags.alertmanager):
+        parser.error("--token and --alertmanager belong to --scrape RUN")
     if flags.scrape:
         rules_file = REPOSITORY / "deploy/prometheus/rules.yml"
-        sys.stdout.write(to_yaml(scrape_runs(flags.scrape, rules_file, credentials=flags.token)))
+        made = scrape_runs(flags.scrape, rules_file, credentials=flags.token, alertmanagers=flags.alertmanager)
+        sys.stdout.write(to_yaml(made))
         return 0
     return write(check=flags.check)
 

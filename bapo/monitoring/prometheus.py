@@ -16,6 +16,8 @@ from bapo.tokens import Role
 
 SCRAPE_S = 5
 RULES_FILE = "rules.yml"
+ALERTMANAGERS_FILE = "alertmanagers.yml"
+"""Beside the configuration for compose; yours, and read as soon as it is there."""
 VIEWER_TOKEN = "/bapo/secrets/viewer/token"  # noqa: S105 - the path of a file in the container
 COMPOSE_NAMES = {
     Process.BUFFER_SERVICE: "buffer",
@@ -53,17 +55,23 @@ def scrape_compose() -> dict[str, Any]:
         }
         for process, port in ports().items()
     ]
-    return _global() | {"scrape_configs": jobs}
+    return _global() | _alerting({"file_sd_configs": [{"files": [ALERTMANAGERS_FILE]}]}) | {"scrape_configs": jobs}
 
 
 def scrape_runs(
-    runs: Sequence[Path], rules_file: Path, *, scrape_s: int = SCRAPE_S, credentials: Path | None = None
+    runs: Sequence[Path],
+    rules_file: Path,
+    *,
+    scrape_s: int = SCRAPE_S,
+    credentials: Path | None = None,
+    alertmanagers: Sequence[str] = (),
 ) -> dict[str, Any]:
     """For runs on this machine: each launcher writes where its processes listen, and the tokens of its run.
 
     Args:
         runs: run directories; they need not exist yet.
         credentials: file with a viewer's token, where that is not the one in the run directory (BAPO_TOKEN_SET).
+        alertmanagers: host:port of those that alerts are sent to; none: they are seen in Prometheus alone.
     """
     jobs = [
         {
@@ -74,7 +82,8 @@ def scrape_runs(
         }
         for run in runs
     ]
-    return _global(scrape_s, str(rules_file.resolve())) | {"scrape_configs": jobs}
+    told = _alerting({"static_configs": [{"targets": list(alertmanagers)}]}) if alertmanagers else {}
+    return _global(scrape_s, str(rules_file.resolve())) | told | {"scrape_configs": jobs}
 
 
 def token_of(run: Path) -> Path:
@@ -88,6 +97,10 @@ def _global(scrape_s: int = SCRAPE_S, rules_file: str = RULES_FILE) -> dict[str,
         "global": {"scrape_interval": every, "evaluation_interval": every, "scrape_timeout": every},
         "rule_files": [rules_file],
     }
+
+
+def _alerting(source: dict[str, Any]) -> dict[str, Any]:
+    return {"alerting": {"alertmanagers": [source]}}
 
 
 def rules(clock: Clock | None = None, alerts: Sequence[Alert] = ALERTS) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,6 +13,7 @@ import urllib3
 from bapo import provenance
 from bapo.addresses import BUFFER, FLEET
 from bapo.config.tree import Config
+from bapo.rank_environment import rank_environments
 from bapo.records import RunDirectory
 from bapo.redis_secrets import PASSWORD, VARIABLES, without_password
 from bapo.token_sets import FOLDER, SET, TokenSet
@@ -36,13 +36,6 @@ ENGINE_HINT = "workers start"
 LEARNER_HINT = "importing torch, loading the model"
 
 NO_GPUS = GpuPlan()
-
-MALLOC = {
-    # The learner frees and takes the same large blocks every step: keeping them is a fifth faster on CPUs.
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "-1",
-    "MALLOC_TOP_PAD_": "67108864",
-}
 
 
 class Starter:
@@ -109,26 +102,18 @@ class Starter:
 
     def _ranks(self, *flags: str) -> list[ProcessSpec]:
         settings = self._config.learner
-        env = {"OMP_NUM_THREADS": str(settings.num_threads), **MALLOC, **self._gpus.learner_environment()}
-        if settings.num_ranks == 1:
-            return [self._spec(LEARNER, LEARNER, *flags, env=env, hint=LEARNER_HINT, may_end=True)]
-        meeting = {
-            "MASTER_ADDR": LOOPBACK,
-            "MASTER_PORT": str(free_port()),
-            "WORLD_SIZE": str(settings.num_ranks),
-            "LOCAL_WORLD_SIZE": str(settings.num_ranks),
-        }
+        gpus = self._gpus.learner_environment()
         return [
             self._spec(
                 LEARNER if rank == 0 else f"{LEARNER}-{rank}",
                 LEARNER,
                 *flags,
-                env=env | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                env=environment | gpus,
                 hint=LEARNER_HINT,
                 may_end=True,
                 has_health=rank == 0,
             )
-            for rank in range(settings.num_ranks)
+            for rank, environment in enumerate(rank_environments(settings.num_ranks, settings.num_threads))
         ]
 
     def _spec(
@@ -203,10 +188,3 @@ def configured_ports(config: Config) -> list[tuple[str, str, int]]:
         (EVALUATOR, "evaluation.port", config.evaluation.port),
         (FLEET, "rollout.port", config.rollout.port),
     ]
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])

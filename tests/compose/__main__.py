@@ -1,13 +1,13 @@
 """`python -m tests.compose [--engine vllm] [--monitoring] [--stand-ins]`: docker-compose.yml, brought up for real.
 
-It builds the images, lets a run train in them, scales the rollout servers while it goes on, kills one process after
-the other, stops everything and goes on, waits for the end of the run or, with vLLM, ends it, checks that nothing was
-lost or trained twice, and takes everything down. A quarter of an hour on two cores that others use, too; the first
-build takes five minutes more.
+It builds the images, lets a run train in them, scales the rollout servers out and in while it goes on, kills one
+process after the other, stops everything and goes on, waits for the end of the run or, with vLLM, ends it, checks that
+nothing was lost or trained twice, and takes everything down. More than a quarter of an hour on two cores that others
+use, too; the first build takes five minutes more.
 
-Needs a Docker engine with Compose on this Linux host, and root: processes are killed from outside, as the kernel would.
-The scripted engine takes the same time whatever the machine does, so that what a second server adds can be judged; with
-vLLM both share the cores. Exit code 0: all of it holds; 1: what does not is on the last line; 2: no engine.
+Needs a Docker engine with Compose on this Linux host, and root: processes are killed from outside, as the kernel does.
+The scripted engine takes the same time whatever the machine does, so that what more servers add can be judged; with
+vLLM all share the cores. Exit code 0: all of it holds; 1: what does not is on the last line; 2: no engine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 from tests.compose.chapters import RUN, Check, say
 from tests.compose.stack import CheckError, Stack
 
-STEPS = {"scripted": 45, "vllm": 5000}
+STEPS = {"scripted": 75, "vllm": 5000}
 """A scripted run ends by itself. One with vLLM outlasts the check however fast the machine is, and is ended by it."""
 
 
@@ -32,6 +32,9 @@ def main() -> int:
     )
     parser.add_argument("--engine", choices=tuple(STEPS), default="scripted")
     parser.add_argument("--steps", type=int, help=f"length of the run; default: {STEPS}")
+    parser.add_argument(
+        "--servers", type=int, default=4, help="of rollout, at the most; each with vLLM takes 2.3 GiB; default: 4"
+    )
     parser.add_argument("--monitoring", action="store_true", help="also Prometheus and Grafana")
     parser.add_argument(
         "--stand-ins",
@@ -45,11 +48,14 @@ def main() -> int:
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):  # also where a shell has told a background process to ignore Ctrl-C
         signal.signal(number, lambda number, _: sys.exit(128 + number))
+    if flags.servers < 2:
+        parser.error("--servers: two at the least, as the chapters behind the one that scales have two")
     num_steps = flags.steps or STEPS[flags.engine]
     stack = Stack(f"bapo-check-{os.getpid()}", variables(flags.engine, num_steps, stand_ins=flags.stand_ins))
     failed = True
     try:
-        play(Check(stack, engine=flags.engine, num_steps=num_steps), monitoring=flags.monitoring)
+        check = Check(stack, engine=flags.engine, num_steps=num_steps, num_servers=flags.servers)
+        play(check, monitoring=flags.monitoring)
         failed = False
     except (CheckError, OSError) as error:
         say(f"FAILED: {error}")

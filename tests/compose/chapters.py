@@ -18,13 +18,14 @@ RUN = "check"
 START_S, STEP_S, END_S = 900.0, 600.0, 3600.0
 WINDOW_S = 60.0
 """Over which tokens per second are measured."""
-LEAST_GAIN = 1.3
-"""Tokens per second of two servers over those of one, where sampling is what the run waits for (scripted engine)."""
-VICTIMS = ("buffer", "rollout", "redis", "learner", "scheduler")
+LEAST_GAIN = 1.5
+"""Tokens per second of all servers over those of one, where sampling is what the run waits for (scripted engine)."""
+VICTIMS = ("buffer", "rollout", "redis", "learner", "scheduler", "evaluator")
 OURS = ("buffer", "rollout", "learner", "scheduler", "evaluator", "redis")
 ENDED = {0, 143}
 """Exit codes behind SIGTERM: 143 of what has nothing to save and ends at once. 137 would be SIGKILL, after its time."""
 TWO = ("--scale", "rollout=2")
+"""Behind the chapter that scales."""
 COMMANDS = "http://127.0.0.1:8700"
 """The buffer service, for commands inside of its container."""
 
@@ -32,8 +33,9 @@ COMMANDS = "http://127.0.0.1:8700"
 class Check:
     """One run in containers."""
 
-    def __init__(self, stack: Stack, *, engine: str, num_steps: int) -> None:
-        self._stack, self._engine, self._num_steps = stack, engine, num_steps
+    def __init__(self, stack: Stack, *, engine: str, num_steps: int, num_servers: int) -> None:
+        """`num_servers`: of rollout at the most, two or more."""
+        self._stack, self._engine, self._num_steps, self._num_servers = stack, engine, num_steps, num_servers
         self._viewer = ""
 
     def start(self) -> None:
@@ -73,19 +75,31 @@ class Check:
         say(f"the web page reads the groups of every step; bapo buffer export: {groups}")
 
     def scale(self) -> None:
-        """Another rollout server makes the run sample faster, while nothing else is started again."""
+        """More rollout servers make the run sample faster, and with all but two of them gone it goes on."""
         before, began = self.tokens_per_s(), time.monotonic()
-        self._stack.compose("up", "-d", "--no-recreate", "--no-build", *TWO)
-        wait_for("two rollout servers are healthy", START_S, lambda: self.is_healthy("rollout", 2))
+        num = self._num_servers
+        self._stack.compose("up", "-d", "--no-recreate", "--no-build", "--scale", f"rollout={num}")
+        wait_for(f"{num} rollout servers are healthy", START_S, lambda: self.is_healthy("rollout", num))
         seconds = time.monotonic() - began
         after = self.tokens_per_s()
         gain = after / before
         is_judged = self._engine == "scripted"
-        say(f"tokens per second: {before:.0f} with one rollout server, {after:.0f} with two ({gain:.2f} times"
-            f"{'' if is_judged else '; not judged, both share the cores'}); "
-            f"the second one was healthy after {seconds:.0f} s")  # fmt: skip
+        remark = "" if is_judged else "; not judged, they share the cores"
+        say(f"tokens per second: {before:.0f} with one server, {after:.0f} with {num} ({gain:.2f} times{remark}), "
+            f"healthy after {seconds:.0f} s")  # fmt: skip
         if is_judged and gain < LEAST_GAIN:
-            raise CheckError(f"two rollout servers sample {gain:.2f} times as fast as one, not {LEAST_GAIN} times")
+            raise CheckError(f"{num} rollout servers sample {gain:.2f} times as fast as one, not {LEAST_GAIN} times")
+        if num > 2:
+            self._scale_in()
+
+    def _scale_in(self) -> None:
+        """What the servers that are taken away had leased is sampled by others."""
+        step, began = self.step_now(), time.monotonic()
+        self._stack.compose("up", "-d", "--no-recreate", "--no-build", *TWO)
+        wait_for("two rollout servers are left", STEP_S, lambda: self.is_healthy("rollout", 2))
+        wait_for("a step of two rollout servers", STEP_S, lambda: self.step() > step + 1)
+        say(f"all but two rollout servers taken away in step {step}: in step {self.step_now()} "
+            f"after {time.monotonic() - began:.0f} s")  # fmt: skip
 
     def add_monitoring(self) -> None:
         """Prometheus and Grafana come to a run that goes on: no other container is made anew."""
@@ -157,8 +171,8 @@ class Check:
                 raise CheckError("the records are not whole: " + "; ".join(found))
             hosts = dict(hosts_of(run))
             say(f"{num_steps} steps, each once, with B fresh groups each, none fresh twice; by host: {hosts}")
-            if len(hosts) < 2:
-                raise CheckError("the second rollout server has sampled nothing that was trained")
+            if len(hosts) < self._num_servers:
+                raise CheckError(f"{self._num_servers - len(hosts)} rollout servers sampled nothing that was trained")
 
     def _look_at_redis(self) -> None:
         """It has taken all of its append-only file, each time that it started."""

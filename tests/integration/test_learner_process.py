@@ -41,7 +41,7 @@ def make_run(tmp_path: Path, **sections: Mapping[str, Any]) -> RunDirectory:
 def start(run: RunDirectory, peers: Peers, *flags: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "learner", "--config", str(run.config_path), "--run-dir", str(run.path)]
     urls = ["--buffer-url", peers.url, "--fleet-url", peers.url]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "1"}
     return subprocess.Popen([*command, *urls, *flags], env=environment, stderr=subprocess.PIPE, text=True)
 
 
@@ -93,7 +93,7 @@ def test_a_learner_ends_on_sigterm_while_it_waits_and_goes_on_with_resume(tmp_pa
     ("sections", "code", "words"),
     [
         ({"model": {"path": "/nowhere/to/be"}}, 2, "ConfigError: model.path=/nowhere/to/be: cannot be loaded"),
-        ({"learner": {"num_ranks": 2}}, 2, "ConfigError: learner.num_ranks=2 but WORLD_SIZE=1"),
+        ({"learner": {"num_ranks": 2}}, 2, "ConfigError: learner.num_ranks=2 but WORLD_SIZE=1: start 2 learner"),
         ({"learner": {"batch_timeout_s": 0.5}}, 5, "DeadlineError: batch 1 did not come, and nothing moved for"),
         ({"learner": {"lr": 1e30, "grad_clip": 1e-3}}, 4, "DivergenceError: step 1, mini-batch 2 of 2"),
     ],

@@ -79,6 +79,7 @@ def test_a_service_has_a_read_only_root_and_no_rights_to_gain(service: str) -> N
 def test_a_service_is_limited_and_ends_in_its_own_time(service: str) -> None:
     found = SERVICES[service]
     assert found["mem_limit"]
+    assert found["cpus"]
     assert found["logging"]["options"].keys() == {"max-size", "max-file"}
     if service not in ONCE:
         assert found["healthcheck"]["test"][0] == "CMD"
@@ -86,6 +87,15 @@ def test_a_service_is_limited_and_ends_in_its_own_time(service: str) -> None:
         assert found["restart"] == ("on-failure" if service in UNTIL_THE_END else "unless-stopped")
     else:
         assert "restart" not in found
+
+
+@pytest.mark.parametrize("service", sorted(SERVICES.keys() - ONCE))
+def test_only_what_samples_or_trains_may_take_all_cpus(service: str) -> None:
+    name = service.removesuffix("-gpu").upper()
+    bound = re.fullmatch(rf"\$\{{BAPO_{name}_CPUS:-(\d)\}}", str(SERVICES[service]["cpus"]))
+    assert bound, "each has a variable of its own"
+    # Docker refuses more than a host has, and the demo is for hosts of two.
+    assert int(bound[1]) in ((0,) if name in ("ROLLOUT", "LEARNER") else (1, 2))
 
 
 @pytest.mark.parametrize("service", sorted(SERVICES))

@@ -332,6 +332,18 @@ def test_the_ray_cluster_runs_the_ray_that_is_installed_and_holds_one_worker_per
     assert len(images) == 1
 
 
+@pytest.mark.parametrize("overlay", ["gpu", "gpu-monitoring"])
+def test_the_learner_has_a_gpu_for_each_rank_and_memory_that_ranks_share(overlay: str) -> None:
+    template = of_kind(overlay, "Job")["bapo-learner"]["spec"]["template"]
+    (learner,) = template["spec"]["containers"]
+    settings = config_of(overlay).learner
+    assert (settings.device, learner["resources"]["limits"]["nvidia.com/gpu"]) == ("cuda", str(settings.num_ranks))
+    assert not {variable["name"] for variable in learner["env"]} & {"RANK", "WORLD_SIZE"}, "it starts its ranks itself"
+    (name,) = [mount["name"] for mount in learner["volumeMounts"] if mount["mountPath"] == "/dev/shm"]
+    (volume,) = [volume for volume in template["spec"]["volumes"] if volume["name"] == name]
+    assert volume["emptyDir"]["medium"] == "Memory"
+
+
 def test_keda_scales_the_nodes_within_the_bounds_of_the_fleet_on_a_metric_that_is_exported() -> None:
     scaled, config = of_kind("keda", "ScaledObject")["bapo-ray-node"]["spec"], config_of("keda")
     target = of_kind("keda", scaled["scaleTargetRef"]["kind"])[scaled["scaleTargetRef"]["name"]]

@@ -15,7 +15,7 @@ import yaml
 
 from bapo.metrics.metric import Process
 from bapo.metrics.registry import METRICS
-from bapo.monitoring.__main__ import DASHBOARDS, REPOSITORY, files
+from bapo.monitoring.__main__ import DASHBOARDS, REPOSITORY, files, main
 from bapo.monitoring.alert import Clock
 from bapo.monitoring.alerts import ALERTS
 from bapo.monitoring.grafana import DATASOURCE, dashboard_json, only, series_of
@@ -116,6 +116,31 @@ def test_provisioning_agrees_with_the_dashboards_and_with_compose() -> None:
     services = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
     assert set(COMPOSE_NAMES.values()) <= set(services)
     assert set(COMPOSE_NAMES) == set(Process)
+
+
+def test_alerts_are_sent_to_the_alertmanagers_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    here = ["--alertmanager", "127.0.0.1:9093", "--alertmanager", "[::1]:9093"]
+    assert main(["--scrape", "outputs/mine", *here]) == 0
+    told = yaml.safe_load(capsys.readouterr().out)["alerting"]
+    assert told == {"alertmanagers": [{"static_configs": [{"targets": ["127.0.0.1:9093", "[::1]:9093"]}]}]}
+    assert main(["--scrape", "outputs/mine"]) == 0
+    assert "alerting" not in yaml.safe_load(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--scrape", "outputs/mine", "--alertmanager", "http://127.0.0.1:9093"], "is not HOST:PORT"),
+        (["--scrape", "outputs/mine", "--alertmanager", "127.0.0.1"], "is not HOST:PORT"),
+        (["--alertmanager", "127.0.0.1:9093"], "belong to --scrape RUN"),
+    ],
+)
+def test_an_alertmanager_that_cannot_be_one_is_refused(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert reason in capsys.readouterr().err
 
 
 def test_a_faster_clock_shortens_every_duration_of_a_rule() -> None:

@@ -13,9 +13,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from bapo.rank_environment import free_port
 from bapo.redis_secrets import USER, RedisSecrets
 from services.launcher.embedded_redis import server_binary
-from services.launcher.processes import free_port
 from tests.patience import wait_until
 
 IMPATIENT = Retry(NoBackoff(), 0)

@@ -1,0 +1,155 @@
+"""All ranks of a learner that nobody else starts, as in a container: one process each, and they end together.
+
+    python -m learner, num_ranks = 4  -->  4 x python -m learner with RANK, WORLD_SIZE, ...; their lines as [rank 2] ...
+
+    SIGTERM, SIGINT      -> passed on to each
+    a rank fails         -> SIGTERM to the others, SIGKILL to who is still there after END_S
+    this process dies    -> the kernel kills them
+
+The exit code is that of the rank that failed first; what others made of losing it is not the cause.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from types import FrameType
+from typing import BinaryIO
+
+from bapo.parenthood import die_with_parent
+
+ASKED = 128 + signal.SIGTERM
+"""Exit code of a learner that was asked to end, where something starts it again: 0 would say that the run is over."""
+END_S = 30.0
+"""How long the others have when one has ended: on GPUs a rank may wait for a lost one until its deadline."""
+POLL_S = 0.1
+
+
+def run_ranks(command: Sequence[str], environments: Iterable[Mapping[str, str]], out: BinaryIO | None = None) -> int:
+    """Start them and wait for all; returns the exit code. Main thread only.
+
+    Args:
+        environments: of each rank, beside ours.
+        out: where their lines go; default: stderr.
+    """
+    ranks = _Ranks(out or sys.stderr.buffer)
+    handlers = {number: signal.signal(number, ranks.on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        ranks.start(command, environments)
+        return ranks.wait()
+    finally:
+        ranks.kill()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+class _Ranks:
+    def __init__(self, out: BinaryIO) -> None:
+        self._out, self._lock = out, threading.Lock()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._readers: list[threading.Thread] = []
+        self._signals: list[int] = []
+        self._was_asked = False
+        self._ends: dict[int, int] = {}
+        """Rank -> exit code, in the order of their ends."""
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def start(self, command: Sequence[str], environments: Iterable[Mapping[str, str]]) -> None:
+        for environment in environments:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C of a terminal comes to us alone, who pass it on once.
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, signal.SIGKILL),  # one system call, and there are no threads yet
+            )
+            self._processes.append(process)
+        for rank, process in enumerate(self._processes):
+            assert process.stdout is not None
+            reader = threading.Thread(target=self._copy, args=(f"[rank {rank}] ".encode(), process.stdout), daemon=True)
+            reader.start()
+            self._readers.append(reader)
+
+    def wait(self) -> int:
+        deadline: float | None = None
+        while True:
+            failed = self._collect()
+            if len(self._ends) == len(self._processes):
+                break
+            self._pass_on()
+            if failed:
+                self._send(signal.SIGTERM)
+            if self._ends and deadline is None:
+                deadline = time.monotonic() + END_S
+            if deadline is not None and time.monotonic() > deadline:
+                self.kill()
+            time.sleep(POLL_S)
+        self.kill()  # what a rank has left in its session would keep its output open
+        for reader in self._readers:
+            reader.join()
+        return exit_code(list(self._ends.values()), was_asked=self._was_asked)
+
+    def kill(self) -> None:
+        """SIGKILL to all that are left, and to what they have started."""
+        for process in self._processes:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _collect(self) -> bool:
+        """Note who has ended since the last look; returns whether the first failure is among them."""
+        had_failed = any(self._ends.values())
+        # In one look, those that a signal ended come first: the others may have ended because they lost them.
+        new = [(r, c) for r, p in enumerate(self._processes) if r not in self._ends and (c := p.poll()) is not None]
+        for rank, code in sorted(new, key=lambda end: end[1] >= 0):
+            self._ends[rank] = 128 - code if code < 0 else code
+            if code:
+                self._say(f"rank {rank} ended with {'signal' if code < 0 else 'exit code'} {abs(code)}")
+        return not had_failed and any(self._ends.values())
+
+    def _pass_on(self) -> None:
+        while self._signals:
+            self._was_asked = True
+            self._send(self._signals.pop(0))
+
+    def _send(self, number: int) -> None:
+        for rank, process in enumerate(self._processes):
+            if rank not in self._ends:
+                process.send_signal(number)
+
+    def _copy(self, prefix: bytes, lines: BinaryIO) -> None:
+        for line in lines:
+            self._write(prefix + line.removesuffix(b"\n") + b"\n")
+
+    def _say(self, text: str) -> None:
+        self._write(f"learner: {text}\n".encode())
+
+    def _write(self, line: bytes) -> None:
+        with self._lock:
+            self._out.write(line)
+            self._out.flush()
+
+
+def exit_code(ends: Sequence[int], *, was_asked: bool) -> int:
+    """Of all ranks together: an error of ours (2 to 127) first, since who only lost a peer ends with 1 or by a signal.
+
+    Args:
+        ends: exit codes in the order of the ends, 128 + n for signal n.
+        was_asked: they were asked to end, so that losing each other is no failure: 0, or `ASKED`.
+    """
+    failures = [code for code in ends if code]
+    ours = [code for code in failures if 2 <= code < 128]
+    if was_asked:
+        failures = [code for code in failures if code == ASKED]
+    return next(iter(ours or failures), 0)

@@ -1,0 +1,174 @@
+"""One rank of the learner: its parts put together, and run."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from bapo.addresses import buffer_url, fleet_url
+from bapo.clients import BufferClient
+from bapo.fleet_client import FleetClient
+from bapo.metrics.metric import Process
+from bapo.process import Flags
+from bapo.telemetry import Telemetry, serve_health
+from learner.alarm import QuietLog
+from learner.checkpoint import Checkpoint, CheckpointWriter
+from learner.critic import load_critic
+from learner.distributed import World, join, leave, pick_device
+from learner.embeddings import make_embeddings
+from learner.gauges import show_checkpoint, show_run
+from learner.local_ranks import ASKED
+from learner.loop import Learner
+from learner.memory import out_of_memory
+from learner.policy import load_policy
+from learner.prompts_seen import PromptsSeen
+from learner.protocols import Buffer, Fleet
+from learner.resume import load_state, newest_checkpoint, republish, resume_buffer
+from learner.shared_buffer import SharedBuffer
+from learner.stopping import StopFlag, Stopped
+from learner.token_records import TokenRecorder
+from learner.update import Updater
+from learner.weights import WeightPublisher
+
+log = logging.getLogger("learner")
+
+RANKS_SLACK_S = 300.0
+"""Longer than rank 0 needs for anything but the batch and the weight update: loading, saving, restoring."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """Whom rank 0 talks to."""
+
+    buffer: Buffer
+    fleet: Fleet
+
+
+def train(flags: Flags) -> None:
+    """Put the parts together and run the loop. Raises: BapoError."""
+    config = flags.config
+    flags.extra.resume = flags.extra.resume or flags.extra.restart
+    disable_progress_bar()
+    torch.set_num_threads(config.learner.num_threads)
+    stop = StopFlag()
+    stop.install()
+    timeout_s = config.learner.batch_timeout_s + config.rollout.sync_timeout_s + RANKS_SLACK_S
+    world = join(config.learner.num_ranks, pick_device(config.learner.device), timeout_s)
+    finished = False
+    try:
+        _run(flags, world, stop)
+        finished = True
+    except Stopped as reason:
+        log.info("ended: %s; go on with --resume", reason)
+        if flags.extra.restart:
+            sys.exit(ASKED)
+    except RuntimeError as error:
+        told = out_of_memory(error, config.learner, rank=world.rank, device=world.device)
+        if told is None:
+            raise
+        raise told from error
+    finally:
+        leave(world, together=finished)
+
+
+def _run(flags: Flags, world: World, stop: StopFlag) -> None:
+    telemetry = Telemetry(Process.LEARNER, run=flags.config.run.name)
+    ready = [False]
+    if world.leads:
+        config = flags.config
+        port = serve_health(telemetry, config.learner.port, lambda: ready[0], tokens=config.security.tokens)
+        flags.run.write_port("learner", port)
+        make_embeddings(config, flags.run)
+        show_run(telemetry, config, flags.run.path)
+    checkpoint = newest_checkpoint(flags.run.path / "checkpoints") if flags.extra.resume else None
+    peers = _peers(flags) if world.leads else None
+    learner = make_learner(flags, world, stop, telemetry, peers, checkpoint)
+    show_checkpoint(telemetry, flags.run.path / "checkpoints", learner.checkpoints.newest)
+    if flags.extra.resume:
+        _resume(flags, learner, peers, checkpoint)
+    # On a resume the scheduler starts behind this: work that is asked for before the buffer is brought back is lost.
+    ready[0] = True
+    if peers:
+        with stop.waiting():
+            peers.buffer.wait_ready(flags.config.rollout.start_timeout_s)
+            peers.fleet.wait_ready(flags.config.rollout.start_timeout_s)
+    if checkpoint:
+        republish(learner, checkpoint)
+    try:
+        learner.run(checkpoint.state.step + 1 if checkpoint else 1)
+    finally:
+        if learner.token_records is not None:
+            learner.token_records.close()
+    log.info("finished %d steps", flags.config.run.num_steps)
+
+
+def make_learner(
+    flags: Flags,
+    world: World,
+    stop: StopFlag,
+    telemetry: Telemetry,
+    peers: Peers | None,
+    checkpoint: Checkpoint | None,
+) -> Learner:
+    """All parts, with the weights of the base model or of the checkpoint; `peers` on rank 0 only."""
+    config, run_path = flags.config, flags.run.path
+    policy = load_policy(checkpoint.model_path if checkpoint else config.model.path, config, world)
+    reference = load_policy(config.model.path, config, world, frozen=True) if config.loss.needs_reference else None
+    critic = load_critic(config, world) if config.loss.advantage == "gae" else None
+    return Learner(
+        config=config,
+        world=world,
+        policy=policy,
+        updater=Updater(
+            config=config,
+            policy=policy,
+            reference=reference,
+            world=world,
+            stop=stop,
+            run_path=run_path,
+            critic=critic,
+        ),
+        publisher=WeightPublisher(
+            config=config,
+            policy=policy,
+            world=world,
+            folder=flags.run.weights_path,
+            fleet=peers.fleet if peers else None,
+            rollback=flags.extra.resume,
+        ),
+        checkpoints=CheckpointWriter(config=config, folder=run_path / "checkpoints", world=world),
+        buffer=SharedBuffer(peers.buffer if peers else None, world),
+        records=flags.run,
+        telemetry=telemetry,
+        stop=stop,
+        alarms=QuietLog(config.diagnostics.quiet_steps),
+        token_records=TokenRecorder(config, flags.run.token_files, peers.buffer.untrained) if peers else None,
+        prompts=PromptsSeen(telemetry),
+    )
+
+
+def _peers(flags: Flags) -> Peers:
+    return Peers(
+        buffer=BufferClient(flags.extra.buffer_url or buffer_url(flags.config, flags.run)),
+        fleet=FleetClient(flags.extra.fleet_url or fleet_url(flags.config, flags.run)),
+    )
+
+
+def _resume(flags: Flags, learner: Learner, peers: Peers | None, checkpoint: Checkpoint | None) -> None:
+    """Buffer, records and optimizer as they were at the checkpoint, or at the beginning."""
+    if peers:
+        with learner.stop.waiting():
+            peers.buffer.wait_ready(flags.config.rollout.start_timeout_s)
+        resume_buffer(learner.buffer, checkpoint)
+        # An evaluator that runs is the writer of its file, and the steps are trained again to the same weights.
+        step = checkpoint.state.step if checkpoint else 0
+        flags.run.truncate_after(step, keep_evaluations=flags.extra.restart)
+        for _, fates in flags.run.read_groups():
+            learner.prompts.look(fates, is_new=False)
+    if checkpoint is not None:
+        load_state(learner, checkpoint)
+        log.info("resumes after step %d with rollout policy %d", checkpoint.state.step, checkpoint.state.alpha_version)

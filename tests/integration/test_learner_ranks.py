@@ -1,0 +1,99 @@
+"""`python -m learner` with two ranks and no launcher, as in a container: it starts both, and they end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bapo.config.load import dump_toml
+from bapo.records import RunDirectory
+from tests.integration.learner_peers import Peers, serve
+from tests.learner_setup import learner_config, random_batch
+from tests.tiny_model import write_tiny_model
+
+TIMEOUT_S = 240.0
+THEIRS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def peers() -> Iterator[Peers]:
+    with serve(Peers(lambda step: random_batch(step=step, num_groups=4))) as running:
+        yield running
+
+
+def make_run(tmp_path: Path, **learner: Any) -> RunDirectory:
+    write_tiny_model(tmp_path / "model")
+    sections: dict[str, Mapping[str, Any]] = {"run": {"num_steps": 3}, "checkpoint": {"every": 1}}
+    config = learner_config(tmp_path / "model", **sections, learner={"num_ranks": 2, **learner})
+    return RunDirectory.create(tmp_path / "run", dump_toml(config))
+
+
+def start(run: RunDirectory, peers: Peers, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "learner", "--config", str(run.config_path), "--run-dir", str(run.path)]
+    urls = ["--buffer-url", peers.url, "--fleet-url", peers.url]
+    environment = {name: value for name, value in os.environ.items() if name not in THEIRS}
+    return subprocess.Popen([*command, *urls, *flags], env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit code and log."""
+    try:
+        _, log = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    return process.returncode, log
+
+
+def test_killing_one_rank_ends_both_and_restart_goes_on(tmp_path: Path, peers: Peers) -> None:
+    run = make_run(tmp_path)
+    peers.withheld.add(3)
+    process = start(run, peers)
+    try:
+        assert peers.asked.wait(TIMEOUT_S), "the learner never asked for batch 3"
+        ranks = psutil.Process(process.pid).children()
+        (second,) = [rank for rank in ranks if rank.environ()["RANK"] == "1"]
+        second.send_signal(signal.SIGKILL)
+    finally:
+        code, log = end_of(process)
+    assert code == 128 + signal.SIGKILL, log
+    assert "learner: rank 1 ended with signal 9" in log
+    assert "[rank 0] " in log
+    assert not any(rank.is_running() for rank in ranks)
+    assert [row["step"] for row in run.read_metrics()] == [1, 2]
+
+    peers.withheld.clear()
+    code, log = end_of(start(run, peers, "--restart"))
+    assert code == 0, log
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
+    assert run.latest_checkpoint() == 3
+
+
+def test_sigterm_ends_both_ranks_and_is_no_end_of_the_run_for_what_starts_them_again(
+    tmp_path: Path, peers: Peers
+) -> None:
+    run = make_run(tmp_path)
+    peers.withheld.add(2)
+    process = start(run, peers, "--restart")
+    try:
+        assert peers.asked.wait(TIMEOUT_S), "the learner never asked for batch 2"
+        process.send_signal(signal.SIGTERM)
+    finally:
+        code, log = end_of(process)
+    assert code == 143, log
+    assert "SIGTERM while waiting; go on with --resume" in log
+
+
+def test_what_fails_the_job_on_kubernetes_is_the_exit_code(tmp_path: Path, peers: Peers) -> None:
+    code, log = end_of(start(make_run(tmp_path, lr=1e30, grad_clip=1e-3), peers))
+    assert code == 4, log
+    assert "DivergenceError: step 1" in log

@@ -1,0 +1,153 @@
+"""The ranks of a learner that starts them itself end together, and the first failure is what is told."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bapo.rank_environment import rank_environments
+from learner import local_ranks
+from learner.local_ranks import exit_code, run_ranks
+
+REPOSITORY = Path(__file__).parents[2]
+FOREVER = "import time; time.sleep(600)"
+
+
+def run(*scripts: str) -> tuple[int, list[str]]:
+    """Exit code and lines of ranks that each run one of these."""
+    choose = f"import os; exec({scripts!r}[int(os.environ['RANK'])])"
+    out = io.BytesIO()
+    code = run_ranks([sys.executable, "-c", choose], rank_environments(len(scripts), 1), out)
+    return code, out.getvalue().decode().splitlines()
+
+
+def test_every_rank_finds_who_it_is_and_where_all_meet() -> None:
+    first, second = rank_environments(2, 3)
+    differ = {name: (first[name], second[name]) for name in first if first[name] != second[name]}
+    assert differ == {"RANK": ("0", "1"), "LOCAL_RANK": ("0", "1")}
+    assert (first["WORLD_SIZE"], first["LOCAL_WORLD_SIZE"], first["OMP_NUM_THREADS"]) == ("2", "2", "3")
+    assert first["MASTER_ADDR"] == "127.0.0.1"
+    assert 1024 <= int(first["MASTER_PORT"]) < 65536
+
+
+def test_one_rank_alone_meets_nobody() -> None:
+    (alone,) = rank_environments(1, 2)
+    assert alone["OMP_NUM_THREADS"] == "2"
+    assert not alone.keys() & {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+def test_lines_name_their_rank_and_all_well_is_zero() -> None:
+    script = "import os, sys; print('of', os.environ['WORLD_SIZE'], file=sys.stderr); sys.stdout.write('no newline')"
+    code, lines = run(script, script)
+    assert code == 0
+    assert sorted(lines) == ["[rank 0] no newline", "[rank 0] of 2", "[rank 1] no newline", "[rank 1] of 2"]
+
+
+@pytest.mark.parametrize(
+    ("failing", "code", "words"),
+    [
+        ("raise SystemExit(4)", 4, "learner: rank 1 ended with exit code 4"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, "learner: rank 1 ended with signal 9"),
+    ],
+)
+def test_one_that_fails_ends_the_others_and_gives_the_exit_code(failing: str, code: int, words: str) -> None:
+    found, lines = run(FOREVER, failing, FOREVER)
+    assert found == code
+    assert words in lines
+    assert {"learner: rank 0 ended with signal 15", "learner: rank 2 ended with signal 15"} < set(lines)
+
+
+def test_one_that_does_not_heed_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_ranks, "END_S", 0.5)
+    told = str(tmp_path / "deaf")
+    deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({told!r}, 'w'); {FOREVER}"
+    fails = f"import os, time\nwhile not os.path.exists({told!r}): time.sleep(0.05)\nraise SystemExit(3)"
+    code, lines = run(deaf, fails)
+    assert code == 3
+    assert lines[-1] == "learner: rank 0 ended with signal 9"
+
+
+@pytest.mark.parametrize(
+    ("ends", "was_asked", "code"),
+    [
+        ([0, 0], False, 0),
+        ([1, 4], False, 4),  # it lost its peer, and ended sooner
+        ([134, 2], False, 2),  # gloo aborted where it lost its peer
+        ([5, 4], False, 5),
+        ([137, 1], False, 137),
+        ([1, 137], False, 1),
+        ([0, 1], False, 1),
+        ([0, 1], True, 0),  # rank 0 left as it was asked to
+        ([143, 143], True, 143),  # with --restart, or before they listened
+        ([143, 1], True, 143),
+        ([1, 3], True, 3),
+    ],
+)
+def test_a_verdict_of_ours_counts_before_what_follows_from_a_lost_peer(
+    ends: list[int], was_asked: bool, code: int
+) -> None:
+    assert exit_code(ends, was_asked=was_asked) == code
+
+
+PARENT = """
+import sys
+from bapo.rank_environment import rank_environments
+from learner.local_ranks import run_ranks
+SCRIPT = '''
+import os, signal, sys, time
+def leave(number, frame):
+    print("heard", number, flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+signal.signal(signal.SIGINT, leave)
+print("listens", os.getpid(), flush=True)
+time.sleep(600)
+'''
+sys.exit(run_ranks([sys.executable, "-c", SCRIPT], rank_environments(2, 1)))
+"""
+
+
+@pytest.fixture
+def parent() -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", PARENT], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
+
+
+def pids_of(parent: subprocess.Popen[str]) -> list[int]:
+    """Of its two ranks, once both listen."""
+    assert parent.stderr is not None
+    return [int(parent.stderr.readline().split()[-1]) for _ in range(2)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_passed_on_to_each(parent: subprocess.Popen[str], number: signal.Signals) -> None:
+    try:
+        pids_of(parent)
+        parent.send_signal(number)
+        _, lines = parent.communicate(timeout=60)
+    finally:
+        parent.kill()
+    assert parent.returncode == 0
+    assert sorted(lines.splitlines()) == [f"[rank 0] heard {number}", f"[rank 1] heard {number}"]
+
+
+def test_ranks_do_not_outlive_the_process_that_started_them(parent: subprocess.Popen[str]) -> None:
+    ranks = pids_of(parent)
+    parent.kill()
+    parent.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while any(map(is_running, ranks)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(is_running, ranks))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
