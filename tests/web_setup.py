@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -59,8 +60,28 @@ def drawn(visit: Visit, chart: str) -> dict[str, list[Any]]:
 
 
 def values(visit: Visit, chart: str, name: str) -> list[Any]:
-    return [point[1] if isinstance(point, list) else point for point in drawn(visit, chart)[name]]
+    return all_values(visit, chart)[name]
+
+
+def all_values(visit: Visit, chart: str) -> dict[str, list[Any]]:
+    """Every series that a chart has, at one moment."""
+    return {
+        name: [point[1] if isinstance(point, list) else point for point in points]
+        for name, points in drawn(visit, chart).items()
+    }
 
 
 def summary(visit: Visit, chart: str) -> str:
     return str(visit.page.text_content(f"#{chart} .summary"))
+
+
+def rows_of(run: RunDirectory) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def queue_rows(visit: Visit) -> dict[str, str]:
+    """The card "Queues now": what -> how much."""
+    rows = visit.page.eval_on_selector_all(
+        "#queues tbody tr", "rows => rows.map(r => [r.children[0].textContent, r.children[1].textContent])"
+    )
+    return dict(rows)

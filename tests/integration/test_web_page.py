@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,97 +10,12 @@ import pytest
 
 from bapo.records import RunDirectory
 from bapo.tokens import Keyring, Role, digest
-from bapo.types import Purpose
 from bapo.web.export import write_export
 from benchmarks.synthetic_run import extend
 from tests.browser import visiting
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import new_store
-from tests.web_setup import BATCH, GROUP, NUM_STEPS, drawn, made_run, opened, summary, values, viewed
-
-
-def test_every_chart_shows_the_numbers_of_the_records(browser: Any, address: str, finished: RunDirectory) -> None:
-    rows = [json.loads(line) for line in (finished.path / "metrics.jsonl").read_text().splitlines()]
-    column = {name: [row[name] for row in rows] for name in rows[0]}
-    with visiting(browser, address) as visit:
-        opened(visit, NUM_STEPS)
-        for name, words in (("x1", "X1 fresh"), ("x2", "X2 improved"), ("x3", "X3 reused"), ("batch_size", "B")):
-            assert values(visit, "composition", words) == column[name]
-        for chart, name, words in (
-            ("thresholds", "reward_mean", "r_tot"), ("thresholds", "c2", "c2"), ("thresholds", "c3", "c3"),
-            ("tables", "num_bad", "B_bad prompts"), ("tables", "num_high", "B_high groups"),
-            ("staleness", "staleness_x1_mean", "X1 fresh"), ("staleness", "staleness_x3_mean", "X3 reused"),
-            ("tv", "tv_x1", "X1"), ("tv", "tv_x3", "X3"), ("ess", "ess_x1", "X1"), ("reward", "reward_mean", "r_tot"),
-            ("loss", "loss", "loss"), ("entropy", "entropy", "entropy"), ("grad-norm", "grad_norm", "gradient norm"),
-            ("clipping", "clip_ratio", "clipped share"), ("phases", "wait_batch_s", "waiting for the batch"),
-            ("phases", "update_s", "forward, backward, optimizer"),
-        ):  # fmt: skip
-            assert values(visit, chart, words) == [_short(value) for value in column[name]], (chart, words)
-        bounds = [next((b["paper"] for b in row["bounds"] if b["origin"] == "x1"), None) for row in rows]
-        assert values(visit, "bound", "X1") == [_short(bound) for bound in bounds]
-        cells = {cell["origin"]: cell["tv_tok"] for cell in rows[-1]["divergences"] if cell["age"] is not None}
-        shown = {name: [v for v in points if v is not None] for name, points in drawn(visit, "by-age").items()}
-        assert shown == {name.upper(): [pytest.approx(tv, rel=1e-5)] for name, tv in cells.items()}
-        assert {"vacuous" in summary(visit, "bound"), visit.complaints == []} == {True}
-
-
-def _short(value: float | None) -> Any:
-    """As the page is sent it: six digits."""
-    return None if value is None else pytest.approx(value, rel=1e-5)
-
-
-def test_prompts_ages_and_fates_are_those_of_the_groups(browser: Any, address: str, finished: RunDirectory) -> None:
-    groups = dict(finished.read_groups())
-    fresh = {
-        step: [f for f in fates if f.purpose is Purpose.FRESH and f.birth == step] for step, fates in groups.items()
-    }
-    width = NUM_STEPS // 4
-    with visiting(browser, address) as visit:
-        opened(visit, NUM_STEPS)
-        counts = Counter(round(sum(f.rewards)) for step in range(1, width + 1) for f in fresh[step])
-        bars = [point["value"] for point in drawn(visit, "bins")[f"steps 1 to {width}"]]
-        assert bars == pytest.approx([100 * counts[k] / (width * BATCH) for k in range(GROUP + 1)], rel=1e-5)
-
-        visits: dict[str, list[int]] = {}
-        for fates in fresh.values():
-            for fate in fates:
-                visits.setdefault(fate.prompt_id, []).append(round(sum(fate.rewards)))
-        moved = Counter((ks[0], ks[-1]) for ks in visits.values() if len(ks) > 1)
-        cells = visit.page.eval_on_selector_all(
-            "#migration .matrix tbody tr",
-            "rows => rows.map(r => [...r.querySelectorAll('td')].map(c => c.textContent))",
-        )
-        assert cells == [[str(moved[a, b] or "·") for b in range(GROUP + 1)] for a in range(GROUP + 1)]
-
-        unsolved = [ks for ks in visits.values() if len(ks) > 1 and ks[0] == 0]
-        rescued = sum(ks[-1] > 0 for ks in unsolved)
-        assert f"{rescued} of {len(unsolved)} unsolved prompts" in summary(visit, "rescued")
-        assert (values(visit, "rescued", "rescued")[-1], values(visit, "rescued", "unsolved at first")[-1]) == (
-            rescued, len(unsolved))  # fmt: skip
-
-        last = json.loads((finished.path / "metrics.jsonl").read_text().splitlines()[-1])
-        assert sum(values(visit, "ages", "B_bad prompts")) == last["num_bad"] > 0
-        assert sum(values(visit, "ages", "B_high groups")) == last["num_high"]
-        reasons = visit.page.eval_on_selector_all(
-            "#fates tbody tr", "rows => rows.map(r => [r.children[0].textContent, r.children[1].textContent])"
-        )
-        assert {name: int(n) for name, n in reasons} == Counter(fate.reason for fate in groups[NUM_STEPS])
-
-
-def test_held_out_accuracy_has_its_interval(browser: Any, address: str, finished: RunDirectory) -> None:
-    measured = [json.loads(line) for line in (finished.path / "evaluations.jsonl").read_text().splitlines()]
-    easy = [row for row in measured if row["split"] == "easy"]
-    with visiting(browser, address) as visit:
-        opened(visit, NUM_STEPS)
-        shown = drawn(visit, "held-out")
-        assert [point[0] for point in shown["easy"]] == [row["step"] for row in easy] == [0, 8, 16, 24]
-        assert values(visit, "held-out", "easy") == pytest.approx([100 * row["accuracy"] for row in easy], rel=1e-5)
-        assert values(visit, "held-out", "easy from") == pytest.approx([100 * row["low"] for row in easy], rel=1e-5)
-        visit.page.select_option("#migration select", "easy")
-        before, after = easy[0]["rewards"], easy[-1]["rewards"]
-        moved = Counter((round(sum(before[name])), round(sum(after[name]))) for name in before)
-        row = visit.page.eval_on_selector_all("#migration tbody tr:first-child td", "cs => cs.map(c => c.textContent)")
-        assert row == [str(moved[0, k] or "·") for k in range(9)]
+from tests.web_setup import NUM_STEPS, made_run, opened, summary, values, viewed
 
 
 def test_the_page_follows_a_run_that_goes_on(browser: Any, tmp_path: Path) -> None:
