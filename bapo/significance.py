@@ -3,6 +3,8 @@
 `crossed`        mean of a seeds x prompts table and its 95 % interval when both are samples: every seed was measured on
                  the same prompts, so the two are crossed factors.  Var = (MS_seed + MS_prompt - MS_rest) / (S P), with
                  Student's t at Satterthwaite's degrees of freedom (ADR 0079). With one seed: over prompts alone.
+`weighted`       the same for a mean in which prompts have weights, measured ones too: the ratio is made linear first.
+`geometric`      mean of ratios over seeds alone: Student's t on their logarithms.
 `mcnemar`        exact two-sided McNemar test: of the prompts on which two methods disagree, how many favour one.
 `stratified`     the same over strata (seeds): Mantel-Haenszel for matched pairs, in its exact form.
 
@@ -47,6 +49,41 @@ def crossed(table: Sequence[Sequence[float]]) -> Estimate:
     variance, freedom = _variance(table, mean)
     half = student_quantile(TAIL, freedom) * math.sqrt(variance)
     return Estimate(mean, mean - half, mean + half)
+
+
+def weighted(table: Sequence[Sequence[float]], weights: Sequence[float]) -> Estimate:
+    """R = sum of outcomes / sum of weights, with its 95 % interval over seeds and prompts.
+
+    To first order R is the mean of R + (x - R w) / mean(w), so that table goes to `crossed`: prompts, with what their
+    weights happened to be, are the sample (ADR 0146).
+
+    Args:
+        table: [S][P] x, outcomes that are already multiplied by their prompts' weights. weights: [P] w >= 0.
+    Raises: ValueError when all weights are 0, or as `crossed`.
+    """
+    mean_weight = sum(weights) / len(weights) if weights else 0.0
+    if mean_weight <= 0.0:
+        raise ValueError("no prompt has a weight")
+    ratio = sum(map(sum, table)) / (len(table) * sum(weights))
+    return crossed(
+        [[ratio + (x - ratio * w) / mean_weight for x, w in zip(row, weights, strict=True)] for row in table]
+    )
+
+
+def geometric(ratios: Sequence[float]) -> Estimate:
+    """Geometric mean of one ratio per seed, with Student's t over the seeds' logarithms.
+
+    Args:
+        ratios: [S] above 0, S >= 2.
+    Raises: ValueError with fewer than two.
+    """
+    if len(ratios) < 2:
+        raise ValueError("one seed says nothing about others")
+    logs = [math.log(ratio) for ratio in ratios]
+    mean = sum(logs) / len(logs)
+    variance = sum((value - mean) ** 2 for value in logs) / (len(logs) - 1)
+    half = student_quantile(TAIL, len(logs) - 1) * math.sqrt(variance / len(logs))
+    return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
 
 def mcnemar(first: Sequence[float], second: Sequence[float]) -> PairTest:

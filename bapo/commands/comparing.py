@@ -20,12 +20,22 @@ Runs = Annotated[
     list[str], typer.Argument(metavar="RUN...|STUDY", help="Run directories, or the directory of a study.")
 ]
 Paper = Annotated[bool, typer.Option("--paper", help="Show the published numbers beside ours.")]
+Against = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--against",
+        metavar="METHOD",
+        help="Compare all methods with this one instead of the first; may be repeated. Tables and figures with one "
+        "reference take the first. Without it, BAPO is also compared with DAPO where both are there.",
+    ),
+]
 REPORT = "report"
 """Where a study's report goes, below its directory."""
 
 
 def compare(
     runs: Runs,
+    against: Against = None,
     paper: Paper = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
@@ -33,17 +43,19 @@ def compare(
     """Put runs beside each other: accuracy with intervals, cost, paired tests, rescued prompts.
 
     Runs that differ in their seed alone (mine-s1, mine-s2) are one method; the first method is what the others are
-    compared with. Runs that were measured differently are refused, with the difference.
+    compared with, or those named by --against. Runs that were measured differently are refused, with the difference.
 
     Example:  bapo compare outputs/grpo-s1 outputs/bapo-s1 --paper
               bapo compare outputs/study-countdown
+              bapo compare outputs/study-countdown --against dapo --against bapo
     """
+    from bapo.comparison import contrasts
     from bapo.comparison.gather import gather
     from bapo.comparison.page import as_markdown
     from bapo.comparison.remarks import remarks
     from bapo.comparison.tables import all_tables
 
-    compared = gather(runs)
+    compared = contrasts.against(gather(runs), against or ())
     tables = all_tables(compared, paper=paper)
     if as_json:
         typer.echo(json.dumps([asdict(table) for table in tables], indent=1))
@@ -68,6 +80,7 @@ def compare(
 def report(
     runs: Runs,
     out: Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Where the report goes.")] = None,
+    against: Against = None,
     paper: Paper = False,
 ) -> None:
     """Make a page that opens offline: of one run RUN/report.html; of a study or several runs tables and figures.
@@ -76,19 +89,23 @@ def report(
     these records do not hold is named with the reason.
 
     Example:  bapo report outputs/demo-001
-              bapo report outputs/study-countdown --paper
+              bapo report outputs/study-countdown --paper --against dapo
               bapo report outputs/grpo-s1 outputs/bapo-s1 --out outputs/comparison
     """
     is_study = len(runs) == 1 and (Path(runs[0]) / "study.toml").is_file()
     if len(runs) == 1 and not is_study and out is None:
+        if against:
+            raise ConfigError("--against compares methods, and this is one run; name several runs, or a study")
         from bapo.report.page import write_report
 
         typer.echo(str(write_report(RunDirectory.open(runs[0]))))
         return
     if out is None and not is_study:
         raise ConfigError("several runs have no folder in common; name one for their report with --out FOLDER")
+    from bapo.comparison import contrasts
     from bapo.comparison.gather import gather
     from bapo.comparison.page import write_comparison
 
     folder = Path(runs[0]) / REPORT if out is None else Path(out)
-    typer.echo(str(write_comparison(gather(runs), folder, paper=paper)))
+    compared = contrasts.against(gather(runs), against or ())
+    typer.echo(str(write_comparison(compared, folder, paper=paper)))

@@ -1,18 +1,15 @@
-"""Accuracies of methods, over seeds and prompts, at equal steps and at equal rollouts; paired tests between methods.
+"""Accuracies of methods, over seeds and prompts, at equal steps; paired tests between methods (ADR 0079).
 
-Equal rollouts: each run is read at the number of training responses that the cheapest run spent in all. Between two
-measurements its accuracy is interpolated linearly over rollouts, from (0 rollouts, the base model) on. A measurement
-during the run is made on fewer prompts than those at its ends, so it enters as the base's accuracy on all prompts plus
-the change on the prompts that both have (ADR 0079).
+A measurement during a run is made on fewer prompts than those at its ends, so a curve has it as the base's accuracy on
+all prompts plus the change on the prompts that both have.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bapo.comparison.gather import BASE_VERSION, Compared, Measured, Method
+from bapo.comparison.gather import BASE_VERSION, Measured, Method
 from bapo.significance import PairTest, crossed, mcnemar, stratified
 from bapo.statistics import Estimate
 
@@ -98,26 +95,6 @@ def rollouts_at(run: Measured, step: int) -> int:
     spent = run.ledger.rollouts_by_step
     known = [done for done in spent if done <= step]
     return spent[max(known)] if known else 0
-
-
-def rollout_budget(compared: Compared) -> int:
-    """Training responses of the cheapest run: what every run has spent at some point."""
-    return min(run.ledger.rollouts for method in compared.methods for run in method.runs)
-
-
-def at_budget(run: Measured, split: str, budget: int) -> float | None:
-    """Accuracy at this many training responses, interpolated; None when it was measured less than twice."""
-    points = sorted({rollouts_at(run, step): value for step, value in curve(run, split)}.items())
-    return interpolated(points, budget) if len(points) > 1 else None
-
-
-def interpolated(points: Sequence[tuple[float, float]], x: float) -> float:
-    """The polygon through the points at x; beyond its ends, the value at the nearer end."""
-    place = bisect_right([px for px, _ in points], x)
-    if place == 0 or place == len(points):
-        return points[max(0, place - 1)][1]
-    (x0, y0), (x1, y1) = points[place - 1], points[place]
-    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
 def mean_and_range(values: Sequence[float]) -> tuple[float, float, float] | None:

@@ -31,8 +31,10 @@ def name_of(method: Method) -> str:
 
 
 def interval(found: Estimate | None) -> str:
-    """ "31.9 [30.5, 33.2]" in percent."""
-    return DASH if found is None else f"{percent(found.mean)} [{percent(max(0.0, found.low))}, {percent(found.high)}]"
+    """ "31.9 [30.5, 33.2]" in percent, cut at 0 and 100."""
+    if found is None:
+        return DASH
+    return f"{percent(found.mean)} [{percent(max(0.0, found.low))}, {percent(min(1.0, found.high))}]"
 
 
 def points(found: Estimate | None) -> str:

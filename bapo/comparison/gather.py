@@ -119,17 +119,24 @@ class Method:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """Methods that may be compared; the first is the one that the others are compared with."""
+    """Methods that may be compared; the first is the one that the others are compared with, unless others are named."""
 
     name: str
     methods: tuple[Method, ...]
+    references: tuple[str, ...] = ()
+    """Names of the methods that the others are compared with (`bapo.comparison.contrasts.against`)."""
     unfinished: tuple[str, ...] = ()
     """Runs of the study that are left out, and why."""
 
     @property
     def reference(self) -> Method:
-        """The first method."""
-        return self.methods[0]
+        """The method that the others are compared with, or the first of several."""
+        return next((m for m in self.methods if m.name in self.references[:1]), self.methods[0])
+
+    @property
+    def others(self) -> tuple[Method, ...]:
+        """All methods but the reference."""
+        return tuple(method for method in self.methods if method.name != self.reference.name)
 
     @property
     def splits(self) -> tuple[str, ...]:

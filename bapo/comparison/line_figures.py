@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bapo.comparison import series
+from bapo.comparison.contrasts import contrasts
 from bapo.comparison.gather import Compared, Method, changed_keys
 from bapo.comparison.series import Series
 from bapo.report.drawing import Axes, Figure, grid, label, line_style
@@ -38,11 +39,7 @@ def training_reward(compared: Compared) -> Drawn:
 
 def pairs(compared: Compared) -> Drawn:
     """Figure 5: each method beside the reference, and BAPO beside DAPO where both are there."""
-    splits, reference = compared.splits, compared.reference
-    chosen = [(method, reference) for method in compared.methods[1:]]
-    by_name = {method.name: method for method in compared.methods}
-    if "bapo" in by_name and "dapo" in by_name:
-        chosen.append((by_name["bapo"], by_name["dapo"]))
+    splits, chosen = compared.splits, [(one.method, one.reference) for one in contrasts(compared)]
     if not splits or not chosen:
         return "it needs two methods with held-out measurements"
     panels = {f"{a.label} - {b.label}": [series.average_accuracy(m, splits) for m in (a, b)] for a, b in chosen}

@@ -1,23 +1,24 @@
 """Tables of a comparison as rows of text, the same for terminal, page and files.
 
-table 1      accuracy with intervals, rollouts, on- or off-policy
-table 2      time and tokens by purpose
-against      each method against the first: difference, McNemar by seed and over seeds
-equal cost   accuracy at equal steps and at equal rollouts
-composition  shares of X1, X2 and X3, what the filter retained, what re-evaluations found
-dynamics     entropy, length and gradient norm, prompts that got better and worse
-rescued      prompts at 0/n that had a right response later, and what had trained them
+table 1    accuracy with intervals, rollouts, on- or off-policy
+table 2    time and tokens by purpose
+settings   in which settings methods differ from the reference
+
+pair_tables.py         each method against its references: at equal steps, equal responses, equal accuracy
+composition_tables.py  shares of X1, X2 and X3, what re-evaluations found; entropy, length, gradient norm
+rescue_tables.py       prompts at 0/n that had a right response later, and what had trained them
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bapo.comparison.accuracy import at_budget, base_accuracy, final_accuracy, rollout_budget, versus
-from bapo.comparison.cells import DASH, Table, interval, name_of, p, percent, points, spread
+from bapo.comparison.accuracy import base_accuracy, final_accuracy
+from bapo.comparison.cells import DASH, Table, interval, name_of, spread
 from bapo.comparison.composition_tables import table_composition, table_dynamics
 from bapo.comparison.gather import Compared, Method, changed_settings
 from bapo.comparison.on_policy import is_on_policy
+from bapo.comparison.pair_tables import table_against, table_equal_responses, table_responses_for
 from bapo.comparison.published import published, published_of, rollouts_of, section_of, type_of
 from bapo.comparison.rescue_tables import table_attribution, table_rescued
 from bapo.formats import count, duration
@@ -31,11 +32,10 @@ def all_tables(compared: Compared, *, paper: bool) -> list[Table]:
     """Every table that these runs have something for."""
     tables = [table_1(compared, paper=paper), table_2(compared, paper=paper)]
     if len(compared.methods) > 1 and compared.splits:
-        tables += [table_against(compared)]
-    if compared.splits:
-        tables += [table_equal_cost(compared)]
+        tables += [table_against(compared), table_equal_responses(compared), table_responses_for(compared)]
     tables += [table_composition(compared, paper=paper), table_dynamics(compared)]
-    tables += [table_rescued(compared, paper=paper), table_attribution(compared)]
+    tables += [table_rescued(compared)] if compared.splits else []
+    tables += [table_attribution(compared, paper=paper)]
     return [*tables, table_settings(compared)] if len(compared.methods) > 1 else tables
 
 
@@ -115,86 +115,13 @@ def table_2(compared: Compared, *, paper: bool = False) -> Table:
     )
 
 
-def table_against(compared: Compared) -> Table:
-    """Each method against the first one."""
-    reference = compared.reference
-    rows = []
-    for method in compared.methods[1:]:
-        for split in compared.splits:
-            found = versus(reference, method, split)
-            by_seed = ", ".join(
-                f"s{one.seed} {one.test.better}:{one.test.worse} {p(one.test.p)}" for one in found.by_seed
-            )
-            total = found.all_seeds
-            rows.append(
-                (
-                    name_of(method),
-                    split,
-                    points(found.difference),
-                    f"{total.better}:{total.worse} {p(total.p)}" if found.by_seed else DASH,
-                    by_seed or DASH,
-                )
-            )
-    note = (
-        "Difference in points after training, with the 95 % interval over shared seeds and prompts: does the method do "
-        "better, with new seeds and new prompts? b:c are prompts on which it was right more often : less often; p is "
-        "McNemar's exact test per seed, and its stratified exact form over seeds (Mantel-Haenszel for pairs): do these "
-        f"very weights differ? {_kind_of_test(compared)}No correction for the number of comparisons."
-    )
-    return Table(
-        key="against",
-        title=f"Against {reference.label}",
-        header=("method", "split", "difference", "McNemar over seeds (b:c)", "by seed (b:c)"),
-        rows=tuple(rows),
-        note=note,
-    )
-
-
-def _kind_of_test(compared: Compared) -> str:
-    n = compared.reference.config.evaluation.num_samples
-    shares = (
-        f"With {n} responses per prompt a prompt has a share of right ones, not one answer: the test is a sign test on "
-        "which share is larger, by however little. "
-    )
-    return shares if n > 1 else ""
-
-
-def table_equal_cost(compared: Compared) -> Table:
-    """Accuracy after equal steps and after equal rollouts."""
-    budget = rollout_budget(compared)
-    rows = []
-    for method in compared.methods:
-        cells = [name_of(method)]
-        for split in compared.splits:
-            after = final_accuracy(method, split)
-            cells.append(DASH if after is None else percent(after.mean))
-            values = [v for run in method.runs if (v := at_budget(run, split, budget)) is not None]
-            cells.append(spread(values, percent) if values else DASH)
-        rows.append(tuple(cells))
-    steps = compared.reference.runs[0].num_steps
-    header = [f"{split}, {words}" for split in compared.splits for words in ("equal steps", "equal rollouts")]
-    note = (
-        f"Equal steps: after {steps} learner steps. Equal rollouts: after {count(budget)} training responses, the "
-        "whole cost of the cheapest run; between measurements each run's accuracy is interpolated linearly over its "
-        "rollouts, a measurement on fewer prompts entering by its change on the shared ones. In brackets the least and "
-        "the most over seeds."
-    )
-    return Table(
-        key="equal-cost",
-        title="Equal steps and equal rollouts",
-        header=("method", *header),
-        rows=tuple(rows),
-        note=note,
-    )
-
-
 def table_settings(compared: Compared) -> Table:
-    """In which settings methods differ from the first one."""
+    """In which settings methods differ from the reference."""
     rows = []
-    for method in compared.methods[1:]:
+    for method in compared.others:
         settings = changed_settings(compared.reference, method)
         rows.append((name_of(method), ", ".join(f"{key} = {value}" for key, value in settings.items()) or "none"))
-    note = "Settings that are not those of the first method. A star: unequal on purpose, as the study's file says."
+    note = "Settings that are not those of the reference. A star: unequal on purpose, as the study's file says."
     return Table(
         key="settings",
         title=f"Settings that differ from {compared.reference.label}",

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bapo.cli import app
-from bapo.comparison.accuracy import at_budget, curve, final_accuracy, interpolated, rollout_budget, versus
+from bapo.comparison.accuracy import curve, final_accuracy, versus
 from bapo.comparison.gather import Compared, gather
 from bapo.comparison.migration import (
     UNTRAINED,
@@ -20,8 +20,9 @@ from bapo.comparison.migration import (
     rescues,
     training_matrix,
 )
+from bapo.comparison.pair_tables import table_against
 from bapo.comparison.remarks import remarks
-from bapo.comparison.tables import all_tables, table_1, table_2, table_against, table_equal_cost, table_settings
+from bapo.comparison.tables import all_tables, table_1, table_2, table_settings
 from bapo.errors import ConfigError
 from bapo.types import Origin, Purpose
 from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
@@ -109,8 +110,8 @@ def test_methods_are_tested_on_pairs_per_seed_and_over_seeds(tmp_path: Path) -> 
     assert found.difference is not None
     assert found.difference.mean == 0.25
     (row,) = table_against(make_pair_again(tmp_path)).rows
-    assert row[:2] == ("ours", "cd4")
-    assert row[3:] == ("6:0 p=0.03", "s1 3:0 p=0.25, s2 3:0 p=0.25")
+    assert row[:3] == ("ours", "plain", "cd4")
+    assert row[4:] == ("6:0 p=0.03", "s1 3:0 p=0.25, s2 3:0 p=0.25")
 
 
 def make_pair_again(root: Path) -> Compared:
@@ -149,12 +150,7 @@ def test_several_responses_per_prompt_make_a_sign_test_and_the_table_says_so(tmp
     assert "a sign test" in table_against(compared).note
 
 
-# -- equal rollouts
-
-
-@pytest.mark.parametrize(("x", "want"), [(-1, 2.0), (0, 2.0), (5, 3.0), (10, 4.0), (15, 4.5), (20, 5.0), (99, 5.0)])
-def test_between_measurements_lies_a_straight_line(x: float, want: float) -> None:
-    assert interpolated([(0, 2.0), (10, 4.0), (20, 5.0)], x) == want
+# -- curves
 
 
 def test_a_measurement_on_fewer_prompts_enters_by_its_change_on_the_shared_ones(tmp_path: Path) -> None:
@@ -162,18 +158,6 @@ def test_a_measurement_on_fewer_prompts_enters_by_its_change_on_the_shared_ones(
     rows = [evaluation_row("cd4", 1, BASE), evaluation_row("cd4", 2, {"p": "1100"}), evaluation_row("cd4", 3, AFTER)]
     run = gather([write_run(tmp_path / "one", evaluations=rows).path]).reference.runs[0]
     assert curve(run, "cd4") == [(0, 0.1875), (1, 0.6875), (2, 0.375)]
-
-
-def test_every_run_is_read_at_the_rollouts_of_the_cheapest(tmp_path: Path) -> None:
-    compared = make_pair(tmp_path)
-    plain, ours = compared.methods
-    assert rollout_budget(compared) == 8
-    # ours: 0 rollouts 3/16, 12 rollouts 3/8; at 8 of 12 two thirds of the way.
-    assert at_budget(ours.runs[0], "cd4", 8) == pytest.approx(0.1875 + 0.1875 * 2 / 3)
-    assert at_budget(plain.runs[0], "cd4", 8) == 0.125
-    rows = table_equal_cost(compared).rows
-    assert rows[0] == ("plain", "12.5", "12.5")
-    assert rows[1][:2] == ("ours", "37.5")
 
 
 # -- migration and rescue

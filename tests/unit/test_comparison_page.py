@@ -181,8 +181,8 @@ def test_compare_prints_tables_and_report_wants_a_folder_for_several_runs(tmp_pa
     make_pair(tmp_path)
     runs = [str(tmp_path / f"{method}-s1") for method in ("plain", "ours")]
     result = CliRunner().invoke(app, ["compare", *runs, "--markdown"])
-    assert (result.exit_code, "### Against plain" in result.output) == (0, True), result.output
-    assert "| ours | cd4 | +25.0 [" in result.output
+    assert (result.exit_code, "### At equal steps" in result.output) == (0, True), result.output
+    assert "| ours | plain | cd4 | +25.0 [" in result.output
     result = CliRunner().invoke(app, ["compare", *runs])
     assert "Table 1: accuracy and rollouts" in result.output
     assert "left out" not in result.output

@@ -6,7 +6,16 @@ import math
 
 import pytest
 
-from bapo.significance import binomial_two_sided, crossed, mcnemar, stratified, student_cdf, student_quantile
+from bapo.significance import (
+    binomial_two_sided,
+    crossed,
+    geometric,
+    mcnemar,
+    stratified,
+    student_cdf,
+    student_quantile,
+    weighted,
+)
 
 
 @pytest.mark.parametrize(
@@ -92,3 +101,28 @@ def test_no_prompts_and_other_prompts_are_refused() -> None:
     for table in ([], [[]], [[1, 0], [1]], [[1]]):
         with pytest.raises(ValueError):
             crossed(table)
+
+
+def test_equal_weights_change_nothing() -> None:
+    table = [[0.0, 0.25, 1.0], [0.5, 0.25, 0.75]]
+    plain, found = crossed(table), weighted(table, [1.0, 1.0, 1.0])
+    assert (found.mean, found.low, found.high) == pytest.approx((plain.mean, plain.low, plain.high))
+
+
+def test_a_weighted_share_is_a_ratio_of_sums_made_linear() -> None:
+    # 1 x 1 + 1/2 x 0 of 3/2. Mean weight 3/4: 2/3 + (1 - 2/3) / (3/4) = 10/9 and 2/3 + (0 - 1/3) / (3/4) = 2/9.
+    found = weighted([[1.0, 0.0]], [1.0, 0.5])
+    assert found.mean == pytest.approx(2 / 3)
+    # They are 8/9 apart: sample variance 32/81, over 2 prompts, t with one degree of freedom.
+    assert found.high - found.mean == pytest.approx(12.7062 * math.sqrt(16 / 81), rel=1e-5)
+    with pytest.raises(ValueError, match="no prompt has a weight"):
+        weighted([[0.0, 0.0]], [0.0, 0.0])
+
+
+def test_ratios_are_averaged_as_logarithms() -> None:
+    found = geometric([1.0, 2.0, 4.0])  # logarithms 0, log 2, 2 log 2: standard error log(2) / sqrt(3), t(2) = 4.302653
+    assert found.mean == pytest.approx(2.0)
+    assert found.high == pytest.approx(2.0 * 2 ** (4.302653 / math.sqrt(3)), rel=1e-5)
+    assert found.low == pytest.approx(4.0 / found.high)
+    with pytest.raises(ValueError, match="one seed"):
+        geometric([2.0])

@@ -1,0 +1,123 @@
+"""Held-out prompts that the base model fails, and their floor: one population for all methods, counted by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bapo.comparison.gather import Compared, Measured, gather
+from bapo.comparison.rescue_tables import table_attribution, table_rescued
+from bapo.comparison.unsolved import above_floor, floor, rescued, rescued_more, unsolved
+from bapo.types import Origin
+from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
+
+# Base of seed 1: p and s at 0/4; of seed 2: p and q. So p counts 1, q and s 1/2, r nothing: 2 of 4 prompts.
+BASE = {
+    1: {"p": "0000", "q": "1000", "r": "1100", "s": "0000"},
+    2: {"p": "0000", "q": "0000", "r": "1110", "s": "0100"},
+}
+PLAIN = {"p": "0000", "q": "0000", "r": "1100", "s": "0000"}
+OURS = {"p": "1000", "q": "1100", "r": "1110", "s": "0000"}
+
+
+def make_pair(root: Path, *, ours_model: str = "") -> Compared:
+    other = ["--model.path", ours_model] if ours_model else []
+    for seed in (1, 2):
+        for name, final, overrides in (("plain", PLAIN, []), ("ours", OURS, other)):
+            rows = [evaluation_row("cd4", 1, BASE[seed]), evaluation_row("cd4", 3, final)]
+            write_run(root / f"{name}-s{seed}", seed=seed, evaluations=rows, overrides=overrides)
+    return gather([root / f"{name}-s{seed}" for name in ("plain", "ours") for seed in (1, 2)])
+
+
+def runs_of(compared: Compared) -> list[Measured]:
+    return [run for method in compared.methods for run in method.runs]
+
+
+def test_a_prompt_counts_with_the_share_of_base_measurements_that_left_it_unsolved(tmp_path: Path) -> None:
+    found = unsolved(runs_of(make_pair(tmp_path)), "cd4")
+    assert found is not None
+    assert (found.weights, found.size) == ({"p": 1.0, "q": 0.5, "r": 0.0, "s": 0.5}, 2.0)
+    assert found.twice == {"p": 1.0, "q": 0.0, "r": 0.0, "s": 0.0}
+
+
+def test_measurements_of_one_seed_are_one_sample(tmp_path: Path) -> None:
+    # Seed 1 was measured twice, 0/4 and 1/4; seed 2 once, 0/4: (1/2 + 1) / 2, and both unsolved with chance 1/2 x 1.
+    for name, seed, marks in (("a-s1", 1, "0000"), ("b-s1", 1, "1000"), ("a-s2", 2, "0000")):
+        write_run(tmp_path / name, seed=seed, evaluations=[evaluation_row("cd4", 1, {"p": marks})])
+    found = unsolved(runs_of(gather([tmp_path / name for name in ("a-s1", "b-s1", "a-s2")])), "cd4")
+    assert found is not None
+    assert (found.weights, found.twice) == ({"p": 0.75}, {"p": 0.5})
+
+
+def test_the_floor_is_what_a_base_measurement_of_another_seed_solves(tmp_path: Path) -> None:
+    population = unsolved(runs_of(make_pair(tmp_path)), "cd4")
+    assert population is not None
+    found = floor(population)
+    assert found is not None
+    assert found.mean == pytest.approx(0.5)  # q and s of p, q and s: (1/2 + 1/2) of 2
+    # Made linear: -1/2, 1, 1/2, 1; sample variance 1/2, so half width t(3) sqrt(1/8).
+    assert found.high - found.mean == pytest.approx(3.182446 * 0.125**0.5, rel=1e-5)
+
+
+def test_methods_are_counted_on_the_same_prompts_above_the_floor_and_in_pairs(tmp_path: Path) -> None:
+    compared = make_pair(tmp_path)
+    plain, ours = compared.methods
+    population = unsolved(runs_of(compared), "cd4")
+    assert population is not None
+    shares = [rescued(method, "cd4", population) for method in (plain, ours)]
+    assert [share and share.mean for share in shares] == [0.0, pytest.approx(0.75)]  # p and q: 1 + 1/2 of 2
+    above = [above_floor(method, "cd4", population) for method in (plain, ours)]
+    assert [one and one.mean for one in above] == [pytest.approx(-0.5), pytest.approx(0.25)]
+    found = rescued_more(ours, plain, "cd4", population)
+    assert found is not None
+    assert found.mean == pytest.approx(0.75)
+    # Made linear: 5/4, 1, 3/4, 0 in both seeds; mean square of prompts 2 x .875 / 3, over 8.
+    assert found.high - found.mean == pytest.approx(3.182446 * (2 * 0.875 / 3 / 8) ** 0.5, rel=1e-5)
+
+
+def test_the_table_has_the_floor_first_and_differences_to_the_reference(tmp_path: Path) -> None:
+    table = table_rescued(make_pair(tmp_path))
+    assert table.header == ("method", "split", "rescued, %", "above the floor", "to plain")
+    chance, plain, ours = table.rows
+    assert (chance[0], chance[2]) == ("floor: the base model again", "50.0 [0.0, 100.0]")
+    assert (plain[0], plain[2], plain[4]) == ("plain", "0.0 [0.0, 0.0]", "-")
+    assert (ours[0], ours[2].split()[0], ours[3].split()[0], ours[4]) == (
+        "ours",
+        "75.0",
+        "+25.0",
+        "+75.0 [-10.9, +160.9]",
+    )
+    assert "on average 2.0 of 4 of cd4" in table.note
+
+
+def test_with_one_seed_there_is_no_floor(tmp_path: Path) -> None:
+    rows = [evaluation_row("cd4", 1, BASE[1]), evaluation_row("cd4", 3, OURS)]
+    chance, ours = table_rescued(gather([write_run(tmp_path / "ours-s1", evaluations=rows).path])).rows
+    assert chance[2:] == ("-", "-")
+    assert (ours[2].split()[0], ours[3]) == ("50.0", "-")  # p of p and s
+
+
+def test_a_base_model_without_failures_leaves_nothing_to_rescue(tmp_path: Path) -> None:
+    rows = [evaluation_row("cd4", 1, {"p": "1000", "q": "1000"}), evaluation_row("cd4", 3, {"p": "1000", "q": "0000"})]
+    table = table_rescued(gather([write_run(tmp_path / "ours-s1", evaluations=rows).path]))
+    assert table.rows == (("ours", "cd4", "-", "-"),)
+    assert "on average none" in table.note
+
+
+def test_methods_of_other_base_models_have_their_own_floor_and_are_not_paired(tmp_path: Path) -> None:
+    table = table_rescued(make_pair(tmp_path, ours_model="models/other"))
+    assert [row[0] for row in table.rows][1] == "floor: models/other again"
+    assert [row[4] for row in table.rows] == ["-"] * 4
+
+
+def test_training_prompts_are_counted_and_not_ranked(tmp_path: Path) -> None:
+    groups = {
+        1: [fate("a", "0000", step=1), fate("b", "0000", step=1), fate("c", "0001", step=1, origin=Origin.X1)],
+        2: [fate("a", "0100", step=2, origin=Origin.X1), fate("b", "0000", step=2)],
+    }
+    path = write_run(tmp_path / "ours-s1", metrics=[metrics_row(1), metrics_row(2)], groups=groups).path
+    table = table_attribution(gather([path]))
+    assert table.header == ("method", "rescued", "none of them")
+    assert table.rows == (("ours", "50.0 % (1/2)", "1"),)
+    assert "rank no method" in table.note
