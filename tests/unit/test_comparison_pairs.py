@@ -22,11 +22,14 @@ STEPS = 4
 NOTHING = {"p": "0000", "q": "0000"}
 
 
-def make_run(path: Path, measured: Mapping[int, Mapping[str, str]], *, groups: int = 1, seed: int = 1) -> Path:
+def make_run(
+    path: Path, measured: Mapping[int, Mapping[str, str]], *, groups: int = 1, seed: int = 1, step_s: float = 2.0
+) -> Path:
     """Four steps of so many groups of 4 responses, measured after these steps (0: before training)."""
     sampled = {step: [fate(f"t{step}.{i}", "0001", step=step) for i in range(groups)] for step in range(1, STEPS + 1)}
     write_run(
-        path, seed=seed, metrics=[metrics_row(step) for step in range(1, STEPS + 1)], groups=sampled,
+        path, seed=seed, metrics=[metrics_row(step, step_s=step_s) for step in range(1, STEPS + 1)],
+        groups=sampled,
         evaluations=[evaluation_row("cd4", step + 1, right) for step, right in measured.items()],
     )  # fmt: skip
     return path
@@ -66,7 +69,16 @@ def test_against_makes_any_method_the_reference_of_all_others(tmp_path: Path) ->
     assert compared.reference.name == "bapo"
     assert pairs(compared) == [("grpo", "bapo"), ("dapo", "bapo"), ("dapo", "grpo"), ("bapo", "grpo")]
     assert [row[0] for row in table_settings(compared).rows] == ["grpo", "dapo"]
-    assert [row[3] for row in table_2(compared).rows] == ["x1.00"] * 3
+
+
+def test_ratios_of_time_are_to_the_reference_too(tmp_path: Path) -> None:
+    # 4 steps of 2 + 1/2 and of 4 1/2 + 1/2 seconds.
+    make_run(tmp_path / "grpo-s1", {0: NOTHING, 4: NOTHING})
+    make_run(tmp_path / "bapo-s1", {0: NOTHING, 4: NOTHING}, step_s=4.5)
+    compared = gather([tmp_path / "grpo-s1", tmp_path / "bapo-s1"])
+    place = table_2(compared).header.index("ratio")
+    assert [row[place] for row in table_2(compared).rows] == ["x1.00", "x2.00"]
+    assert [row[place] for row in table_2(against(compared, ["bapo"])).rows] == ["x0.50", "x1.00"]
 
 
 def test_a_method_may_be_named_by_its_label(tmp_path: Path) -> None:
