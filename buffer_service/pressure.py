@@ -1,12 +1,17 @@
 """Backpressure: whether the buffer takes more fresh groups, known before the body of a push is read.
 
-    full  =  the next batch can be assembled now
-             and (buffer.max_fresh_groups, or buffer.max_fresh_mb, or RESERVE of Redis' maxmemory is reached)
+    full  =  the next batch can be assembled now, and buffer.max_fresh_groups or buffer.max_fresh_mb is reached
+             or its fresh groups are all there, and MEMORY_SHARE of Redis' maxmemory is reached, less what its open
+             re-evaluations will take: room that nothing else may fill, because the batch waits for them
 
 While it is full, claims hand out no fresh requests and pushes are answered with 429 and Retry-After. Because of the
-first line nobody waits for ever: what the learner's next batch lacks is always taken, and a queue full of groups that
+first halves nobody waits for ever: what the learner's next batch lacks is always taken, and a queue full of groups that
 are too old is emptied by the assembly that finds them. Re-evaluations and evaluations are taken at any time. Batches
 that wait for a checkpoint are the learner's to release: it is told when they fill Redis.
+
+Does not cover: a maxmemory that does not hold the fresh groups of one step together with all that is kept, or in step
+order those that workers may sample ahead (`bapo.limits` warns); Redis then refuses what the batch lacks, and the reason
+of the wait says so.
 
 One look serves all calls for LOOK_S; what comes meanwhile is added to it, so that the limits hold within one push per
 instance of the service.
@@ -20,13 +25,13 @@ from collections.abc import Callable
 
 from bapo.config.tree import Config
 from bapo.errors import FullError
-from buffer_service.reasons import is_ready
+from buffer_service.reasons import has_its_fresh, is_ready, must_wait_for_round
 from buffer_service.store import Store
 from buffer_service.values import Memory, Readiness
 
 LOOK_S = 0.1
 MEMORY_SHARE = 0.95
-"""Of Redis' maxmemory; the rest is kept for re-evaluations, leases and what a batch needs."""
+"""Of Redis' maxmemory; the rest is kept for re-evaluations, requests, leases and what a batch needs."""
 FILLING_SHARE = 0.75
 """Of Redis' maxmemory; from there on a checkpoint is wanted, if it frees at least FREED_SHARE of it."""
 FREED_SHARE = 0.2
@@ -53,7 +58,7 @@ class Pressure:
         self._ready: Readiness | None = None
         self._memory = Memory(used=0, limit=0)
         self._admitted = self._stored = 0
-        self._batch_ready = False
+        self._batch_ready = self._fresh_ready = False
 
     @property
     def is_known(self) -> bool:
@@ -73,14 +78,18 @@ class Pressure:
             if ready.assembled + 1 != self._step:
                 self._step = ready.assembled + 1
                 ready = self._store.readiness(self._step)
-            self._batch_ready = is_ready(self._step, ready, self._config, self._wanted(self._step))
+            wanted = self._wanted(self._step)
+            self._batch_ready = is_ready(self._step, ready, self._config, wanted)
+            self._fresh_ready = has_its_fresh(ready, self._config, wanted)
             self._ready, self._memory = ready, memory
             self._admitted = self._stored = 0
             self._looked_at = self._now()
 
     def why_full(self) -> str:
         """Which limit is reached, for people; '' while fresh groups are taken. Of the newest look."""
-        return self._limit_reached() if self._batch_ready else ""
+        if self._batch_ready and (why := self._queue_reached()):
+            return why
+        return self._memory_reached() if self._fresh_ready else ""
 
     def has_room(self) -> bool | None:
         """True, or None while fresh groups are refused. Blocks."""
@@ -106,10 +115,7 @@ class Pressure:
     def admit(self, num_bytes: int) -> None:
         """A push of fresh groups of so many bytes wants to come in. Raises: FullError; its body is not read then."""
         if why := self.why_full():
-            raise FullError(
-                f"the buffer is full: {why}; groups are taken again when the learner has consumed some, raise that "
-                "limit if this stays so"
-            )
+            raise _full(why)
         with self._lock:
             self._admitted += num_bytes
 
@@ -117,10 +123,11 @@ class Pressure:
         """So many fresh groups were stored."""
         with self._lock:
             self._stored += num_fresh
-            if not self._batch_ready and self._limit_reached():
+            lacks_fresh = not self._fresh_ready and self._memory_reached()
+            if lacks_fresh or (not self._batch_ready and self._queue_reached()):
                 self.forget()  # they may have completed the batch
 
-    def _limit_reached(self) -> str:
+    def _queue_reached(self) -> str:
         settings, ready = self._config.buffer, self._ready
         if ready is None:
             return ""
@@ -130,10 +137,26 @@ class Pressure:
         fresh_bytes = ready.fresh_bytes + self._admitted
         if settings.max_fresh_mb is not None and fresh_bytes >= settings.max_fresh_mb * MB:
             return f"{fresh_bytes / MB:.1f} MB of fresh groups wait, buffer.max_fresh_mb = {settings.max_fresh_mb}"
-        return self._memory_reached()
+        return ""
 
     def _memory_reached(self) -> str:
-        memory = self._memory
-        if memory.limit and memory.used + self._admitted >= MEMORY_SHARE * memory.limit:
-            return f"Redis holds {memory.used / MB:.1f} MB, buffer.max_memory_mb (maxmemory) = {memory.limit / MB:.1f}"
-        return ""
+        memory, kept = self._memory, self._kept_for_round()
+        if not memory.limit or memory.used + self._admitted + kept < MEMORY_SHARE * memory.limit:
+            return ""
+        also = f" and keeps {kept / MB:.1f} MB for re-evaluations" if kept else ""
+        limit = f"buffer.max_memory_mb (maxmemory) = {memory.limit / MB:.1f}"
+        return f"Redis holds {memory.used / MB:.1f} MB{also}, {limit}"
+
+    def _kept_for_round(self) -> float:
+        """Bytes of the re-evaluations that the next batch waits for, if they are as large as fresh groups are."""
+        ready = self._ready
+        if ready is None or not ready.num_fresh or not must_wait_for_round(self._step, self._config):
+            return 0.0
+        return (ready.round_left or 0) * ready.fresh_bytes / ready.num_fresh
+
+
+def _full(why: str) -> FullError:
+    return FullError(
+        f"the buffer is full: {why}; groups are taken again when the learner has consumed some, raise that "
+        "limit if this stays so"
+    )

@@ -21,9 +21,14 @@ def in_step_order(config: Config) -> bool:
     return config.cadence.slack == 0
 
 
+def has_its_fresh(ready: Readiness, config: Config, wanted: int) -> bool:
+    """Whether all fresh groups of the next step, which needs so many, are there."""
+    return ready.num_fresh >= wanted and not (in_step_order(config) and ready.num_open)
+
+
 def is_ready(step: int, ready: Readiness, config: Config, wanted: int) -> bool:
     """Whether step t, which is next and needs so many fresh groups, can be assembled."""
-    if ready.num_fresh < wanted or (in_step_order(config) and ready.num_open):
+    if not has_its_fresh(ready, config, wanted):
         return False
     return ready.round_left == 0 or not must_wait_for_round(step, config)
 

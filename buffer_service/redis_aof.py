@@ -1,10 +1,15 @@
 """When a write has left Redis for the kernel, so that it survives the end of Redis' process.
 
-Under `appendfsync everysec` Redis answers before it writes its append-only file whenever an fsync is running: for up to
-two seconds, on a busy disk, a killed Redis forgets what it has acknowledged. Redis says so in INFO:
+Redis answers a call behind its attempt to write the append-only file, whatever became of that: while an fsync is
+running (`appendfsync everysec`) the attempt is put off for up to two seconds, and when the disk is full it fails,
+silently for the calls that it was made for. Only later ones are refused. So an answer alone proves nothing; a look at
+INFO that is sent behind it does (ADR 0153):
 
-    aof_pending_bio_fsync == 0    everything executed so far is written before this very INFO is answered
-    otherwise                     written once aof_current_size has reached what it was, plus aof_buffer_length
+    aof_buffer_length == 0                               all that was executed before is written
+    aof_current_size >= what an earlier look had found, together with its aof_buffer_length
+                                                         all that was executed before that look is written
+
+With `appendfsync always` Redis writes before it answers, and ends itself when it cannot: there an answer is proof.
 
 Does not cover: power loss, which needs `appendfsync always`.
 """
@@ -12,51 +17,154 @@ Does not cover: power loss, which needs `appendfsync always`.
 from __future__ import annotations
 
 import re
+import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from bapo.errors import UnavailableError
+from bapo.errors import StorageError, UnavailableError
+from buffer_service.steps import BLOCKS, Steps
 
 PAUSE_S = 0.002
 TIMEOUT_S = 20.0
 """Redis postpones a write by at most two seconds; a disk may then block it for longer."""
+LOOKS_AT_ONCE = 2
+"""The second one finds written what others did in the turn of the first, unless the disk is busy."""
 
 _AOF_NUMBER = re.compile(rb"aof_(\w+):(\d+)\r")  # begins with letters, which are searched for much faster than ^
+_ALL_WRITTEN = b"aof_buffer_length:0\r"
 _AOF_OFF = b"aof_enabled:0\r"
-
-Info = Mapping[str, Any]
-
-
-def aof_fields(reply: bytes) -> dict[str, int]:
-    """The numbers about the append-only file in the text of INFO: parsing all of it costs more than a small push."""
-    if _AOF_OFF in reply:
-        return {"aof_enabled": 0}
-    return {f"aof_{name.decode()}": int(number) for name, number in _AOF_NUMBER.findall(reply)}
+_REFUSED = b"aof_last_write_status:err\r"
 
 
-def wait_written(info: Info, read: Callable[[], Info]) -> None:
-    """Return when everything is written that was executed before `info` was taken.
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What `INFO persistence` says of the append-only file."""
+
+    size: int = 0
+    """Bytes that the kernel has."""
+    base_size: int = 0
+    """What it was when it was last rewritten."""
+    unwritten: int = 0
+    """Bytes that Redis has not written yet."""
+    is_postponed: bool = False
+    """Because an fsync is running."""
+    is_refused: bool = False
+    """The newest attempt to write failed: the disk is full, or broken."""
+
+
+WRITTEN = Look()
+
+
+def look_of(reply: bytes) -> Look:
+    """The answer of INFO: the most frequent one by one search, because parsing all costs more than a small push."""
+    if _ALL_WRITTEN in reply or _AOF_OFF in reply:
+        return WRITTEN
+    found = {name: int(number) for name, number in _AOF_NUMBER.findall(reply)}
+    return Look(
+        size=found.get(b"current_size", 0),
+        base_size=found.get(b"base_size", 0),
+        unwritten=found.get(b"buffer_length", 0),
+        is_postponed=bool(found.get(b"pending_bio_fsync")),
+        is_refused=_REFUSED in reply,
+    )
+
+
+def is_always(reply: object) -> bool:
+    """The answer of `CONFIG GET appendfsync`; False for a managed Redis that refuses to tell."""
+    values = reply.values() if isinstance(reply, dict) else reply if isinstance(reply, list) else ()
+    return b"always" in values
+
+
+class Target:
+    """What Redis had executed before the first look."""
+
+    def __init__(self) -> None:
+        self._end = 0
+        self._last = WRITTEN
+
+    def is_reached(self, look: Look) -> bool:
+        """Whether all of it is written."""
+        if not look.unwritten:
+            return True
+        is_rewritten = look.base_size != self._last.base_size or look.size < self._last.size
+        if not self._last.unwritten or is_rewritten:  # sizes of the old file say nothing about the new one
+            self._end = look.size + look.unwritten
+        self._last = look
+        return look.size >= self._end
+
+
+class SharedLooks:
+    """Looks that threads have in common: one serves all who wait when it begins, so that Redis is not asked by each."""
+
+    def __init__(self, look: Callable[[], Look]) -> None:
+        self._look = look
+        self._changed = threading.Condition()
+        self._begun = self._ended = 0
+        self._is_taken = False
+        self._newest = WRITTEN
+
+    def next(self) -> Look:
+        """One that begins after this call, soon. Raises: what `look` raises, for the thread that makes it."""
+        with self._changed:
+            wanted = self._begun + 1
+            while self._is_taken:
+                self._changed.wait()
+                if self._ended >= wanted:
+                    return self._newest
+            self._is_taken = True
+        return self._made()
+
+    def _made(self) -> Look:
+        try:
+            time.sleep(PAUSE_S)
+            with self._changed:
+                self._begun += 1
+            found = self._look()
+            with self._changed:
+                self._newest, self._ended = found, self._begun
+            return found
+        finally:
+            with self._changed:
+                self._is_taken = False
+                self._changed.notify_all()
+
+
+def until_written(look: Callable[[], Steps[Look]], shared: SharedLooks, where: str) -> Steps[None]:
+    """Return when everything is written that Redis has answered by now.
 
     Args:
-        info: `INFO persistence`, executed right behind the write.
-        read: takes another one.
-    Raises: UnavailableError when the disk does not take it in time.
+        look: takes one now.
+        where: Redis' address, for people.
+    Raises: StorageError when the disk takes no more; UnavailableError when it takes nothing in time.
     """
-    target = _end(info)
-    size = info.get("aof_current_size", 0)
+    target = Target()
+    for _ in range(LOOKS_AT_ONCE):
+        seen = yield from look()
+        if _is_written(target, seen, where):
+            return
+        if seen.is_postponed:
+            break
+    yield BLOCKS
     deadline = time.monotonic() + TIMEOUT_S
-    while info.get("aof_enabled") and info.get("aof_pending_bio_fsync") and info["aof_current_size"] < target:
+    while not _is_written(target, shared.next(), where):
         if time.monotonic() > deadline:
             raise UnavailableError(
                 f"Redis has not written its append-only file for {TIMEOUT_S:.0f} s: its disk is busy"
             )
-        time.sleep(PAUSE_S)
-        info = read()
-        if info["aof_current_size"] < size:  # the file was rewritten, and starts small again
-            target = _end(info)
-        size = info["aof_current_size"]
 
 
-def _end(info: Info) -> int:
-    return int(info.get("aof_current_size", 0)) + int(info.get("aof_buffer_length", 0))
+def _is_written(target: Target, seen: Look, where: str) -> bool:
+    if target.is_reached(seen):
+        return True
+    if seen.is_refused:
+        raise disk_refuses(where, "aof_last_write_status:err")
+    return False
+
+
+def disk_refuses(where: str, said: str) -> StorageError:
+    """Redis at this address has said so."""
+    return StorageError(
+        f"Redis at {where} cannot write to its disk and takes nothing more; free space there. "
+        f"Nothing that was acknowledged is lost. It says: {said}"
+    )

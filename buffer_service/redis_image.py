@@ -103,6 +103,10 @@ def _open_requests(
             yield opened[request_id]
 
 
+BEGIN = "redis.call('HDEL', KEYS[1], '-') redis.call('HSET', KEYS[1], 'restoring', 1)"
+"""Also when Redis is full, see `run_even_when_full`: what is replaced makes room."""
+
+
 def write_image(
     link: RedisLink,
     keys: Keys,
@@ -116,7 +120,7 @@ def write_image(
     that a restore after one that was cut off finds them.
     """
     with link.errors_named():
-        link.client.hset(keys["meta"], "restoring", 1)
+        link.client.eval(BEGIN, 1, keys["meta"])
         _delete_frames(link, keys)
         link.client.unlink(*(key for key in keys.index if key != keys["meta"]))
         if references := dict(image.references):
@@ -125,6 +129,7 @@ def write_image(
         pipe = link.client.pipeline(transaction=True)
         _write_index(pipe, keys, image, num_bytes, rank)
         link.execute(pipe)
+    link.wait_written()
 
 
 def _delete_frames(link: RedisLink, keys: Keys) -> None:

@@ -29,8 +29,8 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from bapo.errors import BapoError, ConfigError, FullError, StorageError, UnavailableError
-from buffer_service.redis_aof import aof_fields, wait_written
+from bapo.errors import BapoError, ConfigError, FullError, UnavailableError
+from buffer_service.redis_aof import Look, SharedLooks, disk_refuses, is_always, look_of, until_written
 from buffer_service.redis_idle import Connections, Held
 from buffer_service.redis_keys import INDEX
 from buffer_service.redis_sockets import Arg, Gathering, GatheringUnixConnection, connection_options
@@ -44,7 +44,7 @@ ANSWER_TIMEOUT_S = 30.0
 READ_BYTES = 1 << 20
 """One recv: frames are large."""
 MOST_ERROR_CHARS = 160
-INFO = command("INFO", "persistence")
+INFO, FSYNC = command("INFO", "persistence"), command("CONFIG", "GET", "appendfsync")
 SURVIVES = frozenset(
     {"enqueue", "push", "replace_stale", "commit_assembly", "commit", "resume", "report", "drop_group", "edit_tables"}
 )
@@ -73,6 +73,9 @@ class RedisLink:
         self.client: Any = redis.Redis(connection_pool=pool)
         self.connections = Connections(pool)
         self._scripts = {name: self._script(name) for name in _script_names()}
+        self._looks = SharedLooks(lambda: finish(self._look()))
+        self._is_always = False
+        """Redis wrote before it answered when the scripts were loaded: it is asked again with each answer."""
 
     def _script(self, name: str) -> _Script:
         folder = files("buffer_service") / "lua"
@@ -107,10 +110,7 @@ class RedisLink:
                 "raise buffer.max_memory_mb (or its maxmemory) if this stays so"
             )
         if text.startswith("MISCONF"):
-            return StorageError(
-                f"Redis at {self.where} cannot write to its disk and takes nothing more; free space there. "
-                f"Nothing that was acknowledged is lost. It says: {text}"
-            )
+            return disk_refuses(self.where, text)
         if "RESTORING" in text:
             return UnavailableError("a restore of the buffer is under way or was cut off: restore the snapshot again")
         if text.startswith(("READONLY", "MASTERDOWN", "LOADING", "CLUSTERDOWN", "TRYAGAIN")):
@@ -144,26 +144,43 @@ class RedisLink:
     ) -> Steps[Any]:
         """`set_then_run` in steps, on the connection of `begun`, where so many answers to earlier SETs are to come."""
         script = self._scripts[name]
-        survives = name in SURVIVES
         pieces: list[bytes | memoryview] = []
         for key, value in values.items():
             pieces += set_pieces(key, value, ttl_ms)
-        pieces.append(command("EVALSHA", script.sha, len(keys), *keys, *args) + (INFO if survives else b""))
+        asks = name in SURVIVES and self._is_always
+        pieces.append(command("EVALSHA", script.sha, len(keys), *keys, *args) + (FSYNC if asks else b""))
         held, unanswered = begun
         at = unanswered + len(values)
         with self.errors_named():
-            replies = yield from self._exchanging(pieces, at + 1 + survives, held)
+            replies = yield from self._exchanging(pieces, at + 1 + asks, held)
             if isinstance(replies[at], NoScriptError):
                 yield BLOCKS
                 self._load(script)
                 return self.run(name, keys, args)
-            _raise_first(replies)
-            if survives and (info := aof_fields(replies[-1])).get("aof_pending_bio_fsync"):
-                yield BLOCKS
-                wait_written(info, lambda: self.client.info("persistence"))
+            _raise_first(replies[: at + 1])
+            if name in SURVIVES and not (asks and is_always(replies[-1])):
+                yield from self._until_written()
             return replies[at]
 
-    def _exchanging(self, pieces: Sequence[bytes | memoryview], number: int, held: Held | None) -> Steps[list[Any]]:
+    def wait_written(self) -> None:
+        """Return when all that Redis has answered by now is in its append-only file.
+
+        Raises: UnavailableError; StorageError.
+        """
+        with self.errors_named():
+            finish(self._until_written())
+
+    def _until_written(self) -> Steps[None]:
+        return until_written(self._look, self._looks, self.where)
+
+    def _look(self) -> Steps[Look]:
+        (reply,) = yield from self._exchanging([INFO], 1)
+        _raise_first([reply])
+        return look_of(reply)
+
+    def _exchanging(
+        self, pieces: Sequence[bytes | memoryview], number: int, held: Held | None = None
+    ) -> Steps[list[Any]]:
         """Send commands, and read so many replies; errors that Redis answers are among them."""
         held = held or self.connections.take_idle()
         if held is None or not isinstance(held.connection, GatheringUnixConnection):
@@ -213,6 +230,7 @@ class RedisLink:
         with self.errors_named():
             for script in self._scripts.values():
                 self._load(script)
+            self._is_always = is_always(finish(self._exchanging([FSYNC], 1))[0])
 
     def _load(self, script: _Script) -> None:
         log.debug("loading script %s into Redis at %s", script.name, self.where)

@@ -236,13 +236,16 @@ class RedisStore:
 
     def batch(self, step: int) -> BatchRecord | None:
         (blob,) = self._hash_values("batches", [str(step)])
-        return None if blob is None else unpack_batch_record(blob)
+        if blob is None:
+            return None
+        self._link.wait_written()  # whoever assembled it may still be waiting for that
+        return unpack_batch_record(blob)
 
     def commit(self, step: int, checkpointed: int) -> None:
         with self._link.errors_named():
             retained = [int(key) for key in self._link.client.hkeys(self._keys["batches"])]
-        batches = [self.batch(old) for old in sorted(retained) if old <= checkpointed]
-        released = [batch for batch in batches if batch is not None]
+        blobs = self._hash_values("batches", [str(old) for old in sorted(retained) if old <= checkpointed])
+        released = [unpack_batch_record(blob) for blob in blobs if blob is not None]
         args: list[Arg] = [step, checkpointed, FORGET_AFTER_STEPS, len(released)]
         for batch in released:
             args += [batch.step, len(batch.held), *batch.held]
@@ -257,6 +260,7 @@ class RedisStore:
 
     def outcomes(self, after: int, limit: int) -> list[bytes]:
         kept = self._hash_values("outcomes", [str(step) for step in range(after + 1, after + 1 + limit)])
+        self._link.wait_written()
         return [blob for blob in takewhile(lambda blob: blob is not None, kept) if blob is not None]
 
     def selector_state(self) -> SelectorState:

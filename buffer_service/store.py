@@ -180,7 +180,7 @@ class Store(Protocol):
         ...
 
     def batch(self, step: int) -> BatchRecord | None:
-        """A retained batch."""
+        """A retained batch, which a store that outlives its process would still have now."""
         ...
 
     def commit(self, step: int, checkpointed: int) -> None:
@@ -197,7 +197,7 @@ class Store(Protocol):
     # -- what prompt selectors learn from
 
     def outcomes(self, after: int, limit: int) -> list[bytes]:
-        """Packed outcomes of the steps after + 1, after + 2, ...: as far as they are kept without a gap."""
+        """Packed outcomes of the steps after + 1, after + 2, ...: as far as they are kept without a gap. As `batch`."""
         ...
 
     def selector_state(self) -> SelectorState:

@@ -42,6 +42,12 @@ class RedisServer:
         self._process.kill()
         self._process.wait()
 
+    def end(self) -> None:
+        """SIGTERM: it ends in its own way."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(START_TIMEOUT_S)
+
     def stop(self) -> None:
         """End it, if it still runs."""
         if self._process is not None and self._process.poll() is None:

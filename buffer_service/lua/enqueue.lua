@@ -1,4 +1,5 @@
 -- round (step or ''), cursor (or ''), spares (or ''), n, n requests -> how many are new
+run_even_when_full()
 local round, cursor, spares = arg(), arg(), arg()
 if round ~= '' and call('HEXISTS', K.rounds, round) == 1 then return 0 end
 if cursor ~= '' then

@@ -32,7 +32,8 @@ local function frame_key()
 end
 
 -- Redis refuses the first write of a script when memory is full, and none after it, unless that first write frees
--- memory. Scripts that must run then, because the learner drains the buffer through them, begin with this one.
+-- memory. Scripts that must run then, because the learner drains the buffer through them or waits for what they do,
+-- begin with this one.
 local function run_even_when_full()
   call('HDEL', K.meta, '-')
 end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import redis
 
 from bapo.errors import ConfigError, DeadlineError, FullError, StorageError, UnavailableError
-from bapo.types import RolloutRequest
+from bapo.types import Group, Purpose, RolloutRequest
 from bapo.wire import pack_group
 from buffer_service.redis_link import RedisLink
 from tests.buffer_app import serving, small_config
@@ -30,16 +31,21 @@ def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
     server.stop()
 
 
-def large(request: RolloutRequest) -> bytes:
+def large_group(request: RolloutRequest) -> Group:
     """256 kB that say who sent them; 6/8 is above the window of B_high, so that a released batch is really gone."""
-    group = make_group(
+    return make_group(
         rewards="11111100",
         group_id=request.request_id,
         prompt=request.prompt,
+        purpose=request.purpose,
+        step=request.step,
         worker_id=SECRET.decode(),
         lengths=[4000] * 8,
     )
-    return pack_group(group)
+
+
+def large(request: RolloutRequest) -> bytes:
+    return pack_group(large_group(request))
 
 
 def test_a_full_redis_refuses_groups_while_the_learner_drains_it(own_redis: RedisServer) -> None:
@@ -92,6 +98,48 @@ def test_a_learner_that_waits_for_what_a_full_redis_refuses_hears_of_it(own_redi
         raw.config_set("maxmemory", 0)
         client.push([large(request) for request in requests[2:]])
         assert len(client.batch(1, timeout_s=60).entries) == 4
+
+
+def test_fresh_groups_leave_room_for_the_round_that_the_learner_waits_for(own_redis: RedisServer) -> None:
+    """The round of step 1 is not issued yet when fresh groups of 256 kB fill the memory: B = 4 of them are needed."""
+    requests = [make_request(prompt_id=f"p{i}") for i in range(120)]
+    again = [make_request(prompt_id=f"r{i}", purpose=Purpose.REEVALUATE, step=1) for i in range(2)]
+    config = small_config(cadence={"v": 1, "m": 1, "slack": 1000, "wait_for_reevaluation": True})
+    with (
+        redis.Redis.from_url(own_redis.url) as raw,
+        serving(new_store("redis", own_redis.url), config) as client,
+    ):
+        client.enqueue(requests, cursor=120)
+        raw.config_set("maxmemory", raw.info("memory")["used_memory"] + (24 << 20))
+        impatient, stored = type(client)(client.url, retry_s=0.0, full_s=0.0), Counter[str]()
+        with pytest.raises(FullError, match=r"the buffer is full: Redis holds .* buffer\.max_memory_mb"):
+            stored.update(fate for request in requests for fate in impatient.push([large(request)]).values())
+        assert stored["stored"] > 50
+        impatient.reevaluate(1, again)
+        assert impatient.claim("w", limit=9, policy_version=1) == again
+        impatient.push([large(request) for request in again])
+        fates = impatient.batch(1, timeout_s=60).fates
+        assert {fate.group_id for fate in fates} >= {request.request_id for request in again}
+
+
+def test_requests_are_taken_and_a_state_is_restored_when_redis_is_full(own_redis: RedisServer) -> None:
+    """The learner may wait for what they ask; what a restore replaces makes room for what it brings."""
+    store = new_store("redis", own_redis.url)
+    empty = store.image()
+    requests = [make_request(prompt_id=f"p{i}") for i in range(8)]
+    with redis.Redis.from_url(own_redis.url) as raw:
+        assert store.enqueue(requests[:4], cursor=4) == 4
+        store.push([incoming(large_group(request)) for request in requests[:3]])
+        raw.config_set("maxmemory", raw.info("memory")["used_memory"] - 1000)
+        with pytest.raises(FullError):
+            store.push([incoming(answer(requests[3]))])
+        assert store.enqueue(requests, cursor=8) == 4
+        assert store.enqueue_round(1, []) == 0
+        assert store.readiness(1).round_left == 0
+        assert store.claim("w", limit=1, policy_version=1) == [requests[3]]
+        store.restore(empty, ())
+        assert store.status().queued["fresh"] == 0
+        assert store.readiness(1).num_fresh == 0
 
 
 def test_batches_that_wait_for_a_checkpoint_and_fill_redis_are_named_and_end_with_it(own_redis: RedisServer) -> None:

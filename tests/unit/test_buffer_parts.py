@@ -17,7 +17,6 @@ from buffer_service.__main__ import wait_for
 from buffer_service.codec import pack
 from buffer_service.demand import Demand
 from buffer_service.reasons import is_ready, why_not_yet
-from buffer_service.redis_aof import wait_written
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_sockets import send_pieces
 from buffer_service.values import Health, Readiness
@@ -97,49 +96,6 @@ def test_more_pieces_than_one_system_call_takes_arrive() -> None:
 
 
 # -- when a write has left Redis
-
-
-def persistence(*, pending: int, size: int, buffered: int = 0, enabled: int = 1) -> dict[str, int]:
-    return {
-        "aof_enabled": enabled,
-        "aof_pending_bio_fsync": pending,
-        "aof_current_size": size,
-        "aof_buffer_length": buffered,
-    }
-
-
-@pytest.mark.parametrize(
-    ("first", "later", "num_reads"),
-    [
-        (persistence(enabled=0, pending=1, size=0), [], 0),
-        (persistence(pending=0, size=100, buffered=40), [], 0),  # written before the answer
-        (persistence(pending=1, size=100, buffered=0), [], 0),  # nothing is buffered
-        (
-            persistence(pending=1, size=100, buffered=40),
-            [persistence(pending=1, size=139), persistence(pending=1, size=140)],
-            2,
-        ),
-        (persistence(pending=1, size=100, buffered=40), [persistence(pending=0, size=100, buffered=99)], 1),
-        (  # rewritten: the file starts small, with 7 bytes of ours or of others still buffered
-            persistence(pending=1, size=900, buffered=40),
-            [persistence(pending=1, size=50, buffered=7), persistence(pending=1, size=57)],
-            2,
-        ),
-    ],
-)
-def test_a_write_is_acknowledged_when_the_kernel_has_it(
-    first: dict[str, int], later: list[dict[str, int]], num_reads: int
-) -> None:
-    reads = iter(later)
-    wait_written(first, lambda: next(reads))
-    assert len(list(reads)) == len(later) - num_reads
-
-
-def test_a_disk_that_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buffer_service.redis_aof.TIMEOUT_S", 0.02)
-    stuck = persistence(pending=1, size=100, buffered=40)
-    with pytest.raises(UnavailableError, match="its disk is busy"):
-        wait_written(stuck, lambda: stuck)
 
 
 def test_a_redis_that_goes_away_while_the_service_starts_is_waited_for() -> None:

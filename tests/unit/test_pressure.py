@@ -24,6 +24,8 @@ class Measured(MemoryStore):
         super().__init__("run", lease_s=60, max_attempts=3)
         self.held = Memory(used=0, limit=0)
         self.fresh_bytes: int | None = None
+        self.round_left: int | None = None
+        self.num_open = 0
         self.looks = 0
 
     def memory(self) -> Memory:
@@ -32,12 +34,8 @@ class Measured(MemoryStore):
 
     def readiness(self, step: int) -> Readiness:
         found = super().readiness(step)
-        if self.fresh_bytes is None:
-            return found
-        return Readiness(
-            assembled=found.assembled, num_fresh=found.num_fresh, round_left=None, failures_in_a_row=0, last_failure="",
-            num_open=0, fresh_bytes=self.fresh_bytes,
-        )  # fmt: skip
+        fresh_bytes = found.fresh_bytes if self.fresh_bytes is None else self.fresh_bytes
+        return replace(found, round_left=self.round_left, num_open=self.num_open, fresh_bytes=fresh_bytes)
 
 
 class Clock:
@@ -87,6 +85,39 @@ def test_a_twentieth_of_redis_memory_is_kept(used: int, is_full: bool) -> None:
     store.held = Memory(used=used, limit=100 * MB)
     said = why(pressure_of(store))
     assert said == ("Redis holds 95.0 MB, buffer.max_memory_mb (maxmemory) = 100.0" if is_full else "")
+
+
+PAPER = {"v": 1, "m": 1, "slack": 1000, "wait_for_reevaluation": True}
+
+
+def test_memory_is_kept_for_the_round_that_the_next_batch_waits_for() -> None:
+    """All 4 fresh groups are there, of 1 MB each, and 10 re-evaluations are open: 10 of 100 MB are kept for them."""
+    store = Measured()
+    pressure = Pressure(store, small_config(cadence=PAPER, buffer={"max_fresh_groups": 4}), now=Clock())
+    store.fresh_bytes, store.held = 4 * MB, Memory(used=95 * MB, limit=100 * MB)
+    stored(store, "abc")
+    assert why(pressure) == "", "the batch lacks a fresh group"
+    stored(store, "d")
+    assert why(pressure) == "Redis holds 95.0 MB, buffer.max_memory_mb (maxmemory) = 100.0", "no round was issued yet"
+    store.round_left, store.held = 10, Memory(used=85 * MB, limit=100 * MB)
+    kept = "Redis holds 85.0 MB and keeps 10.0 MB for re-evaluations, buffer.max_memory_mb (maxmemory) = 100.0"
+    assert why(pressure) == kept
+    assert pressure.why_starved() == kept
+    store.held = Memory(used=85 * MB - 1, limit=100 * MB)
+    assert why(pressure) == "", "the limit of groups counts when the whole batch is there"
+    store.round_left = 0
+    assert why(pressure) == "4 fresh groups wait, buffer.max_fresh_groups = 4"
+
+
+def test_in_step_order_the_last_open_group_of_a_step_is_taken_when_memory_is_short() -> None:
+    store = Measured()
+    store.held = Memory(used=99, limit=100)
+    pressure = Pressure(store, small_config(cadence={"v": 1, "m": 1, "slack": 0}), now=Clock())
+    stored(store, "abcde")
+    store.num_open = 1
+    assert why(pressure) == ""
+    store.num_open = 0
+    assert why(pressure).startswith("Redis holds ")
 
 
 def test_without_limits_nothing_is_ever_full() -> None:

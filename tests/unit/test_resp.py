@@ -9,7 +9,6 @@ from itertools import chain, repeat
 import pytest
 from redis.exceptions import ConnectionError, InvalidResponse, ResponseError
 
-from buffer_service.redis_aof import aof_fields
 from buffer_service.resp import BulkReader, command, receiver, set_pieces
 
 
@@ -94,8 +93,3 @@ def test_set_carries_its_value_uncopied() -> None:
 
 def test_small_arguments_are_packed_as_redis_wants_them() -> None:
     assert command("MGET", "a", 12) == b"*3\r\n$4\r\nMGET\r\n$1\r\na\r\n$2\r\n12\r\n"
-
-
-def test_the_numbers_of_the_append_only_file_are_found_among_others() -> None:
-    text = b"# Persistence\r\nloading:0\r\naof_enabled:1\r\naof_current_size:120\r\naof_last_write_status:ok\r\n"
-    assert aof_fields(text) == {"aof_enabled": 1, "aof_current_size": 120}
