@@ -6,7 +6,8 @@ A frame is judged by itself in `bapo.wire`; that a group answers its request is 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from bapo.errors import ContractError, Refusal
 from buffer_service.groups import Incoming, PushFate
@@ -16,6 +17,8 @@ from buffer_service.store import Store
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}")
 """Ids of groups and workers; the same as `schemas.Name` for JSON."""
 LABEL = re.compile(f"({NAME.pattern})?")
+KNOWN_S = 1.0
+"""For so long a version counts as published without asking: another service may restore a state of lower ones."""
 PROMPT_ID = re.compile(r"[!-~]{1,128}")
 """No blanks: an id is a word of the string by which a group is compared with its request."""
 
@@ -23,10 +26,11 @@ PROMPT_ID = re.compile(r"[!-~]{1,128}")
 class Intake:
     """The checks of one service. Raises, everywhere: ContractError."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, now: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._now = store, now
         self._newest = 0
-        """A version that the learner can have published by now; only rises, so that it is rarely asked for."""
+        """A version that the learner can have published; rises, so that it is rarely asked for."""
+        self._asked_at = -KNOWN_S
 
     def checking(self, groups: Sequence[Incoming]) -> Steps[None]:
         """All groups of one push, before any is stored; in steps."""
@@ -38,7 +42,8 @@ class Intake:
                 message = f"group {group.record.group_id} is there twice in this push, with two contents"
                 raise ContractError(message, Refusal.OTHER_CONTENT)
         newest = max(groups, key=lambda group: group.newest_version, default=None)
-        if newest is not None and newest.newest_version > self._newest:
+        is_known = self._now() - self._asked_at < KNOWN_S
+        if newest is not None and not (is_known and newest.newest_version <= self._newest):
             yield BLOCKS
             self._check_version(newest)
 
@@ -69,7 +74,7 @@ class Intake:
                 f"learner has published {published} at most: it reports its progress before workers use a version",
                 Refusal.FUTURE_VERSION,
             )
-        self._newest = published
+        self._newest, self._asked_at = published, self._now()
 
 
 def _check_names(group: Incoming) -> None:
