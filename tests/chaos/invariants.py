@@ -86,6 +86,31 @@ def steps_follow_each_other(found: Evidence) -> Iterator[str]:
         fresh = _inputs(batch, "fresh")
         if len(fresh) != size or len(batch["trained"]) > size:
             yield f"batch {step} has {len(fresh)} fresh groups and trains {len(batch['trained'])}, B = {size}"
+    yield from _commits_follow_batches(found)
+
+
+def _commits_follow_batches(found: Evidence) -> Iterator[str]:
+    """A commit is of a batch that the learner had got, and of the next step; or of one behind the newest checkpoint,
+    from which a learner that died goes on."""
+    got: set[int] = set()
+    last = checkpointed = 0
+    for line in found.lines:
+        if line["event"] == "batch":
+            got.add(line["step"])
+        elif line["event"] == "resume":
+            last = checkpointed = line["step"]
+        elif line["event"] == "commit":
+            step = line["step"]
+            if step not in got:
+                yield f"step {step} was committed before the learner got its batch"
+            if not checkpointed < step <= last + 1:
+                yield f"step {step} was committed after step {last}, with a checkpoint of step {checkpointed}"
+            last, checkpointed = step, max(checkpointed, line["upto"])
+    # A learner that dies between its checkpoint and the commit says by its resume that it is done with the step.
+    resumed = max((line["step"] for line in found.of("resume")), default=0)
+    committed = {line["step"] for line in found.of("commit")} | set(range(resumed + 1))
+    if missing := [step for step in list(found.batches)[:-1] if step not in committed]:
+        yield f"later batches were asked for, but these were not committed: {_some(map(str, missing))}"
 
 
 def tables_equal_algorithm_1(found: Evidence) -> Iterator[str]:

@@ -95,6 +95,10 @@ def test_a_sound_run_passes_and_uses_every_part_of_the_algorithm(sound: Evidence
     assert sound.stored.bad
 
 
+def test_a_learner_that_dies_and_goes_on_behind_its_checkpoint_is_sound(sound: Evidence) -> None:
+    assert violations(a_learner_that_goes_on(sound)) == []
+
+
 Change = Callable[[Evidence], Evidence]
 
 
@@ -136,6 +140,37 @@ def repeat_first_group(found: Evidence) -> Evidence:
     return replace(found, lines=lines)
 
 
+def first_commit_first(found: Evidence) -> Evidence:
+    """Step 1 is committed at the very beginning."""
+    first = found.of("commit")[0]
+    return replace(found, lines=[first, *(line for line in found.lines if line is not first)])
+
+
+def without_commit_of_step_5(found: Evidence) -> Evidence:
+    """As if step 4 had been committed twice, and step 5 never."""
+    lines = deepcopy(list(found.lines))
+    for line in lines:
+        if line["event"] == "commit" and line["step"] == 5:
+            line["step"] = 4
+    return replace(found, lines=lines)
+
+
+def a_learner_that_goes_on(found: Evidence) -> Evidence:
+    """Behind step 8 it dies and goes on after its checkpoint of step 6; the commit of step 10 is left to a resume."""
+    lines = []
+    for line in found.lines:
+        if line["event"] == "commit" and line["step"] == 10:
+            lines.append({**line, "event": "resume"})
+            continue
+        lines.append(line)
+        if line["event"] == "commit" and line["step"] == 8:
+            again = [
+                other for other in found.lines if other["event"] in ("batch", "commit") and other["step"] in (7, 8)
+            ]
+            lines += [{"at": line["at"], "who": "learner", "event": "resume", "step": 6}, *again]
+    return replace(found, lines=lines)
+
+
 def without_a_fresh_frame(found: Evidence) -> Evidence:
     kept = {key: digest for key, digest in found.stored.frames.items() if key != min(found.stored.fresh)}
     return replace(found, stored=replace(found.stored, frames=kept))
@@ -156,6 +191,10 @@ WRONG: dict[str, Change] = {
     ),
     "steps_follow_each_other": lambda found: replace(found, lines=[x for x in found.lines if x.get("step") != 5]),
     "steps_follow_each_other (B)": with_line("batch", lambda line: line["fates"].pop(0), at=0),
+    "steps_follow_each_other (a commit in another order)": with_line("commit", lambda line: line.update(step=9), at=7),
+    "steps_follow_each_other (a commit before its batch)": first_commit_first,
+    "steps_follow_each_other (not committed)": without_commit_of_step_5,
+    "steps_follow_each_other (behind its checkpoint)": with_line("commit", lambda line: line.update(upto=7), at=5),
     "tables_equal_algorithm_1": with_line("batch", swap_origins, at=8),
     "tables_equal_algorithm_1 (r_tot)": with_line("batch", lambda line: line.update(r_tot=0.123), at=8),
     "tables_equal_algorithm_1 (B_bad)": with_stored(bad=lambda bad: bad[1:]),
@@ -171,6 +210,14 @@ WRONG: dict[str, Change] = {
     "nothing_leaks (an evaluation that is over)": with_stored(refs=lambda refs: {**refs, "evaluate-000001-0": 1}),
     "nothing_leaks (a frame)": with_stored(frames=lambda frames: {**frames, "orphan": "content"}),
 }
+
+
+def test_a_commit_that_is_out_of_order_is_named(sound: Evidence) -> None:
+    sentences = violations(WRONG["steps_follow_each_other (a commit in another order)"](sound))
+    assert "steps_follow_each_other: step 9 was committed after step 7, with a checkpoint of step 5" in sentences
+    assert violations(without_commit_of_step_5(sound))[-1] == (
+        "steps_follow_each_other: later batches were asked for, but these were not committed: 5"
+    )
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -62,7 +62,7 @@ def without_the_lost_future(found: Evidence) -> Evidence:
     def counts(line: Line) -> bool:
         if line["at"] > resume["at"]:
             return True
-        if line["event"] == "batch":
+        if line["event"] in ("batch", "commit"):
             return bool(line["step"] <= resume["step"])
         return bool(line["event"] not in ("asked", "acknowledged"))  # these promises are what was lost
 
