@@ -150,7 +150,8 @@ def full(url: str) -> Iterator[None]:
 
 
 def test_what_drains_the_buffer_goes_on_when_redis_is_full(redis_store: RedisStore, redis_url: str) -> None:
-    """Each call is the first write of its script; none of them may be refused, for they make room."""
+    """Each call is the first write of its script; none of them may be refused: they make room, or ask for groups that
+    the learner may wait for."""
     store = redis_store
     stored(store, "abcdef")
     evaluation = make_request(request_id="e", purpose=Purpose.EVALUATE, label="cd@1")
@@ -159,8 +160,11 @@ def test_what_drains_the_buffer_goes_on_when_redis_is_full(redis_store: RedisSto
     with full(redis_url):
         with pytest.raises(FullError):
             store.push([incoming(answer(make_request(prompt_id="x")))])
-        with pytest.raises(FullError):
-            store.enqueue([make_request(prompt_id="more")], cursor=None)
+        assert (
+            store.enqueue([make_request(prompt_id="z"), make_request(prompt_id="more", min_version=9)], cursor=7) == 1
+        )
+        assert store.enqueue_round(1, []) == 0
+        assert store.readiness(1).round_left == 0
         assert len(store.claim("w", limit=9, policy_version=1)) == 4
         assert store.renew("w", ["g-x"]) == ["g-x"]
         assert store.fail("w", "g-y", reason="engine", detail="") == "requeued"
