@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -83,8 +84,8 @@ def test_the_test_of_a_module_imports_it(module: str, where: str) -> None:
 def test_a_modules_own_parser_takes_the_line(page: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parse_args = argparse.ArgumentParser.parse_args
 
-    def parse_and_stop(parser: argparse.ArgumentParser) -> None:
-        parse_args(parser)
+    def parse_and_stop(parser: argparse.ArgumentParser, *arguments: Any) -> None:
+        parse_args(parser, *arguments)
         raise ParsedError
 
     words = shlex.split(line)[3:]
