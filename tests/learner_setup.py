@@ -132,6 +132,19 @@ def with_experts(batch: Batch) -> Batch:
     return dataclasses.replace(batch, entries=tuple(entries))
 
 
+def with_strangers(batch: Batch, *numbers: int) -> Batch:
+    """In these groups one token of the first row was much likelier for who sampled it, one of the third much less."""
+    entries = list(batch.entries)
+    for number in numbers:
+        group = entries[number].group
+        logprobs, starts = group.rollout_logprobs.copy(), np.cumsum(group.lengths) - group.lengths
+        logprobs[starts[0]] /= 2
+        logprobs[starts[2]] *= 2
+        fields = {name: getattr(group, name) for name in Group.__slots__} | {"rollout_logprobs": logprobs}
+        entries[number] = dataclasses.replace(entries[number], group=Group(**fields))
+    return dataclasses.replace(batch, entries=tuple(entries))
+
+
 def with_truncated(batch: Batch) -> Batch:
     """The second row of every second group reached the limit."""
     entries = list(batch.entries)

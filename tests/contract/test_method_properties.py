@@ -2,7 +2,8 @@
 
 That two ranks give what one gives: tests/integration/test_fsdp.py, for all that presets are made of. That no item is
 twice in a batch, that it has at most B, and that a restored run has the same ones: test_composers.py,
-test_composer_resume.py and test_selectors.py. That `decoupled` is `direct` where pi_theta_t sampled: test_losses.py.
+test_composer_resume.py and test_selectors.py; and a killed one: tests/integration/test_paper_order.py,
+test_selector_restart.py and test_budget_resume.py. That `decoupled` is `direct` where pi_theta_t sampled: test_loss.py.
 """
 
 from __future__ import annotations

@@ -29,23 +29,24 @@ from tests.learner_setup import (
     make_updater,
     random_batch,
     with_experts,
+    with_strangers,
     with_supervised,
     with_truncated,
 )
 
 Sections = dict[str, dict[str, Any]]
 
-FEW_STEPS: Sections = {
-    "loss": {"kl_restart_step": 1},
+NEARER: Sections = {
+    "loss": {"kl_restart_step": 1, "importance_veto": 0.2},
     "shaping": {"overlong_cache": 8, "length_warmup_steps": 1},
 }
-"""What replaces a preset's own number of steps or tokens where it has one, so that two steps of 24 tokens show it."""
+"""What replaces a preset's own steps, tokens and bound where it has them, so that two steps of 24 tokens reach them."""
 
 IN_NO_PRESET: dict[str, tuple[str, Sections]] = {
     "two_term": ("repo", {"loss": {"aggregation": "two_term"}}),
     "on_policy": ("luffy", {"loss": {"advantage_pool": "on_policy"}}),
     "overlong_filter": ("dapo", {"shaping": {"overlong_filter": True, "overlong_factor": 0.5}}),
-    "uncapped": ("tis", {"loss": {"importance_cap": None}}),
+    "uncapped": ("tis-sequence", {"loss": {"importance_cap": None}}),
     "balanced_code": ("balanced-clip", {"loss": {"balanced_metric": "code", "balanced_target": 1.0}}),
     "balanced_gradient": ("balanced-clip", {"loss": {"balanced_metric": "gradient"}}),
     "k1": ("bapo", {"loss": {"kl_estimator": "k1", "kl_coef": 0.1}}),
@@ -59,8 +60,8 @@ def sections_of(preset: str) -> Sections:
     """The loss of a preset and the rewards that it sees."""
     config = load_config([preset], [])
     found = {"loss": config.loss.model_dump(), "shaping": config.shaping.model_dump()}
-    for section, fewer in FEW_STEPS.items():
-        found[section] |= {key: value for key, value in fewer.items() if found[section][key]}
+    for section, nearer in NEARER.items():
+        found[section] |= {key: value for key, value in nearer.items() if found[section][key]}
     return found
 
 
@@ -93,7 +94,8 @@ def main(model_path: str, run: str, num_ranks: str) -> None:
 
 def mixed_batch(model: PreTrainedModel, step: int) -> Batch:
     """Two mini-batches of three: all origins, rows of experts, replayed and truncated ones, an entry of kind sft."""
-    return with_supervised(with_truncated(with_experts(random_batch(model, num_groups=6, step=step))), 1)
+    batch = with_strangers(random_batch(model, num_groups=6, step=step), 0, 4)
+    return with_supervised(with_truncated(with_experts(batch)), 1)
 
 
 def numbers_of(config: Config, world: World, run: Path, batches: list[Batch]) -> list[float]:

@@ -146,6 +146,7 @@ def test_two_ranks_give_the_losses_of_one_for_every_method(model: Path, tmp_path
     [alone] = spawn_ranks("methods_rank", [str(model), str(tmp_path), "1"], 1)
     first, second = spawn_ranks("methods_rank", [str(model), str(tmp_path), "2"], 2)
     assert alone.keys() == METHODS.keys()
+    assert len({tuple(numbers) for numbers in alone.values()}) == len(METHODS), "a choice that changed nothing"
     assert first == second, "every rank reports the numbers of all"
     for method, numbers in alone.items():
         np.testing.assert_allclose(first[method], numbers, rtol=1e-3, atol=1e-5, err_msg=method)

@@ -22,6 +22,7 @@ DETERMINISTIC = [
     "--cadence.slack", "0", "--rollout.engine_options", '{clock = "step", latency_s = 0.05}',
     "--task.options", "{num_train = 120, num_held_out = 20}", "--evaluation.every", "0",
     "--supervision.first_pause_s", "0.1", "--selector.pool_ratio", "4.0", "--selector.reference_prompts", "12",
+    "--selector.curriculum_steps", "20",
 ]  # fmt: skip
 
 
@@ -52,7 +53,7 @@ def newest_step(run: RunDirectory) -> int:
     return int(rows[-1]["step"]) if rows else 0
 
 
-@pytest.mark.parametrize("selector", ["mopps", "dots"])
+@pytest.mark.parametrize("selector", ["mopps", "dots", "kimi"])
 def test_scheduler_and_learner_killed_in_the_middle_change_no_prompt(
     processes: list[subprocess.Popen[str]], tmp_path: Path, selector: str
 ) -> None:
