@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table as Shown
 from rich.text import Text
 
 from bapo.errors import ConfigError
@@ -49,6 +47,7 @@ def compare(
               bapo compare outputs/study-countdown
               bapo compare outputs/study-countdown --against dapo --against bapo
     """
+    from bapo.commands.terminal_tables import print_table
     from bapo.comparison import contrasts
     from bapo.comparison.gather import gather
     from bapo.comparison.page import as_markdown
@@ -68,13 +67,7 @@ def compare(
     for line in remarks(compared):
         console.print(Text(line, "yellow"))
     for table in tables:
-        shown = Shown(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in table.header:
-            shown.add_column(name, overflow="fold")
-        for row in table.rows:
-            shown.add_row(*row)
-        console.print(shown)
-        console.print(Text(f"{table.note}\n", "bright_black"))
+        print_table(console, table)
 
 
 def report(

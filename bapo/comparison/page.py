@@ -116,8 +116,13 @@ def _lead(compared: Compared) -> str:
     return (
         f"{runs} runs of {len(compared.methods)} methods: {config.model.path}, task {config.task.name}, "
         f"{config.run.num_steps} learner steps of {config.algorithm.batch_size} prompts x "
-        f"{config.algorithm.group_size} responses; compared with {compared.reference.label}"
+        f"{config.algorithm.group_size} responses; compared with {' and '.join(_references(compared))}"
     )
+
+
+def _references(compared: Compared) -> list[str]:
+    labels = {method.name: method.label for method in compared.methods}
+    return [labels[name] for name in compared.references] or [compared.reference.label]
 
 
 def _remarks(compared: Compared) -> Iterator[str]:

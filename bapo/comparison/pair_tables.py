@@ -55,7 +55,7 @@ def table_equal_responses(compared: Compared) -> Table:
         "is no answer. Prompts: those that all measurements used have, fewer during a run than at its end. Accuracies "
         "are on these prompts, the method's : the reference's."
     )
-    header = ("method", "against", "split", "difference", "responses", "prompts", "seeds", "accuracies")
+    header = ("method", "against", "split", "difference", "budget", "prompts x seeds", "accuracies")
     return Table(key="equal-responses", title="At equal responses", header=header, rows=tuple(rows), note=note)
 
 
@@ -85,7 +85,9 @@ def factor(value: float) -> str:
         return f">x{EXTREME}"
     if 0 < value < 1 / EXTREME:
         return f"<x{1 / EXTREME}"
-    return f"x{value:.2f}" if 0.1 <= value < 10 else f"x{value:.3g}"
+    if value >= 10:
+        return f"x{value:.3g}"
+    return f"x{value:.2f}" if value >= 0.1 else f"x{value:.2g}"
 
 
 def _kind_of_test(compared: Compared) -> str:
@@ -99,11 +101,10 @@ def _kind_of_test(compared: Compared) -> str:
 
 def _equal_cells(found: AtEqualResponses | str) -> tuple[str, ...]:
     if isinstance(found, str):
-        return (found, DASH, DASH, DASH, DASH)
+        return (found, DASH, DASH, DASH)
     accuracies = f"{percent(found.method)} : {percent(found.reference)}"
-    return (
-        points(found.difference), count(found.budget), str(found.num_prompts), str(len(found.seeds)), accuracies
-    )  # fmt: skip
+    sample = f"{found.num_prompts} x {len(found.seeds)}"
+    return (points(found.difference), count(found.budget), sample, accuracies)
 
 
 def _need_cells(found: Need) -> tuple[str, str, str]:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from bapo.cli import app
 from bapo.comparison.contrasts import against, both_ways, contrasts
 from bapo.comparison.gather import Compared, Measured, Method, gather
+from bapo.comparison.page import write_comparison
 from bapo.comparison.pair_tables import factor, table_equal_responses, table_responses_for
 from bapo.comparison.responses import at_equal_responses, first_crossing, means_at, responses_for
 from bapo.comparison.tables import all_tables, table_2, table_settings
@@ -117,6 +118,13 @@ def test_the_commands_take_against(tmp_path: Path) -> None:
     assert "--against compares methods, and this is one run" in str(error)
 
 
+def test_a_report_names_all_its_references(tmp_path: Path) -> None:
+    compared = against(make_methods(tmp_path, "grpo", "dapo", "bapo"), ["bapo", "dapo"])
+    page = write_comparison(compared, tmp_path / "report", paper=False).read_text()
+    assert "compared with bapo and dapo" in page
+    assert "<td>grpo</td><td>dapo</td>" in page
+
+
 # -- one run at a number of responses
 
 
@@ -194,7 +202,7 @@ def test_at_equal_responses_methods_are_paired_by_seed_and_prompt(tmp_path: Path
     assert not isinstance(opposite, str)
     assert opposite.difference.mean == pytest.approx(-0.25)
     rows = table_equal_responses(gather([run.directory.path for m in (plain, ours) for run in m.runs])).rows
-    assert rows == (("ours", "plain", "cd4", "+25.0 [-51.1, +101.1]", "16", "2", "2", "43.8 : 18.8"),)
+    assert rows == (("ours", "plain", "cd4", "+25.0 [-51.1, +101.1]", "16", "2 x 2", "43.8 : 18.8"),)
 
 
 def test_seeds_of_one_method_that_spent_unequally_share_one_budget(tmp_path: Path) -> None:
@@ -219,7 +227,7 @@ def test_a_seed_without_an_answer_is_not_left_out_silently(tmp_path: Path) -> No
     ours, plain = methods_of(tmp_path)
     assert at_equal_responses(ours, plain, "cd4") == "plain-s2 was last measured after 8 responses, before 16"
     rows = table_equal_responses(gather([run.directory.path for m in (plain, ours) for run in m.runs])).rows
-    assert rows[0][3:] == ("plain-s2 was last measured after 8 responses, before 16", "-", "-", "-", "-")
+    assert rows[0][3:] == ("plain-s2 was last measured after 8 responses, before 16", "-", "-", "-")
 
 
 def test_methods_without_a_seed_or_prompts_in_common_say_so(tmp_path: Path) -> None:
@@ -270,7 +278,7 @@ def test_the_factor_is_a_geometric_mean_over_seeds_with_their_interval(tmp_path:
     assert found.ratio.low == pytest.approx(math.sqrt(2) / 2 ** (12.7062 / 2), rel=1e-4)
     (row,) = table_responses_for(compared).rows
     assert row == (
-        "ours", "plain", "cd4", "x1.41 [x0.0173, x116]", "2 of 2", "s1 16 : 16 x1.00, s2 32 : 16 x2.00"
+        "ours", "plain", "cd4", "x1.41 [x0.017, x116]", "2 of 2", "s1 16 : 16 x1.00, s2 32 : 16 x2.00"
     )  # fmt: skip
 
 
@@ -329,7 +337,7 @@ def test_without_a_measurement_before_training_there_is_no_crossing(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("value", "want"),
-    [(0.0, "x0"), (0.0005, "<x0.001"), (0.0173, "x0.0173"), (0.66, "x0.66"), (24.4, "x24.4"), (2e5, ">x1000")],
+    [(0.0, "x0"), (0.0005, "<x0.001"), (0.0173, "x0.017"), (0.66, "x0.66"), (24.4, "x24.4"), (2e5, ">x1000")],
 )
 def test_factors_are_short(value: float, want: str) -> None:
     assert factor(value) == want
