@@ -54,5 +54,9 @@ async def keep(round_: Version, request: Request, here: Here, through: Annotated
 
     A state of an older round is ignored.
     """
-    data = await read_body(request, MOST_STATE_BYTES)
-    await in_thread(here.service.keep_selector_state, SelectorState(round=round_, through=through, data=bytes(data)))
+    body = await read_body(request, MOST_STATE_BYTES)
+
+    def keep_it() -> None:  # copying may take a tenth of a second
+        here.service.keep_selector_state(SelectorState(round=round_, through=through, data=bytes(body)))
+
+    await in_thread(keep_it)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
 
+import psutil
 import pytest
+import urllib3
 
 from bapo import gate
 from bapo.clients import BufferClient
@@ -14,6 +18,7 @@ from bapo.wire import pack_group
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, new_store
 from tests.factories import make_request
+from tests.patience import wait_until
 
 LARGE = 200_000
 """Beyond what is read with the headers: such a body goes to a worker thread straight from the socket."""
@@ -121,3 +126,39 @@ def test_an_upgrade_to_a_websocket_is_not_taken(client: BufferClient) -> None:
     )
     assert 101 not in statuses(heard)
     assert is_sound(client)
+
+
+MB = 1 << 20
+RESTORE = b"POST /restore HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\nContent-Length: %d\r\n\r\n"
+SELECTOR = b"PUT /selector/1?through=0 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+CASES = [(RESTORE, 512 * MB), (SELECTOR, 256 * MB), (RESTORE, 16384 * MB)]
+
+
+@pytest.mark.parametrize(("head", "declared"), CASES, ids=["restore", "selector", "the most"])
+def test_memory_follows_what_came_not_what_was_declared(client: BufferClient, head: bytes, declared: int) -> None:
+    address = client.url.removeprefix("http://").split(":")
+    process = psutil.Process()
+    before = process.memory_info().rss
+    with socket.create_connection((address[0], int(address[1])), timeout=60.0) as connection:
+        connection.sendall(head % declared + b"x" * MB)
+        for _ in range(3):  # the event loop has read the head by then, and answers others
+            assert client.status().fresh_ready == 0
+        assert process.memory_info().rss - before < 100 * MB
+    assert is_sound(client)
+
+
+@pytest.mark.parametrize("head", [RESTORE, SELECTOR], ids=["restore", "selector"])
+def test_a_sender_that_leaves_in_the_middle_is_a_refusal_and_no_failure(
+    client: BufferClient, head: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    exchange(client, head % (2 * MB) + b"x" * MB, half_close=True)
+    wait_until(lambda: refused(client) == 1, what="the service has counted the body that was cut off")
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+    assert is_sound(client)
+
+
+def refused(client: BufferClient) -> float:
+    """Bodies whose length was not the declared one."""
+    text = urllib3.request("GET", client.url + "/metrics", retries=False).data.decode()
+    found = re.search(r'bapo_refused_requests_total\{reason="length"\} (\S+)', text)
+    return float(found[1]) if found else 0.0
