@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from bapo.asynchronous import in_thread, with_arguments_of
 from bapo.batch_reader import BatchReader
+from bapo.call_sizes import MOST_RENEWALS, MOST_REQUESTS, in_parts
 from bapo.messages import (
     BufferStatus,
     WorkerLeases,
@@ -79,13 +80,15 @@ class BufferClient:
         """Ask for groups; a request id that was asked for before is ignored.
 
         Args:
-            cursor: fresh requests ever enqueued, these included; stored with them, only rises, and a cursor that is
-                not above the stored one adds nothing (another scheduler was there first).
+            cursor: fresh requests ever enqueued, these included; one that is not above the stored one adds nothing.
             spares: those of them beyond B per step; stored with the cursor.
         Returns: how many were new.
         """
-        body = {"requests": [request_map(request) for request in requests], "cursor": cursor, "spares": spares}
-        return int(self._peer.call("POST", "/requests", body=body).json()["accepted"])
+        accepted = 0
+        for part in in_parts(requests, MOST_REQUESTS) if cursor is None else [requests]:  # a cursor stands for all
+            body = {"requests": [request_map(request) for request in part], "cursor": cursor, "spares": spares}
+            accepted += int(self._peer.call("POST", "/requests", body=body).json()["accepted"])
+        return accepted
 
     def claim(self, worker_id: str, *, limit: int, policy_version: int, wait_s: float = 0.0) -> list[RolloutRequest]:
         """Lease at most `limit` requests that weights of `policy_version` may answer.
@@ -115,8 +118,11 @@ class BufferClient:
 
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
         """Keep leases for another `buffer.lease_s`; returns the ids that the worker still holds."""
-        body = {"worker_id": worker_id, "request_ids": list(request_ids)}
-        return list(self._peer.call("POST", "/requests/renew", body=body).json()["request_ids"])
+        held: list[str] = []
+        for part in in_parts(list(request_ids), MOST_RENEWALS):
+            body = {"worker_id": worker_id, "request_ids": part}
+            held += self._peer.call("POST", "/requests/renew", body=body).json()["request_ids"]
+        return held
 
     def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str = "") -> None:
         """A group could not be sampled or graded: it is asked for again, whole, up to `buffer.max_attempts` times.
@@ -135,12 +141,10 @@ class BufferClient:
     def push(self, frames: Sequence[bytes]) -> dict[str, str]:
         """Hand over groups; returns only when they are in Redis.
 
-        Args:
-            frames: from `bapo.wire.pack_group`.
+        Args: frames: from `bapo.wire.pack_group`; more than 1,024 or 32 MiB of them travel in several calls.
         Returns: group id -> `stored`; `duplicate` (it was there already); `stale` (older weights than the request
             admits: it is asked for again); `unknown` (never asked for, or long forgotten). None needs a second push.
-        Raises: ContractError when one frame is malformed or answers another request than it says; nothing is
-            stored then.
+        Raises: ContractError when one frame is malformed or contradicts its request; nothing of its call is stored.
         """
         return push_all(self._peer, frames, full_s=self._full_s)
 
@@ -276,8 +280,8 @@ class BufferClient:
 class AsyncBufferClient:
     """The same for asyncio: every method of `BufferClient`, awaited; the call itself runs in a thread of its own.
 
-    A task that is cancelled stops waiting; its call goes on unheard, and may be repeated as if nothing had happened.
-    What a cancelled claim has leased is given to the worker's next claim by this client.
+    A task that is cancelled stops waiting; its call goes on. What a cancelled claim has leased is given to the worker's
+    next claim by this client.
     """
 
     @with_arguments_of(BufferClient.__init__)

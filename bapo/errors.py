@@ -68,6 +68,8 @@ class Refusal(StrEnum):
     """A body without a declared length, or of another one."""
     TOO_LARGE = "too_large"
     """A body of more bytes than are taken."""
+    TOO_MANY = "too_many"
+    """More groups, or requests, than one call may have."""
     TOO_SLOW = "too_slow"
     """A body that did not go on."""
     NO_TOKEN = "no_token"  # noqa: S105

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 
+from bapo.call_sizes import MOST_GROUPS
 from bapo.errors import ContractError, FullError
 from bapo.peer import Peer
 from bapo.types import Purpose
@@ -17,7 +18,7 @@ from bapo.wire import read_group_header
 log = logging.getLogger(__name__)
 
 MOST_PUSH_BYTES = 32 << 20
-"""More frames than this travel in several calls."""
+"""More than this travels in several calls."""
 ROOM_S = 10.0
 """How long one question for room stays open."""
 
@@ -64,7 +65,7 @@ def _push_when_there_is_room(peer: Peer, frames: Sequence[bytes], full_s: float)
 
 
 def _parts(frames: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Frames in parts of at most MOST_PUSH_BYTES, at least one frame each."""
+    """Frames in parts of at most MOST_PUSH_BYTES and MOST_GROUPS, at least one frame each."""
     if not frames:
         return
     part: list[bytes] = []
@@ -72,7 +73,7 @@ def _parts(frames: Sequence[bytes]) -> Iterator[list[bytes]]:
     for frame in frames:
         if not frame:
             raise ContractError("a frame is empty")
-        if part and size + len(frame) > MOST_PUSH_BYTES:
+        if part and (size + len(frame) > MOST_PUSH_BYTES or len(part) == MOST_GROUPS):
             yield part
             part, size = [], 0
         part.append(frame)

@@ -9,7 +9,8 @@ stops this; the body is read to its end, refused as a whole, and what was handed
 
 from __future__ import annotations
 
-from bapo.errors import BapoError
+from bapo.call_sizes import MOST_GROUPS
+from bapo.errors import BapoError, ContractError, Refusal
 from bapo.frames import split_frames, whole_frames
 from bapo.wire import check_group
 from buffer_service.groups import Incoming, record_of
@@ -32,7 +33,7 @@ class Arrival:
             return
         try:
             for frame in whole_frames(body[self._end :]):
-                self._groups.append(incoming(frame))
+                _add(self._groups, frame)
                 self._end += len(frame)
                 self.upload.put(frame)
         except BapoError as error:
@@ -49,11 +50,21 @@ class Arrival:
         """All groups of the whole body. Raises: ContractError for a malformed one; UnavailableError."""
         if self._error is not None:
             raise self._error
-        return [*self._groups, *(incoming(frame) for frame in split_frames(memoryview(body)[self._end :]))]
+        groups = [*self._groups]
+        for frame in split_frames(memoryview(body)[self._end :]):
+            _add(groups, frame)
+        return groups
 
     def give_up(self) -> None:
         """The push is refused, or its sender has gone. Blocks."""
         self.upload.drop()
+
+
+def _add(groups: list[Incoming], frame: memoryview) -> None:
+    if len(groups) == MOST_GROUPS:
+        message = f"more than {MOST_GROUPS} groups in one push: send them in several"
+        raise ContractError(message, Refusal.TOO_MANY)
+    groups.append(incoming(frame))
 
 
 def incoming(frame: memoryview) -> Incoming:

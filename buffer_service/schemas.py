@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator
 
+from bapo.call_sizes import MOST_RENEWALS, MOST_REQUESTS
 from bapo.frames import require_plain
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.codec import pack
@@ -93,10 +94,24 @@ class RequestBody(Body):
         return RolloutRequest(**fields, purpose=self.purpose, prompt=Prompt(**self.prompt.model_dump()))
 
 
+def _at_most(most: int) -> BeforeValidator:
+    """Refuse a longer list before its items are looked at."""
+
+    def counted(items: Any) -> Any:
+        if isinstance(items, list) and len(items) > most:
+            raise ValueError(f"{len(items)} in one call; at most {most} are taken: send them in several")
+        return items
+
+    return BeforeValidator(counted)
+
+
+Requests = Annotated[list[RequestBody], Field(max_length=MOST_REQUESTS), _at_most(MOST_REQUESTS)]
+
+
 class EnqueueBody(Body):
     """Requests, how many fresh ones were ever enqueued, these included, and how many of those are spares."""
 
-    requests: list[RequestBody]
+    requests: Requests
     cursor: int | None = Field(None, ge=0, lt=1 << 53)
     spares: int | None = Field(None, ge=0, lt=1 << 53)
 
@@ -104,7 +119,7 @@ class EnqueueBody(Body):
 class RoundBody(Body):
     """The requests of one re-evaluation round; none is allowed."""
 
-    requests: list[RequestBody]
+    requests: Requests
 
 
 class ClaimBody(Body):
@@ -131,7 +146,7 @@ class RenewBody(Body):
     """Leases that a worker still works on."""
 
     worker_id: Name
-    request_ids: list[Name]
+    request_ids: Annotated[list[Name], Field(max_length=MOST_RENEWALS), _at_most(MOST_RENEWALS)]
 
 
 class FailBody(Body):

@@ -13,6 +13,7 @@ from bapo.algorithms.fresh_schedule import FreshSchedule
 from bapo.algorithms.frozen import Frozen as Frozen
 from bapo.algorithms.levels import levels_within
 from bapo.algorithms.replay_settings import ReplayConfig
+from bapo.call_sizes import MOST_REQUESTS
 
 
 class AlgorithmConfig(Frozen):
@@ -54,7 +55,7 @@ class AlgorithmConfig(Frozen):
     """Most prompts in B_bad, first in first out; default B (ADR 0004)."""
     high_window: int = Field(3, ge=1)
     """S: B_high holds groups of this many latest steps."""
-    max_reevaluated: int = Field(128, ge=1)
+    max_reevaluated: int = Field(128, ge=1, le=MOST_REQUESTS)
     """M: most hard prompts that are asked again at one re-evaluation."""
     hard_choice: Literal["uniform", "gain"] = "uniform"
     """Which of more than M hard prompts are asked again: drawn uniformly, or those of the largest expected gain

@@ -203,6 +203,33 @@ def test_one_lease_has_one_answer(client: BufferClient) -> None:
     assert refusals(client)["other_content"] >= 1
 
 
+def test_a_push_of_too_many_groups_is_refused(client: BufferClient) -> None:
+    requests = [make_request(prompt_id=f"p{i}") for i in range(1025)]
+    client.enqueue(requests)
+    frames, before = [pack_group(answer(request)) for request in requests], refusals(client).get("too_many", 0.0)
+    reply = raw(client, "POST", "/groups", body=b"".join(frames))
+    assert (reply.status, reply.json()["message"]) == (422, "more than 1024 groups in one push: send them in several")
+    assert (refusals(client)["too_many"], client.status().fresh_ready) == (before + 1, 0)
+    assert set(client.push(frames).values()) == {"stored"}  # the client sends them in two parts
+    assert client.status().fresh_ready == 1025
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "most", "item"),
+    [
+        ("/requests", "requests", 16_384, {}),
+        ("/reevaluations/4", "requests", 16_384, {}),
+        ("/requests/renew", "request_ids", 4096, "a"),
+    ],
+)
+def test_a_list_that_is_too_long_is_refused_and_says_by_how_much(
+    client: BufferClient, path: str, key: str, most: int, item: Any
+) -> None:
+    reply = raw(client, "POST", path, json={key: [item] * (most + 1), "worker_id": "w"})
+    assert reply.status == 422
+    assert f"body.{key}: Value error, {most + 1} in one call; at most {most} are taken" in reply.json()["message"]
+
+
 def request_json(**changes: Any) -> dict[str, Any]:
     fields = request_map(make_request(prompt_id="new"))
     return {**fields, **changes}

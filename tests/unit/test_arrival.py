@@ -54,6 +54,15 @@ def ids(arrival: Arrival) -> list[str]:
     return [group.record.group_id for group in arrival.groups(BODY)]
 
 
+@pytest.mark.parametrize("came", [0, 2, 3])
+def test_a_push_has_a_bounded_number_of_groups(monkeypatch: pytest.MonkeyPatch, came: int) -> None:
+    monkeypatch.setattr("buffer_service.arrival.MOST_GROUPS", 2)
+    arrival = Arrival(NotingStore(Noting()))
+    arrival.came(memoryview(b"".join(FRAMES[:came])))
+    with pytest.raises(ContractError, match="more than 2 groups in one push: send them in several"):
+        arrival.groups(BODY)
+
+
 def test_a_frame_is_handed_over_as_soon_as_it_is_whole() -> None:
     upload = Noting()
     arrival = Arrival(NotingStore(upload))

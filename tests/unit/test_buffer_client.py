@@ -162,9 +162,24 @@ def test_pushes_are_cut_into_parts_that_the_service_takes(monkeypatch: pytest.Mo
         [b"d" * 20],
         [b"e"],
     ]
+    monkeypatch.setattr("bapo.pushing.MOST_GROUPS", 2)
+    assert list(_parts([b"a"] * 5)) == [[b"a", b"a"], [b"a", b"a"], [b"a"]]
     assert list(_parts([])) == []
     with pytest.raises(ContractError, match="a frame is empty"):
         list(_parts([b""]))
+
+
+@pytest.mark.parametrize("scripted", [[(200, {"accepted": 2, "request_ids": ["a"]})]], indirect=True)
+def test_long_lists_travel_in_calls_that_the_service_takes(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bapo.clients.MOST_REQUESTS", 2)
+    monkeypatch.setattr("bapo.clients.MOST_RENEWALS", 3)
+    client, requests = BufferClient(scripted.url), [make_request(prompt_id=name) for name in "abcde"]
+    assert client.enqueue(requests) == 6  # three calls, and two are new in each
+    assert client.enqueue(requests, cursor=5) == 2  # a cursor is raised once, for all of them
+    assert client.renew("w", ["a"] * 4) == ["a", "a"]
+    assert (client.enqueue([]), client.renew("w", [])) == (2, ["a"])  # one call each: the service may have a word on it
+    expected = ["POST /requests"] * 4 + ["POST /requests/renew"] * 2 + ["POST /requests", "POST /requests/renew"]
+    assert scripted.calls == expected
 
 
 def test_requests_and_status_survive_their_way_through_json() -> None:

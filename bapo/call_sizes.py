@@ -1,0 +1,21 @@
+"""How much one call to the buffer may carry, so that no script keeps Redis from everybody else for long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+MOST_GROUPS = 1024
+"""Of one push: one script admits all of them, or none."""
+MOST_REQUESTS = 16_384
+"""Of one call that asks for groups; a round of hard prompts is one call (`algorithm.max_reevaluated`)."""
+MOST_RENEWALS = 4096
+"""Of one call that keeps leases: as many as one claim may have."""
+
+
+def in_parts(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """The items in parts of at most `most`; one empty part when there are none."""
+    for first in range(0, max(1, len(items)), most):
+        yield items[first : first + most]
