@@ -9,6 +9,8 @@ stops this; the body is read to its end, refused as a whole, and what was handed
 
 from __future__ import annotations
 
+import zlib
+
 from bapo.call_sizes import MOST_GROUPS
 from bapo.errors import BapoError, ContractError, Refusal
 from bapo.frames import split_frames, whole_frames
@@ -70,4 +72,5 @@ def _add(groups: list[Incoming], frame: memoryview) -> None:
 def incoming(frame: memoryview) -> Incoming:
     """A frame and its record. Its tokens are looked at, so that the learner can open every batch."""
     group = check_group(frame)
-    return Incoming(record=record_of(group, len(frame)), frame=frame, newest_version=group.newest_version)
+    record = record_of(group, len(frame), zlib.crc32(frame))
+    return Incoming(record=record, frame=frame, newest_version=group.newest_version)

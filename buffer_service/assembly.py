@@ -129,9 +129,11 @@ class Assembler:
         requests = self._store.fresh_requests([record.group_id for record in stale])
         pairs = zip(stale, requests, strict=True)
         # Without its request it was consumed, or replaced, by another instance.
-        again = [self._replacement(record, request, step) for record, request in pairs if request is not None]
-        self._store.replace_stale(again, hold=keeps_texts(self._config, step))
-        log.info("step %d dropped=%d reason=%s: their prompts are asked again", step, len(again), Reason.STALE)
+        left = [self._replacement(record, request, step) for record, request in pairs if request is not None]
+        log.info("step %d dropped=%d reason=%s: their prompts are asked again", step, len(left), Reason.STALE)
+        while left:
+            taken = set(self._store.replace_stale(left, hold=keeps_texts(self._config, step)))
+            left = [_with_next_id(item) for item in left if item.fate.group_id in taken]
 
     def _replacement(self, record: GroupRecord, request: RolloutRequest, step: int) -> Replacement:
         return Replacement(
@@ -269,6 +271,11 @@ def _sampled(looked_at: Sequence[GroupRecord], decision: Decision) -> dict[str, 
 def _outstanding(rounds: Sequence[ExtraRound], consumed: Sequence[str]) -> tuple[ExtraRound, ...]:
     """Rounds of which no group was consumed: the scheduler may not have asked for them yet."""
     return tuple(extra for extra in rounds if not any(name.startswith(extra.prefix) for name in consumed))
+
+
+def _with_next_id(item: Replacement) -> Replacement:
+    """Somebody has asked for something else under the id: nobody has promised not to use such ids."""
+    return replace(item, request=replace(item.request, request_id=repeated_id(item.request.request_id)))
 
 
 def repeated_id(request_id: str) -> str:

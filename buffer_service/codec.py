@@ -95,7 +95,7 @@ _PURPOSES = {purpose.value: purpose for purpose in Purpose}
 
 
 def pack_record(record: GroupRecord) -> bytes:
-    """A record as a row."""
+    """A record as a row. push.lua reads three of its fields, and Redis' msgpack knows no bytes: outcomes are a text."""
     return pack(
         (
             record.group_id,
@@ -111,7 +111,8 @@ def pack_record(record: GroupRecord) -> bytes:
             record.claimed_at,
             record.sample_s,
             record.grade_s,
-            record.outcomes,
+            record.outcomes.decode("latin-1"),
+            record.checksum,
         )
     )
 
@@ -133,8 +134,13 @@ def unpack_record(data: bytes) -> GroupRecord:
         claimed_at=row[10],
         sample_s=row[11],
         grade_s=row[12],
-        outcomes=row[13] if len(row) > 13 else b"",
+        outcomes=_bytes_of(row[13]) if len(row) > 13 else b"",
+        checksum=row[14] if len(row) > 14 else None,
     )
+
+
+def _bytes_of(outcomes: str | bytes) -> bytes:
+    return outcomes if isinstance(outcomes, bytes) else outcomes.encode("latin-1")
 
 
 def pack_tables(tables: Tables) -> bytes:

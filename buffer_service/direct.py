@@ -7,7 +7,8 @@ to it, while the event loop leaves this one connection alone:
     event loop   headers -> gate -> route --.                              .--> answer, next request
     worker                                   `-> read body -> check -> Redis
 
-A sender or reader that is slow costs no thread: after PATIENCE_S of silence the event loop waits for it instead.
+A sender that is slow costs no thread: after PATIENCE_S of silence the event loop waits for it instead. A reader that is
+slow holds one of the threads (`buffer_service.threads`) as long as it takes something every SILENCE_S.
 Only plain TCP under `buffer_service.protocol` offers this; everything else (TLS, other servers, tests) takes the
 ordinary way.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bapo.errors import ContractError, Refusal
 from bapo.maps import part_fields
 from bapo.rows import Kind
 from bapo.types import Fate, GroupStat, Origin, Purpose, RolloutRequest, stat_of
@@ -39,6 +40,8 @@ class GroupRecord:
     grade_s: float
     outcomes: bytes = b""
     """[G] values of Outcome, one byte per response; empty when all are GRADED."""
+    checksum: int | None = None
+    """CRC-32 of the frame; None in a record of before version 0.3."""
 
     @property
     def order(self) -> tuple[int, str]:
@@ -130,8 +133,8 @@ class GroupRecord:
         )
 
 
-def record_of(group: GroupHeader, num_bytes: int) -> GroupRecord:
-    """The record of a group whose frame has so many bytes."""
+def record_of(group: GroupHeader, num_bytes: int, checksum: int | None = None) -> GroupRecord:
+    """The record of a group whose frame has so many bytes, and this CRC-32."""
     return GroupRecord(
         group_id=group.group_id,
         prompt_id=group.prompt.prompt_id,
@@ -147,6 +150,7 @@ def record_of(group: GroupHeader, num_bytes: int) -> GroupRecord:
         sample_s=group.timing.sample_s,
         grade_s=group.timing.grade_s,
         outcomes=group.outcomes if any(group.outcomes) else b"",
+        checksum=checksum,
     )
 
 
@@ -169,12 +173,36 @@ class Incoming:
     """Newest version that sampled any token."""
 
 
-def does_not_answer(group_id: str, terms: str) -> str:
-    """Message of the ContractError for a group that contradicts its request."""
-    return (
-        f"group {group_id} does not answer its request: it was asked for as "
-        f"'purpose step group_size prompt_id label' = {terms!r}"
-    )
+def check_answer(mine: GroupRecord, asked: RolloutRequest | None, held: GroupRecord | None) -> None:
+    """Refuse a group that contradicts its open request; or, when that is settled, the group that answered it from the
+    same lease. Two workers may answer one request after a lease was over, and a worker may push a group again.
+
+    Raises: ContractError.
+    """
+    if asked is not None and request_terms(asked) != mine.terms:
+        raise contradiction(MISMATCH, mine.group_id, request_terms(asked))
+    if asked is None and held is not None and mine != held and _is_of_one_lease(mine, held):
+        raise contradiction(OTHER_CONTENT, mine.group_id, mine.worker_id)
+
+
+def _is_of_one_lease(one: GroupRecord, other: GroupRecord) -> bool:
+    is_known = one.checksum is not None and other.checksum is not None
+    return is_known and (one.worker_id, one.claimed_at) == (other.worker_id, other.claimed_at)
+
+
+MISMATCH, OTHER_CONTENT = CONTRADICTIONS = ("mismatch", "other_content")
+"""As push.lua says it."""
+
+
+def contradiction(word: str, group_id: str, detail: str) -> ContractError:
+    """What is raised for a group that contradicts its request, whose terms are `detail`, or what is held of its lease,
+    whose worker is `detail`."""
+    if word == MISMATCH:
+        message = f"group {group_id} does not answer its request: it was asked for as "
+        message += f"'purpose step group_size prompt_id label' = {detail!r}"
+        return ContractError(message, Refusal.NOT_ITS_REQUEST)
+    message = f"group {group_id} was stored with another content, from the same lease of {detail}: "
+    return ContractError(message + "the first one stays, and nothing of this push is stored", Refusal.OTHER_CONTENT)
 
 
 class PushFate:

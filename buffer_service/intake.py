@@ -1,6 +1,7 @@
-"""What is asked of pushed groups beyond their frames: plain names, versions that exist, one content per id.
+"""What is asked of pushed groups beyond their frames: plain names, versions that exist, one content per id of a push.
 
-A frame is judged by itself in `bapo.wire`; that a group answers its request is judged by the store.
+A frame is judged by itself in `bapo.wire`; that a group answers its request, and that it is not another than the one
+which is held, is judged by the store.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from bapo.errors import ContractError, Refusal
-from buffer_service.groups import Incoming, PushFate
+from buffer_service.groups import Incoming
 from buffer_service.steps import BLOCKS, Steps
 from buffer_service.store import Store
 
@@ -46,20 +47,6 @@ class Intake:
         if newest is not None and not (is_known and newest.newest_version <= self._newest):
             yield BLOCKS
             self._check_version(newest)
-
-    def check_duplicates(self, groups: Sequence[Incoming], fates: Sequence[str]) -> None:
-        """A worker may push a group again, and two workers may answer one request after a lease was over; but one
-        lease has one answer. What was stored first stays, and so does what else was in the push."""
-        again = [group.record for group, fate in zip(groups, fates, strict=True) if fate == PushFate.DUPLICATE]
-        for mine, held in zip(again, self._store.records([record.group_id for record in again]), strict=True):
-            if held is None or held == mine:
-                continue
-            if (held.worker_id, held.claimed_at) == (mine.worker_id, mine.claimed_at):
-                message = (
-                    f"group {mine.group_id} was stored with another content, from the same lease of {mine.worker_id}: "
-                    "the first one stays"
-                )
-                raise ContractError(message, Refusal.OTHER_CONTENT)
 
     def forget(self) -> None:
         """The state was replaced: versions may be lower now."""

@@ -1,4 +1,4 @@
-"""The tables of the memory store, its status, and images of it."""
+"""The tables of the memory store, and images of it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from bapo.messages import BufferStatus, WorkerLeases
 from bapo.types import Fate, Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.groups import FreshGroup, GroupRecord, Incoming, PushFate, Replacement
 from buffer_service.image import Image
-from buffer_service.store import SHOWN_COMPOSITIONS, SILENT_WORKER_S
+from buffer_service.store import FORGOTTEN_AT_ONCE, SILENT_WORKER_S
 from buffer_service.values import BatchRecord, SelectorState, Tables, left_high, left_prompts
 
 
@@ -136,6 +135,16 @@ class MemoryState:
         if nonce:
             self.claims[worker_id] = (nonce, tuple(item.request.request_id for item in claimed))
 
+    def hear(self, worker_id: str, now: float) -> None:
+        """A worker shows that it lives; for each that does, a few are forgotten that held nothing and were silent."""
+        self.heard[worker_id] = now
+        holders = {item.holder for item in self.open.values()}
+        silent = sorted((at, worker) for worker, at in self.heard.items() if now - at >= SILENT_WORKER_S)
+        for _, worker in silent[:FORGOTTEN_AT_ONCE]:
+            if worker not in holders:
+                del self.heard[worker]
+                self.claims.pop(worker, None)
+
     def return_expired(self, now: float, max_attempts: int) -> None:
         """Leases that are over count as failed attempts."""
         for item in [item for item in self.open.values() if item.holder and item.deadline <= now]:
@@ -182,15 +191,23 @@ class MemoryState:
             self.reevaluated.append(record.group_id)
         return PushFate.STORED
 
-    def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool) -> None:
-        """Drop fresh groups and queue the replacing requests at the head, the first of them last."""
+    def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool) -> list[str]:
+        """Drop fresh groups and queue the replacing requests at the head, the first of them last; not those groups,
+        which are returned, whose replacing request has an id that is taken."""
+        taken = []
         for item in reversed(replacements):
-            if self.fresh.pop(item.fate.group_id, None) is not None:
-                if not hold:
-                    self.refer(item.fate.group_id, -1)
-                self.add(item.request, at_head=True)
-                self.stale.insert(0, item.fate)
-                self.counters[item.event] += 1
+            group_id = item.fate.group_id
+            if group_id not in self.fresh:
+                continue
+            if not self.add(item.request, at_head=True):
+                taken.append(group_id)
+                continue
+            del self.fresh[group_id]
+            if not hold:
+                self.refer(group_id, -1)
+            self.stale.insert(0, item.fate)
+            self.counters[item.event] += 1
+        return taken
 
     def forget(self, label: str) -> None:
         """Delete one evaluation."""
@@ -239,47 +256,6 @@ def _is_older(nonce: str, than: str) -> bool:
     """Whether the same client made both, and this one first."""
     (client, number), (other, newer) = nonce.split("-"), than.split("-")
     return client == other and int(number) < int(newer)
-
-
-def status_of(run: str, state: MemoryState, now: float) -> BufferStatus:
-    """Everything in numbers."""
-    held = Counter(item.holder for item in state.open.values() if item.holder)
-    leased = Counter(item.request.purpose.value for item in state.open.values() if item.holder)
-    queued = Counter(item.request.purpose.value for item in state.open.values() if not item.holder)
-    tables = state.tables
-    return BufferStatus(
-        run=run,
-        step=state.progress.step,
-        policy_version=state.progress.policy_version,
-        assembled_step=tables.step,
-        committed_step=state.committed,
-        checkpointed_step=state.checkpointed,
-        cursor=state.cursor,
-        fresh_dropped=state.fresh_dropped,
-        fresh_spares=state.fresh_spares,
-        queued={purpose.value: queued[purpose.value] for purpose in Purpose},
-        leased={purpose.value: leased[purpose.value] for purpose in Purpose},
-        fresh_ready=len(state.fresh),
-        reevaluated_ready=len(state.reevaluated),
-        num_bad=len(tables.bad),
-        num_high=len(tables.high),
-        r_tot=tables.r_tot,
-        c2=tables.c2,
-        c3=tables.c3,
-        evaluations={label: len(settled) for label, settled in state.evaluated.items()},
-        reevaluation_rounds=dict(state.rounds),
-        workers={
-            worker: WorkerLeases(leased=held[worker], silent_s=now - heard)
-            for worker, heard in sorted(state.heard.items())
-            if held[worker] or now - heard < SILENT_WORKER_S
-        },
-        failures_in_a_row=state.failures_in_a_row,
-        last_failure=state.last_failure,
-        num_bytes=sum(len(frame) for frame in state.frames.values()),
-        batches=[dict(line) for line in reversed(state.compositions[:SHOWN_COMPOSITIONS])],
-        demand=tables.demand.sentence if tables.demand else "",
-        extra_rounds=tables.extra_rounds,
-    )
 
 
 def image_of(state: MemoryState) -> Image:

@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from bapo.errors import ContractError, Refusal
+from bapo.errors import ContractError
 from bapo.messages import BufferStatus
 from bapo.named_frames import NamedFrames
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.audit import Audit
-from buffer_service.groups import GroupRecord, Incoming, Replacement, does_not_answer, request_terms
+from buffer_service.groups import GroupRecord, Incoming, PushFate, Replacement, check_answer
 from buffer_service.image import Image
 from buffer_service.memory_audit import audit_of
-from buffer_service.memory_state import MemoryState, image_of, state_of, status_of
+from buffer_service.memory_state import MemoryState, image_of, state_of
+from buffer_service.memory_status import status_of
 from buffer_service.steps import Steps
 from buffer_service.store import FORGET_AFTER_STEPS, LAST_FAILURE_CHARS, MOST_COMPOSITIONS, FrameChunks, Upload
 from buffer_service.values import (
@@ -92,7 +93,7 @@ class MemoryStore:
         self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True, nonce: str = ""
     ) -> list[RolloutRequest]:
         self._state.return_expired(self._now(), self._max_attempts)
-        self._state.heard[worker_id] = self._now()
+        self._state.hear(worker_id, self._now())
         claimed = self._state.leased_before(worker_id, nonce)
         if claimed is None:
             purposes = (Purpose.REEVALUATE, Purpose.EVALUATE, *([Purpose.FRESH] if with_fresh else []))
@@ -105,7 +106,7 @@ class MemoryStore:
 
     @_atomic
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
-        self._state.heard[worker_id] = self._now()
+        self._state.hear(worker_id, self._now())
         opened = self._state.open
         held = [i for i in request_ids if i in opened and opened[i].holder == worker_id]
         for request_id in held:
@@ -115,7 +116,7 @@ class MemoryStore:
     @_atomic
     def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str) -> str:
         state = self._state
-        state.heard[worker_id] = self._now()
+        state.hear(worker_id, self._now())
         item = state.open.get(request_id)
         if item is None or item.holder != worker_id:
             return "not_leased"
@@ -144,19 +145,15 @@ class MemoryStore:
 
     @_atomic
     def push(self, groups: Sequence[Incoming]) -> list[str]:
-        for group in groups:
-            item = self._state.open.get(group.record.group_id)
-            if item and request_terms(item.request) != group.record.terms:
-                raise ContractError(
-                    does_not_answer(group.record.group_id, request_terms(item.request)), Refusal.NOT_ITS_REQUEST
-                )
-        return [self._admit(group) for group in groups]
-
-    def _admit(self, group: Incoming) -> str:
-        fate = self._state.admit(group)
-        self._state.counters[f"pushed_groups:{fate}"] += 1
-        self._state.heard[group.record.worker_id] = self._now()
-        return fate
+        for mine in (group.record for group in groups):
+            item = self._state.open.get(mine.group_id)
+            check_answer(mine, item and item.request, self._state.records.get(mine.group_id))
+        fates = [self._state.admit(group) for group in groups]
+        self._state.counters.update(f"pushed_groups:{fate}" for fate in fates)
+        for group, fate in zip(groups, fates, strict=True):
+            if fate == PushFate.STORED:
+                self._state.hear(group.record.worker_id, self._now())
+        return fates
 
     @_atomic
     def frames(self, group_ids: Sequence[str]) -> list[bytes | memoryview | None]:
@@ -210,8 +207,8 @@ class MemoryStore:
         return [self._state.fresh.get(group_id) for group_id in group_ids]
 
     @_atomic
-    def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> None:
-        self._state.replace_stale(replacements, hold=hold)
+    def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> list[str]:
+        return self._state.replace_stale(replacements, hold=hold)
 
     @_atomic
     def commit_assembly(self, assembly: Assembly) -> bool:

@@ -12,7 +12,7 @@
 | holders      | HASH   | leased request id -> worker                                                                 |
 | held         | HASH   | worker -> number of its leases                                                              |
 | claims       | HASH   | worker -> "nonce id id ...": its newest claim that leased something, and what               |
-| workers      | HASH   | worker -> ms when it was last heard of                                                      |
+| heard        | ZSET   | workers by ms when they were last heard of; gone an hour after that, unless one holds leases |
 | attempts     | HASH   | open request id -> failed attempts                                                          |
 | done         | ZSET   | settled request ids by the step that was assembled then; evaluations: +inf                  |
 | planned      | ZSET   | open fresh request ids by the step that they are planned for                                |
@@ -50,7 +50,7 @@ INDEX = (
     "holders",
     "held",
     "claims",
-    "workers",
+    "heard",
     "attempts",
     "done",
     "planned",

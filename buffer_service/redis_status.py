@@ -24,7 +24,8 @@ def status_of(run: str, reply: Sequence[Any]) -> BufferStatus:
     meta = {key: int(value) for key, value in texts.items()}
     purposes = [word.decode() for word in requests[::3]]
     leased = _numbers(held)
-    silent = {worker: (now_ms - ms) / 1000 for worker, ms in _numbers(heard).items()}
+    pairs = zip(heard[::2], heard[1::2], strict=True)
+    silent = {worker.decode(): (now_ms - int(ms)) / 1000 for worker, ms in pairs}
     workers = {
         worker: WorkerLeases(leased=leased.get(worker, 0), silent_s=round(max(0.0, silent_s), 3))
         for worker, silent_s in sorted(silent.items())

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
-from bapo.errors import ContractError, Refusal, UnavailableError
+from bapo.errors import ContractError, UnavailableError
 from bapo.messages import BufferStatus
 from bapo.named_frames import NamedFrames
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
@@ -30,7 +30,7 @@ from buffer_service.codec import (
     unpack_request,
     unpack_tables,
 )
-from buffer_service.groups import GroupRecord, Incoming, Replacement, does_not_answer, request_terms
+from buffer_service.groups import CONTRADICTIONS, GroupRecord, Incoming, Replacement, contradiction, request_terms
 from buffer_service.image import Image
 from buffer_service.redis_audit import read_audit
 from buffer_service.redis_frames import read_frame_chunks, read_frames
@@ -132,8 +132,8 @@ class RedisStore:
         rest = {begun.key(index): groups[index].frame for index in range(begun.sent, len(groups))}
         reply = yield from self._link.setting_then_running(rest, INCOMING_MS, "push", keys, args, begun.take_over())
         fates = [_text(word) for word in reply]
-        if fates[0] == "mismatch":
-            raise ContractError(does_not_answer(fates[1], fates[2]), Refusal.NOT_ITS_REQUEST)
+        if fates[0] in CONTRADICTIONS:
+            raise contradiction(*fates)
         if fates[0] == "missing":
             raise UnavailableError(f"Redis at {self._link.where} lost the frame of group {fates[1]}: push it again")
         return fates
@@ -161,8 +161,10 @@ class RedisStore:
         return [_text(member).partition(" ")[2] for member in members]
 
     def forget(self, label: str) -> None:
-        group_ids = self.evaluated(label)
-        self._run("forget", [label, len(group_ids), *group_ids], frames_of=group_ids)
+        left = 1
+        while left:  # of the first time: groups that were pushed between the two; after it no request is open
+            group_ids = self.evaluated(label)
+            left = int(self._run("forget", [label, len(group_ids), *group_ids], frames_of=group_ids))
 
     # -- assembly
 
@@ -195,11 +197,12 @@ class RedisStore:
         blobs = self._hash_values("requests", group_ids)
         return [None if blob is None else unpack_request(blob) for blob in blobs]
 
-    def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> None:
+    def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> list[str]:
         args: list[Arg] = [int(hold), len(replacements)]
         for item in reversed(replacements):
             args += [item.fate.group_id, item.event, pack_fate(item.fate), *_request_args([item.request])]
-        self._run("replace_stale", args, frames_of=[item.fate.group_id for item in reversed(replacements)])
+        group_ids = [item.fate.group_id for item in reversed(replacements)]
+        return [_text(taken) for taken in self._run("replace_stale", args, frames_of=group_ids)]
 
     def commit_assembly(self, assembly: Assembly) -> bool:
         changes = assembly.reference_changes

@@ -7,7 +7,6 @@ called from worker threads.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -22,6 +21,7 @@ from bapo.types import Progress, Purpose, RolloutRequest
 from bapo.wire import pack_batch_start
 from buffer_service.arrival import Arrival
 from buffer_service.assembly import Assembler, Wait
+from buffer_service.failures import FailureReasons
 from buffer_service.groups import GroupRecord, PushFate
 from buffer_service.intake import Intake
 from buffer_service.metrics import BufferMetrics, Look
@@ -29,14 +29,13 @@ from buffer_service.outgoing import Chunks, Outgoing
 from buffer_service.pressure import Pressure
 from buffer_service.reasons import is_ready, why_kept, why_not_yet
 from buffer_service.snapshot import DIGEST_BYTES, sealed, snapshot_start, unpack_snapshot
-from buffer_service.steps import BLOCKS, Steps, finish
+from buffer_service.steps import Steps, finish
 from buffer_service.store import Store
 from buffer_service.tending import Tending
 from buffer_service.values import BatchRecord, Health, SelectorState, Tables
 
 log = logging.getLogger(__name__)
 
-FAILURE_REASON = re.compile(r"[a-z][a-z0-9_]{0,31}")
 FORGOTTEN = "; if Redis has lost steps (power loss, or no append-only file), resume the run from its last checkpoint"
 ASSEMBLY_LOOKS = 20
 """An assembly that finds stale groups, or another instance at work, looks again so often before it waits."""
@@ -53,6 +52,7 @@ class BufferService:
         self._store, self._config, self._metrics = store, config, metrics
         self._assembler = Assembler(store, composer, config)
         self._intake = Intake(store)
+        self._reasons = FailureReasons(store)
         self.pressure = Pressure(store, config, wanted=self._assembler.wanted)
         self.tending = Tending(store, config)
 
@@ -95,13 +95,15 @@ class BufferService:
 
     def fail(self, worker_id: str, request_id: str, reason: str, detail: str) -> str:
         """A group failed: `requeued`, `dropped` or `not_leased`. Raises: ContractError for an unbounded reason."""
-        if not FAILURE_REASON.fullmatch(reason):
-            raise ContractError(f"reason {reason!r} must be one lower-case word of at most 32 characters")
-        outcome = self._store.fail(worker_id, request_id, reason=reason, detail=detail)
+        word = self._reasons.told_apart(reason)
+        if word != reason:
+            detail = f"{reason}: {detail}"
+        outcome = self._store.fail(worker_id, request_id, reason=word, detail=detail)
         if outcome != "not_leased":
-            self._metrics.group_failed(reason)
+            self._reasons.counted(word)
+            self._metrics.group_failed(word)
             log.warning(
-                "group %s failed worker=%s reason=%s outcome=%s: %s", request_id, worker_id, reason, outcome, detail
+                "group %s failed worker=%s reason=%s outcome=%s: %s", request_id, worker_id, word, outcome, detail
             )
         return outcome
 
@@ -118,7 +120,8 @@ class BufferService:
 
         Args:
             with_fresh: False when the sender has promised that none of them is fresh.
-        Raises: ContractError, and nothing is stored, when one of them is malformed or contradicts its request.
+        Raises: ContractError, and nothing is stored, when one of them is malformed, contradicts its request, or is
+            another content of the lease whose group is held.
         """
         return finish(self.pushing(body, with_fresh=with_fresh))
 
@@ -143,9 +146,6 @@ class BufferService:
             self.pressure.forget()  # the next push hears of it before it sends its body
             raise
         self._metrics.groups_pushed(fates)
-        if PushFate.DUPLICATE in fates:
-            yield BLOCKS
-            self._intake.check_duplicates(groups, fates)
         records = [group.record for group in groups]
         stored = [r for r, fate in zip(records, fates, strict=True) if fate == PushFate.STORED]
         self.pressure.took(sum(record.purpose is Purpose.FRESH for record in stored))
@@ -157,9 +157,16 @@ class BufferService:
         """The frame of one group that the buffer holds."""
         return self._store.frames([group_id])[0]
 
-    def collect(self, label: str) -> bytes:
-        """The frames of one evaluation's groups, one after the other."""
-        return b"".join(frame for frame in self._store.frames(self._store.evaluated(label)) if frame is not None)
+    def collect(self, label: str) -> Outgoing:
+        """One evaluation's groups."""
+        return self.held(f"evaluation {label}", self._store.evaluated(label))
+
+    def held(self, what: str, group_ids: Sequence[str]) -> Outgoing:
+        """The frames of those groups that are held, one after the other."""
+        records = [record for record in self._store.records(group_ids) if record is not None]
+        num_bytes = sum(record.num_bytes for record in records)
+        chunks = self._chunks(what, [record.group_id for record in records], num_bytes)
+        return Outgoing(what=what, start=b"", num_bytes=num_bytes, chunks=chunks)
 
     def forget(self, label: str) -> None:
         """Delete one evaluation."""
@@ -216,11 +223,7 @@ class BufferService:
         batch of the step is not assembled yet, or not retained."""
         if step > (assembled := self._store.readiness(step).assembled):
             raise ContractError(f"nothing is known of step {step} yet: the newest batch is {assembled}")
-        group_ids = self._retained(step).untrained
-        records = [record for record in self._store.records(group_ids) if record is not None]
-        num_bytes, what = sum(record.num_bytes for record in records), f"what batch {step} does not train"
-        chunks = self._chunks(what, [record.group_id for record in records], num_bytes)
-        return Outgoing(what=what, start=b"", num_bytes=num_bytes, chunks=chunks)
+        return self.held(f"what batch {step} does not train", self._retained(step).untrained)
 
     def named(self, record: BatchRecord) -> NamedFrames | None:
         """How the learner can read the frames of a batch without us; None when it cannot."""

@@ -42,7 +42,9 @@ newest checkpoint; after that it is `unknown`. That of an evaluation is remember
 LAST_FAILURE_CHARS = 500
 """Of the text of the newest failure."""
 SILENT_WORKER_S = 3600.0
-"""A worker that holds nothing and was silent for so long is not in a status any more."""
+"""A worker that holds nothing and was silent for so long is forgotten, and its claims with it."""
+FORGOTTEN_AT_ONCE = 8
+"""So many at each call of another worker: prelude.lua has both numbers, too."""
 
 
 FrameChunks = Generator[list[bytes | memoryview | None], None, None]
@@ -87,9 +89,10 @@ class Store(Protocol):
     ) -> list[RolloutRequest]:
         """Lease requests with min_version <= policy_version: newest re-evaluations first, evaluations, fresh.
 
-        Of each worker the newest nonce that leased something is remembered, with what it leased. The same nonce again
-        is the same claim again: it gets what the worker still holds of that, for a whole lease from now on, and never
-        anything new. A lower one of the same client is a claim that nobody waits for any more: it gets nothing.
+        Of each worker that is not silent the newest nonce that leased something is remembered, with what it leased.
+        The same nonce again is the same claim again: it gets what the worker still holds of that, for a whole lease
+        from now on, and never anything new. A lower one of the same client is a claim that nobody waits for any more:
+        it gets nothing.
 
         Args:
             nonce: "<client>-<number>", the number rising; "": a claim of its own, after which none is remembered.
@@ -113,7 +116,8 @@ class Store(Protocol):
     def push(self, groups: Sequence[Incoming]) -> list[str]:
         """Store groups; returns one word of `PushFate` each.
 
-        Raises: ContractError when one contradicts its request; nothing is stored then.
+        Raises: ContractError when one contradicts its request, or is another content of the lease whose group is held;
+            nothing is stored then.
         """
         ...
 
@@ -167,8 +171,10 @@ class Store(Protocol):
         """What fresh groups answer, few of which are looked at; None for one that was consumed meanwhile."""
         ...
 
-    def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> None:
+    def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> list[str]:
         """Drop fresh groups, count them by reason and difficulty, and queue the replacing requests at the head.
+
+        Returns: ids of the groups with which nothing happened, because the id of their replacing request is taken.
 
         Args:
             hold: keep what they are made of until the assembly that reports them.

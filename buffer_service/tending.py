@@ -57,10 +57,6 @@ class Tending:
                 places[record.group_id] = [f"evaluation {label}"]
         return [Held(record=records[key], places=tuple(places[key])) for key in sorted(records)]
 
-    def frames(self, group_ids: list[str]) -> bytes:
-        """The frames of those that are still held, one after the other."""
-        return b"".join(frame for frame in self._store.frames(group_ids) if frame is not None)
-
     def drop_group(self, group_id: str) -> str:
         """Delete a group that no batch needs; returns the table that it was in.
 

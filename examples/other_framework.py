@@ -1,4 +1,4 @@
-"""The buffer service under a training loop of your own: TRL, verl, or forty lines of NumPy as here.
+"""The buffer service under a training loop of your own: TRL, verl, or 35 lines of Python as here.
 
     bapo up buffer --run outputs/mine --algorithm.batch_size 16
     export BAPO_TOKEN_FILE=outputs/mine/tokens/operator/token

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 from bapo.messages import BufferStatus, WorkerLeases
@@ -37,7 +38,7 @@ def new_store(
 def incoming(group: Group) -> Incoming:
     """What the service hands to the store for a pushed group."""
     frame = pack_group(group)
-    return Incoming(record=record_of(read_group_header(frame), len(frame)), frame=frame)
+    return Incoming(record=record_of(read_group_header(frame), len(frame), zlib.crc32(frame)), frame=frame)
 
 
 def answer(request: RolloutRequest, rewards: str = "10010000", version: int = 1, worker_id: str = "w") -> Group:

@@ -31,8 +31,8 @@ class ShiftedClock:
             leases = self._keys[f"leases_{purpose.value}"]
             for member in client.zrange(leases, 0, -1):
                 client.zincrby(leases, -1000 * seconds, member)
-        for worker in client.hkeys(self._keys["workers"]):
-            client.hincrby(self._keys["workers"], worker, -1000 * seconds)
+        for worker in client.zrange(self._keys["heard"], 0, -1):
+            client.zincrby(self._keys["heard"], -1000 * seconds, worker)
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ class Model:
         self, worker: str, *, limit: int, policy_version: int, with_fresh: bool, nonce: str = ""
     ) -> list[RolloutRequest]:
         self.expire()
-        self.heard[worker] = self.now
+        self.hear(worker)
         if nonce and worker in self.nonces and _is_repeated_or_older(nonce, self.nonces[worker]):
             taken = self.held_under(worker, nonce) if nonce == self.nonces[worker] else []
             return self._lease(taken)
@@ -154,6 +154,14 @@ class Model:
             self.nonces[worker] = nonce
         return self._lease(taken)
 
+    def hear(self, worker: str) -> None:
+        """Those that were silent for an hour and hold nothing are forgotten as soon as another one is heard of."""
+        self.heard[worker] = self.now
+        holders = {asked.holder for asked in self.line}
+        for other in [w for w, at in self.heard.items() if self.now - at >= SHOWN_SECONDS and w not in holders]:
+            del self.heard[other]
+            self.nonces.pop(other, None)
+
     def held_under(self, worker: str, nonce: str) -> list[Asked]:
         """What the worker holds of one claim, in the order of its answer."""
         held = [asked for asked in self.line if asked.holder == worker and asked.claimed_by[0] == nonce]
@@ -165,7 +173,7 @@ class Model:
         return [replace(asked.request, attempts=asked.attempts) for asked in taken]
 
     def renew(self, worker: str, request_ids: Sequence[str]) -> list[str]:
-        self.heard[worker] = self.now
+        self.hear(worker)
         kept = []
         for request_id in request_ids:
             asked = self.find(request_id)
@@ -179,7 +187,7 @@ class Model:
             self._attempt_failed(asked, "lease_over")
 
     def fail(self, worker: str, request_id: str, *, reason: str, detail: str) -> str:
-        self.heard[worker] = self.now
+        self.hear(worker)
         asked = self.find(request_id)
         if asked is None or asked.holder != worker:
             return "not_leased"
@@ -221,7 +229,16 @@ class Model:
             asked = self.find(group.record.group_id)
             if asked and not _answers(group.record, asked.request):
                 raise ContractError(group.record.group_id)
-        return [self._push(group) for group in groups]
+            if not asked and group.record.group_id in self.refs:
+                first = self.groups[group.record.group_id]
+                leases = [(g.record.worker_id, g.record.claimed_at) for g in (first, group)]
+                if leases[0] == leases[1] and bytes(first.frame) != bytes(group.frame):
+                    raise ContractError(group.record.group_id)
+        fates = [self._push(group) for group in groups]
+        for group, fate in zip(groups, fates, strict=True):
+            if fate == "stored":
+                self.hear(group.record.worker_id)
+        return fates
 
     def _push(self, group: Incoming) -> str:
         group_id = group.record.group_id
@@ -239,7 +256,6 @@ class Model:
             elif asked.request.purpose is Purpose.REEVALUATE:
                 self.reevaluated.append(group_id)
         self.counters[f"pushed_groups:{fate}"] += 1
-        self.heard[group.record.worker_id] = self.now
         return fate
 
     def evaluated(self, label: str) -> list[str]:
@@ -276,17 +292,21 @@ class Model:
     def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:
         return [dict(self.fresh).get(group_id) for group_id in group_ids]
 
-    def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> None:
-        here = [item for item in replacements if item.fate.group_id in dict(self.fresh)]
+    def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> list[str]:
+        asked = {
+            item.fate.group_id: self._ask(item.request, 0)
+            for item in reversed(replacements)
+            if item.fate.group_id in dict(self.fresh)
+        }
+        here = [item for item in replacements if asked.get(item.fate.group_id)]
         self.held_stale += [item.fate.group_id for item in here if hold]
         gone = {item.fate.group_id for item in here}
         self.fresh = [item for item in self.fresh if item[0] not in gone]
-        place = 0
         for item in here:
-            place += self._ask(item.request, place)
             rewards = item.fate.rewards
             self.counters[f"dropped_groups:{item.fate.reason}:{round(sum(rewards))}/{len(rewards)}"] += 1
         self.stale = [item.fate for item in here] + self.stale
+        return [group_id for group_id, is_new in asked.items() if not is_new]
 
     def commit_assembly(self, assembly: Assembly) -> bool:
         is_there = {*assembly.fresh} <= dict(self.fresh).keys() and {*assembly.reevaluated} <= {*self.reevaluated}

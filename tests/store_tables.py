@@ -131,9 +131,9 @@ NUMBERS = (
     "table_edits",
 )
 SORTED_SETS = ("queue_fresh", "queue_reevaluate", "queue_evaluate", "fresh", "reevaluated", "done", "planned",
-               "evaluated", "leases_fresh", "leases_reevaluate", "leases_evaluate")  # fmt: skip
+               "evaluated", "leases_fresh", "leases_reevaluate", "leases_evaluate", "heard")  # fmt: skip
 HASHES = ("meta", "requests", "live", "holders", "held", "attempts", "evaluations", "rounds", "records", "refs",
-          "bad_prompts", "batches", "counters", "outcomes", "workers", "claims")  # fmt: skip
+          "bad_prompts", "batches", "counters", "outcomes", "claims")  # fmt: skip
 
 
 def held_by_redis(link: RedisLink, run: str, *, on_their_way: bool = False) -> Held:
@@ -193,7 +193,7 @@ def held_by_redis(link: RedisLink, run: str, *, on_their_way: bool = False) -> H
         "selector": SelectorState(
             round=int(meta.get("selector_round", 0)), through=int(meta.get("selector_through", 0)), data=selector or b""
         ),
-        "heard": set(maps["workers"]),
+        "heard": set(dict(sets["heard"])),
         "claims": {
             worker: (nonce, [i for i in ids if maps["holders"].get(i, b"").decode() == worker])
             for worker, (nonce, *ids) in ((w, text.decode().split(" ")) for w, text in maps["claims"].items())

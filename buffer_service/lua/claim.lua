@@ -2,7 +2,7 @@
 run_even_when_full()
 local worker, nonce, limit, version, with_fresh = arg(), arg(), count(), count(), count() == 1
 return_expired_leases()
-call('HSET', K.workers, worker, now_ms())
+hear(worker)
 
 local function is_older(claim, than)
   local client, number = string.match(claim, '^(%w+)-(%d+)$')

@@ -1,7 +1,7 @@
 -- worker, request id, reason, text for people -> requeued | dropped | not_leased
 run_even_when_full()
 local worker, id, reason, text = arg(), arg(), arg(), arg()
-call('HSET', K.workers, worker, now_ms())
+hear(worker)
 if call('HGET', K.holders, id) ~= worker then return 'not_leased' end
 call('HINCRBY', K.meta, 'failures_in_a_row', 1)
 call('HSET', K.meta, 'last_failure', text)

@@ -1,4 +1,4 @@
--- label, n, n group ids; one frame key per group
+-- label, n, n group ids; one frame key per group -> how many of its groups are left, because they came meanwhile
 run_even_when_full()
 local label = arg()
 
@@ -26,5 +26,10 @@ for _ = 1, count() do
   end
 end
 apply_references()
-call('HDEL', K.evaluations, label)
-return 1
+local left = call('ZLEXCOUNT', K.evaluated, '[' .. label .. ' ', '(' .. label .. '!')
+if left == 0 then
+  call('HDEL', K.evaluations, label)
+else
+  call('HSET', K.evaluations, label, left)
+end
+return left

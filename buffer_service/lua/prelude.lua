@@ -159,6 +159,21 @@ local function return_expired_leases()
   end
 end
 
+-- A worker shows that it lives. For each that does, a few go that held nothing and were silent for SILENT_MS, with what
+-- is remembered of their claims; those that hold leases are looked at again when these are over.
+local SILENT_MS, FORGOTTEN_AT_ONCE = 3600000, 8
+
+local function hear(worker)
+  local now = now_ms()
+  call('ZADD', K.heard, now, worker)
+  for _, silent in ipairs(call('ZRANGEBYSCORE', K.heard, '-inf', now - SILENT_MS, 'LIMIT', 0, FORGOTTEN_AT_ONCE)) do
+    if call('HEXISTS', K.held, silent) == 0 then
+      call('ZREM', K.heard, silent)
+      call('HDEL', K.claims, silent)
+    end
+  end
+end
+
 -- Change how often a group is referred to. Nothing happens before `apply_references`, with which every script that
 -- calls this one ends: all together cost a third of one by one.
 local changes, changed, frame_of = {}, {}, {}

@@ -1,5 +1,5 @@
 -- n, n groups (id, terms, version, worker, rank, record); frame keys: (incoming, final) per group
--- -> {fate, ...} | {'mismatch', id, terms of the request} | {'missing', id}
+-- -> {fate, ...} | {'mismatch', id, terms of the request} | {'missing', id} | {'other_content', id, worker}
 -- What all groups need is done in one command for all: a call of Redis costs more than most of these changes.
 local groups, ids = {}, {}
 for i = 1, count() do
@@ -16,10 +16,27 @@ local function refuse_all(word, id, detail)
   return {word, id, detail}
 end
 
-local live = hash_values(K.live, ids)
+local live, settled = hash_values(K.live, ids), {}
+for i, id in ipairs(ids) do
+  if not live[i] then settled[#settled + 1] = id end
+end
+local held = {}
+for i, record in ipairs(hash_values(K.records, settled)) do held[settled[i]] = record end
+
+-- One lease has one answer. Fields of a record: 6 worker, 11 time of the claim, 15 checksum; older records lack the last
+-- one, or hold bytes, which cmsgpack does not read.
+local function is_other_content(group)
+  local record = held[group.id]
+  if not record or record == group.record then return false end
+  local is_new, one = pcall(cmsgpack.unpack, record)
+  local other = cmsgpack.unpack(group.record)
+  return is_new and one[15] and other[15] and one[6] == other[6] and one[11] == other[11]
+end
+
 for i, group in ipairs(groups) do
   local request = parse_open(group.id, live[i])
   if request and request.terms ~= group.terms then return refuse_all('mismatch', group.id, request.terms) end
+  if is_other_content(group) then return refuse_all('other_content', group.id, group.worker) end
   if call('EXISTS', group.incoming) == 0 then return refuse_all('missing', group.id, '') end
   group.request = request
 end
@@ -110,18 +127,27 @@ local function enter_tables()
   return stored_ids
 end
 
+-- Only of those that have answered something: names that nobody asked anything are not kept.
+local function hear_all()
+  local heard = {}
+  for _, group in ipairs(stored) do
+    if not heard[group.worker] then hear(group.worker) end
+    heard[group.worker] = true
+  end
+end
+
 run_even_when_full()
-local fates, counts, now = {}, {}, now_ms()
+local fates, counts = {}, {}
 for i, group in ipairs(groups) do
   fates[i] = admit(group)
   counts[fates[i]] = (counts[fates[i]] or 0) + 1
   if fates[i] ~= 'stored' then call('UNLINK', group.incoming) end
-  call('HSET', K.workers, group.worker, now)
 end
 if #stored > 0 then
   keep_frames()
   settle_all(enter_tables())
   call('HSET', K.meta, 'failures_in_a_row', 0)
+  hear_all()
 end
 for fate, number in pairs(counts) do call('HINCRBY', K.counters, 'pushed_groups:' .. fate, number) end
 return fates

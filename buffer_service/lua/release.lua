@@ -8,6 +8,6 @@ for i = 1, #holders, 2 do
     released = released + 1
   end
 end
-call('HDEL', K.workers, worker)
+call('ZREM', K.heard, worker)
 call('HDEL', K.claims, worker)
 return released

@@ -1,7 +1,7 @@
 -- worker, n, n request ids -> those that the worker still holds
 run_even_when_full()
 local worker, held = arg(), {}
-call('HSET', K.workers, worker, now_ms())
+hear(worker)
 for _ = 1, count() do
   local id = arg()
   if call('HGET', K.holders, id) == worker then

@@ -15,7 +15,7 @@ return {
   {call('ZCARD', K.fresh), call('ZCARD', K.reevaluated)},
   call('HGETALL', K.evaluations),
   call('HGETALL', K.rounds),
-  call('HGETALL', K.workers),
+  call('ZRANGE', K.heard, 0, -1, 'WITHSCORES'),
   call('HGETALL', K.held),
   call('GET', K.tables) or '',
   call('LRANGE', K.compositions, 0, count() - 1),

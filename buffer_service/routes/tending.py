@@ -9,15 +9,16 @@ from pydantic import ConfigDict, Field
 
 from buffer_service.audit import INVARIANTS
 from buffer_service.context import Here
+from buffer_service.outgoing import OutgoingResponse
 from buffer_service.routes.looking import Offset
-from buffer_service.routes.work import FRAMES_ANSWER, OCTETS
+from buffer_service.routes.work import FRAMES_ANSWER
 from buffer_service.schemas import Body, Name, Page, PromptId
 from buffer_service.tending import Held
 
 router = APIRouter(tags=["operator"])
 
 MOST_READ = 64
-"""Groups of one call: at most 34 MB."""
+"""Groups of one call."""
 Many = Annotated[int, Query(ge=1, le=1_000_000)]
 
 
@@ -90,7 +91,7 @@ def groups(here: Here, offset: Offset = 0, limit: Many = 100, group_id: Name | N
 @router.post("/groups/read", response_class=Response, responses=FRAMES_ANSWER)
 def read(body: ReadBody, here: Here) -> Response:
     """The frames of those of the groups that are still held."""
-    return Response(here.service.tending.frames(body.group_ids), media_type=OCTETS)
+    return OutgoingResponse(here.service.held("what is read", body.group_ids))
 
 
 @router.delete("/groups/{group_id}")

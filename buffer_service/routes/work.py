@@ -13,6 +13,7 @@ from bapo.messages import request_map
 from bapo.types import RolloutRequest
 from buffer_service.bodies import MOST_PUSH_BYTES, use_body
 from buffer_service.context import Here, admit, context_of
+from buffer_service.outgoing import OCTETS, OutgoingResponse
 from buffer_service.routes.bare import BareRoute, is_true
 from buffer_service.schemas import (
     AcceptedAnswer,
@@ -35,7 +36,6 @@ from buffer_service.threads import in_thread
 
 router = APIRouter(tags=["work"])
 
-OCTETS = "application/octet-stream"
 FRAMES: dict[str, Any] = {
     "parameters": [{"name": "fresh", "in": "query", "required": False, "schema": {"type": "boolean", "default": True}}],
     "requestBody": {
@@ -137,7 +137,7 @@ def group(group_id: Name, here: Here) -> Response:
 @router.get("/evaluations/{label}", response_class=Response, responses=FRAMES_ANSWER)
 def collect(label: Name, here: Here) -> Response:
     """All groups of one evaluation that are done, in the order of their ids."""
-    return Response(here.service.collect(label), media_type=OCTETS)
+    return OutgoingResponse(here.service.collect(label))
 
 
 @router.delete("/evaluations/{label}", status_code=204)

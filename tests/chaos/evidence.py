@@ -45,6 +45,10 @@ class Stored:
     """Groups that were dropped as too old since the newest batch."""
     fresh: set[str] = field(default_factory=set)
     """Groups, re-evaluated ones too, that no batch has looked at."""
+    evaluated: set[tuple[str, str]] = field(default_factory=set)
+    """(label, id) of the settled requests of evaluations; one that was dropped has no group."""
+    evaluations: Mapping[str, int] = field(default_factory=dict)
+    """Label -> how many of them the store counts."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,10 @@ def read_store(url: str, run: str) -> Stored:
             done=_texts(client.zrange(keys["done"], 0, -1)),
             stale={unpack_fate(blob).group_id for blob in client.lrange(keys["stale"], 0, -1)},
             fresh=_texts([*client.zrange(keys["fresh"], 0, -1), *client.zrange(keys["reevaluated"], 0, -1)]),
+            evaluated={
+                (a, b) for a, _, b in (m.decode().partition(" ") for m in client.zrange(keys["evaluated"], 0, -1))
+            },
+            evaluations={key.decode(): int(number) for key, number in client.hgetall(keys["evaluations"]).items()},
         )
 
 

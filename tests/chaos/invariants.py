@@ -171,7 +171,13 @@ def nothing_leaks(found: Evidence) -> Iterator[str]:
     for batch in stored.batches.values():
         needs.update([*batch["groups"], *batch["untrained"]])
     needs.update(stored.stale & stored.refs.keys())  # held for their texts until a batch reports them
-    counted = {key: number for key, number in stored.refs.items() if not key.startswith("evaluate-")}
+    needs.update({key for _, key in stored.evaluated} & stored.refs.keys())
+    settled = Counter(label for label, _ in stored.evaluated)
+    if wrong := {
+        label for label in settled.keys() | stored.evaluations if settled[label] != stored.evaluations.get(label, 0)
+    }:
+        yield f"{len(wrong)} evaluations count more or less than they hold: {_some(wrong)}"
+    counted = stored.refs
     # What a killed evaluator has left goes with the next measurement, or the one after it if it was still open.
     asked = sorted({_version(key) for line in found.of("asking") for key in line["ids"]} - {0})
     if old := {key for key in stored.refs if 0 < _version(key) < max(asked[-2:-1], default=0)}:

@@ -208,6 +208,10 @@ WRONG: dict[str, Change] = {
     "leases_return (never)": with_stored(leased=lambda leases: dict.fromkeys(leases, 1 << 53)),
     "nothing_leaks": with_stored(refs=lambda refs: {key: number + 1 for key, number in refs.items()}),
     "nothing_leaks (an evaluation that is over)": with_stored(refs=lambda refs: {**refs, "evaluate-000001-0": 1}),
+    "nothing_leaks (of an evaluation that is under way)": with_stored(
+        refs=lambda refs: {**refs, "evaluate-000009-0": 1}
+    ),
+    "nothing_leaks (it came while its evaluation was forgotten)": with_stored(evaluations=lambda _: {}),
     "nothing_leaks (a frame)": with_stored(frames=lambda frames: {**frames, "orphan": "content"}),
 }
 

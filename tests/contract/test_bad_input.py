@@ -6,6 +6,7 @@ import json
 import re
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -17,7 +18,7 @@ from bapo.clients import BufferClient
 from bapo.errors import ContractError
 from bapo.frames import KIND_GROUP, MAX_DEPTH, PREFIX, frame_start, open_frame
 from bapo.messages import request_map
-from bapo.types import Progress, Purpose
+from bapo.types import Group, Progress, Purpose
 from bapo.wire import pack_group
 from buffer_service.memory_store import MemoryStore
 from buffer_service.store import Store
@@ -195,12 +196,31 @@ def test_another_workers_answer_is_a_duplicate_and_the_first_one_stays(client: B
     assert raw(client, "GET", "/groups/g-p").data == FRAME
 
 
-def test_one_lease_has_one_answer(client: BufferClient) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [answer(REQUEST, "11111111"), replace(GOOD, token_ids=GOOD.token_ids + 1)],
+    ids=["other rewards", "other tokens of the same lengths"],
+)
+def test_one_lease_has_one_answer(client: BufferClient, other: Group) -> None:
+    good = make_request(prompt_id="good")
+    client.enqueue([good])
     client.push([FRAME])
-    with pytest.raises(ContractError, match="g-p was stored with another content, from the same lease of w"):
-        client.push([pack_group(answer(REQUEST, "11111111"))])
+    counters = raw(client, "GET", "/counters").json()
+    for frames in ([pack_group(other)], [pack_group(answer(good)), pack_group(other)]):
+        with pytest.raises(ContractError, match="g-p was stored with another content, from the same lease of w"):
+            client.push(frames)
     assert raw(client, "GET", "/groups/g-p").data == FRAME
-    assert refusals(client)["other_content"] >= 1
+    assert refusals(client)["other_content"] >= 2
+    assert client.status().fresh_ready == 1  # the good one of the second push is not stored either
+    assert raw(client, "GET", "/counters").json() == counters
+    assert client.push([pack_group(answer(good)), FRAME]) == {"g-good": "stored", "g-p": "duplicate"}
+
+
+def test_a_group_that_is_held_no_more_is_not_compared(client: BufferClient) -> None:
+    """What is known of it is that it was there: its late second answer is dropped, whatever it is."""
+    client.push([FRAME])
+    raw(client, "DELETE", "/groups/g-p")
+    assert client.push([pack_group(answer(REQUEST, "11111111"))]) == {"g-p": "duplicate"}
 
 
 def test_a_push_of_too_many_groups_is_refused(client: BufferClient) -> None:

@@ -154,6 +154,19 @@ def test_groups_that_are_too_old_are_dropped_counted_and_asked_again_at_the_head
     assert claimed[0] == again[0]
 
 
+def test_a_stale_group_stays_when_the_id_of_its_replacement_is_taken(store: Store) -> None:
+    """Of an open request, and of one that is done: dropping the group would lose its prompt."""
+    stored(store, ["a", "b", "c"])
+    store.enqueue([make_request(prompt_id="x", request_id="g-a~1", min_version=9)], cursor=None)
+    stored(store, ["b~1"])
+    fates = [record.fate(None, "stale", 9) for record in store.view(3).fresh]
+    items = [Replacement(fate=f, request=make_request(request_id=f"{f.group_id}~1", min_version=5)) for f in fates]
+    assert sorted(store.replace_stale(items)) == ["g-a", "g-b"]
+    assert [record.group_id for record in store.view(9).fresh] == ["g-a", "g-b", "g-b~1"]
+    assert [fate.group_id for fate in store.view(9).stale] == ["g-c"]
+    assert [request.request_id for request in store.claim("w", limit=9, policy_version=5)] == ["g-c~1"]
+
+
 def test_stale_fates_are_reported_by_one_batch(store: Store) -> None:
     stored(store, "ab")
     first, second = (record.fate(None, "stale", 9) for record in store.view(2).fresh)

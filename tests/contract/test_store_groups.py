@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from bapo.errors import ContractError
 from bapo.types import Purpose, RolloutRequest
+from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
 from buffer_service.values import Tables
-from tests.buffer_setup import an_assembly, answer, hard, incoming, stat, stored
+from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored
 from tests.factories import make_prompt, make_request
 from tests.store_clock import TimedStore
 
@@ -31,12 +33,57 @@ def test_a_pushed_group_is_there_as_it_was_sent(store: Store) -> None:
 
 def test_pushing_twice_stores_once_and_keeps_the_first(store: Store) -> None:
     (request,) = asked(store, "a")
-    first, second = incoming(answer(request, "10000000")), incoming(answer(request, "11111111"))
+    first = incoming(answer(request, "10000000"))
+    second = incoming(answer(request, "11111111", worker_id="of-a-later-lease"))
     assert store.push([first]) == ["stored"]
     assert store.push([second]) == ["duplicate"]
     assert store.push([first]) == ["duplicate"]
     assert store.frames(["g-a"]) == [bytes(first.frame)]
     assert store.readiness(1).num_fresh == 1
+
+
+def test_two_contents_of_one_lease_store_nothing(store: Store) -> None:
+    """The other one differs in its tokens alone; what is pushed with it is not stored either, and may come again."""
+    a, b = asked(store, "a", "b")
+    first = answer(a, worker_id="w" * 40)  # a length that msgpack writes in another way
+    store.push([incoming(first)])
+    other = incoming(replace(first, token_ids=first.token_ids + 1))
+    for groups in ([other], [incoming(answer(b)), other], [other, incoming(answer(b))]):
+        with pytest.raises(ContractError, match="g-a was stored with another content, from the same lease of w"):
+            store.push(groups)
+    assert (store.readiness(1).num_fresh, store.counters()) == (1, {"pushed_groups:stored": 1})
+    assert store.push([incoming(answer(b)), incoming(first)]) == ["stored", "duplicate"]
+
+
+def test_what_was_stored_without_a_checksum_is_not_compared(store: Store) -> None:
+    """By an older version: the same bytes come again, and look different."""
+    (request,) = asked(store, "a")
+    group = incoming(answer(request))
+    store.push([replace(group, record=replace(group.record, checksum=None))])
+    assert store.push([group]) == ["duplicate"]
+
+
+def test_a_group_that_is_pushed_while_its_evaluation_is_forgotten_goes_too(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between looking which groups there are and deleting them."""
+    store = new_store("redis", redis_url)
+    assert isinstance(store, RedisStore)
+    requests = asked(store, "a", "b", "c", purpose=Purpose.EVALUATE, label="cd@1")
+    store.push([incoming(answer(requests[0]))])
+    look = store.evaluated
+
+    def look_slowly(label: str) -> list[str]:
+        found = look(label)
+        store.push([incoming(answer(requests[1]))])  # and again, the second time
+        return found
+
+    monkeypatch.setattr(store, "evaluated", look_slowly)
+    store.forget("cd@1")
+    assert (look("cd@1"), store.records(["g-a", "g-b"]), store.frames(["g-a", "g-b"])) == ([], [None] * 2, [None] * 2)
+    status = store.status()
+    assert (status.evaluations, status.num_bytes, status.queued["evaluate"]) == ({}, 0, 0)
+    assert store.counters() == {"pushed_groups:stored": 2, "pushed_groups:duplicate": 1}
 
 
 def test_the_same_group_twice_in_one_push_is_stored_once(store: Store) -> None:

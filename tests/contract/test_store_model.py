@@ -291,11 +291,19 @@ class ThreeBuffers(RuleBasedStateMachine):
         state = SelectorState(round=round_, through=max(0, self.model.tables.step - behind), data=b"state %d" % round_)
         self.all(lambda store: store.keep_selector_state(state))
 
-    @rule(number=st.integers(1, 3), version=VERSIONS, twice=st.booleans(), reverse=st.booleans(), hold=st.booleans())
-    def replace_stale(self, number: int, version: int, twice: bool, reverse: bool, hold: bool) -> None:
+    @rule(
+        number=st.integers(1, 3), version=VERSIONS, twice=st.booleans(), reverse=st.booleans(), hold=st.booleans(),
+        taken=st.none() | WHICH,
+    )  # fmt: skip
+    def replace_stale(
+        self, number: int, version: int, twice: bool, reverse: bool, hold: bool, taken: int | None
+    ) -> None:
+        """`taken`: the first of them is to get an id that somebody else has, or had."""
         records = self.all(lambda store: store.view(number)).fresh[:: -1 if reverse else 1]
         requests = self.requests_of(records)
         again = [replace(r, request_id=repeated_id(r.request_id), min_version=version) for r in requests]
+        if again and taken is not None and self.pick(taken) not in [r.request_id for r in requests]:
+            again[0] = replace(again[0], request_id=self.pick(taken))
         fates = [record.fate(None, "stale", 1) for record in records]
         items = [Replacement(fate=fate, request=request) for fate, request in zip(fates, again, strict=True)]
         for _ in range(1 + twice):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bapo.types import Progress, Purpose, RolloutRequest
+from buffer_service.memory_store import MemoryStore
+from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
 from tests.buffer_setup import answer, incoming
 from tests.factories import make_request
@@ -250,6 +252,55 @@ def test_whatever_a_worker_says_is_a_sign_of_life(timed: TimedStore) -> None:
         assert store.status().workers["w"].silent_s >= 1000
         call()
         assert store.status().workers["w"].silent_s < 1000
+
+
+def test_what_was_not_asked_of_anybody_is_no_sign_of_life(store: Store) -> None:
+    """Names cost nothing: those of pushes that store nothing are not kept."""
+    store.enqueue(fresh("a"), cursor=None)
+    never, again = make_request(prompt_id="never"), make_request(prompt_id="a")
+    store.push([incoming(answer(never, worker_id="x")), incoming(answer(again, version=0, worker_id="y"))])
+    store.push([incoming(answer(again, worker_id="w"))])
+    assert store.push([incoming(answer(again, worker_id="z"))]) == ["duplicate"]
+    assert set(store.status().workers) == {"w"}
+
+
+def test_workers_that_hold_nothing_and_are_silent_for_an_hour_are_forgotten(timed: TimedStore) -> None:
+    store = timed.store
+    store.enqueue(fresh("a", "b"), cursor=None)
+    (mine,) = store.claim("claimer", limit=1, policy_version=1, nonce="c-1")
+    store.push([incoming(answer(mine, worker_id="claimer"))])
+    for number in range(20):
+        store.claim(f"gone-{number}", limit=1, policy_version=0)
+    timed.clock.move(3500)
+    store.claim("w", limit=1, policy_version=0)
+    assert known(store) == 22
+    timed.clock.move(100)
+    sizes = []
+    for _ in range(4):
+        store.renew("w", [])
+        sizes.append(known(store))
+    assert sizes == [14, 6, 1, 1]  # a few at each call, so that no call takes long
+    # The claim of the one that is forgotten is forgotten, too: its nonce is a new one.
+    assert [r.request_id for r in store.claim("claimer", limit=1, policy_version=1, nonce="c-1")] == ["g-b"]
+
+
+def test_a_worker_that_holds_leases_is_not_forgotten(timed: TimedStore) -> None:
+    store = timed.store
+    store.enqueue(fresh("a"), cursor=None)
+    store.claim("holder", limit=1, policy_version=1, nonce="c-1")
+    timed.clock.move(4000)
+    store.renew("w", [])  # which looks at no lease
+    assert known(store) == 2
+    store.claim("w", limit=1, policy_version=0)  # which ends leases that are over
+    assert known(store) == 1
+
+
+def known(store: Store) -> int:
+    """Workers that the store remembers, whether a status shows them or not."""
+    if isinstance(store, RedisStore):
+        return int(store._link.client.zcard(store._keys["heard"]))
+    assert isinstance(store, MemoryStore)
+    return len(store._state.heard)
 
 
 def test_progress_only_rises(store: Store) -> None:

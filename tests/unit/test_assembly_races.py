@@ -10,6 +10,7 @@ from buffer_service.assembly import Assembler
 from buffer_service.memory_store import MemoryStore
 from tests.assembly_setup import KeepsAll, Setup
 from tests.buffer_setup import an_assembly
+from tests.factories import make_request
 
 
 def test_nothing_is_assembled_before_its_turn_or_without_all_its_groups() -> None:
@@ -68,3 +69,19 @@ def test_a_stale_group_that_is_gone_meanwhile_is_not_asked_again() -> None:
     assert Assembler(setup.store, setup.composer, setup.config).assemble(20) is None
     setup.store.taken = ""
     assert [request.request_id for request in setup.service.claim("w", 9, 99)] == ["g-b~1"]
+
+
+def test_a_stale_prompt_is_asked_again_under_an_id_that_is_free() -> None:
+    setup = Setup()
+    for step in (1, 2, 3):
+        setup.fill(f"a{step}", f"b{step}", step=step, version=step)
+        setup.service.batch(step)
+    setup.service.enqueue(
+        [make_request(prompt_id="other", request_id=f"g-old~{n}", step=9, min_version=9) for n in (1, 2)], None
+    )
+    setup.fill("old", step=4, rewards="11100000", version=1)
+    setup.fill("new", step=4, version=4)
+    assert setup.service.batch(4) is None
+    assert setup.service.counters()["dropped_groups:stale:3/8"] == 1
+    (again,) = setup.service.claim("w", 9, 4)
+    assert (again.request_id, again.prompt.prompt_id) == ("g-old~3", "old")
