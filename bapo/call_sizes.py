@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 MOST_GROUPS = 1024
 """Of one push: one script admits all of them, or none."""
-MOST_REQUESTS = 16_384
+MOST_REQUESTS = 4096
 """Of one call that asks for groups; a round of hard prompts is one call (`algorithm.max_reevaluated`)."""
 MOST_RENEWALS = 4096
 """Of one call that keeps leases: as many as one claim may have."""

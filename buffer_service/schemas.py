@@ -94,18 +94,20 @@ class RequestBody(Body):
         return RolloutRequest(**fields, purpose=self.purpose, prompt=Prompt(**self.prompt.model_dump()))
 
 
-def _at_most(most: int) -> BeforeValidator:
+def _at_most(most: int, instead: str = "send them in several") -> BeforeValidator:
     """Refuse a longer list before its items are looked at."""
 
     def counted(items: Any) -> Any:
         if isinstance(items, list) and len(items) > most:
-            raise ValueError(f"{len(items)} in one call; at most {most} are taken: send them in several")
+            raise ValueError(f"{len(items)} in one call; at most {most} are taken: {instead}")
         return items
 
     return BeforeValidator(counted)
 
 
-Requests = Annotated[list[RequestBody], Field(max_length=MOST_REQUESTS), _at_most(MOST_REQUESTS)]
+_AS_MANY = Field(max_length=MOST_REQUESTS)
+Requests = Annotated[list[RequestBody], _AS_MANY, _at_most(MOST_REQUESTS)]
+Round = Annotated[list[RequestBody], _AS_MANY, _at_most(MOST_REQUESTS, "a round is one call, ask fewer prompts again")]
 
 
 class EnqueueBody(Body):
@@ -119,7 +121,7 @@ class EnqueueBody(Body):
 class RoundBody(Body):
     """The requests of one re-evaluation round; none is allowed."""
 
-    requests: Requests
+    requests: Round
 
 
 class ClaimBody(Body):

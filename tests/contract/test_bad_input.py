@@ -237,8 +237,8 @@ def test_a_push_of_too_many_groups_is_refused(client: BufferClient) -> None:
 @pytest.mark.parametrize(
     ("path", "key", "most", "item"),
     [
-        ("/requests", "requests", 16_384, {}),
-        ("/reevaluations/4", "requests", 16_384, {}),
+        ("/requests", "requests", 4096, {}),
+        ("/reevaluations/4", "requests", 4096, {}),
         ("/requests/renew", "request_ids", 4096, "a"),
     ],
 )
