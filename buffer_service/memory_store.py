@@ -147,7 +147,7 @@ class MemoryStore:
     def push(self, groups: Sequence[Incoming]) -> list[str]:
         for mine in (group.record for group in groups):
             item = self._state.open.get(mine.group_id)
-            check_answer(mine, item and item.request, self._state.records.get(mine.group_id))
+            check_answer(mine, item.request if item else None, self._state.records.get(mine.group_id))
         fates = [self._state.admit(group) for group in groups]
         self._state.counters.update(f"pushed_groups:{fate}" for fate in fates)
         for group, fate in zip(groups, fates, strict=True):
