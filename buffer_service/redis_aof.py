@@ -130,17 +130,21 @@ class SharedLooks:
                 self._changed.notify_all()
 
 
-def until_written(look: Callable[[], Steps[Look]], shared: SharedLooks, where: str) -> Steps[None]:
+def until_written(
+    look: Callable[[], Steps[Look]], shared: SharedLooks, where: str, first: Look | None = None
+) -> Steps[None]:
     """Return when everything is written that Redis has answered by now.
 
     Args:
         look: takes one now.
         where: Redis' address, for people.
+        first: one that was taken now.
     Raises: StorageError when the disk takes no more; UnavailableError when it takes nothing in time.
     """
     target = Target()
     for _ in range(LOOKS_AT_ONCE):
-        seen = yield from look()
+        seen = first or (yield from look())
+        first = None
         if _is_written(target, seen, where):
             return
         if seen.is_postponed:

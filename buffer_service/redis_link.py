@@ -147,18 +147,22 @@ class RedisLink:
         pieces: list[bytes | memoryview] = []
         for key, value in values.items():
             pieces += set_pieces(key, value, ttl_ms)
-        asks = name in SURVIVES and self._is_always
+        survives = name in SURVIVES
+        asks = survives and self._is_always
         pieces.append(command("EVALSHA", script.sha, len(keys), *keys, *args) + (FSYNC if asks else b""))
         held, unanswered = begun
         at = unanswered + len(values)
+        looks = survives and not asks
         with self.errors_named():
-            replies = yield from self._exchanging(pieces, at + 1 + asks, held)
+            replies = yield from self._exchanging(pieces, at + 1 + asks, held, behind=INFO if looks else b"")
             if isinstance(replies[at], NoScriptError):
                 yield BLOCKS
                 self._load(script)
                 return self.run(name, keys, args)
-            _raise_first(replies[: at + 1])
-            if name in SURVIVES and not (asks and is_always(replies[-1])):
+            _raise_first(replies if looks else replies[: at + 1])
+            if looks:
+                yield from self._until_written(look_of(replies[-1]))
+            elif asks and not is_always(replies[-1]):
                 yield from self._until_written()
             return replies[at]
 
@@ -170,8 +174,8 @@ class RedisLink:
         with self.errors_named():
             finish(self._until_written())
 
-    def _until_written(self) -> Steps[None]:
-        return until_written(self._look, self._looks, self.where)
+    def _until_written(self, seen: Look | None = None) -> Steps[None]:
+        return until_written(self._look, self._looks, self.where, seen)
 
     def _look(self) -> Steps[Look]:
         (reply,) = yield from self._exchanging([INFO], 1)
@@ -179,16 +183,22 @@ class RedisLink:
         return look_of(reply)
 
     def _exchanging(
-        self, pieces: Sequence[bytes | memoryview], number: int, held: Held | None = None
+        self, pieces: Sequence[bytes | memoryview], number: int, held: Held | None = None, behind: bytes = b""
     ) -> Steps[list[Any]]:
-        """Send commands, and read so many replies; errors that Redis answers are among them."""
+        """Send commands, and read so many replies; errors that Redis answers are among them. A command that is to be
+        sent `behind` the answers has one more."""
         held = held or self.connections.take_idle()
         if held is None or not isinstance(held.connection, GatheringUnixConnection):
             yield BLOCKS  # to connect, or to send more than what TCP has room for
         with self._connection(held) as connection:
             connection.send_packed_command(pieces)
             yield connection._sock.fileno()
-            return _replies(connection, number)
+            replies = _replies(connection, number)
+            if behind:
+                connection.send_packed_command([behind])
+                yield connection._sock.fileno()
+                replies += _replies(connection, 1)
+            return replies
 
     def read_answers(self, held: Held, number: int) -> None:
         """To SETs that were sent before. Raises: UnavailableError; FullError."""
