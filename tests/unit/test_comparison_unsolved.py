@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from bapo.comparison.gather import Compared, Measured, gather
+from bapo.comparison.gather import Compared, Measured, Method, gather
 from bapo.comparison.rescue_tables import table_attribution, table_rescued
 from bapo.comparison.unsolved import above_floor, floor, rescued, rescued_more, unsolved
+from bapo.statistics import Estimate
 from bapo.types import Origin
 from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
+
+if TYPE_CHECKING:
+    from bapo.config.tree import Config
+    from bapo.records import RunDirectory
 
 # Base of seed 1: p and s at 0/4; of seed 2: p and q. So p counts 1, q and s 1/2, r nothing: 2 of 4 prompts.
 BASE = {
@@ -121,3 +129,34 @@ def test_training_prompts_are_counted_and_not_ranked(tmp_path: Path) -> None:
     assert table.header == ("method", "rescued", "none of them")
     assert table.rows == (("ours", "50.0 % (1/2)", "1"),)
     assert "rank no method" in table.note
+
+
+def trial(rng: Random) -> Estimate:
+    """Three seeds of a method that does not train: 60 prompts, 8 responses each, base measured and measured again."""
+    chances = [rng.betavariate(0.5, 1.5) for _ in range(60)]
+
+    def measured(version: int) -> dict[str, Any]:
+        marks = {str(i): "".join("01"[rng.random() < chance] for _ in range(8)) for i, chance in enumerate(chances)}
+        return evaluation_row("cd4", version, marks)
+
+    runs = tuple(
+        Measured(
+            method="none", seed=seed, directory=cast("RunDirectory", None), config=cast("Config", None), metrics=(),
+            evaluations=(measured(1), measured(3)),
+        )
+        for seed in range(3)
+    )  # fmt: skip
+    population = unsolved(runs, "cd4")
+    assert population is not None
+    found = above_floor(Method(name="none", label="none", runs=runs), "cd4", population)
+    assert found is not None
+    return found
+
+
+def test_without_training_nothing_is_above_the_floor() -> None:
+    rng = Random(1)
+    found = [trial(rng) for _ in range(60)]
+    means = [one.mean for one in found]
+    assert abs(mean(means)) < 3 * stdev(means) / len(means) ** 0.5
+    # 95 % intervals miss in 3 of 60 on average; 9 or more would be one chance in 350.
+    assert sum(not one.low <= 0.0 <= one.high for one in found) < 9
