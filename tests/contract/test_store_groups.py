@@ -71,15 +71,17 @@ def test_a_group_that_is_pushed_while_its_evaluation_is_forgotten_goes_too(
     assert isinstance(store, RedisStore)
     requests = asked(store, "a", "b", "c", purpose=Purpose.EVALUATE, label="cd@1")
     store.push([incoming(answer(requests[0]))])
-    look = store.evaluated
+    look, counted = store.evaluated, []
 
     def look_slowly(label: str) -> list[str]:
         found = look(label)
+        counted.append(dict(store.status().evaluations))
         store.push([incoming(answer(requests[1]))])  # and again, the second time
         return found
 
     monkeypatch.setattr(store, "evaluated", look_slowly)
     store.forget("cd@1")
+    assert counted == [{"cd@1": 1}, {"cd@1": 1}]  # what is there, also in between
     assert (look("cd@1"), store.records(["g-a", "g-b"]), store.frames(["g-a", "g-b"])) == ([], [None] * 2, [None] * 2)
     status = store.status()
     assert (status.evaluations, status.num_bytes, status.queued["evaluate"]) == ({}, 0, 0)
