@@ -87,6 +87,7 @@ EXCUSED = {
     "vllm": "not ours; checkpoints load in tests/integration/test_vllm_engine.py",
     "cp": "copies a file",
     "tar": "needs a pod that unpacks",
+    "unshare": "needs root, and minutes of a Ray cluster",
     "export": "sets a variable",
     "source": "changes the shell that reads it",
 }
