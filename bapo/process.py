@@ -2,12 +2,17 @@
 
 It logs to stderr (the launcher keeps that in RUN/logs), and an error of the tree in `bapo.errors` ends it with one line
 and the exit code of its class, without a traceback. Any other error is a bug and shows its traceback.
+
+A process that has no handling of SIGTERM of its own (scheduler, evaluator) ends by it at once; also as process 1 of a
+container, for whom Linux ignores signals that nobody handles.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,6 +54,8 @@ def run_process(
         add_flags(parser)
     extra = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, _end_as_first)
     try:
         run = RunDirectory(extra.run_dir)
         find_tokens(run.path, name)
@@ -57,3 +64,9 @@ def run_process(
         log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400 - an expected end needs no traceback
         sys.exit(error.exit_code)
     sys.exit(0)
+
+
+def _end_as_first(number: int, frame: object) -> NoReturn:
+    # Nothing is lost: what scheduler and evaluator have acknowledged is in the buffer. os._exit waits for no thread.
+    logging.shutdown()
+    os._exit(128 + number)
