@@ -177,7 +177,15 @@ def test_the_second_study_has_the_settings_and_the_baselines_of_the_first() -> N
         assert run.config.model_copy(update={"run": theirs.run}) == theirs
         assert run.config.run.model_copy(update={"root": theirs.run.root}) == theirs.run
     own = {run.method for run in second.runs} - {run.method for run in first.runs}
-    assert own == {"bapo-ess", "bapo-gain", "bapo-refill", "bapo-young", "bapo-plus"}
+    assert own == {"bapo-ess", "bapo-gain", "bapo-refill", "bapo-young", "bapo-eq1-loss", "bapo-plus"}
+
+
+def test_the_second_study_gives_bapo_the_loss_that_grpo_as_printed_has() -> None:
+    own = next(run for run in read_study(SHIPPED, ["grpo-own-loss"]).runs if run.seed == 1).config.loss
+    ours = next(run for run in read_study(IMPROVEMENTS, ["bapo-eq1-loss"]).runs if run.seed == 1).config.loss
+    assert (ours.aggregation, ours.clip_low, ours.clip_high, ours.dual_clip) == (
+        own.aggregation, own.clip_low, own.clip_high, own.dual_clip,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
