@@ -27,9 +27,8 @@ def main(flags: Flags) -> None:
     if settings.num_ranks > 1 and not {RANK, WORLD_SIZE} & os.environ.keys():
         command = [sys.executable, "-m", "learner", *sys.argv[1:]]
         sys.exit(run_ranks(command, rank_environments(settings.num_ranks, settings.num_threads)))
-    from learner.rank import (
-        train,
-    )  # torch: seconds, and a quarter of a gigabyte that the parent of ranks has no use for
+    # Only here: torch takes seconds and a quarter of a gigabyte, for which the parent of ranks has no use.
+    from learner.rank import train
 
     train(flags)
 
