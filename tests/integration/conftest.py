@@ -1,7 +1,8 @@
-"""One browser and one finished run for all tests of the page."""
+"""One browser and one finished run for all tests of the page; commands that no failed test leaves behind."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from bapo.records import RunDirectory
 from tests.browser import chromium
+from tests.integration.launching import kill_family
 from tests.web_setup import made_run, viewed
 
 
@@ -30,3 +32,12 @@ def address(finished: RunDirectory) -> Iterator[str]:
     """Where it is shown."""
     with viewed(finished) as url:
         yield url
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[str]]]:
+    """Ends what a failed test leaves."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        kill_family(process)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,15 +23,6 @@ BUDGETED = [
     "--cadence.slack", "3", "--evaluation.every", "0", "--learner.microbatch_tokens", "256", "--checkpoint.every", "4",
     "--rollout.engine_options.latency_s", "0.05",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def processes() -> Iterator[list[subprocess.Popen[str]]]:
-    """Ends what a failed test leaves."""
-    started: list[subprocess.Popen[str]] = []
-    yield started
-    for process in started:
-        kill_family(process)
 
 
 def items_by_step(run: RunDirectory) -> dict[int, list[tuple[str, Origin]]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,18 +13,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from bapo.rank_environment import free_port
 from tests.integration.fsdp_rank import METER_FILE
 from tests.integration.methods_rank import METHODS
 from tests.tiny_model import write_tiny_model
 
 TIMEOUT_S = 600
 """Of one start of the ranks: on a loaded machine, gloo waits for the slower one at every layer."""
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def run_ranks(model: Path, run: Path, num_ranks: int, first: int, last: int) -> list[list[list[float]]]:

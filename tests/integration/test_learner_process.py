@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -14,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from bapo.config.load import dump_toml
 from bapo.records import RunDirectory
-from tests.integration.learner_peers import Peers, serve
-from tests.learner_setup import learner_config, random_batch
-from tests.tiny_model import write_tiny_model
+from tests.integration import learner_process
+from tests.integration.learner_peers import Peers
+from tests.integration.learner_process import make_run, small_batches
 
 TIMEOUT_S = 120.0
 
@@ -27,31 +25,17 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def peers() -> Iterator[Peers]:
-    with serve(Peers(lambda step: random_batch(step=step, num_groups=4))) as running:
+    with small_batches() as running:
         yield running
 
 
-def make_run(tmp_path: Path, **sections: Mapping[str, Any]) -> RunDirectory:
-    write_tiny_model(tmp_path / "model")
-    values = {"run": {"num_steps": 3}, "checkpoint": {"every": 1}, **sections}
-    config = learner_config(tmp_path / "model", **values)
-    return RunDirectory.create(tmp_path / "run", dump_toml(config))
-
-
 def start(run: RunDirectory, peers: Peers, *flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "learner", "--config", str(run.config_path), "--run-dir", str(run.path)]
-    urls = ["--buffer-url", peers.url, "--fleet-url", peers.url]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "1"}
-    return subprocess.Popen([*command, *urls, *flags], env=environment, stderr=subprocess.PIPE, text=True)
+    return learner_process.start(run, peers, *flags, environment=environment)
 
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit code and log."""
-    try:
-        _, log = process.communicate(timeout=TIMEOUT_S)
-    finally:
-        process.kill()
-    return process.returncode, log
+    return learner_process.end_of(process, TIMEOUT_S)
 
 
 def test_a_learner_ends_on_sigterm_while_it_waits_and_goes_on_with_resume(tmp_path: Path, peers: Peers) -> None:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from bapo.config.load import dump_toml
 from bapo.records import RunDirectory
-from tests.integration.learner_peers import Peers, serve
-from tests.learner_setup import learner_config, random_batch
-from tests.tiny_model import write_tiny_model
+from tests.integration import learner_process
+from tests.integration.learner_peers import Peers
+from tests.integration.learner_process import small_batches
 
 TIMEOUT_S = 240.0
 THEIRS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -27,31 +25,21 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def peers() -> Iterator[Peers]:
-    with serve(Peers(lambda step: random_batch(step=step, num_groups=4))) as running:
+    with small_batches() as running:
         yield running
 
 
 def make_run(tmp_path: Path, **learner: Any) -> RunDirectory:
-    write_tiny_model(tmp_path / "model")
-    sections: dict[str, Mapping[str, Any]] = {"run": {"num_steps": 3}, "checkpoint": {"every": 1}}
-    config = learner_config(tmp_path / "model", **sections, learner={"num_ranks": 2, **learner})
-    return RunDirectory.create(tmp_path / "run", dump_toml(config))
+    return learner_process.make_run(tmp_path, learner={"num_ranks": 2, **learner})
 
 
 def start(run: RunDirectory, peers: Peers, *flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "learner", "--config", str(run.config_path), "--run-dir", str(run.path)]
-    urls = ["--buffer-url", peers.url, "--fleet-url", peers.url]
     environment = {name: value for name, value in os.environ.items() if name not in THEIRS}
-    return subprocess.Popen([*command, *urls, *flags], env=environment, stderr=subprocess.PIPE, text=True)
+    return learner_process.start(run, peers, *flags, environment=environment)
 
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Exit code and log."""
-    try:
-        _, log = process.communicate(timeout=TIMEOUT_S)
-    finally:
-        process.kill()
-    return process.returncode, log
+    return learner_process.end_of(process, TIMEOUT_S)
 
 
 def test_killing_one_rank_ends_both_and_restart_goes_on(tmp_path: Path, peers: Peers) -> None:

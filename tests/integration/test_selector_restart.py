@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bapo.records import RunDirectory
-from tests.integration.launching import family, kill_family, start, train_arguments
+from tests.integration.launching import family, start, train_arguments
 from tests.patience import wait_until
 
 pytestmark = pytest.mark.slow
@@ -24,15 +23,6 @@ DETERMINISTIC = [
     "--supervision.first_pause_s", "0.1", "--selector.pool_ratio", "4.0", "--selector.reference_prompts", "12",
     "--selector.curriculum_steps", "20",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def processes() -> Iterator[list[subprocess.Popen[str]]]:
-    """Ends what a failed test leaves."""
-    started: list[subprocess.Popen[str]] = []
-    yield started
-    for process in started:
-        kill_family(process)
 
 
 def prompts_by_request(run: RunDirectory) -> dict[str, str]:
