@@ -122,6 +122,11 @@ def _refuse_large(num_header_bytes: int, num_body_bytes: int) -> None:
         )
 
 
+_NESTED = (dict, list)
+_DEEPER = (dict, list, float)
+"""As tuples: a union of types is made anew for every look."""
+
+
 def require_plain(value: Any, what: str, depth: int = MAX_DEPTH) -> None:
     """Refuse what JSON and msgpack cannot both carry: numbers that are not finite, and maps and lists inside each other
     beyond `depth` levels.
@@ -130,10 +135,10 @@ def require_plain(value: Any, what: str, depth: int = MAX_DEPTH) -> None:
     """
     if isinstance(value, float) and not math.isfinite(value):
         raise ContractError(f"{what} holds {value}, which is no JSON", Refusal.HEADER)
-    if not isinstance(value, dict | list):
+    if not isinstance(value, _NESTED):
         return
     if depth == 0:
         raise ContractError(f"{what} is nested deeper than {MAX_DEPTH} levels", Refusal.HEADER)
     for item in value.values() if isinstance(value, dict) else value:
-        if isinstance(item, dict | list | float):
+        if isinstance(item, _DEEPER):
             require_plain(item, what, depth - 1)

@@ -128,6 +128,7 @@ def _check_spans(header: dict[str, Any], size: int) -> None:
 
 
 def require_types(header: dict[str, Any], types: dict[str, type | tuple[type, ...]], kind: str) -> None:
+    """Refuse a header with other keys, or with values of other types. Raises: ContractError."""
     if header.keys() != types.keys():
         raise ContractError(
             f"{kind} header has the keys {sorted(map(str, header))}, expected {sorted(types)}", Refusal.HEADER
@@ -139,14 +140,20 @@ def require_types(header: dict[str, Any], types: dict[str, type | tuple[type, ..
             )
 
 
+_PURPOSES = {purpose.value: purpose for purpose in Purpose}
+
+
 def _purpose(name: str) -> Purpose:
-    try:
-        return Purpose(name)
-    except ValueError as error:
-        raise ContractError(f"unknown purpose {name!r}", Refusal.HEADER) from error
+    purpose = _PURPOSES.get(name)
+    if purpose is None:
+        raise ContractError(f"unknown purpose {name!r}", Refusal.HEADER)
+    return purpose
 
 
 def _timing(values: list[Any]) -> Timing:
-    if len(values) != 3 or not all(isinstance(value, float | int) and math.isfinite(value) for value in values):
+    is_plain = list(map(type, values)) == [float, float, float] and math.isfinite(sum(values))
+    if not is_plain and (
+        len(values) != 3 or not all(isinstance(value, float | int) and math.isfinite(value) for value in values)
+    ):
         raise ContractError("timing must be three finite numbers", Refusal.HEADER)
     return Timing(claimed_at=float(values[0]), sample_s=float(values[1]), grade_s=float(values[2]))

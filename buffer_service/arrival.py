@@ -9,7 +9,7 @@ stops this; the body is read to its end, refused as a whole, and what was handed
 
 from __future__ import annotations
 
-import zlib
+from xxhash import xxh3_64_intdigest
 
 from bapo.call_sizes import MOST_GROUPS
 from bapo.errors import BapoError, ContractError, Refusal
@@ -72,5 +72,10 @@ def _add(groups: list[Incoming], frame: memoryview) -> None:
 def incoming(frame: memoryview) -> Incoming:
     """A frame and its record. Its tokens are looked at, so that the learner can open every batch."""
     group = check_group(frame)
-    record = record_of(group, len(frame), zlib.crc32(frame))
+    record = record_of(group, len(frame), checksum_of(frame))
     return Incoming(record=record, frame=frame, newest_version=group.newest_version)
+
+
+def checksum_of(frame: memoryview | bytes) -> int:
+    """The low 32 bits of XXH3: as wide as a CRC-32, at a thirteenth of its time (ADR 0158)."""
+    return xxh3_64_intdigest(frame) & 0xFFFFFFFF

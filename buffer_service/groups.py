@@ -41,7 +41,7 @@ class GroupRecord:
     outcomes: bytes = b""
     """[G] values of Outcome, one byte per response; empty when all are GRADED."""
     checksum: int | None = None
-    """CRC-32 of the frame; None in a record of before version 0.3."""
+    """`buffer_service.arrival.checksum_of` the frame; None in a record of before version 0.3."""
 
     @property
     def order(self) -> tuple[int, str]:
@@ -134,7 +134,7 @@ class GroupRecord:
 
 
 def record_of(group: GroupHeader, num_bytes: int, checksum: int | None = None) -> GroupRecord:
-    """The record of a group whose frame has so many bytes, and this CRC-32."""
+    """The record of a group whose frame has so many bytes, and this checksum."""
     return GroupRecord(
         group_id=group.group_id,
         prompt_id=group.prompt.prompt_id,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 
 from bapo.messages import BufferStatus, WorkerLeases
 from bapo.types import Group, GroupStat, HardPrompt, Origin, Prompt, RolloutRequest, stat_of
 from bapo.wire import pack_group, read_group_header
+from buffer_service.arrival import checksum_of
 from buffer_service.groups import Incoming, record_of
 from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_link import RedisLink
@@ -38,7 +38,7 @@ def new_store(
 def incoming(group: Group) -> Incoming:
     """What the service hands to the store for a pushed group."""
     frame = pack_group(group)
-    return Incoming(record=record_of(read_group_header(frame), len(frame), zlib.crc32(frame)), frame=frame)
+    return Incoming(record=record_of(read_group_header(frame), len(frame), checksum_of(frame)), frame=frame)
 
 
 def answer(request: RolloutRequest, rewards: str = "10010000", version: int = 1, worker_id: str = "w") -> Group:

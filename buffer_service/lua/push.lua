@@ -37,7 +37,8 @@ for i, group in ipairs(groups) do
   local request = parse_open(group.id, live[i])
   if request and request.terms ~= group.terms then return refuse_all('mismatch', group.id, request.terms) end
   if is_other_content(group) then return refuse_all('other_content', group.id, group.worker) end
-  if call('EXISTS', group.incoming) == 0 then return refuse_all('missing', group.id, '') end
+  group.size = call('STRLEN', group.incoming)
+  if group.size == 0 then return refuse_all('missing', group.id, '') end
   group.request = request
 end
 
@@ -100,9 +101,8 @@ local function keep_frames()
   for _, group in ipairs(stored) do
     call('RENAME', group.incoming, group.frame)
     call('PERSIST', group.frame)
-    local length = call('STRLEN', group.frame)
-    size = size + length
-    if group.request.purpose == 'fresh' then fresh_size = fresh_size + length end
+    size = size + group.size
+    if group.request.purpose == 'fresh' then fresh_size = fresh_size + group.size end
   end
   call('HINCRBY', K.meta, 'bytes', size)
   call('HINCRBY', K.meta, 'fresh_bytes', fresh_size)
