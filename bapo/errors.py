@@ -10,6 +10,7 @@
       UnavailableError     a peer is down or not ready yet                       HTTP 503, retried with a deadline
         OutOfMemoryError   a process had too little memory                       exit 3, the message names settings
         FullError          a peer is there and holds all that it may             HTTP 429, retried after a pause
+      NodeDiedError        the Ray node of a rollout server is gone              exit 1 like a crash: it starts anew
       DeadlineError        a named wait ran past its deadline                    exit 5, says who waits for whom
       GradingError         a verifier raised, hung or was killed                 retried whole, never rewarded 0
       DivergenceError      loss or gradient is not finite                        exit 4, the message names the batch
@@ -136,6 +137,10 @@ class FullError(UnavailableError):
     http_status = 429
     retry_after_s = 1.0
     """What the peer asked for, or a pause that suits any."""
+
+
+class NodeDiedError(BapoError):
+    """A process of Ray that the workers live below has died: no worker can start any more."""
 
 
 class DeadlineError(BapoError):

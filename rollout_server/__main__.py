@@ -142,7 +142,7 @@ class Runner:
         follower = Follower(run.weights_path, BufferClient(url, retry_s=RELEASE_S), self.fleet.follow)
         self._follower = follower if one_of_several else None
         self.autoscaler = self._make_autoscaler(room=None)
-        self._thread = threading.Thread(target=self._run_node, name="node", daemon=True)
+        self._thread = threading.Thread(target=self._live, name="node", daemon=True)
 
     def start(self, on_end: Callable[[], None]) -> None:
         """Begin; returns at once. `on_end` is called when the fleet cannot go on."""
@@ -157,6 +157,16 @@ class Runner:
         self._ended.set()
         self._thread.join(NODE_S)
 
+    def _live(self) -> None:
+        """Whatever ends this thread before its time ends the process: it would sample no more, and say nothing."""
+        try:
+            self._run_node()
+        except BapoError as error:
+            self.fleet.stop_with(error)
+        except Exception as error:
+            log.exception("the fleet's own thread has failed")
+            self.fleet.stop_with(BapoError(f"the fleet's own thread has failed: {error!r}"))
+
     def _run_node(self) -> None:
         """One thread from the node's start to its end: Ray's processes are killed when the thread that made them ends,
         and a node that is killed before it is told to stop takes five seconds more."""
@@ -166,15 +176,12 @@ class Runner:
         ray_settings.apply()
         from rollout_server.fleet_ray import RayNode  # here: in-process engines need no Ray
 
-        try:
-            node = RayNode(self._config.rollout)
-        except BapoError as error:
-            self.fleet.stop_with(error)
-            return
+        node = RayNode(self._config.rollout)
         if node.is_cluster:
             self.own_url = self.own_url.replace(f"//{EVERYWHERE}:", f"//{node.address}:")
         if node.is_bounded:
             self.autoscaler = self._make_autoscaler(room=node.room)
+        node.watch(self._ended, self.fleet.stop_with)
         self._run_fleet()
         node.stop()
 

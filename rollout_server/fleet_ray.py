@@ -18,17 +18,19 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
-from bapo.errors import BapoError, UnavailableError
+from bapo.errors import BapoError, NodeDiedError, UnavailableError
 from bapo.fleet_client import weight_update_from_map, weight_update_map
 from bapo.needs import worker_resources, workers_on
 from bapo.process import LOG_FORMAT
@@ -42,6 +44,9 @@ log = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 80 << 20
 """Nothing large travels through Ray (weights are files), so its store takes the least that Ray allows."""
+NODE_PROCESSES = ("raylet", "gcs_server")
+"""Without one of them actors that live may go on, and none can start: Ray would wait for it and say nothing."""
+WATCH_S = 1.0
 ACTOR_THREADS = 8
 """Reports must be answered while weights are loaded or a drain waits."""
 
@@ -50,7 +55,7 @@ class RayNode:
     """A Ray node of our own, or a connection to a cluster."""
 
     def __init__(self, rollout: RolloutConfig) -> None:
-        """Start or connect; takes some seconds. Raises: UnavailableError."""
+        """Start or connect; takes some seconds. Raises: UnavailableError; NodeDiedError."""
         self._needs = worker_resources(rollout)
         self._folder: str | None = None
         address = os.environ.get("RAY_ADDRESS")
@@ -65,6 +70,9 @@ class RayNode:
         except (RayError, ConnectionError, RuntimeError, OSError, ValueError) as error:
             self.stop()
             raise UnavailableError(f"Ray did not start ({address or 'own node'}): {error}") from error
+        except Exception as error:  # of no other class: Ray says so that a process has died while the node started
+            self.stop()
+            raise NodeDiedError(f"Ray did not start ({address or 'own node'}): {error}") from error
         if self.is_bounded and not self.is_cluster:
             self._check_room(rollout.num_workers)
 
@@ -80,6 +88,13 @@ class RayNode:
         except (RayError, ConnectionError, RuntimeError) as error:
             raise UnavailableError(f"Ray does not say which hosts there are: {error}") from error
         return sum(room_of(host, self._needs) for host in hosts)
+
+    def watch(self, ended: threading.Event, on_death: Callable[[NodeDiedError], None]) -> None:
+        """Tell when a process of our own node dies, until `ended`. A cluster's hosts are watched by whoever made it."""
+        if not self.is_cluster:
+            children = {child.name(): child for child in psutil.Process().children()}
+            processes = {name: children[name] for name in NODE_PROCESSES if name in children}
+            threading.Thread(target=_watch, args=(processes, ended, on_death), name="node-watch", daemon=True).start()
 
     def stop(self) -> None:
         """End all actors and, if the node is our own, its processes."""
@@ -115,6 +130,23 @@ class RayNode:
             f"{self._needs}, but rollout.num_workers = {num_workers}: write as many as there is room for, or less of a "
             "GPU for each in rollout.worker_resources; `bapo doctor` shows the GPUs"
         )
+
+
+def _watch(
+    processes: Mapping[str, psutil.Process], ended: threading.Event, on_death: Callable[[NodeDiedError], None]
+) -> None:
+    while not ended.wait(WATCH_S):
+        for name, process in processes.items():
+            if not _is_alive(process):
+                on_death(NodeDiedError(f"Ray's {name} (pid {process.pid}) has died, and no worker can start any more"))
+                return
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def room_of(host: Mapping[str, float], needs: Mapping[str, float]) -> int:

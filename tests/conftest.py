@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from tests.redis_server import RedisServer
-from tests.small_disk import mounted
+from tests.small_disk import mounted_or_skipped
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def redis_url(redis_server: RedisServer) -> str:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder whose disk is soon full."""
-    with mounted(tmp_path / "disk") as folder:
+    with mounted_or_skipped(tmp_path / "disk") as folder:
         yield folder
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -13,16 +13,33 @@ SIZE_MB = 64
 BLOCK = b"x" * (1 << 14)
 
 
+class NoMountError(Exception):
+    """This machine lets us mount nothing."""
+
+
 @contextmanager
-def mounted(folder: Path) -> Iterator[Path]:
-    """The folder as a file system of SIZE_MB; skips the test where that is not allowed."""
+def mounted(folder: Path, size_mb: int = SIZE_MB) -> Iterator[Path]:
+    """The folder, which is made, as a file system of this size. Raises: NoMountError."""
     folder.mkdir()
-    options = ["-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(folder)]
+    options = ["-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(folder)]
     done = subprocess.run(["mount", *options], capture_output=True, text=True)
     if done.returncode != 0:
-        pytest.skip(f"cannot mount a small file system here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        raise NoMountError(f"cannot mount a small file system here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def mounted_or_skipped(folder: Path) -> Iterator[Path]:
+    """`mounted`; skips the test where that is not allowed."""
+    with ExitStack() as stack:
+        try:
+            disk = stack.enter_context(mounted(folder))
+        except NoMountError as error:
+            pytest.skip(str(error))
+        yield disk
 
 
 def fill(filler: Path) -> None:

@@ -2,7 +2,8 @@
 
 The faults are drawn once from the seed. Each call goes on behind the last finished piece in the file, with a new run,
 and ends after about `--piece-s` seconds; call it until it says that nothing is left. Odd pieces run in the paper's
-order (slack = 0), where every batch must also be that of one plain loop.
+order (slack = 0), where every batch must also be that of one plain loop; in even ones the workers are Ray actors. As
+root, the run of a piece has a disk of its own, which some faults fill.
 
 Exit codes: 0 no violation in this piece, 1 a violation or a standstill, 2 nothing is left to do.
 """
@@ -13,13 +14,17 @@ import argparse
 import json
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from tests.chaos.faults import plan
-from tests.chaos.trial import EAGER, PAPER, StandstillError, run_trial
+from tests.chaos.trial import EAGER, PAPER, RAY, StandstillError, run_trial
+from tests.small_disk import NoMountError, mounted
 
 DONE = 2
+DISK_MB = 1024
+"""Holds all that a piece writes; the append-only file is rewritten from 256 MB on."""
 
 
 def main() -> int:
@@ -31,23 +36,34 @@ def main() -> int:
         return 1
     pieces: list[dict[str, Any]] = begun["pieces"]
     done = sum(sum(piece["faults"].values()) for piece in pieces)
-    left = plan(flags.faults, flags.seed)[done:]
-    if not left:
+    if done >= flags.faults:
         print(f"all {done} faults have been inflicted")
         return DONE
-    order = PAPER if len(pieces) % 2 == 0 else EAGER
+    overrides = (PAPER if len(pieces) % 2 == 0 else EAGER | RAY) | flags.extra
     folder = Path(tempfile.mkdtemp(prefix="bapo-chaos-"))
-    print(f"piece {len(pieces) + 1}: faults {done} ... of {flags.faults}, {order}, in {folder}", flush=True)
-    try:
-        trial = run_trial(folder, left, seed=flags.seed, overrides=order | flags.extra, limit_s=flags.piece_s)
-    except StandstillError as error:
-        print(f"STANDSTILL: {error}")
-        return 1
+    print(f"piece {len(pieces) + 1}: faults {done} ... of {flags.faults}, {overrides}, in {folder}", flush=True)
+    with ExitStack() as stack:
+        disk = _disk(stack, folder)
+        ray = overrides.get("rollout.engine") == RAY["rollout.engine"]
+        left = plan(flags.faults, flags.seed, ray=ray, disk=disk is not None)[done:]
+        try:
+            trial = run_trial(folder, left, seed=flags.seed, overrides=overrides, limit_s=flags.piece_s, disk=disk)
+        except StandstillError as error:
+            print(f"STANDSTILL: {error}")
+            return 1
     piece = trial.line()
     pieces.append(piece)
     flags.out.write_text(json.dumps({"faults": flags.faults, "seed": flags.seed, "pieces": pieces}, indent=1) + "\n")
     print(_words(piece))
     return 1 if trial.violations else 0
+
+
+def _disk(stack: ExitStack, folder: Path) -> Path | None:
+    try:
+        return stack.enter_context(mounted(folder / "disk", DISK_MB))
+    except NoMountError as error:
+        print(f"no fault fills the disk: {error}")
+        return None
 
 
 def _words(piece: dict[str, Any]) -> str:

@@ -1,10 +1,10 @@
-"""What is done to a run, drawn from a seed: processes killed and stopped, Redis slowed down, links cut and torn."""
+"""What is done to a run, drawn from a seed: processes killed and stopped, Redis slowed, links cut, the disk filled."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -17,7 +17,12 @@ from tests.chaos.network import LASTING, MOMENTARY, Network
 REDIS, SERVICE, LEARNER = "redis", "buffer_service", "learner"
 SCHEDULER, EVALUATOR, FLEET = "scheduler", "evaluator", "rollout_server"
 GRADER, GUARD = "grader", "guard"
-VICTIMS = (REDIS, SERVICE, LEARNER, SCHEDULER, EVALUATOR, FLEET, GRADER, GUARD)
+NODE, ACTOR = "raylet", "worker actor"
+DISK = "disk"
+SELDOM_KILLED = (SCHEDULER, EVALUATOR, FLEET, GRADER, GUARD)
+VICTIMS = (REDIS, SERVICE, LEARNER, *SELDOM_KILLED)
+OF_RAY = (NODE, ACTOR)
+"""Processes of a run whose workers are Ray actors."""
 LINKS = ("redis", "workers", "learner", "scheduler", "evaluator", "fleet")
 ROUND = ("kill redis",) * 4 + ("kill service",) * 4 + ("kill learner",) + ("mixed",) * 2
 """Shares of the faults: 50 rounds are 200 + 200 + 50 + 100."""
@@ -32,9 +37,9 @@ class Fault:
 
     number: int
     what: str
-    """kill | stop | slow | pause | a state of a link"""
+    """kill | stop | slow | pause | fill | a state of a link"""
     whom: str
-    """A process, or a link."""
+    """A process, a link, or the disk."""
     seconds: float = 0.0
     """How long it lasts; a kill is for ever."""
     gap_s: float = 0.0
@@ -64,27 +69,40 @@ class Target(Protocol):
         """Straight to Redis."""
         ...
 
+    def fill_disk(self, seconds: float) -> None:
+        """Nothing more fits on the disk of the run for so long."""
+        ...
 
-def plan(num: int, seed: int) -> list[Fault]:
-    """The faults of one seed: the same ones whenever it is asked for."""
+
+def plan(num: int, seed: int, *, ray: bool = False, disk: bool = False) -> list[Fault]:
+    """The faults of one seed: the same ones whenever it is asked for.
+
+    Args:
+        ray: the workers are Ray actors, which befalls some of the faults that are mixed.
+        disk: the run has a disk of its own, which some of them fill.
+    """
     rng = random.Random(seed)
     slots: list[str] = []
     while len(slots) < num:
         slots += rng.sample(ROUND, len(ROUND))
-    return [_fault(number, slot, rng) for number, slot in enumerate(slots[:num])]
+    kinds = ("kill", "stop", "stop", "slow", "pause", *LASTING, *MOMENTARY, *(("fill",) if disk else ()))
+    others = OF_RAY if ray else ()
+    return [_fault(number, slot, rng, kinds, others) for number, slot in enumerate(slots[:num])]
 
 
-def _fault(number: int, slot: str, rng: random.Random) -> Fault:
+def _fault(number: int, slot: str, rng: random.Random, kinds: Sequence[str], others: Sequence[str]) -> Fault:
     gap_s = round(rng.uniform(0.05, 1.0), 3)
     kills = {"kill redis": REDIS, "kill service": SERVICE, "kill learner": LEARNER}
     if slot in kills:
         return Fault(number=number, what="kill", whom=kills[slot], gap_s=gap_s)
-    what = rng.choice(("kill", "stop", "stop", "slow", "pause", *LASTING, *MOMENTARY))
+    what = rng.choice(kinds)
     seconds = round(rng.uniform(0.2, LONGEST_S), 3)
     if what == "kill":
-        whom = rng.choice((SCHEDULER, EVALUATOR, FLEET, GRADER, GUARD))
+        whom = rng.choice((*SELDOM_KILLED, *others))
     elif what == "stop":
-        whom = rng.choice(VICTIMS)
+        whom = rng.choice((*VICTIMS, *others))
+    elif what == "fill":
+        whom = DISK
     else:
         whom = rng.choice(LINKS) if what in (*LASTING, *MOMENTARY) else REDIS
     return Fault(number=number, what=what, whom=whom, seconds=seconds, gap_s=gap_s)
@@ -101,6 +119,8 @@ def inflict(fault: Fault, run: Target) -> None:
             _slow(run.process(fault.whom), fault.seconds)
         elif fault.what == "pause":
             _pause(run.redis_url, fault.seconds)
+        elif fault.what == "fill":
+            run.fill_disk(fault.seconds)
         else:
             run.network.set(fault.whom, fault.what)
             if fault.what in LASTING:

@@ -21,13 +21,14 @@ from bapo.records import RunDirectory
 from services.launcher.embedded_redis import _socket_path, url_of
 from tests.buffer_setup import new_store
 from tests.chaos.evidence import Evidence, Stored, read_store
-from tests.chaos.faults import FLEET, GRADER, GUARD
+from tests.chaos.faults import ACTOR, FLEET, GRADER, GUARD, NODE
 from tests.chaos.launcher import ROUTES
 from tests.chaos.ledger import read_ledgers
 from tests.chaos.network import Network
 from tests.chaos.part import LEDGER_FOLDER, SABOTAGE
 from tests.integration.launching import REPOSITORY, family, kill_family, train_arguments
 from tests.redis_server import RedisServer, free_port
+from tests.small_disk import fill
 
 OVERRIDES: Mapping[str, object] = {
     "buffer.lease_s": 4,  # a request that a dead worker holds comes back soon
@@ -44,14 +45,23 @@ OVERRIDES: Mapping[str, object] = {
     "rollout.engine_options.skill_start": 0.2,
     "rollout.engine_options.skill_gain": 0.002,
 }
+ACTOR_SITE = Path(__file__).with_name("actor_site")
+"""Where Ray's workers find what makes them keep ledgers."""
 END_S = 40.0
 FIND_S = 60.0
+STORAGE = 3
+"""Exit code of a run that cannot write; it names the command that goes on with it."""
 
 
 class Stage:
     """One run directory; the run can be started, ended and started again."""
 
-    def __init__(self, folder: Path, overrides: Mapping[str, object], *, sabotage: str = "") -> None:
+    def __init__(
+        self, folder: Path, overrides: Mapping[str, object], *, sabotage: str = "", disk: Path | None = None
+    ) -> None:
+        """`disk`: a small file system that holds the run alone, to be filled."""
+        self._disk = disk
+        self._was_filled = False
         self._ledgers = folder / "ledgers"
         self._ledgers.mkdir(parents=True, exist_ok=True)
         self._sabotage = sabotage
@@ -59,7 +69,8 @@ class Stage:
         self._launcher: subprocess.Popen[bytes] | None = None
         self._output = folder / "launcher.log"
         ports = {name: free_port() for name in ("buffer", "rollout")}
-        settings = {**OVERRIDES, **overrides, **{f"{name}.port": port for name, port in ports.items()}}
+        place = {} if disk is None else {"run.root": disk}
+        settings = {**OVERRIDES, **overrides, **place, **{f"{name}.port": port for name, port in ports.items()}}
         tokens = [token for key, value in settings.items() for token in (f"--{key}", str(value))]
         arguments = train_arguments(folder, *tokens, num_steps=1_000_000)
         made = subprocess.run(
@@ -94,12 +105,18 @@ class Stage:
     def start(self, *, resume: bool = False) -> None:
         """Start the launcher; returns at once."""
         flags = ["--resume"] if resume else []
-        environment = {ROUTES: json.dumps(self._routes), LEDGER_FOLDER: str(self._ledgers), "OMP_NUM_THREADS": "1"}
+        environment = {
+            ROUTES: json.dumps(self._routes),
+            LEDGER_FOLDER: str(self._ledgers),
+            SABOTAGE: self._sabotage,
+            "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{ACTOR_SITE}",
+            "OMP_NUM_THREADS": "1",
+        }
         with self._output.open("ab") as output:
             self._launcher = subprocess.Popen(
                 [sys.executable, "-m", "tests.chaos.launcher", "train", "--run-dir", str(self.run.path), *flags],
                 cwd=REPOSITORY,
-                env=os.environ | environment | {"PYTHONPATH": str(REPOSITORY), SABOTAGE: self._sabotage},
+                env=os.environ | environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -110,6 +127,26 @@ class Stage:
         """Of the launcher; None while the run goes on."""
         assert self._launcher is not None
         return self._launcher.poll()
+
+    def fill_disk(self, seconds: float) -> None:
+        """Nothing more fits for so long, or until the run has ended by that."""
+        assert self._disk is not None, "this run has no disk of its own"
+        self._was_filled = True
+        filler = self._disk / "filler"
+        fill(filler)
+        end = time.monotonic() + seconds
+        while self.exit_code is None and time.monotonic() < end:
+            time.sleep(0.05)
+        filler.unlink()
+
+    def resumed_on_free_disk(self) -> bool:
+        """Whether the run had ended because its disk was full, with advice; it is started again then, as advised."""
+        words = self.last_words
+        if self.exit_code != STORAGE or not self._was_filled or "bapo train --resume" not in words:
+            return False
+        self._was_filled = False
+        self.start(resume=True)
+        return True
 
     @property
     def last_words(self) -> str:
@@ -122,17 +159,19 @@ class Stage:
         while time.monotonic() < deadline and self.exit_code is None:
             try:
                 return self._find(whom)
-            except (psutil.NoSuchProcess, KeyError, IndexError):
+            except (psutil.NoSuchProcess, KeyError, IndexError, StopIteration):
                 time.sleep(0.05)
         raise psutil.NoSuchProcess(0, whom)
 
     def _find(self, whom: str) -> psutil.Process:
         facts = self.run.read_run()["processes"]
-        process = psutil.Process(facts[FLEET if whom in (GRADER, GUARD) else whom]["pid"])
-        if whom in (FLEET, GRADER):  # the launcher knows their guard
+        process = psutil.Process(facts[FLEET if whom in (GRADER, GUARD, NODE, ACTOR) else whom]["pid"])
+        if whom in (FLEET, GRADER, NODE, ACTOR):  # the launcher knows their guard
             process = process.children()[0]
         if whom == GRADER:
             process = random.choice(process.children(recursive=True))
+        if whom in (NODE, ACTOR):
+            process = next(child for child in process.children(recursive=True) if _is_of_ray(child, whom))
         if process.status() == psutil.STATUS_ZOMBIE:
             raise psutil.NoSuchProcess(process.pid)
         return process
@@ -184,6 +223,11 @@ class Stage:
             return {purpose: number for purpose, number in store.status().leased.items() if number}
         finally:
             server.stop()
+
+
+def _is_of_ray(process: psutil.Process, whom: str) -> bool:
+    command = " ".join(process.cmdline())
+    return "raylet/raylet" in command if whom == NODE else command.startswith("ray::WorkerActor")
 
 
 class Tail:

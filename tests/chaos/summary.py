@@ -46,7 +46,7 @@ def table(pieces: Sequence[Piece]) -> Iterator[str]:
 def _row(kind: str) -> str:
     """Kills one by one, other faults of processes and of links together."""
     what = kind.partition(" ")[0]
-    if what in ("kill", "slow", "pause"):
+    if what in ("kill", "slow", "pause", "fill"):
         return kind
     return "stop any process" if what == "stop" else f"link {what} ({'a moment' if what in MOMENTARY else 'a while'})"
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.faults import FLEET, LEARNER, REDIS, SERVICE, Fault, plan
+from tests.chaos.faults import ACTOR, DISK, FLEET, LEARNER, NODE, REDIS, SERVICE, Fault, plan
 from tests.chaos.sabotage import (
     change_a_batch_that_is_asked_for_again,
     drop_an_acknowledged_group,
     lose_hard_prompts,
 )
-from tests.chaos.trial import EAGER, PAPER, run_trial
+from tests.chaos.trial import EAGER, PAPER, RAY, run_trial
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +37,16 @@ def test_in_the_papers_order_every_batch_stays_that_of_the_plain_loop(tmp_path: 
     faults = [Fault(number=number, what="kill", whom=whom, gap_s=0.3) for number, whom in enumerate(victims)]
     trial = run_trial(tmp_path, faults, seed=SEED, overrides=PAPER)
     assert trial.violations == []
+
+
+@pytest.mark.long
+def test_rays_node_its_worker_and_a_full_disk_take_nothing_along(tmp_path: Path, small_disk: Path) -> None:
+    kills = [Fault(number=number, what="kill", whom=whom, gap_s=0.5) for number, whom in enumerate((ACTOR, NODE))]
+    full = Fault(number=2, what="fill", whom=DISK, seconds=3.0)
+    trial = run_trial(tmp_path, [*kills, full], seed=SEED, overrides=EAGER | RAY, num_steps=6, disk=small_disk)
+    assert trial.violations == []
+    assert trial.evidence is not None
+    assert {line["who"] for line in trial.evidence.of("sent")} == {"worker"}
 
 
 @pytest.mark.long

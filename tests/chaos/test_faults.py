@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.chaos.faults import LINKS, VICTIMS, plan
+from tests.chaos.faults import DISK, LINKS, OF_RAY, VICTIMS, plan
 from tests.chaos.network import LASTING, MOMENTARY
 
 
@@ -18,6 +18,14 @@ def test_the_long_plan_kills_redis_and_service_200_times_and_the_learner_50_time
     kinds = Counter(fault.kind for fault in faults)
     assert (kinds["kill redis"], kinds["kill buffer_service"], kinds["kill learner"]) == (200, 200, 50)
     assert [fault.number for fault in faults] == list(range(550))
+
+
+def test_rays_processes_and_the_disk_take_none_of_the_kills_that_are_promised() -> None:
+    faults = plan(2200, 1, ray=True, disk=True)
+    kinds = Counter(fault.kind for fault in faults)
+    assert (kinds["kill redis"], kinds["kill buffer_service"], kinds["kill learner"]) == (800, 800, 200)
+    assert {f"{what} {whom}" for what in ("kill", "stop") for whom in OF_RAY} <= kinds.keys()
+    assert {fault.whom for fault in faults if fault.what == "fill"} == {DISK}
 
 
 def test_the_rest_is_mixed_and_bounded() -> None:

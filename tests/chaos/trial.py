@@ -17,7 +17,7 @@ from bapo.token_sets import token_for_run
 from bapo.waiting import who_waits
 from tests.algorithm1 import algorithm_1
 from tests.chaos.evidence import Evidence
-from tests.chaos.faults import LEARNER, Fault, inflict
+from tests.chaos.faults import DISK, LEARNER, Fault, inflict
 from tests.chaos.invariants import violations
 from tests.chaos.stage import Stage, Tail, commits
 
@@ -26,6 +26,8 @@ PATIENCE_S = 90.0
 """Longest time without a finished step, whatever happens: a new learner needs ten seconds on an idle machine."""
 PAPER = {"cadence.slack": 0, "cadence.wait_for_reevaluation": "true"}
 EAGER = {"cadence.slack": 2, "cadence.wait_for_reevaluation": "false"}
+RAY = {"rollout.engine": "scripted_actor"}
+"""The workers are Ray actors, on a node of the run's own."""
 
 
 class StandstillError(AssertionError):
@@ -87,17 +89,19 @@ def run_trial(
     limit_s: float = 1e9,
     num_steps: int = 2,
     sabotage: str = "",
+    disk: Path | None = None,
 ) -> Trial:
     """Inflict as many of the faults as fit into `limit_s`.
 
     Args:
         num_steps: steps to be finished behind the last fault.
         sabotage: what is broken in the buffer service on purpose (`tests.chaos.sabotage`).
+        disk: a small file system that faults may fill.
     Raises: StandstillError.
     """
     trial = Trial(seed=seed, overrides=overrides)
     began = time.monotonic()
-    stage = Stage(folder, overrides, sabotage=sabotage)
+    stage = Stage(folder, overrides, sabotage=sabotage, disk=disk)
     try:
         stage.start()
         watch = Watch(stage, trial)
@@ -111,6 +115,8 @@ def run_trial(
             inflict(fault, stage)
             trial.faults.append(fault)
             trial.at.append(time.monotonic())
+            if fault.whom == DISK:  # the run may have ended by it, and is resumed by whoever looks
+                watch.wait_for_commits(1, PATIENCE_S)
         watch.wait_for_commits(num_steps, PATIENCE_S)
         code = stage.end()
         if code != 130:
@@ -141,6 +147,8 @@ class Watch:
         new = commits(self._tail.read())
         self._trial.committed_at += new
         self._since = max([self._since, *new])
+        if self._stage.resumed_on_free_disk():
+            self._since = time.monotonic()
         if self._stage.exit_code is not None:
             raise StandstillError(f"the run ended with {self._stage.exit_code}:\n{self._stage.last_words}")
         if time.monotonic() - self._since > max(PATIENCE_S, START_S if not self._trial.committed_at else 0.0):

@@ -1,0 +1,19 @@
+"""Python imports this first where this folder is in PYTHONPATH: a worker in a Ray actor keeps a ledger, too.
+
+Ray starts its workers by a script of its own, so nothing of ours can stand before it (as `tests.chaos.part` does).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+LEDGER_FOLDER = "BAPO_CHAOS_LEDGER"
+"""As in `tests.chaos.part`, which other Python processes need not import for it."""
+
+if os.environ.get(LEDGER_FOLDER) and any(word.endswith("default_worker.py") for word in sys.orig_argv):
+    from tests.chaos.ledger import Ledger
+    from tests.chaos.part import keep_ledger
+
+    keep_ledger(Ledger(Path(os.environ[LEDGER_FOLDER]), "worker"))
