@@ -1,7 +1,7 @@
 """One place of the fleet: a worker, and after its death the next one.
 
 The whole life of a worker is one straight function, `_live`, in the place's own thread. Any error there ends the
-worker, never the place.
+worker, never the place. A place that cannot even bury its worker ends the fleet: nobody else would miss it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bapo.config.tree import Config
-from bapo.errors import BY_NAME, DeadlineError, UnavailableError
+from bapo.errors import BY_NAME, BapoError, DeadlineError, UnavailableError
 from bapo.fleet_client import WorkerStatus
 from bapo.types import WeightUpdate
 from rollout_server.handles import MakeHandle, WorkerHandle
@@ -114,6 +114,14 @@ class Place:
         return seconds
 
     def _run(self) -> None:
+        try:
+            self._keep_one_alive()
+        except Exception as error:
+            log.exception("the place of %s has failed", self.worker_id)
+            self._state = "dead"
+            self._fleet.stop_with(BapoError(f"the place of {self.worker_id} has failed: {error!r}"))
+
+    def _keep_one_alive(self) -> None:
         while not self._leaving.is_set() and self._fleet.fatal is None:
             name = self._fleet.prefix + self.name
             self.worker_id = name if self._restarts == 0 else f"{name}.{self._restarts}"

@@ -36,6 +36,7 @@ class FakeHandle:
         self.refuses: Exception | None = None
         self.version = 1
         self.tail = ""
+        self.is_immortal = False
 
     def start(self) -> None:
         self.events.append("start")
@@ -74,6 +75,8 @@ class FakeHandle:
 
     def kill(self) -> None:
         self.events.append("kill")
+        if self.is_immortal:
+            raise RuntimeError("Ray does not answer")
 
     def log_tail(self) -> str:
         return self.tail
@@ -275,6 +278,19 @@ def test_workers_that_cannot_even_be_made_end_the_fleet_with_their_reason(make_r
     wait_until(lambda: rig.fatal != [])
     assert "3 rollout workers in a row died early" in str(rig.fatal[0])
     assert "uid not found: 10001" in str(rig.fatal[0])
+
+
+def test_a_dead_worker_that_cannot_be_buried_ends_the_fleet_instead_of_leaving_its_place_empty(
+    make_rig: MakeRig,
+) -> None:
+    rig = make_rig()
+    rig.fleet.scale(1)
+    wait_until(lambda: rig.states() == ["ready"])
+    rig.handle("worker-0").is_immortal = True
+    rig.handle("worker-0").dead = True
+    wait_until(lambda: rig.fatal != [])
+    assert str(rig.fatal[0]) == "the place of worker-0 has failed: RuntimeError('Ray does not answer')"
+    assert rig.fatal[0].exit_code == 1  # an accident: whoever watches starts the server again
 
 
 def test_weights_that_no_new_worker_can_take_stop_the_fleet(make_rig: MakeRig, tmp_path: Path) -> None:
