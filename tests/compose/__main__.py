@@ -18,8 +18,8 @@ import shutil
 import signal
 import sys
 
-from tests.compose.chapters import RUN, Check, say
-from tests.compose.stack import CheckError, Stack
+from tests.compose.chapters import RUN, Check
+from tests.compose.stack import CheckError, Stack, say
 
 STEPS = {"scripted": 75, "vllm": 5000}
 """A scripted run ends by itself. One with vLLM outlasts the check however fast the machine is, and is ended by it."""

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.compose.evidence import complaints, hosts_of, last_step
 from tests.compose.monitoring import EXPECTED, look_at_grafana, look_at_prometheus
-from tests.compose.stack import CheckError, Stack, get, status_of, wait_for
+from tests.compose.stack import CheckError, Stack, get, say, status_of, wait_for
 
 RUN = "check"
 START_S, STEP_S, END_S = 900.0, 600.0, 3600.0
@@ -224,8 +224,3 @@ def total(page: str, name: str) -> float:
     """Sum of a metric over its labels; 0 where it is not there yet, or is NaN because its process does not know it."""
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
     return float(sum(sample.value for sample in samples if sample.name == name and not math.isnan(sample.value)))
-
-
-def say(text: str) -> None:
-    """A line of the protocol."""
-    print(f"{time.strftime('%H:%M:%S')} {text.strip()}", flush=True)

@@ -16,6 +16,8 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[2]
 HTTP_TIMEOUT_S = 5.0
 LOOK_S = 1.0
+QUIET_S = 30.0
+"""Between two lines that say that a command of Docker goes on: images take minutes to build."""
 
 
 class CheckError(Exception):
@@ -102,13 +104,29 @@ class Stack:
         return [name for names in found for name in names]
 
     def _run(self, *command: str, timeout_s: float) -> str:
-        done = subprocess.run(
-            command, cwd=REPOSITORY, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-        if done.returncode != 0:
-            tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
-            raise CheckError(f"{' '.join(command)} ended with {done.returncode}:\n{tail}")
-        return done.stdout
+        began = time.monotonic()
+        with subprocess.Popen(
+            command, cwd=REPOSITORY, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            while True:
+                try:
+                    output, errors = process.communicate(timeout=QUIET_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    seconds = time.monotonic() - began
+                    if seconds > timeout_s:
+                        process.kill()
+                        raise CheckError(f"{' '.join(command)} has not ended after {timeout_s:.0f} s") from None
+                    say(f"{' '.join(command)} goes on: {seconds:.0f} s")
+        if process.returncode != 0:
+            tail = "\n".join((output + errors).splitlines()[-15:])
+            raise CheckError(f"{' '.join(command)} ended with {process.returncode}:\n{tail}")
+        return output
+
+
+def say(text: str) -> None:
+    """A line of the protocol."""
+    print(f"{time.strftime('%H:%M:%S')} {text.strip()}", flush=True)
 
 
 def get(url: str, token: str) -> str:
