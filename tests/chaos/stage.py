@@ -45,6 +45,8 @@ OVERRIDES: Mapping[str, object] = {
     "rollout.engine_options.skill_start": 0.2,
     "rollout.engine_options.skill_gain": 0.002,
 }
+BELOW_THE_FLEET = {GRADER: "bapo.grading.process", NODE: "raylet/raylet", ACTOR: "ray::WorkerActor"}
+"""Processes of the rollout server's own, and words of their command lines."""
 ACTOR_SITE = Path(__file__).with_name("actor_site")
 """Where Ray's workers find what makes them keep ledgers."""
 END_S = 40.0
@@ -159,19 +161,17 @@ class Stage:
         while time.monotonic() < deadline and self.exit_code is None:
             try:
                 return self._find(whom)
-            except (psutil.NoSuchProcess, KeyError, IndexError, StopIteration):
+            except (psutil.NoSuchProcess, KeyError, IndexError):
                 time.sleep(0.05)
         raise psutil.NoSuchProcess(0, whom)
 
     def _find(self, whom: str) -> psutil.Process:
         facts = self.run.read_run()["processes"]
-        process = psutil.Process(facts[FLEET if whom in (GRADER, GUARD, NODE, ACTOR) else whom]["pid"])
-        if whom in (FLEET, GRADER, NODE, ACTOR):  # the launcher knows their guard
+        process = psutil.Process(facts[FLEET if whom in (GUARD, *BELOW_THE_FLEET) else whom]["pid"])
+        if whom in (FLEET, *BELOW_THE_FLEET):  # the launcher knows their guard
             process = process.children()[0]
-        if whom == GRADER:
-            process = random.choice(process.children(recursive=True))
-        if whom in (NODE, ACTOR):
-            process = next(child for child in process.children(recursive=True) if _is_of_ray(child, whom))
+        if whom in BELOW_THE_FLEET:
+            process = random.choice([child for child in process.children(recursive=True) if _is(child, whom)])
         if process.status() == psutil.STATUS_ZOMBIE:
             raise psutil.NoSuchProcess(process.pid)
         return process
@@ -225,9 +225,8 @@ class Stage:
             server.stop()
 
 
-def _is_of_ray(process: psutil.Process, whom: str) -> bool:
-    command = " ".join(process.cmdline())
-    return "raylet/raylet" in command if whom == NODE else command.startswith("ray::WorkerActor")
+def _is(process: psutil.Process, whom: str) -> bool:
+    return BELOW_THE_FLEET[whom] in " ".join(process.cmdline())
 
 
 class Tail:
