@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 
 from bapo.errors import ContractError
+from bapo.headers import PURPOSES
 from bapo.messages import ExtraRound
 from bapo.types import Fate, GroupStat, HardPrompt, Prompt, Purpose, RolloutRequest
 from bapo.wire import fate_from_map, fate_map, prompt_from_map, prompt_map
@@ -90,10 +91,6 @@ def unpack_fate(data: bytes) -> Fate:
     return fate_from_map(unpack(data))
 
 
-_PURPOSES = {purpose.value: purpose for purpose in Purpose}
-"""Found in a third of the time that the class itself needs: a record is unpacked for every group of a batch."""
-
-
 def pack_record(record: GroupRecord) -> bytes:
     """A record as a row. push.lua reads three of its fields, and Redis' msgpack knows no bytes: outcomes are a text."""
     return pack(
@@ -123,7 +120,7 @@ def unpack_record(data: bytes) -> GroupRecord:
     return GroupRecord(
         group_id=row[0],
         prompt_id=row[1],
-        purpose=_PURPOSES[row[2]],
+        purpose=PURPOSES[row[2]],
         step=row[3],
         label=row[4],
         worker_id=row[5],

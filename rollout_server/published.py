@@ -103,9 +103,10 @@ class Follower:
                 self._taken = changed
         except (OSError, ValueError, BapoError) as error:
             log.debug("the note is looked at again: %s", error)
-        except Exception:
-            log.exception("the note is looked at again")
 
     def _run(self) -> None:
         while not self._ended.wait(LOOK_S):
-            self.look()
+            try:
+                self.look()
+            except Exception:
+                log.exception("the note is looked at again")

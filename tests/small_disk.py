@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-
-import pytest
 
 SIZE_MB = 64
 BLOCK = b"x" * (1 << 14)
@@ -29,17 +27,6 @@ def mounted(folder: Path, size_mb: int = SIZE_MB) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@contextmanager
-def mounted_or_skipped(folder: Path) -> Iterator[Path]:
-    """`mounted`; skips the test where that is not allowed."""
-    with ExitStack() as stack:
-        try:
-            disk = stack.enter_context(mounted(folder))
-        except NoMountError as error:
-            pytest.skip(str(error))
-        yield disk
 
 
 def fill(filler: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,6 +111,27 @@ def test_whoever_has_the_weights_already_does_not_take_them_twice(
         host.follower.look()
     assert host.handles[0].events == ["start", "begin None", "update 3"]
     assert buffer.asked == 1
+
+
+def test_an_error_that_nobody_expected_does_not_end_the_following(
+    make_host: MakeHost, buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_server.published.LOOK_S", 0.01)
+    one, other = make_host("one"), make_host("other")
+    one.fleet.update_weights(make_update(tmp_path / "w", 3))
+    buffer.policy_version = 3
+    follow, asked = other.fleet.follow, []
+
+    def fail_once(*arguments: Any) -> bool:
+        asked.append(arguments)
+        if len(asked) == 1:
+            raise KeyError("unexpected")
+        return follow(*arguments)
+
+    follower = Follower(tmp_path, buffer, fail_once)
+    follower.start()
+    wait_until(lambda: other.version == 3)
+    follower.stop()
 
 
 def test_a_note_of_an_earlier_attempt_at_the_run_is_not_followed(

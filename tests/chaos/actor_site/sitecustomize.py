@@ -9,11 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-LEDGER_FOLDER = "BAPO_CHAOS_LEDGER"
-"""As in `tests.chaos.part`, which other Python processes need not import for it."""
-
-if os.environ.get(LEDGER_FOLDER) and any(word.endswith("default_worker.py") for word in sys.orig_argv):
+if any(word.endswith("default_worker.py") for word in sys.orig_argv):
     from tests.chaos.ledger import Ledger
-    from tests.chaos.part import keep_ledger
+    from tests.chaos.part import LEDGER_FOLDER, keep_ledger
 
     keep_ledger(Ledger(Path(os.environ[LEDGER_FOLDER]), "worker"))
