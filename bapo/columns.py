@@ -21,11 +21,26 @@ Float32s = NDArray[np.float32]
 
 def require_tokens(group_id: str, token_ids: Int32s, logprobs: Float32s) -> None:
     """Refuse ids and log-probs that no policy can give. Raises: ContractError."""
-    # The ufuncs themselves: `array.min()` spends more time on its way to them than they do on some thousand numbers.
+    # One look at each column. As whole numbers, negative floats that are finite lie below _FINITE, and a negative id is
+    # huge; `argmax` finds the largest in half of the time that `max` takes on some thousand numbers.
+    if len(logprobs) and _largest(logprobs.view(np.int32)) >= _FINITE:
+        _require_logprobs(group_id, logprobs)
+    if len(token_ids) and _largest(token_ids.view(np.uint32)) > _MOST:
+        raise ContractError(f"group {group_id}: token ids must not be negative", Refusal.TOKEN_IDS)
+
+
+_FINITE = int(np.float32(-math.inf).view(np.int32))
+_MOST = (1 << 31) - 1
+
+
+def _largest(numbers: NDArray[np.int32] | NDArray[np.uint32]) -> int:
+    return numbers.item(numbers.argmax())
+
+
+def _require_logprobs(group_id: str, logprobs: Float32s) -> None:
+    """Some of them are 0, positive or not finite."""
     lowest = float(np.minimum.reduce(logprobs, initial=0.0))
     highest = float(np.maximum.reduce(logprobs, initial=-math.inf))
     if not (lowest > -math.inf and highest <= MAX_LOGPROB):  # so that NaN is refused, too
         message = f"group {group_id}: rollout log-probs from {lowest} to {highest}, not in (-inf, 0]"
         raise ContractError(message, Refusal.LOGPROBS)
-    if int(np.minimum.reduce(token_ids, initial=0)) < 0:
-        raise ContractError(f"group {group_id}: token ids must not be negative", Refusal.TOKEN_IDS)

@@ -52,6 +52,18 @@ def open_frame(frame: bytes | memoryview, kind: int) -> tuple[dict[str, Any], me
 
     Raises: ContractError.
     """
+    packed, body = frame_parts(frame, kind)
+    header = unpack_plain(packed)
+    if not isinstance(header, dict):
+        raise ContractError("frame header is not a map", Refusal.HEADER)
+    return header, body
+
+
+def frame_parts(frame: bytes | memoryview, kind: int) -> tuple[memoryview, memoryview]:
+    """(packed header, body) of the one frame of this kind that `frame` is.
+
+    Raises: ContractError.
+    """
     view = memoryview(frame)
     size = _frame_size(view)
     if size != len(view):
@@ -62,14 +74,16 @@ def open_frame(frame: bytes | memoryview, kind: int) -> tuple[dict[str, Any], me
     if kind == KIND_GROUP and num_header > MAX_GROUP_HEADER_BYTES:
         message = f"a group's header of {num_header} bytes; at most {MAX_GROUP_HEADER_BYTES} are taken"
         raise ContractError(message, Refusal.HEADER)
-    packed = view[PREFIX.size : PREFIX.size + num_header]
+    end = PREFIX.size + num_header
+    return view[PREFIX.size : end], view[end:]
+
+
+def unpack_plain(packed: memoryview) -> Any:
+    """One value of a header. Raises: ContractError."""
     try:
-        header = msgpack.unpackb(packed, max_ext_len=0)
+        return msgpack.unpackb(packed, max_ext_len=0)
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise ContractError(f"frame header is not msgpack: {error!r}"[:200], Refusal.HEADER) from error
-    if not isinstance(header, dict):
-        raise ContractError("frame header is not a map", Refusal.HEADER)
-    return header, view[PREFIX.size + num_header :]
 
 
 def split_frames(stream: bytes | memoryview) -> Iterator[memoryview]:

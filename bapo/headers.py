@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 import operator
 import struct
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from bapo.errors import ContractError, Refusal
-from bapo.maps import prompt_from_map
+from bapo.frames import unpack_plain
+from bapo.maps import require_answer
 from bapo.spans import require_spans
 from bapo.types import GroupStat, Outcome, Prompt, Purpose, Timing, stat_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupHeader:
+class GroupHeader(msgspec.Struct, frozen=True, kw_only=True):
     """The header of a group frame, read without touching its tokens."""
 
     group_id: str
@@ -26,6 +27,8 @@ class GroupHeader:
     step: int
     label: str
     worker_id: str
+    num_prompt: int
+    """Tokens of the prompt."""
     lengths: tuple[int, ...]
     rewards: tuple[float, ...]
     policy_version: int
@@ -54,77 +57,107 @@ class GroupHeader:
         )
 
 
-SPANS = "spans"
-"""Key of a group's header that is there only when several policy versions sampled a response."""
-_GROUP_TYPES: dict[str, type | tuple[type, ...]] = {
-    "id": str,
-    "prompt": dict,
-    "purpose": str,
-    "step": int,
-    "label": str,
-    "worker": str,
-    "num_prompt": int,
-    "lengths": bytes,
-    "rewards": bytes,
-    "outcomes": bytes,
-    "versions": bytes,
-    "timing": list,
-}
+class _PromptFields(msgspec.Struct, forbid_unknown_fields=True):
+    prompt_id: str
+    text: str
+    task: str
+    answer: msgspec.Raw
 
 
-def checked_header(header: dict[str, Any], num_body_bytes: int) -> GroupHeader:
-    """Plain numbers and no arrays: for columns of G entries numpy's calls cost more than what they do."""
-    types = _GROUP_TYPES if SPANS not in header else {**_GROUP_TYPES, SPANS: bytes}
-    require_types(header, types, "group")
-    size = len(header["rewards"]) // 4
-    sizes = [len(header[key]) for key in ("lengths", "rewards", "outcomes", "versions")]
+class HeaderFields(msgspec.Struct, forbid_unknown_fields=True):
+    """A header as it lies in its frame: each key with its type, the columns as bytes, which nobody has looked at."""
+
+    id: str
+    prompt: _PromptFields
+    purpose: Purpose
+    step: int
+    label: str
+    worker: str
+    num_prompt: int
+    lengths: bytes
+    """i4 [G]"""
+    rewards: bytes
+    """f4 [G]"""
+    outcomes: bytes
+    """u1 [G]"""
+    versions: bytes
+    """i4 [G, 2]"""
+    timing: tuple[float, float, float]
+    spans: bytes | msgspec.UnsetType = msgspec.UNSET
+    """i4 [n, 2], only when several policy versions sampled a response."""
+
+
+_DECODER = msgspec.msgpack.Decoder(HeaderFields)
+
+
+def header_fields(packed: memoryview) -> HeaderFields:
+    """The keys and values of a packed header. Raises: ContractError."""
+    try:
+        return _DECODER.decode(packed)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ContractError(f"group header: {error}"[:200], Refusal.HEADER) from error
+
+
+def checked_header(fields: HeaderFields, num_body_bytes: int) -> GroupHeader:
+    """Plain numbers and no arrays: for columns of G entries numpy's calls cost more than what they do.
+
+    Raises: ContractError.
+    """
+    size = len(fields.rewards) // 4
+    sizes = [len(fields.lengths), len(fields.rewards), len(fields.outcomes), len(fields.versions)]
     if size == 0 or sizes != [4 * size, 4 * size, size, 8 * size]:
         raise ContractError(f"group header: columns of {sizes} bytes do not describe the same responses", Refusal.SHAPE)
-    lengths, rewards = struct.unpack(f"<{size}i", header["lengths"]), struct.unpack(f"<{size}f", header["rewards"])
-    versions, outcomes = struct.unpack(f"<{2 * size}i", header["versions"]), header["outcomes"]
-    num_tokens = sum(lengths)
-    if min(lengths) < 1 or header["num_prompt"] < 0:
-        raise ContractError(
-            f"group {header['id']}: a response or the prompt has a negative or zero length", Refusal.SHAPE
-        )
-    if num_body_bytes != 4 * header["num_prompt"] + 8 * num_tokens:
-        raise ContractError(f"group {header['id']}: {num_body_bytes} body bytes for {num_tokens} tokens", Refusal.SHAPE)
+    ints, floats, pairs = _formats(size)
+    lengths, rewards, versions = ints(fields.lengths), floats(fields.rewards), pairs(fields.versions)
+    num_tokens, outcomes = sum(lengths), fields.outcomes
+    if min(lengths) < 1 or fields.num_prompt < 0:
+        raise ContractError(f"group {fields.id}: a response or the prompt has a negative or zero length", Refusal.SHAPE)
+    if num_body_bytes != 4 * fields.num_prompt + 8 * num_tokens:
+        raise ContractError(f"group {fields.id}: {num_body_bytes} body bytes for {num_tokens} tokens", Refusal.SHAPE)
     # A NaN may hide from min and max, but not from a sum.
     if (
         not (math.isfinite(sum(rewards)) and min(rewards) >= 0.0 and max(rewards) <= 1.0)
         or max(outcomes) > Outcome.EXPERT
     ):
-        raise ContractError(f"group {header['id']}: rewards must be in [0, 1] and outcomes 0 to 2", Refusal.REWARDS)
+        raise ContractError(f"group {fields.id}: rewards must be in [0, 1] and outcomes 0 to 2", Refusal.REWARDS)
     oldest, newest = versions[0::2], versions[1::2]
     if min(oldest) < 0 or any(map(operator.gt, oldest, newest)):
         raise ContractError(
-            f"group {header['id']}: versions {list(versions)} are not pairs (oldest, newest)", Refusal.VERSIONS
+            f"group {fields.id}: versions {list(versions)} are not pairs (oldest, newest)", Refusal.VERSIONS
         )
-    if SPANS in header:
-        _check_spans(header, size)
+    if fields.spans is not msgspec.UNSET:
+        _check_spans(fields, fields.spans, size)
     return GroupHeader(
-        group_id=header["id"],
-        prompt=prompt_from_map(header["prompt"]),
-        purpose=_purpose(header["purpose"]),
-        step=header["step"],
-        label=header["label"],
-        worker_id=header["worker"],
+        group_id=fields.id,
+        prompt=_prompt(fields.prompt),
+        purpose=fields.purpose,
+        step=fields.step,
+        label=fields.label,
+        worker_id=fields.worker,
+        num_prompt=fields.num_prompt,
         lengths=lengths,
         rewards=rewards,
         policy_version=min(oldest),
         newest_version=max(newest),
         num_tokens=num_tokens,
         outcomes=outcomes,
-        timing=_timing(header["timing"]),
+        timing=_timing(fields.timing),
     )
 
 
-def _check_spans(header: dict[str, Any], size: int) -> None:
+@lru_cache(maxsize=64)
+def _formats(size: int) -> tuple[Any, Any, Any]:
+    """What unpacks lengths, rewards and versions of so many responses."""
+    ints, floats, pairs = (struct.Struct(f"<{layout}") for layout in (f"{size}i", f"{size}f", f"{2 * size}i"))
+    return ints.unpack, floats.unpack, pairs.unpack
+
+
+def _check_spans(fields: HeaderFields, spans: bytes, size: int) -> None:
     """Only of responses that several versions sampled, so arrays may cost what they cost."""
-    if len(header[SPANS]) % 8:
-        raise ContractError(f"group {header['id']}: spans of {len(header[SPANS])} bytes are no pairs", Refusal.VERSIONS)
-    spans, lengths, pairs = (np.frombuffer(header[key], "<i4") for key in (SPANS, "lengths", "versions"))
-    require_spans(header["id"], spans.reshape(-1, 2), lengths, pairs.reshape(size, 2))
+    if len(spans) % 8:
+        raise ContractError(f"group {fields.id}: spans of {len(spans)} bytes are no pairs", Refusal.VERSIONS)
+    rows, lengths, pairs = (np.frombuffer(data, "<i4") for data in (spans, fields.lengths, fields.versions))
+    require_spans(fields.id, rows.reshape(-1, 2), lengths, pairs.reshape(size, 2))
 
 
 def require_types(header: dict[str, Any], types: dict[str, type | tuple[type, ...]], kind: str) -> None:
@@ -144,17 +177,13 @@ PURPOSES = {purpose.value: purpose for purpose in Purpose}
 """Found in a third of the time that the class itself needs: every group is asked, pushed and assembled."""
 
 
-def _purpose(name: str) -> Purpose:
-    purpose = PURPOSES.get(name)
-    if purpose is None:
-        raise ContractError(f"unknown purpose {name!r}", Refusal.HEADER)
-    return purpose
+def _prompt(fields: _PromptFields) -> Prompt:
+    answer = require_answer(unpack_plain(memoryview(fields.answer)))
+    return Prompt(prompt_id=fields.prompt_id, text=fields.text, task=fields.task, answer=answer)
 
 
-def _timing(values: list[Any]) -> Timing:
-    is_plain = list(map(type, values)) == [float, float, float] and math.isfinite(sum(values))
-    if not is_plain and (
-        len(values) != 3 or not all(isinstance(value, float | int) and math.isfinite(value) for value in values)
-    ):
+def _timing(values: tuple[float, float, float]) -> Timing:
+    if not math.isfinite(sum(values)):
         raise ContractError("timing must be three finite numbers", Refusal.HEADER)
-    return Timing(claimed_at=float(values[0]), sample_s=float(values[1]), grade_s=float(values[2]))
+    claimed_at, sample_s, grade_s = values
+    return Timing(claimed_at=claimed_at, sample_s=sample_s, grade_s=grade_s)

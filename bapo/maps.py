@@ -10,7 +10,7 @@ from bapo.errors import ContractError, Refusal
 from bapo.frames import require_plain
 from bapo.types import Fate, Origin, Prompt, Purpose
 
-_PROMPT_KEYS = {field.name for field in fields(Prompt)}
+_PROMPT_KEYS = set(Prompt.__struct_fields__)
 _SELDOM_KEYS = {"item", "rows", "kind", "outcomes"}
 _FATE_KEYS = {field.name for field in fields(Fate)} - _SELDOM_KEYS
 _FATE_TEXTS = ("group_id", "prompt_id", "reason", "worker_id")
@@ -35,10 +35,15 @@ def prompt_from_map(values: Mapping[str, Any]) -> Prompt:
     prompt_id, text, task, answer = values["prompt_id"], values["text"], values["task"], values["answer"]
     if not (isinstance(prompt_id, str) and isinstance(text, str) and isinstance(task, str)):
         raise ContractError("prompt_id, text and task must be strings", Refusal.HEADER)
+    return Prompt(prompt_id=prompt_id, text=text, task=task, answer=require_answer(answer))
+
+
+def require_answer(answer: Any) -> dict[str, Any]:
+    """What a prompt's answer may be: a map of plain values. Raises: ContractError for anything else."""
     if not isinstance(answer, dict):
         raise ContractError("a prompt's answer must be a map", Refusal.HEADER)
     require_plain(answer, "a prompt's answer")
-    return Prompt(prompt_id=prompt_id, text=text, task=task, answer=answer)
+    return answer
 
 
 def fate_map(fate: Fate) -> dict[str, Any]:

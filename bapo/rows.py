@@ -10,9 +10,9 @@ the selection of rows travels in the header of the batch, and is applied where t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from bapo.columns import Int32s
@@ -24,8 +24,7 @@ Rows = tuple[int, ...]
 Kind = Literal["rl", "sft"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of one stored group."""
 
     group_id: str
@@ -33,8 +32,7 @@ class Part:
     """In the order in which they are trained; None: all of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class Item(msgspec.Struct, frozen=True, kw_only=True):
     """One item of a batch: what trains together, and why."""
 
     origin: Origin

@@ -16,13 +16,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from bapo.batch_items import ITEMS, entries_of, entry_fields
 from bapo.columns import Float32s, Int32s, require_tokens
 from bapo.errors import ContractError, Refusal
-from bapo.frames import KIND_BATCH, KIND_GROUP, frame_start, open_frame, split_frames
-from bapo.headers import SPANS, GroupHeader, checked_header, require_types
+from bapo.frames import KIND_BATCH, KIND_GROUP, frame_parts, frame_start, open_frame, split_frames
+from bapo.headers import GroupHeader, checked_header, header_fields, require_types
 from bapo.maps import fate_from_map, fate_map, prompt_from_map, prompt_map
 from bapo.types import Batch, Group, Outcome
 
@@ -65,7 +66,7 @@ def pack_group(group: Group) -> bytes:
         "timing": [group.timing.claimed_at, group.timing.sample_s, group.timing.grade_s],
     }
     if group.spans is not None:
-        header[SPANS] = _bytes(group.spans, "<i4")
+        header["spans"] = _bytes(group.spans, "<i4")
     body = [
         _bytes(group.prompt_token_ids, "<i4"),
         _bytes(group.token_ids, "<i4"),
@@ -79,8 +80,8 @@ def read_group_header(frame: bytes | memoryview) -> GroupHeader:
 
     Raises: ContractError for anything that `pack_group` could not have written.
     """
-    header, body = open_frame(frame, KIND_GROUP)
-    return checked_header(header, len(body))
+    packed, body = frame_parts(frame, KIND_GROUP)
+    return checked_header(header_fields(packed), len(body))
 
 
 def check_group(frame: bytes | memoryview) -> GroupHeader:
@@ -88,11 +89,11 @@ def check_group(frame: bytes | memoryview) -> GroupHeader:
 
     Raises: ContractError.
     """
-    header, body = open_frame(frame, KIND_GROUP)
-    checked = checked_header(header, len(body))
+    packed, body = frame_parts(frame, KIND_GROUP)
+    checked = checked_header(header_fields(packed), len(body))
     if checked.outcomes.count(Outcome.EXPERT) == len(checked.outcomes):  # only as an entry of a batch
         raise ContractError(f"group {checked.group_id}: no response was sampled, all are an expert's", Refusal.SHAPE)
-    ids, logprobs = _columns(body, header["num_prompt"], checked.num_tokens)
+    ids, logprobs = _columns(body, checked.num_prompt, checked.num_tokens)
     require_tokens(checked.group_id, ids, logprobs)
     return checked
 
@@ -102,9 +103,10 @@ def unpack_group(frame: bytes | memoryview) -> Group:
 
     Raises: ContractError.
     """
-    header, body = open_frame(frame, KIND_GROUP)
-    checked = checked_header(header, len(body))
-    num_prompt = header["num_prompt"]
+    packed, body = frame_parts(frame, KIND_GROUP)
+    fields = header_fields(packed)
+    checked = checked_header(fields, len(body))
+    num_prompt = checked.num_prompt
     ids, logprobs = _columns(body, num_prompt, checked.num_tokens)
     return Group(
         group_id=checked.group_id,
@@ -116,12 +118,12 @@ def unpack_group(frame: bytes | memoryview) -> Group:
         prompt_token_ids=ids[:num_prompt],
         token_ids=ids[num_prompt:],
         rollout_logprobs=logprobs,
-        lengths=_array(header["lengths"], "<i4"),
-        rewards=_array(header["rewards"], "<f4"),
-        outcomes=_array(header["outcomes"], "u1"),
-        versions=_array(header["versions"], "<i4").reshape(-1, 2),
+        lengths=_array(fields.lengths, "<i4"),
+        rewards=_array(fields.rewards, "<f4"),
+        outcomes=_array(fields.outcomes, "u1"),
+        versions=_array(fields.versions, "<i4").reshape(-1, 2),
         timing=checked.timing,
-        spans=_array(header[SPANS], "<i4").reshape(-1, 2) if SPANS in header else None,
+        spans=None if fields.spans is msgspec.UNSET else _array(fields.spans, "<i4").reshape(-1, 2),
     )
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from bapo.errors import ContractError, Refusal
 from bapo.maps import part_fields
 from bapo.rows import Kind
@@ -17,8 +19,7 @@ from bapo.types import Fate, GroupStat, Origin, Purpose, RolloutRequest, stat_of
 from bapo.wire import GroupHeader
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupRecord:
+class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the index knows of one stored group."""
 
     group_id: str
@@ -163,8 +164,7 @@ def _terms(purpose: Purpose, step: int, size: int, prompt_id: str, label: str) -
     return f"{purpose.value} {step} {size} {prompt_id} {label}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
+class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     """A group on its way into the store."""
 
     record: GroupRecord

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from bapo.algorithms.composer import AssemblyView, Decision, Rng, whole_groups
@@ -44,7 +43,7 @@ class KeepsAll:
             c2=0.25,
             c3=0.5,
             bad=tuple(entry for entry in view.bad if entry.prompt_id not in left) + new,
-            high=tuple(replace(stat, birth=view.step) for stat in x1[:1]),
+            high=tuple(stat.born(view.step) for stat in x1[:1]),
             reasons={stat.group_id: "said" for stat in (*view.fresh, *view.reevaluated, *x3)},
         )
 
@@ -68,7 +67,8 @@ class Setup:
             }
         )
         self.store = store("run", lease_s=60, max_attempts=9, in_step_order=in_step_order(self.config))
-        self.service = BufferService(self.store, self.composer, self.config, BufferMetrics(Telemetry(), self.config))
+        self.metrics = BufferMetrics(Telemetry(), self.config)
+        self.service = BufferService(self.store, self.composer, self.config, self.metrics)
 
     def add(self, *requests: RolloutRequest, rewards: str = "11000000", version: int = 1) -> None:
         self.store.enqueue(requests, cursor=None)

@@ -64,12 +64,11 @@ def stored(store: Store, names: Sequence[str], *, rewards: str = "10010000", ste
     return requests
 
 
-def stat(group_id: str, *, birth: int = 1) -> GroupStat:
-    """An entry of B_high."""
-    prompt_id = group_id.removeprefix("g-")
+def stat(group_id: str, *, birth: int = 1, prompt_id: str | None = None) -> GroupStat:
+    """An entry of B_high; its prompt is named as the group, unless it is given."""
     return stat_of(
         group_id=group_id,
-        prompt_id=prompt_id,
+        prompt_id=group_id.removeprefix("g-") if prompt_id is None else prompt_id,
         policy_version=1,
         rewards=(1.0, 1.0, *[0.0] * 6),
         outcomes=bytes([0, 0, 1, *[0] * 5]),

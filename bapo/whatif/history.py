@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from bapo.algorithms.composer import Composer, Decision, Reason
@@ -186,7 +186,7 @@ class History:
             kind=kind_of(fate, step),
             fate=fate,
             asked=round_of(fate, step),
-            stat=replace(stat_of(fate), birth=fate.birth),
+            stat=stat_of(fate).born(fate.birth),
             sentence=sentence,
         )
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from bapo.types import GroupStat, HardPrompt
 from bapo.whatif.recording import Recording, round_of, stat_of
@@ -81,5 +83,5 @@ class Answers:
             return Answer(source=Source.UNKNOWN, arrives_at=arrives_at, stat=None)
         nearest = min(near, key=lambda stat: (abs(stat.policy_version - step), stat.policy_version))
         # Another id: the same group may be fresh in this very step.
-        stat = replace(nearest, group_id=f"{nearest.group_id}@{step}")
+        stat = msgspec.structs.replace(nearest, group_id=f"{nearest.group_id}@{step}")
         return Answer(source=Source.BORROWED, arrives_at=arrives_at, stat=stat)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 import redis
 
@@ -214,7 +215,7 @@ def test_damage_to_redis_is_found(
 
 def test_tables_of_a_checkpoint_from_before_edits_are_read() -> None:
     rows = [("a", 1, 0.0, 0)], [("g-b", "b", 1, 8, 2.0, False, 1)]
-    old = replace(stat("g-b"), rewards=(), outcomes=b"")
+    old = msgspec.structs.replace(stat("g-b"), rewards=(), outcomes=b"")
     expected = Tables(step=3, r_tot=0.5, c2=0.2, c3=0.3, bad=(hard("a"),), high=(old,))
     assert unpack_tables(pack((3, 0.5, 0.2, 0.3, *rows))) == expected
     assert unpack_tables(pack((3, 0.5, 0.2, 0.3, *rows, 2))) == replace(expected, edits=2)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -206,7 +207,7 @@ def reference_of(rig: Rig) -> Rig:
 def test_a_prompt_that_was_cached_under_old_weights_is_computed_again(rig: Rig) -> None:
     # Longer than two blocks of the key-value cache: only whole blocks are ever reused.
     request = make_request(group_size=4)
-    prompt = replace(request.prompt, text=",".join(map(str, range(10, 44))) + "->80:")
+    prompt = msgspec.structs.replace(request.prompt, text=",".join(map(str, range(10, 44))) + "->80:")
     for seed in (4, 40):
         rig.engine.submit(replace(request, prompt=prompt))
         (group,) = rig.finish()

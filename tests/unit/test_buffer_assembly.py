@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from bapo.config.tree import Config
@@ -224,7 +225,7 @@ def test_a_stale_group_is_held_for_its_text_until_the_batch_that_reports_it_is_r
 
 def test_what_does_not_train_is_held_as_far_as_it_fits_and_else_a_sample_that_is_the_same_for_all() -> None:
     records = [incoming(answer(make_request(prompt_id=name))).record for name in "abcdefgh"]
-    records = [replace(record, num_bytes=300_000) for record in records]
+    records = [msgspec.structs.replace(record, num_bytes=300_000) for record in records]
     config = Config.model_validate({"diagnostics": {"texts_mb": 1, "texts": 2}})
     assert held_for_texts(2, records[:3], config) == ("g-a", "g-b", "g-c")
     held = held_for_texts(2, records, config)
@@ -233,7 +234,7 @@ def test_what_does_not_train_is_held_as_far_as_it_fits_and_else_a_sample_that_is
     assert held_for_texts(2, records, config) == held
     assert len({held_for_texts(step, records, config) for step in range(2, 22, 2)}) > 1
     assert held_for_texts(3, records, config) == ()
-    large = replace(records[0], num_bytes=1_000_001)
+    large = msgspec.structs.replace(records[0], num_bytes=1_000_001)
     assert held_for_texts(2, [large, *records[1:3]], config) == ("g-b", "g-c")
 
 

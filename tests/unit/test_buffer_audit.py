@@ -108,7 +108,7 @@ BROKEN: list[tuple[str, str, dict[str, Any]]] = [
     ("high", "group h of B_high was born in step 6",
      {"tables": replace(SOUND.tables, high=(stat("h", birth=6), stat("b", birth=5)))}),
     ("high", "prompt h is in B_high twice",
-     {"tables": replace(SOUND.tables, high=(stat("h", birth=4), replace(stat("b", birth=5), prompt_id="h")))}),
+     {"tables": replace(SOUND.tables, high=(stat("h", birth=4), stat("b", birth=5, prompt_id="h")))}),
     ("progress", "checkpointed 3, committed 2, assembled 5", {"committed": 2}),
     ("progress", "the tables are those of step 4, but step 5 is assembled",
      {"tables": replace(TABLES_4, high=(stat("h", birth=4), stat("b", birth=3)))}),

@@ -7,6 +7,7 @@ import socket
 import threading
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from bapo.errors import ContractError, UnavailableError
@@ -135,6 +136,8 @@ def test_a_gateway_that_answers_in_the_place_of_redis_is_waited_out() -> None:
 @pytest.mark.parametrize("parts", [{}, {"item": "g-a:0,2", "rows": (0, 2), "kind": "sft"}], ids=["whole", "in parts"])
 def test_a_batch_says_of_a_group_what_its_fate_says(parts: dict[str, object]) -> None:
     plain = incoming(answer(make_request(prompt_id="a"))).record
-    for record, origin in itertools.product((plain, replace(plain, outcomes=bytes((0, 1) * 4))), (None, Origin.X1)):
+    for record, origin in itertools.product(
+        (plain, msgspec.structs.replace(plain, outcomes=bytes((0, 1) * 4))), (None, Origin.X1)
+    ):
         fate = record.fate(origin, "informative", 7, **parts)  # type: ignore[arg-type]
         assert record.fate_fields(origin, "informative", 7, **parts) == fate_map(fate)  # type: ignore[arg-type]

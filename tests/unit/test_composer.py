@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from bapo.algorithms.bapo import Bapo
@@ -293,5 +293,5 @@ def test_fractional_rewards_are_compared_with_a_tolerance() -> None:
     stat = make_stat(rewards=[0.7, 0.2, 0.1, 0, 0, 0, 0, 0], group_id="f-p")
     decision = compose(fresh=[stat])
     assert (decision.x1, prompts(decision.bad)) == (("f-p",), "p")
-    just_above = replace(stat, reward_sum=1.01)
+    just_above = msgspec.structs.replace(stat, reward_sum=1.01)
     assert compose(fresh=[just_above]).bad == ()

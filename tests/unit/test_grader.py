@@ -6,9 +6,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -112,7 +112,7 @@ def test_a_verifier_whose_process_dies_is_survived(make_pool: MakePool) -> None:
 
 
 def test_a_failure_names_the_row_of_the_dataset() -> None:
-    prompt = replace(make_prompt(), answer={"answer": "2", ROW: "train.parquet row 17"})
+    prompt = msgspec.structs.replace(make_prompt(), answer={"answer": "2", ROW: "train.parquet row 17"})
     pool = GraderPool(TaskConfig(reward=f"{HERE}:obey"), num_children=1)
     try:
         with pytest.raises(VerifierRaisedError) as caught:
