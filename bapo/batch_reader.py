@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from bapo.blocks import Blocks
 from bapo.errors import DeadlineError
 from bapo.named_frames import MEDIA_TYPE, FrameReader, NotReadableError, unpack_named
 from bapo.peer import Answer, Peer
@@ -32,7 +33,8 @@ class BatchReader:
             now: seconds of a clock that only rises, by which a wait is measured.
         """
         self._peer = peer
-        self._reader = FrameReader(timeout_s) if direct == "auto" else None
+        self._blocks = Blocks()
+        self._reader = FrameReader(timeout_s, self._blocks) if direct == "auto" else None
         self._named_again = 0.0
         """When frames may be asked for by name again, by the monotonic clock."""
         self._now = now
@@ -48,7 +50,7 @@ class BatchReader:
                     return frame
                 continue
             if answer.status == 200:
-                return answer.body
+                return answer.block
             waiting = answer.json()
             reason, found = waiting["reason"], waiting.get("counts")
             if counts is not None and found != counts:
@@ -64,7 +66,9 @@ class BatchReader:
         query = {"wait_s": f"{wait_s:.3f}"}
         if self._reader is not None and time.monotonic() >= self._named_again:
             query["frames"] = "named"
-        return self._peer.call("POST", f"/batches/{step}", query=query, wait_s=wait_s, retry_s=retry_s)
+        return self._peer.call(
+            "POST", f"/batches/{step}", query=query, wait_s=wait_s, retry_s=retry_s, blocks=self._blocks
+        )
 
     def _read_named(self, step: int, answer: bytes) -> memoryview | None:
         assert self._reader is not None

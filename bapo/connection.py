@@ -16,7 +16,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
+from typing import Any
 from urllib.parse import urlsplit
+
+from bapo.blocks import Blocks
 
 Piece = bytes | bytearray | memoryview
 
@@ -39,7 +43,7 @@ class Reply:
     status: int
     headers: Mapping[str, str]
     """By lower-case name."""
-    body: bytes
+    body: bytes | memoryview
 
 
 class Pool:
@@ -61,16 +65,26 @@ class Pool:
         self._idle: deque[_Connection] = deque()
 
     def request(
-        self, method: str, target: str, headers: Mapping[str, str], body: Sequence[Piece], *, timeout_s: float
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: Sequence[Piece],
+        *,
+        timeout_s: float,
+        blocks: Blocks | None = None,
     ) -> Reply:
-        """One call. `timeout_s` is the longest silence. Raises: OSError, HttpError."""
+        """One call. `timeout_s` is the longest silence; a body of known length fills one of `blocks`.
+
+        Raises: OSError, HttpError.
+        """
         size = sum(map(len, body))
         lines = [f"{method} {self._prefix}{target} HTTP/1.1", f"Host: {self._host}"]
         if size or method != "GET":
             lines.append(f"Content-Length: {size}")
         lines += [f"{name}: {value}" for name, value in headers.items()]
         with self._connection() as connection:
-            return connection.exchange(["\r\n".join([*lines, "", ""]).encode("latin-1"), *body], timeout_s)
+            return connection.exchange(["\r\n".join([*lines, "", ""]).encode("latin-1"), *body], timeout_s, blocks)
 
     @contextmanager
     def _connection(self) -> Iterator[_Connection]:
@@ -104,7 +118,7 @@ class Pool:
 class _Connection:
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
-        self._file = connected.makefile("rb", buffering=READ_AHEAD_BYTES)
+        self._file: BufferedReader[Any] = connected.makefile("rb", buffering=READ_AHEAD_BYTES)  # type: ignore[assignment]
         self._poller = select.poll()
         self._poller.register(connected, select.POLLIN)
         self.may_be_kept = False
@@ -117,7 +131,7 @@ class _Connection:
         self._file.close()
         self._socket.close()
 
-    def exchange(self, pieces: Sequence[Piece], timeout_s: float) -> Reply:
+    def exchange(self, pieces: Sequence[Piece], timeout_s: float, blocks: Blocks | None) -> Reply:
         self.may_be_kept = False
         self._socket.settimeout(timeout_s)
         try:
@@ -128,7 +142,7 @@ class _Connection:
                 return self._read_reply()
             except (OSError, HttpError):
                 raise error from None
-        reply = self._read_reply()
+        reply = self._read_reply(blocks)
         self.may_be_kept = reply.headers.get("connection", "").lower() != "close"
         return reply
 
@@ -146,7 +160,7 @@ class _Connection:
             if sent:
                 left[first] = left[first][sent:]
 
-    def _read_reply(self) -> Reply:
+    def _read_reply(self, blocks: Blocks | None = None) -> Reply:
         status = 100
         while 100 <= status < 200:
             status, headers = self._status(), self._headers()
@@ -159,7 +173,8 @@ class _Connection:
             return Reply(status, headers, self._file.read())
         if not declared.isdigit():
             raise HttpError("an answer without a length")
-        return Reply(status, headers, self._exactly(int(declared)))
+        size = int(declared)
+        return Reply(status, headers, self._exactly(size) if blocks is None else self._into(blocks.take(size)))
 
     def _status(self) -> int:
         words = self._line().split(b" ", 2)
@@ -193,11 +208,20 @@ class _Connection:
         # One block of this size, filled by the kernel: makefile's buffer is left out for what is larger.
         body: bytes = self._file.read(size)
         if len(body) != size:
-            raise HttpError(f"the answer is cut off: {len(body)} of {size} bytes")
+            raise _cut_off(len(body), size)
         return body
+
+    def _into(self, block: memoryview) -> memoryview:
+        if (found := self._file.readinto(block)) != len(block):
+            raise _cut_off(found, len(block))
+        return block.toreadonly()
 
     def _line(self) -> bytes:
         line: bytes = self._file.readline(MOST_LINE_BYTES)
         if not line.endswith(b"\n"):
             raise HttpError("the connection ended before the answer did")
         return line.rstrip(b"\r\n")
+
+
+def _cut_off(found: int, size: int) -> HttpError:
+    return HttpError(f"the answer is cut off: {found} of {size} bytes")

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 import msgpack
 import numpy as np
 
+from bapo.blocks import Blocks
+
 MEDIA_TYPE = "application/vnd.bapo.named-frames"
 AT_ONCE_BYTES = 1 << 20
 """Asked for together: few enough to stay in the processor's cache on their way."""
@@ -66,15 +68,14 @@ def unpack_named(data: bytes) -> NamedFrames:
 class FrameReader:
     """Reads named frames. Thread-safe: each call has a connection to itself."""
 
-    def __init__(self, timeout_s: float) -> None:
-        """`timeout_s` is the longest silence of Redis."""
-        self._timeout_s = timeout_s
+    def __init__(self, timeout_s: float, blocks: Blocks | None = None) -> None:
+        """`timeout_s` is the longest silence of Redis; batches come into `blocks`."""
+        self._timeout_s, self._blocks = timeout_s, blocks or Blocks()
         self._idle: deque[_Connection] = deque(maxlen=CONNECTIONS)
 
     def batch_frame(self, named: NamedFrames) -> memoryview:
         """The whole frame of the batch. Raises: NotReadableError when a frame is gone, or Redis does not answer."""
-        block = np.empty(len(named.start) + named.num_bytes, np.uint8)
-        whole = block.data
+        whole = self._blocks.take(len(named.start) + named.num_bytes)
         whole[: len(named.start)] = named.start
         try:
             with self._connection(named) as connection:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from bapo.blocks import Blocks
 from bapo.connection import HttpError, Piece, Pool
 from bapo.errors import BY_NAME, BapoError, ConfigError, ContractError, DeadlineError, FullError, UnavailableError
 from bapo.tokens import fixed, own_token
@@ -41,8 +42,14 @@ class Answer:
     """A status below 400 and its body."""
 
     status: int
-    body: bytes
+    block: bytes | memoryview
+    """The body, where it was received."""
     media_type: str = ""
+
+    @property
+    def body(self) -> bytes:
+        """The body; a copy when it was received into a block."""
+        return bytes(self.block)
 
     def json(self) -> Any:
         """The body as JSON. Raises: ContractError."""
@@ -116,6 +123,7 @@ class Peer:
         wait_s: float = 0.0,
         retry_s: float | None = None,
         full_s: float | None = None,
+        blocks: Blocks | None = None,
     ) -> Answer:
         """One call, repeated while the peer is unavailable. Every call of our APIs may be repeated.
 
@@ -123,6 +131,7 @@ class Peer:
             body: bytes, or pieces of them, travel as they are, a map as JSON.
             wait_s: seconds that the peer itself may wait before it answers.
             retry_s, full_s: instead of the peer's own.
+            blocks: memory for the answer's body.
         Raises: the error that the peer named; UnavailableError when it could not be reached in time.
         """
         retry_s = self.retry_s if retry_s is None else retry_s
@@ -132,7 +141,7 @@ class Peer:
         while True:
             url = self.url
             try:
-                return self._once(url, method, path, body, query, wait_s)
+                return self._once(url, method, path, body, query, wait_s, blocks)
             except RefusedError:
                 raise
             except FullError as error:
@@ -166,6 +175,7 @@ class Peer:
         body: Body | None,
         query: Mapping[str, str] | None,
         wait_s: float,
+        blocks: Blocks | None,
     ) -> Answer:
         headers = {}
         if body is not None:
@@ -176,12 +186,14 @@ class Peer:
         target = path + (f"?{urlencode(query)}" if query else "")
         try:
             reply = self._pools[origin].request(
-                method, target, headers, _pieces(body), timeout_s=self.timeout_s + wait_s
+                method, target, headers, _pieces(body), timeout_s=self.timeout_s + wait_s, blocks=blocks
             )
         except (OSError, HttpError) as error:
             raise UnavailableError(f"{self.name} at {origin} does not answer {method} {path}: {error}") from error
         if reply.status >= 400:
-            named = self._named_error(reply.status, reply.body, f"{self.name} at {origin} answered {method} {path}")
+            named = self._named_error(
+                reply.status, bytes(reply.body), f"{self.name} at {origin} answered {method} {path}"
+            )
             if isinstance(named, FullError):
                 named.retry_after_s = _seconds(reply.headers.get("retry-after"), named.retry_after_s)
             raise named
