@@ -48,10 +48,34 @@ class OutgoingResponse(Response):
         """`first` is the first chunk, if that is read already."""
         super().__init__(headers={"content-length": str(len(outgoing.start) + outgoing.num_bytes)})
         self._outgoing, self._first = outgoing, first
+        self._is_written: bool | None = None
+        """False: cut off."""
+
+    def write(self, direct: Direct | None) -> None:
+        """All of it, from this worker thread, if the event loop has nothing under way on the connection: saves two
+        changes of threads. What cannot be written like this is sent when the response is called."""
+        if direct is None or self._first is None or not direct.is_open or direct.has_unsent:
+            return
+        head = direct.head(200, self.raw_headers)
+        try:
+            with direct.descriptor() as descriptor, closing(self._outgoing.chunks) as chunks:
+                _write_all(descriptor, (head, self._outgoing.start, *self._first), chunks)
+        except (OSError, BapoError) as error:
+            log.warning("%s was cut off: %s", self._outgoing.what, error)
+            self._is_written = False
+        else:
+            self._is_written = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The first chunk is read before the status is sent: a store that is away is an error, not a cut body."""
         direct = direct_of(scope)
+        if direct is not None and self._is_written is not None:
+            if not self._is_written:
+                direct.abort()
+                return
+            direct.answer_was_written()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
         with closing(self._outgoing.chunks) as chunks:
             first = await in_thread(next, chunks, NOTHING) if self._first is None else self._first
             if direct is None:

@@ -70,6 +70,11 @@ def look_of(reply: bytes) -> Look:
     )
 
 
+def is_off(reply: bytes) -> bool:
+    """The answer of INFO says that there is no append-only file."""
+    return _AOF_OFF in reply
+
+
 def is_always(reply: object) -> bool:
     """The answer of `CONFIG GET appendfsync`; False for a managed Redis that refuses to tell."""
     values = reply.values() if isinstance(reply, dict) else reply if isinstance(reply, list) else ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
@@ -30,7 +31,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from bapo.errors import BapoError, ConfigError, FullError, UnavailableError
-from buffer_service.redis_aof import Look, SharedLooks, disk_refuses, is_always, look_of, until_written
+from buffer_service.redis_aof import Look, SharedLooks, disk_refuses, is_always, is_off, look_of, until_written
 from buffer_service.redis_idle import Connections, Held
 from buffer_service.redis_keys import INDEX
 from buffer_service.redis_sockets import Arg, Gathering, GatheringUnixConnection, connection_options
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 30.0
+OFF_S = 1.0
+"""A Redis without an append-only file is not asked after it for so long."""
 READ_BYTES = 1 << 20
 """One recv: frames are large."""
 MOST_ERROR_CHARS = 160
@@ -76,11 +79,16 @@ class RedisLink:
         self._looks = SharedLooks(lambda: finish(self._look()))
         self._is_always = False
         """Redis wrote before it answered when the scripts were loaded: it is asked again with each answer."""
+        self._off_until = 0.0
+        """Until then there is no append-only file to look at, by the monotonic clock."""
 
     def _script(self, name: str) -> _Script:
         folder = files("buffer_service") / "lua"
-        names = ", ".join(f"'{key}'" for key in INDEX)
-        parts = [f"local NAMES = {{{names}}}", *((folder / f"{part}.lua").read_text() for part in ("prelude", name))]
+        keys = ", ".join(f"{key} = KEYS[{number}]" for number, key in enumerate(INDEX, 1))
+        parts = [
+            f"local K, NUM_INDEX = {{{keys}}}, {len(INDEX)}",
+            *((folder / f"{part}.lua").read_text() for part in ("prelude", name)),
+        ]
         return _Script(name, "\n".join(parts).encode())
 
     @contextmanager
@@ -149,10 +157,10 @@ class RedisLink:
             pieces += set_pieces(key, value, ttl_ms)
         survives = name in SURVIVES
         asks = survives and self._is_always
+        looks = survives and not asks and time.monotonic() >= self._off_until
         pieces.append(command("EVALSHA", script.sha, len(keys), *keys, *args) + (FSYNC if asks else b""))
         held, unanswered = begun
         at = unanswered + len(values)
-        looks = survives and not asks
         with self.errors_named():
             replies = yield from self._exchanging(pieces, at + 1 + asks, held, behind=INFO if looks else b"")
             if isinstance(replies[at], NoScriptError):
@@ -161,6 +169,8 @@ class RedisLink:
                 return self.run(name, keys, args)
             _raise_first(replies if looks else replies[: at + 1])
             if looks:
+                if is_off(replies[-1]):
+                    self._off_until = time.monotonic() + OFF_S
                 yield from self._until_written(look_of(replies[-1]))
             elif asks and not is_always(replies[-1]):
                 yield from self._until_written()

@@ -128,7 +128,7 @@ class RedisStore:
             record = group.record
             keys += [begun.key(index), self._keys.group(record.group_id)]
             args += [record.group_id, record.terms, record.policy_version, record.worker_id, self._rank(record)]
-            args.append(pack_record(record))
+            args += [len(group.frame), pack_record(record)]
         rest = {begun.key(index): groups[index].frame for index in range(begun.sent, len(groups))}
         reply = yield from self._link.setting_then_running(rest, INCOMING_MS, "push", keys, args, begun.take_over())
         fates = [_text(word) for word in reply]

@@ -7,8 +7,9 @@ called from worker threads.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 from bapo.algorithms.composer import Composer
@@ -24,6 +25,7 @@ from buffer_service.assembly import Assembler, Wait
 from buffer_service.failures import FailureReasons
 from buffer_service.groups import GroupRecord, PushFate
 from buffer_service.intake import Intake
+from buffer_service.lack import Lack
 from buffer_service.metrics import BufferMetrics, Look
 from buffer_service.outgoing import Chunks, Outgoing
 from buffer_service.pressure import Pressure
@@ -32,13 +34,16 @@ from buffer_service.snapshot import DIGEST_BYTES, sealed, snapshot_start, unpack
 from buffer_service.steps import Steps, finish
 from buffer_service.store import Store
 from buffer_service.tending import Tending
-from buffer_service.values import BatchRecord, Health, SelectorState, Tables
+from buffer_service.values import Assembly, BatchRecord, Health, SelectorState, Tables
 
 log = logging.getLogger(__name__)
 
 FORGOTTEN = "; if Redis has lost steps (power loss, or no append-only file), resume the run from its last checkpoint"
 ASSEMBLY_LOOKS = 20
 """An assembly that finds stale groups, or another instance at work, looks again so often before it waits."""
+
+MOST_UNCOUNTED = 16
+"""Assemblies that are kept until then."""
 
 
 class TooManyFailuresError(UnavailableError):
@@ -53,6 +58,9 @@ class BufferService:
         self._assembler = Assembler(store, composer, config)
         self._intake = Intake(store)
         self._reasons = FailureReasons(store)
+        self._uncounted: deque[Assembly] = deque()
+        """Counted when the learner has its batch, or somebody looks at the metrics."""
+        self.lack = Lack()
         self.pressure = Pressure(store, config, wanted=self._assembler.wanted)
         self.tending = Tending(store, config)
 
@@ -148,7 +156,9 @@ class BufferService:
         self._metrics.groups_pushed(fates)
         records = [group.record for group in groups]
         stored = [r for r, fate in zip(records, fates, strict=True) if fate == PushFate.STORED]
-        self.pressure.took(sum(record.purpose is Purpose.FRESH for record in stored))
+        num_fresh = sum(record.purpose is Purpose.FRESH for record in stored)
+        self.lack.took(num_fresh)
+        self.pressure.took(num_fresh)
         if log.isEnabledFor(logging.DEBUG):
             _log_fates(records, fates)
         return {record.group_id: fate for record, fate in zip(records, fates, strict=True)}
@@ -180,12 +190,14 @@ class BufferService:
         Raises: ContractError for a step that is neither next nor retained; TooManyFailuresError.
         """
         for _ in range(ASSEMBLY_LOOKS):
-            ready = self._store.readiness(step)
+            stored, ready = self.lack.stored, self._store.readiness(step)
             if step <= ready.assembled:
                 return self._retained(step)
             if step > ready.assembled + 1:
                 raise ContractError(f"batch {step} is asked for, but the next step is {ready.assembled + 1}{FORGOTTEN}")
-            if not is_ready(step, ready, self._config, self._assembler.wanted(step)):
+            wanted = self._assembler.wanted(step)
+            if not is_ready(step, ready, self._config, wanted):
+                self.lack.found(step, wanted - ready.num_fresh, stored)
                 if ready.failures_in_a_row >= self._config.buffer.max_failures_in_a_row:
                     raise TooManyFailuresError(
                         f"{ready.failures_in_a_row} groups in a row failed while the learner waits for batch {step} "
@@ -197,7 +209,9 @@ class BufferService:
             if isinstance(assembly, Wait):
                 return None
             if assembly is not None:
-                self._metrics.assembled(assembly)
+                self._uncounted.append(assembly)
+                if len(self._uncounted) > MOST_UNCOUNTED:
+                    self._count_assemblies()
                 self.pressure.forget()
                 return assembly.batch
         return None
@@ -248,7 +262,13 @@ class BufferService:
                 f"cannot commit step {step} with checkpoint {checkpointed}: the newest batch is {assembled}{FORGOTTEN}"
             )
         self._store.commit(step, checkpointed)
+        self._count_assemblies()
         return self.pressure.wants_checkpoint()
+
+    def _count_assemblies(self) -> None:
+        with suppress(IndexError):  # another thread may take the last one
+            while self._uncounted:
+                self._metrics.assembled(self._uncounted.popleft())
 
     def _retained(self, step: int) -> BatchRecord:
         record = self._store.batch(step)
@@ -322,6 +342,7 @@ class BufferService:
 
     def exposition(self) -> bytes:
         """What `/metrics` answers."""
+        self._count_assemblies()
         try:
             look = self._look()
         except UnavailableError as error:
@@ -353,6 +374,7 @@ class BufferService:
         image, frames = unpack_snapshot(memoryview(data))
         self._store.restore(image, frames)
         self._intake.forget()
+        self.lack.forget()
         log.info("restored assembled=%d groups=%d", image.tables.step, len(image.references))
 
     def resume(self, step: int) -> None:

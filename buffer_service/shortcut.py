@@ -20,11 +20,10 @@ import json
 import logging
 import os
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Response
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from bapo.errors import BapoError, FullError
 from bapo.gate import RefusedError, check_right, declared_length
@@ -32,7 +31,7 @@ from bapo.tokens import Keyring
 from buffer_service.arrival import Arrival
 from buffer_service.bodies import Body, Intake
 from buffer_service.context import Context
-from buffer_service.direct import Direct
+from buffer_service.direct import Direct, Headers
 from buffer_service.metrics import BufferMetrics
 from buffer_service.refusals import error_response
 from buffer_service.rights import RULES
@@ -52,7 +51,6 @@ PATIENCE_S = 0.002
 """How long the event loop waits for Redis; then a worker thread does. Redis takes a tenth, unless it assembles."""
 OPERATION = "push"
 """Under which its time is measured: the name of the route."""
-Headers = Sequence[tuple[bytes, bytes]]
 
 
 class PushShortcut:
@@ -170,11 +168,7 @@ class PushCycle:
 
     def _answer(self, body: bytes) -> bytes:
         headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
-        return self._head(200, headers) + body
-
-    def _head(self, status: int, headers: Headers) -> bytes:
-        lines = [b"%b: %b\r\n" % pair for pair in (*self._protocol.server_state.default_headers, *headers)]
-        return b"".join([STATUS_LINE[status], *lines, b"\r\n"])
+        return self._protocol.direct(self).head(200, headers) + body
 
     def _end(self, error: Exception | None = None) -> None:
         if self.response_complete:
@@ -196,10 +190,9 @@ class PushCycle:
         else:
             log.error("a push failed", exc_info=error)
             response = Response("Internal Server Error", status_code=500, headers={"Connection": "close"})
-        headers = list(response.raw_headers)
-        if any(name.lower() == b"connection" and value.lower() == b"close" for name, value in headers):
-            self.keep_alive = False
-        return self._head(response.status_code, headers) + bytes(response.body)
+        headers = [pair for pair in response.raw_headers if pair[0].lower() != b"connection"]
+        self.keep_alive = len(headers) == len(response.raw_headers)
+        return self._protocol.direct(self).head(response.status_code, headers) + bytes(response.body)
 
     def end_answered(self) -> None:
         """A worker thread has answered, and the sender goes on before the event loop has heard of it."""

@@ -42,13 +42,19 @@ class Wakeups:
         self.wake()
 
     async def poll(
-        self, attempt: Callable[[], T | None], *, wait_s: float, is_gone: Callable[[], Awaitable[bool]]
+        self,
+        attempt: Callable[[], T | None],
+        *,
+        wait_s: float,
+        is_gone: Callable[[], Awaitable[bool]],
+        is_worth: Callable[[], bool] = lambda: True,
     ) -> T | None:
         """The first result of `attempt` that is not None; None after `wait_s`.
 
         Args:
             attempt: blocks; runs in a worker thread.
             is_gone: whether nobody waits for the answer any more.
+            is_worth: whether what has happened can make a difference to the attempt.
         """
         deadline, interruptions = time.monotonic() + wait_s, self._interruptions
         # Before each attempt, also the first: a call may come late, from a link that was frozen, or a service that was.
@@ -59,8 +65,16 @@ class Wakeups:
             is_over = left_s <= 0 or self.is_closed or self._interruptions != interruptions
             if result is not None or is_over:
                 return result
-            try:
-                await asyncio.wait_for(event.wait(), min(POLL_S, left_s))
-            except TimeoutError:
-                continue
+            await self._news(event, min(POLL_S, left_s), lambda: self._interruptions != interruptions or is_worth())
         return None
+
+    async def _news(self, event: asyncio.Event, most_s: float, is_worth: Callable[[], bool]) -> None:
+        until = time.monotonic() + most_s
+        while (left_s := until - time.monotonic()) > 0:
+            try:
+                await asyncio.wait_for(event.wait(), left_s)
+            except TimeoutError:
+                return
+            event = self._event  # before the question, so that a change behind it is not missed
+            if self.is_closed or is_worth():
+                return

@@ -1,4 +1,4 @@
--- What all scripts share. Python puts `local NAMES = {...}` before it: the index keys, in the order of KEYS.
+-- What all scripts share. Python puts `local K, NUM_INDEX = {meta = KEYS[1], ...}, n` before it: the index keys by name.
 --
 --   QUEUED (queue_P) --claim--> LEASED (leases_P) --settle--> done          P: fresh | reevaluate | evaluate
 --      ^                            |
@@ -7,15 +7,13 @@
 -- An open request is in `live` and in exactly one of queue_P and leases_P.
 
 local call = redis.call
-local K = {}
-for i, name in ipairs(NAMES) do K[name] = KEYS[i] end
 
 if call('HEXISTS', K.meta, 'restoring') == 1 then
   return redis.error_reply('RESTORING')
 end
 
 local LEASE_MS, MAX_ATTEMPTS = tonumber(ARGV[1]), tonumber(ARGV[2])
-local next_arg, next_key = 3, #NAMES + 1
+local next_arg, next_key = 3, NUM_INDEX + 1
 
 local function arg()
   next_arg = next_arg + 1
@@ -91,10 +89,9 @@ end
 
 local function parse_open(id, live)
   if not live then return nil end
-  local score, terms = string.match(live, '^(%S+) (.*)$')
-  local purpose, step = string.match(terms, '^(%S+) (%S+)')
+  local score, terms, purpose, step, label = string.match(live, '^(%S+) ((%S+) (%S+) %S+ %S+ (%S*))$')
   return {
-    id = id, score = score, terms = terms, purpose = purpose, step = step, label = string.match(terms, '(%S*)$'),
+    id = id, score = score, terms = terms, purpose = purpose, step = step, label = label,
     min_version = math.floor(tonumber(score) / SPAN),
   }
 end
@@ -116,8 +113,8 @@ local function requeue(request)
 end
 
 -- An evaluation ends when its label is forgotten, not when so many steps have passed.
-local function settled_at(request)
-  return request.purpose == 'evaluate' and '+inf' or meta('assembled')
+local function settled_at(request, assembled)
+  return request.purpose == 'evaluate' and '+inf' or assembled
 end
 
 local function count_settled(request)
@@ -135,7 +132,7 @@ local function settle(request)
   call('HDEL', K.live, request.id)
   call('HDEL', K.attempts, request.id)
   call('ZREM', K.planned, request.id)
-  call('ZADD', K.done, settled_at(request), request.id)
+  call('ZADD', K.done, settled_at(request, meta('assembled')), request.id)
   count_settled(request)
 end
 

@@ -1,14 +1,13 @@
--- n, n groups (id, terms, version, worker, rank, record); frame keys: (incoming, final) per group
+-- n, n groups (id, terms, version, worker, rank, size, record); frame keys: (incoming, final) per group
 -- -> {fate, ...} | {'mismatch', id, terms of the request} | {'missing', id} | {'other_content', id, worker}
 -- What all groups need is done in one command for all: a call of Redis costs more than most of these changes.
-local groups, ids = {}, {}
+local groups, ids, incoming = {}, {}, {}
 for i = 1, count() do
-  groups[i] = {
-    id = arg(), terms = arg(), version = tonumber(arg()), worker = arg(), rank = tonumber(arg()),
-    record = arg(),
-    incoming = frame_key(), frame = frame_key(),
+  local group = {
+    id = arg(), terms = arg(), version = count(), worker = arg(), rank = count(), size = count(), record = arg(),
+    incoming = frame_key(), frame = frame_key(), request = false,
   }
-  ids[i] = groups[i].id
+  groups[i], ids[i], incoming[i] = group, group.id, group.incoming
 end
 
 local function refuse_all(word, id, detail)
@@ -37,9 +36,12 @@ for i, group in ipairs(groups) do
   local request = parse_open(group.id, live[i])
   if request and request.terms ~= group.terms then return refuse_all('mismatch', group.id, request.terms) end
   if is_other_content(group) then return refuse_all('other_content', group.id, group.worker) end
-  group.size = call('STRLEN', group.incoming)
-  if group.size == 0 then return refuse_all('missing', group.id, '') end
   group.request = request
+end
+if call('EXISTS', unpack(incoming)) < #groups then
+  for _, group in ipairs(groups) do
+    if call('EXISTS', group.incoming) == 0 then return refuse_all('missing', group.id, '') end
+  end
 end
 
 local TABLE = {fresh = 'fresh', reevaluate = 'reevaluated'}
@@ -74,12 +76,12 @@ end
 
 -- As `settle` does it for one.
 local function settle_all(stored_ids)
-  local of_purpose, done = {}, {}
+  local of_purpose, done, assembled = {}, {}, meta('assembled')
   for _, group in ipairs(stored) do
     local purpose = group.request.purpose
     of_purpose[purpose] = of_purpose[purpose] or {}
     table.insert(of_purpose[purpose], group.id)
-    done[#done + 1] = settled_at(group.request)
+    done[#done + 1] = settled_at(group.request, assembled)
     done[#done + 1] = group.id
     count_settled(group.request)
   end
@@ -117,7 +119,7 @@ local function enter_tables()
     refs[2 * i - 1], refs[2 * i] = group.id, 1
     local ready = members[TABLE[group.request.purpose]]
     if ready then
-      ready[#ready + 1] = string.format('%.0f', group.rank * SPAN + seq + i)
+      ready[#ready + 1] = group.rank * SPAN + seq + i
       ready[#ready + 1] = group.id
     end
   end

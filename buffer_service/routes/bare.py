@@ -6,13 +6,18 @@ of a bare route gets the request and nothing else; the gate before the app and i
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_type_hints
 
 from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope, Send
 
 from bapo.errors import ContractError
+from bapo.gate import MOST_JSON_BYTES
+from buffer_service.bodies import read_body
+from buffer_service.context import context_of
 
 TRUE, FALSE = ("true", "1"), ("false", "0")
 
@@ -26,6 +31,32 @@ class BareRoute(APIRoute):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self.endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
+class BodyRoute(APIRoute):
+    """Calls `endpoint(body, here, request)`, with a body of JSON, and sends the response that it returns.
+
+    Described as every route is, by the endpoint's signature; what is no JSON goes FastAPI's way.
+    """
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._ordinary, self.app = self.app, self._answer
+        self._model: type[BaseModel] = get_type_hints(self.endpoint)["body"]
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        if request.headers.get("content-type") != "application/json":
+            await self._ordinary(scope, receive, send)
+            return
+        try:
+            body = self._model.model_validate_json(await read_body(request, MOST_JSON_BYTES))
+        except ValidationError as error:
+            raise RequestValidationError(
+                [{**found, "loc": ("body", *found["loc"])} for found in error.errors()]
+            ) from error
+        response = await self.endpoint(body, await context_of(request), request)
         await response(scope, receive, send)
 
 

@@ -11,6 +11,7 @@ from bapo.named_frames import MEDIA_TYPE, pack_named
 from bapo.types import Progress
 from buffer_service.bodies import MOST_RESTORE_BYTES, read_body
 from buffer_service.context import Here
+from buffer_service.direct import direct_of, gone
 from buffer_service.outgoing import NOTHING, OCTETS, OutgoingResponse
 from buffer_service.schemas import CommitBody, CommittedAnswer, ProgressBody, ResumeBody, Version, Wait, WaitingAnswer
 from buffer_service.threads import in_thread
@@ -38,6 +39,7 @@ async def batch(
     frames: Annotated[Literal["inline", "named"], Query()] = "inline",
 ) -> Response:
     """D_t, assembled now when nothing is missing. The same step has the same batch until a checkpoint releases it."""
+    direct = direct_of(request.scope)
 
     def attempt() -> Response | None:
         record = here.service.batch(step)
@@ -46,9 +48,13 @@ async def batch(
         if frames == "named" and (named := here.service.named(record)) is not None:
             return Response(pack_named(named), media_type=MEDIA_TYPE)
         outgoing = here.service.outgoing(record)
-        return OutgoingResponse(outgoing, next(outgoing.chunks, NOTHING))
+        found = OutgoingResponse(outgoing, next(outgoing.chunks, NOTHING))
+        found.write(direct)
+        return found
 
-    response = await here.groups.poll(attempt, wait_s=wait_s, is_gone=request.is_disconnected)
+    response = await here.groups.poll(
+        attempt, wait_s=wait_s, is_gone=gone(request), is_worth=lambda: here.service.lack.may_be_over(step)
+    )
     if response is None:
         reason, counts = await in_thread(here.service.not_yet, step)
         return JSONResponse({"reason": reason, "counts": counts}, status_code=202)

@@ -13,8 +13,9 @@ from bapo.messages import request_map
 from bapo.types import RolloutRequest
 from buffer_service.bodies import MOST_PUSH_BYTES, use_body
 from buffer_service.context import Here, admit, context_of
+from buffer_service.direct import gone
 from buffer_service.outgoing import OCTETS, OutgoingResponse
-from buffer_service.routes.bare import BareRoute, is_true
+from buffer_service.routes.bare import BareRoute, BodyRoute, is_true
 from buffer_service.schemas import (
     AcceptedAnswer,
     ClaimBody,
@@ -68,7 +69,6 @@ async def reevaluate(step: Version, body: RoundBody, here: Here) -> AcceptedAnsw
     return AcceptedAnswer(accepted=accepted)
 
 
-@router.post("/requests/claim", response_model=RequestsAnswer)
 async def claim(body: ClaimBody, here: Here, request: Request) -> Response:
     """Lease requests: re-evaluations (newest round first), evaluations, fresh ones. Waits for the first one.
 
@@ -79,8 +79,13 @@ async def claim(body: ClaimBody, here: Here, request: Request) -> Response:
     def attempt() -> list[RolloutRequest] | None:
         return here.service.claim(body.worker_id, body.limit, body.policy_version, body.nonce) or None
 
-    claimed = await here.work.poll(attempt, wait_s=body.wait_s, is_gone=request.is_disconnected)
+    claimed = await here.work.poll(attempt, wait_s=body.wait_s, is_gone=gone(request))
     return JSONResponse({"requests": [request_map(item) for item in claimed or ()]})
+
+
+router.add_api_route(
+    "/requests/claim", claim, methods=["POST"], response_model=RequestsAnswer, route_class_override=BodyRoute
+)
 
 
 @router.post("/requests/renew")
@@ -150,5 +155,5 @@ def forget(label: Name, here: Here) -> None:
 async def room(request: Request, here: Here, wait_s: Annotated[Wait, Query()] = 0.0) -> None:
     """Returns when a push of fresh groups would be taken; 429 when it is still refused after `wait_s`."""
     pressure = here.service.pressure
-    if await here.work.poll(pressure.has_room, wait_s=wait_s, is_gone=request.is_disconnected) is None:
+    if await here.work.poll(pressure.has_room, wait_s=wait_s, is_gone=gone(request)) is None:
         pressure.admit(0)

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 
 from bapo.errors import StorageError, UnavailableError
-from bapo.types import Prompt, RolloutRequest
+from bapo.types import Progress, Prompt, RolloutRequest
 from bapo.wire import pack_batch, pack_group
+from buffer_service import redis_link
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
@@ -60,7 +62,7 @@ def pushed(store: Store, requests: list[RolloutRequest]) -> Iterator[str]:
     for request in requests:
         group = incoming(answer(request))
         # Random bytes behind it: what the store is given it keeps, and 30 kB of zeros would make a smaller file.
-        assert store.push([replace(group, frame=bytes(group.frame) + os.urandom(30_000))]) == ["stored"]
+        assert store.push([msgspec.structs.replace(group, frame=bytes(group.frame) + os.urandom(30_000))]) == ["stored"]
         yield request.request_id
 
 
@@ -142,5 +144,24 @@ def test_redis_is_looked_at_behind_each_answer_unless_it_writes_first(tmp_path: 
                 raw.flushall()
         assert looks[0] == 0
         assert looks[1] >= 3
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(("off_s", "looks"), [(3600.0, 1), (0.0, 3)])
+def test_a_redis_without_a_file_is_asked_after_it_only_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off_s: float, looks: int
+) -> None:
+    monkeypatch.setattr(redis_link, "OFF_S", off_s)
+    server = RedisServer(tmp_path, aof=False).start()
+    link = RedisLink(server.url)
+    try:
+        link.load_scripts()
+        store = RedisStore(link, "test", lease_s=60, max_attempts=3)
+        with redis.Redis.from_url(server.url) as raw:
+            raw.config_resetstat()
+            for step in (1, 2, 3):
+                store.report(Progress(step=step, policy_version=step))
+            assert raw.info("commandstats")["cmdstat_info"]["calls"] == looks
     finally:
         server.stop()
