@@ -97,8 +97,8 @@ def requests_for(first: int, number: int, step: int, batch_size: int) -> list[Ro
 
 
 def ask_for(client: BufferClient, requests: Sequence[RolloutRequest]) -> None:
-    """Enqueue them, and report the newest version that their groups will have."""
-    for first in range(0, len(requests), ENQUEUE_AT_ONCE):
-        client.enqueue(requests[first : first + ENQUEUE_AT_ONCE])
+    """Report the newest version that their groups will have, and enqueue them."""
     last = max(request.step for request in requests)
     client.report_progress(Progress(step=max(0, last - 1), policy_version=last))
+    for first in range(0, len(requests), ENQUEUE_AT_ONCE):
+        client.enqueue(requests[first : first + ENQUEUE_AT_ONCE])

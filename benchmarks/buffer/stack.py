@@ -18,7 +18,7 @@ from bapo.clients import BufferClient
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
 from bapo.records import RunDirectory
-from services.launcher.embedded_redis import server_binary
+from services.launcher.embedded_redis import KEEPS_MEMORY, REWRITE_MIN_SIZE, server_binary
 
 START_TIMEOUT_S = 60.0
 
@@ -54,8 +54,10 @@ class RedisProcess:
         command = [server_binary(), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)]
         command += ["--unixsocket", str(self.socket)]
         command += ["--save", "", "--appendonly", "yes" if aof else "no", "--appendfsync", "everysec"]
+        command += ["--auto-aof-rewrite-min-size", REWRITE_MIN_SIZE]
         command += ["--maxmemory", f"{max_memory_mb}mb", "--maxmemory-policy", "noeviction"]
-        self.process = subprocess.Popen([*command, "--logfile", str(folder / "redis.log")])
+        env = {**KEEPS_MEMORY, **os.environ}
+        self.process = subprocess.Popen([*command, "--logfile", str(folder / "redis.log")], env=env)
         self.client = redis.Redis(port=self.port) if tcp else redis.Redis(unix_socket_path=str(self.socket))
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._answers():
