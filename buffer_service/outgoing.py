@@ -56,15 +56,15 @@ class OutgoingResponse(Response):
         changes of threads. What cannot be written like this is sent when the response is called."""
         if direct is None or self._first is None or not direct.is_open or direct.has_unsent:
             return
-        head = direct.head(200, self.raw_headers)
+        head, self._is_written = direct.head(200, self.raw_headers), False
         try:
             with direct.descriptor() as descriptor, closing(self._outgoing.chunks) as chunks:
                 _write_all(descriptor, (head, self._outgoing.start, *self._first), chunks)
+            self._is_written = True
         except (OSError, BapoError) as error:
             log.warning("%s was cut off: %s", self._outgoing.what, error)
-            self._is_written = False
-        else:
-            self._is_written = True
+        except Exception:  # an error's answer behind half a body would be read as the rest of it
+            log.exception("%s was cut off", self._outgoing.what)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The first chunk is read before the status is sent: a store that is away is an error, not a cut body."""

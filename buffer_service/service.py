@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any
 
 from bapo.algorithms.composer import Composer
@@ -266,9 +266,12 @@ class BufferService:
         return self.pressure.wants_checkpoint()
 
     def _count_assemblies(self) -> None:
-        with suppress(IndexError):  # another thread may take the last one
-            while self._uncounted:
-                self._metrics.assembled(self._uncounted.popleft())
+        while self._uncounted:
+            try:
+                assembly = self._uncounted.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            self._metrics.assembled(assembly)
 
     def _retained(self, step: int) -> BatchRecord:
         record = self._store.batch(step)
