@@ -1,0 +1,71 @@
+"""What an assembly says of groups that are easily mistaken: stale ones whose id is used again, re-evaluated ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng
+from bapo.types import Purpose
+from buffer_service.groups import GroupRecord
+from tests.assembly_setup import KeepsAll, Setup
+from tests.buffer_setup import answer, incoming
+from tests.factories import make_request
+
+
+def with_a_stale_group() -> Setup:
+    """Step 4 has dropped `g-old` as too old and asks for its prompt again; it is held for its text."""
+    setup = Setup()
+    for step in (1, 2, 3):
+        setup.fill(f"a{step}", f"b{step}", step=step, version=step)
+        setup.service.batch(step)
+    setup.fill("old", step=4, version=1)
+    setup.fill("wrong", step=4, version=4, rewards="00000000")
+    assert setup.service.batch(4) is None
+    (again,) = setup.service.claim("w", 9, 4)
+    setup.store.push([incoming(answer(again, version=4))])
+    return setup
+
+
+@pytest.mark.parametrize("later", [True, False], ids=["another group of its id", "deleted meanwhile"])
+def test_a_stale_group_is_held_only_while_it_is_that_very_group(monkeypatch: pytest.MonkeyPatch, later: bool) -> None:
+    setup = with_a_stale_group()
+    records = setup.store.records
+
+    def others(group_ids: Sequence[str]) -> list[GroupRecord | None]:
+        found = records(group_ids)
+        for index, record in enumerate(found):
+            if record is not None and record.group_id == "g-old":
+                found[index] = msgspec.structs.replace(record, claimed_at=record.claimed_at + 1) if later else None
+        return found
+
+    monkeypatch.setattr(setup.store, "records", others)
+    batch = setup.service.batch(4)
+    assert batch is not None
+    assert batch.untrained == ("g-wrong",)
+
+
+class Judges(KeepsAll):
+    """Says of re-evaluated groups what BAPO would, and keeps one of those that improved out for want of room."""
+
+    def compose(self, view: AssemblyView, rng: Rng) -> Decision:
+        kept = tuple(stat for stat in view.reevaluated if stat.prompt_id != "late")
+        decision = super().compose(replace(view, reevaluated=kept), rng)
+        word = {"late": Reason.NO_ROOM, "still": Reason.STILL_HARD, "better": Reason.IMPROVED}
+        return replace(
+            decision, reasons={**decision.reasons, **{s.group_id: word[s.prompt_id] for s in view.reevaluated}}
+        )
+
+
+def test_reevaluated_groups_are_counted_as_improved_with_room_or_without() -> None:
+    setup = Setup(Judges())
+    for name, rewards in (("late", "11000000"), ("still", "00000000"), ("better", "11100000")):
+        again = make_request(prompt_id=name, request_id=f"r-{name}", purpose=Purpose.REEVALUATE)
+        setup.add(again, rewards=rewards)
+    setup.fill("a", "b", rewards="00000000")
+    assert setup.service.batch(1) is not None
+    (line,) = setup.service.compositions(0, 1)[1]
+    assert (line["fresh"], line["reevaluated"], line["improved"]) == (2, 3, 2)
