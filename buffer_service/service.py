@@ -17,7 +17,6 @@ from bapo.config.tree import Config
 from bapo.errors import ContractError, FullError, UnavailableError
 from bapo.messages import BufferStatus, hard_prompt_map
 from bapo.named_frames import NamedFrames
-from bapo.outcomes import outcomes_of, pack_outcomes
 from bapo.types import Progress, Purpose, RolloutRequest
 from bapo.wire import pack_batch_start
 from buffer_service.arrival import Arrival
@@ -26,6 +25,7 @@ from buffer_service.failures import FailureReasons
 from buffer_service.groups import GroupRecord, PushFate
 from buffer_service.intake import Intake
 from buffer_service.lack import Lack
+from buffer_service.learnt import Learnt
 from buffer_service.metrics import BufferMetrics, Look
 from buffer_service.outgoing import Chunks, Outgoing
 from buffer_service.pressure import Pressure
@@ -34,7 +34,7 @@ from buffer_service.snapshot import DIGEST_BYTES, sealed, snapshot_start, unpack
 from buffer_service.steps import Steps, finish
 from buffer_service.store import Store
 from buffer_service.tending import Tending
-from buffer_service.values import Assembly, BatchRecord, Health, SelectorState, Tables
+from buffer_service.values import Assembly, BatchRecord, Health, Tables
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class BufferService:
         self.lack = Lack()
         self.pressure = Pressure(store, config, wanted=self._assembler.wanted)
         self.tending = Tending(store, config)
+        self.learnt = Learnt(store)
 
     # -- requests
 
@@ -278,33 +279,6 @@ class BufferService:
         if record is None:
             raise ContractError(f"batch {step} was released at checkpoint {self._store.status().checkpointed_step}")
         return record
-
-    # -- what prompt selectors learn from
-
-    def outcomes(self, after: int, limit: int) -> list[bytes]:
-        """Of the steps behind `after`, in order."""
-        return self._store.outcomes(after, limit)
-
-    def evaluation_outcomes(self, label: str) -> bytes:
-        """Of the groups of one evaluation that are done; those that failed for good are missing."""
-        records = self._store.records(self._store.evaluated(label))
-        return pack_outcomes(outcomes_of(0, (record.outcome for record in records if record is not None)))
-
-    def selector_state(self) -> SelectorState:
-        """The newest that the scheduler has kept here."""
-        return self._store.selector_state()
-
-    def keep_selector_state(self, state: SelectorState) -> bool:
-        """Whether it was newer than the one before. Raises: ContractError for a state of steps that did not happen."""
-        assembled = self._store.readiness(state.through).assembled
-        if state.through > assembled:
-            raise ContractError(
-                f"the state of a selector stands for outcomes up to step {state.through}, but the newest batch is "
-                f"{assembled}"
-            )
-        is_kept = self._store.keep_selector_state(state)
-        log.debug("selector state round=%d through=%d kept=%s", state.round, state.through, is_kept)
-        return is_kept
 
     # -- state
 

@@ -31,19 +31,19 @@ def outcomes(
     here: Here, after: Annotated[Version, Query()] = 0, limit: Annotated[int, Query(ge=1, le=256)] = 64
 ) -> Response:
     """What the fresh groups of the steps behind `after` gave, oldest first, as far as they are kept without a gap."""
-    return Response(msgpack.packb(here.service.outcomes(after, limit)), media_type=OCTETS)
+    return Response(msgpack.packb(here.service.learnt.outcomes(after, limit)), media_type=OCTETS)
 
 
 @router.get("/evaluations/{label}/outcomes", response_class=Response, responses=OUTCOMES)
 def evaluation_outcomes(label: Name, here: Here) -> Response:
     """What the groups of one evaluation gave so far, without their tokens: a list of one, of step 0."""
-    return Response(msgpack.packb([here.service.evaluation_outcomes(label)]), media_type=OCTETS)
+    return Response(msgpack.packb([here.service.learnt.evaluation_outcomes(label)]), media_type=OCTETS)
 
 
 @router.get("/selector", response_class=Response, responses=STATE)
 def selector(here: Here) -> Response:
     """What the prompt selector had learnt when it was kept last."""
-    state = here.service.selector_state()
+    state = here.service.learnt.state()
     fields = {"round": state.round, "through": state.through, "data": state.data}
     return Response(msgpack.packb(fields), media_type=OCTETS)
 
@@ -57,6 +57,6 @@ async def keep(round_: Version, request: Request, here: Here, through: Annotated
     body = await read_body(request, MOST_STATE_BYTES)
 
     def keep_it() -> None:  # copying may take a tenth of a second
-        here.service.keep_selector_state(SelectorState(round=round_, through=through, data=bytes(body)))
+        here.service.learnt.keep(SelectorState(round=round_, through=through, data=bytes(body)))
 
     await in_thread(keep_it)
