@@ -26,49 +26,49 @@ from tests.patience import wait_until
 
 
 def test_views_and_claims_beyond_the_chunks_of_a_script(store: Store) -> None:
-    """2,100 is more than twice what one command of a script takes."""
-    names = [f"p{i:04d}" for i in range(2100)]
+    """4,100 is more than one command of a script takes."""
+    names = [f"p{i:04d}" for i in range(4100)]
     stored(store, names)
-    view = store.view(2100)
+    view = store.view(4100)
     assert [record.prompt_id for record in view.fresh] == names
     asked = store.fresh_requests([record.group_id for record in view.fresh])
     assert [request and request.prompt.prompt_id for request in asked] == names
     again = [make_request(prompt_id=name, request_id=f"again-{name}") for name in names]
-    assert store.enqueue(again, cursor=None) == 2100
-    assert store.claim("w", limit=2100, policy_version=1) == again
-    assert store.release("w") == 2100
+    assert store.enqueue(again, cursor=None) == 4100
+    assert store.claim("w", limit=4100, policy_version=1) == again
+    assert store.release("w") == 4100
 
 
 def test_assemblies_releases_and_pushes_beyond_the_chunks_of_a_script(store: Store) -> None:
-    requests = stored(store, [f"p{i:04d}" for i in range(2100)])
+    requests = stored(store, [f"p{i:04d}" for i in range(4100)])
     ids = [request.request_id for request in requests]
     wrong = an_assembly(fresh=[*ids, "g-none"], trained=ids)
     assert not store.commit_assembly(wrong)
     fresh_bytes = store.readiness(1).fresh_bytes
     # The last one is not trained: it goes at once, the others with their checkpoint.
     assert store.commit_assembly(an_assembly(fresh=ids, trained=ids[:-1], fresh_bytes=fresh_bytes))
-    assert [frame is None for frame in store.frames(ids)] == [False] * 2099 + [True]
+    assert [frame is None for frame in store.frames(ids)] == [False] * 4099 + [True]
     assert (store.status().fresh_ready, store.readiness(2).fresh_bytes) == (0, 0)
-    assert store.push([incoming(answer(request)) for request in requests]) == ["duplicate"] * 2100
+    assert store.push([incoming(answer(request)) for request in requests]) == ["duplicate"] * 4100
     store.commit(1, 1)
-    assert store.frames(ids) == [None] * 2100
-    assert store.records(ids) == [None] * 2100
+    assert store.frames(ids) == [None] * 4100
+    assert store.records(ids) == [None] * 4100
     assert store.status().num_bytes == 0
 
 
 def test_an_evaluation_beyond_the_chunks_of_a_script_is_forgotten_whole(store: Store) -> None:
     asked = [
         make_request(prompt_id=f"p{i:04d}", request_id=f"e-{i:04d}", purpose=Purpose.EVALUATE, label="cd@1")
-        for i in range(2100)
+        for i in range(5100)
     ]
     store.enqueue(asked, cursor=None)
-    assert set(store.push([incoming(answer(request)) for request in asked[:1050]])) == {"stored"}
+    assert set(store.push([incoming(answer(request)) for request in asked[:4050]])) == {"stored"}
     assert len(store.claim("w", limit=500, policy_version=1)) == 500
-    assert len(store.evaluated("cd@1")) == 1050
+    assert len(store.evaluated("cd@1")) == 4050
     store.forget("cd@1")
     status = store.status()
     assert (status.num_bytes, status.evaluations, status.queued["evaluate"], status.leased["evaluate"]) == (0, {}, 0, 0)
-    assert store.enqueue(asked, cursor=None) == 2100
+    assert store.enqueue(asked, cursor=None) == 5100
 
 
 def test_the_newest_thousand_compositions_are_kept(store: Store) -> None:

@@ -69,3 +69,10 @@ def test_reevaluated_groups_are_counted_as_improved_with_room_or_without() -> No
     assert setup.service.batch(1) is not None
     (line,) = setup.service.compositions(0, 1)[1]
     assert (line["fresh"], line["reevaluated"], line["improved"]) == (2, 3, 2)
+
+
+def test_a_step_that_has_asked_for_nothing_more_is_in_its_first_round() -> None:
+    setup = Setup()
+    setup.fill("a", "b")
+    assert setup.service.batch(1) is not None
+    assert [view.round for view in setup.composer.views] == [1]
