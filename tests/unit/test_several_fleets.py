@@ -14,9 +14,9 @@ from bapo.telemetry import Telemetry
 from bapo.types import Progress
 from rollout_server.fleet import Fleet
 from rollout_server.published import Follower, remember
+from tests.fake_handle import FakeHandle
 from tests.patience import wait_until
 from tests.rollout_fakes import make_update
-from tests.unit.test_fleet import FakeHandle
 
 
 class Buffer:
