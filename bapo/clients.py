@@ -165,10 +165,7 @@ class BufferClient:
     def batch_frame(
         self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None
     ) -> bytes | memoryview:
-        """D_t as it travels (`bapo.wire.unpack_batch` opens it), for who hands it on. Otherwise as `batch`.
-
-        Returns: a read-only view. Its memory is a later batch's only when nothing looks at it any more (`bapo.blocks`).
-        """
+        """D_t as it travels (`bapo.wire.unpack_batch` opens it), read-only (`bapo.blocks`). Otherwise as `batch`."""
         return self._batches.frame(step, timeout_s=timeout_s, on_wait=on_wait)
 
     def untrained(self, step: int) -> list[Group]:
