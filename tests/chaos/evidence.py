@@ -98,8 +98,12 @@ class Evidence:
 
     @cached_property
     def collected(self) -> set[str]:
-        """Groups of evaluations that the evaluator got, and may have had deleted."""
-        return {group_id for line in self.of("collected") for group_id in line["ids"]}
+        """Groups of evaluations that the evaluator got, and may have had deleted; or that it had deleted unseen,
+        because the evaluator that had asked for them was killed and a newer version is measured."""
+        got = {group_id for line in self.of("collected") for group_id in line["ids"]}
+        abandoned = {line["label"] for line in self.of("forgot")} - {line["label"] for line in self.of("collected")}
+        asked = [pair for line in self.of("asking") for pair in line.get("labels", {}).items()]
+        return got | {group_id for group_id, label in asked if label in abandoned}
 
 
 def read_store(url: str, run: str) -> Stored:

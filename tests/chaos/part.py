@@ -10,11 +10,14 @@ import functools
 import os
 import runpy
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bapo.clients import BufferClient
+from bapo.named_frames import FrameReader
+from bapo.types import RolloutRequest
 from bapo.wire import unpack_batch
 from tests.chaos.ledger import Ledger, batch_line, group_line, request_line
 
@@ -42,13 +45,14 @@ def keep_ledger(ledger: Ledger, cls: type[BufferClient] = BufferClient) -> None:
     def nothing(*_: Any, **__: Any) -> None:
         return
 
+    straight = noticed(FrameReader)
     hooks = {
         "push": both(
             lambda frames: ledger.write("sent", groups=[group_line(frame) for frame in frames]),
             lambda fates, _: ledger.write("acknowledged", fates=fates),
         ),
         "enqueue": both(
-            lambda requests, **_: ledger.write("asking", ids=request_line(requests)),
+            lambda requests, **_: ledger.write("asking", ids=request_line(requests), labels=labels_of(requests)),
             lambda num, requests, **fields: ledger.write("asked", ids=request_line(requests), num=num, **fields),
         ),
         "reevaluate": both(
@@ -60,13 +64,9 @@ def keep_ledger(ledger: Ledger, cls: type[BufferClient] = BufferClient) -> None:
             lambda got, worker, **_: got and ledger.write("claimed", worker=worker, ids=request_line(got)),
         ),
         "batch_frame": both(
-            nothing,
+            lambda *_, **__: straight.clear(),
             lambda frame, step, **_: ledger.write(
-                # What the client has read from Redis itself is no bytes object.
-                "batch",
-                asked=step,
-                straight=isinstance(frame, memoryview),
-                **batch_line(unpack_batch(frame)),
+                "batch", asked=step, straight=straight.is_set(), **batch_line(unpack_batch(frame))
             ),
         ),
         "commit": both(nothing, lambda _, step, checkpointed: ledger.write("commit", step=step, upto=checkpointed)),
@@ -75,9 +75,33 @@ def keep_ledger(ledger: Ledger, cls: type[BufferClient] = BufferClient) -> None:
         "collect": both(
             nothing, lambda groups, label: ledger.write("collected", label=label, ids=[g.group_id for g in groups])
         ),
+        "forget": both(lambda label: ledger.write("forgot", label=label), nothing),
     }
     for name, wrap in hooks.items():
         setattr(cls, name, wrap(getattr(cls, name)))
+
+
+def labels_of(requests: Sequence[RolloutRequest]) -> dict[str, str]:
+    """Request id -> label, of evaluations."""
+    return {request.request_id: request.label for request in requests if request.label}
+
+
+def noticed(cls: type[FrameReader]) -> threading.Event:
+    """Set whenever a reader of this class has read a batch from Redis itself; the learner has one thread that reads."""
+    read = cls.batch_frame
+    if isinstance(known := getattr(read, "has_read", None), threading.Event):
+        return known
+    has_read = threading.Event()
+
+    @functools.wraps(read)
+    def recorded(reader: FrameReader, *args: Any) -> memoryview:
+        frame = read(reader, *args)
+        has_read.set()
+        return frame
+
+    recorded.has_read = has_read  # type: ignore[attr-defined]
+    cls.batch_frame = recorded  # type: ignore[method-assign]
+    return has_read
 
 
 def main() -> None:

@@ -99,6 +99,28 @@ def test_a_learner_that_dies_and_goes_on_behind_its_checkpoint_is_sound(sound: E
     assert violations(a_learner_that_goes_on(sound)) == []
 
 
+def evaluation_is_gone(found: Evidence) -> Evidence:
+    """Nothing of cd@2, whose groups were acknowledged, is stored any more."""
+    gone = {group_id for group_id in found.acknowledged if group_id.startswith("evaluate-000002-")}
+    assert gone
+    kept = {key: digest for key, digest in found.stored.frames.items() if key not in gone}
+    return replace(found, stored=replace(found.stored, frames=kept, records=found.stored.records - gone))
+
+
+def is_lost(found: Evidence) -> bool:
+    """Whether acknowledged groups are missed."""
+    return any("acknowledged groups are gone" in sentence for sentence in violations(found))
+
+
+def test_an_evaluation_that_a_later_evaluator_has_deleted_unseen_is_not_lost(sound: Evidence) -> None:
+    gone = evaluation_is_gone(sound)
+    assert is_lost(gone)
+    line = {"at": sound.lines[-1]["at"], "who": "evaluator", "event": "forgot", "label": "cd@2"}
+    assert not is_lost(replace(gone, lines=[*gone.lines, line]))
+    seen = {**line, "event": "collected", "ids": []}  # what it has looked at must have been there
+    assert is_lost(replace(gone, lines=[*gone.lines, seen, line]))
+
+
 Change = Callable[[Evidence], Evidence]
 
 
