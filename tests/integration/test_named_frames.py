@@ -43,6 +43,21 @@ def client(server: RedisServer) -> Iterator[BufferClient]:
         yield client
 
 
+@pytest.fixture
+def straight(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Batches that were read from Redis itself."""
+    found: list[bytes] = []
+    read = FrameReader.batch_frame
+
+    def recorded(reader: FrameReader, names: NamedFrames) -> memoryview:
+        frame = read(reader, names)
+        found.append(bytes(frame))
+        return frame
+
+    monkeypatch.setattr(FrameReader, "batch_frame", recorded)
+    return found
+
+
 def fill(client: BufferClient) -> None:
     requests = [make_request(prompt_id=name) for name in NAMES]
     client.enqueue(requests)
@@ -52,9 +67,7 @@ def fill(client: BufferClient) -> None:
 
 def inline(client: BufferClient, step: int = 1) -> bytes:
     """The batch as the service sends it."""
-    frame = BufferClient(client.url, direct="off").batch_frame(step, timeout_s=PATIENCE_S)
-    assert isinstance(frame, bytes)
-    return frame
+    return bytes(BufferClient(client.url, direct="off").batch_frame(step, timeout_s=PATIENCE_S))
 
 
 def named(client: BufferClient) -> NamedFrames:
@@ -65,14 +78,16 @@ def named(client: BufferClient) -> NamedFrames:
     return unpack_named(reply.body)
 
 
-def test_the_frame_read_from_redis_is_the_one_that_the_service_sends(client: BufferClient) -> None:
+def test_the_frame_read_from_redis_is_the_one_that_the_service_sends(
+    client: BufferClient, straight: list[bytes]
+) -> None:
     frame = client.batch_frame(1, timeout_s=PATIENCE_S)
-    assert isinstance(frame, memoryview)  # what came through the service would be bytes
     assert bytes(frame) == inline(client)
+    assert straight == [bytes(frame)]
     assert [entry.group.group_id for entry in unpack_batch(frame).entries] == ["g-a", "g-b", "g-c", "g-d"]
 
 
-def test_a_wait_says_its_reason_and_ends_with_the_named_batch(client: BufferClient) -> None:
+def test_a_wait_says_its_reason_and_ends_with_the_named_batch(client: BufferClient, straight: list[bytes]) -> None:
     client.batch(1, timeout_s=PATIENCE_S)
     client.commit(1, checkpointed=0)
     reasons: list[str] = []
@@ -86,7 +101,7 @@ def test_a_wait_says_its_reason_and_ends_with_the_named_batch(client: BufferClie
 
     frame = client.batch_frame(2, timeout_s=PATIENCE_S, on_wait=on_wait)
     assert reasons[0].startswith("0/4 fresh groups")
-    assert isinstance(frame, memoryview)
+    assert straight[-1] == bytes(frame)
 
 
 def test_the_user_of_the_learner_may_read_frames_of_its_run_and_nothing_else(
@@ -128,12 +143,12 @@ def test_a_wrong_password_opens_nothing(client: BufferClient) -> None:
 
 
 def test_a_learner_that_cannot_open_the_socket_gets_its_batch_from_the_service(
-    server: RedisServer, client: BufferClient
+    server: RedisServer, client: BufferClient, straight: list[bytes]
 ) -> None:
     (server.folder / "s").rename(server.folder / "elsewhere")  # the service is connected already
     frame = client.batch_frame(1, timeout_s=PATIENCE_S)
-    assert isinstance(frame, bytes)
-    assert frame == inline(client)
+    assert bytes(frame) == inline(client)
+    assert straight == []
 
 
 def test_a_redis_that_was_started_again_is_read_again(server: RedisServer, client: BufferClient) -> None:
@@ -153,27 +168,31 @@ def test_a_frame_that_is_gone_is_the_services_business(server: RedisServer, clie
         FrameReader(PATIENCE_S).batch_frame(found)
 
 
-def test_nothing_is_named_where_a_learner_could_not_or_should_not_read(server: RedisServer) -> None:
+def test_nothing_is_named_where_a_learner_could_not_or_should_not_read(
+    server: RedisServer, straight: list[bytes]
+) -> None:
     config = small_config()
     off = small_config(buffer={"direct": False})
     socket_url = f"unix://{server.folder / 's'}"
     for run, url, settings in (("tcp", server.url, config), ("off", socket_url, off)):
         with serving(new_store("redis", url, run=run), settings) as client:
             fill(client)
-            assert isinstance(client.batch_frame(1, timeout_s=PATIENCE_S), bytes)
+            assert len(client.batch(1, timeout_s=PATIENCE_S).entries) == 4
     with serving(new_store("memory", ""), config) as client:
         fill(client)
-        assert isinstance(client.batch_frame(1, timeout_s=PATIENCE_S), bytes)
+        assert len(client.batch(1, timeout_s=PATIENCE_S).entries) == 4
+    assert straight == []
 
 
-def test_a_service_that_may_not_make_users_sends_its_batches_itself(server: RedisServer) -> None:
+def test_a_service_that_may_not_make_users_sends_its_batches_itself(server: RedisServer, straight: list[bytes]) -> None:
     with closing(redis.Redis(port=server.port)) as owner:
         owner.execute_command("ACL", "SETUSER", "bapo", "on", ">secret", "~*", "&*", "+@all", "-acl")
     link = RedisLink(f"unix://bapo:secret@{server.folder / 's'}")
     store = RedisStore(link, "test", lease_s=60.0, max_attempts=3)
     with serving(store, small_config()) as client:
         fill(client)
-        assert isinstance(client.batch_frame(1, timeout_s=PATIENCE_S), bytes)
+        assert len(client.batch(1, timeout_s=PATIENCE_S).entries) == 4
+    assert straight == []
 
 
 FRAMES = NamedFrames(path="", user="u", password="p", start=b"start", keys=("k1", "k2"), num_bytes=6)
