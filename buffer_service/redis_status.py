@@ -104,10 +104,11 @@ def health_of(link: RedisLink) -> Health:
 
 def _persistence(link: RedisLink) -> str:
     """How often the append-only file reaches the disk. A managed Redis may refuse to tell."""
-    try:
-        answer = link.client.config_get("appendfsync")
-    except ResponseError:
-        answer = {}
+    with link.errors_named():
+        try:
+            answer = link.client.config_get("appendfsync")
+        except ResponseError:
+            answer = {}
     return f"append-only file, fsync {answer.get('appendfsync', 'unknown')}"
 
 

@@ -148,6 +148,25 @@ def test_redis_is_looked_at_behind_each_answer_unless_it_writes_first(tmp_path: 
         server.stop()
 
 
+def test_a_redis_that_goes_between_two_questions_of_a_health_check_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = RedisServer(tmp_path, aof=True).start()
+    try:
+        link = RedisLink(server.url)
+        store = RedisStore(link, "test", lease_s=60, max_attempts=3)
+        assert store.health().detail == "append-only file, fsync everysec"
+
+        def gone(_: str) -> None:
+            raise redis.exceptions.ConnectionError("Connection closed by server.")
+
+        monkeypatch.setattr(link.client, "config_get", gone)
+        with pytest.raises(UnavailableError, match="does not answer: Connection closed by server"):
+            store.health()
+    finally:
+        server.stop()
+
+
 @pytest.mark.parametrize(("off_s", "looks"), [(3600.0, 1), (0.0, 3)])
 def test_a_redis_without_a_file_is_asked_after_it_only_now_and_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off_s: float, looks: int
