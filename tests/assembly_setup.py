@@ -77,3 +77,17 @@ class Setup:
     def fill(self, *names: str, step: int = 1, rewards: str = "11000000", version: int = 1) -> None:
         for name in names:
             self.add(make_request(prompt_id=name, step=step), rewards=rewards, version=version)
+
+
+def with_a_stale_group() -> Setup:
+    """Step 4 has dropped `g-old` as too old and has both of its groups, `g-wrong` and what was asked for instead."""
+    setup = Setup()
+    for step in (1, 2, 3):
+        setup.fill(f"a{step}", f"b{step}", step=step, version=step)
+        setup.service.batch(step)
+    setup.fill("old", step=4, version=1)
+    setup.fill("wrong", step=4, version=4, rewards="00000000")
+    assert setup.service.batch(4) is None
+    (again,) = setup.service.claim("w", 9, 4)
+    setup.store.push([incoming(answer(again, version=4))])
+    return setup

@@ -11,23 +11,8 @@ import pytest
 from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng
 from bapo.types import Purpose
 from buffer_service.groups import GroupRecord
-from tests.assembly_setup import KeepsAll, Setup
-from tests.buffer_setup import answer, incoming
+from tests.assembly_setup import KeepsAll, Setup, with_a_stale_group
 from tests.factories import make_request
-
-
-def with_a_stale_group() -> Setup:
-    """Step 4 has dropped `g-old` as too old and asks for its prompt again; it is held for its text."""
-    setup = Setup()
-    for step in (1, 2, 3):
-        setup.fill(f"a{step}", f"b{step}", step=step, version=step)
-        setup.service.batch(step)
-    setup.fill("old", step=4, version=1)
-    setup.fill("wrong", step=4, version=4, rewards="00000000")
-    assert setup.service.batch(4) is None
-    (again,) = setup.service.claim("w", 9, 4)
-    setup.store.push([incoming(answer(again, version=4))])
-    return setup
 
 
 @pytest.mark.parametrize("later", [True, False], ids=["another group of its id", "deleted meanwhile"])

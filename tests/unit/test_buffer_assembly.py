@@ -15,7 +15,7 @@ from buffer_service.assembly import Assembler, repeated_id
 from buffer_service.service import TooManyFailuresError
 from buffer_service.texts import held_for_texts
 from buffer_service.values import Assembly
-from tests.assembly_setup import Setup
+from tests.assembly_setup import Setup, with_a_stale_group
 from tests.buffer_setup import an_assembly, answer, incoming
 from tests.factories import make_request
 
@@ -205,15 +205,7 @@ def test_a_stale_group_is_replaced_by_a_request_for_the_same_prompt_and_reported
 
 
 def test_a_stale_group_is_held_for_its_text_until_the_batch_that_reports_it_is_released() -> None:
-    setup = Setup()
-    for step in (1, 2, 3):
-        setup.fill(f"a{step}", f"b{step}", step=step, version=step)
-        setup.service.batch(step)
-    setup.fill("old", step=4, version=1)
-    setup.fill("wrong", step=4, version=4, rewards="00000000")
-    assert setup.service.batch(4) is None
-    (again,) = setup.service.claim("w", 9, 4)
-    setup.store.push([incoming(answer(again, version=4))])
+    setup = with_a_stale_group()
     batch = setup.service.batch(4)
     assert batch is not None
     assert batch.untrained == ("g-old", "g-wrong")
