@@ -129,21 +129,6 @@ class Direct:
         self._cycle.more_body = False
         self._protocol.begin_anew()
 
-    async def flushed(self) -> bool:
-        """Wait until what the event loop has written is with the kernel. False when the peer has gone."""
-        transport = self._protocol.transport
-        await asyncio.sleep(0)  # uvloop writes at the end of a turn
-        deadline = self._protocol.loop.time() + SILENCE_S
-        while transport.get_write_buffer_size() and self.is_open:
-            if self._protocol.loop.time() > deadline:
-                return False
-            await asyncio.sleep(0.001)
-        return self.is_open
-
-    def body_was_written(self, num_bytes: int) -> None:
-        """So many bytes of the response's declared length are out."""
-        self._cycle.expected_content_length -= num_bytes
-
     def answer_was_written(self) -> None:
         """The head and all of the body are out."""
         self._cycle.response_started, self._cycle.chunked_encoding = True, False

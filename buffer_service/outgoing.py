@@ -51,62 +51,52 @@ class OutgoingResponse(Response):
         self._is_written: bool | None = None
         """False: cut off."""
 
-    def write(self, direct: Direct | None) -> None:
-        """All of it, from this worker thread, if the event loop has nothing under way on the connection: saves two
-        changes of threads. What cannot be written like this is sent when the response is called."""
-        if direct is None or self._first is None or not direct.is_open or direct.has_unsent:
+    def write(self, direct: Direct) -> None:
+        """All of it, head included, from this worker thread. Does nothing while the event loop has something to send
+        on the connection: it sends this, too, when the response is called.
+
+        Raises: UnavailableError when the first chunk cannot be read; nothing is sent then.
+        """
+        if direct.has_unsent:
             return
-        head, self._is_written = direct.head(200, self.raw_headers), False
-        try:
-            with direct.descriptor() as descriptor, closing(self._outgoing.chunks) as chunks:
-                _write_all(descriptor, (head, self._outgoing.start, *self._first), chunks)
-            self._is_written = True
-        except (OSError, BapoError) as error:
-            log.warning("%s was cut off: %s", self._outgoing.what, error)
-        except Exception:  # an error's answer behind half a body would be read as the rest of it
-            log.exception("%s was cut off", self._outgoing.what)
+        with closing(self._outgoing.chunks) as chunks:
+            first = next(chunks, NOTHING) if self._first is None else self._first
+            head, self._is_written = direct.head(200, self.raw_headers), False
+            if not direct.is_open:
+                return
+            try:
+                with direct.descriptor() as descriptor:
+                    _write_all(descriptor, (head, self._outgoing.start, *first), chunks)
+                self._is_written = True
+            except (OSError, BapoError) as error:
+                log.warning("%s was cut off: %s", self._outgoing.what, error)
+            except Exception:  # an error's answer behind half a body would be read as the rest of it
+                log.exception("%s was cut off", self._outgoing.what)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The first chunk is read before the status is sent: a store that is away is an error, not a cut body."""
         direct = direct_of(scope)
-        if direct is not None and self._is_written is not None:
-            if not self._is_written:
-                direct.abort()
-                return
+        if direct is not None and self._is_written is None:
+            await in_thread(self.write, direct)
+        if direct is None or self._is_written is None:
+            await self._send_in_turns(send)
+        elif self._is_written:
             direct.answer_was_written()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            direct.abort()
             return
-        with closing(self._outgoing.chunks) as chunks:
-            first = await in_thread(next, chunks, NOTHING) if self._first is None else self._first
-            if direct is None:
-                first = _kept(first)
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": self._outgoing.start, "more_body": True})
-            if direct is None:
-                await self._send_in_turns(send, first, chunks)
-            elif not await self._send_directly(direct, first, chunks):
-                return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_directly(self, direct: Direct, first: Frames, chunks: Chunks) -> bool:
-        """False when the receiver is gone, or nothing more can be read: the connection is closed then."""
-        try:
-            if not await direct.flushed():
-                return False
-            with direct.descriptor() as descriptor:
-                await in_thread(_write_all, descriptor, first, chunks)
-            direct.body_was_written(self._outgoing.num_bytes)
-        except (OSError, BapoError) as error:
-            log.warning("%s was cut off: %s", self._outgoing.what, error)
-            direct.abort()
-            return False
-        return True
-
-    async def _send_in_turns(self, send: Send, frames: Frames, chunks: Chunks) -> None:
-        while frames:
-            for frame in frames:
-                await send({"type": "http.response.body", "body": frame, "more_body": True})
-            frames = await in_thread(lambda: _kept(next(chunks, NOTHING)))
+    async def _send_in_turns(self, send: Send) -> None:
+        with closing(self._outgoing.chunks) as chunks:
+            first = await in_thread(next, chunks, NOTHING) if self._first is None else self._first
+            frames = _kept(first)
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": self._outgoing.start, "more_body": True})
+            while frames:
+                for frame in frames:
+                    await send({"type": "http.response.body", "body": frame, "more_body": True})
+                frames = await in_thread(lambda: _kept(next(chunks, NOTHING)))
 
 
 def _write_all(descriptor: int, first: Frames, chunks: Chunks) -> None:

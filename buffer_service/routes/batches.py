@@ -49,7 +49,8 @@ async def batch(
             return Response(pack_named(named), media_type=MEDIA_TYPE)
         outgoing = here.service.outgoing(record)
         found = OutgoingResponse(outgoing, next(outgoing.chunks, NOTHING))
-        found.write(direct)
+        if direct is not None:
+            found.write(direct)
         return found
 
     response = await here.groups.poll(
