@@ -14,7 +14,7 @@ from bapo.errors import UnavailableError
 from bapo.types import Purpose
 from buffer_service.audit import Audit, OpenFacts
 from buffer_service.codec import unpack_batch_record, unpack_fate, unpack_record, unpack_tables
-from buffer_service.redis_keys import Keys
+from buffer_service.redis_keys import Keys, reference_count
 from buffer_service.redis_link import RedisLink
 
 HASHES = (
@@ -54,7 +54,7 @@ def read_audit(link: RedisLink, keys: Keys) -> Audit:
         bad_prompts=frozenset(hashes["bad_prompts"]),
         batches={int(step): unpack_batch_record(blob) for step, blob in hashes["batches"].items()},
         records=records,
-        references=_numbers(hashes["refs"]),
+        references={key: reference_count(value) for key, value in hashes["refs"].items()},
         frame_sizes={**_sizes(link, keys, sizes), **_unreferenced(link, keys, sizes)},
         fresh=tuple(sets["fresh"]),
         reevaluated=tuple(sets["reevaluated"]),

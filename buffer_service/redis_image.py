@@ -29,7 +29,7 @@ from buffer_service.codec import (
 )
 from buffer_service.groups import FreshGroup, GroupRecord, request_terms
 from buffer_service.image import Image
-from buffer_service.redis_keys import MIDDLE, SPAN, Keys
+from buffer_service.redis_keys import MIDDLE, SPAN, Keys, reference_value
 from buffer_service.redis_link import RedisLink
 from buffer_service.values import SelectorState
 
@@ -123,13 +123,18 @@ def write_image(
         link.client.eval(BEGIN, 1, keys["meta"])
         _delete_frames(link, keys)
         link.client.unlink(*(key for key in keys.index if key != keys["meta"]))
-        if references := dict(image.references):
+        if references := _reference_values(image):
             link.client.hset(keys["refs"], mapping=references)
         num_bytes = _write_frames(link, keys, frames)
         pipe = link.client.pipeline(transaction=True)
         _write_index(pipe, keys, image, num_bytes, rank)
         link.execute(pipe)
     link.wait_written()
+
+
+def _reference_values(image: Image) -> dict[str, int]:
+    records = image.all_records
+    return {key: reference_value(count, records[key].num_bytes) for key, count in image.references.items()}
 
 
 def _delete_frames(link: RedisLink, keys: Keys) -> None:

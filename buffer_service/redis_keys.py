@@ -22,7 +22,7 @@
 | evaluations  | HASH   | label -> settled requests                                                                   |
 | rounds       | HASH   | step -> requests of its re-evaluation round that are not settled                            |
 | records      | HASH   | group id -> GroupRecord                                                                     |
-| refs         | HASH   | group id -> how many tables and retained batches refer to it                                |
+| refs         | HASH   | group id -> how many tables and retained batches refer to it + 2^20 * bytes of its frame    |
 | tables       | STRING | Tables after the newest assembly                                                            |
 | bad_prompts  | HASH   | prompt id of B_bad -> prompt                                                                |
 | batches      | HASH   | step -> BatchRecord, until a checkpoint after it                                            |
@@ -75,6 +75,20 @@ INDEX = (
 
 SPAN, MIDDLE = 1 << 32, 1 << 31
 """Of a queue's scores; prelude.lua has the same numbers."""
+
+
+FRAME_BYTE = 1 << 20
+"""Of a value in `refs`; prelude.lua has the same number."""
+
+
+def reference_value(count: int, frame_bytes: int) -> int:
+    """What `refs` holds for a group."""
+    return FRAME_BYTE * frame_bytes + count
+
+
+def reference_count(value: bytes) -> int:
+    """How often a group is referred to."""
+    return int(value) % FRAME_BYTE
 
 
 class Keys:

@@ -179,7 +179,7 @@ def held_by_redis(link: RedisLink, run: str, *, on_their_way: bool = False) -> H
         "evaluated": _evaluated(sets["evaluated"], maps["evaluations"]),
         "rounds": {int(step): int(left) for step, left in maps["rounds"].items()},
         "records": set(maps["records"]),
-        "refs": _numbers(maps["refs"]),
+        "refs": {key: number % (1 << 20) for key, number in _numbers(maps["refs"]).items()},
         "frames": dict(zip(group_ids, frames, strict=True)),
         "bytes": int(meta.get("bytes", 0)),
         "fresh_bytes": int(meta.get("fresh_bytes", 0)),

@@ -7,10 +7,9 @@ call('HSET', K.meta, 'checkpointed', checkpointed)
 for _ = 1, count() do
   -- A batch that another call has released meanwhile is skipped, with its groups.
   local is_mine = call('HDEL', K.batches, arg()) == 1
-  for _ = 1, count() do
-    local id, frame = arg(), frame_key()
-    if is_mine then refer(id, -1, frame) end
-  end
+  local ids = args(count())
+  local frames = frame_keys(#ids)
+  if is_mine then refer_all(ids, -1, frames) end
 end
 apply_references()
 local forgotten = checkpointed - remembered

@@ -1,13 +1,11 @@
--- step, edits of the tables that it began with, fresh ids, reevaluated ids, (id, change of references) each with a
--- frame key when it is negative, tables, (prompt id, prompt), prompt ids that left B_bad, batch, composition, its limit, number of stale fates, bytes of the fresh groups,
--- outcomes (or '')
+-- step, edits of the tables that it began with, fresh ids, reevaluated ids, (change of references, ids) each with their
+-- frame keys when it is negative, tables, (prompt id, prompt), prompt ids that left B_bad, batch, composition, its
+-- limit, number of stale fates, bytes of the fresh groups, outcomes (or '')
 -- -> 1, or 0 when the fence is broken
 local step, edits = count(), count()
 
 local function list()
-  local values = {}
-  for i = 1, count() do values[i] = arg() end
-  return values
+  return args(count())
 end
 
 local fresh, reevaluated = list(), list()
@@ -28,8 +26,8 @@ bulk('ZREM', K.fresh, fresh)
 bulk('HDEL', K.requests, fresh)
 bulk('ZREM', K.reevaluated, reevaluated)
 for _ = 1, count() do
-  local id, change = arg(), count()
-  refer(id, change, change < 0 and frame_key())
+  local change, ids = count(), list()
+  refer_all(ids, change, change < 0 and frame_keys(#ids))
 end
 apply_references()
 call('SET', K.tables, arg())

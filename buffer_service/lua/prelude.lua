@@ -29,6 +29,27 @@ local function frame_key()
   return KEYS[next_key - 1]
 end
 
+-- Lua's unpack takes at most some thousand values.
+local CHUNK = 4000
+
+local function slice(values, first, n)
+  if n <= CHUNK then return {unpack(values, first, first + n - 1)} end
+  local found = {}
+  for i = 1, n do found[i] = values[first + i - 1] end
+  return found
+end
+
+-- The next n arguments, and the next n frame keys: at once, because one by one they cost more than what is done with them.
+local function args(n)
+  next_arg = next_arg + n
+  return slice(ARGV, next_arg - n, n)
+end
+
+local function frame_keys(n)
+  next_key = next_key + n
+  return slice(KEYS, next_key - n, n)
+end
+
 -- Redis refuses the first write of a script when memory is full, and none after it, unless that first write frees
 -- memory. Scripts that must run then, because the learner drains the buffer through them or waits for what they do,
 -- begin with this one.
@@ -44,9 +65,6 @@ end
 local function meta(name)
   return tonumber(call('HGET', K.meta, name) or 0)
 end
-
--- Lua's unpack takes at most some thousand values.
-local CHUNK = 4000
 
 local function hash_values(key, ids)
   if #ids > 0 and #ids <= CHUNK then return call('HMGET', key, unpack(ids)) end
@@ -171,26 +189,35 @@ local function hear(worker)
   end
 end
 
--- Change how often a group is referred to. Nothing happens before `apply_references`, with which every script that
--- calls this one ends: all together cost a third of one by one.
+-- A group's value in `refs`: how often it is referred to, and above that the bytes of its frame, so that deleting it needs
+-- no look at the frame.
+local FRAME_BYTE = 1048576
+
+-- Change how often groups are referred to; their frames may be left out when nothing can be deleted. Nothing happens
+-- before `apply_references`, with which every script that calls this one ends: all together cost a third of one by one.
 local changes, changed, frame_of = {}, {}, {}
 
-local function refer(id, change, frame)
-  if not changes[id] then
-    changed[#changed + 1] = id
-    changes[id], frame_of[id] = 0, frame
+local function refer_all(ids, change, frames)
+  for i, id in ipairs(ids) do
+    if changes[id] then
+      changes[id] = changes[id] + change
+    else
+      changed[#changed + 1] = id
+      changes[id] = change
+      frame_of[id] = frames and frames[i]
+    end
   end
-  changes[id] = changes[id] + change
 end
 
--- Groups that nothing refers to any more.
-local function delete_groups(ids)
+local function refer(id, change, frame)
+  refer_all({id}, change, {frame})
+end
+
+-- Groups that nothing refers to any more, and what their frames took.
+local function delete_groups(ids, size)
   if #ids == 0 then return end
-  local size, frames = 0, {}
-  for i, id in ipairs(ids) do
-    frames[i] = frame_of[id]
-    size = size + call('STRLEN', frames[i])
-  end
+  local frames = {}
+  for i, id in ipairs(ids) do frames[i] = frame_of[id] end
   for first = 1, #frames, CHUNK do call('UNLINK', unpack(frames, first, math.min(first + CHUNK - 1, #frames))) end
   bulk('HDEL', K.refs, ids)
   bulk('HDEL', K.records, ids)
@@ -199,17 +226,18 @@ local function delete_groups(ids)
 end
 
 local function apply_references()
-  local kept, gone = {}, {}
-  for i, number in ipairs(hash_values(K.refs, changed)) do
-    local id = changed[i]
-    local left = tonumber(number or 0) + changes[id]
-    if left > 0 then
+  local kept, gone, size = {}, {}, 0
+  for i, value in ipairs(hash_values(K.refs, changed)) do
+    local id, number = changed[i], tonumber(value or 0)
+    if number % FRAME_BYTE + changes[id] > 0 then
       kept[#kept + 1] = id
-      kept[#kept + 1] = left
+      kept[#kept + 1] = number + changes[id]
     else
       gone[#gone + 1] = id
+      -- Until 0.4 a value was the count alone.
+      size = size + (number >= FRAME_BYTE and math.floor(number / FRAME_BYTE) or call('STRLEN', frame_of[id]))
     end
   end
   bulk('HSET', K.refs, kept)
-  delete_groups(gone)
+  delete_groups(gone, size)
 end

@@ -1,17 +1,13 @@
--- n, n groups (id, terms, version, worker, rank, size, record); frame keys: (incoming, final) per group
+-- n, then n of each: ids, terms, versions, workers, ranks, sizes, records; frame keys: n incoming, n final
 -- -> {fate, ...} | {'mismatch', id, terms of the request} | {'missing', id} | {'other_content', id, worker}
--- What all groups need is done in one command for all: a call of Redis costs more than most of these changes.
-local groups, ids, incoming = {}, {}, {}
-for i = 1, count() do
-  local group = {
-    id = arg(), terms = arg(), version = count(), worker = arg(), rank = count(), size = count(), record = arg(),
-    incoming = frame_key(), frame = frame_key(), request = false,
-  }
-  groups[i], ids[i], incoming[i] = group, group.id, group.incoming
-end
+-- What all groups need is done in one command for all: a call of Redis costs more than most of these changes. Columns,
+-- for the same reason: an argument that is taken by itself costs more than what is done with it.
+local n = count()
+local ids, terms, versions, workers, ranks, sizes, records = args(n), args(n), args(n), args(n), args(n), args(n), args(n)
+local incoming, frames = frame_keys(n), frame_keys(n)
 
 local function refuse_all(word, id, detail)
-  for _, group in ipairs(groups) do call('UNLINK', group.incoming) end
+  call('UNLINK', unpack(incoming))
   return {word, id, detail}
 end
 
@@ -24,39 +20,39 @@ for i, record in ipairs(hash_values(K.records, settled)) do held[settled[i]] = r
 
 -- One lease has one answer. Fields of a record: 6 worker, 11 time of the claim, 15 checksum; older records lack the last
 -- one, or hold bytes, which cmsgpack does not read.
-local function is_other_content(group)
-  local record = held[group.id]
-  if not record or record == group.record then return false end
+local function is_other_content(record, than)
+  if not record or record == than then return false end
   local is_new, one = pcall(cmsgpack.unpack, record)
-  local other = cmsgpack.unpack(group.record)
+  local other = cmsgpack.unpack(than)
   return is_new and one[15] and other[15] and one[6] == other[6] and one[11] == other[11]
 end
 
-for i, group in ipairs(groups) do
-  local request = parse_open(group.id, live[i])
-  if request and request.terms ~= group.terms then return refuse_all('mismatch', group.id, request.terms) end
-  if is_other_content(group) then return refuse_all('other_content', group.id, group.worker) end
-  group.request = request
+local requests = {}
+for i, id in ipairs(ids) do
+  local request = parse_open(id, live[i])
+  if request and request.terms ~= terms[i] then return refuse_all('mismatch', id, request.terms) end
+  requests[i] = request
+  if is_other_content(held[id], records[i]) then return refuse_all('other_content', id, workers[i]) end
 end
-if call('EXISTS', unpack(incoming)) < #groups then
-  for _, group in ipairs(groups) do
-    if call('EXISTS', group.incoming) == 0 then return refuse_all('missing', group.id, '') end
+if call('EXISTS', unpack(incoming)) < n then
+  for i, id in ipairs(ids) do
+    if call('EXISTS', incoming[i]) == 0 then return refuse_all('missing', id, '') end
   end
 end
 
 local TABLE = {fresh = 'fresh', reevaluate = 'reevaluated'}
 local stored, is_stored = {}, {}
 
-local function admit(group)
-  local request = group.request
-  if is_stored[group.id] then return 'duplicate' end
-  if not request then return call('ZSCORE', K.done, group.id) and 'duplicate' or 'unknown' end
-  if group.version < request.min_version then
+local function admit(i)
+  local id, request = ids[i], requests[i]
+  if is_stored[id] then return 'duplicate' end
+  if not request then return call('ZSCORE', K.done, id) and 'duplicate' or 'unknown' end
+  if tonumber(versions[i]) < request.min_version then
     requeue(request)
     return 'stale'
   end
-  stored[#stored + 1] = group
-  is_stored[group.id] = true
+  stored[#stored + 1] = i
+  is_stored[id] = true
   return 'stored'
 end
 
@@ -77,13 +73,14 @@ end
 -- As `settle` does it for one.
 local function settle_all(stored_ids)
   local of_purpose, done, assembled = {}, {}, meta('assembled')
-  for _, group in ipairs(stored) do
-    local purpose = group.request.purpose
-    of_purpose[purpose] = of_purpose[purpose] or {}
-    table.insert(of_purpose[purpose], group.id)
-    done[#done + 1] = settled_at(group.request, assembled)
-    done[#done + 1] = group.id
-    count_settled(group.request)
+  for _, i in ipairs(stored) do
+    local request = requests[i]
+    local some = of_purpose[request.purpose] or {}
+    of_purpose[request.purpose] = some
+    some[#some + 1] = request.id
+    done[#done + 1] = settled_at(request, assembled)
+    done[#done + 1] = request.id
+    count_settled(request)
   end
   unlease_all(stored_ids)
   for purpose, some in pairs(of_purpose) do
@@ -100,30 +97,31 @@ end
 
 local function keep_frames()
   local size, fresh_size = 0, 0
-  for _, group in ipairs(stored) do
-    call('RENAME', group.incoming, group.frame)
-    call('PERSIST', group.frame)
-    size = size + group.size
-    if group.request.purpose == 'fresh' then fresh_size = fresh_size + group.size end
+  for _, i in ipairs(stored) do
+    call('RENAME', incoming[i], frames[i])
+    call('PERSIST', frames[i])
+    size = size + sizes[i]
+    if requests[i].purpose == 'fresh' then fresh_size = fresh_size + sizes[i] end
   end
   call('HINCRBY', K.meta, 'bytes', size)
   call('HINCRBY', K.meta, 'fresh_bytes', fresh_size)
 end
 
 local function enter_tables()
-  local stored_ids, records, refs, members = {}, {}, {}, {fresh = {}, reevaluated = {}}
+  local stored_ids, rows, refs, members = {}, {}, {}, {fresh = {}, reevaluated = {}}
   local seq = call('HINCRBY', K.meta, 'seq', #stored) - #stored
-  for i, group in ipairs(stored) do
-    stored_ids[i] = group.id
-    records[2 * i - 1], records[2 * i] = group.id, group.record
-    refs[2 * i - 1], refs[2 * i] = group.id, 1
-    local ready = members[TABLE[group.request.purpose]]
+  for place, i in ipairs(stored) do
+    local id = ids[i]
+    stored_ids[place] = id
+    rows[2 * place - 1], rows[2 * place] = id, records[i]
+    refs[2 * place - 1], refs[2 * place] = id, FRAME_BYTE * sizes[i] + 1
+    local ready = members[TABLE[requests[i].purpose]]
     if ready then
-      ready[#ready + 1] = group.rank * SPAN + seq + i
-      ready[#ready + 1] = group.id
+      ready[#ready + 1] = ranks[i] * SPAN + seq + place
+      ready[#ready + 1] = id
     end
   end
-  bulk('HSET', K.records, records)
+  bulk('HSET', K.records, rows)
   bulk('HSET', K.refs, refs)
   for name, some in pairs(members) do bulk('ZADD', K[name], some) end
   return stored_ids
@@ -132,18 +130,18 @@ end
 -- Only of those that have answered something: names that nobody asked anything are not kept.
 local function hear_all()
   local heard = {}
-  for _, group in ipairs(stored) do
-    if not heard[group.worker] then hear(group.worker) end
-    heard[group.worker] = true
+  for _, i in ipairs(stored) do
+    if not heard[workers[i]] then hear(workers[i]) end
+    heard[workers[i]] = true
   end
 end
 
 run_even_when_full()
 local fates, counts = {}, {}
-for i, group in ipairs(groups) do
-  fates[i] = admit(group)
+for i = 1, n do
+  fates[i] = admit(i)
   counts[fates[i]] = (counts[fates[i]] or 0) + 1
-  if fates[i] ~= 'stored' then call('UNLINK', group.incoming) end
+  if fates[i] ~= 'stored' then call('UNLINK', incoming[i]) end
 end
 if #stored > 0 then
   keep_frames()

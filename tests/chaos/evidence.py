@@ -116,7 +116,7 @@ def read_store(url: str, run: str) -> Stored:
         leases = [pair for p in purposes for pair in client.zrange(keys[f"leases_{p}"], 0, -1, withscores=True)]
         return Stored(
             records=_texts(client.hkeys(keys["records"])),
-            refs={key.decode(): int(number) for key, number in client.hgetall(keys["refs"]).items()},
+            refs={key.decode(): int(number) % (1 << 20) for key, number in client.hgetall(keys["refs"]).items()},
             frames=_frames(client, keys),
             batches={int(step): _batch(blob) for step, blob in client.hgetall(keys["batches"]).items()},
             bad=[(entry.prompt_id, entry.birth) for entry in tables.bad],
