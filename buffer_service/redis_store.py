@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import Any
 
 from bapo.errors import ContractError, UnavailableError
@@ -20,8 +20,6 @@ from buffer_service.codec import (
     pack_fate,
     pack_line,
     pack_prompt,
-    pack_record,
-    pack_request,
     pack_tables,
     unpack_batch_record,
     unpack_fate,
@@ -30,8 +28,9 @@ from buffer_service.codec import (
     unpack_request,
     unpack_tables,
 )
-from buffer_service.groups import CONTRADICTIONS, GroupRecord, Incoming, Replacement, contradiction, request_terms
+from buffer_service.groups import CONTRADICTIONS, GroupRecord, Incoming, Replacement, contradiction
 from buffer_service.image import Image
+from buffer_service.redis_args import change_args, group_args, request_args
 from buffer_service.redis_audit import read_audit
 from buffer_service.redis_frames import read_frame_chunks, read_frames
 from buffer_service.redis_image import read_image, write_image
@@ -91,11 +90,11 @@ class RedisStore:
 
     def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None, spares: int | None = None) -> int:
         numbers: list[Arg] = ["" if number is None else number for number in (cursor, spares)]
-        args = ["", *numbers, len(requests), *_request_args(requests)]
+        args = ["", *numbers, len(requests), *request_args(requests)]
         return int(self._run("enqueue", args))
 
     def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
-        return int(self._run("enqueue", [step, "", "", len(requests), *_request_args(requests)]))
+        return int(self._run("enqueue", [step, "", "", len(requests), *request_args(requests)]))
 
     def claim(
         self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True, nonce: str = ""
@@ -124,16 +123,7 @@ class RedisStore:
     def pushing(self, groups: Sequence[Incoming], upload: Upload | None = None) -> Steps[list[str]]:
         begun = upload if isinstance(upload, RedisUpload) else self.upload()
         records = [group.record for group in groups]
-        columns: list[Iterable[Arg]] = [
-            (record.group_id for record in records),
-            (record.terms for record in records),
-            (record.policy_version for record in records),
-            (record.worker_id for record in records),
-            map(self._rank, records),
-            (len(group.frame) for group in groups),
-            map(pack_record, records),
-        ]
-        args = [*self._settings, len(groups), *chain.from_iterable(columns)]
+        args = [*self._settings, *group_args(groups, map(self._rank, records))]
         incoming = [begun.key(index) for index in range(len(groups))]
         keys = [*self._keys.index, *incoming, *(self._keys.group(record.group_id) for record in records)]
         rest = {incoming[index]: groups[index].frame for index in range(begun.sent, len(groups))}
@@ -207,12 +197,12 @@ class RedisStore:
     def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> list[str]:
         args: list[Arg] = [int(hold), len(replacements)]
         for item in reversed(replacements):
-            args += [item.fate.group_id, item.event, pack_fate(item.fate), *_request_args([item.request])]
+            args += [item.fate.group_id, item.event, pack_fate(item.fate), *request_args([item.request])]
         group_ids = [item.fate.group_id for item in reversed(replacements)]
         return [_text(taken) for taken in self._run("replace_stale", args, frames_of=group_ids)]
 
     def commit_assembly(self, assembly: Assembly) -> bool:
-        changes = _by_change(assembly.reference_changes)
+        changes, losing = change_args(assembly.reference_changes)
         prompts, left_bad = assembly.new_prompts, assembly.left_bad
         tables = pack_tables(assembly.after)
         args: list[Arg] = [
@@ -220,7 +210,7 @@ class RedisStore:
             assembly.before.edits,
             len(assembly.fresh), *assembly.fresh,
             len(assembly.reevaluated), *assembly.reevaluated,
-            len(changes), *(part for change, ids in changes.items() for part in (change, len(ids), *ids)),
+            *changes,
             tables,
             len(prompts), *(part for p in prompts for part in (p.prompt_id, pack_prompt(p))),
             len(left_bad), *left_bad,
@@ -231,7 +221,6 @@ class RedisStore:
             assembly.fresh_bytes,
             assembly.outcomes,
         ]  # fmt: skip
-        losing = [group_id for change, ids in changes.items() if change < 0 for group_id in ids]
         is_done = bool(self._run("commit_assembly", args, frames_of=losing))
         if is_done:
             self._newest_tables = (tables, assembly.after)
@@ -342,22 +331,6 @@ class RedisStore:
             return []
         with self._link.errors_named():
             return list(self._link.client.hmget(self._keys[key], list(fields)))
-
-
-def _by_change(changes: Mapping[str, int]) -> dict[int, list[str]]:
-    """Change -> groups: lists pass Lua many times faster than pairs."""
-    found: dict[int, list[str]] = {}
-    for group_id, change in changes.items():
-        found.setdefault(change, []).append(group_id)
-    return found
-
-
-def _request_args(requests: Iterable[RolloutRequest]) -> list[Arg]:
-    args: list[Arg] = []
-    for request in requests:
-        terms, blob = request_terms(request), pack_request(request)
-        args += [request.purpose.value, request.min_version, request.request_id, terms, blob]
-    return args
 
 
 def _text(value: bytes) -> str:

@@ -4,9 +4,10 @@
     python -m benchmarks.buffer --only 1 3 --rounds 3 --sizes 100K --out quick.json
 
 Items (the same numbers as in the docs): 1 pull, 2 push, 3 fraction of raw Redis, 4 CPU (1 to 4 are one measurement),
-5 assembly and index, 6 paced load (and --soak-s for the long one), 7 snapshot, 8 insert against the authors' buffer.
-Reverb needs a virtual environment of its own (requirements.txt beside this file); without it the ratios to it are left
-out. The authors' buffer is measured from their source: --authors .../verl/trainer/ppo/ray_trainer.py.
+5 assembly and index, 6 paced load (and --soak-s and --full-s for the long ones), 7 snapshot, 8 insert against the
+authors' buffer. Reverb needs a virtual environment of its own (requirements.txt beside this file); without it the
+ratios to it are left out. The authors' buffer is measured from their source:
+--authors .../verl/trainer/ppo/ray_trainer.py.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--reverb-python", type=Path, help="interpreter of the environment that has Reverb")
     parser.add_argument("--authors", type=Path, help="ray_trainer.py of the paper's code (item 8)")
     parser.add_argument("--soak-s", type=float, default=0.0, help="item 6 at the highest rate for so long")
+    parser.add_argument("--full-s", type=float, default=0.0, help="item 6 with a buffer that is full for so long")
     parser.add_argument("--profile", action="store_true", help="py-spy stacks of the service, items 1 to 4")
     parser.add_argument("--folder", type=Path, help="where processes write; a temporary folder if not given")
     parser.add_argument("--out", type=Path, required=True)
@@ -60,6 +62,8 @@ def main() -> None:
         add("paced, no AOF", lambda: soak.paced(folder, aof=False))
     if 6 in args.only and args.soak_s:
         add("soak", lambda: soak.flat_out(folder, args.soak_s))
+    if 6 in args.only and args.full_s:
+        add("full", lambda: soak.full(folder, args.full_s))
     if 7 in args.only:
         add("snapshot", lambda: snapshots.measure(folder / "snapshots", args.rounds, args.reverb_python))
     if 8 in args.only and args.authors:

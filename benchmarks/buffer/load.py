@@ -11,6 +11,7 @@ The driver compares these ledgers; the service's own counters are not asked.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import threading
 import time
@@ -105,6 +106,7 @@ def learn(spec: dict[str, Any], ledger: Ledger, rank: int, together: threading.B
             begun = time.perf_counter()
             client.commit(step, checkpointed=step)
             ledger.took("commit", time.time(), time.perf_counter() - begun)
+        time.sleep(spec.get("train_s", 0.0))
     together.abort()
 
 
@@ -116,6 +118,7 @@ def _note(ledger: Ledger, rank: int, step: int, batch: Batch) -> None:
 
 
 def main() -> None:
+    logging.getLogger("bapo.pushing").setLevel(logging.ERROR)  # that a push waits is what a full buffer is for
     role, spec = sys.argv[1], json.loads(sys.argv[2])
     ledger = Ledger()
     if role == "worker":

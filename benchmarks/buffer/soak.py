@@ -25,6 +25,8 @@ WORKERS, WORKER_PROCESSES, RANKS = 64, 2, 4
 AHEAD = 16 * BATCH
 """Requests that are open or whose groups are not consumed: what a scheduler with some slack keeps."""
 LIMIT_MB = 512
+FULL_LIMIT_MB, FULL_TRAIN_S, FULL_AHEAD = 256, 0.4, 8192
+"""A learner that trains so long on each batch, and requests for three times what fits: the buffer is always full."""
 DRAIN_S = 15.0
 LEAD_S = 4.0
 """Processes start before the clock does."""
@@ -49,6 +51,7 @@ def paced(folder: Path, *, aof: bool) -> dict[str, Any]:
         found = _run(stack, folder, PACED_S, 1, spec)
     push_ms, pull_ms, cores = found["push_ms"]["p99"], found["pull_ms"]["p99"], found["service_and_redis_cores"]
     return found | {
+        "limit_mb": LIMIT_MB,
         "push_p99_at_most_ms": PUSH_TARGET_MS,
         "pull_p99_at_most_ms": PULL_TARGET_MS,
         "cores_at_most": CORES_TARGET,
@@ -58,22 +61,27 @@ def paced(folder: Path, *, aof: bool) -> dict[str, Any]:
 
 def flat_out(folder: Path, seconds: float) -> dict[str, Any]:
     """64 workers and 4 ranks, each as fast as it may."""
-    spec = {
-        "pause_s": 0.0,
-        "workers": WORKERS,
-        "patience_s": 2.0,
-        "look_s": 0.0,
-        "ranks": RANKS,
-        "claim": 2,
-        "schedule_s": 0.05,
-    }
-    with Stack(folder / "soak", aof=True, max_memory_mb=LIMIT_MB) as stack:
-        found = _run(stack, folder / "soak", seconds, WORKER_PROCESSES, spec)
-    bound = 1.1 * LIMIT_MB
-    return found | {"memory_at_most_mb": bound, "memory_met": found["redis_resident_mb"]["most"] <= bound}
+    return _long(folder / "soak", seconds, LIMIT_MB, {"schedule_s": 0.05})
 
 
-def _run(stack: Stack, folder: Path, seconds: float, processes: int, spec: dict[str, Any]) -> dict[str, Any]:
+def full(folder: Path, seconds: float) -> dict[str, Any]:
+    """The same with a learner that is slower than the workers, which wait for room all the time."""
+    found = _long(folder / "full", seconds, FULL_LIMIT_MB, {"schedule_s": 0.25, "train_s": FULL_TRAIN_S}, FULL_AHEAD)
+    return found | {"was_full": found["redis_used_mb"]["middle"] >= 0.9 * FULL_LIMIT_MB}
+
+
+def _long(folder: Path, seconds: float, limit_mb: int, extra: dict[str, Any], ahead: int = AHEAD) -> dict[str, Any]:
+    spec = {"pause_s": 0.0, "workers": WORKERS, "patience_s": 2.0, "look_s": 0.0, "ranks": RANKS, "claim": 2} | extra
+    with Stack(folder, aof=True, max_memory_mb=limit_mb) as stack:
+        found = _run(stack, folder, seconds, WORKER_PROCESSES, spec, ahead)
+    bound = 1.1 * limit_mb
+    met = found["redis_resident_mb"]["most"] <= bound
+    return found | {"limit_mb": limit_mb, "memory_at_most_mb": bound, "memory_met": met}
+
+
+def _run(
+    stack: Stack, folder: Path, seconds: float, processes: int, spec: dict[str, Any], ahead: int = AHEAD
+) -> dict[str, Any]:
     start = time.time() + LEAD_S
     common = spec | {"url": stack.url, "tokens": [TOKENS_100K], "start": start, "end": start + seconds,
                      "drain_s": DRAIN_S}  # fmt: skip
@@ -84,7 +92,7 @@ def _run(stack: Stack, folder: Path, seconds: float, processes: int, spec: dict[
         ledgers.append(folder / f"ledger-{index}.json")
         text = json.dumps(what | {"ledger": str(ledgers[-1])})
         running.append(subprocess.Popen([sys.executable, "-m", "benchmarks.buffer.load", role, text]))
-    samples = _schedule(stack, start, start + seconds, spec["schedule_s"])
+    samples = _schedule(stack, start, start + seconds, spec["schedule_s"], ahead)
     for process in running:
         if process.wait() != 0:
             raise RuntimeError("a simulated worker or learner failed")
@@ -92,15 +100,15 @@ def _run(stack: Stack, folder: Path, seconds: float, processes: int, spec: dict[
     return _summary(stack, contents, samples, start, seconds)
 
 
-def _schedule(stack: Stack, start: float, end: float, pause_s: float) -> list[dict[str, float]]:
-    """Keep AHEAD requests open, and read memory and CPU, until the end."""
+def _schedule(stack: Stack, start: float, end: float, pause_s: float, ahead: int) -> list[dict[str, float]]:
+    """Keep so many requests open, and read memory and CPU, until the end."""
     asked, samples = 0, []
     while (now := time.time()) < end:
         status = stack.client.status()
         unconsumed = status.queued["fresh"] + status.leased["fresh"] + status.fresh_ready
-        if unconsumed <= AHEAD - BATCH:
-            ask_for(stack.client, requests_for(asked, AHEAD - unconsumed, asked // BATCH + 1, BATCH))
-            asked += AHEAD - unconsumed
+        if unconsumed <= ahead - BATCH:
+            ask_for(stack.client, requests_for(asked, ahead - unconsumed, asked // BATCH + 1, BATCH))
+            asked += ahead - unconsumed
         if now >= start:
             service, server = stack.pids
             info = stack.redis.client.info("memory")
@@ -135,7 +143,6 @@ def _summary(
         "redis_used_mb": _range([sample["used"] for sample in samples]),
         "redis_resident_mb": _range([sample["redis"] for sample in samples]),
         "service_resident_mb": _range([sample["service"] for sample in samples]),
-        "limit_mb": LIMIT_MB,
         "errors": [ledger["errors"] for ledger in ledgers],
         **_account(stack, workers, learner),
     }

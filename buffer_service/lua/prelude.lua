@@ -234,7 +234,7 @@ local function apply_references()
       kept[#kept + 1] = number + changes[id]
     else
       gone[#gone + 1] = id
-      -- Until 0.4 a value was the count alone.
+      -- A value from before 2026-11-22 is the count alone.
       size = size + (number >= FRAME_BYTE and math.floor(number / FRAME_BYTE) or call('STRLEN', frame_of[id]))
     end
   end

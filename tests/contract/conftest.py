@@ -29,6 +29,14 @@ def store(make_store: Callable[..., Store]) -> Store:
     return make_store()
 
 
+@pytest.fixture
+def redis_store(redis_url: str) -> RedisStore:
+    """An empty store in Redis, for what only that has."""
+    store = new_store("redis", redis_url, max_attempts=1000)
+    assert isinstance(store, RedisStore)
+    return store
+
+
 @pytest.fixture(params=STORES)
 def timed(request: pytest.FixtureRequest) -> TimedStore:
     """An empty store of each kind, in which time passes when the test says so."""

@@ -131,13 +131,6 @@ def test_a_lease_ends_at_its_end_and_not_before() -> None:
 # -- Redis: memory, transactions, pieces
 
 
-@pytest.fixture
-def redis_store(redis_url: str) -> RedisStore:
-    store = new_store("redis", redis_url, max_attempts=1000)
-    assert isinstance(store, RedisStore)
-    return store
-
-
 @contextmanager
 def full(url: str) -> Iterator[None]:
     """A Redis that takes nothing more."""

@@ -28,7 +28,15 @@ from tests.mutation.python_mutants import python_mutants
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
-STORES = ("memory_store.py", "memory_state.py", "memory_status.py", "redis_store.py", "redis_image.py", "assembly.py")
+STORES = (
+    "memory_store.py",
+    "memory_state.py",
+    "memory_status.py",
+    "redis_store.py",
+    "redis_args.py",
+    "redis_image.py",
+    "assembly.py",
+)
 LUA = sorted(path.name for path in (REPOSITORY / "buffer_service" / "lua").glob("*.lua"))
 TESTS = (
     "tests/contract/test_store_by_hand.py",
@@ -38,6 +46,7 @@ TESTS = (
     "tests/contract/test_store_image.py",
     "tests/contract/test_store_limits.py",
     "tests/contract/test_store_outcomes.py",
+    "tests/contract/test_store_references.py",
     "tests/contract/test_store_model.py",
     "tests/contract/test_store_requests.py",
 )
