@@ -6,6 +6,7 @@ all of a part --429--> those that are not fresh, at once; the fresh ones when th
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 
@@ -21,6 +22,25 @@ MOST_PUSH_BYTES = 32 << 20
 """More than this travels in several calls."""
 ROOM_S = 10.0
 """How long one question for room stays open."""
+SAID_S = 30.0
+"""A buffer that stays full is worth a line this often: each push of each worker may have to wait."""
+
+
+class _Seldom:
+    """Whether something is worth saying again."""
+
+    def __init__(self) -> None:
+        self._said_at = -math.inf
+
+    def is_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._said_at < SAID_S:
+            return False
+        self._said_at = now
+        return True
+
+
+_waiting = _Seldom()
 
 
 def push_all(peer: Peer, frames: Sequence[bytes], *, full_s: float) -> dict[str, str]:
@@ -30,7 +50,7 @@ def push_all(peer: Peer, frames: Sequence[bytes], *, full_s: float) -> dict[str,
         try:
             fates.update(_push(peer, part))
         except FullError as error:
-            log.warning("a push of %d groups waits: %s", len(part), error)
+            log.log(logging.WARNING if _waiting.is_due() else logging.DEBUG, "a push waits: %s", error)
             fates.update(_push_by_purpose(peer, part, full_s))
     return fates
 

@@ -37,11 +37,9 @@ KEEPS_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
     "MALLOC_TOP_PAD_": str(16 << 20),
-    "GLIBC_TUNABLES": "glibc.malloc.mxfast=0:glibc.malloc.tcache_count=2000",
 }
 """For glibc: what groups have left is kept for the next ones, up to 512 MB, instead of going back to the kernel and
-coming from it again page by page; for groups of 500 kB that was half of what Redis spent on a push. Small pieces, of
-which an assembly changes thousands, wait in lists of up to 2,000 of a size (70 MB at most) instead of 7."""
+coming from it again page by page; for groups of 500 kB that was half of what Redis spent on a push."""
 
 CONFIG = """\
 # Written by the launcher at every start; changes are lost.
