@@ -47,6 +47,8 @@ OFF_S = 1.0
 READ_BYTES = 1 << 20
 """One recv: frames are large."""
 MOST_ERROR_CHARS = 160
+RESTORING = "a restore of the buffer is under way or was cut off: restore the snapshot again"
+MULTI, EXEC = command("MULTI"), command("EXEC")
 INFO, FSYNC = command("INFO", "persistence"), command("CONFIG", "GET", "appendfsync")
 SURVIVES = frozenset(
     {"enqueue", "push", "replace_stale", "commit_assembly", "commit", "resume", "report", "drop_group", "edit_tables"}
@@ -120,7 +122,7 @@ class RedisLink:
         if text.startswith("MISCONF"):
             return disk_refuses(self.where, text)
         if "RESTORING" in text:
-            return UnavailableError("a restore of the buffer is under way or was cut off: restore the snapshot again")
+            return UnavailableError(RESTORING)
         if text.startswith(("READONLY", "MASTERDOWN", "LOADING", "CLUSTERDOWN", "TRYAGAIN")):
             return UnavailableError(f"Redis at {self.where} takes no writes now: {text}")
         return BapoError(f"Redis at {self.where} refused a command of the buffer service: {text}")
@@ -244,6 +246,17 @@ class RedisLink:
             replies = pipe.execute(raise_on_error=False)
             _raise_first(replies)
         return replies
+
+    def at_once(self, *commands: Sequence[Arg]) -> list[Any]:
+        """Replies of commands between which Redis does nothing else: for reads, which a script passes on many times
+        dearer."""
+        with self.errors_named():
+            pieces = [MULTI, *(command(*parts) for parts in commands), EXEC]
+            replies = finish(self._exchanging([b"".join(pieces)], len(pieces)))
+            _raise_first(replies)
+            found: list[Any] = replies[-1]
+            _raise_first(found)
+        return found
 
     def load_scripts(self) -> None:
         """All of them, so that no first call pays for it."""

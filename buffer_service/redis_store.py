@@ -36,6 +36,7 @@ from buffer_service.redis_frames import read_frame_chunks, read_frames
 from buffer_service.redis_image import read_image, write_image
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
+from buffer_service.redis_look import look_at, readiness_of
 from buffer_service.redis_readers import FrameReaders
 from buffer_service.redis_sockets import Arg
 from buffer_service.redis_status import compositions_of, health_of, memory_of, selector_state_of, status_of
@@ -166,28 +167,19 @@ class RedisStore:
     # -- assembly
 
     def readiness(self, step: int) -> Readiness:
-        assembled, num_fresh, left, failures, reason, num_open, fresh_bytes = self._run("readiness", [step])
-        return Readiness(
-            assembled=assembled,
-            num_fresh=num_fresh,
-            round_left=int(left) if left else None,
-            failures_in_a_row=failures,
-            last_failure=_text(reason),
-            num_open=num_open,
-            fresh_bytes=fresh_bytes,
-        )
+        return readiness_of(self._link, self._keys, step)
 
     def view(self, num_fresh: int) -> View:
-        assembled, tables, fresh, reevaluated, stale = self._run("view", [num_fresh])
+        look = look_at(self._link, self._keys, num_fresh)
         # One that is missing was consumed since: by an assembly, which the fence finds, or by hand.
-        blobs = self._hash_values("records", [*fresh, *reevaluated])
-        first, second = blobs[: len(fresh)], blobs[len(fresh) :]
+        blobs = self._hash_values("records", [*look.fresh, *look.reevaluated])
+        first, second = blobs[: len(look.fresh)], blobs[len(look.fresh) :]
         return View(
-            assembled=assembled,
-            tables=self._tables_in(tables),
+            assembled=look.assembled,
+            tables=self._tables_in(look.tables),
             fresh=tuple(unpack_record(blob) for blob in first if blob is not None),
             reevaluated=tuple(unpack_record(blob) for blob in second if blob is not None),
-            stale=tuple(unpack_fate(fate) for fate in stale),
+            stale=tuple(unpack_fate(fate) for fate in look.stale),
         )
 
     def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:

@@ -34,6 +34,7 @@ STORES = (
     "memory_status.py",
     "redis_store.py",
     "redis_args.py",
+    "redis_look.py",
     "redis_image.py",
     "assembly.py",
 )

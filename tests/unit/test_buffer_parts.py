@@ -129,7 +129,7 @@ def test_a_gateway_that_answers_in_the_place_of_redis_is_waited_out() -> None:
         thread.start()
         link = RedisLink(f"redis://127.0.0.1:{server.getsockname()[1]}/0?protocol=2")
         with pytest.raises(UnavailableError, match="does not speak Redis' protocol"):
-            link.run("readiness", [], [])
+            link.run("status", [], [])
         thread.join(60)
 
 
