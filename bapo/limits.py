@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bapo.capacity import Plan, capacity
+from bapo.config.buffer import MAXMEMORY_SHARE
 from bapo.config.tree import Config
 
 MB = 1 << 20
@@ -55,7 +56,7 @@ def limits(config: Config, *, parameters: int | None, is_cluster: bool) -> Itera
         )
     if config.buffer.url is None and config.buffer.redis_url is None:
         why = f"{found.resident_groups:,} groups of {plan.response_tokens:,} tokens per response fill so much"
-        needed = found.redis_bytes / MB
+        needed = found.redis_bytes / MB / MAXMEMORY_SHARE
         yield Limit(key="buffer.max_memory_mb", configured=config.buffer.max_memory_mb, needed=needed, why=why)
     held, needed = first_group(config, plan)
     why = f"{held} groups of full length in one engine may bring none for so long, at {plan.tokens_per_s:,.0f} tokens/s"

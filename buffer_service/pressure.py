@@ -144,8 +144,8 @@ class Pressure:
         if not memory.limit or memory.used + self._admitted + kept < MEMORY_SHARE * memory.limit:
             return ""
         also = f" and keeps {kept / MB:.1f} MB for re-evaluations" if kept else ""
-        limit = f"buffer.max_memory_mb (maxmemory) = {memory.limit / MB:.1f}"
-        return f"Redis holds {memory.used / MB:.1f} MB{also}, {limit}"
+        limit = f"maxmemory = {memory.limit / MB:.1f} (of an embedded one: nine tenths of buffer.max_memory_mb)"
+        return f"Redis holds {memory.used / MB:.1f} MB{also}, its {limit}"
 
     def _kept_for_round(self) -> float:
         """Bytes of the re-evaluations that the next batch waits for, if they are as large as fresh groups are."""

@@ -1,4 +1,4 @@
-"""The store in Redis (6.2 or newer, or Valkey): one Lua script per operation, frames as values of their own.
+"""The store in Redis (6.2 or newer, or Valkey): one Lua script per change, frames as values of their own.
 
 Frames pass through untouched and uncopied. A script is O(what it changes), never O(what the buffer holds).
 """

@@ -9,6 +9,10 @@ from pydantic import Field, model_validator
 
 from bapo.algorithms.frozen import Frozen
 
+MAXMEMORY_SHARE = 0.9
+"""Of the memory that the embedded Redis may have. It counts what it has asked for; a buffer that was full for ten
+minutes occupied 1.21 times as much (ADR 0162)."""
+
 
 class BufferConfig(Frozen):
     """The buffer service and its Redis."""
@@ -26,7 +30,8 @@ class BufferConfig(Frozen):
     appendfsync: Literal["everysec", "always"] = "everysec"
     """Durability of the embedded Redis: everysec may lose about the last second at power loss, always loses nothing."""
     max_memory_mb: int = Field(2048, ge=16)
-    """Memory limit of the embedded Redis; pushes are refused with 503 beyond it, nothing is evicted."""
+    """Memory limit of the embedded Redis: nine tenths are its maxmemory, beyond which pushes are refused with 503 and
+    nothing is evicted; the rest is for what its allocator holds besides."""
     direct: bool = True
     """A learner on the machine of a Redis with a unix socket (the embedded one) may read the frames of its batches
     there, as a Redis user that can do nothing else; false: all batches go through the service."""
@@ -41,6 +46,11 @@ class BufferConfig(Frozen):
     """A group that fails this often is dropped and counted."""
     max_failures_in_a_row: int = Field(20, ge=1)
     """So many failed groups without one success stop the run with the last reason."""
+
+    @property
+    def maxmemory(self) -> int:
+        """What the embedded Redis is told, in bytes."""
+        return int(MAXMEMORY_SHARE * self.max_memory_mb * 2**20)
 
     @model_validator(mode="after")
     def url_holds_no_password(self) -> Self:

@@ -67,7 +67,7 @@ def flat_out(folder: Path, seconds: float) -> dict[str, Any]:
 def full(folder: Path, seconds: float) -> dict[str, Any]:
     """The same with a learner that is slower than the workers, which wait for room all the time."""
     found = _long(folder / "full", seconds, FULL_LIMIT_MB, {"schedule_s": 0.25, "train_s": FULL_TRAIN_S}, FULL_AHEAD)
-    return found | {"was_full": found["redis_used_mb"]["middle"] >= 0.9 * FULL_LIMIT_MB}
+    return found | {"was_full": found["redis_used_mb"]["middle"] >= 0.8 * FULL_LIMIT_MB}
 
 
 def _long(folder: Path, seconds: float, limit_mb: int, extra: dict[str, Any], ahead: int = AHEAD) -> dict[str, Any]:

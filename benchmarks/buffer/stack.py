@@ -15,6 +15,7 @@ from typing import Self
 import redis
 
 from bapo.clients import BufferClient
+from bapo.config.buffer import BufferConfig
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
 from bapo.records import RunDirectory
@@ -55,7 +56,8 @@ class RedisProcess:
         command += ["--unixsocket", str(self.socket)]
         command += ["--save", "", "--appendonly", "yes" if aof else "no", "--appendfsync", "everysec"]
         command += ["--auto-aof-rewrite-min-size", REWRITE_MIN_SIZE]
-        command += ["--maxmemory", f"{max_memory_mb}mb", "--maxmemory-policy", "noeviction"]
+        command += ["--maxmemory", str(BufferConfig(max_memory_mb=max_memory_mb).maxmemory)]
+        command += ["--maxmemory-policy", "noeviction"]
         env = {**KEEPS_MEMORY, **os.environ}
         self.process = subprocess.Popen([*command, "--logfile", str(folder / "redis.log")], env=env)
         self.client = redis.Redis(port=self.port) if tcp else redis.Redis(unix_socket_path=str(self.socket))

@@ -55,7 +55,7 @@ appendonly yes
 appendfsync {appendfsync}
 auto-aof-rewrite-min-size {rewrite_min_size}
 save ""
-maxmemory {max_memory_mb}mb
+maxmemory {maxmemory}
 maxmemory-policy noeviction
 enable-debug-command no
 enable-module-command no
@@ -94,7 +94,7 @@ def redis_spec(run: RunDirectory, settings: BufferConfig, env: Mapping[str, str]
         folder=_quoted(folder),
         appendfsync=settings.appendfsync,
         rewrite_min_size=REWRITE_MIN_SIZE,
-        max_memory_mb=settings.max_memory_mb,
+        maxmemory=settings.maxmemory,
     )
     conf = folder / "redis.conf"
     write_private(conf, text)

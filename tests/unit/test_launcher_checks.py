@@ -142,7 +142,7 @@ def test_the_embedded_redis_is_durable_private_and_never_evicts(tmp_path: Path) 
     settings = BufferConfig(appendfsync="always", max_memory_mb=64)
     spec, url = embedded_redis.redis_spec(run, settings, {})
     conf = Path(spec.argv[1]).read_text()
-    for line in ("port 0", "appendonly yes", "appendfsync always", "maxmemory 64mb", "maxmemory-policy noeviction"):
+    for line in ("port 0", "appendonly yes", "appendfsync always", "maxmemory 60397977", "maxmemory-policy noeviction"):
         assert line in conf.splitlines()
     password = next(line for line in conf.splitlines() if line.startswith("requirepass ")).split()[1]
     assert url == f"unix://:{password}@{run.redis_path.resolve()}/redis.sock"
