@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.types import Purpose
@@ -107,7 +108,9 @@ def _references(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
         wanted.update(batch.held)
     for settled in audit.evaluated.values():
         wanted.update(group_id for group_id in settled if group_id in audit.references)
-    wanted.update(audit.stale & audit.references.keys())
+    # After a restore a prompt may be asked again under the id of a group that was too old: that is another group.
+    asked_again = {*audit.fresh, *audit.reevaluated, *chain.from_iterable(audit.evaluated.values())}
+    wanted.update((audit.stale - asked_again) & audit.references.keys())
     for group_id in sorted(wanted.keys() | audit.references.keys()):
         if wanted[group_id] != audit.references.get(group_id, 0):
             counted = audit.references.get(group_id, 0)

@@ -14,6 +14,7 @@ from bapo.errors import ContractError
 from bapo.types import Purpose
 from buffer_service.audit import violations
 from buffer_service.codec import pack, unpack_tables
+from buffer_service.groups import Replacement
 from buffer_service.redis_keys import Keys
 from buffer_service.store import Store
 from buffer_service.tending import Tending
@@ -104,6 +105,18 @@ def test_a_group_of_b_high_and_of_a_batch_stays_for_the_batch_and_no_longer(stor
         tending(store).drop_group("g-b")
     store.commit(1, 1)
     assert store.frames(["g-b"]) == [None]
+    assert_sound(store)
+
+
+def test_a_group_is_sound_that_has_the_id_of_one_which_was_too_old_before_a_restore(store: Store) -> None:
+    """A snapshot forgets which ids were settled, and holds the fates of groups that were too old."""
+    stored(store, "a")
+    old = store.view(1).fresh[0]
+    again = make_request(prompt_id="a", request_id="g-a~1", min_version=2)
+    store.replace_stale([Replacement(fate=old.fate(None, "stale", 1), request=again)])
+    store.restore(store.image(), [])
+    stored(store, "a")
+    assert [record.group_id for record in store.view(1).fresh] == ["g-a"]
     assert_sound(store)
 
 
