@@ -15,6 +15,8 @@ from bapo.wire import unpack_group
 from buffer_service.groups import Incoming
 from buffer_service.redis_store import RedisStore
 from buffer_service.service import BufferService
+from buffer_service.steps import Steps
+from buffer_service.store import Upload
 from buffer_service.values import Assembly, BatchRecord
 
 NTH = 23
@@ -23,16 +25,16 @@ NTH = 23
 
 def drop_an_acknowledged_group() -> None:
     """A group is acknowledged and then forgotten, as by a store that answers before it writes."""
-    push, count = RedisStore.push, itertools.count(1)
+    pushing, count = RedisStore.pushing, itertools.count(1)
 
-    def forgetful(store: RedisStore, groups: Sequence[Incoming]) -> list[str]:
-        fates = push(store, groups)
+    def forgetful(store: RedisStore, groups: Sequence[Incoming], upload: Upload | None = None) -> Steps[list[str]]:
+        fates = yield from pushing(store, groups, upload)
         for group, fate in zip(groups, fates, strict=True):
             if fate == "stored" and group.record.purpose is Purpose.FRESH and next(count) % NTH == 0:
                 _forget(store, group)
         return fates
 
-    RedisStore.push = forgetful  # type: ignore[method-assign]
+    RedisStore.pushing = forgetful  # type: ignore[method-assign]
 
 
 def change_a_batch_that_is_asked_for_again() -> None:
