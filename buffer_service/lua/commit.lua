@@ -7,7 +7,7 @@ call('HSET', K.meta, 'checkpointed', checkpointed)
 for _ = 1, count() do
   -- A batch that another call has released meanwhile is skipped, with its groups.
   local is_mine = call('HDEL', K.batches, arg()) == 1
-  local ids = args(count())
+  local ids = list()
   local frames = frame_keys(#ids)
   if is_mine then refer_all(ids, -1, frames) end
 end

@@ -4,10 +4,6 @@
 -- -> 1, or 0 when the fence is broken
 local step, edits = count(), count()
 
-local function list()
-  return args(count())
-end
-
 local fresh, reevaluated = list(), list()
 local function has_all(table, ids)
   for first = 1, #ids, CHUNK do

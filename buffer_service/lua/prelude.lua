@@ -45,6 +45,10 @@ local function args(n)
   return slice(ARGV, next_arg - n, n)
 end
 
+local function list()
+  return args(count())
+end
+
 local function frame_keys(n)
   next_key = next_key + n
   return slice(KEYS, next_key - n, n)
