@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -20,6 +21,7 @@ from bapo.config.load import dump_toml
 from bapo.config.tree import Config
 from bapo.records import RunDirectory
 from services.launcher.embedded_redis import KEEPS_MEMORY, REWRITE_MIN_SIZE, server_binary
+from services.launcher.flusher import flushed
 
 START_TIMEOUT_S = 60.0
 
@@ -60,6 +62,9 @@ class RedisProcess:
         command += ["--maxmemory-policy", "noeviction"]
         env = {**KEEPS_MEMORY, **os.environ}
         self.process = subprocess.Popen([*command, "--logfile", str(folder / "redis.log")], env=env)
+        self._alongside = ExitStack()
+        if aof:
+            self._alongside.enter_context(flushed(folder))
         self.client = redis.Redis(port=self.port) if tcp else redis.Redis(unix_socket_path=str(self.socket))
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._answers():
@@ -83,6 +88,7 @@ class RedisProcess:
         self.client.close()
         self.process.kill()
         self.process.wait()
+        self._alongside.close()
 
 
 class Stack:

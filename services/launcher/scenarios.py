@@ -10,6 +10,7 @@ from bapo.tokens import Role
 from services.launcher import embedded_redis
 from services.launcher.child import Child
 from services.launcher.crew import all_ended, is_ready
+from services.launcher.flusher import flushed
 from services.launcher.processes import tokens_of
 from services.launcher.session import Session
 from services.launcher.supervisor import ChildFailedError
@@ -106,6 +107,8 @@ def start_buffer(session: Session, *, is_new: bool = True) -> None:
         if redis_url is None:
             spec, redis_url = embedded_redis.redis_spec(session.run, settings, session.starter.env)
             session.crew.start(spec)
+            if settings.appendfsync == "everysec":
+                session.alongside.enter_context(flushed(session.run.redis_path.resolve()))
         # The service itself waits for its Redis, which may have a large file to load.
         service.append(session.crew.start(session.starter.buffer(redis_url)))
     if is_new and (settings.url or settings.redis_url):

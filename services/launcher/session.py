@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -66,6 +66,8 @@ class Session:
         self._observer = Observer(config, run)
         self._watchdog = Watchdog(config.supervision)
         self._watched: set[str] = set()
+        self.alongside = ExitStack()
+        """What runs in this process as long as the children do."""
         self._targets = TargetFile(
             run, config.run.name, dict.fromkeys(Process, LOOPBACK) | {BUFFER: config.buffer.host}
         )
@@ -98,6 +100,7 @@ class Session:
         self.display.close()
         facts = self.crew.facts()
         self.crew.close()
+        self.alongside.close()
         self._forget_targets()
         remember(self.run, processes=facts, ended_at=time.time())
 
