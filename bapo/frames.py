@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgpack
@@ -34,13 +34,18 @@ MAX_BODY_BYTES = (1 << 32) - 1
 """A batch of 256 groups of 8 x 8192 tokens is 134 MB."""
 
 
-def frame_start(kind: int, header: Mapping[str, Any], num_body_bytes: int) -> bytes:
-    """Everything of a frame but its body.
+def frame_start(
+    kind: int,
+    header: Mapping[str, Any],
+    num_body_bytes: int,
+    encode: Callable[[Mapping[str, Any]], bytes] = msgpack.packb,
+) -> bytes:
+    """Everything of a frame but its body. `encode` makes msgpack of the header.
 
     Raises: ContractError when the header holds something that msgpack has no word for, or the frame is too large.
     """
     try:
-        packed: bytes = msgpack.packb(header)
+        packed = encode(header)
     except (TypeError, ValueError, OverflowError) as error:
         raise ContractError(f"frame header cannot be packed: {error}; it may hold JSON values of 64 bits") from error
     _refuse_large(len(packed), num_body_bytes)

@@ -173,10 +173,6 @@ def require_types(header: dict[str, Any], types: dict[str, type | tuple[type, ..
             )
 
 
-PURPOSES = {purpose.value: purpose for purpose in Purpose}
-"""Found in a third of the time that the class itself needs: every group is asked, pushed and assembled."""
-
-
 def _prompt(fields: _PromptFields) -> Prompt:
     answer = require_answer(unpack_plain(memoryview(fields.answer)))
     return Prompt(prompt_id=fields.prompt_id, text=fields.text, task=fields.task, answer=answer)

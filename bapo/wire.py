@@ -27,6 +27,8 @@ from bapo.headers import GroupHeader, checked_header, header_fields, require_typ
 from bapo.maps import fate_from_map, fate_map, prompt_from_map, prompt_map
 from bapo.types import Batch, Group, Outcome
 
+_ENCODER = msgspec.msgpack.Encoder()
+
 __all__ = [
     "GroupHeader",
     "batch_header",
@@ -159,7 +161,8 @@ def pack_batch_frames(header: Mapping[str, Any], frames: list[bytes]) -> bytes:
 
 def pack_batch_start(header: Mapping[str, Any], num_body_bytes: int) -> bytes:
     """What precedes the groups' frames in a batch frame, so that a server can send them as it reads them."""
-    return frame_start(KIND_BATCH, header, num_body_bytes)
+    # msgspec is six times faster. It would take sets for lists; but nobody else's values are in this header.
+    return frame_start(KIND_BATCH, header, num_body_bytes, _ENCODER.encode)
 
 
 def unpack_batch(frame: bytes | memoryview) -> Batch:

@@ -36,7 +36,7 @@ from buffer_service.groups import GroupRecord, Replacement
 from buffer_service.reasons import in_step_order
 from buffer_service.store import Store
 from buffer_service.texts import held_for_texts, keeps_texts
-from buffer_service.values import Assembly, BatchRecord, Tables, View
+from buffer_service.values import Assembly, BatchRecord, Look, Tables, View
 
 log = logging.getLogger(__name__)
 
@@ -66,15 +66,20 @@ class Assembler:
             return first  # in step order, the requests that are planned for the step say what is missing
         return self._store.tables().needs(first)
 
-    def assemble(self, step: int) -> Assembly | Wait | None:
-        """Assemble step `step`; None when groups were too old, or another instance was faster: look again. Wait when
-        the step needs another round of fresh groups.
+    def look(self, step: int) -> Look:
+        """What there is for step `step`."""
+        return self._store.look(step, self._schedule.at(step) * self._composer.max_rounds)
+
+    def assemble(self, look: Look) -> Assembly | Wait | None:
+        """Assemble the step of a look; None when groups were too old, or another instance was faster: look again. Wait
+        when the step needs another round of fresh groups.
 
         Raises: ContractError when the composer breaks the invariants of a Decision.
         """
-        view = self._store.view(self._schedule.at(step) * self._composer.max_rounds)
-        if view.assembled != step - 1:
+        step = look.step
+        if look.ready.assembled != step - 1:
             return None
+        view = look.view()
         if (fresh := self._fresh_of(step, view)) is None:
             return None if view.tables.demand is None else Wait()
         if stale := [record for record in fresh if self._is_stale(record, step)]:

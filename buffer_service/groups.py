@@ -19,8 +19,9 @@ from bapo.types import Fate, GroupStat, Origin, Purpose, RolloutRequest, stat_of
 from bapo.wire import GroupHeader
 
 
-class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the index knows of one stored group."""
+class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What the index knows of one stored group. The order of the fields is that of the row that stores keep, of which
+    push.lua reads three."""
 
     group_id: str
     prompt_id: str
@@ -39,10 +40,15 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
     claimed_at: float
     sample_s: float
     grade_s: float
-    outcomes: bytes = b""
-    """[G] values of Outcome, one byte per response; empty when all are GRADED."""
+    outcome_chars: str = ""
+    """`outcomes`, one character each: Redis' msgpack knows no bytes."""
     checksum: int | None = None
     """`buffer_service.arrival.checksum_of` the frame; None in a record of before version 0.3."""
+
+    @property
+    def outcomes(self) -> bytes:
+        """[G] values of Outcome, one byte per response; empty when all are GRADED."""
+        return self.outcome_chars.encode("latin-1")
 
     @property
     def order(self) -> tuple[int, str]:
@@ -66,7 +72,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
             prompt_id=self.prompt_id,
             policy_version=self.policy_version,
             rewards=self.rewards,
-            outcomes=self.outcomes or bytes(len(self.rewards)),
+            outcomes=self.outcomes if self.outcome_chars else bytes(len(self.rewards)),
             birth=birth,
         )
 
@@ -98,7 +104,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True):
         }
         if item:
             fields |= part_fields(item, rows, kind)
-        if self.outcomes:
+        if self.outcome_chars:
             fields["outcomes"] = list(self.outcomes)
         return fields
 
@@ -150,7 +156,7 @@ def record_of(group: GroupHeader, num_bytes: int, checksum: int | None = None) -
         claimed_at=group.timing.claimed_at,
         sample_s=group.timing.sample_s,
         grade_s=group.timing.grade_s,
-        outcomes=group.outcomes if any(group.outcomes) else b"",
+        outcome_chars=group.outcomes.decode("latin-1") if any(group.outcomes) else "",
         checksum=checksum,
     )
 

@@ -28,6 +28,7 @@ from buffer_service.values import (
     Assembly,
     BatchRecord,
     Health,
+    Look,
     Memory,
     Readiness,
     SelectorState,
@@ -192,15 +193,15 @@ class MemoryStore:
         )
 
     @_atomic
-    def view(self, num_fresh: int) -> View:
+    def look(self, step: int, num_fresh: int) -> Look:
         state = self._state
-        return View(
-            assembled=state.tables.step,
+        view = View(
             tables=state.tables,
             fresh=tuple(state.records[group_id] for group_id, _ in state.fresh_in_order()[:num_fresh]),
             reevaluated=tuple(state.records[group_id] for group_id in state.reevaluated),
             stale=tuple(state.stale),
         )
+        return Look(step=step, ready=self.readiness(step), view=lambda: view)
 
     @_atomic
     def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:

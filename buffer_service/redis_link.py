@@ -247,6 +247,13 @@ class RedisLink:
             _raise_first(replies)
         return replies
 
+    def ask(self, *parts: Arg) -> Any:
+        """The reply of one command: redis-py's own way to one takes twice the time."""
+        with self.errors_named():
+            (reply,) = finish(self._exchanging([command(*parts)], 1))
+            _raise_first([reply])
+        return reply
+
     def at_once(self, *commands: Sequence[Arg]) -> list[Any]:
         """Replies of commands between which Redis does nothing else: for reads, which a script passes on many times
         dearer."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -36,7 +37,7 @@ from buffer_service.redis_frames import read_frame_chunks, read_frames
 from buffer_service.redis_image import read_image, write_image
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
-from buffer_service.redis_look import look_at, readiness_of
+from buffer_service.redis_look import Found, look_at, readiness_of
 from buffer_service.redis_readers import FrameReaders
 from buffer_service.redis_sockets import Arg
 from buffer_service.redis_status import compositions_of, health_of, memory_of, selector_state_of, status_of
@@ -54,6 +55,7 @@ from buffer_service.values import (
     Assembly,
     BatchRecord,
     Health,
+    Look,
     Memory,
     Readiness,
     SelectorState,
@@ -169,17 +171,19 @@ class RedisStore:
     def readiness(self, step: int) -> Readiness:
         return readiness_of(self._link, self._keys, step)
 
-    def view(self, num_fresh: int) -> View:
-        look = look_at(self._link, self._keys, num_fresh)
-        # One that is missing was consumed since: by an assembly, which the fence finds, or by hand.
-        blobs = self._hash_values("records", [*look.fresh, *look.reevaluated])
-        first, second = blobs[: len(look.fresh)], blobs[len(look.fresh) :]
+    def look(self, step: int, num_fresh: int) -> Look:
+        found = look_at(self._link, self._keys, step, num_fresh)
+        return Look(step=step, ready=found.ready, view=partial(self._view, found))
+
+    def _view(self, found: Found) -> View:
+        # A record that is missing was consumed since: by an assembly, which the fence finds, or by hand.
+        blobs = self._hash_values("records", [*found.fresh, *found.reevaluated])
+        first, second = blobs[: len(found.fresh)], blobs[len(found.fresh) :]
         return View(
-            assembled=look.assembled,
-            tables=self._tables_in(look.tables),
+            tables=self._tables_in(found.tables),
             fresh=tuple(unpack_record(blob) for blob in first if blob is not None),
             reevaluated=tuple(unpack_record(blob) for blob in second if blob is not None),
-            stale=tuple(unpack_fate(fate) for fate in look.stale),
+            stale=tuple(unpack_fate(fate) for fate in found.stale),
         )
 
     def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:
@@ -233,8 +237,7 @@ class RedisStore:
         return unpack_batch_record(blob)
 
     def commit(self, step: int, checkpointed: int) -> None:
-        with self._link.errors_named():
-            retained = [int(key) for key in self._link.client.hkeys(self._keys["batches"])]
+        retained = [int(key) for key in self._link.ask("HKEYS", self._keys["batches"])]
         blobs = self._hash_values("batches", [str(old) for old in sorted(retained) if old <= checkpointed])
         released = [unpack_batch_record(blob) for blob in blobs if blob is not None]
         args: list[Arg] = [step, checkpointed, FORGET_AFTER_STEPS, len(released)]
@@ -285,8 +288,7 @@ class RedisStore:
         return status_of(self._run_name, self._run("status", [SHOWN_COMPOSITIONS]))
 
     def tables(self) -> Tables:
-        with self._link.errors_named():
-            return unpack_tables(self._link.client.get(self._keys["tables"]) or b"")
+        return unpack_tables(self._link.ask("GET", self._keys["tables"]) or b"")
 
     def bad_prompts(self) -> dict[str, Prompt]:
         with self._link.errors_named():
@@ -319,10 +321,7 @@ class RedisStore:
         write_image(self._link, self._keys, image, frames, self._rank)
 
     def _hash_values(self, key: str, fields: Sequence[str | bytes]) -> list[bytes | None]:
-        if not fields:
-            return []
-        with self._link.errors_named():
-            return list(self._link.client.hmget(self._keys[key], list(fields)))
+        return list(self._link.ask("HMGET", self._keys[key], *fields)) if fields else []
 
 
 def _text(value: bytes) -> str:

@@ -191,7 +191,8 @@ class BufferService:
         Raises: ContractError for a step that is neither next nor retained; TooManyFailuresError.
         """
         for _ in range(ASSEMBLY_LOOKS):
-            stored, ready = self.lack.stored, self._store.readiness(step)
+            stored, look = self.lack.stored, self._assembler.look(step)
+            ready = look.ready
             if step <= ready.assembled:
                 return self._retained(step)
             if step > ready.assembled + 1:
@@ -206,7 +207,7 @@ class BufferService:
                         f"the last one: {ready.last_failure}"
                     )
                 return None
-            assembly = self._assembler.assemble(step)
+            assembly = self._assembler.assemble(look)
             if isinstance(assembly, Wait):
                 return None
             if assembly is not None:

@@ -28,7 +28,7 @@ from buffer_service.audit import Audit
 from buffer_service.groups import GroupRecord, Incoming, Replacement
 from buffer_service.image import Image
 from buffer_service.steps import Steps
-from buffer_service.values import Assembly, BatchRecord, Health, Memory, Readiness, SelectorState, Tables, View
+from buffer_service.values import Assembly, BatchRecord, Health, Look, Memory, Readiness, SelectorState, Tables
 
 MOST_COMPOSITIONS = 1000
 """Lines of `GET /batches` that are kept."""
@@ -163,8 +163,8 @@ class Store(Protocol):
         """Whether step `step` can be assembled."""
         ...
 
-    def view(self, num_fresh: int) -> View:
-        """What an assembly reads."""
+    def look(self, step: int, num_fresh: int) -> Look:
+        """`readiness`, and behind it the view of an assembly that may use so many fresh groups."""
         ...
 
     def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,6 @@ class Readiness:
 class View:
     """What the assembly of a step reads: O(B), however much the buffer holds."""
 
-    assembled: int
     tables: Tables
     fresh: tuple[GroupRecord, ...]
     """At most B: in the order of arrival, or of their steps when the store keeps that order."""
@@ -80,6 +79,17 @@ class View:
     """All that arrived since the last assembly."""
     stale: tuple[Fate, ...]
     """Groups that were too old, dropped since the last assembly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What one moment of the store says of a step."""
+
+    step: int
+    ready: Readiness
+    view: Callable[[], View]
+    """What its assembly reads, of that moment but for groups that were consumed since. May block: most looks find that
+    something is missing, and ask for no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +159,8 @@ class Assembly:
     def reference_changes(self) -> dict[str, int]:
         """Group id -> change of its reference count, where there is one; what nothing refers to is deleted."""
         changes: Counter[str] = Counter(self.batch.held)
-        changes.update(stat.group_id for stat in self.after.high)
-        changes.subtract(stat.group_id for stat in self.before.high)
-        changes.subtract(self.fresh)
-        changes.subtract(self.reevaluated)
-        changes.subtract(self.stale)
+        changes.update(left_high(self.after, self.before))  # those that are new
+        changes.subtract((*left_high(self.before, self.after), *self.fresh, *self.reevaluated, *self.stale))
         return {group_id: change for group_id, change in changes.items() if change}
 
 

@@ -9,12 +9,19 @@ from bapo.algorithms.composer import AssemblyView, Decision, Rng, whole_groups
 from bapo.config.tree import Config
 from bapo.telemetry import Telemetry
 from bapo.types import HardPrompt, RolloutRequest
+from buffer_service.assembly import Assembler, Wait
 from buffer_service.memory_store import MemoryStore
 from buffer_service.metrics import BufferMetrics
 from buffer_service.reasons import in_step_order
 from buffer_service.service import BufferService
+from buffer_service.values import Assembly
 from tests.buffer_setup import answer, incoming
 from tests.factories import make_request
+
+
+def assemble(assembler: Assembler, step: int) -> Assembly | Wait | None:
+    """Look at the step, and assemble it if that is possible."""
+    return assembler.assemble(assembler.look(step))
 
 
 class KeepsAll:

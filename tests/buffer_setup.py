@@ -13,7 +13,7 @@ from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
-from buffer_service.values import Assembly, BatchRecord, Tables
+from buffer_service.values import Assembly, BatchRecord, Tables, View
 from tests.factories import make_group, make_request
 
 STORES = ("memory", "redis")
@@ -62,6 +62,11 @@ def stored(store: Store, names: Sequence[str], *, rewards: str = "10010000", ste
     fates = store.push([incoming(answer(request, rewards)) for request in requests])
     assert fates == ["stored"] * len(names)
     return requests
+
+
+def view_of(store: Store, num_fresh: int) -> View:
+    """What an assembly with so many fresh groups would read now."""
+    return store.look(1, num_fresh).view()
 
 
 def stat(group_id: str, *, birth: int = 1, prompt_id: str | None = None) -> GroupStat:

@@ -15,7 +15,7 @@ from bapo.errors import ContractError
 from bapo.types import Fate, Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.groups import FreshGroup, GroupRecord, Incoming, Replacement
 from buffer_service.image import Image
-from buffer_service.values import Assembly, BatchRecord, Readiness, SelectorState, Tables, View
+from buffer_service.values import Assembly, BatchRecord, Look, Readiness, SelectorState, Tables, View
 
 REMEMBERED_STEPS = 20
 SHOWN_SECONDS = 3600
@@ -280,14 +280,14 @@ class Model:
             fresh_bytes=self.fresh_bytes,
         )
 
-    def view(self, num_fresh: int) -> View:
-        return View(
-            assembled=self.tables.step,
+    def look(self, step: int, num_fresh: int) -> Look:
+        view = View(
             tables=self.tables,
             fresh=tuple(self.records[group_id] for group_id, _ in self.fresh_in_order[:num_fresh]),
             reevaluated=tuple(self.records[group_id] for group_id in self.reevaluated),
             stale=tuple(self.stale),
         )
+        return Look(step=step, ready=self.readiness(step), view=lambda: view)
 
     def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:
         return [dict(self.fresh).get(group_id) for group_id in group_ids]
@@ -407,7 +407,7 @@ class Model:
     def image(self) -> Image:
         order = [*self.claim_order(Purpose.REEVALUATE), *self.claim_order(Purpose.FRESH)]
         kept = [stat.group_id for stat in self.tables.high]
-        kept += [group_id for batch in self.batches.values() for group_id in batch.group_ids]
+        kept += [group_id for batch in self.batches.values() for group_id in batch.held]
         own = {group_id for group_id, _ in self.fresh} | set(self.reevaluated)
         return Image(
             progress=self.progress,

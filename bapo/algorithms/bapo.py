@@ -148,7 +148,7 @@ def reused(
     rng: random.Random,
 ) -> Groups:
     """X3: groups of the latest S steps with c2 <= mu <= c3, to fill what room is left (eq. 7; line 7)."""
-    if settings.x3_choice == "youngest":
+    if room <= 0 or settings.x3_choice == "youngest":
         return ()
     candidates = [
         stat
@@ -161,10 +161,10 @@ def reused(
 def youngest(settings: AlgorithmConfig, view: AssemblyView, taken: Collection[str], room: int) -> Groups:
     """What joins X3 besides eq. 7: informative groups, youngest first, then nearest to mu = 1/2, then in the order of
     B_high (ADR 0122)."""
-    if settings.x3_choice == "window":
+    if room <= 0 or settings.x3_choice == "window":
         return ()
     candidates = [stat for stat in stored(settings, view, taken) if is_informative(stat)]
-    return tuple(sorted(candidates, key=age_and_distance)[: max(0, room)])
+    return tuple(sorted(candidates, key=age_and_distance)[:room])
 
 
 def stored(settings: AlgorithmConfig, view: AssemblyView, taken: Collection[str]) -> list[GroupStat]:

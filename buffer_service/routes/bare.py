@@ -6,6 +6,7 @@ of a bare route gets the request and nothing else; the gate before the app and i
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
 from fastapi import Request
@@ -58,6 +59,30 @@ class BodyRoute(APIRoute):
             ) from error
         response = await self.endpoint(body, await context_of(request), request)
         await response(scope, receive, send)
+
+
+def route_by(read: Callable[[Scope], Mapping[str, Any] | None]) -> type[APIRoute]:
+    """A route that calls `endpoint(here=..., request=..., **fields)` with the fields that `read` finds in the URL,
+    and sends the response that it returns.
+
+    Described as every route is, by the endpoint's signature; where `read` finds None, FastAPI reads, and refuses.
+    """
+
+    class ReadRoute(APIRoute):
+        def __init__(self, *args: Any, **keywords: Any) -> None:
+            super().__init__(*args, **keywords)
+            self._ordinary, self.app = self.app, self._answer
+
+        async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+            fields = read(scope)
+            if fields is None:
+                await self._ordinary(scope, receive, send)
+                return
+            request = Request(scope, receive, send)
+            response = await self.endpoint(here=await context_of(request), request=request, **fields)
+            await response(scope, receive, send)
+
+    return ReadRoute
 
 
 def is_true(request: Request, name: str, *, default: bool) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.types import Scope
 
 from bapo.named_frames import MEDIA_TYPE, pack_named
 from bapo.types import Progress
@@ -13,6 +15,7 @@ from buffer_service.bodies import MOST_RESTORE_BYTES, read_body
 from buffer_service.context import Here
 from buffer_service.direct import direct_of, gone
 from buffer_service.outgoing import NOTHING, OCTETS, OutgoingResponse
+from buffer_service.routes.bare import route_by
 from buffer_service.schemas import CommitBody, CommittedAnswer, ProgressBody, ResumeBody, Version, Wait, WaitingAnswer
 from buffer_service.threads import in_thread
 
@@ -27,10 +30,11 @@ BATCH_ANSWERS: dict[int | str, dict[str, Any]] = {
     },
     202: {"model": WaitingAnswer, "description": "Not there after `wait_s`, why, and what is there."},
 }
+ASKED = re.compile(rb"/batches/([0-9]{1,6})\?wait_s=([1-5]?[0-9]\.[0-9]{3})(&frames=named)?")
+"""How `bapo.batch_reader` asks for a batch."""
 SNAPSHOT: dict[str, Any] = {"requestBody": {"required": True, "content": BINARY}}
 
 
-@router.post("/batches/{step}", response_class=Response, responses=BATCH_ANSWERS)
 async def batch(
     step: Annotated[Version, "t"],
     here: Here,
@@ -61,6 +65,23 @@ async def batch(
         return JSONResponse({"reason": reason, "counts": counts}, status_code=202)
     here.work.wake()  # prompts of groups that were too old are asked again
     return response
+
+
+def _asked(scope: Scope) -> dict[str, Any] | None:
+    found = ASKED.fullmatch(scope["path"].encode() + b"?" + scope["query_string"])
+    if found is None:
+        return None
+    return {"step": int(found[1]), "wait_s": float(found[2]), "frames": "named" if found[3] else "inline"}
+
+
+router.add_api_route(
+    "/batches/{step}",
+    batch,
+    methods=["POST"],
+    response_class=Response,
+    responses=BATCH_ANSWERS,
+    route_class_override=route_by(_asked),
+)
 
 
 @router.get("/batches/{step}/untrained", response_class=Response, responses={200: {"content": BINARY}})

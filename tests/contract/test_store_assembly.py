@@ -12,7 +12,7 @@ from bapo.types import Progress, Purpose
 from buffer_service.groups import Replacement
 from buffer_service.store import Store
 from buffer_service.values import Tables
-from tests.buffer_setup import an_assembly, answer, hard, incoming, stat, stored
+from tests.buffer_setup import an_assembly, answer, hard, incoming, stat, stored, view_of
 from tests.factories import make_prompt, make_request
 
 
@@ -21,11 +21,10 @@ def test_fresh_groups_are_seen_in_the_order_in_which_they_arrived(store: Store) 
     store.enqueue(requests, cursor=None)
     for index in (2, 0, 3, 1):
         store.push([incoming(answer(requests[index]))])
-    view = store.view(3)
+    view = view_of(store, 3)
     assert [record.group_id for record in view.fresh] == ["g-c", "g-a", "g-d"]
     asked = store.fresh_requests(["g-c", "g-none", "g-a"])
     assert asked == [requests[2], None, requests[0]]
-    assert view.assembled == 0
     assert view.tables == Tables()
 
 
@@ -34,7 +33,7 @@ def test_a_store_in_step_order_puts_the_planned_step_above_the_arrival(make_stor
     requests = [make_request(prompt_id=name, step=step) for name, step in (("a", 2), ("b", 1), ("c", 2), ("d", 1))]
     store.enqueue(requests, cursor=None)
     store.push([incoming(answer(request)) for request in requests])
-    order = [record.group_id for record in store.view(9).fresh]
+    order = [record.group_id for record in view_of(store, 9).fresh]
     assert order == ["g-b", "g-d", "g-a", "g-c"]
     image = store.image()
     store.restore(image, [(group_id, store.frames([group_id])[0] or b"") for group_id in order])
@@ -42,7 +41,7 @@ def test_a_store_in_step_order_puts_the_planned_step_above_the_arrival(make_stor
     late = make_request(prompt_id="late", step=1)
     store.enqueue([late], cursor=None)
     store.push([incoming(answer(late))])
-    assert [record.group_id for record in store.view(3).fresh] == ["g-b", "g-d", "g-late"]
+    assert [record.group_id for record in view_of(store, 3).fresh] == ["g-b", "g-d", "g-late"]
 
 
 def test_open_requests_are_counted_up_to_a_step(make_store: Callable[..., Store]) -> None:
@@ -70,8 +69,8 @@ def test_a_view_reads_all_reevaluated_groups(store: Store) -> None:
     store.enqueue_round(5, [request])
     group = incoming(answer(request))
     store.push([group])
-    assert store.view(4).reevaluated == (group.record,)
-    assert store.view(4).fresh == ()
+    assert view_of(store, 4).reevaluated == (group.record,)
+    assert view_of(store, 4).fresh == ()
 
 
 def test_an_assembly_changes_everything_at_once(store: Store) -> None:
@@ -86,7 +85,7 @@ def test_an_assembly_changes_everything_at_once(store: Store) -> None:
     assert store.commit_assembly(assembly)
     assert store.tables() == assembly.after
     assert store.batch(1) == assembly.batch
-    assert [record.group_id for record in store.view(9).fresh] == ["g-c"]
+    assert [record.group_id for record in view_of(store, 9).fresh] == ["g-c"]
     status = store.status()
     assert (status.assembled_step, status.fresh_ready, status.num_bad, status.num_high) == (1, 1, 1, 1)
     assert (status.r_tot, status.c2, status.c3) == (0.25, 0.2, 0.3)
@@ -141,11 +140,11 @@ def test_groups_that_are_too_old_are_dropped_counted_and_asked_again_at_the_head
     old = stored(store, "ab", rewards="11000000")
     store.enqueue([make_request(prompt_id="waits", min_version=5)], cursor=None)
     again = [make_request(prompt_id=r.prompt.prompt_id, request_id=f"{r.request_id}~1", min_version=5) for r in old]
-    fates = [record.fate(None, "stale", 9) for record in store.view(2).fresh]
+    fates = [record.fate(None, "stale", 9) for record in view_of(store, 2).fresh]
     replacements = [Replacement(fate=f, request=r) for f, r in zip(fates, again, strict=True)]
     store.replace_stale(replacements)
     store.replace_stale(replacements)
-    assert store.view(9).stale == (fates[0], fates[1])
+    assert view_of(store, 9).stale == (fates[0], fates[1])
     assert store.frames(["g-a", "g-b"]) == [None, None]
     assert store.counters()["dropped_groups:stale:2/8"] == 2
     assert store.claim("w", limit=9, policy_version=4) == []
@@ -159,22 +158,22 @@ def test_a_stale_group_stays_when_the_id_of_its_replacement_is_taken(store: Stor
     stored(store, ["a", "b", "c"])
     store.enqueue([make_request(prompt_id="x", request_id="g-a~1", min_version=9)], cursor=None)
     stored(store, ["b~1"])
-    fates = [record.fate(None, "stale", 9) for record in store.view(3).fresh]
+    fates = [record.fate(None, "stale", 9) for record in view_of(store, 3).fresh]
     items = [Replacement(fate=f, request=make_request(request_id=f"{f.group_id}~1", min_version=5)) for f in fates]
     assert sorted(store.replace_stale(items)) == ["g-a", "g-b"]
-    assert [record.group_id for record in store.view(9).fresh] == ["g-a", "g-b", "g-b~1"]
-    assert [fate.group_id for fate in store.view(9).stale] == ["g-c"]
+    assert [record.group_id for record in view_of(store, 9).fresh] == ["g-a", "g-b", "g-b~1"]
+    assert [fate.group_id for fate in view_of(store, 9).stale] == ["g-c"]
     assert [request.request_id for request in store.claim("w", limit=9, policy_version=5)] == ["g-c~1"]
 
 
 def test_stale_fates_are_reported_by_one_batch(store: Store) -> None:
     stored(store, "ab")
-    first, second = (record.fate(None, "stale", 9) for record in store.view(2).fresh)
+    first, second = (record.fate(None, "stale", 9) for record in view_of(store, 2).fresh)
     store.replace_stale([Replacement(fate=first, request=make_request(request_id="g-a~1"))])
     assembly = an_assembly(num_stale=1)
     store.replace_stale([Replacement(fate=second, request=make_request(request_id="g-b~1"))])
     assert store.commit_assembly(assembly)
-    assert store.view(9).stale == (second,)
+    assert view_of(store, 9).stale == (second,)
 
 
 def test_groups_that_a_batch_did_not_train_are_held_until_the_batch_is_released(store: Store) -> None:
@@ -190,10 +189,10 @@ def test_groups_that_a_batch_did_not_train_are_held_until_the_batch_is_released(
 
 def test_stale_groups_that_are_held_stay_until_the_assembly_that_reports_them(store: Store) -> None:
     old = stored(store, "ab")
-    fates = [record.fate(None, "stale", 1) for record in store.view(2).fresh]
+    fates = [record.fate(None, "stale", 1) for record in view_of(store, 2).fresh]
     again = [make_request(request_id=f"{request.request_id}~1") for request in old]
     store.replace_stale([Replacement(fate=f, request=r) for f, r in zip(fates, again, strict=True)], hold=True)
-    assert store.view(9).fresh == ()
+    assert view_of(store, 9).fresh == ()
     assert None not in store.frames(["g-a", "g-b"])
     assert store.commit_assembly(an_assembly(num_stale=2, stale=["g-a", "g-b"], untrained=["g-b"]))
     assert [frame is not None for frame in store.frames(["g-a", "g-b"])] == [False, True]

@@ -20,7 +20,7 @@ from buffer_service.store import Store
 from buffer_service.tending import Tending
 from buffer_service.values import Assembly, Tables
 from tests.buffer_app import small_config
-from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored
+from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
 from tests.factories import make_prompt, make_request
 
 
@@ -48,7 +48,7 @@ def assembly(store: Store) -> Assembly:
         bad=[hard("a")],
         high=[stat("g-b"), stat("g-c")],
         new_prompts=[make_prompt(prompt_id="a")],
-        fresh_bytes=sum(record.num_bytes for record in store.view(3).fresh),
+        fresh_bytes=sum(record.num_bytes for record in view_of(store, 3).fresh),
     )
     sizes = [record.num_bytes for record in store.records(["g-b"]) if record is not None]
     return replace(made, batch=replace(made.batch, num_bytes=sum(sizes)))
@@ -111,12 +111,12 @@ def test_a_group_of_b_high_and_of_a_batch_stays_for_the_batch_and_no_longer(stor
 def test_a_group_is_sound_that_has_the_id_of_one_which_was_too_old_before_a_restore(store: Store) -> None:
     """A snapshot forgets which ids were settled, and holds the fates of groups that were too old."""
     stored(store, "a")
-    old = store.view(1).fresh[0]
+    old = view_of(store, 1).fresh[0]
     again = make_request(prompt_id="a", request_id="g-a~1", min_version=2)
     store.replace_stale([Replacement(fate=old.fate(None, "stale", 1), request=again)])
     store.restore(store.image(), [])
     stored(store, "a")
-    assert [record.group_id for record in store.view(1).fresh] == ["g-a"]
+    assert [record.group_id for record in view_of(store, 1).fresh] == ["g-a"]
     assert_sound(store)
 
 
@@ -141,12 +141,14 @@ def test_an_edit_of_tables_that_are_not_the_newest_changes_nothing(store: Store)
 
 def test_an_assembly_that_began_before_an_edit_is_refused(store: Store) -> None:
     busy(store)
-    before = store.view(1).tables
+    before = view_of(store, 1).tables
     begun = an_assembly(step=2, fresh=["g-d"], trained=["g-d", "g-c"], before=before, high=before.high)
     tending(store).drop_group("g-c")
     assert store.commit_assembly(begun) is False
     assert_sound(store)
-    again = an_assembly(step=2, fresh=["g-d"], before=store.view(1).tables, fresh_bytes=store.readiness(2).fresh_bytes)
+    again = an_assembly(
+        step=2, fresh=["g-d"], before=view_of(store, 1).tables, fresh_bytes=store.readiness(2).fresh_bytes
+    )
     assert store.commit_assembly(again) is True
     assert store.tables().edits == 0
     assert_sound(store)

@@ -17,7 +17,7 @@ from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.snapshot import pack_snapshot, unpack_snapshot
 from buffer_service.store import Store
-from tests.buffer_setup import an_assembly, answer, hard, incoming, stat, stored
+from tests.buffer_setup import an_assembly, answer, hard, incoming, stat, stored, view_of
 from tests.factories import make_prompt, make_request
 
 
@@ -32,7 +32,7 @@ def a_busy_run(store: Store) -> None:
         new_prompts=[make_prompt(prompt_id="a")],
     )
     assert store.commit_assembly(one)
-    old = store.view(1).fresh[0]
+    old = view_of(store, 1).fresh[0]
     again = make_request(prompt_id="c", request_id="g-c~1", min_version=2)
     store.replace_stale([Replacement(fate=old.fate(None, "stale", 2), request=again)])
     store.enqueue_round(2, [reevaluation("p"), reevaluation("q"), reevaluation("r")])
@@ -110,7 +110,7 @@ def test_a_restored_run_goes_on_as_the_first_would_have(make_store: Callable[...
         assert store.commit_assembly(two)
         store.commit(2, 2)
         assert store.frames(["g-b", "g-d", "r-p"]) == [None, None, None]
-        assert [record.group_id for record in store.view(9).fresh] == ["g-x"]
+        assert [record.group_id for record in view_of(store, 9).fresh] == ["g-x"]
 
 
 def test_a_restore_replaces_what_was_there(make_store: Callable[..., Store]) -> None:

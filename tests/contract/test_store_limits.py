@@ -20,7 +20,7 @@ from buffer_service.redis_store import RedisStore
 from buffer_service.steps import finish
 from buffer_service.store import Store
 from buffer_service.values import SelectorState, Tables
-from tests.buffer_setup import STORES, an_assembly, answer, hard, incoming, new_store, stat, stored
+from tests.buffer_setup import STORES, an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
 from tests.factories import make_prompt, make_request
 from tests.patience import wait_until
 
@@ -29,7 +29,7 @@ def test_views_and_claims_beyond_the_chunks_of_a_script(store: Store) -> None:
     """4,100 is more than one command of a script takes."""
     names = [f"p{i:04d}" for i in range(4100)]
     stored(store, names)
-    view = store.view(4100)
+    view = view_of(store, 4100)
     assert [record.prompt_id for record in view.fresh] == names
     asked = store.fresh_requests([record.group_id for record in view.fresh])
     assert [request and request.prompt.prompt_id for request in asked] == names
@@ -164,7 +164,7 @@ def test_what_drains_the_buffer_goes_on_when_redis_is_full(redis_store: RedisSto
         assert store.fail("v", "g-y", reason="engine", detail="") == "not_leased"
         assert store.release("w") == 3
         assert store.release("w") == 0
-        fate = store.view(3).fresh[2].fate(None, "stale", 1)
+        fate = view_of(store, 3).fresh[2].fate(None, "stale", 1)
         store.replace_stale([Replacement(fate=fate, request=again)])
         assert store.drop_group("g-d") == "fresh"
         one = an_assembly(

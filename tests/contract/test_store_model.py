@@ -30,7 +30,7 @@ from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.values import Assembly, SelectorState, View
-from tests.buffer_setup import an_assembly, answer, incoming
+from tests.buffer_setup import an_assembly, answer, incoming, view_of
 from tests.factories import make_request
 from tests.store_clock import ShiftedClock
 from tests.store_model import Model
@@ -198,7 +198,7 @@ class ThreeBuffers(RuleBasedStateMachine):
         """A learner trains, checkpoints some steps late, dies, and goes on after a checkpoint, or tries to."""
         for _ in range(number):
             step = self.model.tables.step + 1
-            assembly = self.assembly(self.all(lambda store: store.view(1)), 1, True)
+            assembly = self.assembly(self.all(lambda store: view_of(store, 1)), 1, True)
             self.all(lambda store, a=assembly: store.commit_assembly(a))
             self.all(lambda store, s=step: store.commit(s, max(0, s - behind)))
         self.all(lambda store: store.report(Progress(step=step + 1, policy_version=step)))
@@ -235,7 +235,7 @@ class ThreeBuffers(RuleBasedStateMachine):
 
     @rule(size=st.integers(1, 3), keep=st.integers(0, 3), reuse=st.booleans(), hold=st.booleans())
     def assemble(self, size: int, keep: int, reuse: bool, hold: bool) -> None:
-        assembly = self.assembly(self.all(lambda store: store.view(size)), keep, reuse)
+        assembly = self.assembly(self.all(lambda store: view_of(store, size)), keep, reuse)
         if hold:
             unused = [i for i in (*assembly.fresh, *assembly.stale) if i not in assembly.batch.group_ids]
             assembly = replace(assembly, batch=replace(assembly.batch, untrained=tuple(unused)))
@@ -244,7 +244,7 @@ class ThreeBuffers(RuleBasedStateMachine):
 
     @rule(wrong=st.sampled_from(["early", "late", "fresh", "reevaluated", "edited"]), which=WHICH)
     def break_a_fence(self, wrong: str, which: int) -> None:
-        view = self.all(lambda store: store.view(3))
+        view = self.all(lambda store: view_of(store, 3))
         good = self.assembly(view, 3, False)
         unknown = (*good.fresh, self.pick(which)) if wrong == "fresh" else good.fresh
         again = (*good.reevaluated, self.pick(which)) if wrong == "reevaluated" else good.reevaluated
@@ -257,7 +257,7 @@ class ThreeBuffers(RuleBasedStateMachine):
         assert self.all(lambda store: store.commit_assembly(broken)) is False
 
     def assembly(self, view: View, keep: int, reuse: bool) -> Assembly:
-        step, before = view.assembled + 1, view.tables
+        step, before = view.tables.step + 1, view.tables
         fresh = list(view.fresh)
         wrong = [record for record in fresh if sum(record.rewards) == 0]
         bad = {entry.prompt_id: entry for entry in before.bad}
@@ -299,7 +299,7 @@ class ThreeBuffers(RuleBasedStateMachine):
         self, number: int, version: int, twice: bool, reverse: bool, hold: bool, taken: int | None
     ) -> None:
         """`taken`: the first of them is to get an id that somebody else has, or had."""
-        records = self.all(lambda store: store.view(number)).fresh[:: -1 if reverse else 1]
+        records = self.all(lambda store: view_of(store, number)).fresh[:: -1 if reverse else 1]
         requests = self.requests_of(records)
         again = [replace(r, request_id=repeated_id(r.request_id), min_version=version) for r in requests]
         if again and taken is not None and self.pick(taken) not in [r.request_id for r in requests]:
@@ -329,7 +329,7 @@ class ThreeBuffers(RuleBasedStateMachine):
             group = incoming(answer(request, "11000000"))
             self.all(lambda store, r=request: store.enqueue([r], cursor=None))
             self.all(lambda store, g=group: store.push([g]))
-            assembly = self.assembly(self.all(lambda store: store.view(1)), 1, True)
+            assembly = self.assembly(self.all(lambda store: view_of(store, 1)), 1, True)
             self.all(lambda store, a=assembly: store.commit_assembly(a))
             self.all(lambda store, s=step: store.commit(s, s - s % every))
             self.remember([request])
@@ -361,8 +361,9 @@ class ThreeBuffers(RuleBasedStateMachine):
     def look(self, size: int) -> None:
         assert self.memory.image() == self.model.image()
         assert self.redis.image() == self.model.image()
-        self.all(lambda store: store.view(size))
-        self.all(lambda store: [store.readiness(step) for step in range(5)])
+        self.all(lambda store: view_of(store, size))
+        ready = self.all(lambda store: [store.readiness(step) for step in range(5)])
+        assert self.all(lambda store: [store.look(step, 1).ready for step in range(5)]) == ready
         self.all(lambda store: [store.outcomes(after, size) for after in range(self.model.tables.step + 1)])
         self.all(lambda store: store.selector_state())
         self.all(lambda store: [store.batch(step) for step in range(self.model.tables.step + 2)])

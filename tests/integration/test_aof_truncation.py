@@ -23,7 +23,7 @@ from buffer_service.groups import Replacement
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.values import View
-from tests.buffer_setup import an_assembly, answer, incoming
+from tests.buffer_setup import an_assembly, answer, incoming, view_of
 from tests.factories import make_request
 from tests.redis_server import RedisServer
 from tests.store_model import Model
@@ -68,6 +68,11 @@ class Driver:
         self.note()
         return expected
 
+    def view(self) -> View:
+        seen = view_of(self.store, 2)
+        assert seen == view_of(self.model, 2)
+        return seen
+
     def step(self) -> None:
         """One call that changes something, most of the time."""
         calls = [self.ask, self.ask, self.claim, self.claim_and_push, self.claim_and_push, self.fail, self.release,
@@ -107,8 +112,8 @@ class Driver:
         self.both("report", Progress(step=self.model.tables.step, policy_version=1))
 
     def assemble(self) -> None:
-        view: View = self.both("view", 2)
-        step, before, fresh = view.assembled + 1, view.tables, view.fresh
+        view = self.view()
+        step, before, fresh = view.tables.step + 1, view.tables, view.fresh
         wrong = [record for record in fresh if not sum(record.rewards)]
         bad = {e.prompt_id: e for e in before.bad} | {
             r.prompt_id: HardPrompt(prompt_id=r.prompt_id, birth=step, mu=0.0) for r in wrong
@@ -137,7 +142,7 @@ class Driver:
                     prompt_id=record.prompt_id, request_id=repeated_id(record.group_id), step=record.step
                 ),
             )
-            for record in self.both("view", 2).fresh
+            for record in self.view().fresh
         ]
         self.both("replace_stale", items)
 

@@ -20,7 +20,7 @@ from bapo.wire import pack_batch, pack_group
 from buffer_service.groups import Replacement
 from buffer_service.redis_keys import Keys
 from tests.buffer_app import serving, small_config
-from tests.buffer_setup import an_assembly, answer, incoming, new_store
+from tests.buffer_setup import an_assembly, answer, incoming, new_store, view_of
 from tests.factories import make_request
 from tests.redis_server import RedisServer
 
@@ -128,13 +128,13 @@ def test_nothing_is_left_of_requests_and_groups_that_nobody_needs(redis_url: str
     assert store.push([incoming(answer(evaluations[1])), incoming(answer(round_5, version=4))]) == ["stored", "stale"]
     store.forget("cd@1")
     assert store.push([incoming(answer(r)) for r in (*fresh, *fresh[:2])]) == ["stored"] * 4 + ["duplicate"] * 2
-    old = store.view(1).fresh[0]
+    old = view_of(store, 1).fresh[0]
     (asked,) = store.fresh_requests([old.group_id])
     assert asked is not None
     again = replace(asked, request_id="again")
     store.replace_stale([Replacement(fate=old.fate(None, "stale", 1), request=again)])
     assert store.push([incoming(answer(again)), incoming(answer(round_5, version=5))]) == ["stored", "stored"]
-    group_ids = [record.group_id for record in store.view(9).fresh]
+    group_ids = [record.group_id for record in view_of(store, 9).fresh]
     assert store.commit_assembly(an_assembly(fresh=group_ids, reevaluated=["r5"], trained=group_ids, num_stale=1))
     store.commit(1, 1)
     store.release("w")

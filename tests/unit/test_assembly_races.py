@@ -8,7 +8,7 @@ from bapo.algorithms.composer import AssemblyView, Decision, Rng
 from bapo.types import RolloutRequest
 from buffer_service.assembly import Assembler
 from buffer_service.memory_store import MemoryStore
-from tests.assembly_setup import KeepsAll, Setup
+from tests.assembly_setup import KeepsAll, Setup, assemble
 from tests.buffer_setup import an_assembly
 from tests.factories import make_request
 
@@ -17,11 +17,11 @@ def test_nothing_is_assembled_before_its_turn_or_without_all_its_groups() -> Non
     setup = Setup()
     assembler = Assembler(setup.store, setup.composer, setup.config)
     setup.fill("a")
-    assert assembler.assemble(1) is None
+    assert assemble(assembler, 1) is None
     setup.fill("b")
-    assert assembler.assemble(2) is None
-    assert assembler.assemble(0) is None
-    assert assembler.assemble(1) is not None
+    assert assemble(assembler, 2) is None
+    assert assemble(assembler, 0) is None
+    assert assemble(assembler, 1) is not None
 
 
 def test_an_assembly_that_another_instance_overtakes_is_none() -> None:
@@ -30,10 +30,10 @@ def test_an_assembly_that_another_instance_overtakes_is_none() -> None:
 
     class Overtaken(KeepsAll):
         def compose(self, view: AssemblyView, rng: Rng) -> Decision:
-            assert Assembler(setup.store, KeepsAll(), setup.config).assemble(view.step) is not None
+            assert assemble(Assembler(setup.store, KeepsAll(), setup.config), view.step) is not None
             return super().compose(view, rng)
 
-    assert Assembler(setup.store, Overtaken(), setup.config).assemble(1) is None
+    assert assemble(Assembler(setup.store, Overtaken(), setup.config), 1) is None
     assert setup.store.readiness(1).assembled == 1
 
 
@@ -52,11 +52,11 @@ def test_a_hard_prompt_whose_group_is_gone_meanwhile_does_not_enter_b_bad() -> N
     setup = Setup(store=TakenMeanwhile)
     setup.fill("a", "b", rewards="00000000")
     setup.store.taken = "g-a"
-    assert Assembler(setup.store, setup.composer, setup.config).assemble(1) is None
+    assert assemble(Assembler(setup.store, setup.composer, setup.config), 1) is None
     assert setup.store.readiness(1).assembled == 0
     setup.store.taken = ""
     setup.fill("c", rewards="00000000")
-    assert Assembler(setup.store, setup.composer, setup.config).assemble(1) is not None
+    assert assemble(Assembler(setup.store, setup.composer, setup.config), 1) is not None
     assert sorted(setup.store.bad_prompts()) == ["b", "c"]
 
 
@@ -66,7 +66,7 @@ def test_a_stale_group_that_is_gone_meanwhile_is_not_asked_again() -> None:
     for step in range(1, 20):
         setup.store.commit_assembly(an_assembly(step=step, before=setup.store.tables()))
     setup.store.taken = "g-a"
-    assert Assembler(setup.store, setup.composer, setup.config).assemble(20) is None
+    assert assemble(Assembler(setup.store, setup.composer, setup.config), 20) is None
     setup.store.taken = ""
     assert [request.request_id for request in setup.service.claim("w", 9, 99)] == ["g-b~1"]
 

@@ -15,7 +15,7 @@ from buffer_service.assembly import Assembler, repeated_id
 from buffer_service.service import TooManyFailuresError
 from buffer_service.texts import held_for_texts
 from buffer_service.values import Assembly
-from tests.assembly_setup import Setup, with_a_stale_group
+from tests.assembly_setup import Setup, assemble, with_a_stale_group
 from tests.buffer_setup import an_assembly, answer, incoming
 from tests.factories import make_request
 
@@ -306,7 +306,7 @@ def test_too_many_failures_in_a_row_end_the_wait_with_their_reason() -> None:
 
 
 def assembled(setup: Setup, step: int) -> Assembly:
-    assembly = Assembler(setup.store, setup.composer, setup.config, now=lambda: 99.5).assemble(step)
+    assembly = assemble(Assembler(setup.store, setup.composer, setup.config, now=lambda: 99.5), step)
     assert assembly is not None
     return assembly
 
@@ -346,5 +346,5 @@ def test_a_replacement_asks_for_weights_that_are_new_enough_for_the_step() -> No
     setup.add(make_request(prompt_id="b", step=9, min_version=7), version=7)
     for step in range(1, 20):
         setup.store.commit_assembly(an_assembly(step=step, before=setup.store.tables()))
-    assert Assembler(setup.store, setup.composer, setup.config).assemble(20) is None
+    assert assemble(Assembler(setup.store, setup.composer, setup.config), 20) is None
     assert [request.min_version for request in setup.service.claim("w", 9, 99)] == [18, 18]
