@@ -90,7 +90,7 @@ async def healthz() -> Response:
 @health.get("/readyz")
 def readyz(here: Here) -> dict[str, Any]:
     """Redis answers; how it persists what was acknowledged."""
-    found = here.service.health()
+    found = here.service.holdings.health()
     return {
         "ready": True,
         "run": here.config.run.name,

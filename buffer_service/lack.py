@@ -16,7 +16,7 @@ LOOK_EVERY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Shortage:
     step: int
     until: int
     """So many groups must have been stored here before the batch can be complete, if nobody else stores any."""
@@ -29,7 +29,7 @@ class Lack:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
-        self._look: _Look | None = None
+        self._shortage: _Shortage | None = None
         self.stored = 0
         """Fresh groups that this process has stored. Read before a look at the store, and given to `found`."""
 
@@ -40,15 +40,15 @@ class Lack:
 
     def found(self, step: int, missing: int, stored: int) -> None:
         """A look found that the batch of `step` misses so many fresh groups; `stored` is from before the look."""
-        self._look = _Look(step, stored + missing, self._now())
+        self._shortage = _Shortage(step, stored + missing, self._now())
 
     def forget(self) -> None:
         """The state was replaced."""
-        self._look = None
+        self._shortage = None
 
     def may_be_over(self, step: int) -> bool:
         """Whether a look may find the batch of `step`."""
-        look = self._look
-        if look is None or look.step != step or self.stored >= look.until:
+        shortage = self._shortage
+        if shortage is None or shortage.step != step or self.stored >= shortage.until:
             return True
-        return self._now() - look.at >= LOOK_EVERY_S
+        return self._now() - shortage.at >= LOOK_EVERY_S

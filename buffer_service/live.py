@@ -15,12 +15,12 @@ MOST_BATCHES = 1000
 
 def live_numbers(service: BufferService) -> dict[str, Any]:
     """JSON values. Raises: UnavailableError."""
-    status, tables = service.status(), service.tables()
+    status, tables = service.holdings.status(), service.holdings.tables()
     return {
         "status": status_map(status),
         "ages_bad": ages(tables.step, (entry.birth for entry in tables.bad)),
         "ages_high": ages(tables.step, (stat.birth for stat in tables.high)),
-        "batches": service.compositions(0, MOST_BATCHES)[1][::-1],
+        "batches": service.holdings.compositions(0, MOST_BATCHES)[1][::-1],
     }
 
 

@@ -23,7 +23,7 @@ READ_FROM_REDIS = ("bapo_buffer_groups", "bapo_buffer_requests", "bapo_batch_gro
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Scrape:
     """What a scrape reads from the store."""
 
     status: BufferStatus
@@ -93,26 +93,26 @@ class BufferMetrics:
             self._count("bapo_ledger_responses_total", responses, purpose=purpose, use=use)
             self._count("bapo_ledger_tokens_total", tokens, purpose=purpose, use=use)
 
-    def exposition(self, look: Look | None) -> bytes:
-        """What `/metrics` answers. `look`: None when Redis does not."""
-        self._gauge("bapo_buffer_redis_up").set(look is not None)
-        if look is None:
+    def exposition(self, scrape: Scrape | None) -> bytes:
+        """What `/metrics` answers. `scrape`: None when Redis does not."""
+        self._gauge("bapo_buffer_redis_up").set(scrape is not None)
+        if scrape is None:
             # What was true before Redis went is not known to be true now.
             for name in READ_FROM_REDIS:
                 self._gauge(name).clear()
             for name in ("bapo_buffer_bytes", "bapo_buffer_redis_persistent", "bapo_buffer_redis_memory_bytes"):
                 self._gauge(name).set(math.nan)
             return self._telemetry.exposition()
-        self._show_redis(look)
-        self._show_tables(look.status)
-        if look.status.batches:
-            self._show_batch(look.status.batches[-1])
+        self._show_redis(scrape)
+        self._show_tables(scrape.status)
+        if scrape.status.batches:
+            self._show_batch(scrape.status.batches[-1])
         return self._telemetry.exposition()
 
-    def _show_redis(self, look: Look) -> None:
-        self._gauge("bapo_buffer_redis_persistent").set(look.persistent)
-        self._gauge("bapo_buffer_redis_memory_bytes").set(look.memory.used)
-        self._gauge("bapo_buffer_redis_memory_limit_bytes").set(look.memory.limit or math.nan)
+    def _show_redis(self, scrape: Scrape) -> None:
+        self._gauge("bapo_buffer_redis_persistent").set(scrape.persistent)
+        self._gauge("bapo_buffer_redis_memory_bytes").set(scrape.memory.used)
+        self._gauge("bapo_buffer_redis_memory_limit_bytes").set(scrape.memory.limit or math.nan)
 
     def _show_tables(self, status: BufferStatus) -> None:
         tables = {

@@ -38,7 +38,7 @@ _REFUSED = b"aof_last_write_status:err\r"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class AofState:
     """What `INFO persistence` says of the append-only file."""
 
     size: int = 0
@@ -53,15 +53,15 @@ class Look:
     """The newest attempt to write failed: the disk is full, or broken."""
 
 
-WRITTEN = Look()
+WRITTEN = AofState()
 
 
-def look_of(reply: bytes) -> Look:
+def aof_state_of(reply: bytes) -> AofState:
     """The answer of INFO: the most frequent one by one search, because parsing all costs more than a small push."""
     if _ALL_WRITTEN in reply or _AOF_OFF in reply:
         return WRITTEN
     found = {name: int(number) for name, number in _AOF_NUMBER.findall(reply)}
-    return Look(
+    return AofState(
         size=found.get(b"current_size", 0),
         base_size=found.get(b"base_size", 0),
         unwritten=found.get(b"buffer_length", 0),
@@ -88,7 +88,7 @@ class Target:
         self._end = 0
         self._last = WRITTEN
 
-    def is_reached(self, look: Look) -> bool:
+    def is_reached(self, look: AofState) -> bool:
         """Whether all of it is written."""
         if not look.unwritten:
             return True
@@ -102,14 +102,14 @@ class Target:
 class SharedLooks:
     """Looks that threads have in common: one serves all who wait when it begins, so that Redis is not asked by each."""
 
-    def __init__(self, look: Callable[[], Look]) -> None:
+    def __init__(self, look: Callable[[], AofState]) -> None:
         self._look = look
         self._changed = threading.Condition()
         self._begun = self._ended = 0
         self._is_taken = False
         self._newest = WRITTEN
 
-    def next(self) -> Look:
+    def next(self) -> AofState:
         """One that begins after this call, soon. Raises: what `look` raises, for the thread that makes it."""
         with self._changed:
             wanted = self._begun + 1
@@ -120,7 +120,7 @@ class SharedLooks:
             self._is_taken = True
         return self._made()
 
-    def _made(self) -> Look:
+    def _made(self) -> AofState:
         try:
             time.sleep(PAUSE_S)
             with self._changed:
@@ -136,7 +136,7 @@ class SharedLooks:
 
 
 def until_written(
-    look: Callable[[], Steps[Look]], shared: SharedLooks, where: str, first: Look | None = None
+    look: Callable[[], Steps[AofState]], shared: SharedLooks, where: str, first: AofState | None = None
 ) -> Steps[None]:
     """Return when everything is written that Redis has answered by now.
 
@@ -163,7 +163,7 @@ def until_written(
             )
 
 
-def _is_written(target: Target, seen: Look, where: str) -> bool:
+def _is_written(target: Target, seen: AofState, where: str) -> bool:
     if target.is_reached(seen):
         return True
     if seen.is_refused:

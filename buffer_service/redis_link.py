@@ -31,7 +31,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from bapo.errors import BapoError, ConfigError, FullError, UnavailableError
-from buffer_service.redis_aof import Look, SharedLooks, disk_refuses, is_always, is_off, look_of, until_written
+from buffer_service.redis_aof import AofState, SharedLooks, aof_state_of, disk_refuses, is_always, is_off, until_written
 from buffer_service.redis_idle import Connections, Held
 from buffer_service.redis_keys import INDEX
 from buffer_service.redis_sockets import Arg, Gathering, GatheringUnixConnection, connection_options
@@ -173,7 +173,7 @@ class RedisLink:
             if looks:
                 if is_off(replies[-1]):
                     self._off_until = time.monotonic() + OFF_S
-                yield from self._until_written(look_of(replies[-1]))
+                yield from self._until_written(aof_state_of(replies[-1]))
             elif asks and not is_always(replies[-1]):
                 yield from self._until_written()
             return replies[at]
@@ -186,13 +186,13 @@ class RedisLink:
         with self.errors_named():
             finish(self._until_written())
 
-    def _until_written(self, seen: Look | None = None) -> Steps[None]:
+    def _until_written(self, seen: AofState | None = None) -> Steps[None]:
         return until_written(self._look, self._looks, self.where, seen)
 
-    def _look(self) -> Steps[Look]:
+    def _look(self) -> Steps[AofState]:
         (reply,) = yield from self._exchanging([INFO], 1)
         _raise_first([reply])
-        return look_of(reply)
+        return aof_state_of(reply)
 
     def _exchanging(
         self, pieces: Sequence[bytes | memoryview], number: int, held: Held | None = None, behind: bytes = b""

@@ -10,12 +10,10 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
-from typing import Any
 
 from bapo.algorithms.composer import Composer
 from bapo.config.tree import Config
 from bapo.errors import ContractError, FullError, UnavailableError
-from bapo.messages import BufferStatus, hard_prompt_map
 from bapo.named_frames import NamedFrames
 from bapo.types import Progress, Purpose, RolloutRequest
 from bapo.wire import pack_batch_start
@@ -23,10 +21,11 @@ from buffer_service.arrival import Arrival
 from buffer_service.assembly import Assembler, Wait
 from buffer_service.failures import FailureReasons
 from buffer_service.groups import GroupRecord, PushFate
+from buffer_service.holdings import Holdings
 from buffer_service.intake import Intake
 from buffer_service.lack import Lack
 from buffer_service.learnt import Learnt
-from buffer_service.metrics import BufferMetrics, Look
+from buffer_service.metrics import BufferMetrics
 from buffer_service.outgoing import Chunks, Outgoing
 from buffer_service.pressure import Pressure
 from buffer_service.reasons import is_ready, why_kept, why_not_yet
@@ -34,7 +33,7 @@ from buffer_service.snapshot import DIGEST_BYTES, sealed, snapshot_start, unpack
 from buffer_service.steps import Steps, finish
 from buffer_service.store import Store
 from buffer_service.tending import Tending
-from buffer_service.values import Assembly, BatchRecord, Health, Tables
+from buffer_service.values import Assembly, BatchRecord
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +59,7 @@ class BufferService:
         self._reasons = FailureReasons(store)
         self._uncounted: deque[Assembly] = deque()
         """Counted when the learner has its batch, or somebody looks at the metrics."""
+        self.holdings = Holdings(store)
         self.lack = Lack()
         self.pressure = Pressure(store, config, wanted=self._assembler.wanted)
         self.tending = Tending(store, config)
@@ -291,50 +291,10 @@ class BufferService:
         """Only rises."""
         self._store.report(progress)
 
-    def status(self) -> BufferStatus:
-        """Everything in numbers."""
-        return self._store.status()
-
-    def tables(self) -> Tables:
-        """B_bad, B_high and thresholds after the newest assembly."""
-        return self._store.tables()
-
-    def hard_prompts(self) -> list[dict[str, Any]]:
-        """B_bad with its prompts, oldest first."""
-        prompts = self._store.bad_prompts()
-        # An assembly between the two reads may have moved entries: what is in both is right.
-        return [hard_prompt_map(e, prompts[e.prompt_id]) for e in self._store.tables().bad if e.prompt_id in prompts]
-
-    def compositions(self, offset: int, limit: int) -> tuple[int, list[dict[str, Any]]]:
-        """(how many, a page), newest first."""
-        total, lines = self._store.compositions(offset, limit)
-        return total, [dict(line) for line in lines]
-
-    def counters(self) -> dict[str, int]:
-        """Event -> count."""
-        return self._store.counters()
-
-    def health(self) -> Health:
-        """Raises: UnavailableError."""
-        return self._store.health()
-
     def exposition(self) -> bytes:
         """What `/metrics` answers."""
         self._count_assemblies()
-        try:
-            look = self._look()
-        except UnavailableError as error:
-            log.warning("the scrape found no store: %s", error)
-            return self._metrics.exposition(None)
-        return self._metrics.exposition(look)
-
-    def _look(self) -> Look:
-        status, memory = self._store.status(), self._store.memory()
-        try:
-            persistent = self._store.health().persistent
-        except UnavailableError:  # it answers, as just seen, but cannot write its append-only file
-            persistent = False
-        return Look(status=status, memory=memory, persistent=persistent)
+        return self._metrics.exposition(self.holdings.scrape())
 
     def snapshot(self) -> Outgoing:
         """One consistent binary. Raises, when read: UnavailableError when groups are consumed meanwhile."""

@@ -27,7 +27,7 @@ from bapo.errors import BapoError
 from bapo.messages import BufferStatus
 from bapo.telemetry import Telemetry
 from rollout_server.fleet import Fleet
-from rollout_server.scaling_window import Look, Window, trains
+from rollout_server.scaling_window import Moment, Window, trains
 
 log = logging.getLogger(__name__)
 
@@ -128,8 +128,8 @@ class Autoscaler:
             self._decide(self._window.observation())
             self._window = Window(self._config, self._look(status))
 
-    def _look(self, status: BufferStatus) -> Look:
-        return Look(
+    def _look(self, status: BufferStatus) -> Moment:
+        return Moment(
             time_s=self._clock(),
             wanted=self._fleet.num_wanted if self._mode == "fleet" else self._desired,
             workers=self._fleet.statuses(),

@@ -26,7 +26,7 @@ LEAST_WORK = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Moment:
     """One moment."""
 
     time_s: float
@@ -44,13 +44,13 @@ class Look:
 class Window:
     """From one decision to the next."""
 
-    def __init__(self, config: Config, first: Look) -> None:
+    def __init__(self, config: Config, first: Moment) -> None:
         self._config = config
         self._first = self._last = first
         self._waited_s = self._full_s = self._room_s = self._fresh_work_s = 0.0
         self._waited_full_s = self._waited_room_s = 0.0
 
-    def add(self, look: Look) -> None:
+    def add(self, look: Moment) -> None:
         """The next look."""
         seconds = look.time_s - self._last.time_s
         self._last = look

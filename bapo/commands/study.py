@@ -20,7 +20,7 @@ from bapo.study.archive import pack, unpack
 from bapo.study.plan import Study, read_study
 from bapo.study.progress import end_lines, plan_lines, progress_line
 from bapo.study.results import Results
-from bapo.study.runner import Look, Outcome, Runner, make_folder
+from bapo.study.runner import Outcome, Runner, StudyProgress, make_folder
 from bapo.study.schedule import mean_seconds
 from bapo.study.sharing import look_at, take_shared
 from bapo.study.state import changed
@@ -104,7 +104,7 @@ def _run(planned: Study, parallel: int, budget_s: float | None, console: Console
         live = stack.enter_context(Live(console=console, transient=True)) if console.is_terminal else None
         shown_s = -QUIET_S
 
-        def show(seen: Look) -> None:
+        def show(seen: StudyProgress) -> None:
             nonlocal shown_s
             if live is not None:
                 live.update(Text(progress_line(seen)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from bapo.formats import duration
 from bapo.study.plan import Study
-from bapo.study.runner import Look, Outcome
+from bapo.study.runner import Outcome, StudyProgress
 from bapo.study.schedule import Estimates, provisional, rest_s
 from bapo.study.state import Found, State
 
@@ -41,7 +41,7 @@ def remaining(waiting: Sequence[Found], estimates: Estimates, parallel: int) -> 
     return "unknown: no run of this study was measured yet" if seconds is None else f"about {duration(seconds)}"
 
 
-def progress_line(look: Look) -> str:
+def progress_line(look: StudyProgress) -> str:
     """One line: what is done, what goes on, how much longer."""
     running = ", ".join(f"{found.run.name} {step}/{found.run.config.run.num_steps}" for found, step, _ in look.running)
     estimates = provisional(look.estimates, look.running)

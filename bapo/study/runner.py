@@ -64,7 +64,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class StudyProgress:
     """What a progress line is made of."""
 
     num_runs: int
@@ -120,7 +120,7 @@ class Runner:
         *,
         parallel: int,
         say: Callable[[str], None],
-        show: Callable[[Look], None],
+        show: Callable[[StudyProgress], None],
         budget_s: float | None = None,
         start: Callable[[Found, Path], Process] | None = None,
         sleep: Callable[[float], None] = time.sleep,
@@ -208,9 +208,9 @@ class Runner:
         if keep != "all":
             tidy(RunDirectory(run.path), replayable=keep == "replay")
 
-    def _look(self, waiting: Sequence[Found], outcome: Outcome) -> Look:
+    def _look(self, waiting: Sequence[Found], outcome: Outcome) -> StudyProgress:
         now_s = self._now()
-        return Look(
+        return StudyProgress(
             num_runs=len(self._study.runs),
             finished=self._num_finished,
             failed=len(outcome.failed),

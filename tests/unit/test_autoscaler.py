@@ -21,7 +21,7 @@ from bapo.messages import BufferStatus, WorkerLeases
 from bapo.metrics.metric import Process
 from bapo.telemetry import Telemetry
 from rollout_server.autoscaler import GAUGES, Autoscaler
-from rollout_server.scaling_window import Look, Window
+from rollout_server.scaling_window import Moment, Window
 
 IDLE = BufferStatus(
     run="run", step=0, policy_version=0, assembled_step=0, committed_step=0, checkpointed_step=0, cursor=0,
@@ -49,8 +49,8 @@ def worker(index: int, inflight: int, *, state: str = "ready", version: int = 1)
     )  # fmt: skip
 
 
-def look(time_s: float, *workers: WorkerStatus, stored: int = 0, stale: int = 0, wanted: int = 2, **at: Any) -> Look:
-    return Look(
+def look(time_s: float, *workers: WorkerStatus, stored: int = 0, stale: int = 0, wanted: int = 2, **at: Any) -> Moment:
+    return Moment(
         time_s=time_s, wanted=wanted, workers=workers, stored=stored, stale=stale, status=replace(IDLE, **at)
     )  # fmt: skip
 

@@ -29,7 +29,7 @@ def test_a_batch_needs_exactly_b_fresh_groups() -> None:
     batch = setup.service.batch(1)
     assert batch is not None
     assert batch.group_ids == ("g-a", "g-b")
-    assert setup.service.status().fresh_ready == 1
+    assert setup.service.holdings.status().fresh_ready == 1
 
 
 def test_the_same_step_has_the_same_batch() -> None:
@@ -142,7 +142,7 @@ def test_b_bad_comes_with_its_prompts() -> None:
     setup = Setup()
     setup.fill("a", "b", rewards="00000000")
     setup.service.batch(1)
-    hard = setup.service.hard_prompts()
+    hard = setup.service.holdings.hard_prompts()
     assert [(entry["prompt_id"], entry["prompt"]["text"]) for entry in hard] == [("a", "1,2,3->6:"), ("b", "1,2,3->6:")]
 
 
@@ -166,7 +166,7 @@ def test_x2_and_x3_fill_the_batch_and_every_fate_is_reported() -> None:
         "r": ("x2", 2, "reevaluate"),
         "g-b": ("x3", 1, "fresh"),
     }
-    assert [entry["prompt_id"] for entry in setup.service.hard_prompts()] == ["c", "d"]
+    assert [entry["prompt_id"] for entry in setup.service.holdings.hard_prompts()] == ["c", "d"]
     assert batch.num_bytes == sum(len(frame or b"") for frame in setup.store.frames(["r", "g-b"]))
 
 
@@ -191,7 +191,7 @@ def test_a_stale_group_is_replaced_by_a_request_for_the_same_prompt_and_reported
     setup.fill("old", step=4, rewards="11100000", version=1)
     setup.fill("new", step=4, version=4)
     assert setup.service.batch(4) is None
-    assert setup.service.counters()["dropped_groups:stale:3/8"] == 1
+    assert setup.service.holdings.counters()["dropped_groups:stale:3/8"] == 1
     assert setup.service.claim("w", 9, 3) == []
     (again,) = setup.service.claim("w", 9, 4)
     assert (again.request_id, again.prompt.prompt_id, again.min_version, again.step) == ("g-old~1", "old", 4, 4)
@@ -201,7 +201,7 @@ def test_a_stale_group_is_replaced_by_a_request_for_the_same_prompt_and_reported
     assert batch.group_ids == ("g-new", "g-old~1")
     stale = [fate for fate in batch.header["fates"] if fate["reason"] == "stale"]
     assert [(fate["group_id"], fate["origin"], sum(fate["rewards"])) for fate in stale] == [("g-old", None, 3.0)]
-    assert setup.service.compositions(0, 1)[1][0]["num_stale"] == 1
+    assert setup.service.holdings.compositions(0, 1)[1][0]["num_stale"] == 1
 
 
 def test_a_stale_group_is_held_for_its_text_until_the_batch_that_reports_it_is_released() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from bapo.metrics.metric import Process
 from bapo.telemetry import Telemetry
-from buffer_service.metrics import BufferMetrics, Look
+from buffer_service.metrics import BufferMetrics, Scrape
 from buffer_service.values import Memory
 from rollout_server.delivery import verdicts
 from rollout_server.fleet_metrics import FleetMetrics
@@ -27,7 +27,7 @@ def lines(text: bytes, name: str) -> list[str]:
 def test_a_store_that_is_away_is_said_and_what_only_it_knows_is_not() -> None:
     metrics = BufferMetrics(Telemetry(Process.BUFFER_SERVICE), small_config())
     batch = {"x1": 2, "x2": 1, "x3": 0, "batch_size": 4}
-    look = Look(status=replace(STATUS, batches=[batch]), memory=Memory(used=7, limit=0), persistent=True)
+    look = Scrape(status=replace(STATUS, batches=[batch]), memory=Memory(used=7, limit=0), persistent=True)
     there = metrics.exposition(look)
     assert lines(there, "bapo_buffer_redis_up") == ["bapo_buffer_redis_up 1.0"]
     assert lines(there, "bapo_buffer_redis_memory_bytes") == ["bapo_buffer_redis_memory_bytes 7.0"]

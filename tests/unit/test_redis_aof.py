@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from bapo.errors import StorageError, UnavailableError
-from buffer_service.redis_aof import WRITTEN, Look, SharedLooks, Target, is_always, look_of, until_written
+from buffer_service.redis_aof import WRITTEN, AofState, SharedLooks, Target, aof_state_of, is_always, until_written
 from buffer_service.steps import Steps, finish
 from tests.patience import PATIENCE_S, wait_until
 
@@ -23,14 +23,14 @@ def info(*lines: str) -> bytes:
 def test_a_look_is_read_from_what_redis_says() -> None:
     sizes = ("aof_current_size:120", "aof_base_size:88", "aof_pending_rewrite:0")
     quiet = ("aof_buffer_length:0", "aof_pending_bio_fsync:0", "aof_delayed_fsync:3")
-    assert look_of(info("aof_enabled:1", "aof_last_write_status:ok", *sizes, *quiet)) == WRITTEN
-    assert look_of(info("aof_enabled:0", "aof_last_write_status:ok")) == WRITTEN
+    assert aof_state_of(info("aof_enabled:1", "aof_last_write_status:ok", *sizes, *quiet)) == WRITTEN
+    assert aof_state_of(info("aof_enabled:0", "aof_last_write_status:ok")) == WRITTEN
     busy = ("aof_buffer_length:40", "aof_pending_bio_fsync:1", "aof_delayed_fsync:3")
-    assert look_of(info("aof_enabled:1", "aof_last_write_status:ok", *sizes, *busy)) == Look(
+    assert aof_state_of(info("aof_enabled:1", "aof_last_write_status:ok", *sizes, *busy)) == AofState(
         size=120, base_size=88, unwritten=40, is_postponed=True
     )
     full = ("aof_buffer_length:40", "aof_pending_bio_fsync:0", "aof_delayed_fsync:3")
-    assert look_of(info("aof_enabled:1", "aof_last_write_status:err", *sizes, *full)) == Look(
+    assert aof_state_of(info("aof_enabled:1", "aof_last_write_status:err", *sizes, *full)) == AofState(
         size=120, base_size=88, unwritten=40, is_refused=True
     )
 
@@ -42,10 +42,10 @@ def test_whether_redis_writes_before_it_answers_is_read_from_its_configuration()
     assert not is_always(ResponseError("NOPERM"))
 
 
-def looks_of(*found: tuple[int, int] | tuple[int, int, int], **also: bool) -> Iterator[Look]:
+def looks_of(*found: tuple[int, int] | tuple[int, int, int], **also: bool) -> Iterator[AofState]:
     """(size, bytes that are not written, size after the newest rewrite)."""
     for size, unwritten, *base in found:
-        yield Look(size=size, unwritten=unwritten, base_size=sum(base), **also)
+        yield AofState(size=size, unwritten=unwritten, base_size=sum(base), **also)
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_a_write_is_acknowledged_when_the_kernel_has_it(looks: list[tuple[int, i
     assert [target.is_reached(look) for look in looks_of(*looks)] == [False] * (len(looks) - 1) + [True]
 
 
-def acknowledged(looks: Iterator[Look]) -> None:
-    def look() -> Steps[Look]:
+def acknowledged(looks: Iterator[AofState]) -> None:
+    def look() -> Steps[AofState]:
         yield from ()
         return next(looks)
 
@@ -88,16 +88,16 @@ def test_a_disk_that_takes_no_more_is_named_at_once_unless_the_write_is_in_the_f
 def test_a_disk_that_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buffer_service.redis_aof.TIMEOUT_S", 0.02)
     with pytest.raises(UnavailableError, match="its disk is busy"):
-        acknowledged(repeat(Look(size=100, unwritten=40, is_postponed=True)))
+        acknowledged(repeat(AofState(size=100, unwritten=40, is_postponed=True)))
 
 
 def test_one_look_serves_all_who_wait_when_it_begins() -> None:
     """The first thread's look is held up until seven others wait: they share the next one."""
     may_go, numbers = threading.Event(), count(1)
 
-    def look() -> Look:
+    def look() -> AofState:
         assert may_go.wait(PATIENCE_S)
-        return Look(size=next(numbers))
+        return AofState(size=next(numbers))
 
     shared, found = SharedLooks(look), []
     threads = [threading.Thread(target=lambda: found.append(shared.next().size)) for _ in range(8)]
@@ -113,9 +113,9 @@ def test_one_look_serves_all_who_wait_when_it_begins() -> None:
 
 
 def test_a_look_that_fails_leaves_the_others_to_the_next_who_waits() -> None:
-    answers = iter([UnavailableError("gone"), Look(size=7)])
+    answers = iter([UnavailableError("gone"), AofState(size=7)])
 
-    def look() -> Look:
+    def look() -> AofState:
         answer = next(answers)
         if isinstance(answer, UnavailableError):
             raise answer

@@ -10,7 +10,7 @@ from bapo.records import RunDirectory
 from bapo.study.plan import Study
 from bapo.study.progress import end_lines, plan_lines, progress_line
 from bapo.study.results import Results
-from bapo.study.runner import Look, Outcome, Runner, reason_of, tidy
+from bapo.study.runner import Outcome, Runner, StudyProgress, reason_of, tidy
 from bapo.study.schedule import Estimates, mean_seconds, next_run, provisional, rest_s
 from bapo.study.state import Found, State, look
 from bapo.types import Fate, Purpose
@@ -109,7 +109,7 @@ def run_fake(
         directory.update_run(status="failed" if code else "finished", message="it broke" if code else "")
         return FakeProcess(code, looks=9)
 
-    def show(seen: Look) -> None:
+    def show(seen: StudyProgress) -> None:
         nonlocal most
         most = max(most, len(seen.running))
 
@@ -155,7 +155,7 @@ def test_the_plan_names_methods_seeds_steps_and_time(tmp_path: Path) -> None:
 
 def test_the_progress_line_has_what_is_done_what_goes_on_and_an_eta(tmp_path: Path) -> None:
     study = plan(tmp_path)
-    seen = Look(
+    seen = StudyProgress(
         num_runs=4, finished=1, failed=1, waiting=(found_of(study, 3),), running=((found_of(study, 2), 2, 40.0),),
         estimates=MEASURED, parallel=1, elapsed_s=125.0,
     )  # fmt: skip
