@@ -35,52 +35,57 @@ class BareRoute(APIRoute):
         await response(scope, receive, send)
 
 
-class BodyRoute(APIRoute):
-    """Calls `endpoint(body, here, request)`, with a body of JSON, and sends the response that it returns.
+class OwnRoute(APIRoute):
+    """Calls `endpoint(here=..., request=..., **fields)` with fields that it reads itself, and sends the response that
+    the endpoint returns.
 
-    Described as every route is, by the endpoint's signature; what is no JSON goes FastAPI's way.
+    Described as every route is, by the endpoint's signature; where there is nothing for it to read, FastAPI reads,
+    and refuses.
     """
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
         self._ordinary, self.app = self.app, self._answer
-        self._model: type[BaseModel] = get_type_hints(self.endpoint)["body"]
+
+    async def own_fields(self, request: Request) -> Mapping[str, Any] | None:
+        """Arguments of the endpoint; None: FastAPI's business. Raises: RequestValidationError."""
+        raise NotImplementedError
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
-        if request.headers.get("content-type") != "application/json":
+        fields = await self.own_fields(request)
+        if fields is None:
             await self._ordinary(scope, receive, send)
             return
+        response = await self.endpoint(here=await context_of(request), request=request, **fields)
+        await response(scope, receive, send)
+
+
+class BodyRoute(OwnRoute):
+    """Reads `body`, when it is JSON."""
+
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._model: type[BaseModel] = get_type_hints(self.endpoint)["body"]
+
+    async def own_fields(self, request: Request) -> Mapping[str, Any] | None:
+        """The body as the model that the endpoint declares."""
+        if request.headers.get("content-type") != "application/json":
+            return None
         try:
-            body = self._model.model_validate_json(await read_body(request, MOST_JSON_BYTES))
+            return {"body": self._model.model_validate_json(await read_body(request, MOST_JSON_BYTES))}
         except ValidationError as error:
             raise RequestValidationError(
                 [{**found, "loc": ("body", *found["loc"])} for found in error.errors()]
             ) from error
-        response = await self.endpoint(body, await context_of(request), request)
-        await response(scope, receive, send)
 
 
-def route_by(read: Callable[[Scope], Mapping[str, Any] | None]) -> type[APIRoute]:
-    """A route that calls `endpoint(here=..., request=..., **fields)` with the fields that `read` finds in the URL,
-    and sends the response that it returns.
+def route_by(read: Callable[[Scope], Mapping[str, Any] | None]) -> type[OwnRoute]:
+    """A route whose fields `read` finds in the URL."""
 
-    Described as every route is, by the endpoint's signature; where `read` finds None, FastAPI reads, and refuses.
-    """
-
-    class ReadRoute(APIRoute):
-        def __init__(self, *args: Any, **keywords: Any) -> None:
-            super().__init__(*args, **keywords)
-            self._ordinary, self.app = self.app, self._answer
-
-        async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-            fields = read(scope)
-            if fields is None:
-                await self._ordinary(scope, receive, send)
-                return
-            request = Request(scope, receive, send)
-            response = await self.endpoint(here=await context_of(request), request=request, **fields)
-            await response(scope, receive, send)
+    class ReadRoute(OwnRoute):
+        async def own_fields(self, request: Request) -> Mapping[str, Any] | None:
+            return read(request.scope)
 
     return ReadRoute
 
