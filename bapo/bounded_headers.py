@@ -7,17 +7,30 @@ memory and connections for whoever reaches the port, before any token is asked f
 from __future__ import annotations
 
 import asyncio
+import json
+from http import HTTPStatus
 from typing import Any
 
+from bapo.errors import ContractError, Refusal
+
 MOST_HEADER_BYTES = 64 << 10
-"""Path and headers of one request."""
+"""Path and headers of one request, beyond what one read brought with its first byte: 256 KiB at most."""
 HEADERS_S = 30.0
 """From a new connection, or the first byte of a request, to the end of its headers."""
-TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+HEAD = """\
+HTTP/1.1 {0.value} {0.phrase}\r
+content-type: application/json\r
+content-length: {1}\r
+connection: close\r
+\r
+"""
 
 
 class BoundedHeaders:
-    """Mixed into uvicorn's httptools protocol, before it: `class Protocol(BoundedHeaders, HttpToolsProtocol)`."""
+    """Mixed into uvicorn's httptools protocol, before it: `class Protocol(BoundedHeaders, HttpToolsProtocol)`.
+
+    What it refuses is told to `app.state.refused`, where an app has that (a metric).
+    """
 
     _has_headers = False
     _header_bytes = 0
@@ -35,8 +48,20 @@ class BoundedHeaders:
         self._header_bytes += len(data)
         super().data_received(data)  # type: ignore[misc]
         if not self._has_headers and self._header_bytes > MOST_HEADER_BYTES and not self.transport.is_closing():
-            self.transport.write(TOO_LARGE)
-            self.transport.close()
+            message = f"more than {MOST_HEADER_BYTES} bytes of path and headers"
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, Refusal.TOO_LARGE, message)
+
+    def send_400_response(self: Any, msg: str) -> None:
+        """What is no HTTP is refused as everything else is."""
+        self._refuse(HTTPStatus.BAD_REQUEST, Refusal.CONTRACT, msg)
+
+    def _refuse(self: Any, status: HTTPStatus, reason: Refusal, message: str) -> None:
+        state = getattr(self.config.loaded_app, "state", None)
+        if (refused := getattr(state, "refused", None)) is not None:
+            refused(reason)
+        body = json.dumps({"error": ContractError.__name__, "message": message, "retry": False})
+        self.transport.write((HEAD.format(status, len(body)) + body).encode())
+        self.transport.close()
 
     def on_message_begin(self: Any) -> None:
         self._expect_headers()

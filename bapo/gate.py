@@ -39,6 +39,8 @@ BODY_PAUSE_S = 30.0
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
 """Liveness for probes that can hold no token, and the description of the API, which is no secret."""
 WARN_EVERY_S = 1.0
+NO_WEBSOCKETS = 1008
+"""Close code of RFC 6455: against the policy of the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,10 @@ class Gate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":
-            return  # none of our services has websockets: the server closes the connection
+        if scope["type"] != "http":  # none of our services has websockets: the server answers this with a 403
+            self._refused(Refusal.CONTRACT)
+            await send({"type": "websocket.close", "code": NO_WEBSOCKETS})
+            return
         rule = self._rules.find(scope["method"], scope["path"])
         try:
             if rule is not None or not self._rules.is_open(scope["method"], scope["path"]):

@@ -22,6 +22,7 @@ from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.errors import BapoError
 from bapo.records import RunDirectory
+from bapo.seldom import hush_server
 from bapo.token_sets import find_tokens
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ def run_process(
         add_flags(parser)
     extra = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    hush_server()
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, _end_as_first)
     try:

@@ -94,6 +94,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     grade_s: float
 
 
+_COLUMNS = ("prompt_token_ids", "token_ids", "rollout_logprobs", "lengths", "rewards", "outcomes", "versions")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Group:
     """G responses to one prompt: one entry of the buffer (eq. 4).
@@ -129,6 +132,10 @@ class Group:
     or its worker did not say which token by which."""
 
     def __post_init__(self) -> None:
+        for name in _COLUMNS:
+            if not isinstance(column := getattr(self, name), np.ndarray):
+                message = f"group {self.group_id}: {name} must be a numpy array, got {type(column).__name__}"
+                raise ContractError(message, Refusal.SHAPE)
         size, tokens = len(self.lengths), len(self.token_ids)
         shapes = {"rewards": (size,), "outcomes": (size,), "versions": (size, 2), "rollout_logprobs": (tokens,)}
         for name, shape in shapes.items():

@@ -12,11 +12,12 @@ SILENT_S = 10.0
 def who_waits(status: BufferStatus, batch_size: int, num_steps: int) -> str:
     """What holds the run up at this moment."""
     if status.step == 0:
-        return "workers sample ahead; the learner has not begun"
-    if status.step > num_steps:
+        return _before_the_learner(status)
+    if status.step > num_steps <= status.assembled_step:
         return _evaluation_left(status)
     if status.assembled_step < status.step:
-        return f"learner waits for batch {status.step}: {_missing(status, batch_size)}"
+        # A loop that reports steps of its own counting waits for the next batch all the same.
+        return f"learner waits for batch {status.assembled_step + 1}: {_missing(status, batch_size)}"
     leased = sum(status.leased.values())
     if leased:
         return f"nobody: the learner trains step {status.step}, the workers sample {leased} groups"
@@ -25,6 +26,15 @@ def who_waits(status: BufferStatus, batch_size: int, num_steps: int) -> str:
     if status.queued.get(Purpose.FRESH.value, 0) > 0:
         return f"workers wait for the weights of a later step than {status.policy_version}; {learner}"
     return f"workers wait: {status.fresh_ready} fresh groups are ready, as many as the learner's lag allows; {learner}"
+
+
+def _before_the_learner(status: BufferStatus) -> str:
+    queued, leased = sum(status.queued.values()), sum(status.leased.values())
+    held_up = [f"{queued} requests are queued and no worker has claimed one"] if queued and not leased else []
+    held_up += _silent(status)
+    if held_up:
+        return f"{', '.join(held_up)}; no learner has reported a step"
+    return "workers sample ahead; the learner has not begun"
 
 
 def _missing(status: BufferStatus, batch_size: int) -> str:
@@ -36,14 +46,20 @@ def _missing(status: BufferStatus, batch_size: int) -> str:
     evaluate = status.queued.get(Purpose.EVALUATE.value, 0) + status.leased.get(Purpose.EVALUATE.value, 0)
     if evaluate:
         parts.append(f"{evaluate} evaluations go first")
-    parts += [
+    parts += _silent(status)
+    if not sum(status.leased.values()) and (queued := status.queued.get(Purpose.FRESH.value, 0)):
+        parts.append(f"{queued} queued, no worker has claimed one")
+    if status.failures_in_a_row:
+        parts.append(f"{status.failures_in_a_row} groups failed in a row: {status.last_failure}")
+    return ", ".join(parts)
+
+
+def _silent(status: BufferStatus) -> list[str]:
+    return [
         f"{name} silent for {worker.silent_s:.0f} s"
         for name, worker in sorted(status.workers.items())
         if worker.silent_s > SILENT_S
     ]
-    if status.failures_in_a_row:
-        parts.append(f"{status.failures_in_a_row} groups failed in a row: {status.last_failure}")
-    return ", ".join(parts)
 
 
 def _evaluation_left(status: BufferStatus) -> str:

@@ -199,12 +199,15 @@ _BATCH_TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def _bytes(array: np.ndarray[Any, Any], dtype: str) -> bytes:
-    if array.dtype.kind in "iu" and array.dtype != dtype and array.size:
-        # Another width: numpy would cut off what does not fit, without a word.
-        lowest, highest, fits = int(array.min()), int(array.max()), np.iinfo(dtype)
+    """Raises: ContractError for numbers that numpy would cut to the column's type without a word."""
+    wanted = np.dtype(dtype)
+    if wanted.kind in "iu" and array.size and array.dtype != wanted:
+        if array.dtype.kind not in "iub":
+            raise ContractError(f"{array.dtype} where whole numbers are needed ({wanted})", Refusal.SHAPE)
+        lowest, highest, fits = int(array.min()), int(array.max()), np.iinfo(wanted)
         if lowest < fits.min or highest > fits.max:
-            raise ContractError(f"numbers from {lowest} to {highest} do not fit into {dtype}", Refusal.TOKEN_IDS)
-    return np.ascontiguousarray(array, dtype=dtype).tobytes()
+            raise ContractError(f"numbers from {lowest} to {highest} do not fit into {wanted}", Refusal.TOKEN_IDS)
+    return np.ascontiguousarray(array, dtype=wanted).tobytes()
 
 
 def _array(data: bytes, dtype: str) -> np.ndarray[Any, Any]:

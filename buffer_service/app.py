@@ -67,6 +67,7 @@ def create_app(
         responses=ERRORS,
     )
     app.state.context, app.state.metrics = context, metrics
+    app.state.refused = metrics.refused
     app.state.shortcut = PushShortcut(context, metrics, keyring)
     for router in (work.router, batches.router, looking.router, selectors.router, tending.router, health):
         app.include_router(router)
@@ -77,7 +78,7 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_middleware(Timed, metrics=metrics)
-    app.add_middleware(Gate, rules=RULES, keyring=keyring, refused=metrics.refused)
+    app.add_middleware(Gate, rules=RULES, keyring=keyring, refused=app.state.refused)
     return app
 
 

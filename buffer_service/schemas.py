@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from bapo.call_sizes import MOST_RENEWALS, MOST_REQUESTS
 from bapo.frames import require_plain
+from bapo.plain_text import plain
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.codec import pack
 
@@ -26,6 +27,9 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@~+-]{
 Label = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._@~+-]{0,127})?$")]
 Nonce = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9]{1,64}-[0-9]{1,15})?$")]
 Text = Annotated[str, AfterValidator(_whole_text)]
+MOST_DETAIL_CHARS = 2000
+Detail = Annotated[Text, AfterValidator(lambda text: plain(text[:MOST_DETAIL_CHARS]))]
+"""For log lines and terminals. Cut, not refused: a worker that reports a failure has done nothing wrong."""
 PromptId = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,128}$")]
 Version = Annotated[int, Field(ge=0, lt=1 << 21)]
 """Versions and steps: a queue's score has 21 bits for them."""
@@ -171,7 +175,7 @@ class FailBody(Body):
     request_id: Name
     reason: str
     """One bounded word: it becomes a metric label."""
-    detail: Text = ""
+    detail: Detail = ""
 
 
 class ReleaseBody(Body):

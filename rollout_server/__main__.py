@@ -90,6 +90,7 @@ def main(flags: Flags) -> None:
         uvicorn.Config(
             app,
             http=Protocol,
+            proxy_headers=False,
             log_config=None,
             log_level=logging.WARNING,
             access_log=False,

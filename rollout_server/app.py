@@ -113,10 +113,10 @@ def create_app(
         """Prometheus text format."""
         return Response(telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
 
-    app.state.telemetry = telemetry
+    app.state.telemetry, app.state.refused = telemetry, partial(_count, telemetry)
     app.add_exception_handler(BapoError, _named_error)
     app.add_exception_handler(RequestValidationError, _invalid_body)
-    app.add_middleware(Gate, rules=RULES, keyring=keyring, refused=partial(_count, telemetry))
+    app.add_middleware(Gate, rules=RULES, keyring=keyring, refused=app.state.refused)
     return app
 
 

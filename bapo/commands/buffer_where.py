@@ -19,6 +19,7 @@ from bapo.clients import BufferClient
 from bapo.commands.arguments import newest_run
 from bapo.config.load import load_resolved
 from bapo.errors import ConfigError, DeadlineError, FullError, UnavailableError
+from bapo.plain_text import plain
 from bapo.records import RunDirectory
 from bapo.token_sets import token_for_run
 
@@ -109,7 +110,7 @@ def table(
         folded: words that go on in the next line where they do not fit.
         clipped: text that gets what room the others leave of `width`.
     """
-    cells = {name: [shown(row.get(name)).replace("\n", " ") for row in rows] for name in columns}
+    cells = {name: [shown(row.get(name)) for row in rows] for name in columns}
     longest = {name: max(map(len, [name, *cells[name]])) for name in columns}
     if clipped:
         room = max(LEAST_TEXT, width - sum(longest[name] + len(GAP) for name in columns if name != clipped))
@@ -130,15 +131,15 @@ def facts(rows: Sequence[tuple[str, str]]) -> Table:
     made.add_column(style="bright_black", no_wrap=True)
     made.add_column(overflow="fold")
     for name, value in rows:
-        made.add_row(name, Text(value))
+        made.add_row(name, Text("\n".join(map(plain, value.split("\n")))))
     return made
 
 
 def shown(value: Any) -> str:
-    """0.125, 12, -, text."""
+    """0.125, 12, -, text in one line."""
     if value is None:
         return "-"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    return f"{value:.3f}" if isinstance(value, float) else plain(str(value).replace("\n", " "))
 
 
 def size(num_bytes: float) -> str:

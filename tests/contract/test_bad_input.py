@@ -313,5 +313,5 @@ def test_details_of_a_failure_need_not_be_pretty_but_must_be_text(client: Buffer
 def test_token_ids_that_do_not_fit_are_refused_where_they_are_packed() -> None:
     wide = make_group(rewards="10", lengths=[2, 3])
     object.__setattr__(wide, "token_ids", wide.token_ids.astype(np.int64) + 2**31)
-    with pytest.raises(ContractError, match="do not fit into <i4"):
+    with pytest.raises(ContractError, match="do not fit into int32"):
         pack_group(wide)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import socket
@@ -14,6 +15,7 @@ import urllib3
 
 from bapo import gate
 from bapo.clients import BufferClient
+from bapo.errors import Refusal
 from bapo.wire import pack_group
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, new_store
@@ -124,8 +126,22 @@ def test_an_upgrade_to_a_websocket_is_not_taken(client: BufferClient) -> None:
         b"GET /status HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
         b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
     )
-    assert 101 not in statuses(heard)
+    assert statuses(heard) == [403]
+    assert refused(client, Refusal.CONTRACT) == 1
     assert is_sound(client)
+
+
+def test_a_request_that_never_was_one_is_answered_and_counted_like_any_other(client: BufferClient) -> None:
+    heard = exchange(client, b"GET /status HTTP/1.1\r\nContent-Length: -1\r\n\r\n")
+    head, _, body = heard.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n")
+    assert json.loads(body) == {"error": "ContractError", "message": "Invalid HTTP request received.", "retry": False}
+    assert refused(client, Refusal.CONTRACT) == 1
+
+
+def test_headers_that_are_too_long_are_counted(client: BufferClient) -> None:
+    exchange(client, b"GET /status HTTP/1.1\r\nx: " + b"a" * 500_000)  # the answer is lost when bytes are left unread
+    assert refused(client, Refusal.TOO_LARGE) == 1
 
 
 MB = 1 << 20
@@ -152,13 +168,13 @@ def test_a_sender_that_leaves_in_the_middle_is_a_refusal_and_no_failure(
     client: BufferClient, head: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     exchange(client, head % (2 * MB) + b"x" * MB, half_close=True)
-    wait_until(lambda: refused(client) == 1, what="the service has counted the body that was cut off")
+    wait_until(lambda: refused(client, Refusal.LENGTH) == 1, what="the service has counted the body that was cut off")
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
     assert is_sound(client)
 
 
-def refused(client: BufferClient) -> float:
-    """Bodies whose length was not the declared one."""
+def refused(client: BufferClient, reason: Refusal) -> float:
+    """How many requests the service has counted as refused for this reason."""
     text = urllib3.request("GET", client.url + "/metrics", retries=False).data.decode()
-    found = re.search(r'bapo_refused_requests_total\{reason="length"\} (\S+)', text)
+    found = re.search(rf'bapo_refused_requests_total\{{reason="{reason}"\}} (\S+)', text)
     return float(found[1]) if found else 0.0

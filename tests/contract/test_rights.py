@@ -14,7 +14,6 @@ import urllib3
 from fastapi import FastAPI
 
 from bapo import bounded_headers, gate
-from bapo.bounded_headers import TOO_LARGE
 from bapo.clients import BufferClient
 from bapo.errors import AccessError, Refusal
 from bapo.gate import Rule, Rules
@@ -227,7 +226,7 @@ def sent(url: str, *pieces: bytes) -> tuple[int, bytes]:
 def test_headers_without_an_end_are_cut_off(url: str, pieces: list[bytes]) -> None:
     taken, heard = sent(url, *pieces)
     assert taken < 15_000_000  # the rest found no reader
-    assert heard in (b"", TOO_LARGE)
+    assert heard == b"" or heard.startswith(b"HTTP/1.1 431 ")
 
 
 def test_a_request_that_does_not_come_to_its_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,17 @@ def test_a_query_that_means_nothing_is_refused_with_its_name(client: TestClient)
     assert "since" in reply.json()["message"]
 
 
+@pytest.mark.parametrize("number", [10**20, -(10**20), -1])
+@pytest.mark.parametrize(
+    "query",
+    ["overview?since=", "overview?measured=", "overview?generation=", "prompts?offset=", "prompts?first=",
+     "prompts?until=", "group?id=g&step=", "group?id=g&most="],
+)  # fmt: skip
+def test_no_number_of_a_query_breaks_an_answer(run: RunDirectory, query: str, number: int) -> None:
+    with TestClient(create_view_app(run), raise_server_exceptions=False) as client:
+        assert client.get(f"/web/api/v1/{query}{number}").status_code in (200, 404, 422)
+
+
 def test_where_tokens_are_on_files_are_open_and_numbers_are_not(run: RunDirectory) -> None:
     keyring = Keyring(",".join(f"{role}:{digest(token)}" for role, token in TOKENS.items()))
     with TestClient(create_view_app(run, keyring)) as client:

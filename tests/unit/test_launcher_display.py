@@ -159,7 +159,23 @@ def test_only_the_latest_steps_stay_in_the_table() -> None:
 @pytest.mark.parametrize(
     ("fields", "want"),
     [
-        ({"step": 0}, "workers sample ahead; the learner has not begun"),
+        ({"step": 0, "leased": {"fresh": 8}}, "workers sample ahead; the learner has not begun"),
+        (
+            {"step": 0, "queued": {"fresh": 8}},
+            "8 requests are queued and no worker has claimed one; no learner has reported a step",
+        ),
+        (
+            {"step": 0, "leased": {"fresh": 2}, "workers": {"w1": WorkerLeases(leased=2, silent_s=12.4)}},
+            "w1 silent for 12 s; no learner has reported a step",
+        ),
+        (
+            {"step": 5, "assembled_step": 4, "queued": {"fresh": 2}},
+            "learner waits for batch 5: 0/32 fresh groups, 2 queued, no worker has claimed one",
+        ),
+        (
+            {"step": 300, "assembled_step": 1, "queued": {"fresh": 2}},
+            "learner waits for batch 2: 0/32 fresh groups, 2 queued, no worker has claimed one",
+        ),
         (
             {"step": 5, "assembled_step": 4, "fresh_ready": 12, "leased": {"fresh": 3}},
             "learner waits for batch 5: 12/32 fresh groups",
@@ -193,7 +209,10 @@ def test_only_the_latest_steps_stay_in_the_table() -> None:
             {"step": 5, "assembled_step": 5, "leased": {"fresh": 30, "evaluate": 2}},
             "nobody: the learner trains step 5, the workers sample 32 groups",
         ),
-        ({"step": 121, "queued": {"evaluate": 90}}, "training is done; 90 held-out prompts are left to measure"),
+        (
+            {"step": 121, "assembled_step": 120, "queued": {"evaluate": 90}},
+            "training is done; 90 held-out prompts are left to measure",
+        ),
     ],
 )
 def test_who_waits_for_whom(fields: dict[str, Any], want: str) -> None:

@@ -13,6 +13,7 @@ from bapo.whatif.history import History
 
 FOLDS = (PromptIndex, History)
 LIMIT = 100
+MOST_OFFSET = 1 << 31
 TABLES = ("", "bad", "high")
 
 
@@ -25,10 +26,12 @@ def answer(
         first, last: k of the first and of the last fresh group, of prompts that have at least two; -1: any.
         until: the step up to which that is meant; 0: all.
         table: bad or high: those that are in it now.
-    Raises: ContractError for another table, or a negative offset.
+    Raises: ContractError for another table, or an offset that no list has.
     """
-    if table not in TABLES or offset < 0:
-        raise ContractError(f"table={table!r}, offset={offset}: table is bad, high or empty, and offset at least 0")
+    if table not in TABLES or not 0 <= offset < MOST_OFFSET:
+        raise ContractError(
+            f"table={table!r:.40}, offset={offset}: table is bad, high or empty, and offset from 0 to {MOST_OFFSET - 1}"
+        )
     index, history = view.fold(PromptIndex), view.fold(History)
     chosen = [found for found in index.prompts() if _moved(found, first, last, until)]
     if table:
