@@ -39,6 +39,8 @@ BODY_PAUSE_S = 30.0
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
 """Liveness for probes that can hold no token, and the description of the API, which is no secret."""
 WARN_EVERY_S = 1.0
+ROLE = "bapo.role"
+"""Under which a request's scope has the role of its sender: None where nobody needs a token."""
 NO_WEBSOCKETS = 1008
 """Close code of RFC 6455: against the policy of the server."""
 
@@ -120,7 +122,7 @@ class Gate:
         rule = self._rules.find(scope["method"], scope["path"])
         try:
             if rule is not None or not self._rules.is_open(scope["method"], scope["path"]):
-                check_right(scope, rule, self._keyring)
+                scope[ROLE] = check_right(scope, rule, self._keyring)
             size = declared_length(scope, rule)
         except RefusedError as refusal:
             self._refused(refusal.reason)
@@ -139,10 +141,10 @@ class Gate:
             )
 
 
-def check_right(scope: Scope, rule: Rule | None, keyring: Keyring | None) -> None:
-    """Whether the sender may call this route, which is not open. Raises: RefusedError."""
+def check_right(scope: Scope, rule: Rule | None, keyring: Keyring | None) -> Role | None:
+    """The role of a sender that may call this route; None without a keyring. Raises: RefusedError."""
     if keyring is None:
-        return
+        return None
     what = f"{scope['method']} {scope['path']}"
     token = _bearer(scope)
     if not token:
@@ -162,6 +164,7 @@ def check_right(scope: Scope, rule: Rule | None, keyring: Keyring | None) -> Non
     if role is not Role.OPERATOR and (rule is None or role not in rule.roles):
         able = ", ".join(sorted(rule.roles)) + " or operator" if rule and rule.roles else "operator"
         raise RefusedError(403, Refusal.NO_RIGHT, f"{what}: {role} may not do this; use the token of {able}")
+    return role
 
 
 class RefusedError(Exception):

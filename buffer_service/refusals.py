@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi.responses import JSONResponse
 
-from bapo.errors import BY_NAME, BapoError, ContractError, UnavailableError
+from bapo.errors import BY_NAME, AccessError, BapoError, ContractError, Refusal, UnavailableError
 from bapo.gate import BodyError
 from buffer_service.metrics import BufferMetrics
 from buffer_service.service import TooManyFailuresError
@@ -22,6 +22,8 @@ def error_response(error: BapoError, metrics: BufferMetrics) -> JSONResponse:
         headers["Connection"] = "close"
     if isinstance(error, ContractError):
         metrics.refused(error.reason)
+    if isinstance(error, AccessError):
+        metrics.refused(Refusal.NO_RIGHT)
     body = {"error": name, "message": _shortened(str(error)), "retry": retry}
     return JSONResponse(body, status_code=error.http_status, headers=headers)
 

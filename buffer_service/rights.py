@@ -6,8 +6,12 @@ cannot answer it.
 
 from __future__ import annotations
 
-from bapo.gate import Rules, allow
+from collections.abc import Iterable
+
+from bapo.errors import AccessError
+from bapo.gate import ROLE, Rules, Scope, allow
 from bapo.tokens import Role
+from bapo.types import Purpose, RolloutRequest
 from buffer_service.bodies import MOST_PUSH_BYTES, MOST_RESTORE_BYTES, MOST_STATE_BYTES
 
 WORKER, LEARNER, SCHEDULER, EVALUATOR = Role.WORKER, Role.LEARNER, Role.SCHEDULER, Role.EVALUATOR
@@ -62,3 +66,21 @@ ROUTES = (
 OPEN_PATHS = ("/", "/web/", "/web/{folder}/{file}")
 """The files of the web page: a browser that opens a page can send no token. Its numbers are above."""
 RULES = Rules(ROUTES, open_paths=OPEN_PATHS)
+
+
+class RightError(AccessError):
+    """A role that may call the route, and not for this."""
+
+    http_status = 403
+
+
+def refuse_training(scope: Scope, requests: Iterable[RolloutRequest]) -> None:
+    """An evaluator asks for nothing that is trained. Raises: RightError."""
+    if scope.get(ROLE) is not EVALUATOR:
+        return
+    for request in requests:
+        if request.purpose is not Purpose.EVALUATE:
+            raise RightError(
+                f"request {request.request_id} is {request.purpose}: an evaluator may ask for evaluations; use the "
+                "token of scheduler or operator"
+            )

@@ -15,6 +15,7 @@ from buffer_service.bodies import MOST_PUSH_BYTES, use_body
 from buffer_service.context import Here, admit, context_of
 from buffer_service.direct import gone
 from buffer_service.outgoing import OCTETS, OutgoingResponse
+from buffer_service.rights import refuse_training
 from buffer_service.routes.bare import BareRoute, BodyRoute, is_true
 from buffer_service.schemas import (
     AcceptedAnswer,
@@ -51,9 +52,10 @@ FRAMES_ANSWER: dict[int | str, dict[str, Any]] = {
 
 
 @router.post("/requests")
-async def enqueue(body: EnqueueBody, here: Here) -> AcceptedAnswer:
+async def enqueue(body: EnqueueBody, here: Here, request: Request) -> AcceptedAnswer:
     """Ask for groups; ids that were asked for before are ignored, and so is a cursor that does not rise."""
     requests = [item.to_request() for item in body.requests]
+    refuse_training(request.scope, requests)
     accepted = await in_thread(here.service.enqueue, requests, body.cursor, body.spares)
     here.work.wake()
     return AcceptedAnswer(accepted=accepted)

@@ -20,6 +20,7 @@ from bapo.gate import Rule, Rules
 from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry, serve_health
 from bapo.tokens import Keyring, Role, digest
+from bapo.types import Purpose
 from bapo.wire import pack_group
 from buffer_service import rights as buffer_rights
 from rollout_server import rights as fleet_rights
@@ -149,6 +150,19 @@ def test_the_clients_say_which_token_is_missing_and_do_not_try_again(url: str) -
     assert BufferClient(url, token=TOKENS[WORKER]).push([pack_group(answer(request))]) == {"g-a": "stored"}
     with pytest.raises(AccessError, match="worker may not do this; use the token of learner or operator"):
         BufferClient(url, token=TOKENS[WORKER]).batch(1, timeout_s=60)
+
+
+def test_an_evaluator_asks_for_evaluations_and_for_nothing_that_is_trained(url: str) -> None:
+    evaluator = BufferClient(url, token=TOKENS[EVALUATOR])
+    held_out = make_request(prompt_id="held-out", purpose=Purpose.EVALUATE, label="v1")
+    assert evaluator.enqueue([held_out]) == 1
+    for purpose in (Purpose.FRESH, Purpose.REEVALUATE):
+        trained = make_request(prompt_id=purpose.value, purpose=purpose)
+        with pytest.raises(
+            AccessError, match=f"g-{purpose.value} is {purpose.value}: an evaluator may ask for evaluat"
+        ):
+            evaluator.enqueue([held_out, trained])
+        assert BufferClient(url, token=TOKENS[SCHEDULER]).enqueue([trained]) == 1
 
 
 def test_refusals_are_counted_by_reason(url: str) -> None:
