@@ -6,6 +6,7 @@ rename, so that no reader sees half of one. What the disk refuses becomes a Stor
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -16,6 +17,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from bapo.errors import ConfigError, ContractError, StorageError
+
+FREE_SPACE = "free space or choose another run.root, then `bapo train --resume`"
+_ADVICE: dict[int | None, str] = {
+    errno.ENOENT: "make its folder first, or name a file in one that is there",
+    errno.ENOTDIR: "a part of that path is a file",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "choose a place that this user may write to"),
+}
 
 
 @contextmanager
@@ -30,9 +38,8 @@ def storing(path: Path, *refusals: type[Exception]) -> Iterator[None]:
         yield
     except caught as error:
         reason = getattr(error, "strerror", None) or error
-        raise StorageError(
-            f"cannot write {path}: {reason}; free space or choose another run.root, then `bapo train --resume`"
-        ) from error
+        advice = _ADVICE.get(getattr(error, "errno", None), FREE_SPACE)
+        raise StorageError(f"cannot write {path}: {reason}; {advice}") from error
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
 
 DISK_GIB = 1.0
 REDIS_TIMEOUT_S = 2.0
+REDIS_SCHEMES = ("redis", "rediss", "unix")
 Download = Callable[[str, Iterable[str]], str]
 
 
@@ -104,6 +105,12 @@ def redis(config: Config) -> Check:
         refuse_open(with_password(url), allowed=config.security.open_redis)
     except ConfigError as error:
         return Check(name="redis", status="fail", detail=str(error))
+    if (scheme := urlsplit(url).scheme) not in REDIS_SCHEMES:
+        detail = (
+            f"buffer.redis_url {url}: {scheme!r} is not redis, rediss or unix; name one primary itself, no Sentinel "
+            "and no Cluster (docs/adr/0044-one-redis-primary.md)"
+        )
+        return Check(name="redis", status="fail", detail=detail)
     reason = redis_answer(url)
     if reason is None:
         return Check(name="redis", status="ok", detail=f"{url} answers")
@@ -119,8 +126,6 @@ def redis_answer(url: str) -> str | None:
     parts = urlsplit(url)
     if parts.scheme == "rediss":
         return None  # TLS: the buffer service finds out
-    if parts.scheme not in ("redis", "unix"):
-        return f"{parts.scheme or url!r} is not redis://, rediss:// or unix://"
     try:
         with connected(parts.scheme, parts.path, parts.hostname, parts.port) as connection:
             connection.sendall(b"PING\r\n")

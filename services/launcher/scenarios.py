@@ -75,10 +75,13 @@ def buffer_is_up(session: Session) -> str:
     """Where the buffer is, where its data is, how to look at it and how to stop it."""
     url, path, settings = buffer_url(session.config, session.run), session.run.path, session.config.buffer
     kept = f"{session.run.redis_path} (append-only file, fsync {settings.appendfsync})"
+    token = f"{tokens_of(session.run).path_of(Role.OPERATOR)} (clients: BAPO_TOKEN_FILE names it)"
+    if session.config.security.tokens == "off":
+        token = f'none is asked for: security.tokens = "off", whoever reaches {url} may do everything'
     return (
         f"the buffer of run {session.config.run.name} is up at {url}\n"
         f"  API    {url}/docs\n"
-        f"  token  {tokens_of(session.run).path_of(Role.OPERATOR)} (clients: BAPO_TOKEN_FILE names it)\n"
+        f"  token  {token}\n"
         f"  data   {'in the Redis of buffer.redis_url' if settings.redis_url else kept}\n"
         f"  look   bapo buffer stats --run {path}\n"
         f"  stop   Ctrl-C; start it again, with all it holds: bapo up buffer --run {path}"

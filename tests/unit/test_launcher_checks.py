@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -133,8 +134,13 @@ def test_what_answers_like_redis_is_taken_for_redis(answer: bytes, reason: str |
         thread.join()
 
 
-def test_another_scheme_is_no_redis_url() -> None:
-    assert redis_answer("http://localhost") == "'http' is not redis://, rediss:// or unix://"
+@pytest.mark.parametrize("scheme", ["http", "redis+sentinel"])
+def test_another_scheme_is_no_redis_url(tmp_path: Path, scheme: str) -> None:
+    config = make_config(tmp_path, buffer={"port": 0, "redis_url": f"{scheme}://127.0.0.1:26379/mymaster"})
+    with pytest.raises(
+        ConfigError, match=re.escape(f"{scheme!r} is not redis, rediss or unix; name one primary itself")
+    ):
+        preflight(config)
 
 
 def test_the_embedded_redis_is_durable_private_and_never_evicts(tmp_path: Path) -> None:
