@@ -9,6 +9,9 @@ INFO that is sent behind it does (ADR 0153):
     aof_current_size >= what an earlier look had found, together with its aof_buffer_length
                                                          all that was executed before that look is written
 
+Sizes are those of one process: a Redis that was started again has nothing unwritten, whatever the one before has lost.
+So all looks must be at the process that has answered; where another one is found, the call is to be made again.
+
 With `appendfsync always` Redis writes before it answers, and ends itself when it cannot: there an answer is proof.
 
 Does not cover: power loss, which needs `appendfsync always`.
@@ -51,15 +54,17 @@ class AofState:
     """Because an fsync is running."""
     is_refused: bool = False
     """The newest attempt to write failed: the disk is full, or broken."""
+    server: str = ""
+    """The process that says so (`run_id` of INFO)."""
 
 
 WRITTEN = AofState()
 
 
-def aof_state_of(reply: bytes) -> AofState:
+def aof_state_of(reply: bytes, server: str) -> AofState:
     """The answer of INFO: the most frequent one by one search, because parsing all costs more than a small push."""
     if _ALL_WRITTEN in reply or _AOF_OFF in reply:
-        return WRITTEN
+        return AofState(server=server)
     found = {name: int(number) for name, number in _AOF_NUMBER.findall(reply)}
     return AofState(
         size=found.get(b"current_size", 0),
@@ -67,6 +72,7 @@ def aof_state_of(reply: bytes) -> AofState:
         unwritten=found.get(b"buffer_length", 0),
         is_postponed=bool(found.get(b"pending_bio_fsync")),
         is_refused=_REFUSED in reply,
+        server=server,
     )
 
 
@@ -136,34 +142,37 @@ class SharedLooks:
 
 
 def until_written(
-    look: Callable[[], Steps[AofState]], shared: SharedLooks, where: str, first: AofState | None = None
+    look: Callable[[], Steps[AofState]], shared: SharedLooks, where: str, first: AofState, server: str
 ) -> Steps[None]:
-    """Return when everything is written that Redis has answered by now.
+    """Return when everything is written that Redis had answered before the first look.
 
     Args:
         look: takes one now.
         where: Redis' address, for people.
-        first: one that was taken now.
-    Raises: StorageError when the disk takes no more; UnavailableError when it takes nothing in time.
+        first: one that was taken behind the answers.
+        server: the process that has given them.
+    Raises: StorageError when the disk takes no more; UnavailableError when it takes nothing in time, or when another
+        process is there: what the one before had not written is lost.
     """
-    target = Target()
-    for _ in range(LOOKS_AT_ONCE):
-        seen = first or (yield from look())
-        first = None
-        if _is_written(target, seen, where):
-            return
-        if seen.is_postponed:
+    target, seen, num_looks = Target(), first, 1
+    while not _is_written(target, seen, server, where):
+        if seen.is_postponed or num_looks == LOOKS_AT_ONCE:
             break
+        seen, num_looks = (yield from look()), num_looks + 1
+    else:
+        return
     yield BLOCKS
     deadline = time.monotonic() + TIMEOUT_S
-    while not _is_written(target, shared.next(), where):
+    while not _is_written(target, shared.next(), server, where):
         if time.monotonic() > deadline:
             raise UnavailableError(
                 f"Redis has not written its append-only file for {TIMEOUT_S:.0f} s: its disk is busy"
             )
 
 
-def _is_written(target: Target, seen: AofState, where: str) -> bool:
+def _is_written(target: Target, seen: AofState, server: str, where: str) -> bool:
+    if seen.server != server:
+        raise UnavailableError(f"Redis at {where} was started again before it had written what it answered: ask again")
     if target.is_reached(seen):
         return True
     if seen.is_refused:

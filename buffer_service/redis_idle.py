@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 import socket
 from collections import deque
@@ -9,9 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
+from redis.exceptions import ResponseError
 
 SEND_BUFFER_BYTES = 1 << 20
 """Of a socket, as far as the machine allows it: what fits is sent without waiting for Redis to take the first part."""
+
+_RUN_ID = re.compile(rb"run_id:(\w+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,8 @@ class Held:
     """Of redis-py."""
     poller: select.poll
     """Of its socket."""
+    server: str
+    """The process of Redis at the other end (`run_id` of INFO); empty where Redis does not tell."""
 
     @property
     def has_news(self) -> bool:
@@ -53,10 +59,16 @@ class Connections:
 
     def _made(self) -> Held:
         connection: Any = self._pool.get_connection()
+        try:
+            server = _server_of(connection)
+        except BaseException:
+            connection.disconnect()
+            self._pool.release(connection)
+            raise
         connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         poller = select.poll()
         poller.register(connection._sock, select.POLLIN)
-        return Held(connection, poller)
+        return Held(connection, poller, server)
 
     def give_back(self, held: Held) -> None:
         """All that was asked on it has been answered."""
@@ -66,3 +78,12 @@ class Connections:
         """Replies may still be on their way: close it."""
         held.connection.disconnect()
         self._pool.release(held.connection)
+
+
+def _server_of(connection: Any) -> str:
+    connection.send_command("INFO", "server")
+    try:
+        found = _RUN_ID.search(connection.read_response())
+    except ResponseError:  # a managed Redis may refuse to tell
+        return ""
+    return found[1].decode() if found else ""

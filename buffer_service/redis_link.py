@@ -46,6 +46,9 @@ OFF_S = 1.0
 """A Redis without an append-only file is not asked after it for so long."""
 READ_BYTES = 1 << 20
 """One recv: frames are large."""
+MOST_CONNECTIONS = 1 << 16
+"""No bound of ours: what threads and pushes that wait hold at once is bounded by their number, and redis-py counts
+those that `Connections` keeps idle as taken: at its own bound of 100 it would make no new one for good."""
 MOST_ERROR_CHARS = 160
 RESTORING = "a restore of the buffer is under way or was cut off: restore the snapshot again"
 MULTI, EXEC = command("MULTI"), command("EXEC")
@@ -69,6 +72,7 @@ class RedisLink:
                 socket_connect_timeout=CONNECT_TIMEOUT_S,
                 socket_timeout=ANSWER_TIMEOUT_S,
                 socket_read_size=READ_BYTES,
+                max_connections=MOST_CONNECTIONS,
                 retry=Retry(NoBackoff(), 0),
                 **connection_options(url),
             )
@@ -123,7 +127,7 @@ class RedisLink:
             return disk_refuses(self.where, text)
         if "RESTORING" in text:
             return UnavailableError(RESTORING)
-        if text.startswith(("READONLY", "MASTERDOWN", "LOADING", "CLUSTERDOWN", "TRYAGAIN")):
+        if text.startswith(("READONLY", "MASTERDOWN", "LOADING", "BUSY ", "CLUSTERDOWN", "TRYAGAIN")):
             return UnavailableError(f"Redis at {self.where} takes no writes now: {text}")
         return BapoError(f"Redis at {self.where} refused a command of the buffer service: {text}")
 
@@ -164,7 +168,7 @@ class RedisLink:
         held, unanswered = begun
         at = unanswered + len(values)
         with self.errors_named():
-            replies = yield from self._exchanging(pieces, at + 1 + asks, held, behind=INFO if looks else b"")
+            held, replies = yield from self._exchanging(pieces, at + 1 + asks, held, behind=INFO if looks else b"")
             if isinstance(replies[at], NoScriptError):
                 yield BLOCKS
                 self._load(script)
@@ -173,35 +177,46 @@ class RedisLink:
             if looks:
                 if is_off(replies[-1]):
                     self._off_until = time.monotonic() + OFF_S
-                yield from self._until_written(aof_state_of(replies[-1]))
+                yield from self._until_written(aof_state_of(replies[-1], held.server), held)
             elif asks and not is_always(replies[-1]):
-                yield from self._until_written()
+                yield from self._until_written((yield from self._look()), held)
             return replies[at]
 
-    def wait_written(self) -> None:
-        """Return when all that Redis has answered by now is in its append-only file.
+    def ask_written(self, *parts: Arg) -> Any:
+        """The reply of one command, when all that it shows is in the append-only file.
 
         Raises: UnavailableError; StorageError.
         """
         with self.errors_named():
-            finish(self._until_written())
+            held, (reply, seen) = finish(self._exchanging([command(*parts), INFO], 2))
+            _raise_first([reply, seen])
+            finish(self._until_written(aof_state_of(seen, held.server), held))
+        return reply
 
-    def _until_written(self, seen: AofState | None = None) -> Steps[None]:
-        return until_written(self._look, self._looks, self.where, seen)
+    def wait_written(self) -> None:
+        """Return when all that Redis has executed by now is in its append-only file.
+
+        Raises: UnavailableError; StorageError.
+        """
+        self.ask_written("PING")
+
+    def _until_written(self, first: AofState, held: Held) -> Steps[None]:
+        return until_written(self._look, self._looks, self.where, first, held.server)
 
     def _look(self) -> Steps[AofState]:
-        (reply,) = yield from self._exchanging([INFO], 1)
+        held, (reply,) = yield from self._exchanging([INFO], 1)
         _raise_first([reply])
-        return aof_state_of(reply)
+        return aof_state_of(reply, held.server)
 
     def _exchanging(
         self, pieces: Sequence[bytes | memoryview], number: int, held: Held | None = None, behind: bytes = b""
-    ) -> Steps[list[Any]]:
+    ) -> Steps[tuple[Held, list[Any]]]:
         """Send commands, and read so many replies; errors that Redis answers are among them. A command that is to be
-        sent `behind` the answers has one more."""
+        sent `behind` the answers has one more. The connection is told, and another's by then."""
         held = held or self.connections.take_idle()
         if held is None or not isinstance(held.connection, GatheringUnixConnection):
             yield BLOCKS  # to connect, or to send more than what TCP has room for
+        held = held or self.connections.take()
         with self._connection(held) as connection:
             connection.send_packed_command(pieces)
             yield connection._sock.fileno()
@@ -210,7 +225,7 @@ class RedisLink:
                 connection.send_packed_command([behind])
                 yield connection._sock.fileno()
                 replies += _replies(connection, 1)
-            return replies
+            return held, replies
 
     def read_answers(self, held: Held, number: int) -> None:
         """To SETs that were sent before. Raises: UnavailableError; FullError."""
@@ -250,7 +265,7 @@ class RedisLink:
     def ask(self, *parts: Arg) -> Any:
         """The reply of one command: redis-py's own way to one takes twice the time."""
         with self.errors_named():
-            (reply,) = finish(self._exchanging([command(*parts)], 1))
+            _, (reply,) = finish(self._exchanging([command(*parts)], 1))
             _raise_first([reply])
         return reply
 
@@ -259,7 +274,7 @@ class RedisLink:
         dearer."""
         with self.errors_named():
             pieces = [MULTI, *(command(*parts) for parts in commands), EXEC]
-            replies = finish(self._exchanging([b"".join(pieces)], len(pieces)))
+            _, replies = finish(self._exchanging([b"".join(pieces)], len(pieces)))
             _raise_first(replies)
             found: list[Any] = replies[-1]
             _raise_first(found)
@@ -270,7 +285,8 @@ class RedisLink:
         with self.errors_named():
             for script in self._scripts.values():
                 self._load(script)
-            self._is_always = is_always(finish(self._exchanging([FSYNC], 1))[0])
+            _, (setting,) = finish(self._exchanging([FSYNC], 1))
+            self._is_always = is_always(setting)
 
     def _load(self, script: _Script) -> None:
         log.debug("loading script %s into Redis at %s", script.name, self.where)

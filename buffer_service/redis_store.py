@@ -230,11 +230,9 @@ class RedisStore:
         return tables
 
     def batch(self, step: int) -> BatchRecord | None:
-        (blob,) = self._hash_values("batches", [str(step)])
-        if blob is None:
-            return None
-        self._link.wait_written()  # whoever assembled it may still be waiting for that
-        return unpack_batch_record(blob)
+        # Whoever assembled it may still be waiting for its being written.
+        blob = self._link.ask_written("HGET", self._keys["batches"], str(step))
+        return None if blob is None else unpack_batch_record(blob)
 
     def commit(self, step: int, checkpointed: int) -> None:
         retained = [int(key) for key in self._link.ask("HKEYS", self._keys["batches"])]
@@ -253,8 +251,8 @@ class RedisStore:
     # -- what prompt selectors learn from
 
     def outcomes(self, after: int, limit: int) -> list[bytes]:
-        kept = self._hash_values("outcomes", [str(step) for step in range(after + 1, after + 1 + limit)])
-        self._link.wait_written()
+        steps = [str(step) for step in range(after + 1, after + 1 + limit)]
+        kept = self._link.ask_written("HMGET", self._keys["outcomes"], *steps) if steps else []
         return [blob for blob in takewhile(lambda blob: blob is not None, kept) if blob is not None]
 
     def selector_state(self) -> SelectorState:

@@ -89,7 +89,9 @@ class BulkReader:
             if (length := found.find(b"\r\n")) >= 0:
                 self._start += length + 2
                 return found[:length]
-            if found[:1] == b"-" and len(found) == LINE_BYTES:  # an error's text may be longer
+            if len(found) == LINE_BYTES:
+                if found[:1] != b"-":  # an error's text may be longer, nothing else
+                    raise InvalidResponse(f"Redis answered MGET with {found[:40]!r}")
                 self._start = self._end
                 return found
             self._fill(len(found) + 1)

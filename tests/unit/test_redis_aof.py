@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from itertools import count, repeat
+from itertools import chain, count, repeat
 
 import pytest
 from redis.exceptions import ResponseError
 
 from bapo.errors import StorageError, UnavailableError
-from buffer_service.redis_aof import WRITTEN, AofState, SharedLooks, Target, aof_state_of, is_always, until_written
+from buffer_service.redis_aof import AofState, SharedLooks, Target, aof_state_of, is_always, until_written
 from buffer_service.steps import Steps, finish
 from tests.patience import PATIENCE_S, wait_until
 
@@ -23,15 +23,17 @@ def info(*lines: str) -> bytes:
 def test_a_look_is_read_from_what_redis_says() -> None:
     sizes = ("aof_current_size:120", "aof_base_size:88", "aof_pending_rewrite:0")
     quiet = ("aof_buffer_length:0", "aof_pending_bio_fsync:0", "aof_delayed_fsync:3")
-    assert aof_state_of(info("aof_enabled:1", "aof_last_write_status:ok", *sizes, *quiet)) == WRITTEN
-    assert aof_state_of(info("aof_enabled:0", "aof_last_write_status:ok")) == WRITTEN
+    assert aof_state_of(info("aof_enabled:1", "aof_last_write_status:ok", *sizes, *quiet), "run") == AofState(
+        server="run"
+    )
+    assert aof_state_of(info("aof_enabled:0", "aof_last_write_status:ok"), "run") == AofState(server="run")
     busy = ("aof_buffer_length:40", "aof_pending_bio_fsync:1", "aof_delayed_fsync:3")
-    assert aof_state_of(info("aof_enabled:1", "aof_last_write_status:ok", *sizes, *busy)) == AofState(
-        size=120, base_size=88, unwritten=40, is_postponed=True
+    assert aof_state_of(info("aof_enabled:1", "aof_last_write_status:ok", *sizes, *busy), "run") == AofState(
+        size=120, base_size=88, unwritten=40, is_postponed=True, server="run"
     )
     full = ("aof_buffer_length:40", "aof_pending_bio_fsync:0", "aof_delayed_fsync:3")
-    assert aof_state_of(info("aof_enabled:1", "aof_last_write_status:err", *sizes, *full)) == AofState(
-        size=120, base_size=88, unwritten=40, is_refused=True
+    assert aof_state_of(info("aof_enabled:1", "aof_last_write_status:err", *sizes, *full), "run") == AofState(
+        size=120, base_size=88, unwritten=40, is_refused=True, server="run"
     )
 
 
@@ -65,12 +67,12 @@ def test_a_write_is_acknowledged_when_the_kernel_has_it(looks: list[tuple[int, i
     assert [target.is_reached(look) for look in looks_of(*looks)] == [False] * (len(looks) - 1) + [True]
 
 
-def acknowledged(looks: Iterator[AofState]) -> None:
+def acknowledged(looks: Iterator[AofState], server: str = "") -> None:
     def look() -> Steps[AofState]:
         yield from ()
         return next(looks)
 
-    finish(until_written(look, SharedLooks(lambda: next(looks)), "here"))
+    finish(until_written(look, SharedLooks(lambda: next(looks)), "here", next(looks), server))
 
 
 def test_looks_go_on_until_the_write_is_in_the_file() -> None:
@@ -89,6 +91,14 @@ def test_a_disk_that_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("buffer_service.redis_aof.TIMEOUT_S", 0.02)
     with pytest.raises(UnavailableError, match="its disk is busy"):
         acknowledged(repeat(AofState(size=100, unwritten=40, is_postponed=True)))
+
+
+@pytest.mark.parametrize("num_looks", [1, 2, 3])
+def test_a_redis_that_was_started_again_proves_nothing(num_looks: int) -> None:
+    """It has nothing unwritten; but what the one before had not written is gone."""
+    before = repeat(AofState(size=100, unwritten=40, server="before"), num_looks - 1)
+    with pytest.raises(UnavailableError, match="Redis at here was started again before it had written"):
+        acknowledged(chain(before, repeat(AofState(server="after"))), server="before")
 
 
 def test_one_look_serves_all_who_wait_when_it_begins() -> None:

@@ -66,6 +66,11 @@ def test_an_error_is_what_redis_said() -> None:
         reader(b"-OOM command not allowed when used memory > 'maxmemory'.\r\n").read(4)
 
 
+def test_a_line_that_has_no_end_is_no_answer_of_redis() -> None:
+    with pytest.raises(InvalidResponse, match=r"Redis answered MGET with b'HTTP/1\.1 502 Bad Gateway"):
+        reader(b"HTTP/1.1 502 Bad Gateway " + b"x" * 200, 70, 1000).read(1)
+
+
 def test_another_number_of_values_is_refused() -> None:
     with pytest.raises(InvalidResponse, match="MGET of 2 keys"):
         reader(b"*3\r\n$1\r\na\r\n$1\r\nb\r\n$1\r\nc\r\n").read(2)
