@@ -54,6 +54,8 @@ class FrameReaders:
             try:
                 self._link.client.execute_command("ACL", "SETUSER", self._user, *rights)
             except ResponseError as error:
+                if str(error).startswith("BUSY "):  # with a script, for a while
+                    raise
                 log.info("learners read their batches through this service: Redis makes no user for them: %s", error)
                 self._path = ""
                 return False
