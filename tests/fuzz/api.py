@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -30,6 +32,7 @@ from schemathesis.specs.openapi.checks import (
 from tests.buffer_app import served_app, small_config
 from tests.buffer_setup import new_store, stored
 from tests.factories import make_request
+from tests.rollout_run import write_rollout_run
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 SLOW_S = 5.0
@@ -56,18 +59,21 @@ class Outcome:
 
 
 def fuzz(examples: int, *, number: int = 1, redis_url: str = "", only: str = "") -> Outcome:
-    """Fuzz all operations of the buffer's API, or those whose label holds `only`. Raises: what a check found."""
+    """Fuzz all operations of the buffer's API, the web page's among them, or those whose label holds `only`.
+
+    Raises: what a check found.
+    """
     store = new_store("redis" if redis_url else "memory", redis_url, run="fuzz")
     stored(store, "abcd")
     store.enqueue([make_request(prompt_id="open")], cursor=None)
-    app = served_app(store, small_config())
-    schema = schemathesis.openapi.from_asgi("/openapi.json", app)
     outcome, process = Outcome(), psutil.Process()
-    for result in schema.get_all_operations():
-        operation = result.ok()
-        if only in operation.label:
-            _fuzz_operation(operation, examples, number, outcome)
-            outcome.rss_mb.append(process.memory_info().rss >> 20)
+    with tempfile.TemporaryDirectory() as folder:
+        app = served_app(store, small_config(), run=write_rollout_run(Path(folder) / "run"))
+        for result in schemathesis.openapi.from_asgi("/openapi.json", app).get_all_operations():
+            operation = result.ok()
+            if only in operation.label:
+                _fuzz_operation(operation, examples, number, outcome)
+                outcome.rss_mb.append(process.memory_info().rss >> 20)
     return outcome
 
 
