@@ -152,7 +152,7 @@ class Pressure:
         ready = self._ready
         if ready is None or not ready.num_fresh or not must_wait_for_round(self._step, self._config):
             return 0.0
-        return (ready.round_left or 0) * ready.fresh_bytes / ready.num_fresh
+        return max(0, ready.round_left or 0) * ready.fresh_bytes / ready.num_fresh
 
 
 def _full(why: str) -> FullError:

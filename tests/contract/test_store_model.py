@@ -124,6 +124,14 @@ class ThreeBuffers(RuleBasedStateMachine):
         self.all(lambda store: store.enqueue_round(step, requests))
         self.remember(requests)
 
+    @rule(step=VERSIONS, names=st.lists(NAMES, min_size=1, max_size=3))
+    def enqueue_beside_the_round(self, step: int, names: list[str]) -> None:
+        """Re-evaluations by themselves, before the round of their step or after it."""
+        fields: dict[str, Any] = {"purpose": Purpose.REEVALUATE, "step": step, "min_version": step}
+        requests = [make_request(prompt_id=n, request_id=f"r{step}-{n}", **fields) for n in names]
+        self.all(lambda store: store.enqueue(requests, cursor=None))
+        self.remember(requests)
+
     @rule(worker=WORKERS, limit=st.integers(0, 4), version=VERSIONS, with_fresh=st.sampled_from([True, True, False]))
     def claim(self, worker: str, limit: int, version: int, with_fresh: bool) -> None:
         self.all(lambda s: s.claim(worker, limit=limit, policy_version=version, with_fresh=with_fresh))

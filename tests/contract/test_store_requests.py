@@ -113,6 +113,27 @@ def test_a_round_without_requests_is_issued_and_empty(store: Store) -> None:
     assert store.readiness(5).round_left == 0
 
 
+def test_a_round_waits_for_what_was_asked_before_it_and_ends_with_its_last_answer(store: Store) -> None:
+    early, leased, settled, due = reevaluations(5, "early", "leased", "settled", "due")
+    store.enqueue([leased, settled, early, *reevaluations(6, "other")], cursor=None)
+    assert ids(store.claim("w", limit=1, policy_version=5)) == ["r5-leased"]
+    store.push([incoming(answer(settled, version=5))])
+    assert store.enqueue_round(5, [early, settled, due]) == 1, "asking twice asks once"
+    assert store.readiness(5).round_left == 3
+    for request, left in ((early, 2), (due, 1), (early, 1), (leased, 0), (settled, 0)):
+        store.push([incoming(answer(request, version=5))])
+        assert store.readiness(5).round_left == left
+
+
+def test_a_reevaluation_that_comes_after_its_round_is_one_more_to_wait_for(store: Store) -> None:
+    own, late = reevaluations(5, "own", "late")
+    store.enqueue_round(5, [own])
+    assert store.enqueue([late, own, *reevaluations(6, "other"), *fresh("f", step=5)], cursor=None) == 3
+    assert store.status().reevaluation_rounds == {5: 2}
+    store.push([incoming(answer(request, version=5)) for request in (own, late)])
+    assert store.readiness(5).round_left == 0
+
+
 def test_a_lease_that_is_over_returns_to_its_place(timed: TimedStore) -> None:
     store = timed.store
     store.enqueue(fresh("a", "b", "c"), cursor=None)
