@@ -223,7 +223,8 @@ class MemoryState:
 
     def forget(self, label: str) -> None:
         """Delete one evaluation."""
-        self.open = {key: item for key, item in self.open.items() if item.request.label != label}
+        mine = (Purpose.EVALUATE, label)
+        self.open = {key: o for key, o in self.open.items() if (o.request.purpose, o.request.label) != mine}
         for request_id in self.evaluated.pop(label, []):
             del self.done[request_id]
             if request_id in self.refs:

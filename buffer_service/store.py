@@ -158,7 +158,7 @@ class Store(Protocol):
         ...
 
     def forget(self, label: str) -> None:
-        """Delete one evaluation: groups, open requests, count."""
+        """Delete one evaluation: groups, open requests, count. Other purposes' requests with that label stay."""
         ...
 
     # -- assembly

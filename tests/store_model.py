@@ -267,7 +267,8 @@ class Model:
         return sorted(self.evaluations.get(label, []))
 
     def forget(self, label: str) -> None:
-        self.line = [asked for asked in self.line if asked.request.label != label]
+        mine = [a for a in self.line if a.request.purpose is Purpose.EVALUATE and a.request.label == label]
+        self.line = [asked for asked in self.line if asked not in mine]
         for request_id in self.evaluations.pop(label, []):
             del self.settled[request_id]
 

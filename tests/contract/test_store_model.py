@@ -104,9 +104,13 @@ class ThreeBuffers(RuleBasedStateMachine):
         version=VERSIONS,
         cursor=st.none() | st.integers(0, 9),
         spares=st.none() | st.integers(0, 3),
+        label=st.just("") | LABELS,
     )
-    def enqueue(self, names: list[str], step: int, version: int, cursor: int | None, spares: int | None) -> None:
-        requests = [make_request(prompt_id=n, request_id=f"f-{n}", step=step, min_version=version) for n in names]
+    def enqueue(
+        self, names: list[str], step: int, version: int, cursor: int | None, spares: int | None, label: str
+    ) -> None:
+        fields: dict[str, Any] = {"step": step, "min_version": version, "label": label}
+        requests = [make_request(prompt_id=n, request_id=f"f-{n}", **fields) for n in names]
         self.all(lambda store: store.enqueue(requests, cursor=cursor, spares=spares))
         self.remember(requests)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from bapo.types import Progress, Purpose, RolloutRequest
 from buffer_service.memory_store import MemoryStore
@@ -243,6 +244,14 @@ def test_a_forgotten_evaluation_can_be_asked_again_also_after_drops(make_store: 
     assert store.enqueue(requests, cursor=None) == 4
     assert ids(store.claim("w", limit=9, policy_version=1)) == ["e-x", "e-a", "e-b", "e-c", "e-d"]
     assert queued.label == "cd@1"
+
+
+def test_forgetting_an_evaluation_leaves_other_requests_that_carry_its_label(store: Store) -> None:
+    labelled = [make_request(prompt_id="f", label="cd@1"), replace(*reevaluations(1, "p"), label="cd@1")]
+    store.enqueue([*labelled, *evaluations("cd@1", "e")], cursor=None)
+    store.forget("cd@1")
+    assert store.status().queued == {"fresh": 1, "reevaluate": 1, "evaluate": 0}
+    assert store.push([incoming(answer(request)) for request in labelled]) == ["stored", "stored"]
 
 
 def test_status_says_who_holds_what(store: Store) -> None:
