@@ -1,6 +1,7 @@
 """A push, in parts that the buffer takes, and what happens while it is full.
 
 all of a part --429--> those that are not fresh, at once; the fresh ones when the buffer says that it has room
+                       --429 again--> the fresh ones after the pause that the answer names, when there is room
 """
 
 from __future__ import annotations
@@ -79,9 +80,11 @@ def _push_when_there_is_room(peer: Peer, frames: Sequence[bytes], full_s: float)
         peer.call("GET", "/room", query={"wait_s": f"{min(ROOM_S, full_s):.3f}"}, wait_s=ROOM_S)
         try:
             return _push(peer, frames)
-        except FullError:  # others were faster
-            if time.monotonic() > deadline:
+        except FullError as error:
+            # Others were faster, or Redis has no memory for what the batch lacks: /room says yes at once then.
+            if time.monotonic() + error.retry_after_s > deadline:
                 raise
+            time.sleep(error.retry_after_s)
 
 
 def _parts(frames: Sequence[bytes]) -> Iterator[list[bytes]]:

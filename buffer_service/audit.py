@@ -68,7 +68,7 @@ class Audit:
     planned: Mapping[str, int]
     """Open fresh request id -> step."""
     rounds: Mapping[int, int]
-    """Step of a re-evaluation round -> requests of it that are open, as the store counts."""
+    """Step whose re-evaluation round was issued -> its open re-evaluations, as the store counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +223,7 @@ def _batches(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
 
 
 def _rounds(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
-    """A re-evaluation round counts its open requests, until a checkpoint after it: no batch waits for it then."""
+    """A round counts the open re-evaluations of its step, until a checkpoint after it: no batch waits for it then."""
     wanted = Counter(facts.step for facts in audit.opened.values() if facts.purpose is Purpose.REEVALUATE)
     for step, left in audit.rounds.items():
         if step >= audit.checkpointed and left != wanted[step]:

@@ -86,6 +86,11 @@ class MemoryState:
         requests = (item.request for item in self.open.values())
         return sum(request.purpose is Purpose.FRESH and request.step <= step for request in requests)
 
+    def num_again(self, step: int) -> int:
+        """Re-evaluations of this step that are neither done nor dropped."""
+        requests = (item.request for item in self.open.values())
+        return sum(request.purpose is Purpose.REEVALUATE and request.step == step for request in requests)
+
     def raise_cursor(self, cursor: int, spares: int | None) -> bool:
         """Whether it was higher than the one before."""
         if cursor <= self.cursor:
@@ -114,6 +119,13 @@ class MemoryState:
         self.seq += 1
         self.open[request.request_id] = OpenRequest(request=request, place=-self.seq if at_head else self.seq)
         return True
+
+    def ask(self, request: RolloutRequest) -> bool:
+        """`add`, and count it in the round of its step where that was issued."""
+        is_new = self.add(request)
+        if is_new and request.purpose is Purpose.REEVALUATE and request.step in self.rounds:
+            self.rounds[request.step] += 1
+        return is_new
 
     def claimable(self, purposes: Iterable[Purpose], policy_version: int) -> list[OpenRequest]:
         """What weights of this version may answer, in claim order."""
@@ -211,7 +223,8 @@ class MemoryState:
 
     def forget(self, label: str) -> None:
         """Delete one evaluation."""
-        self.open = {key: item for key, item in self.open.items() if item.request.label != label}
+        mine = (Purpose.EVALUATE, label)
+        self.open = {key: o for key, o in self.open.items() if (o.request.purpose, o.request.label) != mine}
         for request_id in self.evaluated.pop(label, []):
             del self.done[request_id]
             if request_id in self.refs:

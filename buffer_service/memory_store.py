@@ -80,14 +80,15 @@ class MemoryStore:
     def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None, spares: int | None = None) -> int:
         if cursor is not None and not self._state.raise_cursor(cursor, spares):
             return 0
-        return sum(self._state.add(request) for request in requests)
+        return sum(self._state.ask(request) for request in requests)
 
     @_atomic
     def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
         if step in self._state.rounds:
             return 0
-        self._state.rounds[step] = sum(self._state.add(request) for request in requests)
-        return self._state.rounds[step]
+        added = sum(self._state.ask(request) for request in requests)
+        self._state.rounds[step] = self._state.num_again(step)
+        return added
 
     @_atomic
     def claim(

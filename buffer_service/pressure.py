@@ -52,8 +52,12 @@ class Pressure:
         """`wanted`: fresh groups that a step needs, when it is next; by default those of its first round."""
         self._store, self._config, self._now = store, config, now
         self._wanted = wanted or config.algorithm.fresh_schedule.at
+        self._looking = threading.Lock()
+        """Held while the store is asked: by `look` alone, and so by no event loop."""
         self._lock = threading.Lock()
+        """Of all that is below, and never held while the store is asked."""
         self._looked_at = -LOOK_S
+        self._forgotten = 0
         self._step = 1
         self._ready: Readiness | None = None
         self._memory = Memory(used=0, limit=0)
@@ -66,23 +70,38 @@ class Pressure:
         return self._now() - self._looked_at < LOOK_S
 
     def forget(self) -> None:
-        """Look again: something was consumed."""
+        """Look again: something was consumed. A look that is under way may not have seen it."""
+        with self._lock:
+            self._forget()
+
+    def _forget(self) -> None:
         self._looked_at = -LOOK_S
+        self._forgotten += 1
 
     def look(self) -> None:
         """Ask the store, unless that was done just now. Blocks. Raises: UnavailableError."""
-        with self._lock:
+        with self._looking:
             if self.is_known:
                 return
-            memory, ready = self._store.memory(), self._store.readiness(self._step)
-            if ready.assembled + 1 != self._step:
-                self._step = ready.assembled + 1
-                ready = self._store.readiness(self._step)
-            wanted = self._wanted(self._step)
-            self._batch_ready = is_ready(self._step, ready, self._config, wanted)
-            self._fresh_ready = has_its_fresh(ready, self._config, wanted)
-            self._ready, self._memory = ready, memory
-            self._admitted = self._stored = 0
+            with self._lock:
+                before = self._forgotten, self._admitted, self._stored
+            memory, ready, step = self._store.memory(), self._store.readiness(self._step), self._step
+            if ready.assembled + 1 != step:
+                step = ready.assembled + 1
+                ready = self._store.readiness(step)
+            wanted = self._wanted(step)
+            with self._lock:
+                self._memory, self._ready, self._step = memory, ready, step
+                self._batch_ready = is_ready(step, ready, self._config, wanted)
+                self._fresh_ready = has_its_fresh(ready, self._config, wanted)
+                self._ends_look(*before)
+
+    def _ends_look(self, forgotten: int, admitted: int, stored: int) -> None:
+        """A look that began with these numbers: what came since then may not be in what it has found."""
+        self._admitted -= admitted
+        self._stored -= stored
+        may_complete = self._stored and self._may_complete()
+        if self._forgotten == forgotten and not may_complete:
             self._looked_at = self._now()
 
     def why_full(self) -> str:
@@ -123,9 +142,14 @@ class Pressure:
         """So many fresh groups were stored."""
         with self._lock:
             self._stored += num_fresh
-            lacks_fresh = not self._fresh_ready and self._memory_reached()
-            if lacks_fresh or (not self._batch_ready and self._queue_reached()):
-                self.forget()  # they may have completed the batch
+            if self._may_complete():
+                self._forget()
+
+    def _may_complete(self) -> bool:
+        """Whether what was stored since the newest look may have completed the batch, and a limit is reached then."""
+        if not self._fresh_ready and self._memory_reached():
+            return True
+        return not self._batch_ready and bool(self._queue_reached())
 
     def _queue_reached(self) -> str:
         settings, ready = self._config.buffer, self._ready
@@ -152,7 +176,7 @@ class Pressure:
         ready = self._ready
         if ready is None or not ready.num_fresh or not must_wait_for_round(self._step, self._config):
             return 0.0
-        return (ready.round_left or 0) * ready.fresh_bytes / ready.num_fresh
+        return max(0, ready.round_left or 0) * ready.fresh_bytes / ready.num_fresh
 
 
 def _full(why: str) -> FullError:

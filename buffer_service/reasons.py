@@ -30,7 +30,15 @@ def is_ready(step: int, ready: Readiness, config: Config, wanted: int) -> bool:
     """Whether step t, which is next and needs so many fresh groups, can be assembled."""
     if not has_its_fresh(ready, config, wanted):
         return False
-    return ready.round_left == 0 or not must_wait_for_round(step, config)
+    return is_answered(ready) or not must_wait_for_round(step, config)
+
+
+def is_answered(ready: Readiness) -> bool:
+    """Whether the step's round is issued and has no open request.
+
+    A Redis or a snapshot may hold a count below zero, from before 2026-11-23: that round is over, too.
+    """
+    return ready.round_left is not None and ready.round_left <= 0
 
 
 def why_not_yet(step: int, ready: Readiness, status: BufferStatus, config: Config, wanted: int) -> str:
@@ -67,6 +75,6 @@ def _missing(step: int, ready: Readiness, status: BufferStatus, config: Config, 
     if ready.round_left is None:
         return f"re-evaluation round {step} is not issued: does the scheduler run?"
     leased, queued = status.leased["reevaluate"], status.queued["reevaluate"]
-    if ready.round_left:
+    if not is_answered(ready):
         return f"{ready.round_left} requests of re-evaluation round {step} are open, {leased} leased, {queued} queued"
     return f"step {step} is being assembled"

@@ -20,7 +20,7 @@
 | reevaluated  | ZSET   | group ids by ingest number                                                                  |
 | evaluated    | ZSET   | "label request_id" of settled evaluation requests, sorted as text                            |
 | evaluations  | HASH   | label -> settled requests                                                                   |
-| rounds       | HASH   | step -> requests of its re-evaluation round that are not settled                            |
+| rounds       | HASH   | step whose round was issued -> its re-evaluations that are open                             |
 | records      | HASH   | group id -> GroupRecord                                                                     |
 | refs         | HASH   | group id -> how many tables and retained batches refer to it + 2^20 * bytes of its frame    |
 | tables       | STRING | Tables after the newest assembly                                                            |

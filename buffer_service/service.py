@@ -70,8 +70,7 @@ class BufferService:
     def enqueue(self, requests: Sequence[RolloutRequest], cursor: int | None, spares: int | None = None) -> int:
         """See `bapo.clients.BufferClient.enqueue`, as for all that follows.
 
-        Raises: ContractError for a re-evaluation of a step whose round was issued: the round would count it as one of
-            its own, and end before all of its own are there.
+        Raises: ContractError for a re-evaluation of a step whose round was issued: the batch would wait for one more.
         """
         again = [request for request in requests if request.purpose == "reevaluate"]
         rounds = self._store.status().reevaluation_rounds if again else {}

@@ -81,7 +81,11 @@ class Store(Protocol):
         ...
 
     def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
-        """Queue the re-evaluation round of a step, once; returns how many requests it has (0 the second time)."""
+        """Queue the re-evaluation round of a step, once; returns how many requests are new (0 the second time).
+
+        The round is answered when no re-evaluation of its step is open, whether it was asked for with the round, by
+        itself before it, or by itself after it.
+        """
         ...
 
     def claim(
@@ -154,7 +158,7 @@ class Store(Protocol):
         ...
 
     def forget(self, label: str) -> None:
-        """Delete one evaluation: groups, open requests, count."""
+        """Delete one evaluation: groups, open requests, count. Other purposes' requests with that label stay."""
         ...
 
     # -- assembly

@@ -49,7 +49,8 @@ class Model:
     fresh: list[tuple[str, RolloutRequest]] = field(default_factory=list)
     reevaluated: list[str] = field(default_factory=list)
     evaluations: dict[str, list[str]] = field(default_factory=dict)
-    rounds: dict[int, int] = field(default_factory=dict)
+    issued: set[int] = field(default_factory=set)
+    """Steps whose re-evaluation round was issued."""
     tables: Tables = field(default_factory=Tables)
     prompts: dict[str, Prompt] = field(default_factory=dict)
     batches: dict[int, BatchRecord] = field(default_factory=dict)
@@ -111,6 +112,12 @@ class Model:
         return sum(len(self.groups[group_id].frame) for group_id, _ in self.fresh)
 
     @property
+    def rounds(self) -> dict[int, int]:
+        """What each issued round waits for: the open re-evaluations of its step."""
+        again = Counter(asked.request.step for asked in self.claim_order(Purpose.REEVALUATE))
+        return {step: again[step] for step in self.issued}
+
+    @property
     def bad_prompts(self) -> dict[str, Prompt]:
         return {entry.prompt_id: self.prompts[entry.prompt_id] for entry in self.tables.bad}
 
@@ -125,10 +132,10 @@ class Model:
         return sum([self._ask(request, len(self.line)) for request in requests])
 
     def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
-        if step in self.rounds:
+        if step in self.issued:
             return 0
-        self.rounds[step] = sum([self._ask(request, len(self.line)) for request in requests])
-        return self.rounds[step]
+        self.issued.add(step)
+        return sum([self._ask(request, len(self.line)) for request in requests])
 
     def _ask(self, request: RolloutRequest, place: int) -> bool:
         if self.find(request.request_id) or request.request_id in self.settled:
@@ -211,8 +218,6 @@ class Model:
         self.settled[request.request_id] = self.tables.step
         if request.purpose is Purpose.EVALUATE:
             self.evaluations.setdefault(request.label, []).append(request.request_id)
-        if request.purpose is Purpose.REEVALUATE and request.step in self.rounds:
-            self.rounds[request.step] -= 1
 
     def release(self, worker: str) -> int:
         held = [asked for asked in self.line if asked.holder == worker]
@@ -262,7 +267,8 @@ class Model:
         return sorted(self.evaluations.get(label, []))
 
     def forget(self, label: str) -> None:
-        self.line = [asked for asked in self.line if asked.request.label != label]
+        mine = [a for a in self.line if a.request.purpose is Purpose.EVALUATE and a.request.label == label]
+        self.line = [asked for asked in self.line if asked not in mine]
         for request_id in self.evaluations.pop(label, []):
             del self.settled[request_id]
 
@@ -333,9 +339,8 @@ class Model:
         first = self.checkpointed - REMEMBERED_STEPS
         evaluated = {request_id for ids in self.evaluations.values() for request_id in ids}
         self.settled = {i: step for i, step in self.settled.items() if step >= first or i in evaluated}
-        behind = [issued for issued in self.rounds if issued <= self.checkpointed]
-        for issued in sorted(behind)[:-1]:
-            del self.rounds[issued]
+        behind = [step for step in self.issued if step <= self.checkpointed]
+        self.issued -= set(sorted(behind)[:-1])
 
     def resume(self, step: int) -> None:
         newest = self.tables.step
@@ -423,7 +428,7 @@ class Model:
             bad_prompts=self.bad_prompts,
             batches=tuple(self.batches[step] for step in sorted(self.batches)),
             compositions=tuple(self.compositions),
-            rounds=dict(self.rounds),
+            rounds=self.rounds,
             stale=tuple(reversed(self.stale)),
             counters=dict(self.counters),
             fresh_spares=self.fresh_spares,
@@ -445,7 +450,7 @@ class Model:
             fresh=[(group.record.group_id, group.request) for group in image.fresh],
             reevaluated=[record.group_id for record in image.reevaluated],
             evaluations={},
-            rounds=dict(image.rounds),
+            issued=set(image.rounds),
             tables=image.tables,
             batches={batch.step: batch for batch in image.batches},
             compositions=list(image.compositions),

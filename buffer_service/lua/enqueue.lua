@@ -7,7 +7,31 @@ if cursor ~= '' then
   call('HSET', K.meta, 'cursor', cursor)
   if spares ~= '' then call('HSET', K.meta, 'fresh_spares', spares) end
 end
+-- A round that was issued counts every open re-evaluation of its step: each of them counts down when it is settled.
+local function count_late(request)
+  local step = string.match(request.terms, '^%S+ (%S+)')
+  if request.purpose == 'reevaluate' and call('HEXISTS', K.rounds, step) == 1 then call('HINCRBY', K.rounds, step, 1) end
+end
+
+-- Also those that were asked for by themselves, before the round was issued.
+local function count_open(step)
+  local found = 0
+  for _, place in ipairs({'queue_reevaluate', 'leases_reevaluate'}) do
+    local ids = call('ZRANGE', K[place], 0, -1)
+    for i, live in ipairs(hash_values(K.live, ids)) do
+      if parse_open(ids[i], live).step == step then found = found + 1 end
+    end
+  end
+  return found
+end
+
 local added = 0
-for _ = 1, count() do added = added + enqueue(request_args(), false) end
-if round ~= '' then call('HSET', K.rounds, round, added) end
+for _ = 1, count() do
+  local request = request_args()
+  if enqueue(request, false) == 1 then
+    added = added + 1
+    count_late(request)
+  end
+end
+if round ~= '' then call('HSET', K.rounds, round, count_open(round)) end
 return added

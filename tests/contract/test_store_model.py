@@ -104,9 +104,13 @@ class ThreeBuffers(RuleBasedStateMachine):
         version=VERSIONS,
         cursor=st.none() | st.integers(0, 9),
         spares=st.none() | st.integers(0, 3),
+        label=st.just("") | LABELS,
     )
-    def enqueue(self, names: list[str], step: int, version: int, cursor: int | None, spares: int | None) -> None:
-        requests = [make_request(prompt_id=n, request_id=f"f-{n}", step=step, min_version=version) for n in names]
+    def enqueue(
+        self, names: list[str], step: int, version: int, cursor: int | None, spares: int | None, label: str
+    ) -> None:
+        fields: dict[str, Any] = {"step": step, "min_version": version, "label": label}
+        requests = [make_request(prompt_id=n, request_id=f"f-{n}", **fields) for n in names]
         self.all(lambda store: store.enqueue(requests, cursor=cursor, spares=spares))
         self.remember(requests)
 
@@ -122,6 +126,14 @@ class ThreeBuffers(RuleBasedStateMachine):
         fields: dict[str, Any] = {"purpose": Purpose.REEVALUATE, "step": step, "min_version": step}
         requests = [make_request(prompt_id=n, request_id=f"r{step}-{n}", **fields) for n in names]
         self.all(lambda store: store.enqueue_round(step, requests))
+        self.remember(requests)
+
+    @rule(step=VERSIONS, names=st.lists(NAMES, min_size=1, max_size=3))
+    def enqueue_beside_the_round(self, step: int, names: list[str]) -> None:
+        """Re-evaluations by themselves, before the round of their step or after it."""
+        fields: dict[str, Any] = {"purpose": Purpose.REEVALUATE, "step": step, "min_version": step}
+        requests = [make_request(prompt_id=n, request_id=f"r{step}-{n}", **fields) for n in names]
+        self.all(lambda store: store.enqueue(requests, cursor=None))
         self.remember(requests)
 
     @rule(worker=WORKERS, limit=st.integers(0, 4), version=VERSIONS, with_fresh=st.sampled_from([True, True, False]))

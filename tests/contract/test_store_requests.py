@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from bapo.types import Progress, Purpose, RolloutRequest
 from buffer_service.memory_store import MemoryStore
@@ -110,6 +111,27 @@ def test_a_round_is_issued_once_and_says_how_many_are_left(store: Store) -> None
 
 def test_a_round_without_requests_is_issued_and_empty(store: Store) -> None:
     store.enqueue_round(5, [])
+    assert store.readiness(5).round_left == 0
+
+
+def test_a_round_waits_for_what_was_asked_before_it_and_ends_with_its_last_answer(store: Store) -> None:
+    early, leased, settled, due = reevaluations(5, "early", "leased", "settled", "due")
+    store.enqueue([leased, settled, early, *reevaluations(6, "other")], cursor=None)
+    assert ids(store.claim("w", limit=1, policy_version=5)) == ["r5-leased"]
+    store.push([incoming(answer(settled, version=5))])
+    assert store.enqueue_round(5, [early, settled, due]) == 1, "asking twice asks once"
+    assert store.readiness(5).round_left == 3
+    for request, left in ((early, 2), (due, 1), (early, 1), (leased, 0), (settled, 0)):
+        store.push([incoming(answer(request, version=5))])
+        assert store.readiness(5).round_left == left
+
+
+def test_a_reevaluation_that_comes_after_its_round_is_one_more_to_wait_for(store: Store) -> None:
+    own, late = reevaluations(5, "own", "late")
+    store.enqueue_round(5, [own])
+    assert store.enqueue([late, own, *reevaluations(6, "other"), *fresh("f", step=5)], cursor=None) == 3
+    assert store.status().reevaluation_rounds == {5: 2}
+    store.push([incoming(answer(request, version=5)) for request in (own, late)])
     assert store.readiness(5).round_left == 0
 
 
@@ -222,6 +244,14 @@ def test_a_forgotten_evaluation_can_be_asked_again_also_after_drops(make_store: 
     assert store.enqueue(requests, cursor=None) == 4
     assert ids(store.claim("w", limit=9, policy_version=1)) == ["e-x", "e-a", "e-b", "e-c", "e-d"]
     assert queued.label == "cd@1"
+
+
+def test_forgetting_an_evaluation_leaves_other_requests_that_carry_its_label(store: Store) -> None:
+    labelled = [make_request(prompt_id="f", label="cd@1"), replace(*reevaluations(1, "p"), label="cd@1")]
+    store.enqueue([*labelled, *evaluations("cd@1", "e")], cursor=None)
+    store.forget("cd@1")
+    assert store.status().queued == {"fresh": 1, "reevaluate": 1, "evaluate": 0}
+    assert store.push([incoming(answer(request)) for request in labelled]) == ["stored", "stored"]
 
 
 def test_status_says_who_holds_what(store: Store) -> None:

@@ -13,7 +13,7 @@ import pytest
 from bapo.errors import ContractError, UnavailableError
 from bapo.maps import fate_map
 from bapo.messages import WorkerLeases
-from bapo.types import Origin
+from bapo.types import Origin, Purpose
 from buffer_service.__main__ import wait_for
 from buffer_service.codec import pack, pack_record, unpack, unpack_record
 from buffer_service.demand import Demand
@@ -46,6 +46,18 @@ def test_without_slack_the_reason_names_the_requests_of_the_step() -> None:
     assert why_not_yet(4, ready, replace(STATUS, workers={}), config, 4) == (
         "2 fresh groups of steps up to 4 are open, 1 leased, 2 queued"
     )
+
+
+@pytest.mark.parametrize(("left", "is_over"), [(None, False), (1, False), (0, True), (-1, True)])
+def test_a_round_is_over_at_none_left_and_below_as_earlier_versions_may_have_left_it(
+    left: int | None, is_over: bool
+) -> None:
+    config = small_config(cadence={"v": 1, "m": 1, "slack": 0, "wait_for_reevaluation": True})
+    nothing = dict.fromkeys(Purpose, 0)
+    ready = replace(READY, num_fresh=4, round_left=left)
+    status = replace(STATUS, workers={}, leased=nothing, queued=nothing)
+    assert is_ready(4, ready, config, 4) is is_over
+    assert (why_not_yet(4, ready, status, config, 4) == "step 4 is being assembled") is is_over
 
 
 def test_the_reason_names_failures() -> None:

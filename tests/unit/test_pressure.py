@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,9 +29,15 @@ class Measured(MemoryStore):
         self.round_left: int | None = None
         self.num_open = 0
         self.looks = 0
+        self.meanwhile: Callable[[], None] = lambda: None
+        """What others do while a look waits for the store's answer."""
 
     def memory(self) -> Memory:
         self.looks += 1
+        other = threading.Thread(target=self.meanwhile, daemon=True)
+        other.start()
+        other.join(10)
+        assert not other.is_alive(), "it waits until the store has answered the look"
         return self.held
 
     def readiness(self, step: int) -> Readiness:
@@ -186,6 +194,37 @@ def test_groups_that_complete_the_batch_are_noticed_at_once() -> None:
         pressure.admit(0)
     pressure.took(1)
     assert pressure.is_known, "it is full already: no look per push"
+
+
+def test_pushes_do_not_wait_for_a_store_that_is_slow_to_answer_a_look_and_are_counted_behind_it() -> None:
+    store = Measured()
+    stored(store, "abcd")
+    store.fresh_bytes = MB
+    pressure = pressure_of(store, max_fresh_mb=2)
+
+    def push() -> None:
+        pressure.admit(MB - 1)
+        pressure.took(0)
+
+    store.meanwhile = push
+    pressure.look()
+    assert pressure.is_known
+    pressure.admit(1)
+    with pytest.raises(FullError, match=r"2\.0 MB of fresh groups wait"):
+        pressure.admit(1)
+
+
+@pytest.mark.parametrize("what", ["consumed", "completed"])
+def test_what_happens_while_a_look_is_under_way_is_looked_at_again(what: str) -> None:
+    store = Measured()
+    pressure = pressure_of(store, max_fresh_groups=4)
+    stored(store, "abc")
+    store.meanwhile = pressure.forget if what == "consumed" else lambda: pressure.took(1)
+    pressure.look()
+    assert not pressure.is_known
+    store.meanwhile = lambda: None
+    pressure.look()
+    assert pressure.is_known
 
 
 def test_a_look_follows_the_steps_that_others_assemble() -> None:

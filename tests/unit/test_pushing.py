@@ -17,7 +17,7 @@ from tests.factories import make_group
 
 
 class FullFirst:
-    """A peer whose buffer has room for every second push."""
+    """A peer whose buffer takes every second push."""
 
     def __init__(self) -> None:
         self.pushes = 0
@@ -29,6 +29,49 @@ class FullFirst:
         if self.pushes % 2:
             raise FullError("the buffer is full: 3 fresh groups wait")
         return SimpleNamespace(json=lambda: json.loads('{"groups": {"g": "stored"}}'))
+
+
+class Clock:
+    """Stands where the module has `time`: seconds pass only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class RefusedByRedis:
+    """A peer that has room whenever it is asked, because the batch lacks groups, and whose Redis takes none."""
+
+    def __init__(self, clock: Clock, retry_after_s: float) -> None:
+        self.clock, self.retry_after_s = clock, retry_after_s
+        self.calls: list[tuple[str, float]] = []
+
+    def call(self, method: str, path: str, **_: Any) -> Any:
+        self.calls.append((path, self.clock.now - 100))
+        assert len(self.calls) < 20, "it pushes again and again"
+        if path == "/groups":
+            error = FullError("Redis is full")
+            error.retry_after_s = self.retry_after_s
+            raise error
+
+
+def test_groups_that_redis_refuses_though_there_is_room_are_sent_once_in_each_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(pushing, "time", clock)
+    peer: Any = RefusedByRedis(clock, retry_after_s=2.5)
+    with pytest.raises(FullError, match="Redis is full"):
+        push_all(peer, [pack_group(make_group())], full_s=5.0)
+    assert peer.calls == [
+        ("/groups", 0.0),
+        *[(path, at) for at in (0.0, 2.5, 5.0) for path in ("/room", "/groups")],
+    ], "the first time it is asked at once whether there is room, for that question waits by itself"
 
 
 @pytest.mark.parametrize(("pause_s", "lines"), [(30.0, 1), (0.0, 3)])
