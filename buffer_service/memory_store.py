@@ -98,8 +98,7 @@ class MemoryStore:
         claimed = self._state.leased_before(worker_id, nonce)
         if claimed is None:
             purposes = (Purpose.REEVALUATE, Purpose.EVALUATE, *([Purpose.FRESH] if with_fresh else []))
-            claimed = self._state.claimable(purposes, policy_version)[:limit]
-            if claimed:
+            if claimed := self._state.claimable(purposes, policy_version)[:limit]:
                 self._state.remember_claim(worker_id, nonce, claimed)
         for item in claimed:
             item.holder, item.deadline = worker_id, self._now() + self._lease_s
@@ -284,6 +283,10 @@ class MemoryStore:
     @_atomic
     def drop_group(self, group_id: str) -> str:
         return self._state.drop_group(group_id)
+
+    @_atomic
+    def drop_request(self, request_id: str) -> bool:
+        return self._state.drop_request(request_id)
 
     @_atomic
     def edit_tables(self, before: Tables, after: Tables) -> bool:
