@@ -98,7 +98,8 @@ class MemoryStore:
         claimed = self._state.leased_before(worker_id, nonce)
         if claimed is None:
             purposes = (Purpose.REEVALUATE, Purpose.EVALUATE, *([Purpose.FRESH] if with_fresh else []))
-            if claimed := self._state.claimable(purposes, policy_version)[:limit]:
+            claimed = self._state.claimable(purposes, policy_version)[:limit]
+            if claimed:
                 self._state.remember_claim(worker_id, nonce, claimed)
         for item in claimed:
             item.holder, item.deadline = worker_id, self._now() + self._lease_s
@@ -301,9 +302,8 @@ class MemoryStore:
     @_atomic
     def report(self, progress: Progress) -> None:
         now = self._state.progress
-        self._state.progress = Progress(
-            step=max(progress.step, now.step), policy_version=max(progress.policy_version, now.policy_version)
-        )
+        step, version = max(progress.step, now.step), max(progress.policy_version, now.policy_version)
+        self._state.progress = Progress(step=step, policy_version=version)
 
     @_atomic
     def status(self) -> BufferStatus:
