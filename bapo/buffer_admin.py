@@ -94,6 +94,10 @@ class BufferAdmin:
         """Delete a group; returns the table that it was in."""
         return str(self._peer.call("DELETE", f"/groups/{group_id}").json()["dropped_from"])
 
+    def drop_request(self, request_id: str) -> None:
+        """Withdraw an open request, queued or leased. Raises: ContractError when none of that id is open."""
+        self._peer.call("DELETE", f"/requests/{request_id}")
+
     def drop_prompt(self, prompt_id: str) -> None:
         """Take a prompt out of B_bad."""
         self._peer.call("DELETE", "/bad", query={"prompt_id": prompt_id})
@@ -101,6 +105,10 @@ class BufferAdmin:
     def drop_run(self, name: str) -> None:
         """Delete everything of the run."""
         self._peer.call("DELETE", f"/runs/{name}", wait_s=VERIFY_WAIT_S)
+
+    def require_room(self) -> None:
+        """Return when fresh groups are taken. Raises: FullError when they are still refused after `retry_s`."""
+        self._peer.call("GET", "/room")
 
     def _rows(self, path: str, offset: int, limit: int) -> Rows:
         fields = self._get(path, {"offset": str(offset), "limit": str(limit)})

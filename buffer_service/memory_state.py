@@ -168,10 +168,14 @@ class MemoryState:
         item.request = replace(item.request, attempts=item.request.attempts + 1)
         if item.request.attempts < max_attempts:
             return "requeued"
+        self.drop_open(item, reason)
+        return "dropped"
+
+    def drop_open(self, item: OpenRequest, reason: str) -> None:
+        """Settle a request without a group; the scheduler is told to ask for another fresh one."""
         self.settle(item)
         self.counters[f"dropped_requests:{reason}"] += 1
         self.fresh_dropped += item.request.purpose is Purpose.FRESH
-        return "dropped"
 
     def settle(self, item: OpenRequest) -> None:
         """The request is done or dropped."""
@@ -246,6 +250,13 @@ class MemoryState:
         self.refer(group_id, -1)
         self.counters["dropped_groups:by_hand"] += 1
         return table
+
+    def drop_request(self, request_id: str) -> bool:
+        """Whether it was open."""
+        item = self.open.get(request_id)
+        if item is not None:
+            self.drop_open(item, "by_hand")
+        return item is not None
 
     def edit_tables(self, before: Tables, after: Tables) -> bool:
         """Whether `before` was the newest."""

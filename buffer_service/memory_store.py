@@ -287,6 +287,10 @@ class MemoryStore:
         return self._state.drop_group(group_id)
 
     @_atomic
+    def drop_request(self, request_id: str) -> bool:
+        return self._state.drop_request(request_id)
+
+    @_atomic
     def edit_tables(self, before: Tables, after: Tables) -> bool:
         return self._state.edit_tables(before, after)
 
@@ -299,9 +303,8 @@ class MemoryStore:
     @_atomic
     def report(self, progress: Progress) -> None:
         now = self._state.progress
-        self._state.progress = Progress(
-            step=max(progress.step, now.step), policy_version=max(progress.policy_version, now.policy_version)
-        )
+        step, version = max(progress.step, now.step), max(progress.policy_version, now.policy_version)
+        self._state.progress = Progress(step=step, policy_version=version)
 
     @_atomic
     def status(self) -> BufferStatus:

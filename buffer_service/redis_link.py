@@ -54,7 +54,18 @@ RESTORING = "a restore of the buffer is under way or was cut off: restore the sn
 MULTI, EXEC = command("MULTI"), command("EXEC")
 INFO, FSYNC = command("INFO", "persistence"), command("CONFIG", "GET", "appendfsync")
 SURVIVES = frozenset(
-    {"enqueue", "push", "replace_stale", "commit_assembly", "commit", "resume", "report", "drop_group", "edit_tables"}
+    {
+        "enqueue",
+        "push",
+        "replace_stale",
+        "commit_assembly",
+        "commit",
+        "resume",
+        "report",
+        "drop_group",
+        "drop_request",
+        "edit_tables",
+    }
 )
 """Scripts whose effect somebody relies on once they are acknowledged. A lost lease, failure or release costs time."""
 

@@ -268,6 +268,9 @@ class RedisStore:
         member = f"{record.label} {group_id}" if record else ""
         return _text(self._run("drop_group", [group_id, member], frames_of=[group_id]))
 
+    def drop_request(self, request_id: str) -> bool:
+        return bool(self._run("drop_request", [request_id]))
+
     def edit_tables(self, before: Tables, after: Tables) -> bool:
         gone, left_bad = left_high(before, after), left_prompts(before, after)
         args: list[Arg] = [before.step, before.edits, pack_tables(replace(after, edits=before.edits + 1))]

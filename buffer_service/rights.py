@@ -60,6 +60,7 @@ ROUTES = (
     allow("GET", "/groups"),
     allow("POST", "/groups/read"),
     allow("DELETE", "/groups/{group_id}"),
+    allow("DELETE", "/requests/{request_id}"),
     allow("DELETE", "/bad"),
     allow("DELETE", "/runs/{name}"),
 )

@@ -228,6 +228,14 @@ class Store(Protocol):
         """
         ...
 
+    def drop_request(self, request_id: str) -> bool:
+        """Withdraw an open request, queued or leased, as one whose attempts are used up; False if none is open.
+
+        It is settled without a group: a fresh one counts into `fresh_dropped`, a round or an evaluation waits for one
+        less, and a push of its group is a `duplicate`.
+        """
+        ...
+
     def edit_tables(self, before: Tables, after: Tables) -> bool:
         """Take entries out of B_bad and B_high; False, and nothing changes, when `before` is not the newest."""
         ...

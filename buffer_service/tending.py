@@ -75,6 +75,18 @@ class Tending:
             )
         raise ContractError(f"the buffer does not hold group {group_id}")
 
+    def drop_request(self, request_id: str) -> None:
+        """Withdraw an open request, queued or leased, so that nothing waits for its group any more.
+
+        Raises: ContractError when no such request is open; it says whether a group of that id is held.
+        """
+        if self._store.drop_request(request_id):
+            log.warning("request %s dropped by hand", request_id)
+            return
+        is_held = self._store.records([request_id]) != [None]
+        held = "the buffer holds its group" if is_held else "the buffer holds no group of that id either"
+        raise ContractError(f"no request {request_id} is open; {held}")
+
     def drop_prompt(self, prompt_id: str) -> None:
         """Take a prompt out of B_bad. Raises: ContractError when it is not there."""
         if not self._edit(lambda now: replace(now, bad=tuple(e for e in now.bad if e.prompt_id != prompt_id))):

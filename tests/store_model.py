@@ -207,10 +207,13 @@ class Model:
         asked.holder, asked.attempts = "", asked.attempts + 1
         if asked.attempts < self.max_attempts:
             return "requeued"
+        self._drop(asked, reason)
+        return "dropped"
+
+    def _drop(self, asked: Asked, reason: str) -> None:
         self._settle(asked)
         self.counters[f"dropped_requests:{reason}"] += 1
         self.fresh_dropped += asked.request.purpose is Purpose.FRESH
-        return "dropped"
 
     def _settle(self, asked: Asked) -> None:
         request = asked.request
@@ -396,6 +399,12 @@ class Model:
             return ""
         self.counters["dropped_groups:by_hand"] += 1
         return table
+
+    def drop_request(self, request_id: str) -> bool:
+        asked = self.find(request_id)
+        if asked is not None:
+            self._drop(asked, "by_hand")
+        return asked is not None
 
     def edit_tables(self, before: Tables, after: Tables) -> bool:
         is_newest = before == self.tables

@@ -11,7 +11,7 @@ import typer
 from bapo.commands.buffer_where import AsJson, Run, Url, Where, Yes, make_console, print_json, reach, size
 from bapo.errors import ConfigError, did_you_mean
 
-KINDS = ("group", "prompt", "evaluation", "run")
+KINDS = ("group", "request", "prompt", "evaluation", "run")
 
 
 def verify(url: Url = None, run: Run = None, as_json: AsJson = False) -> None:
@@ -41,8 +41,8 @@ def verify(url: Url = None, run: Run = None, as_json: AsJson = False) -> None:
 
 
 def drop(
-    kind: Annotated[str, typer.Argument(metavar="group|prompt|evaluation|run", help="What NAME is.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Id of it: group, prompt, label, or the run's name.")],
+    kind: Annotated[str, typer.Argument(metavar="group|request|prompt|evaluation|run", help="What NAME is.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its id or label, or the run's name.")],
     url: Url = None,
     run: Run = None,
     yes: Yes = False,
@@ -52,6 +52,9 @@ def drop(
     group: a fresh group (the scheduler asks for another one), a re-evaluated
     or evaluated one, or an entry of B_high.
 
+    request: an open one, queued or leased, that nobody will answer; a late
+    answer is ignored, and the scheduler asks for another fresh group.
+
     prompt: an entry of B_bad.
 
     evaluation: its groups and open requests.
@@ -59,6 +62,7 @@ def drop(
     run: everything; the buffer begins at step 1.
 
     Example:  bapo buffer drop prompt 9f2c41d0 --run outputs/demo-001
+              bapo buffer drop request fresh-00012-003 --run outputs/demo-001
               bapo buffer drop run demo-001 --url http://127.0.0.1:8700 --yes
     """
     if kind not in KINDS:
@@ -85,6 +89,11 @@ def _drop_group(where: Where, name: str) -> str:
     return f"dropped group {name} from {where.admin.drop_group(name)}"
 
 
+def _drop_request(where: Where, name: str) -> str:
+    where.admin.drop_request(name)
+    return f"dropped request {name}"
+
+
 def _drop_prompt(where: Where, name: str) -> str:
     where.admin.drop_prompt(name)
     return f"dropped prompt {name} from B_bad"
@@ -102,6 +111,7 @@ def _drop_run(where: Where, name: str) -> str:
 
 _DROPS: dict[str, Callable[[Where, str], str]] = {
     "group": _drop_group,
+    "request": _drop_request,
     "prompt": _drop_prompt,
     "evaluation": _drop_evaluation,
     "run": _drop_run,

@@ -158,15 +158,20 @@ local function settle(request)
   count_settled(request)
 end
 
+-- Settled without a group. One fresh group less fills the steps: the scheduler asks for another.
+local function drop_open(request, reason)
+  settle(request)
+  call('HDEL', K.requests, request.id)
+  call('HINCRBY', K.counters, 'dropped_requests:' .. reason, 1)
+  if request.purpose == 'fresh' then call('HINCRBY', K.meta, 'fresh_dropped', 1) end
+end
+
 local function attempt_failed(request, reason)
   if call('HINCRBY', K.attempts, request.id, 1) < MAX_ATTEMPTS then
     requeue(request)
     return 'requeued'
   end
-  settle(request)
-  call('HDEL', K.requests, request.id)
-  call('HINCRBY', K.counters, 'dropped_requests:' .. reason, 1)
-  if request.purpose == 'fresh' then call('HINCRBY', K.meta, 'fresh_dropped', 1) end
+  drop_open(request, reason)
   return 'dropped'
 end
 

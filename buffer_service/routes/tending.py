@@ -14,6 +14,7 @@ from buffer_service.routes.looking import Offset
 from buffer_service.routes.work import FRAMES_ANSWER
 from buffer_service.schemas import Body, Name, Page, PromptId
 from buffer_service.tending import Held
+from buffer_service.threads import in_thread
 
 router = APIRouter(tags=["operator"])
 
@@ -100,6 +101,16 @@ def drop_group(group_id: Name, here: Here) -> DroppedAnswer:
     table = here.service.tending.drop_group(group_id)
     here.service.pressure.forget()
     return DroppedAnswer(dropped_from=table)
+
+
+@router.delete("/requests/{request_id}", status_code=204)
+async def drop_request(request_id: Name, here: Here) -> None:
+    """Withdraw an open request, queued or leased. A fresh one is asked for again by the scheduler, with another prompt.
+
+    A push of its group is a `duplicate` from then on.
+    """
+    await in_thread(here.service.tending.drop_request, request_id)
+    here.groups.wake()  # it may be all that a batch waited for
 
 
 @router.delete("/bad", status_code=204)

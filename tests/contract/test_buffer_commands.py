@@ -165,6 +165,7 @@ def test_verify_finds_a_sound_buffer_and_names_what_is_broken(
 DROPS = [
     (("group", "g-e"), "dropped group g-e from fresh"),
     (("group", "g-d"), "dropped group g-d from high"),
+    (("request", "g-f"), "dropped request g-f"),
     (("prompt", "a"), "dropped prompt a from B_bad"),
     (("evaluation", "cd@1"), "dropped evaluation cd@1"),
     (("run", "shown"), "dropped everything of run shown"),
@@ -188,6 +189,8 @@ def test_drop_refuses_what_is_not_there_or_needed(client: BufferClient) -> None:
     for what, message in (
         (("group", "g-c"), "needed by a batch"),
         (("group", "never"), "does not hold group never"),
+        (("request", "g-e"), "no request g-e is open; the buffer holds its group"),
+        (("request", "never"), "no request never is open; the buffer holds no group of that id"),
         (("prompt", "z"), "prompt z is not in B_bad"),
         (("run", "other"), "belongs to run 'shown', not 'other'"),
         (("grup", "x"), "did you mean 'group'"),

@@ -91,6 +91,7 @@ ROUTES = [
     ("GET", "/groups", set()),
     ("POST", "/groups/read", set()),
     ("DELETE", "/groups/g-a", set()),
+    ("DELETE", "/requests/g-a", set()),
     ("DELETE", "/bad", set()),
     ("DELETE", "/runs/none", set()),
 ]

@@ -97,6 +97,51 @@ def test_an_evaluation_still_counts_the_request_of_a_group_that_was_dropped(stor
     assert_sound(store)
 
 
+@pytest.mark.parametrize("is_leased", [False, True], ids=["queued", "leased"])
+def test_a_request_that_is_dropped_is_settled_as_one_whose_attempts_are_used_up(store: Store, is_leased: bool) -> None:
+    request = make_request(prompt_id="y")
+    store.enqueue([request], cursor=None)
+    if is_leased:
+        store.claim("w", limit=1, policy_version=1)
+    tending(store).drop_request("g-y")
+    after = store.status()
+    assert (sum(after.queued.values()), sum(after.leased.values())) == (0, 0)
+    assert after.fresh_dropped == 1  # the scheduler asks for another
+    assert store.counters() == {"dropped_requests:by_hand": 1}
+    assert store.readiness(1).num_open == 0
+    assert store.renew("w", ["g-y"]) == []
+    assert store.claim("v", limit=9, policy_version=1) == []
+    assert store.push([incoming(answer(request))]) == ["duplicate"]
+    assert store.enqueue([request], cursor=None) == 0
+    assert_sound(store)
+
+
+def test_a_round_and_an_evaluation_wait_for_one_request_less_when_it_is_dropped(store: Store) -> None:
+    busy(store)
+    before = store.status()
+    assert (before.reevaluation_rounds, before.evaluations) == ({2: 1}, {"cd@2": 1})
+    for name in ("g-s", "g-x"):
+        tending(store).drop_request(name)
+    after = store.status()
+    assert (after.reevaluation_rounds, after.evaluations) == ({2: 0}, {"cd@2": 2})
+    assert after.fresh_dropped == before.fresh_dropped
+    assert_sound(store)
+    store.forget("cd@2")
+    assert_sound(store)
+
+
+def test_only_an_open_request_can_be_dropped(store: Store) -> None:
+    busy(store)
+    with pytest.raises(ContractError, match="no request g-d is open; the buffer holds its group"):
+        tending(store).drop_request("g-d")
+    tending(store).drop_request("g-y")
+    for gone in ("g-y", "never"):
+        with pytest.raises(ContractError, match=f"no request {gone} is open; the buffer holds no group of that id"):
+            tending(store).drop_request(gone)
+    assert store.counters()["dropped_requests:by_hand"] == 1
+    assert_sound(store)
+
+
 def test_a_group_of_b_high_and_of_a_batch_stays_for_the_batch_and_no_longer(store: Store) -> None:
     busy(store)
     assert tending(store).drop_group("g-b") == "high"

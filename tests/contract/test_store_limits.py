@@ -167,6 +167,7 @@ def test_what_drains_the_buffer_goes_on_when_redis_is_full(redis_store: RedisSto
         fate = view_of(store, 3).fresh[2].fate(None, "stale", 1)
         store.replace_stale([Replacement(fate=fate, request=again)])
         assert store.drop_group("g-d") == "fresh"
+        assert store.drop_request("g-z") is True
         one = an_assembly(
             fresh=["g-a", "g-b"], trained=["g-a"], bad=[hard("b")], high=[stat("g-a")],
             new_prompts=[make_prompt(prompt_id="b")],

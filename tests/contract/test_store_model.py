@@ -222,6 +222,10 @@ class ThreeBuffers(RuleBasedStateMachine):
     def drop_group(self, which: int) -> None:
         self.all(lambda store: store.drop_group(self.pick(which)))
 
+    @rule(which=WHICH)
+    def drop_request(self, which: int) -> None:
+        self.all(lambda store: store.drop_request(self.pick(which)))
+
     @rule(num_bad=st.integers(0, 1), num_high=st.integers(0, 1), is_newest=st.booleans())
     def edit_tables(self, num_bad: int, num_high: int, is_newest: bool) -> None:
         before = self.model.tables if is_newest else replace(self.model.tables, edits=self.model.tables.edits + 1)
