@@ -172,7 +172,7 @@ def _write_index(pipe: Pipeline, keys: Keys, image: Image, num_bytes: int, rank:
         "fresh": {g.record.group_id: rank(g.record) * SPAN + next(seq) for g in image.fresh},
         "reevaluated": {record.group_id: next(seq) for record in image.reevaluated},
     }
-    sets["done"] = dict.fromkeys([*sets["fresh"], *sets["reevaluated"]], image.tables.step)
+    sets["done"] = dict.fromkeys(hashes["records"], image.tables.step)
     for request in image.open_requests:
         score = _score(request, next(seq))
         hashes["live"][request.request_id] = f"{score} {request_terms(request)}"

@@ -36,7 +36,8 @@ SHOWN_COMPOSITIONS = 8
 """Lines of them in a status."""
 FORGET_AFTER_STEPS = 20
 """A settled request is remembered, so that a late push of its group is a `duplicate`, for so many steps behind the
-newest checkpoint; after that it is `unknown`. That of an evaluation is remembered until the evaluation is forgotten."""
+newest checkpoint; after that it is `unknown`. That of an evaluation is remembered until the evaluation is forgotten.
+An id that a table or a retained batch refers to is never asked for again, also when its request is forgotten."""
 
 
 LAST_FAILURE_CHARS = 500
@@ -72,7 +73,7 @@ class Store(Protocol):
     # -- requests
 
     def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None, spares: int | None = None) -> int:
-        """Queue requests that were never asked for; returns how many.
+        """Queue requests that were never asked for, see FORGET_AFTER_STEPS; returns how many.
 
         Args:
             cursor: fresh requests ever enqueued, stored with them: nothing happens unless it rises.

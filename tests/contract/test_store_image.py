@@ -113,6 +113,17 @@ def test_a_restored_run_goes_on_as_the_first_would_have(make_store: Callable[...
         assert [record.group_id for record in view_of(store, 9).fresh] == ["g-x"]
 
 
+def test_what_batches_and_b_high_hold_is_not_asked_again_after_a_restore(store: Store) -> None:
+    a_busy_run(store)
+    image = store.image()
+    store.restore(image, list(frames_of(store, image)))
+    held = [make_request(prompt_id=name) for name in "bd"]
+    assert store.enqueue(held, cursor=None) == 0
+    assert store.enqueue([reevaluation("p")], cursor=None) == 0
+    assert store.image() == image
+    assert store.push([incoming(answer(held[0], rewards="11111111", worker_id="other"))]) == ["duplicate"]
+
+
 def test_a_restore_replaces_what_was_there(make_store: Callable[..., Store]) -> None:
     full, empty = make_store(run="full"), make_store(run="empty")
     a_busy_run(full)
