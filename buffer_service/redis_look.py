@@ -1,4 +1,4 @@
-"""What an assembly looks at before it decides, each look in one moment of Redis.
+"""Reads, each of one moment of Redis in which no restore is under way; and what an assembly looks at, by them.
 
 Transactions of plain commands: a script would pass the values on through Lua, and takes some 60 us to begin when
 its code is not in the processor's caches, which at a low rate it never is.
@@ -27,6 +27,21 @@ class Found:
     reevaluated: Sequence[bytes]
     stale: Sequence[bytes]
     """Packed fates."""
+
+
+def read(link: RedisLink, keys: Keys, *commands: Sequence[Arg]) -> list[Any]:
+    """Replies of one moment. Raises: UnavailableError while a restore is under way or was cut off."""
+    restoring, *found = link.at_once(("HEXISTS", keys["meta"], "restoring"), *commands)
+    if restoring:
+        raise UnavailableError(RESTORING)
+    return found
+
+
+def read_map(link: RedisLink, keys: Keys, name: str) -> dict[bytes, bytes]:
+    """A whole hash of the index; see `read`."""
+    (found,) = read(link, keys, ("HGETALL", keys[name]))
+    # RESP3 has maps; RESP2, which a URL may ask for, has key and value in turn.
+    return found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
 
 
 def readiness_of(link: RedisLink, keys: Keys, step: int) -> Readiness:

@@ -37,10 +37,10 @@ from buffer_service.redis_frames import read_frame_chunks, read_frames
 from buffer_service.redis_image import read_image, write_image
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
-from buffer_service.redis_look import Found, look_at, readiness_of
+from buffer_service.redis_look import Found, look_at, read, read_map, readiness_of
 from buffer_service.redis_readers import FrameReaders
 from buffer_service.redis_sockets import Arg
-from buffer_service.redis_status import compositions_of, health_of, memory_of, selector_state_of, status_of
+from buffer_service.redis_status import compositions_of, counters_of, health_of, memory_of, selector_state_of, status_of
 from buffer_service.redis_upload import RedisUpload
 from buffer_service.steps import Steps, finish
 from buffer_service.store import (
@@ -155,9 +155,8 @@ class RedisStore:
         return [None if blob is None else unpack_record(blob) for blob in blobs]
 
     def evaluated(self, label: str) -> list[str]:
-        with self._link.errors_named():
-            # "label " <= member < "label!": a space is followed by "!" in ASCII.
-            members = self._link.client.zrangebylex(self._keys["evaluated"], f"[{label} ", f"({label}!")
+        # "label " <= member < "label!": a space is followed by "!" in ASCII.
+        (members,) = self._read(("ZRANGEBYLEX", self._keys["evaluated"], f"[{label} ", f"({label}!"))
         return [_text(member).partition(" ")[2] for member in members]
 
     def forget(self, label: str) -> None:
@@ -237,7 +236,8 @@ class RedisStore:
         return unpack_batch_record(blob)
 
     def commit(self, step: int, checkpointed: int) -> None:
-        retained = [int(key) for key in self._link.ask("HKEYS", self._keys["batches"])]
+        (kept,) = self._read(("HKEYS", self._keys["batches"]))
+        retained = [int(key) for key in kept]
         blobs = self._hash_values("batches", [str(old) for old in sorted(retained) if old <= checkpointed])
         released = [unpack_batch_record(blob) for blob in blobs if blob is not None]
         args: list[Arg] = [step, checkpointed, FORGET_AFTER_STEPS, len(released)]
@@ -288,20 +288,18 @@ class RedisStore:
         return status_of(self._run_name, self._run("status", [SHOWN_COMPOSITIONS]))
 
     def tables(self) -> Tables:
-        return unpack_tables(self._link.ask("GET", self._keys["tables"]) or b"")
+        (data,) = self._read(("GET", self._keys["tables"]))
+        return unpack_tables(data or b"")
 
     def bad_prompts(self) -> dict[str, Prompt]:
-        with self._link.errors_named():
-            found = self._link.client.hgetall(self._keys["bad_prompts"])
+        found = read_map(self._link, self._keys, "bad_prompts")
         return {_text(prompt_id): unpack_prompt(blob) for prompt_id, blob in found.items()}
 
     def compositions(self, offset: int, limit: int) -> tuple[int, list[Mapping[str, Any]]]:
-        return compositions_of(self._link, self._keys["compositions"], offset, limit)
+        return compositions_of(self._link, self._keys, offset, limit)
 
     def counters(self) -> dict[str, int]:
-        with self._link.errors_named():
-            found = self._link.client.hgetall(self._keys["counters"])
-        return {_text(event): int(number) for event, number in found.items()}
+        return counters_of(self._link, self._keys)
 
     def memory(self) -> Memory:
         return memory_of(self._link)
@@ -321,7 +319,10 @@ class RedisStore:
         write_image(self._link, self._keys, image, frames, self._rank)
 
     def _hash_values(self, key: str, fields: Sequence[str | bytes]) -> list[bytes | None]:
-        return list(self._link.ask("HMGET", self._keys[key], *fields)) if fields else []
+        return list(*self._read(("HMGET", self._keys[key], *fields))) if fields else []
+
+    def _read(self, *commands: Sequence[Arg]) -> list[Any]:
+        return read(self._link, self._keys, *commands)
 
 
 def _text(value: bytes) -> str:

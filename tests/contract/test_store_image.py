@@ -186,11 +186,23 @@ def test_a_restore_that_was_cut_off_leaves_all_as_before_or_refuses_to_go_on(mak
     try:
         assert target.image() == before
     except UnavailableError:
-        for refused in (target.status, target.image, lambda: target.claim("w", limit=1, policy_version=1)):
-            with pytest.raises(UnavailableError, match="restore"):
-                refused()
+        assert_unreadable(target)
     target.restore(image, frames_of(source, image))
     assert target.image() == image
+
+
+def assert_unreadable(store: Store) -> None:
+    """Neither empty nor half: no answer."""
+    calls: list[Callable[[], object]] = [
+        store.status, store.image, store.audit, store.progress, store.tables, store.bad_prompts, store.counters,
+        store.selector_state, lambda: store.compositions(0, 9), lambda: store.outcomes(0, 9), lambda: store.batch(1),
+        lambda: store.records(["g-b"]), lambda: store.fresh_requests(["g-d"]), lambda: store.evaluated("cd@1"),
+        lambda: store.readiness(2), lambda: store.look(2, 1), lambda: store.commit(1, 1), lambda: store.resume(1),
+        lambda: store.claim("w", limit=1, policy_version=1), lambda: store.enqueue_round(2, []),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(UnavailableError, match="restore"):
+            call()
 
 
 def test_a_restore_after_one_that_was_cut_off_leaves_no_frame_behind(redis_url: str) -> None:
@@ -209,3 +221,12 @@ def test_a_restore_after_one_that_was_cut_off_leaves_no_frame_behind(redis_url: 
     left = {key.decode() for key in redis.Redis.from_url(redis_url).keys("*")}
     assert not [key for key in left if ":group:" in key]
     assert {key.partition("}:")[2] for key in left} <= set(INDEX)
+
+
+def test_the_older_protocol_of_redis_reads_the_same(redis_url: str) -> None:
+    new, old = (
+        RedisStore(RedisLink(url), "run", lease_s=60, max_attempts=3) for url in (redis_url, f"{redis_url}?protocol=2")
+    )
+    a_busy_run(new)
+    assert (old.bad_prompts(), old.counters()) == (new.bad_prompts(), new.counters())
+    assert old.image() == new.image()
