@@ -56,6 +56,10 @@ SURVIVES = frozenset(
 """Scripts whose effect somebody relies on once they are acknowledged. A lost lease, failure or release costs time."""
 
 
+class RestoringError(UnavailableError):
+    """A restore is under way or was cut off: what is there is not whole. Callers of the service see its parent."""
+
+
 class RedisLink:
     """Connections to one Redis, shared by threads. Raises only errors of the tree."""
 
@@ -122,7 +126,7 @@ class RedisLink:
         if text.startswith("MISCONF"):
             return disk_refuses(self.where, text)
         if "RESTORING" in text:
-            return UnavailableError(RESTORING)
+            return RestoringError(RESTORING)
         if text.startswith(("READONLY", "MASTERDOWN", "LOADING", "CLUSTERDOWN", "TRYAGAIN")):
             return UnavailableError(f"Redis at {self.where} takes no writes now: {text}")
         return BapoError(f"Redis at {self.where} refused a command of the buffer service: {text}")

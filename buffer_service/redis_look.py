@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bapo.errors import UnavailableError
 from buffer_service.redis_keys import Keys
-from buffer_service.redis_link import RESTORING, RedisLink
+from buffer_service.redis_link import RESTORING, RedisLink, RestoringError
 from buffer_service.redis_sockets import Arg
 from buffer_service.values import Readiness
 
@@ -30,10 +29,10 @@ class Found:
 
 
 def read(link: RedisLink, keys: Keys, *commands: Sequence[Arg]) -> list[Any]:
-    """Replies of one moment. Raises: UnavailableError while a restore is under way or was cut off."""
+    """Replies of one moment. Raises: RestoringError while a restore is under way or was cut off."""
     restoring, *found = link.at_once(("HEXISTS", keys["meta"], "restoring"), *commands)
     if restoring:
-        raise UnavailableError(RESTORING)
+        raise RestoringError(RESTORING)
     return found
 
 
@@ -72,10 +71,10 @@ def _questions(keys: Keys, step: int) -> Sequence[Sequence[Arg]]:
 
 
 def _readiness(answers: Sequence[Any]) -> Readiness:
-    """Raises: UnavailableError."""
+    """Raises: RestoringError."""
     (restoring, assembled, failures, reason, fresh_bytes), num_fresh, left, num_open = answers
     if restoring is not None:
-        raise UnavailableError(RESTORING)
+        raise RestoringError(RESTORING)
     return Readiness(
         assembled=int(assembled or 0),
         num_fresh=num_fresh,

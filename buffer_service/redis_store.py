@@ -36,7 +36,7 @@ from buffer_service.redis_audit import read_audit
 from buffer_service.redis_frames import read_frame_chunks, read_frames
 from buffer_service.redis_image import read_image, write_image
 from buffer_service.redis_keys import Keys
-from buffer_service.redis_link import RedisLink
+from buffer_service.redis_link import RedisLink, RestoringError
 from buffer_service.redis_look import Found, look_at, read, read_map, readiness_of
 from buffer_service.redis_readers import FrameReaders
 from buffer_service.redis_sockets import Arg
@@ -246,7 +246,11 @@ class RedisStore:
         self._run("commit", args, frames_of=[group_id for batch in released for group_id in batch.held])
 
     def resume(self, step: int) -> None:
-        if missing := int(self._run("resume", [step])):
+        try:
+            missing = int(self._run("resume", [step]))
+        except RestoringError as error:
+            raise ContractError(str(error)) from error
+        if missing:
             raise ContractError(batch_is_missing(step, missing))
         self.commit(step, step)
 

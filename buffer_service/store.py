@@ -197,7 +197,8 @@ class Store(Protocol):
     def resume(self, step: int) -> None:
         """Return all leases, forget all claims, set the learner's progress back to `step`: the newest checkpoint.
 
-        Raises: ContractError when not all batches after `step` are retained.
+        Raises: ContractError when not all batches after `step` are retained, or a restore is under way or was cut off:
+            waiting does not help, a learner that has a snapshot restores it.
         """
         ...
 
@@ -280,6 +281,7 @@ class Store(Protocol):
     def restore(self, image: Image, frames: Iterable[tuple[str, bytes | memoryview]]) -> None:
         """Replace everything of the run.
 
-        When it is cut off in the middle, all is as before, or every method raises UnavailableError from then on.
+        When it is cut off in the middle, all is as before, or every method raises UnavailableError from then on, and
+        `resume` ContractError.
         """
         ...

@@ -197,12 +197,14 @@ def assert_unreadable(store: Store) -> None:
         store.status, store.image, store.audit, store.progress, store.tables, store.bad_prompts, store.counters,
         store.selector_state, lambda: store.compositions(0, 9), lambda: store.outcomes(0, 9), lambda: store.batch(1),
         lambda: store.records(["g-b"]), lambda: store.fresh_requests(["g-d"]), lambda: store.evaluated("cd@1"),
-        lambda: store.readiness(2), lambda: store.look(2, 1), lambda: store.commit(1, 1), lambda: store.resume(1),
+        lambda: store.readiness(2), lambda: store.look(2, 1), lambda: store.commit(1, 1),
         lambda: store.claim("w", limit=1, policy_version=1), lambda: store.enqueue_round(2, []),
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(UnavailableError, match="restore"):
             call()
+    with pytest.raises(ContractError, match="restore the snapshot again"):
+        store.resume(1)
 
 
 def test_a_restore_after_one_that_was_cut_off_leaves_no_frame_behind(redis_url: str) -> None:
