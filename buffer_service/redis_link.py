@@ -27,6 +27,7 @@ from redis.exceptions import (
     RedisError,
     ResponseError,
     TimeoutError,
+    WatchError,
 )
 from redis.retry import Retry
 
@@ -48,6 +49,7 @@ READ_BYTES = 1 << 20
 """One recv: frames are large."""
 MOST_ERROR_CHARS = 160
 RESTORING = "a restore of the buffer is under way or was cut off: restore the snapshot again"
+OVERTAKEN = "another restore has begun: it replaces what this one would have brought"
 MULTI, EXEC = command("MULTI"), command("EXEC")
 INFO, FSYNC = command("INFO", "persistence"), command("CONFIG", "GET", "appendfsync")
 SURVIVES = frozenset(
@@ -118,6 +120,8 @@ class RedisLink:
             return UnavailableError(f"what answers at {self.where} does not speak Redis' protocol: {text}")
         if isinstance(error, ConnectionError | TimeoutError):
             return UnavailableError(f"Redis at {self.where} does not answer: {text}")
+        if isinstance(error, WatchError):  # of what restores watch alone
+            return UnavailableError(OVERTAKEN)
         if isinstance(error, OutOfMemoryError) or text.startswith("OOM"):
             return FullError(
                 f"Redis at {self.where} is full: groups are taken again when the learner has consumed some; "

@@ -103,7 +103,9 @@ class RedisStore:
         self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True, nonce: str = ""
     ) -> list[RolloutRequest]:
         reply = self._run("claim", [worker_id, nonce, limit, policy_version, int(with_fresh)])
-        return [unpack_request(blob, int(attempts)) for blob, attempts in zip(reply[::2], reply[1::2], strict=True)]
+        pairs = zip(reply[::2], reply[1::2], strict=True)
+        # A request whose content is gone is left out: its lease ends, and it is dropped after its last attempt.
+        return [unpack_request(blob, int(attempts)) for blob, attempts in pairs if blob is not None]
 
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
         return [_text(held) for held in self._run("renew", [worker_id, len(request_ids), *request_ids])]

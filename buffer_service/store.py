@@ -282,6 +282,7 @@ class Store(Protocol):
         """Replace everything of the run.
 
         When it is cut off in the middle, all is as before, or every method raises UnavailableError from then on, and
-        `resume` ContractError.
+        `resume` ContractError. Of two restores that run at once the one that began last is done; the other one raises
+        UnavailableError.
         """
         ...
