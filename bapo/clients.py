@@ -267,8 +267,8 @@ class BufferClient:
     def resume(self, step: int) -> None:
         """A learner goes on after checkpoint `step`: all leases return, batches after it are handed out again.
 
-        Raises: ContractError when the buffer does not hold all batches after `step`: restore the checkpoint's
-            snapshot first.
+        Raises: ContractError when the buffer does not hold all batches after `step`, or a restore of it was cut off:
+            restore the checkpoint's snapshot first.
         """
         self._peer.call("POST", "/resume", body={"step": step})
 

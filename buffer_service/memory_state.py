@@ -113,8 +113,8 @@ class MemoryState:
         return True
 
     def add(self, request: RolloutRequest, *, at_head: bool = False) -> bool:
-        """Queue a request that was never asked for."""
-        if request.request_id in self.open or request.request_id in self.done:
+        """Queue a request that was never asked for, or is forgotten and its group gone."""
+        if any(request.request_id in taken for taken in (self.open, self.done, self.refs)):
             return False
         self.seq += 1
         self.open[request.request_id] = OpenRequest(request=request, place=-self.seq if at_head else self.seq)
@@ -210,7 +210,7 @@ class MemoryState:
     def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool) -> list[str]:
         """Drop fresh groups and queue the replacing requests at the head, the first of them last; not those groups,
         which are returned, whose replacing request has an id that is taken."""
-        taken = []
+        taken, dropped = [], []
         for item in reversed(replacements):
             group_id = item.fate.group_id
             if group_id not in self.fresh:
@@ -219,10 +219,11 @@ class MemoryState:
                 taken.append(group_id)
                 continue
             del self.fresh[group_id]
-            if not hold:
-                self.refer(group_id, -1)
+            dropped.append(group_id)
             self.stale.insert(0, item.fate)
             self.counters[item.event] += 1
+        for group_id in [] if hold else dropped:
+            self.refer(group_id, -1)
         return taken
 
     def forget(self, label: str) -> None:
@@ -336,7 +337,7 @@ def state_of(image: Image, frames: Iterable[tuple[str, bytes | memoryview]], *, 
         outcomes=dict(image.outcomes),
         selector=image.selector,
     )
-    state.done = dict.fromkeys([*state.fresh, *state.reevaluated], image.tables.step)
+    state.done = dict.fromkeys(state.records, image.tables.step)
     for request in image.open_requests:
         state.add(request)
     return state

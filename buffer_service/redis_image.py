@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count, islice
 from typing import Any
 
@@ -30,10 +33,11 @@ from buffer_service.codec import (
 from buffer_service.groups import FreshGroup, GroupRecord, request_terms
 from buffer_service.image import Image
 from buffer_service.redis_keys import MIDDLE, SPAN, Keys, reference_value
-from buffer_service.redis_link import RedisLink
+from buffer_service.redis_link import OVERTAKEN, RedisLink
 from buffer_service.values import SelectorState
 
-FRAMES_AT_ONCE = 32
+BYTES_AT_ONCE = 4 << 20
+"""Of frames in one transaction, but for the rest of its last one: Redis keeps all of them back until its end."""
 KEYS_AT_ONCE = 1000
 HASHES = ("meta", "requests", "live", "attempts", "rounds", "records", "bad_prompts", "batches", "counters", "outcomes")
 
@@ -103,8 +107,9 @@ def _open_requests(
             yield opened[request_id]
 
 
-BEGIN = "redis.call('HDEL', KEYS[1], '-') redis.call('HSET', KEYS[1], 'restoring', 1)"
+BEGIN = "redis.call('HDEL', KEYS[1], '-') redis.call('HSET', KEYS[1], 'restoring', ARGV[1])"
 """Also when Redis is full, see `run_even_when_full`: what is replaced makes room."""
+Stage = Callable[[], AbstractContextManager[Pipeline]]
 
 
 def write_image(
@@ -116,43 +121,78 @@ def write_image(
 ) -> None:
     """Replace the run; `rank` is a fresh group's, above its place of arrival.
 
-    `restoring` refuses every script until the last transaction takes it away. `refs` is written before the frames, so
-    that a restore after one that was cut off finds them.
+    `restoring` refuses every script until the last transaction takes it away. It names the restore that began last: a
+    client whose link was cut repeats its restore while the first one still runs. `refs` is written before the frames,
+    so that a restore after one that was cut off finds them.
+
+    Raises: UnavailableError when another restore has begun meanwhile.
     """
+    nonce = secrets.token_hex(8).encode()
+    stage = partial(_stage, link, keys, nonce)
     with link.errors_named():
-        link.client.eval(BEGIN, 1, keys["meta"])
-        _delete_frames(link, keys)
-        link.client.unlink(*(key for key in keys.index if key != keys["meta"]))
-        if references := _reference_values(image):
-            link.client.hset(keys["refs"], mapping=references)
-        num_bytes = _write_frames(link, keys, frames)
-        pipe = link.client.pipeline(transaction=True)
+        link.client.eval(BEGIN, 1, keys["meta"], nonce)
+        known = link.client.hkeys(keys["refs"])
+    _delete_frames(stage, keys, known)
+    with stage() as pipe:
+        pipe.unlink(*(key for key in keys.index if key != keys["meta"]))
+    if references := _reference_values(image):
+        with stage() as pipe:
+            pipe.hset(keys["refs"], mapping=references)
+    num_bytes = _write_frames(stage, keys, frames)
+    with stage() as pipe:
         _write_index(pipe, keys, image, num_bytes, rank)
+    if link.at_once(("HEXISTS", keys["meta"], "restoring"), written=True)[0]:
+        raise UnavailableError(OVERTAKEN)
+
+
+@contextmanager
+def _stage(link: RedisLink, keys: Keys, nonce: bytes) -> Iterator[Pipeline]:
+    """Commands that Redis does at once, or not at all when another restore has begun. Raises: UnavailableError."""
+    with link.client.pipeline(transaction=True) as pipe:
+        with link.errors_named():
+            pipe.watch(keys["meta"])
+            newest = pipe.hget(keys["meta"], "restoring")
+        if newest != nonce:
+            raise UnavailableError(OVERTAKEN)
+        pipe.multi()
+        yield pipe
         link.execute(pipe)
-    link.wait_written()
 
 
-def _reference_values(image: Image) -> dict[str, int]:
+def _reference_values(image: Image) -> dict[Any, Any]:
     records = image.all_records
     return {key: reference_value(count, records[key].num_bytes) for key, count in image.references.items()}
 
 
-def _delete_frames(link: RedisLink, keys: Keys) -> None:
+def _delete_frames(stage: Stage, keys: Keys, known: Iterable[bytes]) -> None:
     """Of every group that the index knows."""
-    group_ids = iter(link.client.hkeys(keys["refs"]))
+    group_ids = iter(known)
     while chunk := list(islice(group_ids, KEYS_AT_ONCE)):
-        link.client.unlink(*(keys.group(group_id.decode()) for group_id in chunk))
+        with stage() as pipe:
+            pipe.unlink(*(keys.group(group_id.decode()) for group_id in chunk))
 
 
-def _write_frames(link: RedisLink, keys: Keys, frames: Iterable[tuple[str, bytes | memoryview]]) -> int:
-    remaining, num_bytes = iter(frames), 0
-    while chunk := list(islice(remaining, FRAMES_AT_ONCE)):
-        pipe = link.client.pipeline(transaction=False)
-        for group_id, frame in chunk:
-            pipe.set(keys.group(group_id), frame)
-            num_bytes += len(frame)
-        link.execute(pipe)
+def _write_frames(stage: Stage, keys: Keys, frames: Iterable[tuple[str, bytes | memoryview]]) -> int:
+    num_bytes = 0
+    for chunk in _chunks(frames):
+        with stage() as pipe:
+            for group_id, frame in chunk:
+                pipe.set(keys.group(group_id), frame)
+                num_bytes += len(frame)
     return num_bytes
+
+
+def _chunks(frames: Iterable[tuple[str, bytes | memoryview]]) -> Iterator[list[tuple[str, bytes | memoryview]]]:
+    chunk: list[tuple[str, bytes | memoryview]] = []
+    left = BYTES_AT_ONCE
+    for group_id, frame in frames:
+        chunk.append((group_id, frame))
+        left -= len(frame)
+        if left <= 0:
+            yield chunk
+            chunk, left = [], BYTES_AT_ONCE
+    if chunk:
+        yield chunk
 
 
 def _write_index(pipe: Pipeline, keys: Keys, image: Image, num_bytes: int, rank: Callable[[GroupRecord], int]) -> None:
@@ -172,7 +212,7 @@ def _write_index(pipe: Pipeline, keys: Keys, image: Image, num_bytes: int, rank:
         "fresh": {g.record.group_id: rank(g.record) * SPAN + next(seq) for g in image.fresh},
         "reevaluated": {record.group_id: next(seq) for record in image.reevaluated},
     }
-    sets["done"] = dict.fromkeys([*sets["fresh"], *sets["reevaluated"]], image.tables.step)
+    sets["done"] = dict.fromkeys(hashes["records"], image.tables.step)
     for request in image.open_requests:
         score = _score(request, next(seq))
         hashes["live"][request.request_id] = f"{score} {request_terms(request)}"

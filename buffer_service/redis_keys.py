@@ -4,7 +4,7 @@
 |--------------|--------|---------------------------------------------------------------------------------------------|
 | meta         | HASH   | assembled, committed, checkpointed, step, policy_version, cursor, fresh_dropped, seq,       |
 |              |        | table_edits, bytes, fresh_bytes, failures_in_a_row, last_failure, restoring, fresh_spares,  |
-|              |        | selector_round, selector_through                                                            |
+|              |        | selector_round, selector_through; restoring is a nonce of the restore that began last       |
 | requests     | HASH   | request id -> request, while it is open or its fresh group is not consumed                  |
 | live         | HASH   | open request id -> "score terms"                                                            |
 | queue_*      | ZSET   | queued request ids by score = min_version * 2^32 + place; one per purpose                   |

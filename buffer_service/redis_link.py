@@ -27,6 +27,7 @@ from redis.exceptions import (
     RedisError,
     ResponseError,
     TimeoutError,
+    WatchError,
 )
 from redis.retry import Retry
 
@@ -51,6 +52,7 @@ MOST_CONNECTIONS = 1 << 16
 those that `Connections` keeps idle as taken: at its own bound of 100 it would make no new one for good."""
 MOST_ERROR_CHARS = 160
 RESTORING = "a restore of the buffer is under way or was cut off: restore the snapshot again"
+OVERTAKEN = "another restore has begun: it replaces what this one would have brought"
 MULTI, EXEC = command("MULTI"), command("EXEC")
 INFO, FSYNC = command("INFO", "persistence"), command("CONFIG", "GET", "appendfsync")
 SURVIVES = frozenset(
@@ -68,6 +70,10 @@ SURVIVES = frozenset(
     }
 )
 """Scripts whose effect somebody relies on once they are acknowledged. A lost lease, failure or release costs time."""
+
+
+class RestoringError(UnavailableError):
+    """A restore is under way or was cut off: what is there is not whole. Callers of the service see its parent."""
 
 
 class RedisLink:
@@ -129,6 +135,8 @@ class RedisLink:
             return UnavailableError(f"what answers at {self.where} does not speak Redis' protocol: {text}")
         if isinstance(error, ConnectionError | TimeoutError):
             return UnavailableError(f"Redis at {self.where} does not answer: {text}")
+        if isinstance(error, WatchError):  # of what restores watch alone
+            return UnavailableError(OVERTAKEN)
         if isinstance(error, OutOfMemoryError) or text.startswith("OOM"):
             return FullError(
                 f"Redis at {self.where} is full: groups are taken again when the learner has consumed some; "
@@ -137,7 +145,7 @@ class RedisLink:
         if text.startswith("MISCONF"):
             return disk_refuses(self.where, text)
         if "RESTORING" in text:
-            return UnavailableError(RESTORING)
+            return RestoringError(RESTORING)
         if text.startswith(("READONLY", "MASTERDOWN", "LOADING", "BUSY ", "CLUSTERDOWN", "TRYAGAIN")):
             return UnavailableError(f"Redis at {self.where} takes no writes now: {text}")
         return BapoError(f"Redis at {self.where} refused a command of the buffer service: {text}")
@@ -192,24 +200,6 @@ class RedisLink:
             elif asks and not is_always(replies[-1]):
                 yield from self._until_written((yield from self._look()), held)
             return replies[at]
-
-    def ask_written(self, *parts: Arg) -> Any:
-        """The reply of one command, when all that it shows is in the append-only file.
-
-        Raises: UnavailableError; StorageError.
-        """
-        with self.errors_named():
-            held, (reply, seen) = finish(self._exchanging([command(*parts), INFO], 2))
-            _raise_first([reply, seen])
-            finish(self._until_written(aof_state_of(seen, held.server), held))
-        return reply
-
-    def wait_written(self) -> None:
-        """Return when all that Redis has executed by now is in its append-only file.
-
-        Raises: UnavailableError; StorageError.
-        """
-        self.ask_written("PING")
 
     def _until_written(self, first: AofState, held: Held) -> Steps[None]:
         return until_written(self._look, self._looks, self.where, first, held.server)
@@ -273,22 +263,22 @@ class RedisLink:
             _raise_first(replies)
         return replies
 
-    def ask(self, *parts: Arg) -> Any:
-        """The reply of one command: redis-py's own way to one takes twice the time."""
-        with self.errors_named():
-            _, (reply,) = finish(self._exchanging([command(*parts)], 1))
-            _raise_first([reply])
-        return reply
-
-    def at_once(self, *commands: Sequence[Arg]) -> list[Any]:
+    def at_once(self, *commands: Sequence[Arg], written: bool = False) -> list[Any]:
         """Replies of commands between which Redis does nothing else: for reads, which a script passes on many times
-        dearer."""
+        dearer.
+
+        Args:
+            written: return when all that the replies show is in the append-only file.
+        Raises: UnavailableError; StorageError.
+        """
         with self.errors_named():
-            pieces = [MULTI, *(command(*parts) for parts in commands), EXEC]
-            _, replies = finish(self._exchanging([b"".join(pieces)], len(pieces)))
+            pieces = [MULTI, *(command(*parts) for parts in commands), EXEC, *([INFO] if written else [])]
+            held, replies = finish(self._exchanging([b"".join(pieces)], len(pieces)))
             _raise_first(replies)
-            found: list[Any] = replies[-1]
+            found: list[Any] = replies[len(commands) + 1]
             _raise_first(found)
+            if written:
+                finish(self._until_written(aof_state_of(replies[-1], held.server), held))
         return found
 
     def load_scripts(self) -> None:

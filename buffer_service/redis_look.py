@@ -1,4 +1,4 @@
-"""What an assembly looks at before it decides, each look in one moment of Redis.
+"""Reads, each of one moment of Redis in which no restore is under way; and what an assembly looks at, by them.
 
 Transactions of plain commands: a script would pass the values on through Lua, and takes some 60 us to begin when
 its code is not in the processor's caches, which at a low rate it never is.
@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bapo.errors import UnavailableError
 from buffer_service.redis_keys import Keys
-from buffer_service.redis_link import RESTORING, RedisLink
+from buffer_service.redis_link import RESTORING, RedisLink, RestoringError
 from buffer_service.redis_sockets import Arg
 from buffer_service.values import Readiness
 
@@ -27,6 +26,24 @@ class Found:
     reevaluated: Sequence[bytes]
     stale: Sequence[bytes]
     """Packed fates."""
+
+
+def read(link: RedisLink, keys: Keys, *commands: Sequence[Arg], written: bool = False) -> list[Any]:
+    """Replies of one moment. Raises: RestoringError while a restore is under way or was cut off.
+
+    `written` as for `RedisLink.at_once`.
+    """
+    restoring, *found = link.at_once(("HEXISTS", keys["meta"], "restoring"), *commands, written=written)
+    if restoring:
+        raise RestoringError(RESTORING)
+    return found
+
+
+def read_map(link: RedisLink, keys: Keys, name: str) -> dict[bytes, bytes]:
+    """A whole hash of the index; see `read`."""
+    (found,) = read(link, keys, ("HGETALL", keys[name]))
+    # RESP3 has maps; RESP2, which a URL may ask for, has key and value in turn.
+    return found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
 
 
 def readiness_of(link: RedisLink, keys: Keys, step: int) -> Readiness:
@@ -57,10 +74,10 @@ def _questions(keys: Keys, step: int) -> Sequence[Sequence[Arg]]:
 
 
 def _readiness(answers: Sequence[Any]) -> Readiness:
-    """Raises: UnavailableError."""
+    """Raises: RestoringError."""
     (restoring, assembled, failures, reason, fresh_bytes), num_fresh, left, num_open = answers
     if restoring is not None:
-        raise UnavailableError(RESTORING)
+        raise RestoringError(RESTORING)
     return Readiness(
         assembled=int(assembled or 0),
         num_fresh=num_fresh,

@@ -12,6 +12,7 @@ from bapo.messages import BufferStatus, WorkerLeases
 from buffer_service.codec import unpack, unpack_tables
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
+from buffer_service.redis_look import read, read_map
 from buffer_service.store import SILENT_WORKER_S
 from buffer_service.values import Health, Memory, SelectorState
 
@@ -64,22 +65,21 @@ def status_of(run: str, reply: Sequence[Any]) -> BufferStatus:
 
 def selector_state_of(link: RedisLink, keys: Keys) -> SelectorState:
     """The newest that was kept, read at one moment."""
-    with link.errors_named():
-        pipe = link.client.pipeline(transaction=True)
-        pipe.hmget(keys["meta"], ["selector_round", "selector_through"])
-        pipe.get(keys["selector"])
-        (last, through), data = link.execute(pipe)
+    numbers = ("HMGET", keys["meta"], "selector_round", "selector_through")
+    (last, through), data = read(link, keys, numbers, ("GET", keys["selector"]))
     return SelectorState(round=int(last or 0), through=int(through or 0), data=data or b"")
 
 
-def compositions_of(link: RedisLink, key: str, offset: int, limit: int) -> tuple[int, list[Mapping[str, Any]]]:
+def compositions_of(link: RedisLink, keys: Keys, offset: int, limit: int) -> tuple[int, list[Mapping[str, Any]]]:
     """(how many lines there are, a page of them)."""
-    with link.errors_named():
-        pipe = link.client.pipeline(transaction=True)
-        pipe.llen(key)
-        pipe.lrange(key, offset, offset + limit - 1)
-        total, lines = link.execute(pipe)
+    key = keys["compositions"]
+    total, lines = read(link, keys, ("LLEN", key), ("LRANGE", key, offset, offset + limit - 1))
     return total, [unpack(line) for line in lines]
+
+
+def counters_of(link: RedisLink, keys: Keys) -> dict[str, int]:
+    """Event -> count."""
+    return {event.decode(): int(number) for event, number in read_map(link, keys, "counters").items()}
 
 
 def memory_of(link: RedisLink) -> Memory:

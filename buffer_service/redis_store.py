@@ -36,11 +36,11 @@ from buffer_service.redis_audit import read_audit
 from buffer_service.redis_frames import read_frame_chunks, read_frames
 from buffer_service.redis_image import read_image, write_image
 from buffer_service.redis_keys import Keys
-from buffer_service.redis_link import RedisLink
-from buffer_service.redis_look import Found, look_at, readiness_of
+from buffer_service.redis_link import RedisLink, RestoringError
+from buffer_service.redis_look import Found, look_at, read, read_map, readiness_of
 from buffer_service.redis_readers import FrameReaders
 from buffer_service.redis_sockets import Arg
-from buffer_service.redis_status import compositions_of, health_of, memory_of, selector_state_of, status_of
+from buffer_service.redis_status import compositions_of, counters_of, health_of, memory_of, selector_state_of, status_of
 from buffer_service.redis_upload import RedisUpload
 from buffer_service.steps import Steps, finish
 from buffer_service.store import (
@@ -103,7 +103,9 @@ class RedisStore:
         self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True, nonce: str = ""
     ) -> list[RolloutRequest]:
         reply = self._run("claim", [worker_id, nonce, limit, policy_version, int(with_fresh)])
-        return [unpack_request(blob, int(attempts)) for blob, attempts in zip(reply[::2], reply[1::2], strict=True)]
+        pairs = zip(reply[::2], reply[1::2], strict=True)
+        # A request whose content is gone is left out: its lease ends, and it is dropped after its last attempt.
+        return [unpack_request(blob, int(attempts)) for blob, attempts in pairs if blob is not None]
 
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
         return [_text(held) for held in self._run("renew", [worker_id, len(request_ids), *request_ids])]
@@ -155,9 +157,8 @@ class RedisStore:
         return [None if blob is None else unpack_record(blob) for blob in blobs]
 
     def evaluated(self, label: str) -> list[str]:
-        with self._link.errors_named():
-            # "label " <= member < "label!": a space is followed by "!" in ASCII.
-            members = self._link.client.zrangebylex(self._keys["evaluated"], f"[{label} ", f"({label}!")
+        # "label " <= member < "label!": a space is followed by "!" in ASCII.
+        (members,) = self._read(("ZRANGEBYLEX", self._keys["evaluated"], f"[{label} ", f"({label}!"))
         return [_text(member).partition(" ")[2] for member in members]
 
     def forget(self, label: str) -> None:
@@ -231,11 +232,12 @@ class RedisStore:
 
     def batch(self, step: int) -> BatchRecord | None:
         # Whoever assembled it may still be waiting for its being written.
-        blob = self._link.ask_written("HGET", self._keys["batches"], str(step))
+        (blob,) = read(self._link, self._keys, ("HGET", self._keys["batches"], str(step)), written=True)
         return None if blob is None else unpack_batch_record(blob)
 
     def commit(self, step: int, checkpointed: int) -> None:
-        retained = [int(key) for key in self._link.ask("HKEYS", self._keys["batches"])]
+        (kept,) = self._read(("HKEYS", self._keys["batches"]))
+        retained = [int(key) for key in kept]
         blobs = self._hash_values("batches", [str(old) for old in sorted(retained) if old <= checkpointed])
         released = [unpack_batch_record(blob) for blob in blobs if blob is not None]
         args: list[Arg] = [step, checkpointed, FORGET_AFTER_STEPS, len(released)]
@@ -244,7 +246,11 @@ class RedisStore:
         self._run("commit", args, frames_of=[group_id for batch in released for group_id in batch.held])
 
     def resume(self, step: int) -> None:
-        if missing := int(self._run("resume", [step])):
+        try:
+            missing = int(self._run("resume", [step]))
+        except RestoringError as error:
+            raise ContractError(str(error)) from error
+        if missing:
             raise ContractError(batch_is_missing(step, missing))
         self.commit(step, step)
 
@@ -252,7 +258,9 @@ class RedisStore:
 
     def outcomes(self, after: int, limit: int) -> list[bytes]:
         steps = [str(step) for step in range(after + 1, after + 1 + limit)]
-        kept = self._link.ask_written("HMGET", self._keys["outcomes"], *steps) if steps else []
+        if not steps:
+            return []
+        (kept,) = read(self._link, self._keys, ("HMGET", self._keys["outcomes"], *steps), written=True)
         return [blob for blob in takewhile(lambda blob: blob is not None, kept) if blob is not None]
 
     def selector_state(self) -> SelectorState:
@@ -289,20 +297,18 @@ class RedisStore:
         return status_of(self._run_name, self._run("status", [SHOWN_COMPOSITIONS]))
 
     def tables(self) -> Tables:
-        return unpack_tables(self._link.ask("GET", self._keys["tables"]) or b"")
+        (data,) = self._read(("GET", self._keys["tables"]))
+        return unpack_tables(data or b"")
 
     def bad_prompts(self) -> dict[str, Prompt]:
-        with self._link.errors_named():
-            found = self._link.client.hgetall(self._keys["bad_prompts"])
+        found = read_map(self._link, self._keys, "bad_prompts")
         return {_text(prompt_id): unpack_prompt(blob) for prompt_id, blob in found.items()}
 
     def compositions(self, offset: int, limit: int) -> tuple[int, list[Mapping[str, Any]]]:
-        return compositions_of(self._link, self._keys["compositions"], offset, limit)
+        return compositions_of(self._link, self._keys, offset, limit)
 
     def counters(self) -> dict[str, int]:
-        with self._link.errors_named():
-            found = self._link.client.hgetall(self._keys["counters"])
-        return {_text(event): int(number) for event, number in found.items()}
+        return counters_of(self._link, self._keys)
 
     def memory(self) -> Memory:
         return memory_of(self._link)
@@ -322,7 +328,10 @@ class RedisStore:
         write_image(self._link, self._keys, image, frames, self._rank)
 
     def _hash_values(self, key: str, fields: Sequence[str | bytes]) -> list[bytes | None]:
-        return list(self._link.ask("HMGET", self._keys[key], *fields)) if fields else []
+        return list(*self._read(("HMGET", self._keys[key], *fields))) if fields else []
+
+    def _read(self, *commands: Sequence[Arg]) -> list[Any]:
+        return read(self._link, self._keys, *commands)
 
 
 def _text(value: bytes) -> str:

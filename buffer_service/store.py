@@ -36,7 +36,8 @@ SHOWN_COMPOSITIONS = 8
 """Lines of them in a status."""
 FORGET_AFTER_STEPS = 20
 """A settled request is remembered, so that a late push of its group is a `duplicate`, for so many steps behind the
-newest checkpoint; after that it is `unknown`. That of an evaluation is remembered until the evaluation is forgotten."""
+newest checkpoint; after that it is `unknown`. That of an evaluation is remembered until the evaluation is forgotten.
+An id that a table or a retained batch refers to is never asked for again, also when its request is forgotten."""
 
 
 LAST_FAILURE_CHARS = 500
@@ -72,7 +73,7 @@ class Store(Protocol):
     # -- requests
 
     def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None, spares: int | None = None) -> int:
-        """Queue requests that were never asked for; returns how many.
+        """Queue requests that were never asked for, see FORGET_AFTER_STEPS; returns how many.
 
         Args:
             cursor: fresh requests ever enqueued, stored with them: nothing happens unless it rises.
@@ -200,7 +201,8 @@ class Store(Protocol):
     def resume(self, step: int) -> None:
         """Return all leases, forget all claims, set the learner's progress back to `step`: the newest checkpoint.
 
-        Raises: ContractError when not all batches after `step` are retained.
+        Raises: ContractError when not all batches after `step` are retained, or a restore is under way or was cut off:
+            waiting does not help, a learner that has a snapshot restores it.
         """
         ...
 
@@ -291,6 +293,8 @@ class Store(Protocol):
     def restore(self, image: Image, frames: Iterable[tuple[str, bytes | memoryview]]) -> None:
         """Replace everything of the run.
 
-        When it is cut off in the middle, all is as before, or every method raises UnavailableError from then on.
+        When it is cut off in the middle, all is as before, or every method raises UnavailableError from then on, and
+        `resume` ContractError. Of two restores that run at once the one that began last is done; the other one raises
+        UnavailableError.
         """
         ...

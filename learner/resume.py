@@ -1,8 +1,8 @@
 """Where a learner begins: at step 1 with the base model, or behind the newest checkpoint.
 
 A resumed run trains the steps behind its checkpoint again, on the batches that the buffer still retains, so that it
-goes the same way as a run that was never interrupted. When the buffer has lost them, the checkpoint's snapshot of the
-buffer is restored first.
+goes the same way as a run that was never interrupted. When the buffer has lost them, or a restore of it was cut off,
+the checkpoint's snapshot of the buffer is restored first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def resume_buffer(buffer: SharedBuffer, checkpoint: Checkpoint | None) -> None:
             raise ConfigError(
                 f"the run has no checkpoint yet and its buffer cannot begin at step 1 again: {error}; start a new run"
             ) from error
-        log.warning("the buffer does not hold the batches after step %d (%s): its snapshot is restored", step, error)
+        log.warning("the buffer cannot go on after step %d (%s): its snapshot is restored", step, error)
         buffer.restore(checkpoint.read_buffer())
         buffer.resume(step)
 

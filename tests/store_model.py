@@ -138,7 +138,7 @@ class Model:
         return sum([self._ask(request, len(self.line)) for request in requests])
 
     def _ask(self, request: RolloutRequest, place: int) -> bool:
-        if self.find(request.request_id) or request.request_id in self.settled:
+        if self.find(request.request_id) or request.request_id in (*self.settled, *self.refs):
             return False
         self.prompts[request.prompt.prompt_id] = request.prompt
         self.line.insert(min(place, len(self.line)), Asked(request))
@@ -451,10 +451,7 @@ class Model:
         return replace(
             self,
             line=[Asked(replace(request, attempts=0), request.attempts) for request in image.open_requests],
-            settled=dict.fromkeys(
-                [record.group_id for record in (*(g.record for g in image.fresh), *image.reevaluated)],
-                image.tables.step,
-            ),
+            settled=dict.fromkeys(image.references, image.tables.step),
             groups={group_id: Incoming(record=records[group_id], frame=frame) for group_id, frame in frames},
             fresh=[(group.record.group_id, group.request) for group in image.fresh],
             reevaluated=[record.group_id for record in image.reevaluated],

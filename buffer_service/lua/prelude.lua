@@ -95,6 +95,8 @@ local CLAIM_ORDER = {'reevaluate', 'evaluate', 'fresh'}
 
 local function enqueue(request, at_head)
   if call('HEXISTS', K.live, request.id) == 1 or call('ZSCORE', K.done, request.id) then return 0 end
+  -- Forgotten as a request, but B_high or a batch holds the group: another one would take its place there.
+  if call('HEXISTS', K.refs, request.id) == 1 then return 0 end
   local seq = call('HINCRBY', K.meta, 'seq', 1)
   if at_head or request.purpose == 'reevaluate' then seq = -seq end
   local score = string.format('%.0f', request.min_version * SPAN + MIDDLE + seq)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import redis
+
 from bapo.types import RolloutRequest
+from buffer_service.redis_keys import Keys
+from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
 from tests.buffer_setup import answer, incoming
 from tests.factories import make_request
@@ -103,3 +107,11 @@ def test_a_restored_store_remembers_no_claim(store: Store) -> None:
     claimed(store, "me-1", limit=1)
     store.restore(store.image(), [])
     assert claimed(store, "me-1") == ["g-a", "g-b"]
+
+
+def test_a_request_whose_content_is_missing_is_left_out_of_a_claim(redis_store: RedisStore, redis_url: str) -> None:
+    asked(redis_store, "abc")
+    with redis.Redis.from_url(redis_url) as client:
+        client.hdel(Keys("test")["requests"], "g-b")
+    assert claimed(redis_store, "me-1", limit=3) == ["g-a", "g-c"]
+    assert claimed(redis_store, "me-1", limit=3) == ["g-a", "g-c"]

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
 
 from bapo.errors import ContractError, UnavailableError
 from bapo.types import Progress, Purpose, RolloutRequest
+from buffer_service import redis_image
+from buffer_service.audit import violations
 from buffer_service.groups import Replacement
 from buffer_service.image import Image
 from buffer_service.memory_store import MemoryStore
-from buffer_service.redis_keys import INDEX
+from buffer_service.redis_keys import INDEX, Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.snapshot import pack_snapshot, unpack_snapshot
 from buffer_service.store import Store
+from tests.buffer_app import small_config
 from tests.buffer_setup import an_assembly, answer, hard, incoming, stat, stored, view_of
 from tests.factories import make_prompt, make_request
 
@@ -113,6 +118,17 @@ def test_a_restored_run_goes_on_as_the_first_would_have(make_store: Callable[...
         assert [record.group_id for record in view_of(store, 9).fresh] == ["g-x"]
 
 
+def test_what_batches_and_b_high_hold_is_not_asked_again_after_a_restore(store: Store) -> None:
+    a_busy_run(store)
+    image = store.image()
+    store.restore(image, list(frames_of(store, image)))
+    held = [make_request(prompt_id=name) for name in "bd"]
+    assert store.enqueue(held, cursor=None) == 0
+    assert store.enqueue([reevaluation("p")], cursor=None) == 0
+    assert store.image() == image
+    assert store.push([incoming(answer(held[0], rewards="11111111", worker_id="other"))]) == ["duplicate"]
+
+
 def test_a_restore_replaces_what_was_there(make_store: Callable[..., Store]) -> None:
     full, empty = make_store(run="full"), make_store(run="empty")
     a_busy_run(full)
@@ -175,11 +191,25 @@ def test_a_restore_that_was_cut_off_leaves_all_as_before_or_refuses_to_go_on(mak
     try:
         assert target.image() == before
     except UnavailableError:
-        for refused in (target.status, target.image, lambda: target.claim("w", limit=1, policy_version=1)):
-            with pytest.raises(UnavailableError, match="restore"):
-                refused()
+        assert_unreadable(target)
     target.restore(image, frames_of(source, image))
     assert target.image() == image
+
+
+def assert_unreadable(store: Store) -> None:
+    """Neither empty nor half: no answer."""
+    calls: list[Callable[[], object]] = [
+        store.status, store.image, store.audit, store.progress, store.tables, store.bad_prompts, store.counters,
+        store.selector_state, lambda: store.compositions(0, 9), lambda: store.outcomes(0, 9), lambda: store.batch(1),
+        lambda: store.records(["g-b"]), lambda: store.fresh_requests(["g-d"]), lambda: store.evaluated("cd@1"),
+        lambda: store.readiness(2), lambda: store.look(2, 1), lambda: store.commit(1, 1),
+        lambda: store.claim("w", limit=1, policy_version=1), lambda: store.enqueue_round(2, []),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(UnavailableError, match="restore"):
+            call()
+    with pytest.raises(ContractError, match="restore the snapshot again"):
+        store.resume(1)
 
 
 def test_a_restore_after_one_that_was_cut_off_leaves_no_frame_behind(redis_url: str) -> None:
@@ -198,3 +228,72 @@ def test_a_restore_after_one_that_was_cut_off_leaves_no_frame_behind(redis_url: 
     left = {key.decode() for key in redis.Redis.from_url(redis_url).keys("*")}
     assert not [key for key in left if ":group:" in key]
     assert {key.partition("}:")[2] for key in left} <= set(INDEX)
+
+
+def test_the_older_protocol_of_redis_reads_the_same(redis_url: str) -> None:
+    new, old = (
+        RedisStore(RedisLink(url), "run", lease_s=60, max_attempts=3) for url in (redis_url, f"{redis_url}?protocol=2")
+    )
+    a_busy_run(new)
+    assert (old.bad_prompts(), old.counters()) == (new.bad_prompts(), new.counters())
+    assert old.image() == new.image()
+
+
+@pytest.mark.parametrize("num_written", [0, 1, 3])
+def test_of_two_restores_the_one_that_began_last_is_done(
+    redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch, num_written: int
+) -> None:
+    """A client whose link was cut begins again, while the service still works on what it had been sent."""
+    monkeypatch.setattr("buffer_service.redis_image.BYTES_AT_ONCE", 1)
+    images = []
+    for names in ("abc", "vwxyz"):
+        source = MemoryStore(names, lease_s=60, max_attempts=3)
+        stored(source, names)
+        images.append((source.image(), list(frames_of(source, source.image()))))
+    (first, its_frames), (second, other_frames) = images
+    begun, first_ended = threading.Event(), threading.Event()
+
+    def slowly() -> Iterator[tuple[str, bytes]]:
+        begun.set()
+        assert first_ended.wait(10)
+        yield from other_frames
+
+    def overtaken() -> Iterator[tuple[str, bytes]]:
+        yield from its_frames[:num_written]
+        later.start()
+        assert begun.wait(10)
+        yield from its_frames[num_written:]
+
+    later = threading.Thread(target=redis_store.restore, args=(second, slowly()))
+    with pytest.raises(UnavailableError, match="another restore has begun"):
+        redis_store.restore(first, overtaken())
+    with pytest.raises(UnavailableError, match="under way"):
+        redis_store.claim("w", limit=1, policy_version=1)
+    first_ended.set()
+    later.join()
+    assert redis_store.image() == second
+    assert redis_store.frames(sorted(second.references)) == [frame for _, frame in sorted(other_frames)]
+    assert redis_store.frames(sorted(first.references)) == [None] * 3
+    assert violations(redis_store.audit(), small_config().algorithm) == []
+
+
+def test_a_restore_that_is_overtaken_in_the_middle_of_a_write_writes_nothing(
+    redis_store: RedisStore, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_busy_run(redis_store)
+    image = redis_store.image()
+    frames = list(frames_of(redis_store, image))
+    keys = Keys("test")
+    write = redis_image._write_index
+
+    def overtaken(*args: Any) -> None:
+        write(*args)
+        with redis.Redis.from_url(redis_url) as other:
+            other.hset(keys["meta"], "restoring", "another")
+
+    monkeypatch.setattr(redis_image, "_write_index", overtaken)
+    with pytest.raises(UnavailableError, match="another restore has begun"):
+        redis_store.restore(image, frames)
+    with redis.Redis.from_url(redis_url) as other:
+        assert other.hgetall(keys["meta"])[b"restoring"] == b"another"
+        assert not other.exists(keys["records"])

@@ -8,8 +8,8 @@ from dataclasses import replace
 from bapo.types import Progress, Purpose, RolloutRequest
 from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_store import RedisStore
-from buffer_service.store import Store
-from tests.buffer_setup import answer, incoming
+from buffer_service.store import FORGET_AFTER_STEPS, Store
+from tests.buffer_setup import an_assembly, answer, incoming, stat, stored
 from tests.factories import make_request
 from tests.store_clock import TimedStore
 
@@ -66,6 +66,18 @@ def test_a_done_request_is_not_asked_again(store: Store) -> None:
     store.push([incoming(answer(request))])
     assert store.enqueue([request], cursor=None) == 0
     assert store.claim("w", limit=1, policy_version=1) == []
+
+
+def test_a_request_that_is_forgotten_is_not_asked_again_while_its_group_is_held(store: Store) -> None:
+    a, b, c = stored(store, "abc")
+    for step, name in enumerate("ab", 1):
+        group, before = f"g-{name}", store.tables()
+        made = an_assembly(step=step, fresh=[group], trained=[group], before=before, high=[stat("g-a")])
+        assert store.commit_assembly(made)
+    store.commit(1 + FORGET_AFTER_STEPS, 1 + FORGET_AFTER_STEPS)
+    assert store.frames(["g-b"]) == [None]
+    assert store.enqueue([a, b, c], cursor=None) == 1, "b alone: B_high holds a, and c is a fresh group"
+    assert ids(store.claim("w", limit=9, policy_version=1)) == ["g-b"]
 
 
 def test_the_cursor_only_rises_and_guards_what_comes_with_it(store: Store) -> None:

@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import redis
@@ -15,6 +17,9 @@ from bapo.errors import ConfigError, DeadlineError, FullError, StorageError, Una
 from bapo.types import Group, Purpose, RolloutRequest
 from bapo.wire import pack_group
 from buffer_service.redis_link import RedisLink
+from learner.checkpoint import Checkpoint
+from learner.resume import resume_buffer
+from learner.shared_buffer import SharedBuffer
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, incoming, new_store
 from tests.factories import make_group, make_request
@@ -140,6 +145,28 @@ def test_requests_are_taken_and_a_state_is_restored_when_redis_is_full(own_redis
         store.restore(empty, ())
         assert store.status().queued["fresh"] == 0
         assert store.readiness(1).num_fresh == 0
+
+
+def test_a_learner_resumes_from_a_restore_that_was_cut_off(own_redis: RedisServer) -> None:
+    store = new_store("redis", own_redis.url)
+    request = make_request()
+
+    def cut_off() -> Iterator[tuple[str, bytes]]:
+        raise ConnectionResetError
+        yield
+
+    with serving(store, small_config()) as client:
+        client.enqueue([request])
+        client.push([pack_group(answer(request))])
+        snapshot = client.snapshot()
+        with pytest.raises(ConnectionResetError):
+            store.restore(store.image(), cut_off())
+        with pytest.raises(UnavailableError, match="restore the snapshot again"):
+            type(client)(client.url, retry_s=0.0).status()
+        checkpoint = SimpleNamespace(state=SimpleNamespace(step=0), read_buffer=lambda: snapshot)
+        resume_buffer(cast(SharedBuffer, client), cast(Checkpoint, checkpoint))
+        assert client.status().fresh_ready == 1
+        assert client.snapshot() == snapshot
 
 
 def test_batches_that_wait_for_a_checkpoint_and_fill_redis_are_named_and_end_with_it(own_redis: RedisServer) -> None:

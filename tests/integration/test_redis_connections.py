@@ -37,6 +37,6 @@ def test_what_was_not_written_before_redis_was_started_again_is_not_acknowledged
         assert look.unwritten == 0
         with pytest.raises(UnavailableError, match="was started again before it had written what it answered"):
             finish(link._until_written(look, answered))
-        assert link.ask_written("SET", "a", "1") is not None
+        assert link.at_once(("SET", "a", "1"), ("GET", "a"), written=True)[1] == b"1"
     finally:
         server.stop()

@@ -25,7 +25,7 @@ def named(error: Exception) -> BapoError:
     ],
 )
 def test_what_passes_is_asked_again(said: str) -> None:
-    assert type(named(ResponseError(said))) is UnavailableError
+    assert isinstance(named(ResponseError(said)), UnavailableError)
 
 
 def test_what_does_not_speak_the_protocol_is_away() -> None:
