@@ -32,8 +32,9 @@ from buffer_service.codec import (
 )
 from buffer_service.groups import FreshGroup, GroupRecord, request_terms
 from buffer_service.image import Image
+from buffer_service.redis_errors import OVERTAKEN
 from buffer_service.redis_keys import MIDDLE, SPAN, Keys, reference_value
-from buffer_service.redis_link import OVERTAKEN, RedisLink
+from buffer_service.redis_link import RedisLink
 from buffer_service.values import SelectorState
 
 BYTES_AT_ONCE = 4 << 20

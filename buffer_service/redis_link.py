@@ -1,4 +1,4 @@
-"""One Redis: connections, scripts, and its errors in the words of `bapo.errors`.
+"""One Redis: connections and scripts, and its errors in the words of `bapo.errors`.
 
 Blocking sockets in threads: the asyncio client costs four times more per byte on large values. Redis is not asked
 twice on its own: callers repeat whole use cases, which are idempotent, and single scripts are not all.
@@ -19,20 +19,15 @@ import redis
 from redis.backoff import NoBackoff
 from redis.client import Pipeline
 from redis.exceptions import (
-    AuthenticationError,
-    ConnectionError,
-    InvalidResponse,
     NoScriptError,
-    OutOfMemoryError,
     RedisError,
     ResponseError,
-    TimeoutError,
-    WatchError,
 )
 from redis.retry import Retry
 
-from bapo.errors import BapoError, ConfigError, FullError, UnavailableError
-from buffer_service.redis_aof import AofState, SharedLooks, aof_state_of, disk_refuses, is_always, is_off, until_written
+from bapo.errors import ConfigError
+from buffer_service.redis_aof import AofState, SharedLooks, aof_state_of, is_always, is_off, until_written
+from buffer_service.redis_errors import named
 from buffer_service.redis_idle import Connections, Held
 from buffer_service.redis_keys import INDEX
 from buffer_service.redis_sockets import Arg, Gathering, GatheringUnixConnection, connection_options
@@ -50,9 +45,6 @@ READ_BYTES = 1 << 20
 MOST_CONNECTIONS = 1 << 16
 """No bound of ours: what threads and pushes that wait hold at once is bounded by their number, and redis-py counts
 those that `Connections` keeps idle as taken: at its own bound of 100 it would make no new one for good."""
-MOST_ERROR_CHARS = 160
-RESTORING = "a restore of the buffer is under way or was cut off: restore the snapshot again"
-OVERTAKEN = "another restore has begun: it replaces what this one would have brought"
 MULTI, EXEC = command("MULTI"), command("EXEC")
 INFO, FSYNC = command("INFO", "persistence"), command("CONFIG", "GET", "appendfsync")
 SURVIVES = frozenset(
@@ -70,10 +62,6 @@ SURVIVES = frozenset(
     }
 )
 """Scripts whose effect somebody relies on once they are acknowledged. A lost lease, failure or release costs time."""
-
-
-class RestoringError(UnavailableError):
-    """A restore is under way or was cut off: what is there is not whole. Callers of the service see its parent."""
 
 
 class RedisLink:
@@ -121,34 +109,7 @@ class RedisLink:
             yield
         except RedisError as error:
             self._on_error()
-            raise self._named(error) from None
-
-    def _named(self, error: RedisError) -> BapoError:
-        # redis-py puts the whole command, frames included, before what Redis said in a pipeline.
-        text = str(error).rpartition(" caused error: ")[2][:MOST_ERROR_CHARS]
-        if isinstance(error, AuthenticationError):
-            return ConfigError(
-                f"Redis at {self.where} refuses the password of buffer.redis_url, which comes from "
-                f"BAPO_REDIS_PASSWORD_FILE, BAPO_REDIS_PASSWORD or BAPO_REDIS_URL: {text}"
-            )
-        if isinstance(error, InvalidResponse):  # a gateway, for example, while the way to Redis is cut
-            return UnavailableError(f"what answers at {self.where} does not speak Redis' protocol: {text}")
-        if isinstance(error, ConnectionError | TimeoutError):
-            return UnavailableError(f"Redis at {self.where} does not answer: {text}")
-        if isinstance(error, WatchError):  # of what restores watch alone
-            return UnavailableError(OVERTAKEN)
-        if isinstance(error, OutOfMemoryError) or text.startswith("OOM"):
-            return FullError(
-                f"Redis at {self.where} is full: groups are taken again when the learner has consumed some; "
-                "raise buffer.max_memory_mb (or its maxmemory) if this stays so"
-            )
-        if text.startswith("MISCONF"):
-            return disk_refuses(self.where, text)
-        if "RESTORING" in text:
-            return RestoringError(RESTORING)
-        if text.startswith(("READONLY", "MASTERDOWN", "LOADING", "BUSY ", "CLUSTERDOWN", "TRYAGAIN")):
-            return UnavailableError(f"Redis at {self.where} takes no writes now: {text}")
-        return BapoError(f"Redis at {self.where} refused a command of the buffer service: {text}")
+            raise named(error, self.where) from None
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """One script, loaded again when Redis has forgotten it.

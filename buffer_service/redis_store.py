@@ -33,10 +33,11 @@ from buffer_service.groups import CONTRADICTIONS, GroupRecord, Incoming, Replace
 from buffer_service.image import Image
 from buffer_service.redis_args import change_args, group_args, request_args
 from buffer_service.redis_audit import read_audit
+from buffer_service.redis_errors import RestoringError
 from buffer_service.redis_frames import read_frame_chunks, read_frames
 from buffer_service.redis_image import read_image, write_image
 from buffer_service.redis_keys import Keys
-from buffer_service.redis_link import RedisLink, RestoringError
+from buffer_service.redis_link import RedisLink
 from buffer_service.redis_look import Found, look_at, read, read_map, readiness_of
 from buffer_service.redis_readers import FrameReaders
 from buffer_service.redis_sockets import Arg

@@ -1,0 +1,53 @@
+"""What Redis says, in the words of `bapo.errors`: which calls are made again, and which are not."""
+
+from __future__ import annotations
+
+from redis.exceptions import (
+    AuthenticationError,
+    ConnectionError,
+    InvalidResponse,
+    OutOfMemoryError,
+    RedisError,
+    TimeoutError,
+    WatchError,
+)
+
+from bapo.errors import BapoError, ConfigError, FullError, UnavailableError
+from buffer_service.redis_aof import disk_refuses
+
+MOST_ERROR_CHARS = 160
+RESTORING = "a restore of the buffer is under way or was cut off: restore the snapshot again"
+OVERTAKEN = "another restore has begun: it replaces what this one would have brought"
+
+
+class RestoringError(UnavailableError):
+    """A restore is under way or was cut off: what is there is not whole. Callers of the service see its parent."""
+
+
+def named(error: RedisError, where: str) -> BapoError:
+    """What a call of the Redis at this address ended with. Messages never repeat arguments: they may be frames."""
+    # redis-py puts the whole command, frames included, before what Redis said in a pipeline.
+    text = str(error).rpartition(" caused error: ")[2][:MOST_ERROR_CHARS]
+    if isinstance(error, AuthenticationError):
+        return ConfigError(
+            f"Redis at {where} refuses the password of buffer.redis_url, which comes from "
+            f"BAPO_REDIS_PASSWORD_FILE, BAPO_REDIS_PASSWORD or BAPO_REDIS_URL: {text}"
+        )
+    if isinstance(error, InvalidResponse):  # a gateway, for example, while the way to Redis is cut
+        return UnavailableError(f"what answers at {where} does not speak Redis' protocol: {text}")
+    if isinstance(error, ConnectionError | TimeoutError):
+        return UnavailableError(f"Redis at {where} does not answer: {text}")
+    if isinstance(error, WatchError):  # of what restores watch alone
+        return UnavailableError(OVERTAKEN)
+    if isinstance(error, OutOfMemoryError) or text.startswith("OOM"):
+        return FullError(
+            f"Redis at {where} is full: groups are taken again when the learner has consumed some; "
+            "raise buffer.max_memory_mb (or its maxmemory) if this stays so"
+        )
+    if text.startswith("MISCONF"):
+        return disk_refuses(where, text)
+    if "RESTORING" in text:
+        return RestoringError(RESTORING)
+    if text.startswith(("READONLY", "MASTERDOWN", "LOADING", "BUSY ", "CLUSTERDOWN", "TRYAGAIN")):
+        return UnavailableError(f"Redis at {where} takes no writes now: {text}")
+    return BapoError(f"Redis at {where} refused a command of the buffer service: {text}")
