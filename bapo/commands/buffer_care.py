@@ -100,8 +100,11 @@ def _drop_prompt(where: Where, name: str) -> str:
 
 
 def _drop_evaluation(where: Where, name: str) -> str:
+    is_held = name in where.client.status().evaluations
     where.client.forget(name)
-    return f"dropped evaluation {name}"
+    if is_held:
+        return f"dropped evaluation {name}"
+    return f"no group of an evaluation {name} was held; requests of it that were open are withdrawn"
 
 
 def _drop_run(where: Where, name: str) -> str:

@@ -185,6 +185,11 @@ def test_drop_asks_first_and_leaves_a_sound_buffer(client: BufferClient, what: t
     assert BufferAdmin(client.url).verify().violations == []
 
 
+def test_dropping_an_evaluation_that_is_not_held_says_so(client: BufferClient) -> None:
+    said = call(client, "drop", "evaluation", "cd@7", "--yes").stdout
+    assert "no group of an evaluation cd@7 was held" in said
+
+
 def test_drop_refuses_what_is_not_there_or_needed(client: BufferClient) -> None:
     for what, message in (
         (("group", "g-c"), "needed by a batch"),
