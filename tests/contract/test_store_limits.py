@@ -200,7 +200,7 @@ def test_a_lease_that_is_over_returns_although_redis_is_full(redis_url: str) -> 
     ("call", "transactions"),
     [
         (lambda store: store.image(), 1),
-        (lambda store: store.restore(store.image(), ()), 3),  # the image, what goes, what comes
+        (lambda store: store.restore(store.image(), ()), 4),  # the image, what goes, what comes, whether it is written
         (lambda store: store.compositions(0, 9), 1),
         (lambda store: store.selector_state(), 1),
         (lambda store: store.frames(["g-a"]), 0),
