@@ -16,12 +16,12 @@ import asyncio
 import json
 import logging
 import re
-import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 from bapo.errors import AccessError, BapoError, ContractError, Refusal
+from bapo.seldom import Seldom
 from bapo.tokens import TOKEN_FILE, Keyring, Role
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,6 @@ BODY_PAUSE_S = 30.0
 """A body of which nothing comes for so long is given up."""
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
 """Liveness for probes that can hold no token, and the description of the API, which is no secret."""
-WARN_EVERY_S = 1.0
 ROLE = "bapo.role"
 """Under which a request's scope has the role of its sender: None where nobody needs a token."""
 NO_WEBSOCKETS = 1008
@@ -108,7 +107,7 @@ class Gate:
             refused: is told why, once per refused request (a metric).
         """
         self._app, self._rules, self._keyring, self._refused = app, rules, keyring, refused
-        self._warned_s = float("-inf")
+        self._seldom = Seldom()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it."""
@@ -133,8 +132,7 @@ class Gate:
 
     def _warn(self, scope: Scope, refusal: RefusedError) -> None:
         # Not one line per refusal: whoever can be refused could fill the disk.
-        if time.monotonic() - self._warned_s >= WARN_EVERY_S:
-            self._warned_s = time.monotonic()
+        if self._seldom.is_due("refused"):
             client = (scope.get("client") or ("?",))[0]
             log.warning(
                 "refused client=%s status=%d reason=%s: %.300s", client, refusal.status, refusal.reason, refusal

@@ -21,7 +21,11 @@ class Seldom(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the line is written."""
-        now, kind = self._now(), str(record.msg)
+        return self.is_due(str(record.msg))
+
+    def is_due(self, kind: str) -> bool:
+        """Whether a line of this kind may be written now."""
+        now = self._now()
         if now - self._said_at.get(kind, float("-inf")) < self._every_s:
             return False
         if len(self._said_at) >= MOST_KINDS:
