@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from bapo.commands import buffer_care, buffer_files, buffer_looks
+from bapo.commands import buffer_care, buffer_files, buffer_import, buffer_looks
 
 app = typer.Typer(
     help="Look into a live buffer, check it, export and import its groups, take something out.",
@@ -16,7 +16,7 @@ app.command()(buffer_looks.high)
 app.command()(buffer_looks.groups)
 app.command()(buffer_looks.show)
 app.command()(buffer_files.export)
-app.command("import")(buffer_files.import_)
+app.command("import")(buffer_import.import_)
 app.command()(buffer_files.snapshot)
 app.command()(buffer_files.restore)
 app.command()(buffer_care.drop)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bapo.commands.buffer_where import AsJson, Run, Url, Where, Yes, make_console, print_json, reach, size
+from bapo.commands.buffer_where import AsJson, Run, Url, Where, Yes, make_console, print_json, reach, size, waiting_for
 from bapo.errors import ConfigError, did_you_mean
 
 KINDS = ("group", "request", "prompt", "evaluation", "run")
@@ -25,7 +25,7 @@ def verify(url: Url = None, run: Run = None, as_json: AsJson = False) -> None:
 
     Example:  bapo buffer verify --run outputs/demo-001
     """
-    with reach(url, run) as where:
+    with reach(url, run) as where, waiting_for("the whole index to be read"):
         found = where.admin.verify()
     if as_json:
         print_json(asdict(found))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +23,8 @@ from bapo.errors import ConfigError, DeadlineError, FullError, UnavailableError
 from bapo.plain_text import plain
 from bapo.records import RunDirectory
 from bapo.token_sets import token_for_run
+
+T = TypeVar("T")
 
 PIPE_CHARS = 200
 LONG_ID, LEAST_TEXT = 32, 12
@@ -92,6 +95,18 @@ def make_console(*, stderr: bool = False) -> Console:
     if not console.is_terminal:
         console.width = PIPE_CHARS
     return console
+
+
+def following(items: Iterable[T], doing: str, total: int) -> Iterator[T]:
+    """The items; how many of `total` have gone by is seen on a terminal."""
+    console = make_console(stderr=True)
+    seen = track(items, doing, total=total, console=console, transient=True, disable=not console.is_terminal)
+    return iter(seen)
+
+
+def waiting_for(what: str) -> AbstractContextManager[object]:
+    """What one long call waits for, and that it does, is seen on a terminal."""
+    return make_console(stderr=True).status(f"waiting for {what}")
 
 
 def table(

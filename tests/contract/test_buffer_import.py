@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from typer.testing import CliRunner, Result
 from bapo.buffer_admin import BufferAdmin
 from bapo.cli import app
 from bapo.clients import BufferClient
-from bapo.errors import BapoError, ContractError, FullError
+from bapo.errors import BapoError, ContractError, FullError, UnavailableError
 from bapo.group_files import GroupWriter
 from bapo.types import Group, Progress, Purpose
 from bapo.wire import pack_group
@@ -115,6 +117,50 @@ def test_the_request_of_a_row_that_the_buffer_refuses_is_withdrawn(
     assert_nobody_is_waited_for(client)
     mended = replace(groups[1], group_id="g-b2", worker_id="w")
     assert call(client, "import", file_of(tmp_path, groups[0], mended, groups[2])).stdout == "1 duplicate, 2 stored\n"
+    assert_nobody_is_waited_for(client)
+
+
+def test_ctrl_c_ends_an_import_between_two_rows_and_the_same_import_goes_on(
+    client: BufferClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = file_of(tmp_path, *map(group, "abcd"))
+    push = BufferClient.push
+
+    def interrupted_at_b(self: BufferClient, frames: Sequence[bytes]) -> Mapping[str, str]:
+        if b"g-b" in frames[0]:
+            os.kill(os.getpid(), signal.SIGINT)
+        return push(self, frames)
+
+    monkeypatch.setattr(BufferClient, "push", interrupted_at_b)
+    found = call(client, "import", file)
+    assert found.exit_code == 130
+    assert found.stderr == "stopped before row 3, 2 rows are stored; the same import goes on\n"
+    assert client.status().fresh_ready == 2
+    assert_nobody_is_waited_for(client)
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert call(client, "import", file).stdout == "2 duplicate, 2 stored\n"
+
+
+def test_an_import_that_loses_the_buffer_names_its_row_and_what_to_do(
+    client: BufferClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = file_of(tmp_path, *map(group, "abcd"))
+    push = BufferClient.push
+
+    def gone_at_b(self: BufferClient, frames: Sequence[bytes]) -> Mapping[str, str]:
+        if b"g-b" in frames[0]:
+            raise UnavailableError("cannot reach it")
+        return push(self, frames)
+
+    monkeypatch.setattr(BufferClient, "push", gone_at_b)
+    said = refusal(client, "import", file)
+    assert (
+        f"the import ended at row 2 of {file} (group g-b), 1 rows before it are stored; import the file again" in said
+    )
+    assert client.status().queued["fresh"] == 1, "as the message says"
+    monkeypatch.undo()
+    assert call(client, "import", file).stdout == "1 duplicate, 3 stored\n"
     assert_nobody_is_waited_for(client)
 
 
