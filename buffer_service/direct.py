@@ -20,7 +20,7 @@ import os
 import select
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import Request
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
@@ -129,9 +129,14 @@ class Direct:
         self._cycle.more_body = False
         self._protocol.begin_anew()
 
+    def answer_begins(self) -> None:
+        """From here on the event loop sends nothing: not even when it cancels the request, at the end of the server."""
+        self._cycle.response_started = True
+        cast("dict[str, Any]", self._cycle.scope)[gate.BEGUN] = True
+
     def answer_was_written(self) -> None:
         """The head and all of the body are out."""
-        self._cycle.response_started, self._cycle.chunked_encoding = True, False
+        self._cycle.chunked_encoding = False
         self._cycle.expected_content_length = 0
 
     def abort(self) -> None:

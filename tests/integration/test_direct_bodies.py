@@ -23,6 +23,7 @@ from tests.patience import wait_until
 
 TOKENS = 40_000
 """Per group: a frame of 320 kB, more than what comes along with the headers."""
+NAMES = ("a", "b", "c", "d")
 
 
 @pytest.fixture
@@ -31,10 +32,10 @@ def client(redis_url: str) -> Iterator[BufferClient]:
         yield client
 
 
-def frame_of(name: str) -> bytes:
+def frame_of(name: str, tokens: int = TOKENS) -> bytes:
     request = make_request(prompt_id=name)
     group = make_group(
-        rewards="11000000", prompt=request.prompt, group_id=request.request_id, lengths=[TOKENS // 8] * 8, worker_id="w"
+        rewards="11000000", prompt=request.prompt, group_id=request.request_id, lengths=[tokens // 8] * 8, worker_id="w"
     )
     return pack_group(group)
 
@@ -171,3 +172,22 @@ def test_small_groups_still_travel_with_their_headers(client: BufferClient) -> N
     request = make_request(prompt_id="small")
     client.enqueue([request])
     assert client.push([pack_group(answer(request))]) == {"g-small": "stored"}
+
+
+def test_nothing_comes_between_the_pieces_of_a_batch_when_the_service_ends(redis_url: str) -> None:
+    """The event loop gives up the request; the thread that sends its answer goes on until the process ends."""
+    with ExitStack() as stack:
+        with serving(new_store("redis", redis_url, run="direct"), small_config()) as client:
+            asked(client, *NAMES)
+            frames = [frame_of(name, 10 * TOKENS) for name in NAMES]
+            client.push(frames)
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            connection.settimeout(60)
+            parts = urlsplit(client.url)
+            connection.connect((parts.hostname, parts.port))
+            connection.sendall(b"POST /batches/1 HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+            time.sleep(0.5)  # both socket buffers are full by now
+        status, body = reply(connection)
+    assert status == 200
+    assert body.endswith(b"".join(frames))
