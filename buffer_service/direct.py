@@ -7,7 +7,7 @@ to it, while the event loop leaves this one connection alone:
     event loop   headers -> gate -> route --.                              .--> answer, next request
     worker                                   `-> read body -> check -> Redis
 
-A sender that is slow costs no thread: after PATIENCE_S of silence the event loop waits for it instead. A reader that is
+A sender that is slow costs no thread: after PATIENCE_S of waiting the event loop waits for it instead. A reader that is
 slow holds one of the threads (`buffer_service.threads`) as long as it takes something every SILENCE_S.
 Only plain TCP under `buffer_service.protocol` offers this; everything else (TLS, other servers, tests) takes the
 ordinary way.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -146,19 +147,23 @@ class Direct:
 
 
 def receive(descriptor: int, rest: memoryview) -> Iterator[int]:
-    """Read until `rest` is full, the peer is silent for PATIENCE_S or has gone. Blocks. Yields: bytes read, each time.
+    """Read until `rest` is full, PATIENCE_S are waited or the peer has gone. Blocks. Yields: bytes read, each time.
 
+    All waits together count: who sends a little every now and then would keep a thread, and forty of them all threads.
     Raises: ConnectionError when the peer has gone.
     """
     filled = 0
     poller: select.poll | None = None
+    waited_s = 0.0
     while filled < len(rest):
         try:
             received = os.readv(descriptor, [rest[filled:]])
         except BlockingIOError:
             poller = poller or _poller(descriptor, select.POLLIN)
-            if not poller.poll(1000 * PATIENCE_S):
+            begun = time.monotonic()
+            if waited_s >= PATIENCE_S or not poller.poll(1000 * PATIENCE_S):
                 break
+            waited_s += time.monotonic() - begun
             continue
         if received == 0 and filled:
             break  # what came is counted first; the next call finds the end again

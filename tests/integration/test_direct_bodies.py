@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ import pytest
 from bapo.clients import BufferClient
 from bapo.gate import BODY_PAUSE_S
 from bapo.wire import pack_batch_start, pack_group, unpack_batch
-from buffer_service.direct import LARGE_BYTES
+from buffer_service.direct import LARGE_BYTES, receive
 from buffer_service.threads import MOST_THREADS
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, new_store
@@ -142,6 +143,26 @@ def test_senders_that_stop_in_the_middle_hold_no_thread(client: BufferClient) ->
         assert client.push([frames[1]]) == {"g-b": "stored"}
         assert time.monotonic() - begun < 0.8 * BODY_PAUSE_S, "not when the others are given up"
     wait_until(lambda: client.status().fresh_ready == 1)
+
+
+def test_a_sender_that_trickles_keeps_no_thread() -> None:
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        reader.setblocking(False)  # as the sockets of an event loop are
+        ended = threading.Event()
+
+        def trickle() -> None:
+            for _ in range(4000):
+                writer.send(b"x")
+                if ended.wait(0.002):
+                    return
+
+        sender = threading.Thread(target=trickle)
+        sender.start()
+        received = sum(receive(reader.fileno(), memoryview(bytearray(4000))))
+        ended.set()
+        sender.join(60)
+    assert 0 < received < 2000
 
 
 def test_a_slow_reader_gets_its_batch_whole(client: BufferClient) -> None:
