@@ -79,9 +79,14 @@ class Direct:
 
     @contextmanager
     def descriptor(self) -> Iterator[int]:
-        """The socket, as a descriptor of its own: the event loop may close its one at any time."""
-        socket = self._protocol.transport.get_extra_info("socket")
-        descriptor = os.dup(socket.fileno())
+        """The socket, as a descriptor of its own: the event loop may close its one at any time.
+
+        Raises: ConnectionError when it has.
+        """
+        with self._protocol.closing:  # or the number may be another connection's by now
+            if self._protocol.is_lost:
+                raise ConnectionResetError("the peer has gone")
+            descriptor = os.dup(self._protocol.transport.get_extra_info("socket").fileno())
         try:
             yield descriptor
         finally:

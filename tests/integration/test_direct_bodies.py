@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import select
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from typing import cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,7 +19,8 @@ import pytest
 from bapo.clients import BufferClient
 from bapo.gate import BODY_PAUSE_S
 from bapo.wire import pack_batch_start, pack_group, unpack_batch
-from buffer_service.direct import LARGE_BYTES, receive
+from buffer_service.bodies import Intake
+from buffer_service.direct import LARGE_BYTES, Direct, receive
 from buffer_service.threads import MOST_THREADS
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, new_store
@@ -163,6 +168,63 @@ def test_a_sender_that_trickles_keeps_no_thread() -> None:
         ended.set()
         sender.join(60)
     assert 0 < received < 2000
+
+
+class Alone:
+    """A connection without a server."""
+
+    def __init__(self, reader: socket.socket) -> None:
+        self._reader = reader
+
+    @contextmanager
+    def descriptor(self) -> Iterator[int]:
+        descriptor = os.dup(self._reader.fileno())
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def take_begun(self) -> bytes:
+        return b""
+
+
+def test_a_body_that_is_given_up_while_a_thread_reads_it_is_not_read_from_elsewhere() -> None:
+    """At its end the server cancels what still runs; the numbers of closed descriptors are given away at once."""
+    reader, writer = socket.socketpair()
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Waiting:
+        def came(self, body: memoryview) -> None:
+            begun.set()
+            go_on.wait(60)
+
+        def paused(self) -> None:
+            pass
+
+    async def cancelled() -> Intake[None]:
+        intake: Intake[None] = Intake(cast(Direct, Alone(reader)), 1000, lambda _: None, watcher=Waiting())
+        running = asyncio.ensure_future(intake.run())
+        await asyncio.to_thread(begun.wait, 60)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return intake
+
+    with reader, writer:
+        reader.setblocking(False)
+        writer.send(b"of the body")
+        intake = asyncio.run(cancelled())
+        pairs = [socket.socketpair() for _ in range(8)]  # one has the number of the descriptor that was closed
+        others = [other for pair in pairs for other in pair]
+        for other in others:
+            other.setblocking(False)
+            other.send(b"another's")
+        go_on.set()
+        time.sleep(0.5)
+        left = [len(select.select([other], [], [], 0)[0]) for other in others]
+        for other in others:
+            other.close()
+    assert left == [1] * 16
+    assert intake._filled == len(b"of the body")
 
 
 def test_a_slow_reader_gets_its_batch_whole(client: BufferClient) -> None:
