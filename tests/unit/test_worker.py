@@ -228,6 +228,27 @@ class NanEngine(scripted.ScriptedEngine):
         return groups
 
 
+class OddEngine(scripted.ScriptedEngine):
+    """Its log-probs of one prompt are those of no distribution."""
+
+    def step(self) -> list:
+        groups = super().step()
+        for group in groups:
+            if group.request_id == "g-p1":
+                group.logprobs[0] = 0.5
+        return groups
+
+
+def test_what_is_no_group_fails_that_one_and_not_its_worker(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(3))
+    worker = start_worker(buffer, make_engine=engine_of(OddEngine))
+    wait_until(lambda: len(buffer.groups) + len(buffer.failures) == 3 or worker.report().state == "failed")
+    assert worker.report().state == "sampling"
+    ((request_id, reason, detail),) = buffer.failures
+    assert (request_id, reason) == ("g-p1", "no_group")
+    assert "the engine gave what is no group: group g-p1" in detail
+
+
 def test_log_probs_that_are_not_finite_never_reach_the_learner(start_worker: StartWorker) -> None:
     buffer = MemoryBuffer(requests(1))
     start_worker(buffer, make_engine=engine_of(NanEngine))
