@@ -198,7 +198,7 @@ class Delivery:
         try:
             group = make_group(sampled, lease, rewards, worker_id=self._worker_id, sample_s=sample_s, grade_s=grade_s)
         except ContractError as error:
-            # Counted as an attempt: a worker that died of it would be given the same group again, and the next one, too.
+            # An attempt: a worker that died of it would be given the same group again, and so would the next one.
             self.refuse(sampled.request_id, "no_group", f"the engine gave what is no group: {error}")
             return
         log.debug(
