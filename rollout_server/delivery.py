@@ -195,7 +195,12 @@ class Delivery:
         self._tally.observe("bapo_verifier_seconds", task, [grade_s])
         for outcome, number in verdicts(rewards).items():
             self._tally.add(f"verdict/{outcome}/{task}", number)
-        group = make_group(sampled, lease, rewards, worker_id=self._worker_id, sample_s=sample_s, grade_s=grade_s)
+        try:
+            group = make_group(sampled, lease, rewards, worker_id=self._worker_id, sample_s=sample_s, grade_s=grade_s)
+        except ContractError as error:
+            # An attempt: a worker that died of it would be given the same group again, and so would the next one.
+            self.refuse(sampled.request_id, "no_group", f"the engine gave what is no group: {error}")
+            return
         log.debug(
             "group %s prompt=%s purpose=%s version=%d mu=%.3f tokens=%d sample_s=%.2f grade_s=%.3f",
             group.group_id,
