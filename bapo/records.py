@@ -238,7 +238,8 @@ class RunDirectory:
     def truncate_after(self, step: int, *, keep_evaluations: bool = False) -> None:
         """Drop records of steps after `step`, and evaluations of weights that those steps made.
 
-        A run that resumes from the checkpoint of `step` writes them again. Doing it twice changes nothing.
+        A run that resumes from the checkpoint of `step` writes them again. Doing it twice changes nothing. Removes also
+        what a learner that was killed was writing: checkpoints that are not whole, each larger than the model.
         `keep_evaluations`: their file belongs to an evaluator that runs.
         Raises: StorageError.
         """
@@ -254,6 +255,10 @@ class RunDirectory:
             for later in self.batch_steps():
                 if later > step:
                     self.batch_path(later).unlink()
+            for torn in (self.path / "batches").glob(".*.tmp"):
+                torn.unlink(missing_ok=True)
+        for partial in (self.path / "checkpoints").glob("*.partial"):
+            shutil.rmtree(partial, ignore_errors=True)
         # Segments of responses that the abandoned steps had begun: their weights are going to be made again.
         shutil.rmtree(self.path / "segments", ignore_errors=True)
 

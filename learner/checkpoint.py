@@ -20,6 +20,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -173,7 +174,7 @@ class CheckpointWriter:
     def _prune(self) -> None:
         if self._world.leads:
             for step in complete_steps(self._folder)[: -self._config.checkpoint.keep_last]:
-                shutil.rmtree(self._folder / f"step-{step:06d}", ignore_errors=True)
+                _remove(self._folder / f"step-{step:06d}")
                 log.info("checkpoint of step %d removed: keep_last=%d", step, self._config.checkpoint.keep_last)
 
 
@@ -245,6 +246,15 @@ def complete_steps(folder: Path) -> list[int]:
 
 def _tensors(columns: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(values) for name, values in columns.items()}
+
+
+def _remove(folder: Path) -> None:
+    """A kill in between leaves no half that looks whole: what it leaves, `RunDirectory.truncate_after` removes."""
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    with suppress(OSError):
+        os.replace(folder, partial)
+    shutil.rmtree(partial, ignore_errors=True)
 
 
 def _finish(partial: Path) -> None:

@@ -218,6 +218,23 @@ def test_half_a_checkpoint_is_no_checkpoint(model_path: Path, tmp_path: Path) ->
     assert found.state.step == 2
 
 
+def test_a_learner_that_is_killed_while_it_removes_a_checkpoint_leaves_no_half_of_one(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = train(run_config(model_path, run={"num_steps": 4}), tmp_path, FakeBuffer(batch_of), FakeFleet())
+
+    def killed(folder: Path, ignore_errors: bool = False) -> None:
+        if (folder / "state.json").exists():
+            (folder / "buffer.bin").unlink()
+            raise KeyboardInterrupt("killed behind the first file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("learner.checkpoint.shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            learner.save_checkpoint(5)
+    assert complete_steps(tmp_path / "checkpoints") == [4, 5]
+
+
 @contextmanager
 def files_of_at_most(num_bytes: int) -> Iterator[None]:
     """As on a full disk, a file that grows beyond this is refused."""

@@ -107,6 +107,20 @@ def test_the_latest_checkpoint_is_the_newest_complete_one(run: RunDirectory) -> 
     assert (run.checkpoint_steps(), run.latest_checkpoint()) == ([10, 20], 20)
 
 
+def test_resuming_removes_what_a_killed_learner_was_writing(run: RunDirectory) -> None:
+    """A checkpoint that was written early, at step 7, is not written again at step 7 by the learner that resumes."""
+    partial = run.path / "checkpoints" / "step-000007.partial" / "hf"
+    partial.mkdir(parents=True)
+    (partial / "model.safetensors").write_bytes(b"half a model")
+    run.checkpoint_dir(6).mkdir()
+    (run.checkpoint_dir(6) / "state.json").write_text("{}")
+    run.write_batch(6, b"batch")
+    (run.path / "batches" / ".step-000007.frame.17-ab.tmp").write_bytes(b"half a batch")
+    run.truncate_after(6)
+    assert [entry.name for entry in (run.path / "checkpoints").iterdir()] == ["step-000006"]
+    assert [entry.name for entry in (run.path / "batches").iterdir()] == ["step-000006.frame"]
+
+
 def test_resuming_after_a_step_drops_what_that_step_did_not_know(run: RunDirectory) -> None:
     for step in (1, 2, 3):
         run.append_metrics({"step": step})
