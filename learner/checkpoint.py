@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file as load_arrays
 from torch import Tensor
 
@@ -44,6 +45,8 @@ from learner.weights import WeightPublisher, gather_weights, link, write_weights
 log = logging.getLogger(__name__)
 
 FORMAT = 1
+TENSOR_FILES = ("hf/model.safetensors", "optimizer.safetensors", "anchors.safetensors", "alpha.safetensors")
+"""Of every checkpoint; the parts that have state of their own come on top."""
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -221,9 +224,13 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path, step: int) -> Checkpoint:
-    """The checkpoint of one step. Raises: ConfigError when it is missing or of another format."""
+    """The checkpoint of one step. Raises: StorageError when it is not whole, ConfigError when it is of another format.
+
+    What is not looked for are bits that a disk has changed: all of it would have to be read.
+    """
     path = folder / f"step-{step:06d}"
     try:
+        _refuse_damage(path)
         fields: dict[str, Any] = json.loads((path / "state.json").read_text())
         canary = Canary(
             token_ids=tuple(fields["canary"]["token_ids"]),
@@ -231,11 +238,31 @@ def open_checkpoint(folder: Path, step: int) -> Checkpoint:
             tolerance=float(fields["canary"]["tolerance"]),
         )
         state = CheckpointState(**{**fields, "canary": canary})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is not a whole checkpoint: {error!r}; resume from another step") from error
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise StorageError(f"{path} is not a whole checkpoint: {error!r}; {_instead(folder, step)}") from error
     if state.format != FORMAT:
         raise ConfigError(f"{path} has format {state.format}, this version reads format {FORMAT}")
     return Checkpoint(folder=path, state=state)
+
+
+def _refuse_damage(path: Path) -> None:
+    """Raises: OSError, ValueError, SafetensorError when a file is missing or shorter than it says."""
+    json.loads((path / "hf" / "config.json").read_text())
+    if not (path / "buffer.bin").is_file():
+        raise FileNotFoundError("there is no buffer.bin")
+    for file in sorted({*map(path.joinpath, TENSOR_FILES), *path.glob("*.safetensors")}):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{file.relative_to(path)}: {error}") from error
+
+
+def _instead(folder: Path, step: int) -> str:
+    older = [found for found in complete_steps(folder) if found < step]
+    if not older:
+        return "there is no older one, so start a new run"
+    return f"move it away, then `bapo train --resume` goes on behind step {older[-1]}"
 
 
 def complete_steps(folder: Path) -> list[int]:

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, StorageError
+from bapo.errors import ConfigError, ContractError, StorageError
 from bapo.types import Batch, Origin
 from learner.checkpoint import complete_steps
 from learner.loop import Learner
@@ -269,5 +269,45 @@ def test_a_damaged_or_foreign_state_is_refused(model_path: Path, tmp_path: Path)
         newest_checkpoint(tmp_path / "checkpoints")
     del state["canary"]["tolerance"]
     path.write_text(json.dumps(state))
-    with pytest.raises(ConfigError, match="not a whole checkpoint"):
+    with pytest.raises(StorageError, match="not a whole checkpoint"):
         newest_checkpoint(tmp_path / "checkpoints")
+
+
+FILES = ("hf/model.safetensors", "hf/config.json", "optimizer.safetensors", "anchors.safetensors", "alpha.safetensors",
+         "reference.safetensors", "state.json")  # fmt: skip
+
+
+def test_a_checkpoint_with_a_file_that_is_cut_off_is_refused_before_anything_is_changed(
+    model_path: Path, tmp_path: Path
+) -> None:
+    config = run_config(model_path, **METHODS["remix"], run={"num_steps": 4})
+    train(config, tmp_path, FakeBuffer(batch_of), FakeFleet())
+    folder = tmp_path / "checkpoints" / "step-000004"
+    for name in FILES:
+        whole = (folder / name).read_bytes()
+        for left in (len(whole) // 2, 0):
+            (folder / name).write_bytes(whole[:left])
+            with pytest.raises(StorageError, match=r"step-000004 is not a whole checkpoint: .* goes on behind step 2$"):
+                newest_checkpoint(tmp_path / "checkpoints")
+        (folder / name).write_bytes(whole)
+    for name in ("optimizer.safetensors", "buffer.bin"):
+        (folder / name).rename(tmp_path / "away")
+        with pytest.raises(StorageError, match="step-000004 is not a whole checkpoint"):
+            newest_checkpoint(tmp_path / "checkpoints")
+        (tmp_path / "away").rename(folder / name)
+    assert newest_checkpoint(tmp_path / "checkpoints") is not None
+    shutil.rmtree(tmp_path / "checkpoints" / "step-000002")
+    (folder / "state.json").write_bytes(b"")
+    with pytest.raises(StorageError, match="there is no older one, so start a new run"):
+        newest_checkpoint(tmp_path / "checkpoints")
+
+
+def test_a_snapshot_of_the_buffer_that_is_cut_off_names_its_checkpoint(model_path: Path, tmp_path: Path) -> None:
+    class Refusing(FakeBuffer):
+        def restore(self, data: bytes) -> None:
+            raise ContractError("snapshot is damaged or cut off: its sha256 does not match")
+
+    config = run_config(model_path, run={"num_steps": 4})
+    train(config, tmp_path, FakeBuffer(batch_of), FakeFleet())
+    with pytest.raises(StorageError, match=r"step-000004 is not a whole checkpoint: buffer.bin: snapshot is damaged"):
+        train(config, tmp_path, Refusing(batch_of, lost=True), FakeFleet(), resume=True)
