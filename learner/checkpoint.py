@@ -33,7 +33,7 @@ from torch import Tensor
 
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, StorageError
-from bapo.storage import storing
+from bapo.storage import storing, to_disk
 from bapo.types import Canary
 from learner.anchors import GenerationMemory
 from learner.distributed import World
@@ -288,13 +288,11 @@ def _finish(partial: Path) -> None:
     """Make it durable, then give it its name; a checkpoint of the same step from before a resume is replaced."""
     started = time.perf_counter()
     for path in (*partial.rglob("*"), partial):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        to_disk(path)
     final = partial.with_suffix("")
     if final.exists():
         shutil.rmtree(final)
     os.replace(partial, final)
+    # What this one replaces is removed next, and the buffer forgets its batches: its name must not get lost.
+    to_disk(final.parent)
     log.info("checkpoint %s sync_s=%.3f", final, time.perf_counter() - started)

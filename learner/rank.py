@@ -11,9 +11,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from bapo.addresses import buffer_url, fleet_url
 from bapo.clients import BufferClient
+from bapo.errors import ContractError
 from bapo.fleet_client import FleetClient
 from bapo.metrics.metric import Process
 from bapo.process import Flags
+from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry, serve_health
 from learner.alarm import QuietLog
 from learner.checkpoint import Checkpoint, CheckpointWriter
@@ -158,6 +160,16 @@ def _peers(flags: Flags) -> Peers:
     )
 
 
+def _look_again(run: RunDirectory, prompts: PromptsSeen) -> None:
+    """Bring a gauge to where it was; a record that is lost must not keep the run from going on."""
+    for step in run.group_steps():
+        try:
+            for _, fates in run.read_groups([step]):
+                prompts.look(fates, is_new=False)
+        except ContractError as error:
+            log.warning("prompts that only step %d saw are not counted: %s", step, error)
+
+
 def _resume(flags: Flags, learner: Learner, peers: Peers | None, checkpoint: Checkpoint | None) -> None:
     """Buffer, records and optimizer as they were at the checkpoint, or at the beginning."""
     if peers:
@@ -167,8 +179,7 @@ def _resume(flags: Flags, learner: Learner, peers: Peers | None, checkpoint: Che
         # An evaluator that runs is the writer of its file, and the steps are trained again to the same weights.
         step = checkpoint.state.step if checkpoint else 0
         flags.run.truncate_after(step, keep_evaluations=flags.extra.restart)
-        for _, fates in flags.run.read_groups():
-            learner.prompts.look(fates, is_new=False)
+        _look_again(flags.run, learner.prompts)
     if checkpoint is not None:
         load_state(learner, checkpoint)
         log.info("resumes after step %d with rollout policy %d", checkpoint.state.step, checkpoint.state.alpha_version)

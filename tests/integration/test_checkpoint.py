@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -216,6 +218,36 @@ def test_half_a_checkpoint_is_no_checkpoint(model_path: Path, tmp_path: Path) ->
     found = newest_checkpoint(tmp_path / "checkpoints")
     assert found is not None
     assert found.state.step == 2
+
+
+def test_a_checkpoint_is_on_the_disk_before_anything_is_forgotten(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power failure could take its name, when the older one and the batches behind it are gone already."""
+    learner = train(run_config(model_path, run={"num_steps": 4}), tmp_path, FakeBuffer(batch_of), FakeFleet())
+    folder = tmp_path / "checkpoints"
+    done: list[tuple[str, str]] = []
+
+    def note(name: str, module: Any, describe: Callable[..., Path]) -> None:
+        original = getattr(module, name)
+
+        def noting(*args: Any, **options: Any) -> Any:
+            done.append((name, str(describe(*args).relative_to(folder))))
+            return original(*args, **options)
+
+        monkeypatch.setattr(module, name, noting)
+
+    note("fsync", os, lambda descriptor: Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+    note("replace", os, lambda source, target: Path(target))
+    note("rmtree", shutil, lambda path, ignore_errors=False: path)
+    learner.save_checkpoint(5)
+    named = done.index(("replace", "step-000005"))
+    assert {path for what, path in done[:named] if what == "fsync"} >= {
+        "step-000005.partial", "step-000005.partial/hf", "step-000005.partial/hf/model.safetensors",
+        "step-000005.partial/state.json",
+    }  # fmt: skip
+    assert done[named + 1] == ("fsync", ".")
+    assert ("rmtree", "step-000002.partial") in done[named + 2 :]
 
 
 def test_a_learner_that_is_killed_while_it_removes_a_checkpoint_leaves_no_half_of_one(

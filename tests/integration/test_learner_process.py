@@ -73,6 +73,22 @@ def test_a_learner_ends_on_sigterm_while_it_waits_and_goes_on_with_resume(tmp_pa
     assert sent == [(1, False), (2, False), (2, True), (4, False)]
 
 
+def test_a_record_that_a_power_failure_has_emptied_keeps_no_run_from_going_on(tmp_path: Path, peers: Peers) -> None:
+    run = make_run(tmp_path)
+    peers.withheld.add(3)
+    process = start(run, peers)
+    assert peers.asked.wait(TIMEOUT_S), "the learner never asked for batch 3"
+    process.kill()
+    end_of(process)
+    os.truncate(run.path / "groups" / "step-000002.parquet", 0)
+
+    peers.withheld.clear()
+    code, log = end_of(start(run, peers, "--resume"))
+    assert code == 0, log
+    assert "prompts that only step 2 saw are not counted" in log
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("sections", "code", "words"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,29 @@ def test_the_latest_checkpoint_is_the_newest_complete_one(run: RunDirectory) -> 
         (run.checkpoint_dir(step) / "state.json").write_text("{}")
     assert run.checkpoint_dir(10).name == "step-000010"
     assert (run.checkpoint_steps(), run.latest_checkpoint()) == ([10, 20], 20)
+
+
+def test_records_of_a_group_that_lost_their_end_are_named(run: RunDirectory) -> None:
+    """As a power failure leaves a file that was written just before."""
+    run.write_groups(1, [make_fate()])
+    path = run.path / "groups" / "step-000001.parquet"
+    for size in (path.stat().st_size // 2, 0):
+        os.truncate(path, size)
+        with pytest.raises(ContractError, match=r"groups/step-000001\.parquet is damaged"):
+            list(run.read_groups())
+
+
+def test_records_are_made_durable_with_the_folders_that_name_them(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    for step in (1, 2, 3):
+        run.append_metrics({"step": step})
+        run.write_groups(step, [make_fate()])
+    run.make_durable(range(2, 5))  # step 4 has none
+    names = ["metrics.jsonl", "groups/step-000002.parquet", "groups/step-000003.parquet", "groups", "."]
+    assert synced == [str((run.path / name).resolve()) for name in names]
 
 
 def test_resuming_removes_what_a_killed_learner_was_writing(run: RunDirectory) -> None:
