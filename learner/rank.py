@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +20,7 @@ from bapo.process import Flags
 from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry, serve_health
 from learner.alarm import QuietLog
+from learner.alone import alone
 from learner.checkpoint import Checkpoint, CheckpointWriter
 from learner.critic import load_critic
 from learner.distributed import World, join, leave, pick_device
@@ -62,7 +65,8 @@ def train(flags: Flags) -> None:
     world = join(config.learner.num_ranks, pick_device(config.learner.device), timeout_s)
     finished = False
     try:
-        _run(flags, world, stop)
+        with _as_only_learner(flags, world, stop):
+            _run(flags, world, stop)
         finished = True
     except Stopped as reason:
         log.info("ended: %s; go on with --resume", reason)
@@ -75,6 +79,16 @@ def train(flags: Flags) -> None:
         raise told from error
     finally:
         leave(world, together=finished)
+
+
+@contextmanager
+def _as_only_learner(flags: Flags, world: World, stop: StopFlag) -> Iterator[None]:
+    """Rank 0 stands for all."""
+    with ExitStack() as held:
+        if world.leads:
+            with stop.waiting():
+                held.enter_context(alone(flags.run.path))
+        yield
 
 
 def _run(flags: Flags, world: World, stop: StopFlag) -> None:
