@@ -118,6 +118,8 @@ class Learner:
         """Everything that step + 1 needs."""
         watch = Stopwatch()
         with watch.phase("checkpoint"):
+            if self.world.leads:
+                self.records.make_durable(range(self.checkpoints.newest + 1, step + 1))
             self.checkpoints.save(
                 step,
                 policy=self.policy,

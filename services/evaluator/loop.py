@@ -76,7 +76,11 @@ class Evaluator:
             self._show(row)
         while not is_finished(measured, num_steps):
             target = next_target(
-                self._buffer.progress(), measured, num_steps=num_steps, settings=self._config.evaluation
+                self._buffer.progress(),
+                measured,
+                num_steps=num_steps,
+                settings=self._config.evaluation,
+                cadence=self._config.cadence,
             )
             if target is None:
                 self._sleep(POLL_S)
