@@ -230,7 +230,7 @@ class Worker:
     def refused(self, request_id: str, error: ContractError) -> None:
         """The engine cannot sample this request (called by the sampling thread)."""
         if self._delivery is not None:
-            self._delivery.refuse(request_id, "refused_by_engine", str(error))
+            self._delivery.refuse_soon(request_id, "refused_by_engine", str(error))
 
     def died(self, error: BaseException) -> None:
         """Something broke for good: stop claiming, and let the fleet see it in the next report."""
@@ -265,7 +265,9 @@ class Worker:
             self._sampler.submit(self._experts.to_sample(request))
 
     def _renew_all(self) -> None:
-        while not self._stopping.wait(self._config.buffer.lease_s / RENEWALS_PER_LEASE):
+        between_s = pause_s = self._config.buffer.lease_s / RENEWALS_PER_LEASE
+        while not self._stopping.wait(pause_s):
+            pause_s = between_s
             held = self._leases.held()
             if not held:
                 continue
@@ -273,6 +275,7 @@ class Worker:
                 kept = set(self._buffer.renew(self.worker_id, list(held)))
             except UnavailableError as error:
                 self._bear_silence(error)
+                pause_s = 0.0  # leases go on ending: a whole pause more, and those of a buffer that is back are over
                 continue
             self._silent_since = None
             for request_id, lease in held.items():

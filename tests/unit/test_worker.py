@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -220,6 +221,27 @@ def test_a_prompt_that_is_too_long_is_refused_clearly_and_the_others_go_on(start
     assert "max_prompt_tokens" in detail
 
 
+class DeafBuffer(MemoryBuffer):
+    """Failures are not taken until it hears."""
+
+    def __init__(self, asked: Sequence[RolloutRequest]) -> None:
+        super().__init__(asked)
+        self.hears = threading.Event()
+
+    def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str = "") -> None:
+        self.hears.wait(30)
+        super().fail(worker_id, request_id, reason=reason, detail=detail)
+
+
+def test_the_engine_goes_on_while_a_buffer_that_is_away_is_told_what_it_refused(start_worker: StartWorker) -> None:
+    buffer = DeafBuffer(requests(3))  # one of the two grading threads waits for it
+    start_worker(buffer, make_engine=engine_of(PickyEngine))
+    wait_until(lambda: len(buffer.groups) == 2, timeout_s=20.0)
+    assert buffer.failures == []
+    buffer.hears.set()
+    wait_until(lambda: len(buffer.failures) == 1)
+
+
 class NanEngine(scripted.ScriptedEngine):
     def step(self) -> list:
         groups = super().step()
@@ -403,6 +425,7 @@ class CallLog:
 
     def __init__(self, buffer: MemoryBuffer) -> None:
         self.failed = self.renewed = 0
+        self.failed_at = self.renewed_at = 0.0
         self._renew, buffer.renew, buffer.down = buffer.renew, self.renew, True
 
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
@@ -410,8 +433,10 @@ class CallLog:
             held = self._renew(worker_id, request_ids)
         except UnavailableError:
             self.failed += 1
+            self.failed_at = time.monotonic()
             raise
         self.renewed += 1
+        self.renewed_at = time.monotonic()
         return held
 
 
@@ -430,3 +455,14 @@ def test_a_worker_that_had_no_reason_to_call_for_long_bears_one_call_that_fails(
     buffer.down = False
     wait_until(lambda: calls.renewed == 1)
     assert worker.report().state == "sampling"
+
+
+def test_leases_are_renewed_soon_after_a_renewal_that_failed(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(1))
+    worker = start_worker(buffer, make_config(lease_s=15.0, engine_options={"latency_s": 60.0}))  # renewed every 5 s
+    wait_until(lambda: worker.report().inflight == 1)
+    calls = CallLog(buffer)
+    wait_until(lambda: calls.failed > 0)
+    buffer.down = False
+    wait_until(lambda: calls.renewed == 1)
+    assert calls.renewed_at - calls.failed_at < 4.0
