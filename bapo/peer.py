@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from bapo.blocks import Blocks
-from bapo.connection import HttpError, Piece, Pool
+from bapo.connection import HttpError, Piece, Pool, Reply
 from bapo.errors import BY_NAME, BapoError, ConfigError, ContractError, DeadlineError, FullError, UnavailableError
-from bapo.tokens import fixed, own_token
+from bapo.tokens import FixedToken, own_token
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ CONNECT_TIMEOUT_S = 5.0
 READY_PAUSE_S = 0.1
 CONNECTIONS = 16
 """Kept open for the threads of one process; more are made when needed and closed after use."""
+NOT_ACCEPTED = 401
 
 
 Body = Piece | Sequence[Piece] | Mapping[str, Any]
@@ -87,7 +88,7 @@ class Peer:
             raise ConfigError(f"no URL of {name} is named: {url!r}")
         self.timeout_s, self.retry_s = timeout_s, retry_s
         self._full_s = retry_s if full_s is None else full_s
-        self._token = own_token() if token is None else fixed(token)
+        self._token = own_token() if token is None else FixedToken(token)
         try:
             self._pools = {
                 each: Pool(each, connect_timeout_s=CONNECT_TIMEOUT_S, most_idle=CONNECTIONS) for each in self._urls
@@ -177,17 +178,23 @@ class Peer:
         wait_s: float,
         blocks: Blocks | None,
     ) -> Answer:
-        headers = {}
-        if body is not None:
-            kind = "application/json" if isinstance(body, Mapping) else "application/octet-stream"
-            headers["Content-Type"] = kind
-        if token := self._token():
-            headers["Authorization"] = f"Bearer {token}"
-        target = path + (f"?{urlencode(query)}" if query else "")
-        try:
-            reply = self._pools[origin].request(
+        def ask(token: str | None) -> Reply:
+            headers = {}
+            if body is not None:
+                kind = "application/json" if isinstance(body, Mapping) else "application/octet-stream"
+                headers["Content-Type"] = kind
+            if token:
+                headers["Authorization"] = f"Bearer {token}"
+            target = path + (f"?{urlencode(query)}" if query else "")
+            return self._pools[origin].request(
                 method, target, headers, _pieces(body), timeout_s=self.timeout_s + wait_s, blocks=blocks
             )
+
+        try:
+            reply = ask(self._token())
+            # Where files are copied, as into pods, a peer may hear of our new token after us.
+            if reply.status == NOT_ACCEPTED and (before := self._token.before()):
+                reply = ask(before)
         except (OSError, HttpError) as error:
             raise UnavailableError(f"{self.name} at {origin} does not answer {method} {path}: {error}") from error
         if reply.status >= 400:

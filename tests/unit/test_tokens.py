@@ -96,6 +96,14 @@ def test_a_damaged_file_leaves_the_accepted_tokens_as_they_are(made: TokenSet, m
     assert keyring.role_of(own) is Role.LEARNER
 
 
+def test_a_stranger_with_a_wrong_token_cannot_fill_the_log(made: TokenSet, caplog: pytest.LogCaptureFixture) -> None:
+    keyring = Keyring(path=made.accepted_path)
+    made.accepted_path.unlink()
+    for _ in range(100):
+        assert keyring.role_of(OTHER) is None
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize("text", ["", "worker", f"worker {digest(SECRET)[:-1]}", f"boss {digest(SECRET)}"])
 def test_a_malformed_list_of_accepted_tokens_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="bapo tokens create"):
