@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bapo.blocks import Blocks
+from bapo.forks import begins_again_in_children
 
 Piece = bytes | bytearray | memoryview
 
@@ -63,6 +64,11 @@ class Pool:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._connect_timeout_s, self._most_idle = connect_timeout_s, most_idle
         self._idle: deque[_Connection] = deque()
+        begins_again_in_children(self)
+
+    def begin_again(self) -> None:
+        """In a forked process: leave the parent its connections."""
+        self._idle = deque()
 
     def request(
         self,

@@ -20,6 +20,7 @@ import msgpack
 import numpy as np
 
 from bapo.blocks import Blocks
+from bapo.forks import begins_again_in_children
 
 MEDIA_TYPE = "application/vnd.bapo.named-frames"
 AT_ONCE_BYTES = 1 << 20
@@ -72,6 +73,11 @@ class FrameReader:
         """`timeout_s` is the longest silence of Redis; batches come into `blocks`."""
         self._timeout_s, self._blocks = timeout_s, blocks or Blocks()
         self._idle: deque[_Connection] = deque(maxlen=CONNECTIONS)
+        begins_again_in_children(self)
+
+    def begin_again(self) -> None:
+        """In a forked process: leave the parent its connections."""
+        self._idle = deque(maxlen=CONNECTIONS)
 
     def batch_frame(self, named: NamedFrames) -> memoryview:
         """The whole frame of the batch. Raises: NotReadableError when a frame is gone, or Redis does not answer."""
