@@ -59,7 +59,8 @@ class Starter:
         """The buffer service. A password in the URL becomes a variable: everybody can list arguments."""
         given = {name: os.environ[name] for name in VARIABLES if name in os.environ}
         url, password = without_password(redis_url)
-        env = given | ({PASSWORD: password} if password else {})
+        # Only our own Redis has one in its URL; what the environment holds is for another Redis then.
+        env = {PASSWORD: password} if password else given
         spec = self._spec(BUFFER, BUFFER, "--redis-url", url, host=self._config.buffer.host, env=env)
         return replace(spec, restarts=Restarts.CRASHED, again=lambda: self._same_port(BUFFER))
 
