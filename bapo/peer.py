@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 from bapo.blocks import Blocks
 from bapo.connection import HttpError, Piece, Pool, Reply
 from bapo.errors import BY_NAME, BapoError, ConfigError, ContractError, DeadlineError, FullError, UnavailableError
-from bapo.tokens import FixedToken, own_token
+from bapo.tokens import FixedToken, Token, own_token
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Peer:
         timeout_s: float,
         retry_s: float,
         full_s: float | None = None,
-        token: str | None = None,
+        token: str | Token | None = None,
     ) -> None:
         """
         Args:
@@ -80,7 +80,8 @@ class Peer:
             timeout_s: longest silence of a call, on top of what a long poll asks for.
             retry_s: how long a call that may be repeated goes on against a peer that is down.
             full_s: how long against one that says that it is full; `retry_s` unless given.
-            token: what to send; None: what BAPO_TOKEN_FILE or BAPO_TOKEN holds, if anything.
+            token: what to send, a `Token` asked at each call; None: what BAPO_TOKEN_FILE or BAPO_TOKEN holds, if
+                anything.
         Raises: ConfigError when no URL is named, or one is not of http or https.
         """
         self.name, self._urls = name, [part.strip().rstrip("/") for part in url.split(",") if part.strip()]
@@ -88,7 +89,8 @@ class Peer:
             raise ConfigError(f"no URL of {name} is named: {url!r}")
         self.timeout_s, self.retry_s = timeout_s, retry_s
         self._full_s = retry_s if full_s is None else full_s
-        self._token = own_token() if token is None else FixedToken(token)
+        given = FixedToken(token) if isinstance(token, str) else token
+        self._token: Token = given or own_token()
         try:
             self._pools = {
                 each: Pool(each, connect_timeout_s=CONNECT_TIMEOUT_S, most_idle=CONNECTIONS) for each in self._urls

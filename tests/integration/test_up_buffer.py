@@ -97,7 +97,8 @@ def test_a_training_loop_goes_on_while_redis_and_the_service_are_killed_under_it
     with buffer_up(run.path, "--algorithm.batch_size", "16", "--buffer.port", "0") as (process, client):
         token = token_for_run(run.path)
         example = [sys.executable, str(REPOSITORY / "examples" / "other_framework.py"), client.url, str(NUM_STEPS)]
-        env = os.environ | {"BAPO_TOKEN": str(token), "PYTHONPATH": str(REPOSITORY)}
+        assert token is not None
+        env = os.environ | {"BAPO_TOKEN": str(token()), "PYTHONPATH": str(REPOSITORY)}
         with subprocess.Popen(example, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as loop:
             for step, part in ((5, "valkey-server"), (20, "buffer_service")):
                 wait_until(

@@ -186,6 +186,12 @@ def test_a_command_sends_the_operators_token_of_a_run(tmp_path: Path, monkeypatc
     assert token_for_run(tmp_path) is None
     found = TokenSet(tmp_path / "tokens")
     found.create()
-    assert token_for_run(tmp_path) == found.path_of(Role.OPERATOR).read_text().strip()
+    given = token_for_run(tmp_path)
+    assert given is not None
+    assert given() == found.path_of(Role.OPERATOR).read_text().strip()
+    found.rotate(Role.OPERATOR)
+    assert given() == found.path_of(Role.OPERATOR).read_text().strip()
     monkeypatch.setenv(TOKEN, SECRET)
-    assert token_for_run(tmp_path) == SECRET
+    environments = token_for_run(tmp_path)
+    assert environments is not None
+    assert environments() == SECRET
