@@ -216,6 +216,14 @@ def test_only_the_latest_steps_stay_in_the_table() -> None:
             "nobody: the learner trains step 5, the workers sample 32 groups",
         ),
         (
+            {"step": 300, "assembled_step": 299, "fresh_ready": 12},
+            "learner waits for batch 300: 12/32 fresh groups",
+        ),
+        (
+            {"step": 300, "assembled_step": 300, "committed_step": 299, "fresh_ready": 12},
+            "workers wait: 12 fresh groups are ready, as many as the learner's lag allows; the learner trains step 300",
+        ),
+        (
             {"step": 121, "assembled_step": 120, "queued": {"evaluate": 90}},
             "training is done; 90 held-out prompts are left to measure",
         ),
