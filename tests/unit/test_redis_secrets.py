@@ -86,5 +86,6 @@ def test_a_password_of_another_redis_is_not_shown_to_our_own(tmp_path: Path, mon
     embedded = starter.buffer("unix://:hunter2@/run/redis.sock")
     assert embedded.env[PASSWORD] == "hunter2"
     assert PASSWORD_FILE not in embedded.env
+    assert embedded.argv[-2:] == ("--redis-timeout-s", "1800")  # a large append-only file takes its time
     named = starter.buffer("redis://127.0.0.1:6379/0")
     assert named.env[PASSWORD_FILE] == "/etc/another"
