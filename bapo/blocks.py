@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 
+from bapo.forks import begins_again_in_children
+
 MOST_BLOCKS = 2
 """One that is trained on, and one that comes meanwhile."""
 SPARE = 8
@@ -17,6 +19,11 @@ class Blocks:
     """Thread-safe."""
 
     def __init__(self) -> None:
+        self.begin_again()
+        begins_again_in_children(self)
+
+    def begin_again(self) -> None:
+        """Without blocks; in a forked process a thread that is not there any more may have had the lock."""
         self._lock = threading.Lock()
         self._blocks: list[bytearray] = []
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from bapo.errors import ContractError
 from bapo.peer import Peer
+from bapo.tokens import Token
 from bapo.types import Group
 from bapo.wire import split_frames, unpack_group
 
@@ -46,7 +47,9 @@ class Verification:
 class BufferAdmin:
     """The buffer service of one run, for its operator."""
 
-    def __init__(self, url: str, *, timeout_s: float = 30.0, retry_s: float = 5.0, token: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, timeout_s: float = 30.0, retry_s: float = 5.0, token: str | Token | None = None
+    ) -> None:
         """See `bapo.clients.BufferClient`; it gives up sooner, because somebody looks on."""
         self._peer = Peer("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s, token=token)
 

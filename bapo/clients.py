@@ -27,6 +27,7 @@ from bapo.nonces import ClaimNonces
 from bapo.outcomes import Outcomes, unpack_kept_state, unpack_outcomes, unpack_packed_list
 from bapo.peer import Peer
 from bapo.pushing import push_all
+from bapo.tokens import Token
 from bapo.types import Batch, Group, HardPrompt, Progress, Prompt, RolloutRequest
 from bapo.wire import split_frames, unpack_batch, unpack_group
 
@@ -47,7 +48,7 @@ class BufferClient:
         timeout_s: float = 30.0,
         retry_s: float = 60.0,
         full_s: float = FULL_S,
-        token: str | None = None,
+        token: str | Token | None = None,
         direct: Literal["auto", "off"] = "auto",
         now: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from bapo.errors import ContractError, WeightsAbsentError
 from bapo.peer import Answer, Peer
+from bapo.tokens import Token
 from bapo.types import Canary, WeightUpdate
 from bapo.weight_transport import send_file
 
@@ -51,7 +52,9 @@ class WorkerStatus:
 class FleetClient:
     """One rollout server. Safe to share between threads."""
 
-    def __init__(self, url: str, *, timeout_s: float = 10.0, retry_s: float = 30.0, token: str | None = None) -> None:
+    def __init__(
+        self, url: str, *, timeout_s: float = 10.0, retry_s: float = 30.0, token: str | Token | None = None
+    ) -> None:
         """
         Args:
             timeout_s: longest silence of a call.

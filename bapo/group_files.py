@@ -52,6 +52,8 @@ SCHEMA = pa.schema(
 )
 DERIVED = ("policy_version", "num_tokens", "places")
 """For readers; a file that is read back need not have them."""
+OPTIONAL = (*DERIVED, "spans")
+"""Columns that a file may lack, or have for some of its rows: several files that were put together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +105,18 @@ def read_groups(path: Path) -> Iterator[Row]:
     number = 0
     with _opened(path) as file:
         columns = _checked_columns(path, file.schema_arrow)
-        for part in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
+        parts = file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns)
+        while part := _next_part(path, number, parts):
             for row in range(part.num_rows):
                 number += 1
                 yield _row(path, number, part, row)
+
+
+def _next_part(path: Path, number: int, parts: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
+    try:
+        return next(parts, None)
+    except (pa.ArrowException, OSError) as error:
+        raise ContractError(f"{path} is damaged behind row {number}: {error}") from error
 
 
 def _opened(path: Path) -> pq.ParquetFile:
@@ -119,7 +129,7 @@ def _opened(path: Path) -> pq.ParquetFile:
 
 
 def _checked_columns(path: Path, found: pa.Schema) -> list[str]:
-    missing = [name for name in SCHEMA.names if name not in found.names and name not in (*DERIVED, "spans")]
+    missing = [name for name in SCHEMA.names if name not in found.names and name not in OPTIONAL]
     if missing:
         raise ContractError(f"{path} has no column {', '.join(missing)}; `bapo buffer export` writes all of them")
     for name in (name for name in SCHEMA.names if name in found.names):
@@ -140,15 +150,16 @@ def _kind(type_: pa.DataType) -> str:
 
 
 def _row(path: Path, number: int, part: pa.RecordBatch, row: int) -> Row:
-    fields = {name: part.column(name)[row] for name in part.schema.names}
+    values = {name: part.column(name)[row] for name in part.schema.names}
+    fields = {name: value for name, value in values.items() if value.is_valid or name not in OPTIONAL}
     name = fields["group_id"].as_py()
     try:
         empty = [column for column, value in fields.items() if not value.is_valid]
         if empty:
             raise ContractError(f"{', '.join(empty)} is empty")  # noqa: TRY301 - named below with its row
-        places = tuple(fields["places"].as_py()) if "places" in fields else ()
+        places = tuple(_words(fields["places"])) if "places" in fields else ()
         return Row(number=number, group=_group(fields), places=places)
-    except (ContractError, ValueError, KeyError, OverflowError, pa.ArrowInvalid) as error:
+    except (ContractError, ValueError, KeyError, OverflowError, RecursionError, pa.ArrowInvalid) as error:
         raise ContractError(f"row {number} of {path} (group {name}): {error}") from error
 
 
@@ -174,16 +185,27 @@ def _group(fields: dict[str, Any]) -> Group:
         rollout_logprobs=_array(fields["rollout_logprobs"].values.flatten(), np.float32),
         lengths=lengths,
         rewards=_array(fields["rewards"].values, np.float32),
-        outcomes=np.array([Outcome[word.upper()] for word in fields["outcomes"].as_py()], np.uint8),
+        outcomes=np.array([Outcome[word.upper()] for word in _words(fields["outcomes"])], np.uint8),
         versions=_array(fields["versions"].values.flatten(), np.int32).reshape(-1, 2),
-        spans=_spans(fields["spans"].as_py() if "spans" in fields else []),
+        spans=_spans(fields["spans"]) if "spans" in fields else None,
         timing=Timing(**{name: fields[name].as_py() for name in ("claimed_at", "sample_s", "grade_s")}),
     )
 
 
-def _spans(runs: list[list[int]]) -> NDArray[np.int32] | None:
-    """Empty: no response was sampled by several versions, or the file is older than they."""
-    return np.array(runs, np.int32) if runs else None
+def _spans(runs: Any) -> NDArray[np.int32] | None:
+    """None: no response was sampled by several versions."""
+    if any(length != 2 for length in _lengths(runs)):
+        raise ContractError("spans must be pairs (tokens, version)")
+    flat: NDArray[np.int32] = _array(runs.values.flatten(), np.int32)
+    return flat.reshape(-1, 2) if len(flat) else None
+
+
+def _words(words: Any) -> list[str]:
+    """Raises: ValueError for an empty one."""
+    found: list[str] = words.as_py()
+    if None in found:
+        raise ValueError("a word is missing in a list")
+    return found
 
 
 def _lengths(lists: Any) -> NDArray[np.int32]:

@@ -1,13 +1,11 @@
-"""Connections that no call has to itself now, of one process.
-
-A forked child inherits what its parent keeps here, and two processes on one connection read each other's answers.
-"""
+"""Connections that no call has to itself now, of one process."""
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from typing import Generic, TypeVar
+
+from bapo.forks import begins_again_in_children
 
 T = TypeVar("T")
 
@@ -18,13 +16,15 @@ class Idle(Generic[T]):
     def __init__(self, most: int) -> None:
         """`most` are kept."""
         self._most = most
-        self._process = os.getpid()
+        self.begin_again()
+        begins_again_in_children(self)
+
+    def begin_again(self) -> None:
+        """In a forked process: the parent goes on with them, and here they are closed, unused."""
         self._kept: deque[T] = deque()
 
     def take(self) -> T | None:
         """One of them, if there is one."""
-        if os.getpid() != self._process:  # the parent goes on with them; here they are closed, unused
-            self._process, self._kept = os.getpid(), deque()
         try:
             return self._kept.pop()
         except IndexError:

@@ -11,11 +11,18 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from bapo.forks import begins_again_in_children
+
 
 class ClaimNonces:
     """The nonces of one client, "<random>-<number>". Thread-safe, because each step is one operation of a dict."""
 
     def __init__(self) -> None:
+        self.begin_again()
+        begins_again_in_children(self)
+
+    def begin_again(self) -> None:
+        """As a client that nobody has heard of; a forked one must not repeat the claims of its parent."""
         self._client = secrets.token_hex(8)
         self._numbers = itertools.count(1)
         self._newest: dict[str, str] = {}

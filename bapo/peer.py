@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from bapo.blocks import Blocks
-from bapo.connection import HttpError, Piece, Pool
+from bapo.connection import HttpError, Piece, Pool, Reply
 from bapo.errors import BY_NAME, BapoError, ConfigError, ContractError, DeadlineError, FullError, UnavailableError
-from bapo.tokens import fixed, own_token
+from bapo.tokens import FixedToken, Token, own_token
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ CONNECT_TIMEOUT_S = 5.0
 READY_PAUSE_S = 0.1
 CONNECTIONS = 16
 """Kept open for the threads of one process; more are made when needed and closed after use."""
+NOT_ACCEPTED = 401
 
 
 Body = Piece | Sequence[Piece] | Mapping[str, Any]
@@ -70,7 +71,7 @@ class Peer:
         timeout_s: float,
         retry_s: float,
         full_s: float | None = None,
-        token: str | None = None,
+        token: str | Token | None = None,
     ) -> None:
         """
         Args:
@@ -79,7 +80,8 @@ class Peer:
             timeout_s: longest silence of a call, on top of what a long poll asks for.
             retry_s: how long a call that may be repeated goes on against a peer that is down.
             full_s: how long against one that says that it is full; `retry_s` unless given.
-            token: what to send; None: what BAPO_TOKEN_FILE or BAPO_TOKEN holds, if anything.
+            token: what to send, a `Token` asked at each call; None: what BAPO_TOKEN_FILE or BAPO_TOKEN holds, if
+                anything.
         Raises: ConfigError when no URL is named, or one is not of http or https.
         """
         self.name, self._urls = name, [part.strip().rstrip("/") for part in url.split(",") if part.strip()]
@@ -87,7 +89,8 @@ class Peer:
             raise ConfigError(f"no URL of {name} is named: {url!r}")
         self.timeout_s, self.retry_s = timeout_s, retry_s
         self._full_s = retry_s if full_s is None else full_s
-        self._token = own_token() if token is None else fixed(token)
+        given = FixedToken(token) if isinstance(token, str) else token
+        self._token: Token = given or own_token()
         try:
             self._pools = {
                 each: Pool(each, connect_timeout_s=CONNECT_TIMEOUT_S, most_idle=CONNECTIONS) for each in self._urls
@@ -177,17 +180,23 @@ class Peer:
         wait_s: float,
         blocks: Blocks | None,
     ) -> Answer:
-        headers = {}
-        if body is not None:
-            kind = "application/json" if isinstance(body, Mapping) else "application/octet-stream"
-            headers["Content-Type"] = kind
-        if token := self._token():
-            headers["Authorization"] = f"Bearer {token}"
-        target = path + (f"?{urlencode(query)}" if query else "")
-        try:
-            reply = self._pools[origin].request(
+        def ask(token: str | None) -> Reply:
+            headers = {}
+            if body is not None:
+                kind = "application/json" if isinstance(body, Mapping) else "application/octet-stream"
+                headers["Content-Type"] = kind
+            if token:
+                headers["Authorization"] = f"Bearer {token}"
+            target = path + (f"?{urlencode(query)}" if query else "")
+            return self._pools[origin].request(
                 method, target, headers, _pieces(body), timeout_s=self.timeout_s + wait_s, blocks=blocks
             )
+
+        try:
+            reply = ask(self._token())
+            # Where files are copied, as into pods, a peer may hear of our new token after us.
+            if reply.status == NOT_ACCEPTED and (before := self._token.before()):
+                reply = ask(before)
         except (OSError, HttpError) as error:
             raise UnavailableError(f"{self.name} at {origin} does not answer {method} {path}: {error}") from error
         if reply.status >= 400:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate, product
+from pathlib import Path
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import HistogramMetricFamily
@@ -151,6 +154,25 @@ class Telemetry:
             for values in product(*(label.values for label in metric.labels)):
                 made.labels(*values)
         return made
+
+
+def show_disk(telemetry: Telemetry, path: Path) -> None:
+    """The disk of a run directory, looked up at each scrape."""
+    telemetry.gauge("bapo_run_disk_free_bytes").set_function(lambda: _disk(path).free)
+    telemetry.gauge("bapo_run_disk_size_bytes").set_function(lambda: _disk(path).total)
+
+
+class _Disk(NamedTuple):
+    total: float
+    free: float
+
+
+def _disk(path: Path) -> _Disk:
+    try:
+        found = shutil.disk_usage(path)
+    except OSError:
+        return _Disk(math.nan, math.nan)  # one that is away must not take the other metrics with it
+    return _Disk(found.total, found.free)
 
 
 class HealthServer(ThreadingHTTPServer):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bapo.errors import AccessError, ConfigError
 from bapo.storage import storing
-from bapo.tokens import ACCEPTED, ACCEPTED_FILE, TOKEN, TOKEN_FILE, FileToken, Role, digest, own_token
+from bapo.tokens import ACCEPTED, ACCEPTED_FILE, TOKEN, TOKEN_FILE, FileToken, Role, Token, digest, own_token
 
 FOLDER = "tokens"
 """Of a run."""
@@ -119,17 +119,21 @@ def find_tokens(run: Path, process: str) -> None:
         os.environ.update(tokens.variables_of(process))
 
 
-def token_for_run(run: Path) -> str | None:
+def token_for_run(run: Path) -> Token | None:
     """What a command sends to the services of a run: its environment's token, else the operator's of the run.
 
     Returns: None for a run without tokens. Raises: AccessError when the run's token belongs to somebody else.
     """
     if os.environ.get(TOKEN_FILE) or os.environ.get(TOKEN):
-        return own_token()()
+        return own_token()
     path = TokenSet(run / FOLDER).path_of(Role.OPERATOR)
     try:
-        return FileToken(path)() if path.exists() else None
+        if not path.exists():
+            return None
+        token = FileToken(path)
+        token()
     except PermissionError as error:
         raise AccessError(
             f"{path} can only be read by the owner of the run; ask for a viewer's token and name it in {TOKEN_FILE}"
         ) from error
+    return token

@@ -17,11 +17,12 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
+from typing import Protocol
 
 from bapo.errors import AccessError, ConfigError
+from bapo.seldom import Seldom
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +34,21 @@ LISTEN_HOST = "BAPO_HOST"
 """The address that every process of a container listens on."""
 
 LOOK_AGAIN_S = 1.0
-"""How soon a service notices that its file of accepted tokens has changed."""
+"""How soon a service notices that a token is not accepted any more; a new one it looks for when it is shown."""
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
-Token = Callable[[], str | None]
-"""The token to send now; None: send none."""
+
+class Token(Protocol):
+    """What a caller shows."""
+
+    def __call__(self) -> str | None:
+        """The token to send now; None: send none."""
+        ...
+
+    def before(self) -> str | None:
+        """The one before it, as far as this process has known one: valid until it is retired."""
+        ...
 
 
 class Role(StrEnum):
@@ -63,23 +73,54 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+NO_FILE = (0, 0)
+
+
+def _state_of(path: Path) -> tuple[int, int]:
+    """Another one when the file has changed: two files that replace each other may have the same time."""
+    found = path.stat()
+    return found.st_mtime_ns, found.st_ino
+
+
 class FileToken:
     """A token in a file, read again when the file changes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._changed_ns = -1
-        self._token = ""
+        self._state = NO_FILE
+        self._token, self._before = "", ""
 
     def __call__(self) -> str:
         """The token. Raises: AccessError when the file cannot be read or holds none."""
         try:
-            changed_ns = self._path.stat().st_mtime_ns
-            if changed_ns != self._changed_ns:
-                self._token, self._changed_ns = self._path.read_text().strip(), changed_ns
+            state = _state_of(self._path)
+            if state != self._state:
+                found = self._path.read_text().strip()
+                if found != self._token and _TOKEN.fullmatch(self._token):
+                    self._before = self._token
+                self._token, self._state = found, state
         except OSError as error:
             raise AccessError(f"the token in {self._path} cannot be read: {error.strerror}") from error
         return checked(self._token, str(self._path))
+
+    def before(self) -> str | None:
+        """What the file held before its newest change; None when this process has seen no change."""
+        return self._before or None
+
+
+class FixedToken:
+    """Always the same one."""
+
+    def __init__(self, token: str | None) -> None:
+        self._token = token
+
+    def __call__(self) -> str | None:
+        """The token, if there is one."""
+        return self._token
+
+    def before(self) -> None:
+        """There was none."""
+        return
 
 
 def own_token() -> Token:
@@ -87,12 +128,7 @@ def own_token() -> Token:
     if path := os.environ.get(TOKEN_FILE):
         return FileToken(Path(path))
     token = os.environ.get(TOKEN)
-    return fixed(checked(token, TOKEN) if token else None)
-
-
-def fixed(token: str | None) -> Token:
-    """Always the same one."""
-    return lambda: token
+    return FixedToken(checked(token, TOKEN) if token else None)
 
 
 def checked(token: str, where: str) -> str:
@@ -113,14 +149,23 @@ class Keyring:
         Raises: ConfigError when the text is malformed or empty, or the file unreadable.
         """
         self._path = path
-        self._changed_ns = 0
+        self._state = NO_FILE
         self._looked_s = time.monotonic()
+        self._seldom = Seldom()
         self._known = _parse(text, ACCEPTED) if path is None else self._read(path)
 
     def role_of(self, token: str) -> Role | None:
-        """Whose token it is; None when it is nobody's. Takes the same time for every answer."""
-        self._look_again()
-        found, given = None, digest(token)
+        """Whose token it is; None when it is nobody's. Compares with all accepted ones, whatever it finds."""
+        given = digest(token)
+        if time.monotonic() - self._looked_s >= LOOK_AGAIN_S:
+            self._look_again()
+        found = self._find(given)
+        if found is None and self._look_again():  # callers take a new token at once
+            found = self._find(given)
+        return found
+
+    def _find(self, given: str) -> Role | None:
+        found = None
         for role, known in self._known:
             if hmac.compare_digest(given, known):
                 found = role
@@ -128,21 +173,26 @@ class Keyring:
 
     def _read(self, path: Path) -> tuple[tuple[Role, str], ...]:
         try:
-            self._changed_ns = path.stat().st_mtime_ns
+            self._state = _state_of(path)
             return _parse(path.read_text(), str(path))
         except OSError as error:
             raise ConfigError(f"the accepted tokens in {path} cannot be read: {error.strerror}") from error
 
-    def _look_again(self) -> None:
-        if self._path is None or time.monotonic() - self._looked_s < LOOK_AGAIN_S:
-            return
+    def _look_again(self) -> bool:
+        """Whether the file has changed, and is read again."""
+        if self._path is None:
+            return False
         self._looked_s = time.monotonic()
         try:
-            if self._path.stat().st_mtime_ns != self._changed_ns:
-                self._known = self._read(self._path)
-                log.info("accepted tokens were read again: %d", len(self._known))
+            if _state_of(self._path) == self._state:
+                return False
+            self._known = self._read(self._path)
         except (ConfigError, OSError) as error:
-            log.warning("the tokens that were accepted before stay accepted: %s", error)
+            if self._seldom.is_due("unreadable"):  # every wrong token leads here
+                log.warning("the tokens that were accepted before stay accepted: %s", error)
+            return False
+        log.info("accepted tokens were read again: %d", len(self._known))
+        return True
 
 
 def _parse(text: str, where: str) -> tuple[tuple[Role, str], ...]:

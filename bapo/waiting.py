@@ -13,7 +13,8 @@ def who_waits(status: BufferStatus, batch_size: int, num_steps: int) -> str:
     """What holds the run up at this moment."""
     if status.step == 0:
         return _before_the_learner(status)
-    if status.step > num_steps <= status.assembled_step:
+    # A loop of another framework's, on the buffer alone, goes on behind our number of steps.
+    if status.step == num_steps + 1 and status.assembled_step == num_steps:
         return _evaluation_left(status)
     if status.assembled_step < status.step:
         # A loop that reports steps of its own counting waits for the next batch all the same.

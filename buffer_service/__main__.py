@@ -29,7 +29,7 @@ from bapo.errors import ConfigError, UnavailableError
 from bapo.metrics.metric import Process
 from bapo.process import Flags, run_process
 from bapo.redis_secrets import URL, refuse_open, with_password
-from bapo.telemetry import Telemetry
+from bapo.telemetry import Telemetry, show_disk
 from bapo.tokens import keyring_for, listen_host
 from buffer_service.app import create_app
 from buffer_service.context import Context
@@ -95,7 +95,9 @@ def main(flags: Flags) -> None:
     sys.setswitchinterval(SWITCH_S)
     config = flags.config
     url = redis_url(flags)
-    metrics = BufferMetrics(Telemetry(Process.BUFFER_SERVICE, run=config.run.name), config)
+    telemetry = Telemetry(Process.BUFFER_SERVICE, run=config.run.name)
+    show_disk(telemetry, flags.run.path)
+    metrics = BufferMetrics(telemetry, config)
     link = RedisLink(url, on_error=metrics.redis_failed)
     store = RedisStore(
         link,

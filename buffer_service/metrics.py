@@ -107,6 +107,9 @@ class BufferMetrics:
         self._show_tables(scrape.status)
         if scrape.status.batches:
             self._show_batch(scrape.status.batches[-1])
+        else:  # perhaps none any more: a run can be dropped
+            self._gauge("bapo_batch_groups").clear()
+            self._gauge("bapo_batch_fill_ratio").set(math.nan)
         return self._telemetry.exposition()
 
     def _show_redis(self, scrape: Scrape) -> None:
@@ -127,11 +130,9 @@ class BufferMetrics:
             for purpose, number in by_purpose.items():
                 self._gauge("bapo_buffer_requests").labels(purpose=purpose, state=state).set(number)
         self._gauge("bapo_buffer_bytes").set(status.num_bytes)
-        if status.r_tot is not None:
-            self._gauge("bapo_reward_global_mean_ratio").set(status.r_tot)
+        self._gauge("bapo_reward_global_mean_ratio").set(math.nan if status.r_tot is None else status.r_tot)
         for name, value in (("c1", self._algorithm.c1), ("c2", status.c2), ("c3", status.c3)):
-            if value is not None:
-                self._gauge("bapo_threshold_ratio").labels(name=name).set(value)
+            self._gauge("bapo_threshold_ratio").labels(name=name).set(math.nan if value is None else value)
 
     def _show_batch(self, line: Mapping[str, Any]) -> None:
         """The newest batch, whichever instance of the service assembled it."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import resource
-import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from bapo.algorithms.composer import Reason
 from bapo.config.tree import Config
 from bapo.metrics.learner import PHASES
 from bapo.metrics.metric import RATIOS, TRAINING
-from bapo.telemetry import Telemetry
+from bapo.telemetry import Telemetry, show_disk
 from bapo.types import Batch, Origin
 from learner.diagnostics import staleness_of
 from learner.theorem_meter import Diagnosis
@@ -55,8 +54,7 @@ DIVERGENCE_GAUGES = (
 def show_run(telemetry: Telemetry, config: Config, run_path: Path) -> None:
     """What does not change, and what is looked up at each scrape."""
     telemetry.gauge("bapo_checkpoint_interval_steps").set(config.checkpoint.every)
-    telemetry.gauge("bapo_run_disk_free_bytes").set_function(lambda: shutil.disk_usage(run_path).free)
-    telemetry.gauge("bapo_run_disk_size_bytes").set_function(lambda: shutil.disk_usage(run_path).total)
+    show_disk(telemetry, run_path)
     memory = telemetry.gauge("bapo_learner_peak_memory_bytes")
     # In KiB, on Linux.
     memory.labels(kind="resident").set_function(lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

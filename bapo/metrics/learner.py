@@ -124,13 +124,6 @@ CHECKPOINTS = (
     Metric(
         "bapo_checkpoint_interval_steps", "gauge", "checkpoint.every.", "system/Checkpoints and disk", HERE
     ),
-    Metric(
-        "bapo_run_disk_free_bytes", "gauge", "Free on the disk of the run directory.", "system/Checkpoints and disk",
-        HERE,
-    ),
-    Metric(
-        "bapo_run_disk_size_bytes", "gauge", "Size of that disk.", "system/Checkpoints and disk", HERE
-    ),
 )  # fmt: skip
 
 METRICS = (*STEP, *BATCH, *UPDATE, *OFF_POLICYNESS, *CHECKPOINTS)

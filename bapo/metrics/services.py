@@ -5,6 +5,8 @@ from __future__ import annotations
 from bapo.errors import Refusal
 from bapo.metrics.metric import ALL, SPLIT, TRAINING, Label, Metric, Process
 
+DISK = (Process.BUFFER_SERVICE, Process.LEARNER)
+"""A buffer alone has no learner, and the embedded Redis writes to the same disk."""
 SCHEDULER = (
     Metric(
         "bapo_scheduler_requests_total", "counter", "Requests enqueued.", "ledger/Asked for",
@@ -44,6 +46,13 @@ EVALUATOR = (
 )  # fmt: skip
 
 SEVERAL = (
+    Metric(
+        "bapo_run_disk_free_bytes", "gauge", "Free on the disk of the run directory.", "system/Checkpoints and disk",
+        DISK,
+    ),
+    Metric(
+        "bapo_run_disk_size_bytes", "gauge", "Size of that disk.", "system/Checkpoints and disk", DISK
+    ),
     Metric(
         "bapo_build_info", "gauge",
         "1; the version and commit that run: of BAPO_COMMIT, else of the git checkout, else unknown.",

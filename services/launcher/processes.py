@@ -27,6 +27,8 @@ SCHEDULER = "scheduler"
 EVALUATOR = "evaluator"
 
 PROBE_TIMEOUT_S = 0.5
+LOADING_S = 1800.0
+"""How long our own Redis may read its append-only file. One that dies is seen here, and a wait is said (stall_s)."""
 LOOPBACK = "127.0.0.1"
 PRIVATE = {TOKEN, TOKEN_FILE, ACCEPTED, *VARIABLES}
 """Variables that not every child gets."""
@@ -59,8 +61,10 @@ class Starter:
         """The buffer service. A password in the URL becomes a variable: everybody can list arguments."""
         given = {name: os.environ[name] for name in VARIABLES if name in os.environ}
         url, password = without_password(redis_url)
-        env = given | ({PASSWORD: password} if password else {})
-        spec = self._spec(BUFFER, BUFFER, "--redis-url", url, host=self._config.buffer.host, env=env)
+        # Only our own Redis has one in its URL; what the environment holds is for another Redis then.
+        env = {PASSWORD: password} if password else given
+        flags = ["--redis-url", url, *(["--redis-timeout-s", f"{LOADING_S:.0f}"] if password else [])]
+        spec = self._spec(BUFFER, BUFFER, *flags, host=self._config.buffer.host, env=env)
         return replace(spec, restarts=Restarts.CRASHED, again=lambda: self._same_port(BUFFER))
 
     def fleet(self) -> ProcessSpec:

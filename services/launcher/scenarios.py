@@ -5,7 +5,6 @@ from __future__ import annotations
 from bapo.addresses import buffer_url
 from bapo.clients import BufferClient
 from bapo.errors import ConfigError
-from bapo.token_sets import token_for_run
 from bapo.tokens import Role
 from services.launcher import embedded_redis
 from services.launcher.child import Child
@@ -134,7 +133,7 @@ def _has_state(session: Session) -> bool:
 
 def _check_unused(session: Session) -> None:
     """A Redis that outlives its runs may know this name already. Raises: ConfigError."""
-    client = BufferClient(buffer_url(session.config, session.run), token=token_for_run(session.run.path))
+    client = BufferClient(buffer_url(session.config, session.run), token=session.token)
     client.wait_ready(SERVICE_TIMEOUT_S)
     status = client.status()
     if status.cursor or status.assembled_step:

@@ -23,11 +23,12 @@ from bapo.monitoring.targets import TargetFile
 from bapo.provenance import commit
 from bapo.records import RunDirectory
 from bapo.storage import locked
+from bapo.tokens import FileToken, Role
 from bapo.watchdog import Watchdog
 from services.launcher.crew import Crew, Interrupts
 from services.launcher.display import Display
 from services.launcher.gpu_plan import GpuPlan
-from services.launcher.processes import LOOPBACK, NO_GPUS, Starter
+from services.launcher.processes import LOOPBACK, NO_GPUS, Starter, tokens_of
 from services.launcher.snapshot import Observer, Snapshot
 from services.launcher.standstill import mark_of, why_still
 from services.launcher.supervisor import Supervisor
@@ -63,7 +64,9 @@ class Session:
         self.crew = Crew(interrupts, Supervisor(config.supervision, display.say))
         self.starter = Starter(config, run, gpus)
         self.started_s = time.monotonic()
-        self._observer = Observer(config, run)
+        # The token of the set that the children have: that of our environment may be for another run.
+        self.token = FileToken(tokens_of(run).path_of(Role.OPERATOR))
+        self._observer = Observer(config, run, self.token)
         self._watchdog = Watchdog(config.supervision)
         self._watched: set[str] = set()
         self.alongside = ExitStack()

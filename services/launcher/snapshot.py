@@ -20,6 +20,7 @@ from bapo.errors import BapoError
 from bapo.fleet_client import FleetClient, WorkerStatus
 from bapo.records import RunDirectory
 from bapo.token_sets import token_for_run
+from bapo.tokens import Token
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +89,11 @@ class Snapshot:
 class Observer:
     """Keeps a snapshot of one run up to date."""
 
-    def __init__(self, config: Config, run: RunDirectory) -> None:
+    def __init__(self, config: Config, run: RunDirectory, token: Token | None = None) -> None:
+        """`token`: what services are sent; None: what a command sends (`bapo.token_sets.token_for_run`)."""
         self._config = config
         self._run = run
+        self._token = token
         self._asked_s = float("-inf")
         self._since = 0.0
         self._ended_at: float | None = None
@@ -105,7 +108,7 @@ class Observer:
 
     def watch(self, *, buffer_url: str | None = None, fleet_url: str | None = None) -> None:
         """From now on ask these services too; saying the same again changes nothing."""
-        token = token_for_run(self._run.path)
+        token = self._token or token_for_run(self._run.path)
         if buffer_url and buffer_url not in self._urls:
             self._buffer = BufferClient(buffer_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0, token=token)
         if fleet_url and fleet_url not in self._urls:

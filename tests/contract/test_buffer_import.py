@@ -132,13 +132,14 @@ def test_ctrl_c_ends_an_import_between_two_rows_and_the_same_import_goes_on(
         return push(self, frames)
 
     monkeypatch.setattr(BufferClient, "push", interrupted_at_b)
+    before = signal.getsignal(signal.SIGINT)
     found = call(client, "import", file)
     assert found.exit_code == 130
     assert found.stderr == "stopped before row 3, 2 rows are stored; the same import goes on\n"
     assert client.status().fresh_ready == 2
     assert_nobody_is_waited_for(client)
     monkeypatch.undo()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     assert call(client, "import", file).stdout == "2 duplicate, 2 stored\n"
 
 

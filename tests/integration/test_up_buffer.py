@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import urllib3
 
 from bapo.buffer_admin import BufferAdmin
 from bapo.clients import BufferClient
 from bapo.records import RunDirectory
-from bapo.token_sets import token_for_run
+from bapo.token_sets import TokenSet, token_for_run
+from bapo.tokens import Role
 from tests.factories import make_request
 from tests.integration.launching import REPOSITORY, alive, family, kill_family, start
 from tests.patience import wait_until
@@ -39,6 +42,10 @@ def buffer_up(run: Path, *tokens: str) -> Iterator[tuple[subprocess.Popen[str], 
 
 def status(run: Path) -> str:
     return str(RunDirectory(run).read_run().get("status"))
+
+
+def operator(run: Path) -> str:
+    return TokenSet(run / "tokens").path_of(Role.OPERATOR).read_text().strip()
 
 
 def stopped(process: subprocess.Popen[str]) -> str:
@@ -65,6 +72,9 @@ def test_the_buffer_alone_says_where_it_is_and_keeps_everything_over_a_restart(t
     with buffer_up(run) as (process, client):
         now = client.status()
         assert (now.cursor, now.queued["fresh"], now.leased["fresh"]) == (2, 1, 1)
+        seen = urllib3.request("GET", f"{client.url}/metrics", headers={"Authorization": f"Bearer {operator(run)}"})
+        _, _, found = seen.data.decode().partition('bapo_run_disk_size_bytes{run="mine"} ')
+        assert float(found.split()[0]) == shutil.disk_usage(run).total
         stopped(process)
 
 
@@ -97,7 +107,8 @@ def test_a_training_loop_goes_on_while_redis_and_the_service_are_killed_under_it
     with buffer_up(run.path, "--algorithm.batch_size", "16", "--buffer.port", "0") as (process, client):
         token = token_for_run(run.path)
         example = [sys.executable, str(REPOSITORY / "examples" / "other_framework.py"), client.url, str(NUM_STEPS)]
-        env = os.environ | {"BAPO_TOKEN": str(token), "PYTHONPATH": str(REPOSITORY)}
+        assert token is not None
+        env = os.environ | {"BAPO_TOKEN": str(token()), "PYTHONPATH": str(REPOSITORY)}
         with subprocess.Popen(example, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as loop:
             for step, part in ((5, "valkey-server"), (20, "buffer_service")):
                 wait_until(

@@ -84,6 +84,12 @@ BROKEN: list[tuple[str, Change]] = [
     ("Expecting value", lambda row: row.update(answer="")),
     ("worker_id is empty", lambda row: row.update(worker_id=None)),
     ("is missing in a list", lambda row: row["rewards"].__setitem__(3, None)),
+    ("a word is missing in a list", lambda row: row["outcomes"].__setitem__(3, None)),
+    ("a word is missing in a list", lambda row: row.update(places=[None])),
+    ("is missing in a list", lambda row: row.update(spans=[None])),
+    ("is missing in a list", lambda row: row.update(spans=[[1, None]])),
+    ("spans must be pairs", lambda row: row.update(spans=[[1, 1], [2]])),
+    ("maximum recursion depth", lambda row: row.update(answer='{"a":' + "[" * 5000 + "]" * 5000 + "}")),
     ("do not cut", lambda row: row.update(token_ids=[[]] * 8, rollout_logprobs=[[]] * 8)),
 ]
 
@@ -95,6 +101,27 @@ def test_a_malformed_row_is_named(file: Path, message: str, change: Change) -> N
     rows = [rows[1], rows[0], rows[2]]
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), file)
     with pytest.raises(ContractError, match=rf"row 2 of .*groups.parquet \(group g-p\): .*{message}"):
+        list(read_groups(file))
+
+
+def test_a_row_of_an_older_file_has_neither_spans_nor_places(file: Path) -> None:
+    rows = pq.read_table(file).to_pylist()
+    rows[1].update(spans=None, places=None)
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), file)
+    found = list(read_groups(file))
+    assert [pack_group(row.group) for row in found] == [pack_group(group) for group in GROUPS]
+    assert [row.places for row in found] == [tuple(PLACES[0]), (), tuple(PLACES[2])]
+
+
+def test_a_damaged_page_is_a_damaged_file(file: Path) -> None:
+    group = pq.read_metadata(file).row_group(1)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    pages = next(column for column in columns if column.path_in_schema.startswith("token_ids"))
+    data = bytearray(file.read_bytes())
+    begin = min(pages.data_page_offset, pages.dictionary_page_offset or pages.data_page_offset)
+    data[begin : begin + pages.total_compressed_size] = bytes(pages.total_compressed_size)
+    file.write_bytes(data)
+    with pytest.raises(ContractError, match=r"groups.parquet is damaged behind row 0: "):
         list(read_groups(file))
 
 

@@ -16,11 +16,17 @@ from bapo.config.tree import Config
 from bapo.fleet_client import WorkerStatus
 from bapo.formats import count, duration, oldest, percent
 from bapo.records import RunDirectory
+from bapo.token_sets import TokenSet
+from bapo.tokens import TOKEN, TOKEN_FILE, Keyring, Role
 from bapo.waiting import who_waits
+from services.launcher.crew import Interrupts
 from services.launcher.display import LineDisplay, LiveDisplay, make_display
+from services.launcher.session import Session
 from services.launcher.snapshot import Observer, ProcessLine, Snapshot
 from services.launcher.summary import change_text, evaluation_summary, summary
 from services.launcher.table import accuracies, render
+from tests.buffer_app import serving, small_config
+from tests.buffer_setup import new_store
 from tests.factories import make_fate
 from tests.unit.test_scheduler import STATUS
 
@@ -219,6 +225,14 @@ def test_only_the_latest_steps_stay_in_the_table() -> None:
             "nobody: the learner trains step 5, the workers sample 32 groups",
         ),
         (
+            {"step": 300, "assembled_step": 299, "fresh_ready": 12},
+            "learner waits for batch 300: 12/32 fresh groups",
+        ),
+        (
+            {"step": 300, "assembled_step": 300, "committed_step": 299, "fresh_ready": 12},
+            "workers wait: 12 fresh groups are ready, as many as the learner's lag allows; the learner trains step 300",
+        ),
+        (
             {"step": 121, "assembled_step": 120, "queued": {"evaluate": 90}},
             "training is done; 90 held-out prompts are left to measure",
         ),
@@ -288,6 +302,38 @@ def test_the_observer_reads_records_and_survives_services_that_do_not_answer(tmp
     run.append_evaluation(make_evaluation("cd34", 1, 0.5, rewards={"p": [1.0]}))
     snapshot = observer.look()
     assert (snapshot.step, snapshot.status, snapshot.workers) == (1, None, ())
+
+
+def test_the_observer_goes_on_with_the_token_that_took_the_place_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an answer nothing seems to move, which ends a run where `stall_ends_run` is set."""
+    for name in (TOKEN, TOKEN_FILE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("services.launcher.snapshot.SERVICE_EVERY_S", 0.0)
+    monkeypatch.setattr("bapo.tokens.LOOK_AGAIN_S", 0.0)
+    run, made = RunDirectory.create(tmp_path / "run"), TokenSet(tmp_path / "run" / "tokens")
+    made.create()
+    observer = Observer(Config(), run)
+    with serving(new_store("memory", ""), small_config(), Keyring(path=made.accepted_path)) as client:
+        observer.watch(buffer_url=client.url)
+        assert observer.look().silence == ""
+        made.rotate(Role.OPERATOR)
+        made.retire(Role.OPERATOR)
+        assert observer.look().silence == ""
+
+
+def test_a_launcher_asks_its_services_with_a_token_of_their_set_whatever_the_environment_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has started another run in this shell has named that one's token there, as docs/buffer.md says."""
+    monkeypatch.setenv(TOKEN, "a-token-of-another-run")
+    run, made = RunDirectory.create(tmp_path / "run"), TokenSet(tmp_path / "run" / "tokens")
+    session = Session(Config(), run, make_display(Console(file=io.StringIO())), Interrupts())
+    with serving(new_store("memory", ""), small_config(), Keyring(path=made.accepted_path)) as client:
+        session._observer.watch(buffer_url=client.url)
+        snapshot = session._observer.look()
+    assert (snapshot.silence, snapshot.status is None) == ("", False)
 
 
 def test_a_run_that_has_ended_shows_how_long_it_took_and_nothing_left(tmp_path: Path) -> None:

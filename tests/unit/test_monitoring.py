@@ -22,6 +22,7 @@ from bapo.monitoring.grafana import DATASOURCE, dashboard_json, only, series_of
 from bapo.monitoring.prometheus import COMPOSE_NAMES, scrape_runs
 from bapo.monitoring.targets import TargetFile
 from bapo.records import RunDirectory
+from bapo.telemetry import Telemetry, show_disk
 
 KNOWN = {series: metric for metric in METRICS for series in series_of(metric.name, metric.kind)}
 SELECTOR = re.compile(r"\b(bapo_[a-z0-9_]+)\b(\{[^}]*\})?")
@@ -149,6 +150,16 @@ def test_a_faster_clock_shortens_every_duration_of_a_rule() -> None:
     assert rule["for"] == "2s"
     assert re.findall(r"\[(\w+)\]", rule["expr"]) == ["15s", "180s", "15s", "15s"]
     assert ", 3))" in rule["expr"], "a minute"
+
+
+def test_the_disk_of_a_run_is_shown_and_unknown_when_it_is_away(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    telemetry = Telemetry(Process.BUFFER_SERVICE, run="r")
+    show_disk(telemetry, tmp_path / "run")
+    _, _, found = telemetry.exposition().decode().partition('bapo_run_disk_size_bytes{run="r"} ')
+    assert float(found.split()[0]) == shutil.disk_usage(tmp_path).total
+    (tmp_path / "run").rmdir()
+    assert 'bapo_run_disk_free_bytes{run="r"} NaN\n' in telemetry.exposition().decode()
 
 
 def test_a_run_says_where_its_processes_listen_until_they_end(tmp_path: Path) -> None:

@@ -96,6 +96,14 @@ def test_a_damaged_file_leaves_the_accepted_tokens_as_they_are(made: TokenSet, m
     assert keyring.role_of(own) is Role.LEARNER
 
 
+def test_a_stranger_with_a_wrong_token_cannot_fill_the_log(made: TokenSet, caplog: pytest.LogCaptureFixture) -> None:
+    keyring = Keyring(path=made.accepted_path)
+    made.accepted_path.unlink()
+    for _ in range(100):
+        assert keyring.role_of(OTHER) is None
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize("text", ["", "worker", f"worker {digest(SECRET)[:-1]}", f"boss {digest(SECRET)}"])
 def test_a_malformed_list_of_accepted_tokens_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="bapo tokens create"):
@@ -178,6 +186,12 @@ def test_a_command_sends_the_operators_token_of_a_run(tmp_path: Path, monkeypatc
     assert token_for_run(tmp_path) is None
     found = TokenSet(tmp_path / "tokens")
     found.create()
-    assert token_for_run(tmp_path) == found.path_of(Role.OPERATOR).read_text().strip()
+    given = token_for_run(tmp_path)
+    assert given is not None
+    assert given() == found.path_of(Role.OPERATOR).read_text().strip()
+    found.rotate(Role.OPERATOR)
+    assert given() == found.path_of(Role.OPERATOR).read_text().strip()
     monkeypatch.setenv(TOKEN, SECRET)
-    assert token_for_run(tmp_path) == SECRET
+    environments = token_for_run(tmp_path)
+    assert environments is not None
+    assert environments() == SECRET
