@@ -11,7 +11,7 @@ import pytest
 
 from bapo.blocks import Blocks
 from bapo.clients import BufferClient
-from bapo.named_frames import FrameReader
+from bapo.idle import Idle
 from bapo.nonces import ClaimNonces
 from tests.patience import PATIENCE_S
 
@@ -93,8 +93,8 @@ def test_a_forked_process_does_not_wait_for_a_thread_that_is_not_there() -> None
         assert in_child(lambda: len(blocks.take(8))) == 8
 
 
-def test_a_forked_process_leaves_redis_connections_to_its_parent() -> None:
-    reader = FrameReader(1.0)
-    reader._idle.append(object())  # type: ignore[arg-type]
-    assert in_child(lambda: len(reader._idle)) == 0
-    assert len(reader._idle) == 1
+def test_a_forked_process_leaves_idle_connections_to_its_parent() -> None:
+    idle: Idle[str] = Idle(2)
+    idle.keep("the parent's")
+    assert in_child(idle.take) is None
+    assert idle.take() == "the parent's"
