@@ -19,6 +19,7 @@ SCHEDULER, EVALUATOR, FLEET = "scheduler", "evaluator", "rollout_server"
 GRADER, GUARD = "grader", "guard"
 NODE, ACTOR = "raylet", "worker actor"
 DISK = "disk"
+SECOND_RANK = f"{LEARNER}-1"
 SELDOM_KILLED = (SCHEDULER, EVALUATOR, FLEET, GRADER, GUARD)
 VICTIMS = (REDIS, SERVICE, LEARNER, *SELDOM_KILLED)
 OF_RAY = (NODE, ACTOR)
@@ -74,11 +75,12 @@ class Target(Protocol):
         ...
 
 
-def plan(num: int, seed: int, *, ray: bool = False, disk: bool = False) -> list[Fault]:
+def plan(num: int, seed: int, *, ray: bool = False, team: bool = False, disk: bool = False) -> list[Fault]:
     """The faults of one seed: the same ones whenever it is asked for.
 
     Args:
         ray: the workers are Ray actors, which befalls some of the faults that are mixed.
+        team: the learner has a second rank, which befalls some of them.
         disk: the run has a disk of its own, which some of them fill.
     """
     rng = random.Random(seed)
@@ -86,7 +88,7 @@ def plan(num: int, seed: int, *, ray: bool = False, disk: bool = False) -> list[
     while len(slots) < num:
         slots += rng.sample(ROUND, len(ROUND))
     kinds = ("kill", "stop", "stop", "slow", "pause", *LASTING, *MOMENTARY, *(("fill",) if disk else ()))
-    others = OF_RAY if ray else ()
+    others = (*(OF_RAY if ray else ()), *((SECOND_RANK,) if team else ()))
     return [_fault(number, slot, rng, kinds, others) for number, slot in enumerate(slots[:num])]
 
 
@@ -108,24 +110,31 @@ def _fault(number: int, slot: str, rng: random.Random, kinds: Sequence[str], oth
     return Fault(number=number, what=what, whom=whom, seconds=seconds, gap_s=gap_s)
 
 
-def inflict(fault: Fault, run: Target) -> None:
-    """Do it, and undo what is undone; returns when it is over."""
-    with suppress(psutil.NoSuchProcess):
-        if fault.what == "kill":
-            run.process(fault.whom).kill()
-        elif fault.what == "stop":
-            _stop(run.process(fault.whom), fault.seconds)
-        elif fault.what == "slow":
-            _slow(run.process(fault.whom), fault.seconds)
-        elif fault.what == "pause":
-            _pause(run.redis_url, fault.seconds)
-        elif fault.what == "fill":
-            run.fill_disk(fault.seconds)
-        else:
-            run.network.set(fault.whom, fault.what)
-            if fault.what in LASTING:
-                time.sleep(fault.seconds)
-                run.network.set(fault.whom, "open")
+def inflict(fault: Fault, run: Target) -> bool:
+    """Do it, and undo what is undone; returns when it is over, and whether there was anybody to do it to."""
+    try:
+        _inflict(fault, run)
+    except psutil.NoSuchProcess:
+        return False
+    return True
+
+
+def _inflict(fault: Fault, run: Target) -> None:
+    if fault.what == "kill":
+        run.process(fault.whom).kill()
+    elif fault.what == "stop":
+        _stop(run.process(fault.whom), fault.seconds)
+    elif fault.what == "slow":
+        _slow(run.process(fault.whom), fault.seconds)
+    elif fault.what == "pause":
+        _pause(run.redis_url, fault.seconds)
+    elif fault.what == "fill":
+        run.fill_disk(fault.seconds)
+    else:
+        run.network.set(fault.whom, fault.what)
+        if fault.what in LASTING:
+            time.sleep(fault.seconds)
+            run.network.set(fault.whom, "open")
 
 
 def _stop(process: psutil.Process, seconds: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.chaos.faults import DISK, LINKS, OF_RAY, VICTIMS, plan
+from tests.chaos.faults import DISK, LINKS, OF_RAY, SECOND_RANK, VICTIMS, plan
 from tests.chaos.network import LASTING, MOMENTARY
 
 
@@ -26,6 +26,11 @@ def test_rays_processes_and_the_disk_take_none_of_the_kills_that_are_promised() 
     assert (kinds["kill redis"], kinds["kill buffer_service"], kinds["kill learner"]) == (800, 800, 200)
     assert {f"{what} {whom}" for what in ("kill", "stop") for whom in OF_RAY} <= kinds.keys()
     assert {fault.whom for fault in faults if fault.what == "fill"} == {DISK}
+
+
+def test_a_second_rank_is_killed_and_stopped_where_there_is_one() -> None:
+    kinds = {fault.kind for fault in plan(2200, 1, team=True)}
+    assert {f"{what} {SECOND_RANK}" for what in ("kill", "stop")} <= kinds
 
 
 def test_the_rest_is_mixed_and_bounded() -> None:
