@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bapo.records import RunDirectory
-from tests.chaos.faults import ACTOR, DISK, FLEET, GRADER, GUARD, LEARNER, NODE, Fault
+from tests.chaos.faults import ACTOR, DISK, FLEET, GRADER, GUARD, LEARNER, NODE, Fault, killed_by
 from tests.chaos.ledger import Line
 
 SHOWN = 5
@@ -74,7 +74,7 @@ def deaths_of_their_own(words: str, faults: Sequence[Fault]) -> list[str]:
 
     Args: words: what the launcher has said.
     """
-    killed = Counter(_child_of(fault.whom) for fault in faults if fault.what == "kill")
+    killed = Counter(map(_child_of, killed_by(faults)))
     died = Counter(name.partition("-")[0] for name, _ in _DEATH.findall(words))
     crashed = Counter(name.partition("-")[0] for name, how in _DEATH.findall(words) if how != "signal SIGKILL")
     return [
