@@ -12,7 +12,6 @@ from __future__ import annotations
 import select
 import socket
 import ssl
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bapo.blocks import Blocks
+from bapo.idle import Idle
 
 Piece = bytes | bytearray | memoryview
 
@@ -61,8 +61,8 @@ class Pool:
         self._address = (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
         self._host, self._prefix = parts.netloc.rpartition("@")[2], parts.path.rstrip("/")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._connect_timeout_s, self._most_idle = connect_timeout_s, most_idle
-        self._idle: deque[_Connection] = deque()
+        self._connect_timeout_s = connect_timeout_s
+        self._idle: Idle[_Connection] = Idle(most_idle)
 
     def request(
         self,
@@ -94,20 +94,15 @@ class Pool:
         except BaseException:
             connection.close()
             raise
-        if connection.may_be_kept and len(self._idle) < self._most_idle:
-            self._idle.append(connection)
-        else:
+        if not (connection.may_be_kept and self._idle.keep(connection)):
             connection.close()
 
     def _fresh_idle(self) -> _Connection | None:
-        while True:
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                return None
+        while (connection := self._idle.take()) is not None:
             if not connection.has_news():
                 return connection
             connection.close()
+        return None
 
     def _connected(self) -> socket.socket:
         connected = socket.create_connection(self._address, timeout=self._connect_timeout_s)

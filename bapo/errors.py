@@ -161,7 +161,7 @@ class DivergenceError(BapoError):
 
 
 class StorageError(BapoError):
-    """The disk refused a write."""
+    """The disk refused a write, or has lost what was written."""
 
     exit_code = 3
     http_status = 507

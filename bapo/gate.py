@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from bapo.errors import AccessError, BapoError, ContractError, Refusal
+from bapo.errors import AccessError, BapoError, ContractError, Refusal, UnavailableError
 from bapo.seldom import Seldom
 from bapo.tokens import TOKEN_FILE, Keyring, Role
 
@@ -40,6 +40,9 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect",
 """Liveness for probes that can hold no token, and the description of the API, which is no secret."""
 ROLE = "bapo.role"
 """Under which a request's scope has the role of its sender: None where nobody needs a token."""
+ENDS = "the service is told to end, and what this needs has kept it waiting: ask again"
+BEGUN = "bapo.begun"
+"""In the scope of a request whose answer somebody sends past the app: nothing else may be sent then."""
 NO_WEBSOCKETS = 1008
 """Close code of RFC 6455: against the policy of the server."""
 
@@ -126,9 +129,26 @@ class Gate:
         except RefusedError as refusal:
             self._refused(refusal.reason)
             self._warn(scope, refusal)
-            await _answer(send, refusal)
+            await _refuse(send, refusal)
             return
-        await self._app(scope, Body(receive, size, rule.most_bytes if rule else MOST_JSON_BYTES), send)
+        await self._answered(scope, Body(receive, size, rule.most_bytes if rule else MOST_JSON_BYTES), send)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A server that ends cancels what it has waited for long enough, and would answer 500, which no caller
+        repeats: as if what it asks for could not be done."""
+        has_begun = False
+
+        async def noticing(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noticing)
+        except asyncio.CancelledError:
+            if has_begun or BEGUN in scope:
+                raise
+            await _answer(send, 503, UnavailableError, f"{scope['method']} {scope['path']}: {ENDS}", retry=True)
 
     def _warn(self, scope: Scope, refusal: RefusedError) -> None:
         # Not one line per refusal: whoever can be refused could fill the disk.
@@ -237,15 +257,19 @@ def declared_length(scope: Scope, rule: Rule | None) -> int | None:
     return size
 
 
-async def _answer(send: Send, refusal: RefusedError) -> None:
+async def _refuse(send: Send, refusal: RefusedError) -> None:
     cls: type[BapoError] = AccessError if refusal.status in (401, 403) else ContractError
-    body = json.dumps({"error": cls.__name__, "message": str(refusal), "retry": False}).encode()
+    await _answer(send, refusal.status, cls, str(refusal), retry=False)
+
+
+async def _answer(send: Send, status: int, cls: type[BapoError], message: str, *, retry: bool) -> None:
+    body = json.dumps({"error": cls.__name__, "message": message, "retry": retry}).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
         (b"connection", b"close"),  # the body of the request is not read, so nothing can follow it
     ]
-    if refusal.status == 401:
+    if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -98,6 +98,10 @@ class BufferStatus:
     extra_rounds: tuple[ExtraRound, ...] = ()
     """Rounds that were asked for and of which no batch has consumed a group yet, oldest first."""
 
+    def num_open(self, purpose: Purpose) -> int:
+        """Requests of a purpose that nobody has answered: queued or leased."""
+        return self.queued.get(purpose.value, 0) + self.leased.get(purpose.value, 0)
+
     @property
     def counts(self) -> tuple[int, ...]:
         """Numbers that change when something got done: a group arrived, an answer settled, a batch was assembled.

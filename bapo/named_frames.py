@@ -11,7 +11,6 @@ whole batch instead (ADR 0127).
 from __future__ import annotations
 
 import socket
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ import msgpack
 import numpy as np
 
 from bapo.blocks import Blocks
+from bapo.idle import Idle
 
 MEDIA_TYPE = "application/vnd.bapo.named-frames"
 AT_ONCE_BYTES = 1 << 20
@@ -71,7 +71,7 @@ class FrameReader:
     def __init__(self, timeout_s: float, blocks: Blocks | None = None) -> None:
         """`timeout_s` is the longest silence of Redis; batches come into `blocks`."""
         self._timeout_s, self._blocks = timeout_s, blocks or Blocks()
-        self._idle: deque[_Connection] = deque(maxlen=CONNECTIONS)
+        self._idle: Idle[_Connection] = Idle(CONNECTIONS)
 
     def batch_frame(self, named: NamedFrames) -> memoryview:
         """The whole frame of the batch. Raises: NotReadableError when a frame is gone, or Redis does not answer."""
@@ -87,10 +87,7 @@ class FrameReader:
     @contextmanager
     def _connection(self, named: NamedFrames) -> Iterator[_Connection]:
         login = (named.path, named.user, named.password)
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = _Connection(login, self._timeout_s)
+        connection = self._idle.take() or _Connection(login, self._timeout_s)
         if connection.login != login:
             connection.close()
             connection = _Connection(login, self._timeout_s)
@@ -99,7 +96,8 @@ class FrameReader:
         except BaseException:  # answers may still be on their way
             connection.close()
             raise
-        self._idle.append(connection)
+        if not self._idle.keep(connection):
+            connection.close()
 
 
 class _Connection:

@@ -29,7 +29,7 @@ from typing import Any, Self
 import psutil
 
 from bapo.errors import ConfigError, ContractError
-from bapo.storage import append_line, keep_lines, read_lines, replace_file, storing
+from bapo.storage import append_line, keep_lines, read_lines, replace_file, storing, to_disk
 from bapo.token_files import TokenFiles
 from bapo.types import Fate, Origin, Purpose
 
@@ -177,12 +177,24 @@ class RunDirectory:
         return sorted(_steps_in(self.path / "groups"))
 
     def read_groups(self, steps: Iterable[int] | None = None) -> Iterator[tuple[int, list[Fate]]]:
-        """(step, its fates in the order of the assembly), for these steps or for all."""
+        """(step, its fates in the order of the assembly), for these steps or for all. Raises: ContractError."""
         import pyarrow.parquet
 
         for step in self.group_steps() if steps is None else steps:
-            rows = pyarrow.parquet.read_table(self._groups_path(step)).to_pylist()
+            path = self._groups_path(step)
+            try:
+                rows = pyarrow.parquet.read_table(path).to_pylist()
+            except pyarrow.ArrowException as error:
+                raise ContractError(f"{path} is damaged: {error}") from error
             yield step, [_fate_of(row) for row in rows]
+
+    def make_durable(self, steps: Iterable[int]) -> None:
+        """Wait until the records of these steps would survive a power failure. Raises: StorageError."""
+        files = (self.path / "metrics.jsonl", *map(self._groups_path, steps))
+        with storing(self.path):
+            for path in (*files, self.path / "groups", self.path):
+                if path.exists():
+                    to_disk(path)
 
     def _groups_path(self, step: int) -> Path:
         return self.path / "groups" / f"step-{step:06d}.parquet"
@@ -238,7 +250,8 @@ class RunDirectory:
     def truncate_after(self, step: int, *, keep_evaluations: bool = False) -> None:
         """Drop records of steps after `step`, and evaluations of weights that those steps made.
 
-        A run that resumes from the checkpoint of `step` writes them again. Doing it twice changes nothing.
+        A run that resumes from the checkpoint of `step` writes them again. Doing it twice changes nothing. Removes also
+        what a learner that was killed was writing: checkpoints that are not whole, each larger than the model.
         `keep_evaluations`: their file belongs to an evaluator that runs.
         Raises: StorageError.
         """
@@ -254,6 +267,10 @@ class RunDirectory:
             for later in self.batch_steps():
                 if later > step:
                     self.batch_path(later).unlink()
+            for torn in (self.path / "batches").glob(".*.tmp"):
+                torn.unlink(missing_ok=True)
+        for partial in (self.path / "checkpoints").glob("*.partial"):
+            shutil.rmtree(partial, ignore_errors=True)
         # Segments of responses that the abandoned steps had begun: their weights are going to be made again.
         shutil.rmtree(self.path / "segments", ignore_errors=True)
 

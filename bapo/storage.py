@@ -73,6 +73,15 @@ def replace_file(path: Path, content: bytes | memoryview) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, would survive a power failure. Raises: OSError (use `storing`)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
     """One object as one line. Raises: StorageError."""
     line = json.dumps(row, separators=(",", ":")).encode() + b"\n"

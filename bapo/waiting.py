@@ -51,7 +51,16 @@ def _missing(status: BufferStatus, batch_size: int) -> str:
         parts.append(f"{queued} queued, no worker has claimed one")
     if status.failures_in_a_row:
         parts.append(f"{status.failures_in_a_row} groups failed in a row: {status.last_failure}")
+    if len(parts) == 1 and not sum(status.queued.values()) + sum(status.leased.values()):
+        parts.append(_nothing_open(is_filled=status.fresh_ready >= batch_size))
     return ", ".join(parts)
+
+
+def _nothing_open(*, is_filled: bool) -> str:
+    """Nobody samples, and nothing has failed: it is one of those who ask."""
+    if not is_filled:
+        return "nothing is asked for: does the scheduler run?"
+    return "nothing is open: the scheduler has a round to issue, or the learner has not asked for its batch"
 
 
 def _silent(status: BufferStatus) -> list[str]:

@@ -59,6 +59,7 @@ class Arrival:
 
     def give_up(self) -> None:
         """The push is refused, or its sender has gone. Blocks."""
+        self._error = None  # its frames have us: a circle, which would hold the whole body
         self.upload.drop()
 
 

@@ -5,6 +5,7 @@ Memory and time follow what came, never what was declared: anybody with a token 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -92,20 +93,27 @@ class Intake(Generic[T]):
 
     async def run(self) -> T:
         """Threads work while bytes come; between them the event loop waits."""
-        with self._direct.descriptor() as descriptor:
-            try:
-                while not (done := await in_thread(self._work, descriptor)):
+        try:
+            with self._direct.descriptor() as descriptor:
+                while not (done := await in_thread(self._work, os.dup(descriptor))):
                     await readable(descriptor)
-            except SilentError as error:
-                raise BodyError(str(error), Refusal.TOO_SLOW) from error
-            except ConnectionError as error:
-                raise _cut_off(self._filled, len(self._body)) from error
-            finally:
-                if self._filled == len(self._body):
-                    self._direct.body_was_read()
+        except SilentError as error:
+            raise BodyError(str(error), Refusal.TOO_SLOW) from error
+        except ConnectionError as error:
+            raise _cut_off(self._filled, len(self._body)) from error
+        finally:
+            if self._filled == len(self._body):
+                self._direct.body_was_read()
         return done[0]
 
     def _work(self, descriptor: int) -> tuple[T] | None:
+        """With a descriptor of its own: `run` closes the other one when it is cancelled, at the end of the server."""
+        try:
+            return self._came(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _came(self, descriptor: int) -> tuple[T] | None:
         for received in receive(descriptor, self._body[self._filled :]):
             self._filled += received
             if self._watcher is not None:

@@ -7,7 +7,7 @@ to it, while the event loop leaves this one connection alone:
     event loop   headers -> gate -> route --.                              .--> answer, next request
     worker                                   `-> read body -> check -> Redis
 
-A sender that is slow costs no thread: after PATIENCE_S of silence the event loop waits for it instead. A reader that is
+A sender that is slow costs no thread: after PATIENCE_S of waiting the event loop waits for it instead. A reader that is
 slow holds one of the threads (`buffer_service.threads`) as long as it takes something every SILENCE_S.
 Only plain TCP under `buffer_service.protocol` offers this; everything else (TLS, other servers, tests) takes the
 ordinary way.
@@ -18,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import Request
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
@@ -78,9 +79,14 @@ class Direct:
 
     @contextmanager
     def descriptor(self) -> Iterator[int]:
-        """The socket, as a descriptor of its own: the event loop may close its one at any time."""
-        socket = self._protocol.transport.get_extra_info("socket")
-        descriptor = os.dup(socket.fileno())
+        """The socket, as a descriptor of its own: the event loop may close its one at any time.
+
+        Raises: ConnectionError when it has.
+        """
+        with self._protocol.closing:  # or the number may be another connection's by now
+            if self._protocol.is_lost:
+                raise ConnectionResetError("the peer has gone")
+            descriptor = os.dup(self._protocol.transport.get_extra_info("socket").fileno())
         try:
             yield descriptor
         finally:
@@ -129,9 +135,14 @@ class Direct:
         self._cycle.more_body = False
         self._protocol.begin_anew()
 
+    def answer_begins(self) -> None:
+        """From here on the event loop sends nothing: not even when it cancels the request, at the end of the server."""
+        self._cycle.response_started = True
+        cast("dict[str, Any]", self._cycle.scope)[gate.BEGUN] = True
+
     def answer_was_written(self) -> None:
         """The head and all of the body are out."""
-        self._cycle.response_started, self._cycle.chunked_encoding = True, False
+        self._cycle.chunked_encoding = False
         self._cycle.expected_content_length = 0
 
     def abort(self) -> None:
@@ -141,19 +152,23 @@ class Direct:
 
 
 def receive(descriptor: int, rest: memoryview) -> Iterator[int]:
-    """Read until `rest` is full, the peer is silent for PATIENCE_S or has gone. Blocks. Yields: bytes read, each time.
+    """Read until `rest` is full, PATIENCE_S are waited or the peer has gone. Blocks. Yields: bytes read, each time.
 
+    All waits together count: who sends a little every now and then would keep a thread, and forty of them all threads.
     Raises: ConnectionError when the peer has gone.
     """
     filled = 0
     poller: select.poll | None = None
+    waited_s = 0.0
     while filled < len(rest):
         try:
             received = os.readv(descriptor, [rest[filled:]])
         except BlockingIOError:
             poller = poller or _poller(descriptor, select.POLLIN)
-            if not poller.poll(1000 * PATIENCE_S):
+            begun = time.monotonic()
+            if waited_s >= PATIENCE_S or not poller.poll(1000 * PATIENCE_S):
                 break
+            waited_s += time.monotonic() - begun
             continue
         if received == 0 and filled:
             break  # what came is counted first; the next call finds the end again

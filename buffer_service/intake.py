@@ -1,7 +1,7 @@
 """What is asked of pushed groups beyond their frames: plain names, versions that exist, one content per id of a push.
 
-A frame is judged by itself in `bapo.wire`; that a group answers its request, and that it is not another than the one
-which is held, is judged by the store.
+And of those that claim: that what they would push can be taken. A frame is judged by itself in `bapo.wire`; that a
+group answers its request, and that it is not another than the one which is held, is judged by the store.
 """
 
 from __future__ import annotations
@@ -43,25 +43,32 @@ class Intake:
                 message = f"group {group.record.group_id} is there twice in this push, with two contents"
                 raise ContractError(message, Refusal.OTHER_CONTENT)
         newest = max(groups, key=lambda group: group.newest_version, default=None)
-        is_known = self._now() - self._asked_at < KNOWN_S
-        if newest is not None and not (is_known and newest.newest_version <= self._newest):
+        if newest is not None and not self._is_known(newest.newest_version):
             yield BLOCKS
-            self._check_version(newest)
+            if ahead := self.ahead(newest.newest_version):
+                raise ContractError(
+                    f"group {newest.record.group_id} was sampled with {ahead}: it reports its progress before workers "
+                    "use a version",
+                    Refusal.FUTURE_VERSION,
+                )
+
+    def ahead(self, version: int) -> str:
+        """Why the weights of a version are not of this run as it is now, in words; '' when they may be."""
+        if self._is_known(version):
+            return ""
+        # The learner publishes theta_{t+1} before it says so, and at most one behind the newest assembled batch.
+        published = max(self._store.readiness(1).assembled + 1, self._store.progress().policy_version)
+        if version > published:
+            return f"policy version {version}, but the learner has published {published} at most"
+        self._newest, self._asked_at = published, self._now()
+        return ""
 
     def forget(self) -> None:
         """The state was replaced: versions may be lower now."""
         self._newest = 0
 
-    def _check_version(self, group: Incoming) -> None:
-        # The learner publishes theta_{t+1} before it says so, and at most one behind the newest assembled batch.
-        published = max(self._store.readiness(1).assembled + 1, self._store.progress().policy_version)
-        if group.newest_version > published:
-            raise ContractError(
-                f"group {group.record.group_id} was sampled with policy version {group.newest_version}, but the "
-                f"learner has published {published} at most: it reports its progress before workers use a version",
-                Refusal.FUTURE_VERSION,
-            )
-        self._newest, self._asked_at = published, self._now()
+    def _is_known(self, version: int) -> bool:
+        return version <= self._newest and self._now() - self._asked_at < KNOWN_S
 
 
 def _check_names(group: Incoming) -> None:

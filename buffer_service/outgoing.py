@@ -64,6 +64,7 @@ class OutgoingResponse(Response):
             head, self._is_written = direct.head(200, self.raw_headers), False
             if not direct.is_open:
                 return
+            direct.answer_begins()
             try:
                 with direct.descriptor() as descriptor:
                     _write_all(descriptor, (head, self._outgoing.start, *first), chunks)

@@ -5,6 +5,8 @@ It relies on the insides of uvicorn's protocol: the version is pinned, and tests
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any, cast
 
 import httptools
@@ -18,6 +20,18 @@ class DirectProtocol(HttpToolsProtocol):
     """uvicorn's protocol, which offers a `Direct` in the scope of a request, and takes pushes past the app."""
 
     _push: PushCycle | None = None
+    is_lost = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """`closing` is held while `is_lost` becomes True, which is before the socket is closed."""
+        self.closing = threading.Lock()
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed behind this."""
+        with self.closing:
+            self.is_lost = True
+        super().connection_lost(exc)
 
     def on_headers_complete(self) -> None:
         """Stop reading before a large body, so that it stays in the socket."""

@@ -7,14 +7,16 @@ called from worker threads.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from bapo.algorithms.composer import Composer
 from bapo.config.tree import Config
 from bapo.errors import ContractError, FullError, UnavailableError
 from bapo.named_frames import NamedFrames
+from bapo.seldom import Seldom
 from bapo.types import Progress, Purpose, RolloutRequest
 from bapo.wire import pack_batch_start
 from buffer_service.arrival import Arrival
@@ -43,6 +45,8 @@ ASSEMBLY_LOOKS = 20
 
 MOST_UNCOUNTED = 16
 """Assemblies that are kept until then."""
+AHEAD_S = 10.0
+"""A worker that claimed with weights of no use is named for so long."""
 
 
 class TooManyFailuresError(UnavailableError):
@@ -52,10 +56,21 @@ class TooManyFailuresError(UnavailableError):
 class BufferService:
     """One run's buffer."""
 
-    def __init__(self, store: Store, composer: Composer, config: Config, metrics: BufferMetrics) -> None:
+    def __init__(
+        self,
+        store: Store,
+        composer: Composer,
+        config: Config,
+        metrics: BufferMetrics,
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store, self._config, self._metrics = store, config, metrics
         self._assembler = Assembler(store, composer, config)
         self._intake = Intake(store)
+        self._now, self._seldom = now, Seldom()
+        self._ahead = (float("-inf"), "")
+        """When a worker claimed that had weights of no use, and what is said of it."""
         self._reasons = FailureReasons(store)
         self._uncounted: deque[Assembly] = deque()
         """Counted when the learner has its batch, or somebody looks at the metrics."""
@@ -90,7 +105,16 @@ class BufferService:
         return self._store.enqueue_round(step, requests)
 
     def claim(self, worker_id: str, limit: int, policy_version: int, nonce: str = "") -> list[RolloutRequest]:
-        """Lease requests; no fresh ones while the buffer is full, but those that this claim has leased already."""
+        """Lease requests; no fresh ones while the buffer is full, but those that this claim has leased already.
+
+        Nothing for weights of a future that a restore, or a Redis that has lost writes, has undone: their groups would
+        be refused, and each refusal would count as a failed attempt, until the learner gives the workers older ones.
+        """
+        if ahead := self._intake.ahead(policy_version):
+            self._ahead = (self._now(), f"{worker_id} is given nothing: it samples with {ahead}")
+            if self._seldom.is_due("ahead"):
+                log.warning("%s", self._ahead[1])
+            return []
         self.pressure.look()
         with_fresh = not self.pressure.why_full()
         return self._store.claim(
@@ -222,6 +246,9 @@ class BufferService:
         ready, status, wanted = self._store.readiness(step), self._store.status(), self._assembler.wanted(step)
         reason = why_not_yet(step, ready, status, self._config, wanted)
         self.pressure.look()
+        ahead_at, ahead = self._ahead
+        if self._now() - ahead_at < AHEAD_S:
+            reason += f"; {ahead}"
         full = self.pressure.why_starved()
         if full:
             reason += f"; {full}: it may refuse what is missing, raise that limit{why_kept(status, self._config)}"

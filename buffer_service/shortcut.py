@@ -203,6 +203,6 @@ class PushCycle:
 async def _read(intake: Intake[None], arrival: Arrival) -> None:
     try:
         await intake.run()
-    except BaseException:
+    except Exception:  # not when it is cancelled, at the end of the server: a thread may be using the arrival
         await in_thread(arrival.give_up)
         raise

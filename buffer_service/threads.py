@@ -33,6 +33,7 @@ class _Job:
             result = self.call()
         except BaseException as error:  # noqa: BLE001 - it is raised where the job is awaited
             self._tell(self.answer.set_exception, error)
+            del self  # it has the error, whose frames go on to this one: a circle, which holds all that they hold
         else:
             self._tell(self.answer.set_result, result)
 
@@ -84,4 +85,7 @@ async def in_thread(function: Callable[P, T], *args: P.args, **keywords: P.kwarg
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
     _threads.put(_Job(loop, answer, partial(function, *args, **keywords)))
-    return await answer
+    try:
+        return await answer
+    finally:
+        del answer  # as above

@@ -20,18 +20,20 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file as load_arrays
 from torch import Tensor
 
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, StorageError
-from bapo.storage import storing
+from bapo.storage import storing, to_disk
 from bapo.types import Canary
 from learner.anchors import GenerationMemory
 from learner.distributed import World
@@ -43,6 +45,8 @@ from learner.weights import WeightPublisher, gather_weights, link, write_weights
 log = logging.getLogger(__name__)
 
 FORMAT = 1
+TENSOR_FILES = ("hf/model.safetensors", "optimizer.safetensors", "anchors.safetensors", "alpha.safetensors")
+"""Of every checkpoint; the parts that have state of their own come on top."""
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -173,7 +177,7 @@ class CheckpointWriter:
     def _prune(self) -> None:
         if self._world.leads:
             for step in complete_steps(self._folder)[: -self._config.checkpoint.keep_last]:
-                shutil.rmtree(self._folder / f"step-{step:06d}", ignore_errors=True)
+                _remove(self._folder / f"step-{step:06d}")
                 log.info("checkpoint of step %d removed: keep_last=%d", step, self._config.checkpoint.keep_last)
 
 
@@ -220,9 +224,13 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path, step: int) -> Checkpoint:
-    """The checkpoint of one step. Raises: ConfigError when it is missing or of another format."""
+    """The checkpoint of one step. Raises: StorageError when it is not whole, ConfigError when it is of another format.
+
+    What is not looked for are bits that a disk has changed: all of it would have to be read.
+    """
     path = folder / f"step-{step:06d}"
     try:
+        _refuse_damage(path)
         fields: dict[str, Any] = json.loads((path / "state.json").read_text())
         canary = Canary(
             token_ids=tuple(fields["canary"]["token_ids"]),
@@ -230,11 +238,31 @@ def open_checkpoint(folder: Path, step: int) -> Checkpoint:
             tolerance=float(fields["canary"]["tolerance"]),
         )
         state = CheckpointState(**{**fields, "canary": canary})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is not a whole checkpoint: {error!r}; resume from another step") from error
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise StorageError(f"{path} is not a whole checkpoint: {error!r}; {_instead(folder, step)}") from error
     if state.format != FORMAT:
         raise ConfigError(f"{path} has format {state.format}, this version reads format {FORMAT}")
     return Checkpoint(folder=path, state=state)
+
+
+def _refuse_damage(path: Path) -> None:
+    """Raises: OSError, ValueError, SafetensorError when a file is missing or shorter than it says."""
+    json.loads((path / "hf" / "config.json").read_text())
+    if not (path / "buffer.bin").is_file():
+        raise FileNotFoundError("there is no buffer.bin")
+    for file in sorted({*map(path.joinpath, TENSOR_FILES), *path.glob("*.safetensors")}):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{file.relative_to(path)}: {error}") from error
+
+
+def _instead(folder: Path, step: int) -> str:
+    older = [found for found in complete_steps(folder) if found < step]
+    if not older:
+        return "there is no older one, so start a new run"
+    return f"move it away, then `bapo train --resume` goes on behind step {older[-1]}"
 
 
 def complete_steps(folder: Path) -> list[int]:
@@ -247,17 +275,24 @@ def _tensors(columns: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(values) for name, values in columns.items()}
 
 
+def _remove(folder: Path) -> None:
+    """A kill in between leaves no half that looks whole: what it leaves, `RunDirectory.truncate_after` removes."""
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    with suppress(OSError):
+        os.replace(folder, partial)
+    shutil.rmtree(partial, ignore_errors=True)
+
+
 def _finish(partial: Path) -> None:
     """Make it durable, then give it its name; a checkpoint of the same step from before a resume is replaced."""
     started = time.perf_counter()
     for path in (*partial.rglob("*"), partial):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        to_disk(path)
     final = partial.with_suffix("")
     if final.exists():
         shutil.rmtree(final)
     os.replace(partial, final)
+    # What this one replaces is removed next, and the buffer forgets its batches: its name must not get lost.
+    to_disk(final.parent)
     log.info("checkpoint %s sync_s=%.3f", final, time.perf_counter() - started)

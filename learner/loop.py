@@ -99,12 +99,15 @@ class Learner:
 
     def next_frame(self, step: int) -> bytes | memoryview:
         """D_t as it came, once it can be assembled. Raises: DeadlineError that names what is missing; Stopped."""
+
+        def tell(reason: str) -> None:
+            log.info("step %d waits for its batch: %s", step, reason)
+            # Again: a Redis that came back without its last second may not know where we are, and the scheduler asks
+            # for nothing then.
+            self.buffer.report_progress(Progress(step=step, policy_version=self.publisher.version))
+
         with self.stop.waiting():
-            return self.buffer.batch_frame(
-                step,
-                timeout_s=self.config.learner.batch_timeout_s,
-                on_wait=lambda reason: log.info("step %d waits for its batch: %s", step, reason),
-            )
+            return self.buffer.batch_frame(step, timeout_s=self.config.learner.batch_timeout_s, on_wait=tell)
 
     def keep(self, step: int, frame: bytes | memoryview) -> None:
         """Before the update: a batch that ends the run is the one that somebody wants to repeat."""
@@ -115,6 +118,8 @@ class Learner:
         """Everything that step + 1 needs."""
         watch = Stopwatch()
         with watch.phase("checkpoint"):
+            if self.world.leads:
+                self.records.make_durable(range(self.checkpoints.newest + 1, step + 1))
             self.checkpoints.save(
                 step,
                 policy=self.policy,

@@ -5,7 +5,7 @@ Implementations: `bapo.clients.BufferClient`, `bapo.fleet_client.FleetClient`, `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from bapo.types import Fate, Group, Progress, WeightUpdate
@@ -73,6 +73,10 @@ class Records(Protocol):
 
     def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
         """One row per group that the assembly of the step looked at."""
+        ...
+
+    def make_durable(self, steps: Iterable[int]) -> None:
+        """The records of these steps survive a power failure."""
         ...
 
     def write_batch(self, step: int, frame: bytes | memoryview) -> None:

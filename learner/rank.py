@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -11,11 +13,14 @@ from transformers.utils.logging import disable_progress_bar
 
 from bapo.addresses import buffer_url, fleet_url
 from bapo.clients import BufferClient
+from bapo.errors import ContractError
 from bapo.fleet_client import FleetClient
 from bapo.metrics.metric import Process
 from bapo.process import Flags
+from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry, serve_health
 from learner.alarm import QuietLog
+from learner.alone import alone
 from learner.checkpoint import Checkpoint, CheckpointWriter
 from learner.critic import load_critic
 from learner.distributed import World, join, leave, pick_device
@@ -60,7 +65,8 @@ def train(flags: Flags) -> None:
     world = join(config.learner.num_ranks, pick_device(config.learner.device), timeout_s)
     finished = False
     try:
-        _run(flags, world, stop)
+        with _as_only_learner(flags, world, stop):
+            _run(flags, world, stop)
         finished = True
     except Stopped as reason:
         log.info("ended: %s; go on with --resume", reason)
@@ -73,6 +79,16 @@ def train(flags: Flags) -> None:
         raise told from error
     finally:
         leave(world, together=finished)
+
+
+@contextmanager
+def _as_only_learner(flags: Flags, world: World, stop: StopFlag) -> Iterator[None]:
+    """Rank 0 stands for all."""
+    with ExitStack() as held:
+        if world.leads:
+            with stop.waiting():
+                held.enter_context(alone(flags.run.path))
+        yield
 
 
 def _run(flags: Flags, world: World, stop: StopFlag) -> None:
@@ -158,6 +174,16 @@ def _peers(flags: Flags) -> Peers:
     )
 
 
+def _look_again(run: RunDirectory, prompts: PromptsSeen) -> None:
+    """Bring a gauge to where it was; a record that is lost must not keep the run from going on."""
+    for step in run.group_steps():
+        try:
+            for _, fates in run.read_groups([step]):
+                prompts.look(fates, is_new=False)
+        except ContractError as error:
+            log.warning("prompts that only step %d saw are not counted: %s", step, error)
+
+
 def _resume(flags: Flags, learner: Learner, peers: Peers | None, checkpoint: Checkpoint | None) -> None:
     """Buffer, records and optimizer as they were at the checkpoint, or at the beginning."""
     if peers:
@@ -167,8 +193,7 @@ def _resume(flags: Flags, learner: Learner, peers: Peers | None, checkpoint: Che
         # An evaluator that runs is the writer of its file, and the steps are trained again to the same weights.
         step = checkpoint.state.step if checkpoint else 0
         flags.run.truncate_after(step, keep_evaluations=flags.extra.restart)
-        for _, fates in flags.run.read_groups():
-            learner.prompts.look(fates, is_new=False)
+        _look_again(flags.run, learner.prompts)
     if checkpoint is not None:
         load_state(learner, checkpoint)
         log.info("resumes after step %d with rollout policy %d", checkpoint.state.step, checkpoint.state.alpha_version)

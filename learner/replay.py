@@ -14,7 +14,7 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,9 @@ class OnlyRows:
         self.newest = json.loads(json.dumps(row))
 
     def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
+        return
+
+    def make_durable(self, steps: Iterable[int]) -> None:
         return
 
     def write_batch(self, step: int, frame: bytes | memoryview) -> None:

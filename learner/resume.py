@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from bapo.errors import ConfigError, ContractError
+from bapo.errors import ConfigError, ContractError, StorageError
 from learner.checkpoint import Checkpoint, complete_steps, open_checkpoint
 from learner.loop import Learner
 from learner.shared_buffer import SharedBuffer
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """What `--resume` goes on from; None when the run has not saved anything yet. Raises: ConfigError."""
+    """What `--resume` goes on from; None when the run has not saved anything yet. Raises: StorageError, ConfigError."""
     steps = complete_steps(folder)
     return open_checkpoint(folder, steps[-1]) if steps else None
 
@@ -32,7 +32,10 @@ def load_state(learner: Learner, checkpoint: Checkpoint) -> None:
 
 
 def resume_buffer(buffer: SharedBuffer, checkpoint: Checkpoint | None) -> None:
-    """Bring the buffer to where step + 1 can begin. Raises: ConfigError when it cannot be brought there."""
+    """Bring the buffer to where step + 1 can begin.
+
+    Raises: ConfigError when it cannot be brought there; StorageError when its snapshot is damaged.
+    """
     step = checkpoint.state.step if checkpoint else 0
     try:
         buffer.resume(step)
@@ -42,8 +45,15 @@ def resume_buffer(buffer: SharedBuffer, checkpoint: Checkpoint | None) -> None:
                 f"the run has no checkpoint yet and its buffer cannot begin at step 1 again: {error}; start a new run"
             ) from error
         log.warning("the buffer cannot go on after step %d (%s): its snapshot is restored", step, error)
-        buffer.restore(checkpoint.read_buffer())
+        _restore(buffer, checkpoint)
         buffer.resume(step)
+
+
+def _restore(buffer: SharedBuffer, checkpoint: Checkpoint) -> None:
+    try:
+        buffer.restore(checkpoint.read_buffer())
+    except ContractError as error:
+        raise StorageError(f"{checkpoint.folder} is not a whole checkpoint: buffer.bin: {error}") from error
 
 
 def republish(learner: Learner, checkpoint: Checkpoint) -> None:

@@ -15,8 +15,11 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Stopped(Exception):  # noqa: N818 - not an error: the user asked for it
-    """The learner was asked to end."""
+class Stopped(BaseException):
+    """The learner was asked to end.
+
+    No Exception, like KeyboardInterrupt: it may come in the middle of a line of the log, which keeps those to itself.
+    """
 
 
 class StopFlag:

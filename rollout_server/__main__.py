@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -26,12 +27,13 @@ from bapo.addresses import FLEET, buffer_url
 from bapo.bounded_headers import BoundedHeaders
 from bapo.clients import BufferClient
 from bapo.config.tree import Config
-from bapo.errors import BapoError, ConfigError
+from bapo.errors import BapoError, ConfigError, UnavailableError
 from bapo.metrics.metric import Process
 from bapo.process import Flags, run_process
 from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry
 from bapo.tokens import keyring_for, listen_host
+from bapo.types import WeightUpdate
 from rollout_server import ray_settings
 from rollout_server.app import create_app
 from rollout_server.autoscaler import Autoscaler
@@ -188,14 +190,37 @@ class Runner:
 
     def _run_fleet(self) -> None:
         self._has_node.set()
-        earlier = recall(self._run.weights_path, BufferClient(self._url))
+        buffer = BufferClient(self._url, retry_s=RELEASE_S)
+        earlier = self._recalled(buffer)
         if earlier is not None:
             self.fleet.begin_with(earlier)
+        self._release_earlier(buffer)
         if not self._ended.is_set():
             self.fleet.scale(self._config.rollout.num_workers)
             if self._follower:
                 self._follower.start()
         self.autoscaler.run(self._ended)
+
+    def _recalled(self, buffer: BufferClient) -> WeightUpdate | None:
+        """The newest weights of an earlier life, asked for until the buffer answers: workers have nothing to do before,
+        and with the base model they would wait for weights that the learner publishes only behind their groups."""
+        while not self._ended.is_set():
+            try:
+                return recall(self._run.weights_path, buffer)
+            except UnavailableError as error:
+                log.warning("no worker begins before the buffer says how far the run is: %s", error)
+                self._ended.wait(RELEASE_S)
+        return None
+
+    def _release_earlier(self, buffer: BufferClient) -> None:
+        """Give back what workers of an earlier life hold: names of those that had replaced others come late again."""
+        own = re.compile(re.escape(self.fleet.prefix) + r"worker-[0-9]+(\.[0-9]+)?")
+        try:
+            for worker_id, leases in buffer.status().workers.items():
+                if leases.leased and own.fullmatch(worker_id):
+                    log.info("%s of an earlier life gave %d leases back", worker_id, buffer.release(worker_id))
+        except BapoError as error:
+            log.warning("leases of an earlier life were not released, they will end by themselves: %s", error)
 
     def _make_autoscaler(self, room: Callable[[], int] | None) -> Autoscaler:
         buffer = BufferClient(self._url, timeout_s=LOOK_TIMEOUT_S, retry_s=0.0)

@@ -119,7 +119,8 @@ class Delivery:
         self._leases = leases
         self._tally = tally
         self._on_death = on_death
-        self._sampled: queue.SimpleQueue[tuple[SampledGroup, Lease, float] | None] = queue.SimpleQueue()
+        self._to_do: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        """Gradings, and refusals of the engine."""
         # Two, because pushes of fresh groups wait while the buffer is full, and the others must not.
         self._queues: dict[bool, Frames] = {is_fresh: queue.SimpleQueue() for is_fresh in (False, True)}
         self._graders = [self._thread(f"grade-{i}", self._grade_all) for i in range(num_graders)]
@@ -132,7 +133,11 @@ class Delivery:
 
     def add(self, sampled: SampledGroup, lease: Lease) -> None:
         """A group that the engine has just finished."""
-        self._sampled.put((sampled, lease, time.monotonic() - lease.began))
+        self._to_do.put(partial(self._grade, sampled, lease, time.monotonic() - lease.began))
+
+    def refuse_soon(self, request_id: str, reason: str, detail: str) -> None:
+        """As `refuse`, for a thread that must not wait for a buffer that is away."""
+        self._to_do.put(partial(self.refuse, request_id, reason, detail))
 
     def refuse(self, request_id: str, reason: str, detail: str) -> None:
         """Report a request as failed; it is retried whole, elsewhere or later, a limited number of times."""
@@ -152,7 +157,7 @@ class Delivery:
         """Grade nothing more, push what is graded, and end the threads as far as the time allows."""
         deadline = time.monotonic() + timeout_s
         for _ in self._graders:
-            self._sampled.put(None)
+            self._to_do.put(None)
         for thread in self._graders:
             _join(thread, deadline)
         for frames in self._queues.values():
@@ -171,8 +176,8 @@ class Delivery:
         return threading.Thread(target=guarded, name=name, daemon=True)
 
     def _grade_all(self) -> None:
-        while (item := self._sampled.get()) is not None:
-            self._grade(*item)
+        while (work := self._to_do.get()) is not None:
+            work()
 
     def _grade(self, sampled: SampledGroup, lease: Lease, sample_s: float) -> None:
         if not np.isfinite(sampled.logprobs).all():
@@ -195,7 +200,12 @@ class Delivery:
         self._tally.observe("bapo_verifier_seconds", task, [grade_s])
         for outcome, number in verdicts(rewards).items():
             self._tally.add(f"verdict/{outcome}/{task}", number)
-        group = make_group(sampled, lease, rewards, worker_id=self._worker_id, sample_s=sample_s, grade_s=grade_s)
+        try:
+            group = make_group(sampled, lease, rewards, worker_id=self._worker_id, sample_s=sample_s, grade_s=grade_s)
+        except ContractError as error:
+            # An attempt: a worker that died of it would be given the same group again, and so would the next one.
+            self.refuse(sampled.request_id, "no_group", f"the engine gave what is no group: {error}")
+            return
         log.debug(
             "group %s prompt=%s purpose=%s version=%d mu=%.3f tokens=%d sample_s=%.2f grade_s=%.3f",
             group.group_id,

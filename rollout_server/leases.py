@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from bapo.types import RolloutRequest
 
@@ -46,13 +46,23 @@ class Leases:
                 self._paused.discard(request_id)
             self._changed.notify_all()
 
-    def add(self, requests: Sequence[RolloutRequest]) -> None:
-        """Claimed just now."""
+    def add(self, requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
+        """Claimed just now. Returns: those that were not held before, which are to be sampled.
+
+        The others come again to the worker that still has them: their leases ended while the buffer was out of reach,
+        or Redis has lost the second in which they were claimed. They go on as they are.
+        """
         now, monotonic = time.time(), time.monotonic()
+        new = []
         with self._changed:
             for request in requests:
-                lease = Lease(request=request, claimed_at=now, began=monotonic)
-                self._sampling[request.request_id] = lease
+                request_id = request.request_id
+                if (state := self._state_of(request_id)) is not None:
+                    state[request_id] = replace(state[request_id])  # another lease: see `remove`
+                    continue
+                self._sampling[request_id] = Lease(request=request, claimed_at=now, began=monotonic)
+                new.append(request)
+        return new
 
     def sampled(self, request_id: str) -> Lease | None:
         """The engine has finished it. Returns: its lease; None if it was lost meanwhile."""
@@ -64,18 +74,31 @@ class Leases:
             self._changed.notify_all()
             return lease
 
-    def remove(self, request_id: str) -> Lease | None:
-        """Delivered, failed or lost. Returns: its lease, or None if it was not held."""
+    def remove(self, request_id: str, lost: Lease | None = None) -> Lease | None:
+        """Delivered, failed or lost. Returns: its lease, or None if it was not held.
+
+        Args:
+            lost: only if it is still held by this lease, and was not claimed again meanwhile.
+        """
         with self._changed:
+            state = self._state_of(request_id)
+            if state is None or (lost is not None and state[request_id] is not lost):
+                return None
             self._paused.discard(request_id)
-            lease = self._sampling.pop(request_id, None) or self._delivering.pop(request_id, None)
+            lease = state.pop(request_id)
             self._changed.notify_all()
             return lease
 
-    def ids(self) -> list[str]:
-        """All that are held."""
+    def held(self) -> Mapping[str, Lease]:
+        """All of them, by request id."""
         with self._changed:
-            return [*self._sampling, *self._delivering]
+            return {**self._sampling, **self._delivering}
+
+    def _state_of(self, request_id: str) -> dict[str, Lease] | None:
+        for state in (self._sampling, self._delivering):
+            if request_id in state:
+                return state
+        return None
 
     def __len__(self) -> int:
         with self._changed:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from bapo.errors import OutOfMemoryError
+from rollout_server.handles import WorkerDiedError
 
 COUNTERS = (
     Path("/sys/fs/cgroup/memory.events"),
@@ -60,7 +61,8 @@ class MemoryWatch:
         text = f"{type(error).__name__}: {error}"
         if any(words in text for words in REFUSALS):
             return OutOfMemoryError(f"out of memory: {_last_line(error)}. {_figures(rss_bytes)}; {ADVICE}")
-        if count_kills() > self.num_kills:
+        # Of a death without a word alone: graders are killed first, and a worker survives that, perhaps for hours.
+        if isinstance(error, WorkerDiedError) and count_kills() > self.num_kills:
             return OutOfMemoryError(
                 f"out of memory: the kernel has killed a process of this host since the worker started, and the worker "
                 f"is gone ({error}). {_figures(rss_bytes)}; {ADVICE}"

@@ -58,7 +58,10 @@ def noted(folder: Path, buffer: Buffer) -> WeightUpdate | None:
 
 
 def recall(folder: Path, buffer: Buffer) -> WeightUpdate | None:
-    """What the fleet had before it died; None when nothing was published, or it is not of the run as it is now."""
+    """What the fleet had before it died; None when nothing was published, or it is not of the run as it is now.
+
+    Raises: UnavailableError when the buffer does not say how far the run is.
+    """
     try:
         update = noted(folder, buffer)
         if update is None:
@@ -67,9 +70,6 @@ def recall(folder: Path, buffer: Buffer) -> WeightUpdate | None:
         check_size(update)
     except (ValueError, ContractError, WeightMismatchError) as error:
         log.warning("workers wait for the next weights, because the newest ones cannot be taken again: %s", error)
-        return None
-    except BapoError as error:
-        log.warning("workers wait for the next weights: the buffer does not say how far the run is: %s", error)
         return None
     log.info("workers begin with version %d, which the fleet had before", update.version)
     return update

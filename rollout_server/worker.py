@@ -94,7 +94,8 @@ class Worker:
         self._threads: list[threading.Thread] = []
         self._state = "loading"
         self._error: BaseException | None = None
-        self._buffer_seen = time.monotonic()
+        self._silent_since: float | None = None
+        """When the buffer was first not there; None since it answered."""
         self._update_digest = ""
 
     def load(self) -> None:
@@ -229,7 +230,7 @@ class Worker:
     def refused(self, request_id: str, error: ContractError) -> None:
         """The engine cannot sample this request (called by the sampling thread)."""
         if self._delivery is not None:
-            self._delivery.refuse(request_id, "refused_by_engine", str(error))
+            self._delivery.refuse_soon(request_id, "refused_by_engine", str(error))
 
     def died(self, error: BaseException) -> None:
         """Something broke for good: stop claiming, and let the fleet see it in the next report."""
@@ -259,30 +260,35 @@ class Worker:
         except UnavailableError as error:
             self._bear_silence(error)
             return
-        self._buffer_seen = time.monotonic()
-        self._leases.add(requests)
-        for request in requests:
+        self._silent_since = None
+        for request in self._leases.add(requests):
             self._sampler.submit(self._experts.to_sample(request))
 
     def _renew_all(self) -> None:
-        while not self._stopping.wait(self._config.buffer.lease_s / RENEWALS_PER_LEASE):
-            held = self._leases.ids()
+        between_s = pause_s = self._config.buffer.lease_s / RENEWALS_PER_LEASE
+        while not self._stopping.wait(pause_s):
+            pause_s = between_s
+            held = self._leases.held()
             if not held:
                 continue
             try:
-                kept = set(self._buffer.renew(self.worker_id, held))
+                kept = set(self._buffer.renew(self.worker_id, list(held)))
             except UnavailableError as error:
                 self._bear_silence(error)
+                pause_s = 0.0  # leases go on ending: a whole pause more, and those of a buffer that is back are over
                 continue
-            for request_id in held:
-                if request_id not in kept and self._leases.remove(request_id) is not None:
+            self._silent_since = None
+            for request_id, lease in held.items():
+                if request_id not in kept and self._leases.remove(request_id, lease) is not None:
                     self._sampler.abort(request_id)
                     self._tally.add("failed/lease_lost")
                     log.warning("group %s: its lease was lost, somebody else samples it", request_id)
 
     def _bear_silence(self, error: UnavailableError) -> None:
         """Wait for a buffer that restarts. Raises: UnavailableError after `BUFFER_SILENCE_S`."""
-        silent_s = time.monotonic() - self._buffer_seen
+        # Not since the last call: a worker that has no room calls seldom.
+        since = self._silent_since = self._silent_since or time.monotonic()
+        silent_s = time.monotonic() - since
         if silent_s > BUFFER_SILENCE_S:
             raise UnavailableError(f"the buffer service has not answered for {silent_s:.0f} s: {error}") from error
         log.warning("the buffer service does not answer for %.0f s: %s", silent_s, error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -266,12 +266,16 @@ class FakeRecords:
     rows: list[dict[str, Any]] = field(default_factory=list)
     groups: dict[int, list[Fate]] = field(default_factory=dict)
     batches: dict[int, bytes] = field(default_factory=dict)
+    durable: list[list[int]] = field(default_factory=list)
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         self.rows.append(dict(row))
 
     def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
         self.groups[step] = list(fates)
+
+    def make_durable(self, steps: Iterable[int]) -> None:
+        self.durable.append(list(steps))
 
     def write_batch(self, step: int, frame: bytes) -> None:
         self.batches[step] = frame

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import redis
@@ -47,6 +50,16 @@ class RedisServer:
         assert self._process is not None
         self._process.terminate()
         self._process.wait(START_TIMEOUT_S)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It stands still."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """End it, if it still runs."""

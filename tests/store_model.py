@@ -155,10 +155,12 @@ class Model:
         order = [Purpose.REEVALUATE, Purpose.EVALUATE] + ([Purpose.FRESH] if with_fresh else [])
         queued = [asked for purpose in order for asked in self.claim_order(purpose) if not asked.holder]
         taken = [asked for asked in queued if asked.request.min_version <= policy_version][:limit]
+        if taken:
+            for asked in self.held_under(worker, nonce):
+                asked.claimed_by = ("", 0)  # a claim without a nonce came between, so that this is no repetition
+            self.nonces[worker] = nonce
         for place, asked in enumerate(taken):
             asked.holder, asked.claimed_by = worker, (nonce, place)
-        if taken:
-            self.nonces[worker] = nonce
         return self._lease(taken)
 
     def hear(self, worker: str) -> None:

@@ -12,11 +12,14 @@ import logging
 import os
 import queue
 import select
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import IO, Any, TypeVar
 
 import msgpack
 import numpy as np
@@ -32,6 +35,9 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
 """Importing a user's task may be slow; grading has a deadline of its own."""
+STARTING = "of starting"
+
+Answer = TypeVar("Answer")
 
 
 class VerifierRaisedError(GradingError):
@@ -65,6 +71,8 @@ class GraderPool:
         """Start the children at once. Raises: ConfigError when they cannot load the task or the reward."""
         self._task = task
         self._idle: queue.SimpleQueue[_Child] = queue.SimpleQueue()
+        self._replacing = threading.Lock()
+        self._is_closed = False
         self._children = [_Child(task) for _ in range(num_children)]
         try:
             for child in self._children:
@@ -109,14 +117,19 @@ class GraderPool:
         return f"{verifier} {what} on prompt {prompt.prompt_id}{row}"
 
     def close(self) -> None:
-        """Kill the children."""
+        """Kill the children; those that grade now are not replaced."""
+        with self._replacing:
+            self._is_closed = True
         for child in self._children:
             child.kill()
 
     def _replace(self, child: _Child) -> _Child:
         child.kill()
-        fresh = _Child(self._task)
-        self._children[self._children.index(child)] = fresh
+        with self._replacing:
+            if self._is_closed:
+                return child
+            fresh = _Child(self._task)
+            self._children[self._children.index(child)] = fresh
         return fresh
 
 
@@ -127,17 +140,31 @@ class _Child:
         command = [sys.executable, "-m", "bapo.grading.process"]
         # A child finds what its parent finds: a user's module beside the config, too.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            bufsize=0,
+            start_new_session=True,  # so that `kill` reaches what a verifier has started
+        )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._to, self._from = self._process.stdin, self._process.stdout
+        os.set_blocking(self._to.fileno(), False)
         self._ready = False
-        start = {"task": task.name, "options": task.options, "reward": task.reward, "range": task.reward_range}
-        self._write(_packed(start))
+        start = {
+            "task": task.name,
+            "options": task.options,
+            "reward": task.reward,
+            "range": task.reward_range,
+            "timeout_s": task.grading_timeout_s,
+        }
+        self._within(START_TIMEOUT_S, STARTING, lambda deadline: self._write(_packed(start), deadline))
 
     def wait_ready(self) -> None:
         """Raises: ConfigError with the child's own words; GradingError when it dies or is silent."""
-        answer = self._read(START_TIMEOUT_S, "of starting")
+        answer = self._within(START_TIMEOUT_S, STARTING, self._read)
         if "refused" in answer:
             raise ConfigError(answer["refused"])
         self._ready = True
@@ -146,39 +173,45 @@ class _Child:
         """The answer to one group. Raises: VerifierTimeoutError, VerifierKilledError."""
         if not self._ready:
             self.wait_ready()
-        self._write(question)
-        return self._read(timeout_s, "with one group (task.grading_timeout_s)")
+
+        def answer(deadline: float) -> dict[str, Any]:
+            self._write(question, deadline)
+            return self._read(deadline)
+
+        return self._within(timeout_s, "with one group (task.grading_timeout_s)", answer)
 
     def kill(self) -> None:
-        """SIGKILL: a hung verifier ignores anything else."""
-        self._process.kill()
+        """SIGKILL, also to what it has started: a hung verifier ignores anything else."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._to.close()
         self._from.close()
 
-    def _write(self, frame: bytes) -> None:
+    def _within(self, timeout_s: float, what: str, talk: Callable[[float], Answer]) -> Answer:
+        """`talk` with its deadline. Raises: VerifierTimeoutError, VerifierKilledError."""
         try:
-            self._to.write(frame)
-            self._to.flush()
-        except OSError as error:
-            raise self._died() from error
-
-    def _read(self, timeout_s: float, what: str) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
-        try:
-            (size,) = LENGTH.unpack(self._read_bytes(LENGTH.size, deadline))
-            answer: dict[str, Any] = msgpack.unpackb(self._read_bytes(size, deadline))
+            return talk(time.monotonic() + timeout_s)
         except TimeoutError as error:
             raise VerifierTimeoutError(f"was killed after {timeout_s:g} s {what}") from error
+        except (OSError, ValueError) as error:  # ValueError: the pool was closed meanwhile, and its pipes with it
+            raise self._died() from error
+
+    def _write(self, frame: bytes, deadline: float) -> None:
+        left = memoryview(frame)
+        while left:
+            _wait_for(self._to, select.POLLOUT, deadline)
+            left = left[os.write(self._to.fileno(), left) :]
+
+    def _read(self, deadline: float) -> dict[str, Any]:
+        (size,) = LENGTH.unpack(self._read_bytes(LENGTH.size, deadline))
+        answer: dict[str, Any] = msgpack.unpackb(self._read_bytes(size, deadline))
         return answer
 
     def _read_bytes(self, size: int, deadline: float) -> bytes:
-        readable = select.poll()
-        readable.register(self._from, select.POLLIN)
         data = b""
         while len(data) < size:
-            if not readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise TimeoutError
+            _wait_for(self._from, select.POLLIN, deadline)
             part = os.read(self._from.fileno(), size - len(data))
             if not part:
                 raise self._died()
@@ -188,6 +221,14 @@ class _Child:
     def _died(self) -> VerifierKilledError:
         what = "while grading" if self._ready else "before it was ready to grade"
         return VerifierKilledError(f"ended with exit code {self._process.wait()} {what}")
+
+
+def _wait_for(file: IO[bytes], event: int, deadline: float) -> None:
+    """Raises: TimeoutError."""
+    ready = select.poll()
+    ready.register(file, event)
+    if not ready.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        raise TimeoutError
 
 
 def _question(prompt: Prompt, texts: Sequence[str] | None) -> bytes:

@@ -1,6 +1,7 @@
 """One grading process: reads groups from stdin, writes rewards to stdout, and may be killed at any time.
 
-    start     {"task", "options", "reward", "range"}           ->  {"ready": true} or {"refused": message}
+    start     {"task", "options", "reward", "range", "timeout_s"}
+                                                               ->  {"ready": true} or {"refused": message}
     group     {"prompt", "texts": [G]}                         ->  {"rewards": [G]}, {"failed": message} or
                                                                    {"ungraded": message}
     expert    {"prompt"}                                       ->  {"expert": text or null} or {"failed": message}
@@ -11,13 +12,16 @@ use signals. It imports `bapo.tasks` and what the task imports: no torch, no eng
 
 from __future__ import annotations
 
+import faulthandler
 import numbers
 import os
+import signal
 import struct
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,6 +37,9 @@ from bapo.wire import prompt_from_map
 
 LENGTH = struct.Struct("<I")
 PARENT_POLL_S = 1.0
+STDERR = 2
+OVERTIME_S = 5.0
+"""Beyond the worker's own deadline for a group."""
 
 
 def write_frame(file: BinaryIO, message: dict[str, Any]) -> None:
@@ -110,10 +117,26 @@ def main() -> None:
     write_frame(answers, {"ready": True})
     while (request := read_frame(requests)) is not None:
         prompt = prompt_from_map(request["prompt"])
-        if "texts" in request:
-            write_frame(answers, grade(task, prompt, request["texts"], start["range"]))
-        else:
-            write_frame(answers, solve(task, prompt))
+        with ended_after(start["timeout_s"] + OVERTIME_S):
+            if "texts" in request:
+                answer = grade(task, prompt, request["texts"], start["range"])
+            else:
+                answer = solve(task, prompt)
+        write_frame(answers, answer)
+
+
+@contextmanager
+def ended_after(limit_s: float) -> Iterator[None]:
+    """End this process when the block takes longer: by then the worker has killed it, or is dead itself.
+
+    By a thread of C: a verifier that holds the interpreter, as every regular expression does, stops Python's threads,
+    and with them the one that looks after the parent.
+    """
+    faulthandler.dump_traceback_later(limit_s, exit=True, file=STDERR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _be_expendable() -> None:
@@ -128,6 +151,8 @@ def _be_expendable() -> None:
 def _watch_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_POLL_S)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # also what the verifier has started
     os._exit(1)
 
 

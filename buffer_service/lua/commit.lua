@@ -9,9 +9,8 @@ for _ = 1, count() do
   local is_mine = call('HDEL', K.batches, arg()) == 1
   local ids = list()
   local frames = frame_keys(#ids)
-  if is_mine then refer_all(ids, -1, frames) end
+  if is_mine then refer(ids, -1, frames) end
 end
-apply_references()
 local forgotten = checkpointed - remembered
 call('ZREMRANGEBYSCORE', K.done, '-inf', '(' .. forgotten)
 -- The newest round up to the checkpoint stays: a scheduler that starts again asks for it again.

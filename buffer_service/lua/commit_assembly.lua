@@ -23,9 +23,8 @@ bulk('HDEL', K.requests, fresh)
 bulk('ZREM', K.reevaluated, reevaluated)
 for _ = 1, count() do
   local change, ids = count(), list()
-  refer_all(ids, change, change < 0 and frame_keys(#ids))
+  refer(ids, change, change < 0 and frame_keys(#ids))
 end
-apply_references()
 call('SET', K.tables, arg())
 for _ = 1, count() do call('HSET', K.bad_prompts, arg(), arg()) end
 for _, prompt_id in ipairs(list()) do call('HDEL', K.bad_prompts, prompt_id) end

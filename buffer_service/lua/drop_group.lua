@@ -16,7 +16,6 @@ elseif call('ZSCORE', K.evaluated, member) and call('HEXISTS', K.refs, id) == 1 
 else
   return ''
 end
-refer(id, -1, frame)
-apply_references()
+refer({id}, -1, {frame})
 call('HINCRBY', K.counters, 'dropped_groups:by_hand', 1)
 return table

@@ -4,7 +4,7 @@ if meta('assembled') ~= count() or meta('table_edits') ~= count() then return 0 
 run_even_when_full()
 call('SET', K.tables, arg())
 call('HINCRBY', K.meta, 'table_edits', 1)
-for _ = 1, count() do refer(arg(), -1, frame_key()) end
-apply_references()
+local gone = list()
+refer(gone, -1, frame_keys(#gone))
 for _ = 1, count() do call('HDEL', K.bad_prompts, arg()) end
 return 1

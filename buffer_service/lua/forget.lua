@@ -15,6 +15,7 @@ local function forget_open(key, first, last)
   end
 end
 
+local gone, frames = {}, {}
 forget_open(K.queue_evaluate, 0, -1)
 forget_open(K.leases_evaluate, 0, -1)
 for _ = 1, count() do
@@ -22,10 +23,13 @@ for _ = 1, count() do
   if call('ZREM', K.evaluated, label .. ' ' .. id) == 1 then
     call('ZREM', K.done, id)
     -- A request that was dropped is settled and has no group.
-    if call('HEXISTS', K.refs, id) == 1 then refer(id, -1, frame) end
+    if call('HEXISTS', K.refs, id) == 1 then
+      gone[#gone + 1] = id
+      frames[#gone] = frame
+    end
   end
 end
-apply_references()
+refer(gone, -1, frames)
 local left = call('ZLEXCOUNT', K.evaluated, '[' .. label .. ' ', '(' .. label .. '!')
 if left == 0 then
   call('HDEL', K.evaluations, label)

@@ -2,7 +2,7 @@
 -- -> ids of the groups that stay, because the id of their replacing request is taken
 -- The first of them is queued last, so that it comes first at the head.
 run_even_when_full()
-local hold, taken = count() == 1, {}
+local hold, taken, gone, frames = count() == 1, {}, {}, {}
 for _ = 1, count() do
   local id, event, fate, request, frame = arg(), arg(), arg(), request_args(), frame_key()
   local is_there = call('ZSCORE', K.fresh, id)
@@ -12,10 +12,13 @@ for _ = 1, count() do
     call('ZREM', K.fresh, id)
     call('HDEL', K.requests, id)
     call('HINCRBY', K.meta, 'fresh_bytes', 0 - call('STRLEN', frame))
-    if not hold then refer(id, -1, frame) end
+    if not hold then
+      gone[#gone + 1] = id
+      frames[#gone] = frame
+    end
     call('LPUSH', K.stale, fate)
     call('HINCRBY', K.counters, event, 1)
   end
 end
-apply_references()
+refer(gone, -1, frames)
 return taken

@@ -75,7 +75,8 @@ async def claim(body: ClaimBody, here: Here, request: Request) -> Response:
     """Lease requests: re-evaluations (newest round first), evaluations, fresh ones. Waits for the first one.
 
     A report of progress ends the wait: the worker may have taken new weights since it asked. A claim that comes again
-    gets what it leased the first time, and an older one than the worker's newest gets nothing.
+    gets what it leased the first time, and an older one than the worker's newest gets nothing. Nor does one with a
+    version that the learner cannot have published: a restore has undone it, and its groups would be refused.
     """
 
     def attempt() -> list[RolloutRequest] | None:

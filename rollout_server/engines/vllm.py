@@ -239,6 +239,8 @@ class VllmEngine:
 
     def _check_length(self, num_tokens: int, text: str, error: type[Exception]) -> None:
         longest = self._rollout.max_prompt_tokens
+        if num_tokens == 0:  # vLLM's own refusal would count as the engine's death
+            raise error(f"the prompt {text!r} has no tokens")
         if num_tokens > longest:
             shown = text if len(text) <= 80 else text[:77] + "..."
             raise error(f"the prompt {shown!r} has {num_tokens} tokens, more than rollout.max_prompt_tokens={longest}")

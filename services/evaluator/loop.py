@@ -18,7 +18,7 @@ from bapo.errors import DeadlineError, UnavailableError
 from bapo.records import RunDirectory
 from bapo.tasks.base import Task
 from bapo.telemetry import Telemetry
-from bapo.types import Group, Progress, RolloutRequest
+from bapo.types import Group, Progress, Purpose, RolloutRequest
 from services.evaluator.measure import evaluation_row
 from services.evaluator.plan import Target, is_finished, label_of, next_target, parts_of, requests_of
 
@@ -76,7 +76,11 @@ class Evaluator:
             self._show(row)
         while not is_finished(measured, num_steps):
             target = next_target(
-                self._buffer.progress(), measured, num_steps=num_steps, settings=self._config.evaluation
+                self._buffer.progress(),
+                measured,
+                num_steps=num_steps,
+                settings=self._config.evaluation,
+                cadence=self._config.cadence,
             )
             if target is None:
                 self._sleep(POLL_S)
@@ -104,10 +108,10 @@ class Evaluator:
             self._buffer.forget(label_of(split, target.version))
         splits = [split for split in self._task.held_out_splits if split not in have]
         asked = {split: self._ask(target, split) for split in splits}
-        for split, num_asked in asked.items():
+        for split, requests in asked.items():
             label = label_of(split, target.version)
-            self._wait(label, num_asked)
-            self._record(split, target, num_asked)
+            self._wait(label, requests)
+            self._record(split, target, len(requests))
             self._buffer.forget(label)
 
     def _record(self, split: str, target: Target, num_asked: int) -> None:
@@ -133,13 +137,15 @@ class Evaluator:
         solved = sum(max(found) > 0 for found in rewards) / len(rewards)
         self._pass_at_k.labels(split=split, k=str(row["num_samples"])).set(solved)
 
-    def _ask(self, target: Target, split: str) -> int:
+    def _ask(self, target: Target, split: str) -> list[RolloutRequest]:
         prompts = list(self._task.prompts(split))[: target.num_prompts]
-        self._buffer.enqueue(requests_of(target, split, prompts, self._config.evaluation.num_samples))
-        return len(prompts)
+        requests = requests_of(target, split, prompts, self._config.evaluation.num_samples)
+        self._buffer.enqueue(requests)
+        return requests
 
-    def _wait(self, label: str, num_asked: int) -> None:
+    def _wait(self, label: str, requests: Sequence[RolloutRequest]) -> None:
         """Return when every group is there or has failed for good. Raises: DeadlineError when nothing moves."""
+        num_asked = len(requests)
         timeout_s = self._config.learner.batch_timeout_s
         counts: tuple[int, ...] = ()
         moved_s = self._now()
@@ -148,6 +154,11 @@ class Evaluator:
             settled = status.evaluations.get(label, 0)
             if settled >= num_asked:
                 return
+            if settled + status.num_open(Purpose.EVALUATE) < num_asked:
+                # Redis came back without its last second, or from a snapshot, which has no evaluations. What is left
+                # of them is not asked twice.
+                log.warning("evaluation %s: requests are gone from the buffer and are asked for again", label)
+                self._buffer.enqueue(requests)
             # As the learner waits: workers that are busy with other requests are not a reason to end the run.
             if status.counts != counts:
                 counts, moved_s = status.counts, self._now()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from bapo.algorithms.settings import CadenceConfig
 from bapo.config.tree import EvaluationConfig
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
 
@@ -31,12 +32,14 @@ class Target:
 
 
 def next_target(
-    progress: Progress, measured: Collection[int], *, num_steps: int, settings: EvaluationConfig
+    progress: Progress, measured: Collection[int], *, num_steps: int, settings: EvaluationConfig, cadence: CadenceConfig
 ) -> Target | None:
     """What to measure now; None to wait.
 
     Args:
         measured: versions that have their rows already.
+        cadence: when versions are published. Behind a resume the progress names the step of the checkpoint, and the
+            workers get the version of before it.
     A base that was missed (version 2 is out already) stays missed: its weights are gone.
     """
     final = num_steps + 1
@@ -45,7 +48,7 @@ def next_target(
     elif progress.step > num_steps:
         due = final
     else:
-        due = _during(progress.policy_version, measured, settings.every)
+        due = _during(cadence.synced_version(progress.policy_version), measured, settings.every)
     if due == 0 or due in measured:
         return None
     num_prompts = settings.num_prompts_final if due in (BASE_VERSION, final) else settings.num_prompts

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
 
 DISK_GIB = 1.0
 REDIS_TIMEOUT_S = 2.0
+OPTIMIZED = "--enable-optimizations"
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 Download = Callable[[str, Iterable[str]], str]
 
@@ -67,6 +70,33 @@ def _refuse(found: Iterable[Check]) -> None:
     failures = [check for check in found if check.status == "fail"]
     if failures:
         raise failures[0].error("\n".join(check.detail for check in failures))
+
+
+def interpreter(options: str | None = None, maps: str | None = None) -> Check:
+    """How this Python was built: one without optimizations, in a library of its own, is slower at everything.
+
+    Args:
+        options: that it was configured with; None: ask it.
+        maps: the files that its process has mapped; None: look.
+    """
+    options = options if options is not None else sysconfig.get_config_var("CONFIG_ARGS") or ""
+    maps = maps if maps is not None else _mapped()
+    if OPTIMIZED in options or "libpython" not in maps:
+        return Check(name="python build", status="ok", detail=sys.executable)
+    detail = (
+        f"{sys.executable} was built without {OPTIMIZED}: services and workers take more time for everything "
+        "(docs/buffer_performance.md has figures). Take another one, as make setup PYTHON=/usr/bin/python3.11 with "
+        "package python3.11-venv, or build it anew, as "
+        f'PYTHON_CONFIGURE_OPTS="{OPTIMIZED} --with-lto" pyenv install --force 3.11'
+    )
+    return Check(name="python build", status="warn", detail=detail)
+
+
+def _mapped() -> str:
+    try:
+        return Path("/proc/self/maps").read_text()
+    except OSError:  # not Linux
+        return ""
 
 
 def ports(config: Config, *, with_learner: bool = True) -> Iterator[Check]:

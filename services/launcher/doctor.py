@@ -61,6 +61,7 @@ def run_doctor(config: Config, console: Console, *, as_json: bool, gpus: GpuProb
 def all_checks(config: Config, gpus: GpuProbe) -> Iterator[Check]:
     """Fast ones first."""
     yield versions(config)
+    yield checks.interpreter()
     yield from gpu_checks(config, gpus.look(), vllm_build=vllm_build(), is_cluster="RAY_ADDRESS" in os.environ)
     yield from checks.ports(config)
     yield checks.memory(config)

@@ -2,6 +2,7 @@
 
     accident (killed, crashed), fewer than `max_restarts` within `window_s`  -->  pause, start again
     verdict (exit code from 2 on), too many accidents, never was ready       -->  ChildFailedError
+    may have followed from the end of another rank that is not there yet     -->  wait for that one, FOLLOWS_S at most
 
 Safe, because no process holds anything that another one was promised: Redis has its append-only file, the buffer
 service keeps nothing, scheduler and evaluator look up where they were, a new fleet takes the newest weights, and a
@@ -23,6 +24,8 @@ from services.launcher.failure import code_text
 log = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S = 30.0
+FOLLOWS_S = 10.0
+"""For so long the others of a team may take to say why, before the one that ended first counts as the cause."""
 
 
 class ChildFailedError(Exception):
@@ -47,18 +50,28 @@ class Supervisor:
         self._settings, self._say, self._now = settings, say, now
         self._accidents: defaultdict[str, list[tuple[float, int | None]]] = defaultdict(list)
         """Team, or name, -> when it died and how far it had come, for all deaths that count."""
+        self._found_at: dict[int, float] = {}
+        """Process id -> when its death was seen, of those that may have followed from another's."""
 
     def look(self, children: Sequence[Child]) -> bool:
         """Start again what has died and may be; returns whether anything was started. Raises: ChildFailedError."""
         dead = [child for child in children if child.has_failed and child.restart_at_s is None]
-        # Killed ones first: what fails because its team has lost a member is not the cause.
-        for child in sorted(dead, key=lambda child: not child.was_killed):
-            if child.restart_at_s is None:
+        # Verdicts, then killed ones: what fails because its team has lost a member is not the cause.
+        for child in sorted(dead, key=lambda child: (not _is_verdict(child), not child.was_killed)):
+            if child.restart_at_s is None and not self._may_follow(child, children):
                 self._bury(child, children)
         due = [c for c in children if c.restart_at_s is not None and c.restart_at_s <= self._now()]
         for child in due:
             child.start_again()
         return bool(due)
+
+    def _may_follow(self, child: Child, children: Sequence[Child]) -> bool:
+        """Whether it may have ended because another one of its team is about to, which will say why."""
+        if _is_verdict(child) or child.was_killed:
+            return False
+        others = [other for other in children if _team(other) == _team(child) and other.exit_code is None]
+        found_at = self._found_at.setdefault(child.process.pid, self._now())
+        return bool(others) and self._now() - found_at < FOLLOWS_S
 
     def _bury(self, child: Child, children: Sequence[Child]) -> None:
         name = _team(child)
@@ -86,6 +99,12 @@ class Supervisor:
             f"{child.name} ended with {code_text(child.exit_code)}; it starts again in {pause_s:.1f} s "
             f"(restart {number}, {bound}; its log: {child.spec.log_path})"
         )
+
+
+def _is_verdict(child: Child) -> bool:
+    """Who only loses a member of the team ends with 1, by a signal, or as one that was asked to end (143)."""
+    code = child.exit_code
+    return code is not None and 2 <= code < 128
 
 
 def _team(child: Child) -> str:

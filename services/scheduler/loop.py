@@ -100,6 +100,11 @@ class Scheduler:
         # Re-evaluation first: a step may wait for its round, and no step waits for the furthest fresh request.
         self._reevaluate(step)
         status = self._buffer.status()
+        if self._issued_round and self._issued_round not in status.reevaluation_rounds:
+            # The buffer keeps the newest round: Redis came back without its last second, or from a snapshot.
+            log.warning("step %d: round %d is gone from the buffer and is issued again", step, self._issued_round)
+            self._issued_round = 0
+            self._reevaluate(step)
         self._watch(status)
         self._rounds.look(status)
         if self._proposals is not None and status.cursor < self._cursor:

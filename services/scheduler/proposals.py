@@ -153,14 +153,25 @@ class Proposals:
             )
 
     def _reference_outcomes(self, round_: int, references: Indices) -> Outcomes | None:
-        """What the reference prompts gave, once all of them are settled; asks for them at the first call."""
+        """What the reference prompts gave, once all of them are settled; asks for them at the first call.
+
+        And again when they are gone: Redis came back without its last second, or from a snapshot, which has none.
+        """
         label = _label(round_)
         if self._asked_references != round_:
-            self._buffer.enqueue([self._reference(round_, place, int(i)) for place, i in enumerate(references)])
-            self._asked_references = round_
-            log.info("round %d: asked for %d reference prompts", round_, len(references))
-        settled = self._buffer.status().evaluations.get(label, 0)
-        return self._buffer.evaluation_outcomes(label) if settled >= len(references) else None
+            self._ask_references(round_, references)
+        status = self._buffer.status()
+        settled = status.evaluations.get(label, 0)
+        if settled >= len(references):
+            return self._buffer.evaluation_outcomes(label)
+        if settled + status.num_open(Purpose.EVALUATE) < len(references):
+            self._ask_references(round_, references)
+        return None
+
+    def _ask_references(self, round_: int, references: Indices) -> None:
+        self._buffer.enqueue([self._reference(round_, place, int(i)) for place, i in enumerate(references)])
+        self._asked_references = round_
+        log.info("round %d: asked for %d reference prompts", round_, len(references))
 
     def _reference(self, round_: int, place: int, index: int) -> RolloutRequest:
         version = self._config.cadence.synced_version(max(1, round_ - self._config.cadence.lookahead))

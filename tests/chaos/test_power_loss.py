@@ -36,7 +36,8 @@ def cut_append_only_file(stage: Stage, num_bytes: int) -> int:
 @pytest.mark.parametrize("num_bytes", [random.Random(SEED).randrange(1_000, 30_000), LONG_CUT])
 def test_a_run_whose_redis_has_lost_its_last_writes_resumes(tmp_path: Path, num_bytes: int) -> None:
     """The short cut loses some groups; the long one also batches that the newest checkpoint stands on."""
-    overrides = EAGER | {"evaluation.every": 0}
+    # With as many attempts as a run has: none is lost to workers that still have the weights of the lost future.
+    overrides = EAGER | {"evaluation.every": 0, "buffer.max_attempts": 3}
     stage = Stage(tmp_path, overrides)
     try:
         stage.start()

@@ -154,6 +154,25 @@ def test_a_waiting_worker_gets_its_request_when_it_is_asked(client: BufferClient
     assert client.claim("w", limit=1, policy_version=1, wait_s=0.1) == []
 
 
+def test_weights_of_a_future_that_a_restore_has_undone_are_given_no_request(client: BufferClient) -> None:
+    """The learner had published version 9; the buffer goes back to before step 1, and the worker does not know."""
+    begin = client.snapshot()
+    client.report_progress(Progress(step=9, policy_version=9))
+    client.enqueue([make_request(prompt_id="a")])
+    assert len(client.claim("w", limit=1, policy_version=9)) == 1
+    client.restore(begin)
+
+    client.enqueue([make_request(prompt_id="a")])
+    assert client.claim("w", limit=1, policy_version=9, wait_s=0.1) == []
+    reasons: list[str] = []
+    with pytest.raises(DeadlineError):
+        client.batch(1, timeout_s=0.1, on_wait=reasons.append)
+    assert "w is given nothing: it samples with policy version 9, but the learner has published 1 at most" in reasons[0]
+    assert client.status().failures_in_a_row == 0
+    # As soon as it has the weights of the run as it is now.
+    assert len(client.claim("w", limit=1, policy_version=1)) == 1
+
+
 def test_a_claim_whose_worker_has_gone_leases_nothing(client: BufferClient) -> None:
     impatient = urllib3.PoolManager(retries=False, timeout=0.2)
     body = {"worker_id": "gone", "limit": 1, "policy_version": 1, "wait_s": 30}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
 from bapo.errors import ConfigError, ContractError
+from bapo.types import Prompt
 from rollout_server.engines.base import Continuation, Engine, SampledGroup, engine_module, known_engines
 from rollout_server.engines.scripted import ScriptedEngine
 from tests.factories import make_request
@@ -185,6 +187,14 @@ def test_a_prompt_without_its_own_tokens_or_too_long_is_refused_by_engines_with_
         engine.check_prompts(["abc"])
     with pytest.raises(ConfigError, match=r"max_prompt_tokens=32"):
         engine.check_prompts([",".join(["1"] * 40)])
+
+
+def test_a_request_whose_prompt_has_no_tokens_fails_alone(engine: Engine) -> None:
+    if engine.logprobs([5, 6]) is None:
+        pytest.skip("this engine has no tokenizer")
+    with pytest.raises(ContractError, match="no tokens"):
+        engine.submit(replace(make_request(), prompt=Prompt(prompt_id="empty", text="", task="countdown", answer={})))
+    assert engine.num_sampling == 0
 
 
 def test_a_file_that_is_no_engine_is_refused_with_the_known_ones() -> None:

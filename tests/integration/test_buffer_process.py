@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,12 +16,13 @@ import pytest
 
 from bapo.clients import BufferClient
 from bapo.config.load import dump_toml
+from bapo.errors import BapoError, UnavailableError
 from bapo.records import RunDirectory
 from tests.buffer_app import small_config
 from tests.chaos.network import Network
 from tests.factories import make_request
 from tests.patience import wait_until
-from tests.redis_server import free_port
+from tests.redis_server import RedisServer, free_port
 
 
 @pytest.fixture
@@ -71,6 +72,46 @@ def test_it_announces_its_port_and_ends_at_once_when_it_is_told_to(run: RunDirec
         assert time.monotonic() - begun < 30, "not at the end of the poll"
         waiter.join(60)
         assert answers == [[]]
+
+
+def test_what_waits_for_redis_when_it_ends_is_told_to_ask_again(run: RunDirectory, tmp_path: Path) -> None:
+    server = RedisServer(tmp_path).start()
+    try:
+        with started(run, "--redis-url", server.url) as (process, client):
+            client.enqueue([make_request()], cursor=1)
+            calls = {
+                "claim": lambda: client.claim("w", limit=1, policy_version=1, wait_s=60.0),
+                "renew": lambda: client.renew("w", ["g-p"]),
+                "commit": lambda: client.commit(1, checkpointed=0),
+                "batch": lambda: client.batch(1, timeout_s=60.0),
+            }
+            said: dict[str, BaseException | None] = {}
+            threads = [
+                threading.Thread(target=lambda name=name: said.update({name: error_of(calls[name])}))  # type: ignore[misc]
+                for name in calls
+            ]
+            with server.stopped():
+                for thread in threads:
+                    thread.start()
+                time.sleep(0.5)  # all are with Redis by now
+                begun = time.monotonic()
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(60) == 0
+                assert time.monotonic() - begun < 20, "not when Redis is given up"
+            for thread in threads:
+                thread.join(60)
+    finally:
+        server.stop()
+    assert {name: type(error) for name, error in said.items()} == dict.fromkeys(calls, UnavailableError)
+    assert all("the service is told to end" in str(error) for error in said.values())
+
+
+def error_of(call: Callable[[], object]) -> BaseException | None:
+    try:
+        call()
+    except BapoError as error:
+        return error
+    return None
 
 
 def test_it_goes_on_where_a_killed_one_stopped(run: RunDirectory, redis_url: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, StorageError
+from bapo.errors import ConfigError, ContractError, StorageError
 from bapo.types import Batch, Origin
 from learner.checkpoint import complete_steps
 from learner.loop import Learner
@@ -218,6 +220,53 @@ def test_half_a_checkpoint_is_no_checkpoint(model_path: Path, tmp_path: Path) ->
     assert found.state.step == 2
 
 
+def test_a_checkpoint_is_on_the_disk_before_anything_is_forgotten(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power failure could take its name, when the older one and the batches behind it are gone already."""
+    learner = train(run_config(model_path, run={"num_steps": 4}), tmp_path, FakeBuffer(batch_of), FakeFleet())
+    folder = tmp_path / "checkpoints"
+    done: list[tuple[str, str]] = []
+
+    def note(name: str, module: Any, describe: Callable[..., Path]) -> None:
+        original = getattr(module, name)
+
+        def noting(*args: Any, **options: Any) -> Any:
+            done.append((name, str(describe(*args).relative_to(folder))))
+            return original(*args, **options)
+
+        monkeypatch.setattr(module, name, noting)
+
+    note("fsync", os, lambda descriptor: Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+    note("replace", os, lambda source, target: Path(target))
+    note("rmtree", shutil, lambda path, ignore_errors=False: path)
+    learner.save_checkpoint(5)
+    named = done.index(("replace", "step-000005"))
+    assert {path for what, path in done[:named] if what == "fsync"} >= {
+        "step-000005.partial", "step-000005.partial/hf", "step-000005.partial/hf/model.safetensors",
+        "step-000005.partial/state.json",
+    }  # fmt: skip
+    assert done[named + 1] == ("fsync", ".")
+    assert ("rmtree", "step-000002.partial") in done[named + 2 :]
+
+
+def test_a_learner_that_is_killed_while_it_removes_a_checkpoint_leaves_no_half_of_one(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = train(run_config(model_path, run={"num_steps": 4}), tmp_path, FakeBuffer(batch_of), FakeFleet())
+
+    def killed(folder: Path, ignore_errors: bool = False) -> None:
+        if (folder / "state.json").exists():
+            (folder / "buffer.bin").unlink()
+            raise KeyboardInterrupt("killed behind the first file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("learner.checkpoint.shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            learner.save_checkpoint(5)
+    assert complete_steps(tmp_path / "checkpoints") == [4, 5]
+
+
 @contextmanager
 def files_of_at_most(num_bytes: int) -> Iterator[None]:
     """As on a full disk, a file that grows beyond this is refused."""
@@ -252,5 +301,45 @@ def test_a_damaged_or_foreign_state_is_refused(model_path: Path, tmp_path: Path)
         newest_checkpoint(tmp_path / "checkpoints")
     del state["canary"]["tolerance"]
     path.write_text(json.dumps(state))
-    with pytest.raises(ConfigError, match="not a whole checkpoint"):
+    with pytest.raises(StorageError, match="not a whole checkpoint"):
         newest_checkpoint(tmp_path / "checkpoints")
+
+
+FILES = ("hf/model.safetensors", "hf/config.json", "optimizer.safetensors", "anchors.safetensors", "alpha.safetensors",
+         "reference.safetensors", "state.json")  # fmt: skip
+
+
+def test_a_checkpoint_with_a_file_that_is_cut_off_is_refused_before_anything_is_changed(
+    model_path: Path, tmp_path: Path
+) -> None:
+    config = run_config(model_path, **METHODS["remix"], run={"num_steps": 4})
+    train(config, tmp_path, FakeBuffer(batch_of), FakeFleet())
+    folder = tmp_path / "checkpoints" / "step-000004"
+    for name in FILES:
+        whole = (folder / name).read_bytes()
+        for left in (len(whole) // 2, 0):
+            (folder / name).write_bytes(whole[:left])
+            with pytest.raises(StorageError, match=r"step-000004 is not a whole checkpoint: .* goes on behind step 2$"):
+                newest_checkpoint(tmp_path / "checkpoints")
+        (folder / name).write_bytes(whole)
+    for name in ("optimizer.safetensors", "buffer.bin"):
+        (folder / name).rename(tmp_path / "away")
+        with pytest.raises(StorageError, match="step-000004 is not a whole checkpoint"):
+            newest_checkpoint(tmp_path / "checkpoints")
+        (tmp_path / "away").rename(folder / name)
+    assert newest_checkpoint(tmp_path / "checkpoints") is not None
+    shutil.rmtree(tmp_path / "checkpoints" / "step-000002")
+    (folder / "state.json").write_bytes(b"")
+    with pytest.raises(StorageError, match="there is no older one, so start a new run"):
+        newest_checkpoint(tmp_path / "checkpoints")
+
+
+def test_a_snapshot_of_the_buffer_that_is_cut_off_names_its_checkpoint(model_path: Path, tmp_path: Path) -> None:
+    class Refusing(FakeBuffer):
+        def restore(self, data: bytes) -> None:
+            raise ContractError("snapshot is damaged or cut off: its sha256 does not match")
+
+    config = run_config(model_path, run={"num_steps": 4})
+    train(config, tmp_path, FakeBuffer(batch_of), FakeFleet())
+    with pytest.raises(StorageError, match=r"step-000004 is not a whole checkpoint: buffer.bin: snapshot is damaged"):
+        train(config, tmp_path, Refusing(batch_of, lost=True), FakeFleet(), resume=True)

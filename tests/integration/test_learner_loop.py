@@ -76,6 +76,8 @@ def test_a_buffer_that_runs_full_gets_its_checkpoint_before_it_is_due(model_path
     assert [what for name, what in buffer.told if name == "commit"] == [(1, 0), (2, 0), (2, 2), (3, 2), (4, 4)]
     assert complete_steps(tmp_path / "checkpoints") == [2, 4]
     assert learner.checkpoints.newest == 4
+    assert isinstance(learner.records, FakeRecords)
+    assert learner.records.durable == [[1, 2], [3, 4]]
 
 
 def test_workers_get_files_with_hugging_face_names_a_digest_and_a_canary(model_path: Path, tmp_path: Path) -> None:

@@ -73,6 +73,43 @@ def test_a_learner_ends_on_sigterm_while_it_waits_and_goes_on_with_resume(tmp_pa
     assert sent == [(1, False), (2, False), (2, True), (4, False)]
 
 
+def test_a_learner_that_is_started_beside_its_twin_waits_for_the_end_of_that(tmp_path: Path, peers: Peers) -> None:
+    """As on another host, when the first one was lost: nothing of the run is touched before."""
+    run = make_run(tmp_path)
+    peers.withheld.add(3)
+    first = start(run, peers)
+    try:
+        assert peers.asked.wait(TIMEOUT_S), "the learner never asked for batch 3"
+        second = start(run, peers, "--restart")
+        assert second.stderr is not None
+        line = second.stderr.readline()
+        assert "another learner trains" in line, line
+        assert "POST /resume" not in peers.calls
+    finally:
+        first.kill()
+        end_of(first)
+    peers.withheld.clear()
+    code, log = end_of(second)
+    assert code == 0, log
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
+
+
+def test_a_record_that_a_power_failure_has_emptied_keeps_no_run_from_going_on(tmp_path: Path, peers: Peers) -> None:
+    run = make_run(tmp_path)
+    peers.withheld.add(3)
+    process = start(run, peers)
+    assert peers.asked.wait(TIMEOUT_S), "the learner never asked for batch 3"
+    process.kill()
+    end_of(process)
+    os.truncate(run.path / "groups" / "step-000002.parquet", 0)
+
+    peers.withheld.clear()
+    code, log = end_of(start(run, peers, "--resume"))
+    assert code == 0, log
+    assert "prompts that only step 2 saw are not counted" in log
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("sections", "code", "words"),
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -133,6 +135,41 @@ def test_the_user_of_the_learner_may_read_frames_of_its_run_and_nothing_else(
         ):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 reader.execute_command(*command)
+
+
+KILLED = """
+import sys
+from tests.buffer_setup import new_store
+print(new_store("redis", sys.argv[1]).named_frames(b"", ["g"], 1).user, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_user_of_a_killed_service_is_removed_by_the_next_one_and_that_of_a_living_one_is_not(
+    server: RedisServer,
+) -> None:
+    url = f"unix://{server.folder / 's'}"
+    stores = [new_store("redis", url), new_store("redis", url, run="test-2"), new_store("redis", url)]
+    living, other = (store.named_frames(b"", ["g"], 1) for store in stores[:2])
+    assert living is not None
+    assert other is not None
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    killed = process.stdout.readline().strip()
+    with closing(redis.Redis(port=server.port)) as owner:
+        owner.execute_command("ACL", "SETUSER", "bapo-reader-test-12345678")  # a service of an earlier version
+        before = set(owner.acl_users())
+        process.kill()
+        process.communicate()
+        next_one = stores[2].named_frames(b"", ["g"], 1)
+        assert next_one is not None
+        assert before >= {killed, living.user, other.user}
+        assert set(owner.acl_users()) == before - {killed} | {next_one.user}
+    with closing(redis.Redis(port=server.port, username=living.user, password=living.password)) as reader:
+        assert reader.mget(["bapo:{test}:group:g"]) == [None]
 
 
 def test_a_wrong_password_opens_nothing(client: BufferClient) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 import select
 import socket
+import threading
 import time
+import weakref
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,7 +20,8 @@ import redis
 from bapo.clients import BufferClient
 from bapo.tokens import Keyring, Role, digest
 from bapo.wire import pack_group
-from buffer_service import pressure
+from buffer_service import pressure, shortcut
+from buffer_service.bodies import Intake
 from buffer_service.shortcut import SMALL_BYTES, Headers, PushShortcut
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import new_store
@@ -197,6 +203,66 @@ def test_senders_that_stop_in_the_middle_hold_no_connection_to_redis(client: Buf
         connection.close()
     wait_until(lambda: not list(db.scan_iter("*:incoming:*")))
     assert client.push(frames) == {"g-a": "stored", "g-b": "stored"}
+
+
+@pytest.fixture
+def bodies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Intake[None]]]]:
+    """What has read large bodies. The collector of circles is off: to it, a body of 60 MB is one object of many."""
+    found: list[weakref.ref[Intake[None]]] = []
+    begin = Intake.__init__
+
+    def noting(self: Intake[None], *args: Any, **keywords: Any) -> None:
+        begin(self, *args, **keywords)
+        found.append(weakref.ref(self))
+
+    monkeypatch.setattr(Intake, "__init__", noting)
+    gc.disable()
+    yield found
+    gc.enable()
+
+
+@pytest.mark.parametrize("query", ["", "?fresh=true"])
+@pytest.mark.parametrize("is_cut_off", [False, True])
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_the_memory_of_a_large_body_is_free_as_soon_as_it_is_refused(
+    client: BufferClient, bodies: list[weakref.ref[Intake[None]]], query: str, is_cut_off: bool, is_broken: bool
+) -> None:
+    frames = [asked(client, name, LARGE) for name in "ab"]
+    if is_broken:
+        frames[0] = frames[0][:-4] + b"\x00\x00\xc0\x7f"
+    whole = push(b"".join(frames), query=query)
+    with connect(client) as connection:
+        connection.sendall(whole[:-1000] if is_cut_off else whole)
+        if is_cut_off:
+            wait_until(lambda: len(bodies) == 1)
+            connection.shutdown(socket.SHUT_WR)
+        assert reply(connection)[0] == (411 if is_cut_off else 422 if is_broken else 200)
+    wait_until(lambda: [body() for body in bodies] == [None], what="a body is held by nobody")
+
+
+def test_an_answer_does_not_reach_the_connection_that_came_after(
+    client: BufferClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that answers has the number of the sender's socket; the sender leaves, and its number is given away."""
+    begun, duplicate = threading.Event(), os.dup
+
+    def slow(descriptor: int) -> int:
+        begun.set()
+        time.sleep(0.5)
+        return duplicate(descriptor)
+
+    monkeypatch.setattr(shortcut, "PATIENCE_S", 0.0)  # a thread answers
+    frame = asked(client, "a")
+    monkeypatch.setattr(os, "dup", slow)
+    with connect(client) as connection:
+        connection.sendall(push(frame))
+        assert begun.wait(60)
+    monkeypatch.setattr(os, "dup", duplicate)
+    others = [connect(client) for _ in range(4)]
+    assert not select.select(others, [], [], 1.0)[0]
+    for other in others:
+        other.close()
+    assert client.status().fresh_ready == 1
 
 
 def test_who_may_not_push_is_refused_here_too(db: redis.Redis, unix_redis: str) -> None:

@@ -68,7 +68,7 @@ def test_a_stale_group_that_is_gone_meanwhile_is_not_asked_again() -> None:
     setup.store.taken = "g-a"
     assert assemble(Assembler(setup.store, setup.composer, setup.config), 20) is None
     setup.store.taken = ""
-    assert [request.request_id for request in setup.service.claim("w", 9, 99)] == ["g-b~1"]
+    assert [request.request_id for request in setup.service.claim("w", 9, 20)] == ["g-b~1"]
 
 
 def test_a_stale_prompt_is_asked_again_under_an_id_that_is_free() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -74,8 +76,23 @@ def test_a_connection_that_the_server_closed_is_replaced() -> None:
     with answering([answer(b"1")], [answer(b"2")]) as (url, _):
         calls = pool(url)
         assert calls.request("GET", "/", {}, (), timeout_s=60).body == b"1"
-        wait_until(calls._idle[0].has_news)  # the end that the server has sent is on its way
+        wait_until(calls._idle._kept[0].has_news)  # the end that the server has sent is on its way
         assert calls.request("GET", "/", {}, (), timeout_s=60).body == b"2"
+
+
+def test_a_forked_child_does_not_speak_on_its_parents_connection() -> None:
+    with answering([answer(b"1"), answer(b"2")], [answer(b"3")]) as (url, _):
+        calls = pool(url)
+        assert calls.request("GET", "/", {}, (), timeout_s=60).body == b"1"
+        child = os.fork()
+        if not child:
+            try:
+                os._exit(calls.request("GET", "/", {}, (), timeout_s=60).body != b"3")
+            finally:
+                os._exit(2)
+        time.sleep(0.2)  # the child's question is there by now
+        assert calls.request("GET", "/", {}, (), timeout_s=60).body == b"2"
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_connection_close_is_obeyed() -> None:

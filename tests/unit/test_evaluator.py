@@ -21,7 +21,9 @@ from tests.factories import make_group, make_prompt
 from tests.unit.test_scheduler import STATUS
 
 SETTINGS = EvaluationConfig(every=10, num_prompts=2, num_prompts_final=3, num_samples=4)
-CONFIG = Config.model_validate({"run": {"num_steps": 40}, "evaluation": SETTINGS.model_dump()})
+CONFIG = Config.model_validate(
+    {"run": {"num_steps": 40}, "cadence": {"v": 6, "m": 6}, "evaluation": SETTINGS.model_dump()}
+)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,8 @@ CONFIG = Config.model_validate({"run": {"num_steps": 40}, "evaluation": SETTINGS
         (12, 12, (), 12),  # the base was missed: its weights are gone
         (18, 18, (1, 12), None),
         (24, 24, (1, 12), 24),
+        (16, 15, (1,), 12),  # resumed behind step 15: version 15 never was, and the workers get 12 again
+        (24, 23, (1, 12), None),  # resumed behind step 23, with version 18
         (36, 36, (1, 12), 36),
         (41, 41, (1, 36), 41),  # T + 1
         (41, 41, (1, 36, 41), None),
@@ -42,14 +46,14 @@ CONFIG = Config.model_validate({"run": {"num_steps": 40}, "evaluation": SETTINGS
 )
 def test_the_versions_that_are_measured(step: int, version: int, measured: tuple[int, ...], want: int | None) -> None:
     progress = Progress(step=step, policy_version=version)
-    target = next_target(progress, measured, num_steps=40, settings=SETTINGS)
+    target = next_target(progress, measured, num_steps=40, settings=SETTINGS, cadence=CONFIG.cadence)
     assert (target.version if target else None) == want
 
 
 def test_base_and_final_weights_are_measured_on_more_prompts() -> None:
     def num_prompts(step: int, version: int) -> int:
         progress = Progress(step=step, policy_version=version)
-        target = next_target(progress, (), num_steps=40, settings=SETTINGS)
+        target = next_target(progress, (), num_steps=40, settings=SETTINGS, cadence=CONFIG.cadence)
         assert target is not None
         return target.num_prompts
 
@@ -58,7 +62,10 @@ def test_base_and_final_weights_are_measured_on_more_prompts() -> None:
 
 def test_every_zero_measures_only_before_and_after() -> None:
     settings = SETTINGS.model_copy(update={"every": 0})
-    assert next_target(Progress(step=30, policy_version=30), (1,), num_steps=40, settings=settings) is None
+    assert (
+        next_target(Progress(step=30, policy_version=30), (1,), num_steps=40, settings=settings, cadence=CONFIG.cadence)
+        is None
+    )
 
 
 def test_a_row_says_how_accurate_how_sure_and_how_measured() -> None:

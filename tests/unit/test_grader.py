@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ WORKER = """
 from bapo.config.tree import TaskConfig
 from bapo.grading.pool import GraderPool
 from tests.factories import make_prompt
-pool = GraderPool(TaskConfig(reward="{reward}", grading_timeout_s=600), num_children=1)
+pool = GraderPool(TaskConfig(reward="{reward}", grading_timeout_s={timeout_s}), num_children=1)
 pool.grade(make_prompt(), ["{pid_file}"])
 """
 
@@ -132,7 +133,7 @@ def test_a_failure_names_the_row_of_the_dataset() -> None:
         pool.close()
     message = str(caught.value)
     assert "the reward 'tests.unit.verifiers_that_misbehave:obey' raised ValueError" in message
-    assert "(verifiers_that_misbehave.py line 23)" in message
+    assert "(verifiers_that_misbehave.py line 25)" in message
     assert message.endswith("on prompt p (train.parquet row 17)")
 
 
@@ -169,13 +170,65 @@ def test_the_kernel_would_kill_a_grader_before_its_worker(make_pool: MakePool) -
     assert Path(f"/proc/{child.pid}/oom_score_adj").read_text() == "1000\n"
 
 
-def test_a_grader_dies_with_its_worker_even_inside_an_endless_verifier(tmp_path: Path) -> None:
-    pid_file = tmp_path / "pid"
-    worker = subprocess.Popen([sys.executable, "-c", WORKER.format(reward=f"{HERE}:pid", pid_file=pid_file)])
+def has_ended(process: psutil.Process) -> bool:
     try:
-        wait_until(lambda: pid_file.exists() and pid_file.read_text() != "")
-        grader = psutil.Process(int(pid_file.read_text()))
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def named_in(pid_file: Path) -> psutil.Process:
+    wait_until(lambda: pid_file.exists() and pid_file.read_text() != "")
+    return psutil.Process(int(pid_file.read_text()))
+
+
+@pytest.mark.parametrize(("reward", "timeout_s"), [("pid", 600), ("child", 600), ("endless_pattern", 1)])
+def test_a_grader_and_what_it_started_die_with_its_worker_even_inside_an_endless_verifier(
+    tmp_path: Path, reward: str, timeout_s: float
+) -> None:
+    pid_file = tmp_path / "pid"
+    script = WORKER.format(reward=f"{HERE}:{reward}", pid_file=pid_file, timeout_s=timeout_s)
+    worker = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        found = named_in(pid_file)
     finally:
         worker.kill()
         worker.wait()
-    wait_until(lambda: not grader.is_running() or grader.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: has_ended(found), timeout_s=20.0)
+
+
+def test_what_a_hung_verifier_has_started_is_killed_with_it(make_pool: MakePool, tmp_path: Path) -> None:
+    pool = make_pool("child", timeout_s=2.0)
+    with pytest.raises(VerifierTimeoutError):
+        pool.grade(make_prompt(), [str(tmp_path / "pid")])
+    assert has_ended(named_in(tmp_path / "pid"))
+
+
+def test_a_grader_that_does_not_even_read_is_killed_at_the_deadline(make_pool: MakePool) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    pool = make_pool("obey", timeout_s=1.0)
+    (child,) = (child for child in psutil.Process().children() if child.pid not in before)
+    child.suspend()
+    with pytest.raises(VerifierTimeoutError):
+        pool.grade(make_prompt(), ["x" * 200_000])  # more than the pipe holds
+    assert pool.grade(make_prompt(), ["x"]).tolist() == [1.0]
+
+
+def test_a_verifier_that_hangs_when_the_pool_is_closed_is_not_replaced(make_pool: MakePool) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    pool = make_pool("obey")
+    failed: list[Exception] = []
+
+    def hang() -> None:
+        try:
+            pool.grade(make_prompt(), ["hang"])
+        except VerifierKilledError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=hang)
+    thread.start()
+    wait_until(lambda: pool._idle.empty())
+    pool.close()
+    thread.join(60.0)
+    assert len(failed) == 1
+    assert {child.pid for child in psutil.Process().children()} <= before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -193,3 +194,18 @@ def test_limits_that_the_size_of_the_run_exceeds_are_warned_of(tmp_path: Path) -
 def test_too_little_memory_warns_and_does_not_refuse(tmp_path: Path) -> None:
     check = checks.memory(make_config(tmp_path, rollout={"num_workers": 10_000, "max_workers": 10_000, "port": 0}))
     assert (check.status, "fewer rollout.num_workers" in check.detail) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "maps", "status"),
+    [
+        ("'--enable-shared' '--prefix=/opt'", "7f00-7f01 r-xp /opt/lib/libpython3.11.so.1.0", "warn"),
+        ("'--enable-shared' '--enable-optimizations'", "7f00-7f01 r-xp /usr/local/lib/libpython3.11.so.1.0", "ok"),
+        ("'--prefix=/usr'", "5500-5501 r-xp /usr/bin/python3.11", "ok"),  # Debian's does not say how it was built
+    ],
+)
+def test_a_python_that_was_built_without_optimizations_is_warned_of(options: str, maps: str, status: str) -> None:
+    check = checks.interpreter(options, maps)
+    assert check.status == status
+    assert ("pyenv install" in check.detail) is (status == "warn")
+    assert sys.executable in check.detail

@@ -177,6 +177,15 @@ def test_only_the_latest_steps_stay_in_the_table() -> None:
             "learner waits for batch 2: 0/32 fresh groups, 2 queued, no worker has claimed one",
         ),
         (
+            {"step": 5, "assembled_step": 4, "fresh_ready": 12},
+            "learner waits for batch 5: 12/32 fresh groups, nothing is asked for: does the scheduler run?",
+        ),
+        (
+            {"step": 5, "assembled_step": 4, "fresh_ready": 32},
+            "learner waits for batch 5: 32/32 fresh groups, nothing is open: the scheduler has a round to issue, or "
+            "the learner has not asked for its batch",
+        ),
+        (
             {"step": 5, "assembled_step": 4, "fresh_ready": 12, "leased": {"fresh": 3}},
             "learner waits for batch 5: 12/32 fresh groups",
         ),

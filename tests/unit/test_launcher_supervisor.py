@@ -17,7 +17,7 @@ from bapo.config.supervision import SupervisionConfig
 from services.launcher import supervisor
 from services.launcher.child import Child, ProcessSpec, Restarts, end, kill_descendants
 from services.launcher.crew import all_ended
-from services.launcher.supervisor import ChildFailedError, Supervisor
+from services.launcher.supervisor import FOLLOWS_S, ChildFailedError, Supervisor
 from tests.patience import wait_until
 
 LONG = "import time; time.sleep(60)"
@@ -203,6 +203,35 @@ def test_a_team_begins_again_together_and_its_cause_is_the_one_that_was_killed(p
     assert supervisor.look(parts.children)
     assert [fails_in_its_wake.num_restarts, killed.num_restarts, other.num_restarts] == [1, 1, 0]
     assert [line.partition(";")[0] for line in parts.said] == ["rank-1 ended with signal SIGKILL"]
+
+
+@pytest.mark.parametrize("code", [1, 143])
+def test_the_verdict_of_a_rank_is_the_cause_also_when_those_that_lost_it_end_first(parts: Parts, code: int) -> None:
+    """On a full disk rank 0 takes its time to end with 3; the other one has lost its connection meanwhile."""
+    lost = parts.start(f"raise SystemExit({code})", name="rank-1", restarts=Restarts.KILLED, team="ranks")
+    code_of_refused = "import time; time.sleep(2); raise SystemExit(3)"
+    refused = parts.start(code_of_refused, name="rank-0", restarts=Restarts.KILLED, team="ranks")
+    lost.process.wait()
+    supervisor = parts.supervisor()
+    assert not supervisor.look(parts.children)
+    refused.process.wait()
+    with pytest.raises(ChildFailedError) as failed:
+        supervisor.look(parts.children)
+    assert failed.value.child is refused
+    assert parts.said == []
+
+
+def test_a_rank_that_fails_is_the_cause_when_no_other_one_ends(parts: Parts) -> None:
+    failed = parts.start("raise SystemExit(1)", name="rank-1", restarts=Restarts.KILLED, team="ranks")
+    parts.start(name="rank-0", restarts=Restarts.KILLED, team="ranks")
+    failed.process.wait()
+    supervisor = parts.supervisor()
+    parts.clock.now += 60.0  # long before the death was seen
+    assert not supervisor.look(parts.children)
+    parts.clock.now += FOLLOWS_S
+    with pytest.raises(ChildFailedError) as found:
+        supervisor.look(parts.children)
+    assert found.value.child is failed
 
 
 def test_what_the_dead_had_started_is_gone_before_it_starts_again(parts: Parts) -> None:

@@ -30,6 +30,9 @@ class Connection:
     def descriptor(self) -> Iterator[int]:
         yield self._writer.fileno()
 
+    def answer_begins(self) -> None:
+        pass
+
     def answer_was_written(self) -> None:
         self.is_answered = True
 

@@ -52,8 +52,9 @@ def test_weights_that_are_gone_or_cut_off_are_not_taken(update: WeightUpdate, tm
     assert recall(tmp_path, Buffer(4)) is None
 
 
-def test_a_damaged_note_or_a_silent_buffer_only_costs_time(update: WeightUpdate, tmp_path: Path) -> None:
+def test_a_damaged_note_only_costs_time_and_a_silent_buffer_is_said(update: WeightUpdate, tmp_path: Path) -> None:
     remember(tmp_path, update)
-    assert recall(tmp_path, Buffer(4, is_up=False)) is None
+    with pytest.raises(UnavailableError, match="away"):
+        recall(tmp_path, Buffer(4, is_up=False))
     (tmp_path / "published.json").write_text(json.dumps({"version": 4})[:-2])
     assert recall(tmp_path, Buffer(4)) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,43 @@ def test_the_latest_checkpoint_is_the_newest_complete_one(run: RunDirectory) -> 
         (run.checkpoint_dir(step) / "state.json").write_text("{}")
     assert run.checkpoint_dir(10).name == "step-000010"
     assert (run.checkpoint_steps(), run.latest_checkpoint()) == ([10, 20], 20)
+
+
+def test_records_of_a_group_that_lost_their_end_are_named(run: RunDirectory) -> None:
+    """As a power failure leaves a file that was written just before."""
+    run.write_groups(1, [make_fate()])
+    path = run.path / "groups" / "step-000001.parquet"
+    for size in (path.stat().st_size // 2, 0):
+        os.truncate(path, size)
+        with pytest.raises(ContractError, match=r"groups/step-000001\.parquet is damaged"):
+            list(run.read_groups())
+
+
+def test_records_are_made_durable_with_the_folders_that_name_them(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    for step in (1, 2, 3):
+        run.append_metrics({"step": step})
+        run.write_groups(step, [make_fate()])
+    run.make_durable(range(2, 5))  # step 4 has none
+    names = ["metrics.jsonl", "groups/step-000002.parquet", "groups/step-000003.parquet", "groups", "."]
+    assert synced == [str((run.path / name).resolve()) for name in names]
+
+
+def test_resuming_removes_what_a_killed_learner_was_writing(run: RunDirectory) -> None:
+    """A checkpoint that was written early, at step 7, is not written again at step 7 by the learner that resumes."""
+    partial = run.path / "checkpoints" / "step-000007.partial" / "hf"
+    partial.mkdir(parents=True)
+    (partial / "model.safetensors").write_bytes(b"half a model")
+    run.checkpoint_dir(6).mkdir()
+    (run.checkpoint_dir(6) / "state.json").write_text("{}")
+    run.write_batch(6, b"batch")
+    (run.path / "batches" / ".step-000007.frame.17-ab.tmp").write_bytes(b"half a batch")
+    run.truncate_after(6)
+    assert [entry.name for entry in (run.path / "checkpoints").iterdir()] == ["step-000006"]
+    assert [entry.name for entry in (run.path / "batches").iterdir()] == ["step-000006.frame"]
 
 
 def test_resuming_after_a_step_drops_what_that_step_did_not_know(run: RunDirectory) -> None:

@@ -49,6 +49,7 @@ class FakeBuffer:
         self.hard = [(entry, make_prompt(prompt_id=entry.prompt_id)) for entry in hard]
         self.fresh: list[RolloutRequest] = []
         self.rounds: dict[int, list[RolloutRequest]] = {}
+        self.issued: list[int] = []
         self.seen: list[int | None] = []
 
     def progress(self, *, seen_step: int | None = None, wait_s: float = 0.0) -> Progress:
@@ -56,7 +57,7 @@ class FakeBuffer:
         return Progress(step=next(self.steps), policy_version=1)
 
     def status(self) -> BufferStatus:
-        return self.current
+        return replace(self.current, reevaluation_rounds={step: len(asked) for step, asked in self.rounds.items()})
 
     def enqueue(
         self, requests: Sequence[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
@@ -71,6 +72,7 @@ class FakeBuffer:
         return self.hard
 
     def reevaluate(self, step: int, requests: Sequence[RolloutRequest]) -> None:
+        self.issued.append(step)
         self.rounds[step] = list(requests)
 
 
@@ -262,10 +264,21 @@ def test_rounds_are_issued_again_when_the_learner_has_gone_back_to_a_checkpoint(
     buffer = FakeBuffer()
     buffer.steps = iter([8, 5, 8, 13])
     scheduler = make_scheduler(make_config(), buffer)
-    issued: list[int] = []
-    buffer.reevaluate = lambda step, requests: issued.append(step)  # type: ignore[method-assign]
     scheduler.run()
-    assert issued == [8, 4, 8]
+    assert buffer.issued == [8, 4, 8]
+
+
+def test_a_round_that_the_buffer_has_lost_is_issued_again() -> None:
+    buffer = FakeBuffer(hard=[make_hard(prompt_id="p1")])
+    scheduler = make_scheduler(make_config(), buffer)
+    scheduler.look(4)
+    scheduler.look(5)
+    assert buffer.issued == [4]
+    buffer.rounds.clear()  # Redis came back without its last second
+    scheduler.look(5)
+    scheduler.look(5)
+    assert buffer.issued == [4, 4]
+    assert [request.prompt.prompt_id for request in buffer.rounds[4]] == ["p1"]
 
 
 def test_a_run_that_stands_still_is_told_measured_and_ended_if_so_configured() -> None:

@@ -102,7 +102,9 @@ def test_steps_measurements_and_processes_that_come_up_are_moves_of_a_run() -> N
 def test_the_reason_names_the_stopped_the_starting_and_the_silent() -> None:
     starting = (ProcessLine(name="learner", state="starting", seconds=1.0),)
     waiting = replace(STATUS, step=3, assembled_step=2)
-    assert why_still(make_snapshot(status=waiting), []) == "learner waits for batch 3: 0/32 fresh groups"
+    assert why_still(make_snapshot(status=waiting), []) == (
+        "learner waits for batch 3: 0/32 fresh groups, nothing is asked for: does the scheduler run?"
+    )
     assert why_still(make_snapshot(status=waiting, silence="the buffer service does not answer"), ["redis"]) == (
         "redis is stopped (SIGSTOP; `kill -CONT` lets it go on); the buffer service does not answer"
     )

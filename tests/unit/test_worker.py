@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, ContractError, GradingError, WeightMismatchError
+from bapo.errors import ConfigError, ContractError, GradingError, UnavailableError, WeightMismatchError
 from bapo.types import Float32s, Outcome, Prompt, Purpose, RolloutRequest
 from bapo.wire import unpack_group
 from rollout_server.engines import scripted
 from rollout_server.engines.base import Engine
+from rollout_server.leases import Leases
 from rollout_server.worker import Worker
 from tests.factories import make_request
 from tests.patience import wait_until
@@ -206,8 +208,8 @@ class PickyEngine(scripted.ScriptedEngine):
         super().submit(request)
 
 
-def engine_of(cls: type[scripted.ScriptedEngine]) -> Callable[[Config], Engine]:
-    return lambda config: cls(scripted.ScriptedOptions(), scripted.make_policy(config))
+def engine_of(cls: type[scripted.ScriptedEngine], **options: object) -> Callable[[Config], Engine]:
+    return lambda config: cls(scripted.ScriptedOptions(**options), scripted.make_policy(config))
 
 
 def test_a_prompt_that_is_too_long_is_refused_clearly_and_the_others_go_on(start_worker: StartWorker) -> None:
@@ -219,12 +221,54 @@ def test_a_prompt_that_is_too_long_is_refused_clearly_and_the_others_go_on(start
     assert "max_prompt_tokens" in detail
 
 
+class DeafBuffer(MemoryBuffer):
+    """Failures are not taken until it hears."""
+
+    def __init__(self, asked: Sequence[RolloutRequest]) -> None:
+        super().__init__(asked)
+        self.hears = threading.Event()
+
+    def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str = "") -> None:
+        self.hears.wait(30)
+        super().fail(worker_id, request_id, reason=reason, detail=detail)
+
+
+def test_the_engine_goes_on_while_a_buffer_that_is_away_is_told_what_it_refused(start_worker: StartWorker) -> None:
+    buffer = DeafBuffer(requests(3))  # one of the two grading threads waits for it
+    start_worker(buffer, make_engine=engine_of(PickyEngine))
+    wait_until(lambda: len(buffer.groups) == 2, timeout_s=20.0)
+    assert buffer.failures == []
+    buffer.hears.set()
+    wait_until(lambda: len(buffer.failures) == 1)
+
+
 class NanEngine(scripted.ScriptedEngine):
     def step(self) -> list:
         groups = super().step()
         for group in groups:
             group.logprobs[0] = np.nan
         return groups
+
+
+class OddEngine(scripted.ScriptedEngine):
+    """Its log-probs of one prompt are those of no distribution."""
+
+    def step(self) -> list:
+        groups = super().step()
+        for group in groups:
+            if group.request_id == "g-p1":
+                group.logprobs[0] = 0.5
+        return groups
+
+
+def test_what_is_no_group_fails_that_one_and_not_its_worker(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(3))
+    worker = start_worker(buffer, make_engine=engine_of(OddEngine))
+    wait_until(lambda: len(buffer.groups) + len(buffer.failures) == 3 or worker.report().state == "failed")
+    assert worker.report().state == "sampling"
+    ((request_id, reason, detail),) = buffer.failures
+    assert (request_id, reason) == ("g-p1", "no_group")
+    assert "the engine gave what is no group: group g-p1" in detail
 
 
 def test_log_probs_that_are_not_finite_never_reach_the_learner(start_worker: StartWorker) -> None:
@@ -341,3 +385,84 @@ def test_a_worker_with_a_budget_samples_in_segments_and_another_goes_on_when_it_
         assert group.lengths.max() <= 24
     assert begun, "the first worker has left something"
     assert any(group.versions[:, 1].max() == 3 and group.versions[:, 0].min() < 3 for group in buffer.groups.values())
+
+
+class OnceEngine(scripted.ScriptedEngine):
+    """As vLLM's: a group that comes twice would be finished twice, and the second time is no group of ours."""
+
+    def submit(self, request: RolloutRequest, most: int | None = None) -> None:
+        if request.request_id in self._due:
+            raise KeyError(request.request_id)
+        super().submit(request, most)
+
+
+def test_a_request_that_is_claimed_again_by_the_worker_that_still_samples_it_goes_on(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(3))
+    worker = start_worker(buffer, make_engine=engine_of(OnceEngine, latency_s=0.5))
+    wait_until(lambda: len(buffer.leased) == 3)
+    wait_until(lambda: worker.report().running == 24, what="the engine has all of them")
+    buffer.add(requests(3))  # their leases ended while the worker could not renew them, or Redis lost its last second
+    wait_until(lambda: buffer.num_queued == 0, what="the worker has claimed them again")
+    assert worker.report().inflight == 3
+    wait_until(lambda: len(buffer.groups) == 3)
+    wait_until(lambda: worker.report().inflight == 0)
+    assert worker.report().state == "sampling"
+    assert worker.report().counts["groups/fresh/stored"] == 3
+
+
+def test_a_lease_that_was_claimed_again_while_its_renewal_was_on_its_way_is_not_given_up() -> None:
+    leases = Leases()
+    (request,) = requests(1)
+    assert leases.add([request]) == [request]
+    renewed = leases.held()
+    assert leases.add([request]) == []
+    assert leases.remove("g-p0", renewed["g-p0"]) is None
+    assert leases.remove("g-p0", leases.held()["g-p0"]) is not None
+
+
+class CallLog:
+    """Takes a buffer down until one renewal has failed."""
+
+    def __init__(self, buffer: MemoryBuffer) -> None:
+        self.failed = self.renewed = 0
+        self.failed_at = self.renewed_at = 0.0
+        self._renew, buffer.renew, buffer.down = buffer.renew, self.renew, True
+
+    def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
+        try:
+            held = self._renew(worker_id, request_ids)
+        except UnavailableError:
+            self.failed += 1
+            self.failed_at = time.monotonic()
+            raise
+        self.renewed += 1
+        self.renewed_at = time.monotonic()
+        return held
+
+
+def test_a_worker_that_had_no_reason_to_call_for_long_bears_one_call_that_fails(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_server.worker.BUFFER_SILENCE_S", 0.5)
+    buffer = MemoryBuffer(requests(40))
+    config = make_config(
+        max_groups_in_flight=4, lease_s=3.0, engine_options={"latency_s": 60.0}
+    )  # renewed every second
+    worker = start_worker(buffer, config)
+    wait_until(lambda: worker.report().inflight == 5, what="it has no room for more")
+    calls = CallLog(buffer)
+    wait_until(lambda: calls.failed == 1)
+    buffer.down = False
+    wait_until(lambda: calls.renewed == 1)
+    assert worker.report().state == "sampling"
+
+
+def test_leases_are_renewed_soon_after_a_renewal_that_failed(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(1))
+    worker = start_worker(buffer, make_config(lease_s=15.0, engine_options={"latency_s": 60.0}))  # renewed every 5 s
+    wait_until(lambda: worker.report().inflight == 1)
+    calls = CallLog(buffer)
+    wait_until(lambda: calls.failed > 0)
+    buffer.down = False
+    wait_until(lambda: calls.renewed == 1)
+    assert calls.renewed_at - calls.failed_at < 4.0

@@ -56,6 +56,15 @@ def test_a_silent_death_is_memory_when_the_kernel_has_killed_since_the_start(ker
     assert "last held" not in str(told), "it never reported"
 
 
+@pytest.mark.parametrize(
+    "error", [ConfigError("no such option"), UnavailableError("RuntimeError: a bug"), TimeoutError()]
+)
+def test_a_death_that_says_why_is_not_memory_because_a_grader_was_killed_before(kernel: Path, error: Exception) -> None:
+    watch = MemoryWatch.begin()
+    kernel.write_text(kernel.read_text().replace("oom_kill 2", "oom_kill 3"))
+    assert watch.explain(error, rss_bytes=1) is error
+
+
 @pytest.mark.parametrize("error", [WorkerDiedError("its process is gone"), ConfigError("no such engine option")])
 def test_any_other_death_stays_what_it_was(kernel: Path, error: Exception) -> None:
     assert MemoryWatch.begin().explain(error, rss_bytes=1) is error

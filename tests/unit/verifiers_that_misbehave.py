@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 import time
 
@@ -35,5 +37,21 @@ def pid(prompt: Prompt, text: str) -> float:
     """Leave the grading process's id where the text says."""
     with open(text, "w") as file:
         file.write(str(os.getpid()))
+    time.sleep(600)
+    return 1.0
+
+
+def endless_pattern(prompt: Prompt, text: str) -> float:
+    """As `pid`, and then a regular expression that takes 2^60 steps and lets no other thread run."""
+    with open(text, "w") as file:
+        file.write(str(os.getpid()))
+    return float(bool(re.fullmatch("(a+)+b", "a" * 60)))
+
+
+def child(prompt: Prompt, text: str) -> float:
+    """Start a process, leave its id where the text says, and hang."""
+    process = subprocess.Popen(["sleep", "600"])
+    with open(text, "w") as file:
+        file.write(str(process.pid))
     time.sleep(600)
     return 1.0

@@ -1,0 +1,174 @@
+"""A Redis that comes back without its last second, under clients that go on: what was asked then is asked again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bapo.algorithms.registry import load_composer
+from bapo.algorithms.selectors.base import PromptPool
+from bapo.clients import BufferClient
+from bapo.config.tree import Config
+from bapo.records import RunDirectory
+from bapo.telemetry import Telemetry
+from bapo.types import Progress, Purpose
+from bapo.wire import pack_group
+from services.evaluator.loop import Evaluator
+from services.evaluator.plan import Target
+from services.scheduler.loop import Scheduler
+from services.scheduler.plan import FreshPlan
+from services.scheduler.proposals import make_proposals
+from tests.buffer_app import serving
+from tests.buffer_setup import answer, new_store
+from tests.factories import make_prompt, make_request
+from tests.learner_setup import FakeFleet, learner_config, make_test_learner
+from tests.patience import PATIENCE_S, wait_until
+from tests.redis_server import RedisServer
+from tests.tiny_model import write_tiny_model
+from tests.unit.test_evaluator import TwoSplits
+from tests.unit.test_proposals import make_config
+
+CONFIG = Config.model_validate(
+    {
+        "run": {"num_steps": 4},
+        "algorithm": {"batch_size": 4},
+        "cadence": {"v": 1, "m": 2, "slack": 0},
+        "learner": {"minibatch_size": 4},
+    }
+)
+PROMPTS = [make_prompt(prompt_id=f"p{i}") for i in range(16)]
+
+
+class ForgetfulRedis(RedisServer):
+    """Its last second can be lost."""
+
+    @property
+    def _file(self) -> Path:
+        (found,) = (self.folder / "appendonlydir").glob("*.incr.aof")
+        return found
+
+    def lose(self, calls: Callable[[], Any]) -> None:
+        """Make these calls, and come back from a power failure before them."""
+        kept = self._file.stat().st_size
+        calls()
+        self.kill()
+        with self._file.open("r+b") as file:
+            file.truncate(kept)
+        self.start()
+
+
+@pytest.fixture
+def forgetful(tmp_path: Path) -> Iterator[ForgetfulRedis]:
+    server = ForgetfulRedis(tmp_path, aof=True, options=("--appendfsync", "always"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def buffer(forgetful: ForgetfulRedis) -> Iterator[BufferClient]:
+    with serving(new_store("redis", forgetful.url, in_step_order=True), CONFIG) as client:
+        yield client
+
+
+def answer_all(buffer: BufferClient, version: int, rewards: str) -> int:
+    """What workers with these weights do. Returns: how many groups."""
+    claimed = buffer.claim("w", limit=64, policy_version=version)
+    buffer.push([pack_group(answer(request, rewards[: request.group_size], version=version)) for request in claimed])
+    return len(claimed)
+
+
+def work_until(buffer: BufferClient, is_over: Callable[[], bool]) -> None:
+    """Answer whatever is asked for."""
+
+    def work() -> bool:
+        answer_all(buffer, 1, "11000000")
+        return is_over()
+
+    wait_until(work)
+
+
+def train(buffer: BufferClient, step: int) -> None:
+    buffer.batch(step, timeout_s=10.0)
+    buffer.commit(step, checkpointed=0)
+
+
+def test_a_re_evaluation_round_that_was_lost_is_issued_again(forgetful: ForgetfulRedis, buffer: BufferClient) -> None:
+    scheduler = Scheduler(CONFIG, FreshPlan(CONFIG, PROMPTS), load_composer(CONFIG.algorithm), buffer, Telemetry())
+    scheduler.look(0)
+    answer_all(buffer, 1, "00000000")
+    buffer.report_progress(Progress(step=1, policy_version=1))
+    scheduler.look(1)
+    train(buffer, 1)
+    buffer.report_progress(Progress(step=2, policy_version=2))
+    forgetful.lose(lambda: scheduler.look(2))
+    scheduler.look(2)
+    assert buffer.status().reevaluation_rounds == {2: 4}
+    assert answer_all(buffer, 2, "11000000") == 8, "the round, and the fresh groups of step 2"
+    assert buffer.batch(2, timeout_s=10.0).step == 2
+
+
+def test_a_learner_that_waits_says_again_where_it_is(
+    forgetful: ForgetfulRedis, buffer: BufferClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bapo.batch_reader.POLL_S", 0.2)
+    write_tiny_model(tmp_path / "model")
+    learner = make_test_learner(learner_config(tmp_path / "model"), tmp_path, buffer=buffer, fleet=FakeFleet())
+    forgetful.lose(lambda: buffer.report_progress(Progress(step=1, policy_version=1)))
+    assert buffer.progress().step == 0
+    waits = threading.Thread(target=learner.next_frame, args=(1,), daemon=True)
+    waits.start()
+    wait_until(lambda: buffer.progress().step == 1)
+    buffer.enqueue([make_request(prompt_id=f"p{i}") for i in range(4)], cursor=4)
+    answer_all(buffer, 1, "11000000")
+    waits.join(PATIENCE_S)
+    assert not waits.is_alive()
+
+
+def test_an_evaluation_that_was_lost_is_asked_for_again(
+    forgetful: ForgetfulRedis, buffer: BufferClient, tmp_path: Path
+) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    evaluator = Evaluator(CONFIG, TwoSplits(), buffer, run, Telemetry())
+    measures = threading.Thread(target=evaluator.measure, args=(Target(version=1, num_prompts=3),), daemon=True)
+
+    def ask() -> None:
+        measures.start()
+        wait_until(lambda: buffer.status().num_open(Purpose.EVALUATE) == 6)
+
+    forgetful.lose(ask)
+    work_until(buffer, lambda: not measures.is_alive())
+    assert [(row["split"], row["num_prompts"], row["num_dropped"]) for row in run.read_evaluations()] == [
+        ("easy", 3, 0),
+        ("hard", 3, 0),
+    ]
+
+
+def test_an_evaluation_goes_on_when_a_checkpoints_snapshot_is_restored(buffer: BufferClient, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    evaluator = Evaluator(CONFIG, TwoSplits(), buffer, run, Telemetry())
+    measures = threading.Thread(target=evaluator.measure, args=(Target(version=1, num_prompts=3),), daemon=True)
+    snapshot = buffer.snapshot()
+    measures.start()
+    wait_until(lambda: buffer.status().num_open(Purpose.EVALUATE) == 6)
+    buffer.restore(snapshot)
+    work_until(buffer, lambda: not measures.is_alive())
+    assert len(run.read_evaluations()) == 2
+
+
+def test_reference_prompts_that_a_restored_snapshot_does_not_have_are_asked_for_again(buffer: BufferClient) -> None:
+    config = make_config("dots", v=1, m=1, slack=0)
+    pool = PromptPool(prompt_ids=tuple(f"p{i}" for i in range(16)), embed=lambda: np.eye(16, dtype=np.float32))
+    proposals = make_proposals(config, PROMPTS, pool, buffer)
+    assert proposals is not None
+    assert proposals.ranking(1) is None, "its reference prompts are being sampled"
+    buffer.restore(buffer.snapshot())
+    assert buffer.status().num_open(Purpose.EVALUATE) == 0
+    assert proposals.ranking(1) is None
+    assert answer_all(buffer, 1, "11000000") == 6
+    assert proposals.ranking(1) is not None
