@@ -91,6 +91,14 @@ class TokenRecorder:
             self._thread.start()
 
     def _serve(self) -> None:
+        try:
+            self._serve_all()
+        except Exception as error:
+            # Also a bug of ours: the steps after it must not seem to be left out because the disk is slow.
+            self._failed = True
+            log.exception("token records end, training goes on: %s", type(error).__name__)
+
+    def _serve_all(self) -> None:
         rows, found = RowMaker(self._config), Found(step=0, groups=())
         while (what := self._queue.get()) is not None:
             if isinstance(what, int):

@@ -177,7 +177,8 @@ class RowMaker:
 
 def _starts(batch: Batch) -> list[int]:
     """Where the tokens of each entry begin in the batch's columns."""
-    return np.cumsum([0, *(len(entry.group.token_ids) for entry in batch.entries[:-1])]).tolist()
+    ends = np.cumsum([len(entry.group.token_ids) for entry in batch.entries], dtype=np.int64)
+    return [0, *ends.tolist()][:-1]
 
 
 def _known(values_T: NDArray[np.float32]) -> list[float] | None:

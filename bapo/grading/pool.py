@@ -219,7 +219,8 @@ class _Child:
         return data
 
     def _died(self) -> VerifierKilledError:
-        return VerifierKilledError(f"ended with exit code {self._process.wait()} while grading")
+        what = "while grading" if self._ready else "before it was ready to grade"
+        return VerifierKilledError(f"ended with exit code {self._process.wait()} {what}")
 
 
 def _wait_for(file: IO[bytes], event: int, deadline: float) -> None:

@@ -1,9 +1,9 @@
 """`python -m tests.chaos --faults 550 --seed 7 --out chaos.json [--piece-s 240]`: the long trial, piece by piece.
 
 The faults are drawn once from the seed. Each call goes on behind the last finished piece in the file, with a new run,
-and ends after about `--piece-s` seconds; call it until it says that nothing is left. Odd pieces run in the paper's
-order (slack = 0), where every batch must also be that of one plain loop; in even ones the workers are Ray actors. As
-root, the run of a piece has a disk of its own, which some faults fill.
+and ends after about `--piece-s` seconds; call it until it says that nothing is left. Three kinds of pieces take turns:
+in the paper's order (slack = 0), where every batch must also be that of one plain loop; with Ray actors as workers;
+with two ranks of the learner and two workers. As root, a piece's run has a disk of its own, which some faults fill.
 
 Exit codes: 0 no violation in this piece, 1 a violation or a standstill, 2 nothing is left to do.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.faults import plan
-from tests.chaos.trial import EAGER, PAPER, RAY, StandstillError, run_trial
+from tests.chaos.trial import PIECES, RAY, StandstillError, run_trial
 from tests.small_disk import NoMountError, mounted
 
 DONE = 2
@@ -39,13 +39,14 @@ def main() -> int:
     if done >= flags.faults:
         print(f"all {done} faults have been inflicted")
         return DONE
-    overrides = (PAPER if len(pieces) % 2 == 0 else EAGER | RAY) | flags.extra
+    overrides = {**PIECES[len(pieces) % len(PIECES)], **flags.extra}
     folder = Path(tempfile.mkdtemp(prefix="bapo-chaos-"))
     print(f"piece {len(pieces) + 1}: faults {done} ... of {flags.faults}, {overrides}, in {folder}", flush=True)
     with ExitStack() as stack:
         disk = _disk(stack, folder)
         ray = overrides.get("rollout.engine") == RAY["rollout.engine"]
-        left = plan(flags.faults, flags.seed, ray=ray, disk=disk is not None)[done:]
+        team = str(overrides.get("learner.num_ranks", 1)) != "1"
+        left = plan(flags.faults, flags.seed, ray=ray, team=team, disk=disk is not None)[done:]
         try:
             trial = run_trial(folder, left, seed=flags.seed, overrides=overrides, limit_s=flags.piece_s, disk=disk)
         except StandstillError as error:
@@ -72,6 +73,7 @@ def _words(piece: dict[str, Any]) -> str:
         f"{piece['batches_straight']} of {piece['batches_asked']} batches read straight from Redis, "
         f"{piece['acknowledged']} groups acknowledged, {piece['resumes']} resumes of the learner, "
         f"longest time without a step {piece['longest_pause_s']} s",
+        *([f"{len(piece['missed'])} faults found nobody: {piece['missed']}"] if piece["missed"] else []),
         *(f"VIOLATION {sentence}" for sentence in piece["violations"]),
     ]
     return "\n".join(lines)

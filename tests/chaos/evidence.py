@@ -49,6 +49,8 @@ class Stored:
     """(label, id) of the settled requests of evaluations; one that was dropped has no group."""
     evaluations: Mapping[str, int] = field(default_factory=dict)
     """Label -> how many of them the store counts."""
+    counters: Mapping[str, int] = field(default_factory=dict)
+    """Event -> how often the store says that it happened; only what it says against itself is believed."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ def read_store(url: str, run: str) -> Stored:
                 (a, b) for a, _, b in (m.decode().partition(" ") for m in client.zrange(keys["evaluated"], 0, -1))
             },
             evaluations={key.decode(): int(number) for key, number in client.hgetall(keys["evaluations"]).items()},
+            counters={key.decode(): int(number) for key, number in client.hgetall(keys["counters"]).items()},
         )
 
 

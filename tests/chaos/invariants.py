@@ -152,6 +152,25 @@ def every_request_is_somewhere(found: Evidence) -> Iterator[str]:
         yield f"{len(both)} requests are open although their groups are there: {_some(both)}"
 
 
+def nothing_is_given_up(found: Evidence) -> Iterator[str]:
+    """What was asked for is answered: no request is dropped, by whatever rule, and what is done has a group."""
+    if dropped := {key: number for key, number in found.stored.counters.items() if key.startswith("dropped_requests:")}:
+        yield f"requests were dropped: {dropped}"
+    groups = found.looked_at.keys() | found.collected | found.stored.records | found.acknowledged
+    if empty := found.stored.done - groups:
+        yield f"{len(empty)} requests are done without a group: {_some(empty)}"
+
+
+def staleness_is_bounded(found: Evidence) -> Iterator[str]:
+    """A fresh group that is trained was sampled by weights at most v - 1 + slack steps old, and not by later ones."""
+    most = found.config.cadence.v - 1 + found.config.cadence.slack
+    for step, batch in found.batches.items():
+        ages = {fate["id"]: step - fate["version"] for fate in batch["fates"] if fate["purpose"] == "fresh"}
+        x1 = {key for key, origin, _ in batch["trained"] if origin == "x1"}
+        if wrong := [key for key in ages if key in x1 and not 0 <= ages[key] <= most]:
+            yield f"step {step} trains fresh groups of {[ages[key] for key in wrong]} steps before, at most {most}"
+
+
 def leases_return(found: Evidence) -> Iterator[str]:
     """Every lease has a holder and ends within `buffer.lease_s`, so that no request is held by the dead."""
     stored = found.stored
@@ -194,6 +213,8 @@ CHECKS: Sequence[Callable[[Evidence], Iterator[str]]] = (
     steps_follow_each_other,
     tables_equal_algorithm_1,
     every_request_is_somewhere,
+    nothing_is_given_up,
+    staleness_is_bounded,
     leases_return,
     nothing_leaks,
 )

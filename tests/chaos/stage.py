@@ -9,15 +9,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+import redis
 
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.records import RunDirectory
+from bapo.types import Purpose
+from buffer_service.redis_keys import Keys
+from rollout_server.worker import NUM_GRADERS
 from services.launcher.embedded_redis import _socket_path, url_of
 from tests.buffer_setup import new_store
 from tests.chaos.evidence import Evidence, Stored, read_store
@@ -31,9 +37,8 @@ from tests.redis_server import RedisServer, free_port
 from tests.small_disk import fill
 
 OVERRIDES: Mapping[str, object] = {
-    "buffer.lease_s": 4,  # a request that a dead worker holds comes back soon
-    "buffer.max_attempts": 100_000,  # leases that end count as attempts, and chaos ends many
-    "supervision.max_restarts": 1_000_000,
+    # Leases and attempts are those of every run: a lease that nobody gives back costs two minutes, and is seen by that.
+    "supervision.max_restarts": 1_000_000,  # faults come once a second
     "supervision.window_s": 0.5,
     "supervision.first_pause_s": 0.05,
     "checkpoint.every": 3,  # not a multiple of the re-evaluation period: a round may lie on either side of it
@@ -47,6 +52,15 @@ OVERRIDES: Mapping[str, object] = {
 }
 BELOW_THE_FLEET = {GRADER: "bapo.grading.process", NODE: "raylet/raylet", ACTOR: "ray::WorkerActor"}
 """Processes of the rollout server's own, and words of their command lines."""
+ONE_EACH = (
+    "valkey-server ",
+    "part buffer_service",
+    "part rollout_server",
+    "part services.scheduler",
+    "part services.evaluator",
+    BELOW_THE_FLEET[NODE],
+)
+"""Words of the command lines of what a run has one of."""
 ACTOR_SITE = Path(__file__).with_name("actor_site")
 """Where Ray's workers find what makes them keep ledgers."""
 END_S = 40.0
@@ -151,9 +165,18 @@ class Stage:
         return True
 
     @property
+    def words(self) -> str:
+        """What the user sees."""
+        return self._output.read_text(errors="replace")
+
+    @property
     def last_words(self) -> str:
-        """The end of what the user sees."""
-        return "\n".join(self._output.read_text(errors="replace").splitlines()[-12:])
+        """The end of it."""
+        return "\n".join(self.words.splitlines()[-12:])
+
+    def logs(self) -> list[Path]:
+        """Where the launcher and all processes of the run have written."""
+        return [self._output, *sorted((self.run.path / "logs").iterdir())]
 
     def process(self, whom: str) -> psutil.Process:
         """The process that has this part now, waiting for it while it starts again."""
@@ -165,6 +188,12 @@ class Stage:
                 time.sleep(0.05)
         raise psutil.NoSuchProcess(0, whom)
 
+    def has(self, whom: str) -> bool:
+        """Whether this part runs now: some have ended before the run has."""
+        with suppress(psutil.NoSuchProcess, KeyError, IndexError):
+            return self._find(whom).is_running()
+        return False
+
     def _find(self, whom: str) -> psutil.Process:
         facts = self.run.read_run()["processes"]
         process = psutil.Process(facts[FLEET if whom in (GUARD, *BELOW_THE_FLEET) else whom]["pid"])
@@ -175,6 +204,31 @@ class Stage:
         if process.status() == psutil.STATUS_ZOMBIE:
             raise psutil.NoSuchProcess(process.pid)
         return process
+
+    def twins(self) -> list[str]:
+        """What runs more often than a run needs it: whatever dies must leave nothing that its successor finds beside
+        it. Looked at twice, because a process that forks stands there twice for a moment."""
+        most = dict.fromkeys(ONE_EACH, 1) | {
+            "part learner": self.config.learner.num_ranks,
+            BELOW_THE_FLEET[GRADER]: NUM_GRADERS * self.config.rollout.num_workers,
+        }
+        first = self._running(most)
+        time.sleep(1.0)
+        again = self._running(most)
+        return [
+            f"{name} runs {first[name]} and {again[name]} times, at most {number}"
+            for name, number in most.items()
+            if min(first[name], again[name]) > number
+        ]
+
+    def _running(self, names: Mapping[str, int]) -> Counter[str]:
+        found: Counter[str] = Counter()
+        assert self._launcher is not None
+        for member in family(self._launcher):
+            with suppress(psutil.Error):
+                words = " ".join(member.cmdline())
+                found.update(name for name in names if name in words and "guard.py" not in words)
+        return found
 
     def end(self) -> int:
         """Ctrl-C; returns the exit code of the launcher."""
@@ -215,14 +269,25 @@ class Stage:
             server.stop()
 
     def leases_that_stay(self) -> Mapping[str, int]:
-        """Purpose -> requests that are still leased when nobody has renewed them for `buffer.lease_s`."""
+        """Purpose -> requests that are still leased when nobody has renewed them for `buffer.lease_s`, which is not
+        waited for: every lease is made to end so much earlier."""
         server = RedisServer(self.run.redis_path, aof=True).start()
         try:
-            time.sleep(self.config.buffer.lease_s + 0.5)
+            age_leases(server.url, self.config.run.name, self.config.buffer.lease_s + 0.5)
             store = new_store("redis", server.url, run=self.config.run.name, max_attempts=1_000_000)
             return {purpose: number for purpose, number in store.status().leased.items() if number}
         finally:
             server.stop()
+
+
+def age_leases(url: str, run: str, seconds: float) -> None:
+    """As if so much time had passed."""
+    keys = Keys(run)
+    with redis.Redis.from_url(url) as client:
+        for purpose in Purpose:
+            key = keys[f"leases_{purpose.value}"]
+            for member, _ in client.zrange(key, 0, -1, withscores=True):
+                client.zincrby(key, -1000 * seconds, member)
 
 
 def _is(process: psutil.Process, whom: str) -> bool:

@@ -6,7 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.faults import ACTOR, DISK, FLEET, LEARNER, NODE, REDIS, SERVICE, Fault, plan
+from tests.chaos.faults import (
+    ACTOR,
+    DISK,
+    EVALUATOR,
+    FLEET,
+    GRADER,
+    LEARNER,
+    NODE,
+    REDIS,
+    SCHEDULER,
+    SERVICE,
+    Fault,
+    plan,
+)
 from tests.chaos.sabotage import (
     change_a_batch_that_is_asked_for_again,
     drop_an_acknowledged_group,
@@ -47,6 +60,17 @@ def test_rays_node_its_worker_and_a_full_disk_take_nothing_along(tmp_path: Path,
     assert trial.violations == []
     assert trial.evidence is not None
     assert {line["who"] for line in trial.evidence.of("sent")} == {"worker"}
+
+
+@pytest.mark.long
+def test_with_one_restart_allowed_each_part_may_be_killed_once(tmp_path: Path) -> None:
+    """As a user runs it: who dies of another one's death ends this run."""
+    as_shipped = {"supervision.max_restarts": 1, "supervision.window_s": 600, "supervision.first_pause_s": 0.5}
+    victims = (SERVICE, SCHEDULER, REDIS, EVALUATOR, FLEET, GRADER, LEARNER)
+    faults = [Fault(number=number, what="kill", whom=whom, gap_s=1.0) for number, whom in enumerate(victims)]
+    trial = run_trial(tmp_path, faults, seed=SEED, overrides=EAGER | as_shipped, num_steps=4)
+    assert trial.violations == []
+    assert trial.missed == []
 
 
 @pytest.mark.long

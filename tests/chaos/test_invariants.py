@@ -143,6 +143,17 @@ def with_line(event: str, edit: Callable[[dict[str, Any]], None], *, at: int = -
     return apply
 
 
+def in_batch_of_step_5(edit: Callable[[dict[str, Any]], None]) -> Change:
+    """Every fresh group of it is changed; each batch is asked for twice, and the first time counts."""
+
+    def change(line: dict[str, Any]) -> None:
+        for fate in line["fates"]:
+            if fate["purpose"] == "fresh":
+                edit(fate)
+
+    return with_line("batch", change, at=8)
+
+
 def without_one(values: Any) -> Any:
     return set(sorted(values)[1:])
 
@@ -226,6 +237,10 @@ WRONG: dict[str, Change] = {
     "every_request_is_somewhere (nobody asked)": with_stored(
         open=lambda ids: ids | {"foreign"}, queued=lambda queued: [*queued, "foreign"]
     ),
+    "nothing_is_given_up": with_stored(counters=lambda counters: {**counters, "dropped_requests:lease_over": 1}),
+    "nothing_is_given_up (unseen)": with_stored(done=lambda done: done | {"fresh-00000999"}),
+    "staleness_is_bounded": in_batch_of_step_5(lambda fate: fate.update(version=fate["version"] - 2000)),
+    "staleness_is_bounded (from the future)": in_batch_of_step_5(lambda fate: fate.update(version=13)),
     "leases_return": with_stored(holders=lambda _: {}),
     "leases_return (never)": with_stored(leased=lambda leases: dict.fromkeys(leases, 1 << 53)),
     "nothing_leaks": with_stored(refs=lambda refs: {key: number + 1 for key, number in refs.items()}),

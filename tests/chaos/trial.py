@@ -12,22 +12,33 @@ from typing import Any
 
 from bapo.clients import BufferClient
 from bapo.errors import BapoError
-from bapo.records import RunDirectory
 from bapo.token_sets import token_for_run
 from bapo.waiting import who_waits
 from tests.algorithm1 import algorithm_1
+from tests.chaos.aftermath import (
+    complaints,
+    deaths_of_their_own,
+    records_of_other_groups,
+    records_with_gaps,
+    workers_that_died,
+)
 from tests.chaos.evidence import Evidence
-from tests.chaos.faults import DISK, LEARNER, Fault, inflict
+from tests.chaos.faults import DISK, FLEET, LEARNER, Fault, inflict
 from tests.chaos.invariants import violations
 from tests.chaos.stage import Stage, Tail, commits
 
 START_S = 120.0
 PATIENCE_S = 90.0
 """Longest time without a finished step, whatever happens: a new learner needs ten seconds on an idle machine."""
+NEW_STEP_S = 240.0
+"""Longest time without one that was never finished before: what a killed learner repeats is no progress."""
 PAPER = {"cadence.slack": 0, "cadence.wait_for_reevaluation": "true"}
 EAGER = {"cadence.slack": 2, "cadence.wait_for_reevaluation": "false"}
 RAY = {"rollout.engine": "scripted_actor"}
 """The workers are Ray actors, on a node of the run's own."""
+TEAM = {"learner.num_ranks": 2, "rollout.num_workers": 2}
+PIECES: Sequence[Mapping[str, object]] = (PAPER, EAGER | RAY, EAGER | TEAM)
+"""Settings of the pieces of a long trial, in turn."""
 
 
 class StandstillError(AssertionError):
@@ -43,6 +54,8 @@ class Trial:
     faults: list[Fault] = field(default_factory=list)
     at: list[float] = field(default_factory=list)
     """When each was over."""
+    missed: list[str] = field(default_factory=list)
+    """Those of them that found nobody: what they should have befallen was gone."""
     committed_at: list[float] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -66,6 +79,7 @@ class Trial:
             "settings": {key: str(value) for key, value in self.overrides.items()},
             "first": self.faults[0].number if self.faults else None,
             "faults": dict(Counter(fault.kind for fault in self.faults)),
+            "missed": self.missed,
             "seconds": round(self.seconds, 1),
             "steps": len(evidence.batches),
             "batches_asked": len(evidence.of("batch")),
@@ -110,22 +124,24 @@ def run_trial(
             if time.monotonic() - began > limit_s:
                 break
             watch.wait(fault.gap_s)
-            if fault.whom == LEARNER and fault.what == "kill":
+            if fault.whom.startswith(LEARNER) and fault.what == "kill":
                 watch.wait_for_commits(1, PATIENCE_S)  # a learner that never came back could hide behind the next kill
-            inflict(fault, stage)
+            if not inflict(fault, stage):
+                trial.missed.append(fault.kind)
             trial.faults.append(fault)
             trial.at.append(time.monotonic())
             if fault.whom == DISK:  # the run may have ended by it, and is resumed by whoever looks
                 watch.wait_for_commits(1, PATIENCE_S)
         watch.wait_for_commits(num_steps, PATIENCE_S)
+        twins = stage.twins()
         code = stage.end()
         if code != 130:
             raise StandstillError(f"the launcher ended with {code}:\n{stage.last_words}")
         trial.evidence = stage.evidence()
-        trial.violations = violations(trial.evidence)
+        trial.violations = violations(trial.evidence) + twins
         if left := stage.leases_that_stay():
             trial.violations.append(f"leases that do not return: {left}")
-        trial.violations += records_with_gaps(stage.run)
+        trial.violations += left_behind(stage, trial)
         if stage.config.cadence.slack == 0:
             trial.violations += differences_to_the_plain_loop(trial.evidence)
     finally:
@@ -140,19 +156,26 @@ class Watch:
     def __init__(self, stage: Stage, trial: Trial) -> None:
         self._stage, self._trial = stage, trial
         self._tail = Tail(stage)
-        self._since = time.monotonic()
+        self._since = self._new_since = time.monotonic()
+        self._furthest = 0
 
     def look(self) -> int:
         """Steps that were finished since the last look. Raises: StandstillError."""
-        new = commits(self._tail.read())
+        lines = self._tail.read()
+        new = commits(lines)
         self._trial.committed_at += new
         self._since = max([self._since, *new])
+        furthest = max((line["step"] for line in lines if line["event"] == "commit"), default=0)
+        if furthest > self._furthest:
+            self._furthest, self._new_since = furthest, self._since
         if self._stage.resumed_on_free_disk():
             self._since = time.monotonic()
         if self._stage.exit_code is not None:
             raise StandstillError(f"the run ended with {self._stage.exit_code}:\n{self._stage.last_words}")
         if time.monotonic() - self._since > max(PATIENCE_S, START_S if not self._trial.committed_at else 0.0):
             raise StandstillError(f"no step for {time.monotonic() - self._since:.0f} s: {self._why()}")
+        if time.monotonic() - self._new_since > NEW_STEP_S:
+            raise StandstillError(f"no step behind {self._furthest} for {NEW_STEP_S:.0f} s: {self._why()}")
         return len(new)
 
     def wait(self, seconds: float) -> None:
@@ -183,15 +206,17 @@ class Watch:
         return f"{reason}; the last faults: {[fault.kind for fault in last]}\n{self._stage.last_words}"
 
 
-def records_with_gaps(run: RunDirectory) -> list[str]:
-    """What the run directory says of a run must be whole: one row per step, one per measurement."""
-    sentences = []
-    steps = [row["step"] for row in run.read_metrics()]
-    if steps != list(range(1, len(steps) + 1)) or run.group_steps()[: len(steps)] != steps:
-        sentences.append(f"metrics.jsonl or groups/ have gaps: {len(steps)} rows, {len(run.group_steps())} files")
-    measured = Counter((row["split"], row["version"]) for row in run.read_evaluations())
-    sentences += [f"evaluation {key} has {number} rows" for key, number in measured.items() if number > 1]
-    return sentences
+def left_behind(stage: Stage, trial: Trial) -> list[str]:
+    """Violations by what lies in the run directory and in what the launcher has said."""
+    assert trial.evidence is not None
+    last_commit = max((line["step"] for line in trial.evidence.of("commit")), default=0)
+    return [
+        *records_with_gaps(stage.run, last_commit),
+        *records_of_other_groups(stage.run, trial.evidence.batches),
+        *(f"error in a log: {sentence}" for sentence in complaints(stage.logs(), trial.faults)),
+        *deaths_of_their_own(stage.words, trial.faults),
+        *workers_that_died(stage.run.log_path(FLEET).read_text(errors="replace"), trial.faults),
+    ]
 
 
 def longest_pause(times: Sequence[float]) -> float:

@@ -112,6 +112,17 @@ def test_a_verifier_whose_process_dies_is_survived(make_pool: MakePool) -> None:
     assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
 
 
+def test_a_verifier_whose_process_dies_while_it_starts_has_graded_nothing(make_pool: MakePool) -> None:
+    pool = make_pool("obey")
+    with pytest.raises(VerifierKilledError, match="exit code 7 while grading"):
+        pool.grade(make_prompt(), ["exit"])
+    (its_successor,) = pool._children
+    its_successor._process.kill()
+    with pytest.raises(VerifierKilledError, match="exit code -9 before it was ready to grade"):
+        pool.grade(make_prompt(), ["fine"])
+    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+
+
 def test_a_failure_names_the_row_of_the_dataset() -> None:
     prompt = msgspec.structs.replace(make_prompt(), answer={"answer": "2", ROW: "train.parquet row 17"})
     pool = GraderPool(TaskConfig(reward=f"{HERE}:obey"), num_children=1)

@@ -349,6 +349,31 @@ def test_a_disk_that_refuses_ends_the_recording_and_not_the_training(
     assert caplog.text.count("token records end at step 1, training goes on: the disk is full") == 1
 
 
+def test_a_step_that_trains_nothing_is_recorded_and_so_are_the_steps_after_it(model_path: Path, tmp_path: Path) -> None:
+    files = TokenFiles(tmp_path)
+    recorder = TokenRecorder(learner_config(model_path, diagnostics={"texts": 1}), files)
+    some = random_batch(step=2, num_groups=1)
+    recorder.put(random_batch(step=1, num_groups=0), None)
+    recorder.put(some, None)
+    recorder.close(60)
+    assert files.steps() == [1, 2]
+    group_id = some.entries[0].group.group_id
+    assert (len(files.read_group(1, group_id)), len(files.read_group(2, group_id))) == (0, 4)
+
+
+def test_an_unforeseen_error_ends_the_recording_with_its_own_name_and_not_the_training(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(RowMaker, "groups", lambda *_: 1 // 0)
+    recorder = TokenRecorder(learner_config(model_path, diagnostics={"texts": 1}), TokenFiles(tmp_path))
+    recorder.put(random_batch(num_groups=1), None)
+    recorder.close(60)
+    for step in range(2, 8):  # more than may wait
+        recorder.put(random_batch(step=step, num_groups=1), None)
+    assert "token records end, training goes on: ZeroDivisionError" in caplog.text
+    assert "has no token record" not in caplog.text
+
+
 def test_a_step_that_would_pass_the_limit_alone_keeps_its_first_groups_and_says_how_many_it_left_out(
     model_path: Path, tmp_path: Path
 ) -> None:
