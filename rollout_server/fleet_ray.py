@@ -15,9 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -38,6 +36,7 @@ from bapo.tokens import own_token
 from bapo.types import WeightUpdate
 from rollout_server.engines.base import engine_module
 from rollout_server.handles import LOG_TAIL_LINES, WorkerDiedError, make_worker
+from rollout_server.ray_folder import RayFolder
 from rollout_server.report import WorkerReport
 
 log = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ class RayNode:
     def __init__(self, rollout: RolloutConfig) -> None:
         """Start or connect; takes some seconds. Raises: UnavailableError; NodeDiedError."""
         self._needs = worker_resources(rollout)
-        self._folder: str | None = None
+        self._folder: RayFolder | None = None
         address = os.environ.get("RAY_ADDRESS")
         self.is_cluster = address is not None
         self.is_bounded = self.is_cluster or "GPU" in self._needs
@@ -100,11 +99,10 @@ class RayNode:
         """End all actors and, if the node is our own, its processes."""
         ray.shutdown()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
 
     def _start(self, rollout: RolloutConfig) -> None:
-        # Paths of unix sockets may have 107 bytes, and Ray's own part of them takes most of that.
-        self._folder = tempfile.mkdtemp(prefix="bapo-ray-", dir="/tmp")
+        self._folder = RayFolder()
         total = {name: math.ceil(rollout.max_workers * amount) for name, amount in self._needs.items()}
         total.pop("GPU", None)
         ray.init(
@@ -115,7 +113,7 @@ class RayNode:
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
             configure_logging=False,
-            _temp_dir=self._folder,
+            _temp_dir=str(self._folder.path),
         )
 
     def _check_room(self, num_workers: int) -> None:
