@@ -19,11 +19,10 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from types import FrameType
 from typing import BinaryIO
 
-from bapo.parenthood import die_with_parent
+from bapo.parenthood import dying_with_parent
 
 ASKED = 128 + signal.SIGTERM
 """Exit code of a learner that was asked to end, where something starts it again: 0 would say that the run is over."""
@@ -73,7 +72,7 @@ class _Ranks:
                 stderr=subprocess.STDOUT,
                 # Ctrl-C of a terminal comes to us alone, who pass it on once.
                 start_new_session=True,
-                preexec_fn=partial(die_with_parent, signal.SIGKILL),  # one system call, and there are no threads yet
+                preexec_fn=dying_with_parent(signal.SIGKILL),
             )
             self._processes.append(process)
         for rank, process in enumerate(self._processes):

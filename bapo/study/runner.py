@@ -16,13 +16,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
 from bapo.config.load import dump_toml
-from bapo.parenthood import die_with_parent
+from bapo.parenthood import dying_with_parent
 from bapo.records import RunDirectory
 from bapo.storage import replace_file, storing
 from bapo.study.plan import PlannedRun, Study
@@ -247,7 +246,7 @@ def start_launcher(found: Found, log_path: Path) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             # Its own session: the terminal's Ctrl-C reaches this process alone, which passes it on.
             start_new_session=True,
-            preexec_fn=partial(die_with_parent, signal.SIGTERM),
+            preexec_fn=dying_with_parent(signal.SIGTERM),
         )
 
 

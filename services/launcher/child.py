@@ -19,13 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from pathlib import Path
 
 import psutil
 
 from bapo.errors import ConfigError, StorageError
-from bapo.parenthood import die_with_parent
+from bapo.parenthood import dying_with_parent
 
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
@@ -108,9 +107,7 @@ class Child:
                     stdout=log_file,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=partial(
-                        die_with_parent, self.spec.death_signal
-                    ),  # one system call, and the launcher has no threads
+                    preexec_fn=dying_with_parent(self.spec.death_signal),
                 )
             except OSError as error:
                 raise ConfigError(f"cannot start {self.spec.name} ({self.spec.argv[0]}): {error.strerror}") from error

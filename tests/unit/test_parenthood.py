@@ -1,0 +1,48 @@
+"""Children end with their parents, however these end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from bapo.parenthood import dying_with_parent
+from tests.patience import wait_until
+
+PARENT = """
+import signal, subprocess, sys, time
+from bapo.parenthood import dying_with_parent
+child = subprocess.Popen(["sleep", "1000"], preexec_fn=dying_with_parent(signal.SIGTERM))
+print(child.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_child_ends_when_its_parent_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert not is_gone(child)
+        parent.kill()
+    wait_until(lambda: is_gone(child))
+
+
+def test_a_child_whose_parent_was_dead_before_it_could_ask_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = dying_with_parent(signal.SIGTERM)
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(os, "getppid", lambda: 1)  # as the kernel says it of an orphan
+        ask()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
