@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from bapo.errors import ContractError
-from bapo.storage import storing
+from bapo.storage import ELSEWHERE, storing, to_disk
 from bapo.types import Group, Outcome, Prompt, Purpose, Timing
 
 ROWS_AT_ONCE = 64
@@ -74,21 +75,32 @@ class GroupWriter:
         self._path, self._temporary = path, path.with_name(f".{path.name}.tmp")
 
     def __enter__(self) -> Self:
-        with storing(self._path):
+        with self._cleared_up():
             self._writer = pq.ParquetWriter(self._temporary, SCHEMA, compression="zstd")
         return self
 
+    @contextmanager
+    def _cleared_up(self) -> Iterator[None]:
+        """Nothing is left of a file that cannot be written. Raises: StorageError."""
+        try:
+            with storing(self._path, when_full=ELSEWHERE):
+                yield
+        except BaseException:
+            self._temporary.unlink(missing_ok=True)
+            raise
+
     def write(self, groups: Sequence[Group], places: Sequence[Sequence[str]]) -> None:
         """Rows, in order. Raises: StorageError."""
-        with storing(self._path):
+        with storing(self._path, when_full=ELSEWHERE):
             self._writer.write_table(_table(groups, places))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with storing(self._path):
+        with self._cleared_up():
             self._writer.close()
             if error is None:
+                to_disk(self._temporary)
                 self._temporary.replace(self._path)
             else:
                 self._temporary.unlink()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
 from bapo.records import RunDirectory
-from bapo.storage import replace_file, storing
+from bapo.storage import ELSEWHERE, replace_file, storing
 
 
 def embeddings_path(config: Config, run: RunDirectory) -> Path:
@@ -30,7 +30,7 @@ def write_embeddings(path: Path, prompt_ids: Sequence[str], embeddings: NDArray[
     """`embeddings`: [N, D]. Raises: StorageError."""
     content = io.BytesIO()
     np.savez(content, ids=np.array(prompt_ids, dtype=np.str_), embeddings=embeddings)
-    with storing(path):
+    with storing(path, when_full=ELSEWHERE):
         replace_file(path, content.getvalue())
 
 

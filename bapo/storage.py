@@ -19,6 +19,7 @@ from typing import IO, Any
 from bapo.errors import ConfigError, ContractError, StorageError
 
 FREE_SPACE = "free space or choose another run.root, then `bapo train --resume`"
+ELSEWHERE = "free space, or name a file on another disk"
 _ADVICE: dict[int | None, str] = {
     errno.ENOENT: "make its folder first, or name a file in one that is there",
     errno.ENOTDIR: "a part of that path is a file",
@@ -27,18 +28,19 @@ _ADVICE: dict[int | None, str] = {
 
 
 @contextmanager
-def storing(path: Path, *refusals: type[Exception]) -> Iterator[None]:
+def storing(path: Path, *refusals: type[Exception], when_full: str = FREE_SPACE) -> Iterator[None]:
     """Turn a refusal of the disk into a StorageError that names the file.
 
     Args:
         refusals: errors besides OSError by which a library reports one.
+        when_full: what to do about a disk that is full or broken; the default is for files of a run.
     """
     caught: tuple[type[Exception], ...] = (OSError, *refusals)
     try:
         yield
     except caught as error:
         reason = getattr(error, "strerror", None) or error
-        advice = _ADVICE.get(getattr(error, "errno", None), FREE_SPACE)
+        advice = _ADVICE.get(getattr(error, "errno", None), when_full)
         raise StorageError(f"cannot write {path}: {reason}; {advice}") from error
 
 

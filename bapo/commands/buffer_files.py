@@ -11,7 +11,7 @@ import typer
 
 from bapo.commands.buffer_where import Run, Url, Yes, following, reach, size, waiting_for
 from bapo.errors import ConfigError
-from bapo.storage import replace_file, storing
+from bapo.storage import ELSEWHERE, replace_file, storing, to_disk
 
 T = TypeVar("T")
 
@@ -65,8 +65,9 @@ def snapshot(
     _refuse_existing(file, force=force)
     with reach(url, run) as where, waiting_for("the buffer's snapshot"):
         data = where.client.snapshot()
-    with storing(file):
+    with storing(file, when_full=ELSEWHERE):
         replace_file(file, data)
+        to_disk(file)
     typer.echo(f"{size(len(data))} in {file}")
 
 

@@ -15,7 +15,7 @@ from bapo.commands.simulate_table import comparison_table
 from bapo.config.load import diff, load_resolved
 from bapo.config.tree import Config
 from bapo.records import RunDirectory
-from bapo.storage import replace_file, storing
+from bapo.storage import ELSEWHERE, replace_file, storing
 from bapo.types import Origin
 from bapo.whatif.page import make_page
 from bapo.whatif.recording import Recording, read_recording
@@ -165,7 +165,7 @@ def _write_page(path: Path, result: Result) -> None:
     size = result.config.algorithm.batch_size
     notes = [*_head(result), *_totals(result), NOT_ANSWERED]
     text = make_page(f"{result.recording.name}: what if", result.recorded, result.simulated, size, notes)
-    with storing(path):
+    with storing(path, when_full=ELSEWHERE):
         replace_file(path, text.encode())
 
 

@@ -20,7 +20,7 @@ from bapo.comparison.published import published
 from bapo.comparison.remarks import remarks
 from bapo.comparison.tables import all_tables
 from bapo.report import drawing
-from bapo.storage import replace_file, storing
+from bapo.storage import ELSEWHERE, replace_file, storing
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -45,7 +45,7 @@ ul { padding-left: 1.2rem; } code { font-size: .9em; }
 def write_comparison(compared: Compared, folder: Path, *, paper: bool) -> Path:
     """Everything into a folder; returns the page. Raises: StorageError, ConfigError without matplotlib."""
     tables = all_tables(compared, paper=paper)
-    with storing(folder):
+    with storing(folder, when_full=ELSEWHERE):
         for name in ("figures", "tables"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         for table in tables:
@@ -53,7 +53,7 @@ def write_comparison(compared: Compared, folder: Path, *, paper: bool) -> Path:
             replace_file(folder / "tables" / f"{table.key}.md", as_markdown(table).encode())
     pictures, missing = _draw(compared, folder / "figures")
     page = _page(compared, tables, pictures, missing, paper=paper)
-    with storing(folder):
+    with storing(folder, when_full=ELSEWHERE):
         replace_file(folder / "index.html", page.encode())
     return folder / "index.html"
 

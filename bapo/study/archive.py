@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bapo.errors import ConfigError
 from bapo.records import RunDirectory
-from bapo.storage import append_line, replace_file, storing
+from bapo.storage import ELSEWHERE, append_line, replace_file, storing
 from bapo.study.plan import PlannedRun, Study
 from bapo.study.results import Results
 from bapo.study.state import State, changed, look
@@ -64,7 +64,7 @@ def pack(study: Study, path: Path) -> Moved:
         for run in finished:
             for name, record in _records_of(run):
                 _add(archive, f"runs/{run.name}/{name}", record)
-    with storing(path):
+    with storing(path, when_full=ELSEWHERE):
         replace_file(path, content.getvalue())
     return Moved(tuple(run.name for run in finished), tuple(one.run.name for one in found if one.run.name not in names))
 
@@ -126,7 +126,7 @@ def _read(path: Path) -> dict[str, bytes]:
 
 def _write_runs(folder: Path, runs: Sequence[PlannedRun], members: Mapping[str, bytes]) -> None:
     """All or none, as far as their settings go: they are written aside, compared with the plan, and then moved."""
-    with storing(folder):
+    with storing(folder, when_full=ELSEWHERE):
         (folder / "runs").mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=".unpacked-", dir=folder))
         try:

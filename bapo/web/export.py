@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 from bapo.config.load import load_resolved
 from bapo.errors import ConfigError
 from bapo.records import RunDirectory
-from bapo.storage import replace_file, storing
+from bapo.storage import ELSEWHERE, replace_file, storing
 from bapo.web.asking import all_endpoints, ask, view_of
 from bapo.web.assets import all_assets, as_json, filled, scripts
 from bapo.web.view import RunView
@@ -33,7 +33,7 @@ def write_export(run: RunDirectory, path: Path) -> Path:
         view.refresh()
     if not view.num_steps:
         raise ConfigError(f"run {run.path} has no finished step yet, so there is nothing to export")
-    with storing(path):
+    with storing(path, when_full=ELSEWHERE):
         replace_file(path, page_of(view).encode())
     return path
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bapo.errors import StorageError
+from bapo.group_files import GroupWriter
 from bapo.storage import storing
 
 
@@ -34,3 +35,12 @@ def test_a_folder_that_is_not_there_is_told_as_that(tmp_path: Path) -> None:
     path = tmp_path / "no" / "file"
     with pytest.raises(StorageError, match="make its folder first, or name a file in one"), storing(path):
         path.write_bytes(b"x")
+
+
+def test_a_full_disk_under_a_file_that_is_no_runs_is_not_answered_by_resuming_one(tmp_path: Path) -> None:
+    """/dev/full refuses every write as a full disk does."""
+    (tmp_path / ".groups.parquet.tmp").symlink_to("/dev/full")
+    words = r"groups\.parquet: .*No space left.*; free space, or name a file on another disk"
+    with pytest.raises(StorageError, match=words), GroupWriter(tmp_path / "groups.parquet"):
+        pass
+    assert list(tmp_path.iterdir()) == []
