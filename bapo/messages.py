@@ -97,6 +97,8 @@ class BufferStatus:
     """Why the next step needs another round of fresh groups; empty when it does not."""
     extra_rounds: tuple[ExtraRound, ...] = ()
     """Rounds that were asked for and of which no batch has consumed a group yet, oldest first."""
+    max_staleness: int | None = None
+    """Steps that a fresh group may be older than the batch that takes it; None when a service does not say."""
 
     def num_open(self, purpose: Purpose) -> int:
         """Requests of a purpose that nobody has answered: queued or leased."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from bapo.errors import UnavailableError
@@ -17,12 +18,12 @@ log = logging.getLogger(__name__)
 class Holdings:
     """Of one run. Raises, unless it says otherwise: UnavailableError."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, max_staleness: int) -> None:
+        self._store, self._max_staleness = store, max_staleness
 
     def status(self) -> BufferStatus:
         """Everything in numbers."""
-        return self._store.status()
+        return replace(self._store.status(), max_staleness=self._max_staleness)
 
     def tables(self) -> Tables:
         """B_bad, B_high and thresholds after the newest assembly."""

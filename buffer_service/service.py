@@ -74,7 +74,7 @@ class BufferService:
         self._reasons = FailureReasons(store)
         self._uncounted: deque[Assembly] = deque()
         """Counted when the learner has its batch, or somebody looks at the metrics."""
-        self.holdings = Holdings(store)
+        self.holdings = Holdings(store, config.cadence.max_staleness)
         self.lack = Lack()
         self.pressure = Pressure(store, config, wanted=self._assembler.wanted)
         self.tending = Tending(store, config)

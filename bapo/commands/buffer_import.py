@@ -41,8 +41,8 @@ def import_(
 
     Fresh, re-evaluated and evaluated groups return to their tables. Groups
     that a batch had consumed (B_high, retained batches) are left out, because
-    they would train a second time; --as-fresh takes them, too. Doing it twice
-    changes nothing.
+    they would train a second time; --as-fresh takes them, too, but under an
+    id that the buffer does not hold any more. Doing it twice changes nothing.
 
     Every row is read, and its policy version compared with the learner's,
     before anything is asked for; what is wrong is named with its row. A row
@@ -78,19 +78,29 @@ class _Found:
     newest_version: int
     """That sampled any token of a row that is to be stored; 0 when none is."""
     newest_row: int
+    fresh: tuple[tuple[int, int, int], ...]
+    """(row, oldest version that sampled it, step that it was planned for) of those that become fresh groups."""
 
 
 def _look_through(file: Path, *, as_fresh: bool) -> _Found:
     """Read every row once. Raises: ContractError that names the row that is wrong."""
     from bapo.group_files import count_rows, read_groups
 
-    num_rows, num_reevaluated, newest = 0, 0, (0, 0)
+    num_rows, num_reevaluated, newest, fresh = 0, 0, (0, 0), []
     for row in following(read_groups(file), "looking through", count_rows(file)):
         num_rows += 1
         if as_fresh or _is_waiting(row):
             num_reevaluated += row.group.purpose is Purpose.REEVALUATE and not as_fresh
             newest = max(newest, (int(row.group.versions[:, 1].max()), -row.number))  # of equal ones the first row
-    return _Found(num_rows=num_rows, num_reevaluated=num_reevaluated, newest_version=newest[0], newest_row=-newest[1])
+            if as_fresh or row.group.purpose is Purpose.FRESH:
+                fresh.append((row.number, row.group.policy_version, 0 if as_fresh else row.group.step))
+    return _Found(
+        num_rows=num_rows,
+        num_reevaluated=num_reevaluated,
+        newest_version=newest[0],
+        newest_row=-newest[1],
+        fresh=tuple(fresh),
+    )
 
 
 def _check(file: Path, found: _Found, status: BufferStatus) -> None:
@@ -109,6 +119,20 @@ def _check(file: Path, found: _Found, status: BufferStatus) -> None:
             "file, restore a snapshot instead (bapo buffer restore), or report the learner's progress first "
             "(BufferClient.report_progress)"
         )
+    if status.max_staleness is not None:
+        _refuse_old(file, found, status.assembled_step + 1, status.max_staleness)
+
+
+def _refuse_old(file: Path, found: _Found, next_step: int, most: int) -> None:
+    """Raises: ContractError when the batch of a row's step would drop it as sampled too many steps before."""
+    for row, version, planned in found.fresh:
+        step = max(planned, next_step)
+        if step - version > most:
+            raise ContractError(
+                f"row {row} of {file} was sampled with policy version {version}, and step {step} takes none below "
+                f"{step - most} (cadence.v - 1 + cadence.slack): its batch would drop it and have its prompt asked "
+                "again. Nothing was asked for; leave such rows out, or configure a larger cadence.slack"
+            )
 
 
 @contextmanager

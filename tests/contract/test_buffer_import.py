@@ -96,6 +96,19 @@ def test_a_version_counts_by_the_newest_token_of_a_row(client: BufferClient, tmp
     assert "policy version 2, but the learner has published 1" in refusal(client, "import", file)
 
 
+def test_fresh_rows_that_the_next_batch_would_drop_as_too_old_are_refused(client: BufferClient, tmp_path: Path) -> None:
+    """v = 5, slack = 0: a step takes groups that were sampled at most 4 steps before. Row 2 is planned for step 6."""
+    first, second = group("a"), replace(group("b"), step=6)
+    file = file_of(tmp_path, first, second)
+    said = refusal(client, "import", file)
+    assert said.startswith(f"row 2 of {file} was sampled with policy version 1, and step 6 takes none below 2 ")
+    assert "Nothing was asked for; leave such rows out" in said
+    assert BufferAdmin(client.url).held().items == []
+    assert_nobody_is_waited_for(client)
+    # Made fresh groups of the next step, which is the first, they are young enough.
+    assert call(client, "import", file, "--as-fresh").stdout == "2 stored\n"
+
+
 def test_the_version_of_a_row_that_is_left_out_does_not_matter(client: BufferClient, tmp_path: Path) -> None:
     file = file_of(tmp_path, group("a", version=12), places=("batch 11",))
     assert call(client, "import", file).stdout.startswith("nothing to store; 1 left out")
