@@ -91,10 +91,14 @@ def start(tmp_path: Path) -> Iterator[StartServer]:
 
 
 def assert_all_gone(processes: set[psutil.Process], timeout_s: float = PATIENCE_S) -> None:
-    def alive() -> list[psutil.Process]:
-        return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    wait_until(lambda: not any(map(is_alive, processes)), timeout_s=timeout_s)
 
-    wait_until(lambda: alive() == [], timeout_s=timeout_s)
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # between the two questions
+        return False
 
 
 def test_scripted_workers_sample_take_weights_scale_and_end_on_sigterm(

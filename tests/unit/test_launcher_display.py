@@ -225,7 +225,7 @@ def test_only_the_latest_steps_stay_in_the_table() -> None:
             "nobody: the learner trains step 5, the workers sample 32 groups",
         ),
         (
-            {"step": 300, "assembled_step": 299, "fresh_ready": 12},
+            {"step": 300, "assembled_step": 299, "fresh_ready": 12, "leased": {"fresh": 3}},
             "learner waits for batch 300: 12/32 fresh groups",
         ),
         (
