@@ -69,6 +69,11 @@ def run_process(
 
 
 def _end_as_first(number: int, frame: object) -> NoReturn:
-    # Nothing is lost: what scheduler and evaluator have acknowledged is in the buffer. os._exit waits for no thread.
+    # Nothing is lost: what scheduler and evaluator have acknowledged is in the buffer.
+    end_now(128 + number)
+
+
+def end_now(code: int) -> NoReturn:
+    """End without waiting for threads: what they do must be lost without harm."""
     logging.shutdown()
-    os._exit(128 + number)
+    os._exit(code)

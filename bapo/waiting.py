@@ -44,7 +44,7 @@ def _missing(status: BufferStatus, batch_size: int) -> str:
     rounds = sum(status.reevaluation_rounds.values())
     if rounds:
         parts.append(f"{rounds} re-evaluations open")
-    evaluate = status.queued.get(Purpose.EVALUATE.value, 0) + status.leased.get(Purpose.EVALUATE.value, 0)
+    evaluate = status.num_open(Purpose.EVALUATE)
     if evaluate:
         parts.append(f"{evaluate} evaluations go first")
     parts += _silent(status)
@@ -73,5 +73,5 @@ def _silent(status: BufferStatus) -> list[str]:
 
 
 def _evaluation_left(status: BufferStatus) -> str:
-    left = status.queued.get(Purpose.EVALUATE.value, 0) + status.leased.get(Purpose.EVALUATE.value, 0)
+    left = status.num_open(Purpose.EVALUATE)
     return f"training is done; {left} held-out prompts are left to measure"

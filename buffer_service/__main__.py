@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import NoReturn
 
 import uvicorn
 
@@ -27,7 +26,7 @@ from bapo.algorithms.registry import load_composer
 from bapo.bounded_headers import BoundedHeaders
 from bapo.errors import ConfigError, UnavailableError
 from bapo.metrics.metric import Process
-from bapo.process import Flags, run_process
+from bapo.process import Flags, end_now, run_process
 from bapo.redis_secrets import URL, refuse_open, with_password
 from bapo.telemetry import Telemetry, show_disk
 from bapo.tokens import keyring_for, listen_host
@@ -117,13 +116,8 @@ def main(flags: Flags) -> None:
     flags.run.write_port("buffer_service", int(listener.getsockname()[1]))
     log.info("run=%s listens on %s:%d, redis=%s", config.run.name, *listener.getsockname()[:2], link.where)
     server.run(sockets=[listener])
-    end_now()
-
-
-def end_now() -> NoReturn:
-    """What is left are threads that wait for Redis, for which Python would wait: half a minute when it is silent."""
-    logging.shutdown()
-    os._exit(0)
+    # What is left are threads that wait for Redis, for which Python would wait: half a minute when it is silent.
+    end_now(0)
 
 
 def collect_rarely() -> None:

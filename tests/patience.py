@@ -8,8 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import psutil
+
 PATIENCE_S = 60.0
 LOOK_S = 0.01
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process is gone, or a zombie: it may go between two questions."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def wait_until(

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from bapo.commands.buffer_where import Run, Url, Yes, following, reach, size, waiting_for
+from bapo.commands.buffer_where import ParquetFile, Run, Url, Yes, following, reach, size, waiting_for
 from bapo.errors import ConfigError
 from bapo.storage import ELSEWHERE, replace_file, storing, to_disk
 
@@ -21,7 +21,7 @@ Force = Annotated[bool, typer.Option("--force", help="Replace a file that exists
 
 
 def export(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A parquet file.")],
+    file: ParquetFile,
     url: Url = None,
     run: Run = None,
     force: Force = False,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bapo.commands.buffer_where import Run, Url, Where, following, reach
+from bapo.commands.buffer_where import ParquetFile, Run, Url, Where, following, reach
 from bapo.errors import ContractError, FullError, UnavailableError
 from bapo.types import Purpose, RolloutRequest
 from bapo.wire import pack_group
@@ -30,7 +30,7 @@ WAITING = ("fresh", "reevaluated", "evaluation")
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A parquet file.")],
+    file: ParquetFile,
     url: Url = None,
     run: Run = None,
     as_fresh: Annotated[

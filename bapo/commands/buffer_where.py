@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -35,6 +36,7 @@ RETRY_S = 2.0
 
 Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="The service, for example http://host:8700.")]
 Run = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Its run directory; default: the newest run.")]
+ParquetFile = Annotated[Path, typer.Argument(metavar="FILE", help="A parquet file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Offset = Annotated[int, typer.Option("--offset", metavar="N", min=0, help="Leave out the first N.")]

@@ -125,14 +125,13 @@ class Scheduler:
     def _ask_extra(self, status: BufferStatus) -> None:
         """The rounds that steps need besides their own. Asked again while nothing is on its way: the buffer may have
         been set back to before it was asked, and what is there already is not asked twice."""
-        fresh = Purpose.FRESH.value
-        if not status.queued.get(fresh, 0) + status.leased.get(fresh, 0):
+        if not status.num_open(Purpose.FRESH):
             self._asked_extra = frozenset()
         for extra in status.extra_rounds:
             if extra in self._asked_extra:
                 continue
             added = self._buffer.enqueue(self._plan.extra_requests(extra))
-            self._asked.labels(purpose=fresh).inc(added)
+            self._asked.labels(purpose=Purpose.FRESH.value).inc(added)
             log.info("step %d: %s; asked for %d more fresh groups", extra.step, status.demand, added)
         self._asked_extra = frozenset(status.extra_rounds)
 

@@ -23,7 +23,7 @@ from bapo.fleet_client import FleetClient
 from bapo.records import RunDirectory
 from bapo.types import Canary, WeightUpdate
 from tests.factories import make_request
-from tests.patience import PATIENCE_S, wait_until
+from tests.patience import PATIENCE_S, has_ended, wait_until
 from tests.rollout_fakes import MemoryBuffer, Served, buffer_app, make_config, make_update
 
 ENGINE_S = 240.0
@@ -91,14 +91,7 @@ def start(tmp_path: Path) -> Iterator[StartServer]:
 
 
 def assert_all_gone(processes: set[psutil.Process], timeout_s: float = PATIENCE_S) -> None:
-    wait_until(lambda: not any(map(is_alive, processes)), timeout_s=timeout_s)
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # between the two questions
-        return False
+    wait_until(lambda: all(map(has_ended, processes)), timeout_s=timeout_s)
 
 
 def test_scripted_workers_sample_take_weights_scale_and_end_on_sigterm(

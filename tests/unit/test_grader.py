@@ -24,7 +24,7 @@ from bapo.grading.pool import (
 )
 from bapo.tasks.base import ROW
 from tests.factories import make_prompt
-from tests.patience import wait_until
+from tests.patience import has_ended, wait_until
 
 HERE = "tests.unit.verifiers_that_misbehave"
 MakePool = Callable[..., GraderPool]
@@ -168,13 +168,6 @@ def test_the_kernel_would_kill_a_grader_before_its_worker(make_pool: MakePool) -
     make_pool("obey")
     (child,) = (child for child in psutil.Process().children() if child.pid not in before)
     assert Path(f"/proc/{child.pid}/oom_score_adj").read_text() == "1000\n"
-
-
-def has_ended(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def named_in(pid_file: Path) -> psutil.Process:

@@ -16,7 +16,7 @@ import pytest
 from bapo.errors import ConfigError, StorageError
 from services.launcher import failure, guard
 from services.launcher.child import Child, ProcessSpec, end
-from tests.patience import wait_until
+from tests.patience import has_ended, wait_until
 
 GRANDCHILD = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
 
@@ -93,7 +93,7 @@ def test_a_deaf_child_is_killed_with_what_it_started(start: Callable[..., Child]
     began = time.monotonic()
     end([child], grace_s=0.3)
     assert time.monotonic() - began < 30, "not when it has slept"
-    wait_until(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: has_ended(grandchild))
 
 
 def test_a_user_in_a_hurry_waits_for_no_grace(start: Callable[..., Child], tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ time.sleep(60)
         child = psutil.Process(int(launcher.stdout.readline()))
         assert child.is_running()
         launcher.send_signal(signal.SIGKILL)
-    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: has_ended(child))
 
 
 STRAY = """
@@ -133,10 +133,6 @@ GUARDED = [sys.executable, "-I", guard.__file__, sys.executable, "-c"]
 def read_stray(process: subprocess.Popen[str]) -> psutil.Process:
     assert process.stdout is not None
     return psutil.Process(int(process.stdout.readline()))
-
-
-def has_ended(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize(("end_of_command", "code"), [("sys.exit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)])

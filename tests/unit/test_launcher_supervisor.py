@@ -18,7 +18,7 @@ from services.launcher import supervisor
 from services.launcher.child import Child, ProcessSpec, Restarts, end, kill_descendants
 from services.launcher.crew import all_ended
 from services.launcher.supervisor import FOLLOWS_S, ChildFailedError, Supervisor
-from tests.patience import wait_until
+from tests.patience import has_ended, wait_until
 
 LONG = "import time; time.sleep(60)"
 NOW = SupervisionConfig(first_pause_s=0.0)
@@ -243,7 +243,7 @@ def test_what_the_dead_had_started_is_gone_before_it_starts_again(parts: Parts) 
     grandchild = psutil.Process(int(log_of(child)))
     kill(child)
     parts.supervisor(SupervisionConfig(first_pause_s=9.0)).look(parts.children)
-    wait_until(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: has_ended(grandchild))
     assert other.exit_code is None
 
 

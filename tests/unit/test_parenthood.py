@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from bapo.parenthood import dying_with_parent
-from tests.patience import wait_until
+from tests.patience import has_ended, wait_until
 
 PARENT = """
 import signal, subprocess, sys, time
@@ -22,20 +22,13 @@ time.sleep(1000)
 """
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def test_a_child_ends_when_its_parent_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        assert not is_gone(child)
+        child = psutil.Process(int(parent.stdout.readline()))
+        assert not has_ended(child)
         parent.kill()
-    wait_until(lambda: is_gone(child))
+    wait_until(lambda: has_ended(child))
 
 
 def test_a_child_whose_parent_was_dead_before_it_could_ask_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
