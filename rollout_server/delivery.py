@@ -25,6 +25,7 @@ from bapo.types import Float32s, Group, Outcome, Prompt, Purpose, RolloutRequest
 from bapo.wire import pack_group
 from rollout_server.engines.base import SampledGroup
 from rollout_server.experts import Experts
+from rollout_server.guarded import guarded_thread
 from rollout_server.leases import Lease, Leases
 from rollout_server.report import Tally
 
@@ -118,13 +119,14 @@ class Delivery:
         self._experts = experts
         self._leases = leases
         self._tally = tally
-        self._on_death = on_death
         self._to_do: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         """Gradings, and refusals of the engine."""
         # Two, because pushes of fresh groups wait while the buffer is full, and the others must not.
         self._queues: dict[bool, Frames] = {is_fresh: queue.SimpleQueue() for is_fresh in (False, True)}
-        self._graders = [self._thread(f"grade-{i}", self._grade_all) for i in range(num_graders)]
-        self._pushers = [self._thread(f"push-{i}", partial(self._push_all, q)) for i, q in self._queues.items()]
+        self._graders = [guarded_thread(f"grade-{i}", self._grade_all, on_death) for i in range(num_graders)]
+        self._pushers = [
+            guarded_thread(f"push-{i}", partial(self._push_all, q), on_death) for i, q in self._queues.items()
+        ]
 
     def start(self) -> None:
         """Begin to deliver."""
@@ -164,16 +166,6 @@ class Delivery:
             frames.put(None)
         for thread in self._pushers:
             _join(thread, deadline)
-
-    def _thread(self, name: str, run: Callable[[], None]) -> threading.Thread:
-        def guarded() -> None:
-            try:
-                run()
-            except Exception as error:
-                log.exception("%s ended", name)
-                self._on_death(error)
-
-        return threading.Thread(target=guarded, name=name, daemon=True)
 
     def _grade_all(self) -> None:
         while (work := self._to_do.get()) is not None:

@@ -30,6 +30,7 @@ from rollout_server.delivery import Buffer, Delivery, Grader
 from rollout_server.drafts import Shelf
 from rollout_server.engines.base import Engine, SampledGroup
 from rollout_server.experts import Experts
+from rollout_server.guarded import guarded_thread
 from rollout_server.leases import Leases
 from rollout_server.report import Rate, Tally, WorkerReport
 from rollout_server.sampler import Sampler
@@ -238,6 +239,8 @@ class Worker:
             self._error = error
             self._state = "failed"
             log.error("%s failed: %s: %s", self.worker_id, type(error).__name__, error)
+        else:
+            log.warning("%s ends already: %s: %s", self.worker_id, type(error).__name__, error)
         self._claiming.clear()
         self._stopping.set()
 
@@ -304,14 +307,7 @@ class Worker:
             log.warning("%s: leases were not released, they will end by themselves: %s", self.worker_id, error)
 
     def _start_thread(self, name: str, run: Callable[[], None]) -> None:
-        def guarded() -> None:
-            try:
-                run()
-            except Exception as error:
-                log.exception("%s ended", name)
-                self.died(error)
-
-        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread = guarded_thread(name, run, self.died)
         self._threads.append(thread)
         thread.start()
 

@@ -21,6 +21,7 @@ _LAST_OF_TRACEBACK = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interru
 EXCUSED: dict[str, dict[str, str]] = {
     DISK: {
         "No space left on device": "whoever writes must say so",
+        "StorageError: ": "the log lies on the same disk, and what is said of it may be cut",
         "cannot write to its disk": "Redis refuses, and the run ends with that",
     },
     LEARNER: {

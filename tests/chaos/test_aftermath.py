@@ -61,6 +61,13 @@ def test_a_full_disk_excuses_who_says_so_and_nothing_else(tmp_path: Path) -> Non
     assert len(complaints([log], kill(REDIS))) == 2
 
 
+def test_a_sentence_that_the_full_disk_has_cut_is_known_by_the_name_of_its_error(tmp_path: Path) -> None:
+    log = tmp_path / "rollout_server.log"
+    log.write_text("2026-11-23 07:04:22,273 ERROR rollout_server.worker: worker-0 failed: StorageError: Redis at un")
+    assert complaints([log], [Fault(number=0, what="fill", whom=DISK)]) == []
+    assert len(complaints([log], kill(REDIS))) == 1
+
+
 @pytest.mark.parametrize(
     ("faults", "found"),
     [
