@@ -37,7 +37,7 @@ lint: setup ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: setup ## mypy --strict on the heart and the buffer service
+types: setup ## mypy --strict on everything but tests and benchmarks
 	$(BIN)/mypy
 
 contracts: setup ## who may import whom

@@ -52,7 +52,8 @@ def entry_factor(entry: BatchEntry, config: Config) -> float:
 def left_out(batch: Batch, config: Config) -> Bools:
     """[R] responses that neither loss nor denominators see: truncated ones, under `shaping.overlong_filter`."""
     outcomes_R = np.concatenate([entry.group.outcomes for entry in batch.entries])
-    return np.equal(outcomes_R, Outcome.TRUNCATED) & config.shaping.overlong_filter
+    truncated_R: Bools = np.equal(outcomes_R, Outcome.TRUNCATED)
+    return truncated_R if config.shaping.overlong_filter else np.zeros_like(truncated_R)
 
 
 def of_kind_sft(batch: Batch) -> Bools:

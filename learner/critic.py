@@ -59,7 +59,8 @@ class Critic(nn.Module):
             packing=micro.packing,
         )
         hidden_MD = output.last_hidden_state[0].index_select(0, micro.predict_M)
-        return self.head(hidden_MD.float()).squeeze(1).clone()  # FSDP's hooks do not stand views
+        values_M: Tensor = self.head(hidden_MD.float())
+        return values_M.squeeze(1).clone()  # FSDP's hooks do not stand views
 
 
 def load_critic(config: Config, world: World) -> Critic:

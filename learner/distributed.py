@@ -20,6 +20,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # exported without __all__
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -166,7 +167,7 @@ def _meet_alone(world: World) -> None:
     """FSDP asks for a process group also where there is nobody to meet."""
     if dist.is_initialized():
         return
-    dist.init_process_group(_backend(world.device), store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(_backend(world.device), store=HashStore(), rank=0, world_size=1)
     atexit.register(_part)
 
 

@@ -67,7 +67,8 @@ def _mean_hidden(rows: Sequence[list[int]], model: Any, device: torch.device) ->
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device)
     hidden = model(input_ids=tokens, attention_mask=mask, use_cache=False).last_hidden_state.float()
     weights = mask.unsqueeze(-1).float()
-    return (hidden * weights).sum(1) / weights.sum(1)
+    mean: torch.Tensor = (hidden * weights).sum(1) / weights.sum(1)
+    return mean
 
 
 def main(flags: Flags) -> None:

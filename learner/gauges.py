@@ -35,7 +35,7 @@ OF_THE_ROW = {
     "bapo_learner_last_step_timestamp_seconds": "time",
 }
 """Gauge -> key of metrics.jsonl."""
-DIVERGENCE_GAUGES = (
+DIVERGENCE_GAUGES: tuple[tuple[str, dict[str, str], str], ...] = (
     ("bapo_learner_tv_distance_ratio", {"kind": "token"}, "tv_tok"),
     ("bapo_learner_tv_distance_ratio", {"kind": "sequence"}, "tv_seq"),
     ("bapo_learner_tv_distance_ratio", {"kind": "union"}, "tv_union"),

@@ -64,7 +64,7 @@ def load_module(
 
 
 def _ready(module: Module) -> Module:
-    use_onednn(module.model)
+    use_onednn(module.get_submodule("model"))
     return module.eval()
 
 

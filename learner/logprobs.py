@@ -36,7 +36,9 @@ def response_logprobs(
         chunk_tokens: rows of logits that exist at one time.
         compute_dtype: of the matrix products; sums over the vocabulary are float32 always.
     """
-    logprobs_M, entropy_M = _ChunkedHead.apply(hidden_MD, head_VD, target_M, temperature, chunk_tokens, compute_dtype)
+    logprobs_M, entropy_M = _ChunkedHead.apply(  # type: ignore[no-untyped-call]
+        hidden_MD, head_VD, target_M, temperature, chunk_tokens, compute_dtype
+    )
     return logprobs_M, entropy_M
 
 

@@ -52,9 +52,10 @@ class RowMaker:
     def _pieces(self) -> Pieces:
         path = self._config.model.path
         try:
-            return Pieces(AutoTokenizer.from_pretrained(path))
+            tokenizer: Any = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
             raise ConfigError(f"the tokenizer of {path} cannot be loaded: {error}") from error
+        return Pieces(tokenizer)
 
     @cached_property
     def _task(self) -> Task | None:
@@ -72,7 +73,8 @@ class RowMaker:
         Args:
             max_bytes: of a file with the numbers of tokens; text alone goes by `diagnostics.texts_mb`.
         """
-        batch, found = recorded.batch, []
+        batch = recorded.batch
+        found: list[list[TokenRow]] = []
         room, token_bytes = float(max_bytes), TOKEN_BYTES
         if recorded.values is None:
             room, token_bytes = float(self._config.diagnostics.texts_mb * MB), FRAME_TOKEN_BYTES

@@ -146,7 +146,8 @@ class Updater:
             step.reference_share = reference.share(number)
 
     def _logprobs(self, micro: MicroBatch) -> Tensor:
-        return self._policy(micro)[0]
+        logprobs_M: Tensor = self._policy(micro)[0]
+        return logprobs_M
 
     def _minibatch(self, step: Step, k: int) -> MinibatchResult:
         """One optimizer step over the groups of mini-batch k."""

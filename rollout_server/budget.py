@@ -14,7 +14,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from bapo.types import Float32s, Int32s, Purpose, RolloutRequest
+from bapo.columns import Float32s, Int32s
+from bapo.types import Purpose, RolloutRequest
 from rollout_server.drafts import Draft, Shelf, part_id, rows_of
 from rollout_server.engines.base import Continuation, Engine, Occupancy, SampledGroup
 

@@ -20,8 +20,9 @@ from typing import Protocol
 
 import numpy as np
 
+from bapo.columns import Float32s
 from bapo.errors import ContractError, GradingError, UnavailableError
-from bapo.types import Float32s, Group, Outcome, Prompt, Purpose, RolloutRequest, Timing
+from bapo.types import Group, Outcome, Prompt, Purpose, RolloutRequest, Timing
 from bapo.wire import pack_group
 from rollout_server.engines.base import SampledGroup
 from rollout_server.experts import Experts

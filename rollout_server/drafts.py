@@ -15,11 +15,12 @@ from urllib.parse import quote
 
 import numpy as np
 
+from bapo.columns import Float32s, Int32s
 from bapo.errors import BapoError, ContractError
 from bapo.frames import KIND_PART, frame_start, open_frame
 from bapo.spans import pairs_of, runs_of, versions_of
 from bapo.storage import replace_file, storing
-from bapo.types import Float32s, Int32s, RolloutRequest
+from bapo.types import RolloutRequest
 from rollout_server.engines.base import Continuation, SampledGroup
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from bapo.columns import Int32s
 from bapo.errors import GradingError
-from bapo.types import Int32s, Prompt, Purpose, RolloutRequest
+from bapo.types import Prompt, Purpose, RolloutRequest
 from rollout_server.engines.base import SampledGroup
 
 

@@ -103,10 +103,11 @@ class RayNode:
 
     def _start(self, rollout: RolloutConfig) -> None:
         self._folder = RayFolder()
-        total = {name: math.ceil(rollout.max_workers * amount) for name, amount in self._needs.items()}
+        most = rollout.max_workers
+        total: dict[str, float] = {name: math.ceil(most * amount) for name, amount in self._needs.items()}
         total.pop("GPU", None)
         ray.init(
-            num_cpus=total.pop("CPU", 1),
+            num_cpus=int(total.pop("CPU", 1)),
             num_gpus=gpus_to_declare(os.environ.get("CUDA_VISIBLE_DEVICES")),
             resources=total or None,
             include_dashboard=False,

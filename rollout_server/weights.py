@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from bapo.columns import Float32s
 from bapo.errors import ContractError, WeightMismatchError, WeightsAbsentError
-from bapo.types import Canary, Float32s, WeightUpdate
+from bapo.types import Canary, WeightUpdate
 from rollout_server.engines.base import Engine
 
 log = logging.getLogger(__name__)

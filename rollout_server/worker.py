@@ -21,10 +21,11 @@ from typing import Protocol
 
 import psutil
 
+from bapo.columns import Int32s
 from bapo.config.tree import Config
 from bapo.errors import BapoError, ContractError, UnavailableError
 from bapo.tasks.registry import load_task
-from bapo.types import Int32s, Prompt, WeightUpdate
+from bapo.types import Prompt, WeightUpdate
 from rollout_server.budget import Budgeted
 from rollout_server.delivery import Buffer, Delivery, Grader
 from rollout_server.drafts import Shelf

@@ -37,4 +37,5 @@ def bounds_around_one(clip_low: float | None, clip_high: float | None) -> tuple[
 
 def clamped(ratio_M: Tensor, low: Bound, high: Bound) -> Tensor:
     """clip(rho, low, high), where None is no bound."""
-    return ratio_M if low is None and high is None else ratio_M.clamp(low, high)
+    # Both are tensors or both are numbers: torch knows no mixture, and its types none of either.
+    return ratio_M if low is None and high is None else ratio_M.clamp(low, high)  # type: ignore[arg-type]

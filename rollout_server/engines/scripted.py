@@ -25,11 +25,12 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from bapo.algorithms.frozen import Frozen
+from bapo.columns import Float32s, Int32s
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
 from bapo.tasks.base import Task
 from bapo.tasks.registry import load_task
-from bapo.types import Float32s, Int32s, Prompt, RolloutRequest
+from bapo.types import Prompt, RolloutRequest
 from rollout_server.engines.base import INITIAL_VERSION, Continuation, Occupancy, SampledGroup
 
 ENVIRONMENT: Mapping[str, str] = {}

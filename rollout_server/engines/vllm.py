@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bapo.columns import Float32s, Int32s
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, ContractError
 from bapo.model_folder import folder_of, how_to_fetch, is_hub_id, missing_parts
 from bapo.needs import VLLM_FOR_GPUS, vllm_build
 from bapo.round_trips import round_trips
-from bapo.types import Float32s, Int32s, RolloutRequest
+from bapo.types import RolloutRequest
 from rollout_server.engines.base import INITIAL_VERSION, Continuation, Occupancy, SampledGroup
 
 if TYPE_CHECKING:

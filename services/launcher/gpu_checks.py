@@ -71,8 +71,8 @@ def _torch(config: Config, found: Gpus) -> Check:
     if torch is None:
         return Check(name=name, status="fail", detail="torch is not installed: `make setup GPU=1`")
     if torch.cuda is None:
-        status = "fail" if config.learner.device == "cuda" else "warn"
-        return Check(name=name, status=status, detail=f"torch {torch.version} is a build for CPUs; {FOR_GPUS}")
+        detail = f"torch {torch.version} is a build for CPUs; {FOR_GPUS}"
+        return Check(name=name, status="fail" if config.learner.device == "cuda" else "warn", detail=detail)
     if (problem := _misfit(config, found, torch)) is not None:
         return Check(name=name, status="fail", detail=problem)
     nccl = f"NCCL {torch.nccl}" if torch.nccl else "no NCCL"

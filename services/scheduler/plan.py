@@ -99,7 +99,7 @@ class FreshPlan:
             return None
         size = self._schedule.at(step)
         behind = ranking[size:] if len(ranking) > size else ranking
-        return self._prompts[behind[number % len(behind)]]
+        return self._prompts[int(behind[number % len(behind)])]
 
     def _due_regular(self, status: BufferStatus) -> list[RolloutRequest]:
         asked = status.cursor - status.fresh_spares
@@ -165,8 +165,7 @@ class FreshPlan:
         if self._proposals is None:
             return frozenset(self.prompt(cursor).prompt_id for cursor in places)
         ranking = self._proposals.ranking(step)
-        own = [] if ranking is None else ranking[: len(places)]
-        return frozenset(self._prompts[i].prompt_id for i in own)
+        return frozenset(self._prompts[i].prompt_id for i in ([] if ranking is None else ranking[: len(places)]))
 
 
 def due_round(step: int, config: Config) -> int | None:

@@ -17,12 +17,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from bapo.columns import Float32s
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
 from bapo.errors import WeightMismatchError
 from bapo.grading.pool import GraderPool
 from bapo.spans import versions_of
-from bapo.types import Canary, Float32s, WeightUpdate
+from bapo.types import Canary, WeightUpdate
 from rollout_server.budget import Budgeted
 from rollout_server.drafts import Shelf
 from rollout_server.engines import vllm

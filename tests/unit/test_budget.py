@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bapo.columns import Float32s, Int32s
 from bapo.errors import ContractError
 from bapo.spans import pairs_of, require_spans, runs_of, versions_of
-from bapo.types import Float32s, Int32s, Purpose, RolloutRequest
+from bapo.types import Purpose, RolloutRequest
 from rollout_server.budget import Budgeted
 from rollout_server.drafts import Draft, Shelf, pack_draft, unpack_draft
 from rollout_server.engines.base import Continuation, Occupancy, SampledGroup

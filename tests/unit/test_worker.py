@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bapo.columns import Float32s
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, ContractError, GradingError, UnavailableError, WeightMismatchError
-from bapo.types import Float32s, Outcome, Prompt, Purpose, RolloutRequest
+from bapo.types import Outcome, Prompt, Purpose, RolloutRequest
 from bapo.wire import unpack_group
 from rollout_server.engines import scripted
 from rollout_server.engines.base import Engine
