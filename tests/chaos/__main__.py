@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -51,7 +52,10 @@ def main() -> int:
             trial = run_trial(folder, left, seed=flags.seed, overrides=overrides, limit_s=flags.piece_s, disk=disk)
         except StandstillError as error:
             print(f"STANDSTILL: {error}")
+            _keep_logs(folder)
             return 1
+        if trial.violations:
+            _keep_logs(folder)
     piece = trial.line()
     pieces.append(piece)
     flags.out.write_text(json.dumps({"faults": flags.faults, "seed": flags.seed, "pieces": pieces}, indent=1) + "\n")
@@ -65,6 +69,13 @@ def _disk(stack: ExitStack, folder: Path) -> Path | None:
     except NoMountError as error:
         print(f"no fault fills the disk: {error}")
         return None
+
+
+def _keep_logs(folder: Path) -> None:
+    """Beside the ledgers: a disk of the run's own goes with it."""
+    for logs in (folder / "disk").glob("*/logs"):
+        shutil.copytree(logs, folder / "logs", dirs_exist_ok=True)
+        print(f"its logs: {folder / 'logs'}")
 
 
 def _words(piece: dict[str, Any]) -> str:

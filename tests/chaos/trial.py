@@ -125,7 +125,7 @@ def run_trial(
                 break
             watch.wait(fault.gap_s)
             if fault.whom.startswith(LEARNER) and fault.what == "kill":
-                watch.wait_for_commits(1, PATIENCE_S)  # a learner that never came back could hide behind the next kill
+                watch.wait_for_new_step(NEW_STEP_S)
             if not inflict(fault, stage):
                 trial.missed.append(fault.kind)
             trial.faults.append(fault)
@@ -157,7 +157,7 @@ class Watch:
         self._stage, self._trial = stage, trial
         self._tail = Tail(stage)
         self._since = self._new_since = time.monotonic()
-        self._furthest = 0
+        self._furthest = self._reached = 0
 
     def look(self) -> int:
         """Steps that were finished since the last look. Raises: StandstillError."""
@@ -184,6 +184,17 @@ class Watch:
         while time.monotonic() < end:
             self.look()
             time.sleep(min(0.1, seconds))
+
+    def wait_for_new_step(self, timeout_s: float) -> None:
+        """Return when a step is finished that was not when this last returned.
+
+        A learner that never came back could hide behind the next kill; and one that is killed behind every step before
+        its checkpoint is written repeats this step for ever, by the trial's own doing.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self._furthest <= self._reached:
+            self.wait_for_commits(1, max(0.0, deadline - time.monotonic()))
+        self._reached = self._furthest
 
     def wait_for_commits(self, num: int, timeout_s: float) -> None:
         """Return after so many further finished steps."""
