@@ -31,6 +31,7 @@ from bapo.config.tree import Config
 from bapo.errors import BapoError, NodeDiedError, UnavailableError
 from bapo.fleet_client import weight_update_from_map, weight_update_map
 from bapo.needs import worker_resources, workers_on
+from bapo.parenthood import watch_parent
 from bapo.process import LOG_FORMAT
 from bapo.tokens import own_token
 from bapo.types import WeightUpdate
@@ -171,6 +172,8 @@ class WorkerActor:
 
     def __init__(self, worker_id: str, config_json: str, buffer_url: str, log_path: str, token: str | None) -> None:
         _log_to(log_path)
+        # Ray looks for the raylet by its number, which a zombie keeps: where nobody waits for it, this would go on.
+        watch_parent(lambda: os._exit(1))
         config = Config.model_validate_json(config_json)
         # The log lies in RUN/logs. On a host that does not share RUN, segments outlive the worker on that host alone.
         self._worker = make_worker(worker_id, config, buffer_url, token, run_path=Path(log_path).parents[1])

@@ -18,8 +18,6 @@ import os
 import signal
 import struct
 import sys
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +26,7 @@ from typing import Any, BinaryIO
 import msgpack
 
 from bapo.errors import ConfigError
+from bapo.parenthood import watch_parent
 from bapo.tasks.base import LoadsReward, Task
 from bapo.tasks.functions import place_of
 from bapo.tasks.registry import expert_of, load_task, rewards_of, with_reward
@@ -36,7 +35,6 @@ from bapo.types import Prompt
 from bapo.wire import prompt_from_map
 
 LENGTH = struct.Struct("<I")
-PARENT_POLL_S = 1.0
 STDERR = 2
 OVERTIME_S = 5.0
 """Beyond the worker's own deadline for a group."""
@@ -141,16 +139,14 @@ def ended_after(limit_s: float) -> Iterator[None]:
 
 def _be_expendable() -> None:
     """Die with the worker even inside an endless verifier, and before it when memory runs out."""
-    threading.Thread(target=_watch_parent, args=(os.getppid(),), daemon=True).start()
+    watch_parent(_end)
     try:
         Path("/proc/self/oom_score_adj").write_text("1000")
     except OSError as error:
         sys.stderr.write(f"grader: the kernel may kill the worker before its grader: {error}\n")
 
 
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_S)
+def _end() -> None:
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)  # also what the verifier has started
     os._exit(1)

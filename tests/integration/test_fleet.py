@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import signal
@@ -55,6 +56,9 @@ class Server:
         return self.log.read_text()
 
 
+PR_SET_CHILD_SUBREAPER = 36
+"""Of prctl(2)."""
+
 StartServer = Callable[..., Server]
 
 
@@ -88,6 +92,19 @@ def start(tmp_path: Path) -> Iterator[StartServer]:
         for process in left:
             if process.is_running():
                 process.kill()
+
+
+@pytest.fixture
+def adopting() -> Iterator[None]:
+    """Orphans become children of this process, which does not wait for them: as in a container without an init."""
+    prctl = ctypes.CDLL(None).prctl
+    assert prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    ours = set(psutil.Process().children())
+    yield
+    assert prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) == 0
+    for orphan in set(psutil.Process().children()) - ours:
+        orphan.kill()
+        orphan.wait(PATIENCE_S)
 
 
 def assert_all_gone(processes: set[psutil.Process], timeout_s: float = PATIENCE_S) -> None:
@@ -271,6 +288,20 @@ def test_after_kill_9_of_the_server_its_workers_graders_and_ray_servers_are_gone
     ours = {process for process in server.descendants() if not process.name().endswith("Agent")}
     assert len(ours) >= 5, "gcs, raylet, a worker, two graders"
     server.process.kill()
+    assert_all_gone(ours)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's subreapers are Linux'")
+def test_a_worker_ends_with_a_raylet_that_nobody_waits_for(
+    start: StartServer, buffer: tuple[MemoryBuffer, str], adopting: None
+) -> None:
+    server = start(make_config(engine="scripted_actor", max_workers=1), buffer[1])
+    server.client().wait_ready(60)
+    ours = {process for process in server.descendants() if not process.name().endswith("Agent")}
+    raylet = next(process for process in ours if process.name() == "raylet")
+    server.process.kill()
+    wait_until(lambda: raylet.status() == psutil.STATUS_ZOMBIE)
     assert_all_gone(ours)
 
 

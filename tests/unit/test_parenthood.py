@@ -39,3 +39,23 @@ def test_a_child_whose_parent_was_dead_before_it_could_ask_ends_too(monkeypatch:
         ask()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+ORPHAN = """
+import os, sys, time
+from bapo.parenthood import watch_parent
+if os.fork() == 0:
+    watch_parent(lambda: (print("orphaned", flush=True), os._exit(0)))
+    print("watching", flush=True)
+    time.sleep(1000)
+sys.stdin.read()
+"""
+
+
+def test_a_child_hears_of_the_death_of_a_parent_that_did_not_know_of_it() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", ORPHAN], stdin=pipe, stdout=pipe, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "watching\n"
+        parent.kill()
+        assert parent.stdout.readline() == "orphaned\n"
