@@ -101,6 +101,12 @@ def test_a_worker_may_die_when_it_or_its_node_is_killed() -> None:
     ]
 
 
+def test_a_worker_may_end_with_the_disk_of_the_buffer_when_that_was_filled() -> None:
+    log = "2026-11-23 10:42:42,141 WARNING rollout_server.place: worker-0 died: StorageError: Redis cannot write\n"
+    assert workers_that_died(log, [Fault(number=0, what="fill", whom=DISK)]) == []
+    assert len(workers_that_died(log, kill(REDIS))) == 1
+
+
 def test_records_must_reach_the_last_commit_once_each_and_lack_no_prompt(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run")
     for step in (1, 2):
