@@ -88,8 +88,8 @@ def deaths_of_their_own(words: str, faults: Sequence[Fault]) -> list[str]:
 def workers_that_died(log: str, faults: Sequence[Fault]) -> list[str]:
     """The same of the workers of a fleet, by its log: one that is killed takes nobody along.
 
-    Whoever kills the node kills its workers. A grader is replaced by its worker, if that has begun. A worker to which the
-    buffer says that its disk is full ends with that.
+    Whoever kills the node kills its workers. A grader is replaced by its worker, if that has begun. A worker to
+    which the buffer says that its disk is full ends with that.
     """
     died = re.findall(r"WARNING rollout_server\.place: (\S+ died: .*)", log)
     if any(fault.whom == DISK for fault in faults):
