@@ -32,7 +32,7 @@ from learner.memory import out_of_memory
 from learner.policy import load_policy
 from learner.prompts_seen import PromptsSeen
 from learner.protocols import Buffer, Fleet
-from learner.resume import load_state, newest_checkpoint, republish, resume_buffer
+from learner.resume import agreed_checkpoint, load_state, republish, resume_buffer
 from learner.shared_buffer import SharedBuffer
 from learner.stopping import StopFlag, Stopped
 from learner.token_records import TokenRecorder
@@ -100,7 +100,7 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
         flags.run.write_port("learner", port)
         make_embeddings(config, flags.run)
         show_run(telemetry, config, flags.run.path)
-    checkpoint = newest_checkpoint(flags.run.path / "checkpoints") if flags.extra.resume else None
+    checkpoint = agreed_checkpoint(flags.run.path / "checkpoints", world) if flags.extra.resume else None
     peers = _peers(flags) if world.leads else None
     learner = make_learner(flags, world, stop, telemetry, peers, checkpoint)
     show_checkpoint(telemetry, flags.run.path / "checkpoints", learner.checkpoints.newest)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,31 @@ def test_killing_one_rank_ends_both_and_restart_goes_on(tmp_path: Path, peers: P
     assert code == 0, log
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
     assert run.latest_checkpoint() == 3
+
+
+def test_ranks_go_on_behind_one_checkpoint_when_another_learner_saves_a_newer_one_before_its_end(
+    tmp_path: Path, peers: Peers
+) -> None:
+    run = make_run(tmp_path)
+    peers.withheld |= {2, 3}
+    first = start(run, peers)
+    try:
+        assert peers.asked.wait(TIMEOUT_S), "the first learner never asked for batch 2"
+        second = start(run, peers, "--restart")
+        assert second.stderr is not None
+        assert any("another learner trains" in line for line in second.stderr)
+        time.sleep(1.0)  # its other rank looks for a checkpoint, if it does so by itself
+        peers.asked.clear()
+        peers.withheld.remove(2)
+        assert peers.asked.wait(TIMEOUT_S), "the first learner never asked for batch 3"
+    finally:
+        first.kill()
+        end_of(first)
+    peers.withheld.clear()
+    code, log = end_of(second)
+    assert code == 0, log
+    assert sorted(re.findall(r"\[rank \d\] .*(resumes after step \d)", log)) == ["resumes after step 2"] * 2
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
 
 
 def test_sigterm_ends_both_ranks_and_is_no_end_of_the_run_for_what_starts_them_again(
