@@ -17,7 +17,7 @@ One of two:  RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python 
              RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m learner ...
 With learner.num_ranks > 1 and no WORLD_SIZE it starts its ranks on this machine; they end together.
 Exit codes:  0 done, or asked to end (143 with --restart: the run is not over), 2 configuration, 3 storage or peer away,
-             or out of memory, 4 divergence, 5 deadline
+             or out of memory, 4 divergence, 5 deadline, 6 another rank is gone, whose own end says why
 """
 
 

@@ -23,7 +23,7 @@ from learner.alarm import QuietLog
 from learner.alone import alone
 from learner.checkpoint import Checkpoint, CheckpointWriter
 from learner.critic import load_critic
-from learner.distributed import World, join, leave, pick_device
+from learner.distributed import World, join, leave, lost_rank, pick_device
 from learner.embeddings import make_embeddings
 from learner.gauges import show_checkpoint, show_run
 from learner.local_ranks import ASKED
@@ -74,6 +74,7 @@ def train(flags: Flags) -> None:
             sys.exit(ASKED)
     except RuntimeError as error:
         told = out_of_memory(error, config.learner, rank=world.rank, device=world.device)
+        told = told or lost_rank(error, world.rank)
         if told is None:
             raise
         raise told from error

@@ -8,6 +8,7 @@ the checkpoint's snapshot of the buffer is restored first.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 from bapo.errors import BapoError, ConfigError, ContractError, StorageError
@@ -40,7 +41,8 @@ def agreed_checkpoint(folder: Path, world: World) -> Checkpoint | None:
     try:
         found = newest_checkpoint(folder)
     except BapoError:
-        world.share(None)
+        with suppress(RuntimeError):  # who is gone cannot be told, and must not hide why we end
+            world.share(None)
         raise
     world.share(str(found.state.step if found else 0).encode())
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from bapo.rank_environment import rank_environments
 from bapo.records import RunDirectory
 from tests.integration import learner_process
 from tests.integration.learner_peers import Peers
@@ -91,6 +93,41 @@ def test_ranks_go_on_behind_one_checkpoint_when_another_learner_saves_a_newer_on
     assert code == 0, log
     assert sorted(re.findall(r"\[rank \d\] .*(resumes after step \d)", log)) == ["resumes after step 2"] * 2
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
+
+
+def start_by_hand(run: RunDirectory, peers: Peers, *flags: str) -> list[subprocess.Popen[str]]:
+    """Each rank as a process of its own, as on two hosts: nobody ends one for the other's sake."""
+    given = {name: value for name, value in os.environ.items() if name not in THEIRS}
+    environments = rank_environments(2, 1)
+    return [learner_process.start(run, peers, *flags, environment=given | found) for found in environments]
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_whose_peer_was_killed_says_so_in_one_line(tmp_path: Path, peers: Peers, killed: int) -> None:
+    run = make_run(tmp_path)
+    peers.withheld.add(2)
+    ranks = start_by_hand(run, peers)
+    try:
+        assert peers.asked.wait(TIMEOUT_S), "the learner never asked for batch 2"
+        ranks[killed].kill()
+        end_of(ranks[killed])
+    finally:
+        code, log = end_of(ranks[1 - killed])
+    assert code == 6, log
+    assert f"RankLostError: rank {1 - killed} has lost another rank of the learner" in log
+    assert "Traceback" not in log
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path, peers: Peers) -> None:
+    given = {name: value for name, value in os.environ.items() if name not in THEIRS}
+    first, _ = rank_environments(2, 1)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", int(first["MASTER_PORT"])))
+        other.listen()
+        code, log = end_of(learner_process.start(make_run(tmp_path), peers, environment=given | first))
+    assert code == 3, log
+    assert "UnavailableError: rank 0: the port where the ranks meet (MASTER_PORT) is taken: " in log
+    assert "Traceback" not in log
 
 
 def test_sigterm_ends_both_ranks_and_is_no_end_of_the_run_for_what_starts_them_again(

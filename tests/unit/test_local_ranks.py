@@ -87,6 +87,11 @@ def test_one_that_does_not_heed_sigterm_is_killed(tmp_path: Path, monkeypatch: p
         ([143, 143], True, 143),  # with --restart, or before they listened
         ([143, 1], True, 143),
         ([1, 3], True, 3),
+        ([6, 1], False, 1),  # it says that it lost its peer
+        ([6, 137], False, 137),
+        ([6, 3], False, 3),
+        ([0, 6], False, 6),
+        ([6, 0], True, 0),
     ],
 )
 def test_a_verdict_of_ours_counts_before_what_follows_from_a_lost_peer(
