@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from bapo.addresses import buffer_url, fleet_url
 from bapo.clients import BufferClient
+from bapo.config.tree import Config
 from bapo.errors import ContractError
 from bapo.fleet_client import FleetClient
 from bapo.metrics.metric import Process
@@ -42,7 +43,7 @@ from learner.weights import WeightPublisher
 log = logging.getLogger("learner")
 
 RANKS_SLACK_S = 300.0
-"""Longer than rank 0 needs for anything but the batch and the weight update: loading, saving, restoring."""
+"""Longer than rank 0 needs for anything but its waits for others: loading, saving, restoring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +62,7 @@ def train(flags: Flags) -> None:
     torch.set_num_threads(config.learner.num_threads)
     stop = StopFlag()
     stop.install()
-    timeout_s = config.learner.batch_timeout_s + config.rollout.sync_timeout_s + RANKS_SLACK_S
-    world = join(config.learner.num_ranks, pick_device(config.learner.device), timeout_s)
+    world = join(config.learner.num_ranks, pick_device(config.learner.device), longest_silence_s(config))
     finished = False
     try:
         with _as_only_learner(flags, world, stop):
@@ -80,6 +80,16 @@ def train(flags: Flags) -> None:
         raise told from error
     finally:
         leave(world, together=finished)
+
+
+def longest_silence_s(config: Config) -> float:
+    """For so long rank 0 may keep the others waiting in seconds, and no setting is exceeded.
+
+    At the start it waits for the buffer, on a resume once more behind a restore, and for the first worker, and then it
+    publishes; later for a batch or an update of the weights.
+    """
+    rollout = config.rollout
+    return max(config.learner.batch_timeout_s, 3 * rollout.start_timeout_s) + rollout.sync_timeout_s + RANKS_SLACK_S
 
 
 @contextmanager
