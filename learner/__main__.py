@@ -7,7 +7,7 @@ import os
 import sys
 
 from bapo.process import Flags, run_process
-from bapo.rank_environment import RANK, WORLD_SIZE, rank_environments
+from bapo.rank_environment import RANK, WORLD_SIZE, meeting_place, rank_environments
 from learner.local_ranks import run_ranks
 
 EXAMPLES = """\
@@ -26,7 +26,8 @@ def main(flags: Flags) -> None:
     settings = flags.config.learner
     if settings.num_ranks > 1 and not {RANK, WORLD_SIZE} & os.environ.keys():
         command = [sys.executable, "-m", "learner", *sys.argv[1:]]
-        sys.exit(run_ranks(command, rank_environments(settings.num_ranks, settings.num_threads)))
+        with meeting_place() as meeting:
+            sys.exit(run_ranks(command, rank_environments(settings.num_ranks, settings.num_threads, meeting)))
     # Only here: torch takes seconds and a quarter of a gigabyte, for which the parent of ranks has no use.
     from learner.rank import train
 

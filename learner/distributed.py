@@ -25,6 +25,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bapo.errors import BapoError, ConfigError, RankLostError, UnavailableError
+from bapo.rank_environment import LISTENER
 from learner.recomputation import decoder_layers
 
 log = logging.getLogger(__name__)
@@ -114,13 +115,28 @@ def join(num_ranks: int, device: torch.device, timeout_s: float, environment: Ma
     if size > 1:
         timeout = timedelta(seconds=max(timeout_s, START_TIMEOUT_S))
         try:
-            dist.init_process_group(_backend(device), rank=rank, world_size=size, timeout=timeout)
+            store = _opened_store(rank, size, timeout, environment)
+            dist.init_process_group(_backend(device), store=store, rank=rank, world_size=size, timeout=timeout)
         except RuntimeError as error:
             told = lost_rank(error, rank)
             if told is None:
                 raise
             raise told from error
     return World(rank=rank, size=size, device=device)
+
+
+def _opened_store(rank: int, size: int, timeout: timedelta, environment: Mapping[str, str]) -> dist.TCPStore | None:
+    """Where the ranks meet, at the socket that their parent keeps open; None where torch finds the place by itself."""
+    if LISTENER not in environment:
+        return None
+    return dist.TCPStore(
+        environment["MASTER_ADDR"],
+        int(environment["MASTER_PORT"]),
+        size,
+        rank == 0,
+        timeout=timeout,
+        master_listen_fd=int(environment[LISTENER]) if rank == 0 else None,
+    )
 
 
 def lost_rank(error: RuntimeError, rank: int) -> BapoError | None:

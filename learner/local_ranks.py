@@ -24,6 +24,7 @@ from typing import BinaryIO
 
 from bapo.errors import RankLostError
 from bapo.parenthood import dying_with_parent
+from bapo.rank_environment import inherited
 
 ASKED = 128 + signal.SIGTERM
 """Exit code of a learner that was asked to end, where something starts it again: 0 would say that the run is over."""
@@ -74,6 +75,7 @@ class _Ranks:
                 # Ctrl-C of a terminal comes to us alone, who pass it on once.
                 start_new_session=True,
                 preexec_fn=dying_with_parent(signal.SIGKILL),
+                pass_fds=inherited(environment),
             )
             self._processes.append(process)
         for rank, process in enumerate(self._processes):

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from bapo.rank_environment import rank_environments
+from bapo.rank_environment import meeting_place, rank_environments
 from bapo.records import RunDirectory
 from tests.integration import learner_process
 from tests.integration.learner_peers import Peers
@@ -95,10 +95,12 @@ def test_ranks_go_on_behind_one_checkpoint_when_another_learner_saves_a_newer_on
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
 
 
-def start_by_hand(run: RunDirectory, peers: Peers, *flags: str) -> list[subprocess.Popen[str]]:
+def start_by_hand(
+    run: RunDirectory, peers: Peers, *flags: str, meeting: socket.socket | None = None
+) -> list[subprocess.Popen[str]]:
     """Each rank as a process of its own, as on two hosts: nobody ends one for the other's sake."""
     given = {name: value for name, value in os.environ.items() if name not in THEIRS}
-    environments = rank_environments(2, 1)
+    environments = rank_environments(2, 1, meeting)
     return [learner_process.start(run, peers, *flags, environment=given | found) for found in environments]
 
 
@@ -128,6 +130,26 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, peers: Peers) -> None:
     assert code == 3, log
     assert "UnavailableError: rank 0: the port where the ranks meet (MASTER_PORT) is taken: " in log
     assert "Traceback" not in log
+
+
+def test_ranks_that_start_again_meet_where_they_met_before_and_nobody_else_can_take_the_place(
+    tmp_path: Path, peers: Peers
+) -> None:
+    run = make_run(tmp_path)
+    peers.withheld.add(2)
+    with meeting_place() as meeting:
+        ranks = start_by_hand(run, peers, meeting=meeting)
+        assert peers.asked.wait(TIMEOUT_S), "the learner never asked for batch 2"
+        for rank in ranks:
+            rank.kill()
+        for rank in ranks:
+            end_of(rank)
+        with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
+            other.bind(meeting.getsockname())
+        peers.withheld.clear()
+        ends = [end_of(rank) for rank in start_by_hand(run, peers, "--restart", meeting=meeting)]
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
 
 
 def test_sigterm_ends_both_ranks_and_is_no_end_of_the_run_for_what_starts_them_again(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from bapo.rank_environment import rank_environments
+from bapo.rank_environment import LISTENER, rank_environments
+from bapo.records import RunDirectory
 from learner import local_ranks
 from learner.local_ranks import exit_code, run_ranks
+from services.launcher.processes import Starter
+from tests.learner_setup import learner_config
 
 REPOSITORY = Path(__file__).parents[2]
 FOREVER = "import time; time.sleep(600)"
@@ -40,6 +44,19 @@ def test_one_rank_alone_meets_nobody() -> None:
     (alone,) = rank_environments(1, 2)
     assert alone["OMP_NUM_THREADS"] == "2"
     assert not alone.keys() & {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+def test_the_launcher_holds_the_place_where_ranks_meet_for_all_their_starts(tmp_path: Path) -> None:
+    starter = Starter(learner_config(learner={"num_ranks": 2}), RunDirectory.create(tmp_path / "run"))
+    first, second = starter.learner(resume=False)
+    place = (first.env["MASTER_ADDR"], int(first.env["MASTER_PORT"]))
+    assert place == (second.env["MASTER_ADDR"], int(second.env["MASTER_PORT"]))
+    assert (list(first.pass_fds), list(second.pass_fds)) == ([int(first.env[LISTENER])], [])
+    with socket.socket() as other:
+        with pytest.raises(OSError, match="Address already in use"):
+            other.bind(place)
+        starter.close()
+        other.bind(place)
 
 
 def test_lines_name_their_rank_and_all_well_is_zero() -> None:
