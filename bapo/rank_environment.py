@@ -8,7 +8,7 @@ from collections.abc import Mapping
 WORLD_SIZE, RANK = "WORLD_SIZE", "RANK"
 LISTENER = "BAPO_RANKS_LISTENER"
 """Descriptor, in rank 0, of the socket that listens at MASTER_PORT already; with torchrun or by hand there is none."""
-LOOPBACK = "127.0.0.1"
+LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 
 MALLOC = {
     # The learner frees and takes the same large blocks every step: keeping them is a fifth faster on CPUs.
@@ -45,6 +45,8 @@ def rank_environments(num_ranks: int, num_threads: int, meeting: socket.socket |
         "MASTER_PORT": str(meeting.getsockname()[1] if meeting else free_port()),
         WORLD_SIZE: str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
+        # Else gloo listens at the address that the host's name has, which others may reach, and asks for no token.
+        "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE,
     }
     if meeting:
         common[LISTENER] = str(meeting.fileno())

@@ -132,6 +132,12 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, peers: Peers) -> None:
     assert "Traceback" not in log
 
 
+def listened(process: subprocess.Popen[str]) -> set[str]:
+    """Addresses at which a process listens."""
+    found = psutil.Process(process.pid).net_connections("tcp")
+    return {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
+
+
 def test_ranks_that_start_again_meet_where_they_met_before_and_nobody_else_can_take_the_place(
     tmp_path: Path, peers: Peers
 ) -> None:
@@ -140,6 +146,7 @@ def test_ranks_that_start_again_meet_where_they_met_before_and_nobody_else_can_t
     with meeting_place() as meeting:
         ranks = start_by_hand(run, peers, meeting=meeting)
         assert peers.asked.wait(TIMEOUT_S), "the learner never asked for batch 2"
+        assert {address for rank in ranks for address in listened(rank)} == {"127.0.0.1"}, "nobody else can join"
         for rank in ranks:
             rank.kill()
         for rank in ranks:

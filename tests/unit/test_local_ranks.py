@@ -36,7 +36,7 @@ def test_every_rank_finds_who_it_is_and_where_all_meet() -> None:
     differ = {name: (first[name], second[name]) for name in first if first[name] != second[name]}
     assert differ == {"RANK": ("0", "1"), "LOCAL_RANK": ("0", "1")}
     assert (first["WORLD_SIZE"], first["LOCAL_WORLD_SIZE"], first["OMP_NUM_THREADS"]) == ("2", "2", "3")
-    assert first["MASTER_ADDR"] == "127.0.0.1"
+    assert (first["MASTER_ADDR"], first["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1", "lo")
     assert 1024 <= int(first["MASTER_PORT"]) < 65536
 
 
