@@ -323,7 +323,7 @@ def test_a_checkpoint_with_a_file_that_is_cut_off_is_refused_before_anything_is_
             with pytest.raises(StorageError, match=r"step-000004 is not a whole checkpoint: .* goes on behind step 2$"):
                 newest_checkpoint(tmp_path / "checkpoints")
         (folder / name).write_bytes(whole)
-    for name in ("optimizer.safetensors", "buffer.bin"):
+    for name in ("optimizer.safetensors", "reference.safetensors", "buffer.bin"):
         (folder / name).rename(tmp_path / "away")
         with pytest.raises(StorageError, match="step-000004 is not a whole checkpoint"):
             newest_checkpoint(tmp_path / "checkpoints")
