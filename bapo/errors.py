@@ -12,6 +12,7 @@
         FullError          a peer is there and holds all that it may             HTTP 429, retried after a pause
       NodeDiedError        the Ray node of a rollout server is gone              exit 1 like a crash: it starts anew
       DeadlineError        a named wait ran past its deadline                    exit 5, says who waits for whom
+      RankLostError        another rank of the learner is gone or silent         exit 6, the other one is the cause
       GradingError         a verifier raised, hung or was killed                 retried whole, never rewarded 0
       DivergenceError      loss or gradient is not finite                        exit 4, the message names the batch
       StorageError         disk full or not writable                             exit 3, nothing acknowledged is lost
@@ -148,6 +149,12 @@ class DeadlineError(BapoError):
 
     exit_code = 5
     http_status = 504
+
+
+class RankLostError(BapoError):
+    """Another rank of the learner has ended, or says nothing: what that one died of is the cause, never this."""
+
+    exit_code = 6
 
 
 class GradingError(BapoError):

@@ -7,7 +7,7 @@ import os
 import sys
 
 from bapo.process import Flags, run_process
-from bapo.rank_environment import RANK, WORLD_SIZE, rank_environments
+from bapo.rank_environment import RANK, WORLD_SIZE, meeting_place, rank_environments
 from learner.local_ranks import run_ranks
 
 EXAMPLES = """\
@@ -17,7 +17,7 @@ One of two:  RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python 
              RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m learner ...
 With learner.num_ranks > 1 and no WORLD_SIZE it starts its ranks on this machine; they end together.
 Exit codes:  0 done, or asked to end (143 with --restart: the run is not over), 2 configuration, 3 storage or peer away,
-             or out of memory, 4 divergence, 5 deadline
+             or out of memory, 4 divergence, 5 deadline, 6 another rank is gone, whose own end says why
 """
 
 
@@ -26,7 +26,8 @@ def main(flags: Flags) -> None:
     settings = flags.config.learner
     if settings.num_ranks > 1 and not {RANK, WORLD_SIZE} & os.environ.keys():
         command = [sys.executable, "-m", "learner", *sys.argv[1:]]
-        sys.exit(run_ranks(command, rank_environments(settings.num_ranks, settings.num_threads)))
+        with meeting_place() as meeting:
+            sys.exit(run_ranks(command, rank_environments(settings.num_ranks, settings.num_threads, meeting)))
     # Only here: torch takes seconds and a quarter of a gigabyte, for which the parent of ranks has no use.
     from learner.rank import train
 

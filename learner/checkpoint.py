@@ -19,7 +19,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import itemgetter
@@ -74,6 +74,8 @@ class CheckpointState:
     """Of the alpha weights."""
     anchor_steps: Mapping[str, int]
     """Group id -> step of its first use."""
+    parts: Sequence[str] = ()
+    """Names of the parts that had state of their own; earlier versions did not write them down."""
 
 
 class Saved(Protocol):
@@ -126,7 +128,7 @@ class CheckpointWriter:
         """Write the checkpoint of `step`. Raises: StorageError; the older checkpoints stay."""
         weights = gather_weights(policy, torch.float32)
         moments = gather_moments(policy.model, optimizer)
-        more = {name: part.tensors() for name, part in parts.items()}
+        more = dict(filter(itemgetter(1), ((name, part.tensors()) for name, part in parts.items())))
         if self._world.leads:
             assert publisher.newest is not None, "step 1 publishes before anything is saved"
             state = CheckpointState(
@@ -136,6 +138,7 @@ class CheckpointWriter:
                 num_updates=num_updates(optimizer),
                 canary=publisher.newest.canary,
                 anchor_steps=dict(memory.steps),
+                parts=sorted(more),
             )
             partial = self._folder / f"step-{step:06d}.partial"
             with storing(partial):
@@ -145,7 +148,7 @@ class CheckpointWriter:
                     write_weights(weights, partial / "hf" / "model.safetensors")
                     write_weights(moments, partial / "optimizer.safetensors")
                     write_weights(_tensors(memory.columns), partial / "anchors.safetensors")
-                    for name, tensors in filter(itemgetter(1), more.items()):
+                    for name, tensors in more.items():
                         write_weights(tensors, partial / f"{name}.safetensors")
                     self._write_model_files(policy, partial / "hf")
                     link(Path(publisher.newest.path), partial / "alpha.safetensors")
@@ -230,8 +233,8 @@ def open_checkpoint(folder: Path, step: int) -> Checkpoint:
     """
     path = folder / f"step-{step:06d}"
     try:
-        _refuse_damage(path)
-        fields: dict[str, Any] = json.loads((path / "state.json").read_text())
+        fields: dict[str, Any] = dict(json.loads((path / "state.json").read_text()))
+        _refuse_damage(path, fields.get("parts", ()))
         canary = Canary(
             token_ids=tuple(fields["canary"]["token_ids"]),
             logprobs=tuple(fields["canary"]["logprobs"]),
@@ -245,12 +248,13 @@ def open_checkpoint(folder: Path, step: int) -> Checkpoint:
     return Checkpoint(folder=path, state=state)
 
 
-def _refuse_damage(path: Path) -> None:
+def _refuse_damage(path: Path, parts: Sequence[str]) -> None:
     """Raises: OSError, ValueError, SafetensorError when a file is missing or shorter than it says."""
     json.loads((path / "hf" / "config.json").read_text())
     if not (path / "buffer.bin").is_file():
         raise FileNotFoundError("there is no buffer.bin")
-    for file in sorted({*map(path.joinpath, TENSOR_FILES), *path.glob("*.safetensors")}):
+    named = (*TENSOR_FILES, *(f"{name}.safetensors" for name in parts))
+    for file in sorted({*map(path.joinpath, named), *path.glob("*.safetensors")}):
         try:
             with safe_open(file, framework="pt"):
                 pass

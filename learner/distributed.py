@@ -25,13 +25,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from bapo.errors import ConfigError
+from bapo.errors import BapoError, ConfigError, RankLostError, UnavailableError
+from bapo.rank_environment import LISTENER
 from learner.recomputation import decoder_layers
 
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
 """How long the ranks wait for each other at the start."""
+ADVICE_OF_GLOO = " This is typically caused"
+"""How the part of its message begins that names no cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +101,8 @@ def join(num_ranks: int, device: torch.device, timeout_s: float, environment: Ma
 
     Args:
         timeout_s: longest that one rank may keep the others waiting, for example for a batch.
-    Raises: ConfigError when the environment contradicts `learner.num_ranks`.
+    Raises: ConfigError when the environment contradicts `learner.num_ranks`; UnavailableError when MASTER_PORT is
+        taken; RankLostError when the others do not come.
     """
     size, rank = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
     if size != num_ranks:
@@ -111,8 +115,45 @@ def join(num_ranks: int, device: torch.device, timeout_s: float, environment: Ma
         torch.cuda.set_device(device)
     if size > 1:
         timeout = timedelta(seconds=max(timeout_s, START_TIMEOUT_S))
-        dist.init_process_group(_backend(device), rank=rank, world_size=size, timeout=timeout)
+        try:
+            store = _opened_store(rank, size, timeout, environment)
+            dist.init_process_group(_backend(device), store=store, rank=rank, world_size=size, timeout=timeout)
+        except RuntimeError as error:
+            told = lost_rank(error, rank)
+            if told is None:
+                raise
+            raise told from error
     return World(rank=rank, size=size, device=device)
+
+
+def _opened_store(rank: int, size: int, timeout: timedelta, environment: Mapping[str, str]) -> dist.TCPStore | None:
+    """Where the ranks meet, at the socket that their parent keeps open; None where torch finds the place by itself."""
+    if LISTENER not in environment:
+        return None
+    return dist.TCPStore(
+        environment["MASTER_ADDR"],
+        int(environment["MASTER_PORT"]),
+        size,
+        rank == 0,
+        timeout=timeout,
+        master_listen_fd=int(environment[LISTENER]) if rank == 0 else None,
+    )
+
+
+def lost_rank(error: RuntimeError, rank: int) -> BapoError | None:
+    """What to raise where torch.distributed failed for another rank's sake; None when something else is wrong."""
+    reason = " ".join(str(error).partition(ADVICE_OF_GLOO)[0].split())
+    if "EADDRINUSE" in reason:
+        return UnavailableError(f"rank {rank}: the port where the ranks meet (MASTER_PORT) is taken: {reason}")
+    is_of_meeting = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
+    # What ranks send that have come to different places is refused by gloo with "enforce fail": no rank is lost then.
+    is_of_group = "gloo/transport" in reason and "enforce fail" not in reason
+    if not is_of_meeting and not is_of_group and "ncclRemoteError" not in reason:
+        return None
+    return RankLostError(
+        f"rank {rank} has lost another rank of the learner: that one has ended, and its log says why, or is stopped or "
+        f"cut off ({reason})"
+    )
 
 
 def leave(world: World, *, together: bool) -> None:

@@ -22,7 +22,9 @@ from contextlib import suppress
 from types import FrameType
 from typing import BinaryIO
 
+from bapo.errors import RankLostError
 from bapo.parenthood import dying_with_parent
+from bapo.rank_environment import inherited
 
 ASKED = 128 + signal.SIGTERM
 """Exit code of a learner that was asked to end, where something starts it again: 0 would say that the run is over."""
@@ -73,6 +75,7 @@ class _Ranks:
                 # Ctrl-C of a terminal comes to us alone, who pass it on once.
                 start_new_session=True,
                 preexec_fn=dying_with_parent(signal.SIGKILL),
+                pass_fds=inherited(environment),
             )
             self._processes.append(process)
         for rank, process in enumerate(self._processes):
@@ -141,14 +144,16 @@ class _Ranks:
 
 
 def exit_code(ends: Sequence[int], *, was_asked: bool) -> int:
-    """Of all ranks together: an error of ours (2 to 127) first, since who only lost a peer ends with 1 or by a signal.
+    """Of all ranks together: an error of ours (2 to 127) first, since who only lost a peer is no cause.
+
+    That one ends with the code of `RankLostError`, or gloo aborts it.
 
     Args:
         ends: exit codes in the order of the ends, 128 + n for signal n.
         was_asked: they were asked to end, so that losing each other is no failure: 0, or `ASKED`.
     """
-    failures = [code for code in ends if code]
-    ours = [code for code in failures if 2 <= code < 128]
+    failures = sorted((code for code in ends if code), key=lambda code: code == RankLostError.exit_code)
+    ours = [code for code in failures if 2 <= code < 128 and code != RankLostError.exit_code]
     if was_asked:
         failures = [code for code in failures if code == ASKED]
     return next(iter(ours or failures), 0)

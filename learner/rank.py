@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from bapo.addresses import buffer_url, fleet_url
 from bapo.clients import BufferClient
+from bapo.config.tree import Config
 from bapo.errors import ContractError
 from bapo.fleet_client import FleetClient
 from bapo.metrics.metric import Process
@@ -23,7 +24,7 @@ from learner.alarm import QuietLog
 from learner.alone import alone
 from learner.checkpoint import Checkpoint, CheckpointWriter
 from learner.critic import load_critic
-from learner.distributed import World, join, leave, pick_device
+from learner.distributed import World, join, leave, lost_rank, pick_device
 from learner.embeddings import make_embeddings
 from learner.gauges import show_checkpoint, show_run
 from learner.local_ranks import ASKED
@@ -32,7 +33,7 @@ from learner.memory import out_of_memory
 from learner.policy import load_policy
 from learner.prompts_seen import PromptsSeen
 from learner.protocols import Buffer, Fleet
-from learner.resume import load_state, newest_checkpoint, republish, resume_buffer
+from learner.resume import agreed_checkpoint, load_state, republish, resume_buffer
 from learner.shared_buffer import SharedBuffer
 from learner.stopping import StopFlag, Stopped
 from learner.token_records import TokenRecorder
@@ -42,7 +43,7 @@ from learner.weights import WeightPublisher
 log = logging.getLogger("learner")
 
 RANKS_SLACK_S = 300.0
-"""Longer than rank 0 needs for anything but the batch and the weight update: loading, saving, restoring."""
+"""Longer than rank 0 needs for anything but its waits for others: loading, saving, restoring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +62,7 @@ def train(flags: Flags) -> None:
     torch.set_num_threads(config.learner.num_threads)
     stop = StopFlag()
     stop.install()
-    timeout_s = config.learner.batch_timeout_s + config.rollout.sync_timeout_s + RANKS_SLACK_S
-    world = join(config.learner.num_ranks, pick_device(config.learner.device), timeout_s)
+    world = join(config.learner.num_ranks, pick_device(config.learner.device), longest_silence_s(config))
     finished = False
     try:
         with _as_only_learner(flags, world, stop):
@@ -74,11 +74,22 @@ def train(flags: Flags) -> None:
             sys.exit(ASKED)
     except RuntimeError as error:
         told = out_of_memory(error, config.learner, rank=world.rank, device=world.device)
+        told = told or lost_rank(error, world.rank)
         if told is None:
             raise
         raise told from error
     finally:
         leave(world, together=finished)
+
+
+def longest_silence_s(config: Config) -> float:
+    """For so long rank 0 may keep the others waiting in seconds, and no setting is exceeded.
+
+    At the start it waits for the buffer, on a resume once more behind a restore, and for the first worker, and then it
+    publishes; later for a batch or an update of the weights.
+    """
+    rollout = config.rollout
+    return max(config.learner.batch_timeout_s, 3 * rollout.start_timeout_s) + rollout.sync_timeout_s + RANKS_SLACK_S
 
 
 @contextmanager
@@ -100,7 +111,7 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
         flags.run.write_port("learner", port)
         make_embeddings(config, flags.run)
         show_run(telemetry, config, flags.run.path)
-    checkpoint = newest_checkpoint(flags.run.path / "checkpoints") if flags.extra.resume else None
+    checkpoint = agreed_checkpoint(flags.run.path / "checkpoints", world) if flags.extra.resume else None
     peers = _peers(flags) if world.leads else None
     learner = make_learner(flags, world, stop, telemetry, peers, checkpoint)
     show_checkpoint(telemetry, flags.run.path / "checkpoints", learner.checkpoints.newest)

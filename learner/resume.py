@@ -8,12 +8,15 @@ the checkpoint's snapshot of the buffer is restored first.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
-from bapo.errors import ConfigError, ContractError, StorageError
+from bapo.errors import BapoError, ConfigError, ContractError, StorageError
 from learner.checkpoint import Checkpoint, complete_steps, open_checkpoint
+from learner.distributed import World
 from learner.loop import Learner
 from learner.shared_buffer import SharedBuffer
+from learner.stopping import Stopped
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +25,41 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """What `--resume` goes on from; None when the run has not saved anything yet. Raises: StorageError, ConfigError."""
     steps = complete_steps(folder)
     return open_checkpoint(folder, steps[-1]) if steps else None
+
+
+def agreed_checkpoint(folder: Path, world: World) -> Checkpoint | None:
+    """`newest_checkpoint` as rank 0 finds it, on every rank; the others open that one. All ranks must call it.
+
+    Each by itself might find another: rank 0 waits for the end of an earlier learner, which saves meanwhile, and what
+    is on a file server is not seen everywhere at once. Ranks that go on behind different steps train on moments of
+    different steps, or wait for each other until their deadline.
+
+    Raises: StorageError, ConfigError; on the ranks that follow Stopped when rank 0 ended instead.
+    """
+    if not world.leads:
+        return _followed(folder, world)
+    try:
+        found = newest_checkpoint(folder)
+    except BapoError:
+        with suppress(RuntimeError):  # who is gone cannot be told, and must not hide why we end
+            world.share(None)
+        raise
+    world.share(str(found.state.step if found else 0).encode())
+    return found
+
+
+def _followed(folder: Path, world: World) -> Checkpoint | None:
+    answer = world.share(None)
+    if answer is None:
+        raise Stopped("rank 0 ended while it looked for a checkpoint")
+    step = int(bytes(answer))
+    try:
+        return open_checkpoint(folder, step) if step else None
+    except StorageError as error:
+        raise StorageError(
+            f"rank {world.rank} cannot go on behind step {step}, as rank 0 does: {error}. Or do the ranks see "
+            "different disks?"
+        ) from error
 
 
 def load_state(learner: Learner, checkpoint: Checkpoint) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from bapo.types import Progress
 from learner.distributed import World
@@ -55,7 +56,8 @@ class SharedBuffer:
         try:
             answer = ask(self._leader)
         except BaseException:
-            self._world.share(None)
+            with suppress(RuntimeError):  # who is gone cannot be told, and must not hide why we end
+                self._world.share(None)
             raise
         self._world.share(answer)
         return answer

@@ -68,6 +68,8 @@ class ProcessSpec:
     """How far it has come for good; a death at the same milestone as the last one is never forgiven."""
     death_signal: signal.Signals = signal.SIGKILL
     """What the kernel sends it when the launcher dies."""
+    pass_fds: Sequence[int] = ()
+    """Descriptors of ours that it uses."""
 
 
 @dataclass(slots=True)
@@ -108,6 +110,7 @@ class Child:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                     preexec_fn=dying_with_parent(self.spec.death_signal),
+                    pass_fds=self.spec.pass_fds,
                 )
             except OSError as error:
                 raise ConfigError(f"cannot start {self.spec.name} ({self.spec.argv[0]}): {error.strerror}") from error

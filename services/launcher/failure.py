@@ -7,7 +7,14 @@ import re
 import signal
 from pathlib import Path
 
-from bapo.errors import ConfigError, DeadlineError, DivergenceError, StorageError, UnavailableError
+from bapo.errors import (
+    ConfigError,
+    DeadlineError,
+    DivergenceError,
+    RankLostError,
+    StorageError,
+    UnavailableError,
+)
 from services.launcher.child import Child
 
 TAIL_BYTES = 64 << 10
@@ -24,6 +31,8 @@ ADVICE = {
     DivergenceError.exit_code: "the checkpoint before it is intact; a lower learner.lr or fewer stale groups "
     "(cadence.v, cadence.slack) usually help, in a new run",
     DeadlineError.exit_code: "see the log of the process that was waited for, then continue the run",
+    RankLostError.exit_code: "see the logs of the other ranks (learner*.log), one of which ended or stopped first, "
+    "then continue the run",
     KILLED: "it was killed from outside, most often by the kernel, out of memory (see `dmesg`); fewer "
     "rollout.num_workers, a smaller rollout.max_groups_in_flight or learner.microbatch_tokens need less",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +14,7 @@ import urllib3
 from bapo import provenance
 from bapo.addresses import BUFFER, FLEET
 from bapo.config.tree import Config
-from bapo.rank_environment import rank_environments
+from bapo.rank_environment import inherited, meeting_place, rank_environments
 from bapo.records import RunDirectory
 from bapo.redis_secrets import PASSWORD, VARIABLES, without_password
 from bapo.token_sets import FOLDER, SET, TokenSet
@@ -51,6 +52,12 @@ class Starter:
         self._tokens = tokens_of(run)
         self._http = urllib3.PoolManager(retries=False, timeout=PROBE_TIMEOUT_S)
         self._ports = {name: port for name, _, port in configured_ports(config)}
+        self._meeting: socket.socket | None = None
+
+    def close(self) -> None:
+        """Give up what is kept open for children that start again."""
+        if self._meeting is not None:
+            self._meeting.close()
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -107,17 +114,23 @@ class Starter:
     def _ranks(self, *flags: str) -> list[ProcessSpec]:
         settings = self._config.learner
         gpus = self._gpus.learner_environment()
+        if settings.num_ranks > 1 and self._meeting is None:
+            self._meeting = meeting_place()
+        environments = rank_environments(settings.num_ranks, settings.num_threads, self._meeting)
         return [
-            self._spec(
-                LEARNER if rank == 0 else f"{LEARNER}-{rank}",
-                LEARNER,
-                *flags,
-                env=environment | gpus,
-                hint=LEARNER_HINT,
-                may_end=True,
-                has_health=rank == 0,
+            replace(
+                self._spec(
+                    LEARNER if rank == 0 else f"{LEARNER}-{rank}",
+                    LEARNER,
+                    *flags,
+                    env=environment | gpus,
+                    hint=LEARNER_HINT,
+                    may_end=True,
+                    has_health=rank == 0,
+                ),
+                pass_fds=inherited(environment),
             )
-            for rank, environment in enumerate(rank_environments(settings.num_ranks, settings.num_threads))
+            for rank, environment in enumerate(environments)
         ]
 
     def _spec(

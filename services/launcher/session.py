@@ -103,6 +103,7 @@ class Session:
         self.display.close()
         facts = self.crew.facts()
         self.crew.close()
+        self.starter.close()
         self.alongside.close()
         self._forget_targets()
         remember(self.run, processes=facts, ended_at=time.time())

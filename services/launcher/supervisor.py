@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from bapo.config.supervision import SupervisionConfig
+from bapo.errors import RankLostError
 from services.launcher.child import Child, kill_descendants
 from services.launcher.failure import code_text
 
@@ -57,7 +58,7 @@ class Supervisor:
         """Start again what has died and may be; returns whether anything was started. Raises: ChildFailedError."""
         dead = [child for child in children if child.has_failed and child.restart_at_s is None]
         # Verdicts, then killed ones: what fails because its team has lost a member is not the cause.
-        for child in sorted(dead, key=lambda child: (not _is_verdict(child), not child.was_killed)):
+        for child in sorted(dead, key=lambda child: (not _is_verdict(child), not child.was_killed, _is_lost(child))):
             if child.restart_at_s is None and not self._may_follow(child, children):
                 self._bury(child, children)
         due = [c for c in children if c.restart_at_s is not None and c.restart_at_s <= self._now()]
@@ -83,7 +84,7 @@ class Supervisor:
             if at >= self._now() - self._settings.window_s or (where is not None and where == milestone)
         ]
         if not child.may_start_again or len(accidents) >= self._settings.max_restarts:
-            raise ChildFailedError(child)
+            raise ChildFailedError(_cause(child, team))
         pause_s = min(LONGEST_PAUSE_S, self._settings.first_pause_s * 2 ** len(accidents))
         accidents.append((self._now(), milestone))
         self._say(self._line(child, pause_s, len(accidents)))
@@ -102,9 +103,20 @@ class Supervisor:
 
 
 def _is_verdict(child: Child) -> bool:
-    """Who only loses a member of the team ends with 1, by a signal, or as one that was asked to end (143)."""
+    """Who only loses a member of the team says so, or ends by a signal, or as one that was asked to end (143)."""
     code = child.exit_code
-    return code is not None and 2 <= code < 128
+    return code is not None and 2 <= code < 128 and not _is_lost(child)
+
+
+def _is_lost(child: Child) -> bool:
+    return child.exit_code == RankLostError.exit_code
+
+
+def _cause(child: Child, team: Sequence[Child]) -> Child:
+    """The one to be told of: one that lost a member of the team names none, and that may have ended with 0."""
+    if not _is_lost(child):
+        return child
+    return next((other for other in team if other.exit_code is not None and not _is_lost(other)), child)
 
 
 def _team(child: Child) -> str:

@@ -23,9 +23,10 @@ EXCUSED: dict[str, dict[str, str]] = {
         "No space left on device": "whoever writes must say so",
         "StorageError: ": "the log lies on the same disk, and what is said of it may be cut",
         "cannot write to its disk": "Redis refuses, and the run ends with that",
+        "RankLostError: ": "a rank whose team-mate has ended with that",
     },
     LEARNER: {
-        "gloo/transport/tcp/pair.cc": "a rank whose team has lost a member",
+        "RankLostError: ": "a rank whose team has lost a member",
         f"{LEARNER}-1.log: {UNENDED}": "the launcher kills it while it says so",
     },
     GRADER: {"VerifierKilledError": "a worker whose grader dies before both have begun is replaced as a whole"},

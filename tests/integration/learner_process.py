@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo.config.load import dump_toml
+from bapo.rank_environment import inherited
 from bapo.records import RunDirectory
 from tests.integration.learner_peers import Peers, serve
 from tests.learner_setup import learner_config, random_batch
@@ -35,7 +36,13 @@ def start(run: RunDirectory, peers: Peers, *flags: str, environment: Mapping[str
     """The process, with its log in a pipe and this environment alone."""
     command = [sys.executable, "-m", "learner", "--config", str(run.config_path), "--run-dir", str(run.path)]
     urls = ["--buffer-url", peers.url, "--fleet-url", peers.url]
-    return subprocess.Popen([*command, *urls, *flags], env=environment, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [*command, *urls, *flags],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=inherited(environment),
+    )
 
 
 def end_of(process: subprocess.Popen[str], timeout_s: float) -> tuple[int, str]:

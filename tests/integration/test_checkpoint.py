@@ -22,7 +22,8 @@ from bapo.errors import ConfigError, ContractError, StorageError
 from bapo.types import Batch, Origin
 from learner.checkpoint import complete_steps
 from learner.loop import Learner
-from learner.resume import load_state, newest_checkpoint, republish, resume_buffer
+from learner.resume import agreed_checkpoint, load_state, newest_checkpoint, republish, resume_buffer
+from learner.stopping import Stopped
 from learner.weights import digest_of
 from tests.learner_setup import (
     FakeBuffer,
@@ -322,7 +323,7 @@ def test_a_checkpoint_with_a_file_that_is_cut_off_is_refused_before_anything_is_
             with pytest.raises(StorageError, match=r"step-000004 is not a whole checkpoint: .* goes on behind step 2$"):
                 newest_checkpoint(tmp_path / "checkpoints")
         (folder / name).write_bytes(whole)
-    for name in ("optimizer.safetensors", "buffer.bin"):
+    for name in ("optimizer.safetensors", "reference.safetensors", "buffer.bin"):
         (folder / name).rename(tmp_path / "away")
         with pytest.raises(StorageError, match="step-000004 is not a whole checkpoint"):
             newest_checkpoint(tmp_path / "checkpoints")
@@ -332,6 +333,31 @@ def test_a_checkpoint_with_a_file_that_is_cut_off_is_refused_before_anything_is_
     (folder / "state.json").write_bytes(b"")
     with pytest.raises(StorageError, match="there is no older one, so start a new run"):
         newest_checkpoint(tmp_path / "checkpoints")
+
+
+class Follower:
+    """World of a rank that hears this from rank 0."""
+
+    leads, rank = False, 1
+
+    def __init__(self, heard: bytes | None) -> None:
+        self._heard = heard
+
+    def share(self, data: bytes | None) -> bytes | None:
+        return self._heard
+
+
+def test_a_rank_that_follows_opens_the_checkpoint_of_rank_0_or_none(model_path: Path, tmp_path: Path) -> None:
+    train(run_config(model_path, run={"num_steps": 4}), tmp_path, FakeBuffer(batch_of), FakeFleet())
+    folder = tmp_path / "checkpoints"
+    found = agreed_checkpoint(folder, Follower(b"2"))  # type: ignore[arg-type]
+    assert found is not None
+    assert found.state.step == 2, "although there is one of step 4"
+    assert agreed_checkpoint(folder, Follower(b"0")) is None  # type: ignore[arg-type]
+    with pytest.raises(StorageError, match=r"rank 1 cannot go on behind step 6, as rank 0 does: .*different disks"):
+        agreed_checkpoint(folder, Follower(b"6"))  # type: ignore[arg-type]
+    with pytest.raises(Stopped, match="rank 0 ended"):
+        agreed_checkpoint(folder, Follower(None))  # type: ignore[arg-type]
 
 
 def test_a_snapshot_of_the_buffer_that_is_cut_off_names_its_checkpoint(model_path: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from bapo.config.supervision import SupervisionConfig
+from bapo.errors import RankLostError
 from services.launcher import supervisor
 from services.launcher.child import Child, ProcessSpec, Restarts, end, kill_descendants
 from services.launcher.crew import all_ended
@@ -21,6 +22,7 @@ from services.launcher.supervisor import FOLLOWS_S, ChildFailedError, Supervisor
 from tests.patience import has_ended, wait_until
 
 LONG = "import time; time.sleep(60)"
+LOST = f"raise SystemExit({RankLostError.exit_code})"
 NOW = SupervisionConfig(first_pause_s=0.0)
 
 
@@ -205,7 +207,7 @@ def test_a_team_begins_again_together_and_its_cause_is_the_one_that_was_killed(p
     assert [line.partition(";")[0] for line in parts.said] == ["rank-1 ended with signal SIGKILL"]
 
 
-@pytest.mark.parametrize("code", [1, 143])
+@pytest.mark.parametrize("code", [1, 143, RankLostError.exit_code])
 def test_the_verdict_of_a_rank_is_the_cause_also_when_those_that_lost_it_end_first(parts: Parts, code: int) -> None:
     """On a full disk rank 0 takes its time to end with 3; the other one has lost its connection meanwhile."""
     lost = parts.start(f"raise SystemExit({code})", name="rank-1", restarts=Restarts.KILLED, team="ranks")
@@ -219,6 +221,39 @@ def test_the_verdict_of_a_rank_is_the_cause_also_when_those_that_lost_it_end_fir
         supervisor.look(parts.children)
     assert failed.value.child is refused
     assert parts.said == []
+
+
+def test_a_rank_that_crashes_is_the_cause_and_not_the_one_that_lost_it(parts: Parts) -> None:
+    """Both are found dead at once, and rank 0 stands first."""
+    lost = parts.start(LOST, name="rank-0", restarts=Restarts.KILLED, team="ranks")
+    crashed = parts.start("raise SystemExit(1)", name="rank-1", restarts=Restarts.KILLED, team="ranks")
+    for child in (lost, crashed):
+        child.process.wait()
+    with pytest.raises(ChildFailedError) as failed:
+        parts.supervisor().look(parts.children)
+    assert failed.value.child is crashed
+
+
+def test_a_rank_that_left_as_somebody_asked_it_to_is_the_cause_and_not_the_one_that_lost_it(parts: Parts) -> None:
+    lost = parts.start(LOST, name="rank-1", restarts=Restarts.KILLED, team="ranks", may_end=True)
+    left = parts.start("", name="rank-0", restarts=Restarts.KILLED, team="ranks", may_end=True)
+    for child in (lost, left):
+        child.process.wait()
+    with pytest.raises(ChildFailedError) as failed:
+        parts.supervisor().look(parts.children)
+    assert failed.value.child is left
+
+
+def test_a_rank_whose_team_mate_is_stopped_is_all_that_can_be_told_of(parts: Parts) -> None:
+    lost = parts.start(LOST, name="rank-0", restarts=Restarts.KILLED, team="ranks")
+    parts.start(name="rank-1", restarts=Restarts.KILLED, team="ranks")
+    lost.process.wait()
+    supervisor = parts.supervisor()
+    assert not supervisor.look(parts.children)
+    parts.clock.now += FOLLOWS_S
+    with pytest.raises(ChildFailedError) as failed:
+        supervisor.look(parts.children)
+    assert failed.value.child is lost
 
 
 def test_a_rank_that_fails_is_the_cause_when_no_other_one_ends(parts: Parts) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from bapo.rank_environment import rank_environments
+from bapo.rank_environment import LISTENER, rank_environments
+from bapo.records import RunDirectory
 from learner import local_ranks
 from learner.local_ranks import exit_code, run_ranks
+from services.launcher.processes import Starter
+from tests.learner_setup import learner_config
 
 REPOSITORY = Path(__file__).parents[2]
 FOREVER = "import time; time.sleep(600)"
@@ -32,7 +36,7 @@ def test_every_rank_finds_who_it_is_and_where_all_meet() -> None:
     differ = {name: (first[name], second[name]) for name in first if first[name] != second[name]}
     assert differ == {"RANK": ("0", "1"), "LOCAL_RANK": ("0", "1")}
     assert (first["WORLD_SIZE"], first["LOCAL_WORLD_SIZE"], first["OMP_NUM_THREADS"]) == ("2", "2", "3")
-    assert first["MASTER_ADDR"] == "127.0.0.1"
+    assert (first["MASTER_ADDR"], first["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1", "lo")
     assert 1024 <= int(first["MASTER_PORT"]) < 65536
 
 
@@ -40,6 +44,19 @@ def test_one_rank_alone_meets_nobody() -> None:
     (alone,) = rank_environments(1, 2)
     assert alone["OMP_NUM_THREADS"] == "2"
     assert not alone.keys() & {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+def test_the_launcher_holds_the_place_where_ranks_meet_for_all_their_starts(tmp_path: Path) -> None:
+    starter = Starter(learner_config(learner={"num_ranks": 2}), RunDirectory.create(tmp_path / "run"))
+    first, second = starter.learner(resume=False)
+    place = (first.env["MASTER_ADDR"], int(first.env["MASTER_PORT"]))
+    assert place == (second.env["MASTER_ADDR"], int(second.env["MASTER_PORT"]))
+    assert (list(first.pass_fds), list(second.pass_fds)) == ([int(first.env[LISTENER])], [])
+    with socket.socket() as other:
+        with pytest.raises(OSError, match="Address already in use"):
+            other.bind(place)
+        starter.close()
+        other.bind(place)
 
 
 def test_lines_name_their_rank_and_all_well_is_zero() -> None:
@@ -87,6 +104,11 @@ def test_one_that_does_not_heed_sigterm_is_killed(tmp_path: Path, monkeypatch: p
         ([143, 143], True, 143),  # with --restart, or before they listened
         ([143, 1], True, 143),
         ([1, 3], True, 3),
+        ([6, 1], False, 1),  # it says that it lost its peer
+        ([6, 137], False, 137),
+        ([6, 3], False, 3),
+        ([0, 6], False, 6),
+        ([6, 0], True, 0),
     ],
 )
 def test_a_verdict_of_ours_counts_before_what_follows_from_a_lost_peer(
