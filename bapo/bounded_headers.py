@@ -29,11 +29,13 @@ connection: close\r
 class BoundedHeaders:
     """Mixed into uvicorn's httptools protocol, before it: `class Protocol(BoundedHeaders, HttpToolsProtocol)`.
 
-    What it refuses is told to `app.state.refused`, where an app has that (a metric).
+    What it refuses is told to `app.state.refused`, where an app has that (a metric). Headers behind a body of chunks
+    are dropped, and more than MOST_HEADER_BYTES of them end the connection.
     """
 
     _has_headers = False
     _header_bytes = 0
+    """That came since the request began, or since the newest bytes of its body."""
     _headers_due: asyncio.TimerHandle | None = None
 
     def connection_made(self: Any, transport: Any) -> None:
@@ -47,7 +49,12 @@ class BoundedHeaders:
     def data_received(self: Any, data: bytes) -> None:
         self._header_bytes += len(data)
         super().data_received(data)  # type: ignore[misc]
-        if not self._has_headers and self._header_bytes > MOST_HEADER_BYTES and not self.transport.is_closing():
+        if self._header_bytes <= MOST_HEADER_BYTES or self.transport.is_closing():
+            return
+        if self._has_headers:  # an answer may be on its way, or out: nothing else can be said
+            self._count(Refusal.TOO_LARGE)
+            self.transport.close()
+        else:
             message = f"more than {MOST_HEADER_BYTES} bytes of path and headers"
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, Refusal.TOO_LARGE, message)
 
@@ -55,10 +62,13 @@ class BoundedHeaders:
         """What is no HTTP is refused as everything else is."""
         self._refuse(HTTPStatus.BAD_REQUEST, Refusal.CONTRACT, msg)
 
-    def _refuse(self: Any, status: HTTPStatus, reason: Refusal, message: str) -> None:
+    def _count(self: Any, reason: Refusal) -> None:
         state = getattr(self.config.loaded_app, "state", None)
         if (refused := getattr(state, "refused", None)) is not None:
             refused(reason)
+
+    def _refuse(self: Any, status: HTTPStatus, reason: Refusal, message: str) -> None:
+        self._count(reason)
         body = json.dumps({"error": ContractError.__name__, "message": message, "retry": False})
         self.transport.write((HEAD.format(status, len(body)) + body).encode())
         self.transport.close()
@@ -67,10 +77,18 @@ class BoundedHeaders:
         self._expect_headers()
         super().on_message_begin()  # type: ignore[misc]
 
+    def on_header(self: Any, name: bytes, value: bytes) -> None:
+        if not self._has_headers:  # the request was admitted by those that it had, and uvicorn would keep these, too
+            super().on_header(name, value)  # type: ignore[misc]
+
     def on_headers_complete(self: Any) -> None:
-        self._has_headers = True
+        self._has_headers, self._header_bytes = True, 0
         self._stop_waiting()
         super().on_headers_complete()  # type: ignore[misc]
+
+    def on_body(self: Any, body: bytes) -> None:
+        self._header_bytes = 0
+        super().on_body(body)  # type: ignore[misc]
 
     def _expect_headers(self: Any) -> None:
         self._has_headers, self._header_bytes = False, 0

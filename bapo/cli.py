@@ -24,6 +24,7 @@ from bapo.commands import (
 )
 from bapo.commands.arguments import TAKES_OVERRIDES
 from bapo.errors import BapoError
+from bapo.plain_text import plain
 
 app = typer.Typer(
     name="bapo",
@@ -59,7 +60,9 @@ def main() -> None:
     try:
         app()
     except BapoError as error:
-        typer.secho(f"{type(error).__name__}: {error}", fg=typer.colors.RED, err=True)
+        # Of a file or a service of somebody else it repeats whatever stands there.
+        message = "\n".join(map(plain, str(error).split("\n")))
+        typer.secho(f"{type(error).__name__}: {message}", fg=typer.colors.RED, err=True)
         sys.exit(error.exit_code)
 
 

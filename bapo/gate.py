@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bapo.errors import AccessError, BapoError, ContractError, Refusal, UnavailableError
+from bapo.plain_text import plain
 from bapo.seldom import Seldom
 from bapo.tokens import TOKEN_FILE, Keyring, Role
 
@@ -154,9 +155,8 @@ class Gate:
         # Not one line per refusal: whoever can be refused could fill the disk.
         if self._seldom.is_due("refused"):
             client = (scope.get("client") or ("?",))[0]
-            log.warning(
-                "refused client=%s status=%d reason=%s: %.300s", client, refusal.status, refusal.reason, refusal
-            )
+            what = plain(str(refusal)[:300])  # a path is whatever somebody has sent, line breaks and all
+            log.warning("refused client=%s status=%d reason=%s: %s", client, refusal.status, refusal.reason, what)
 
 
 def check_right(scope: Scope, rule: Rule | None, keyring: Keyring | None) -> Role | None:

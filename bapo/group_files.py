@@ -164,8 +164,9 @@ def _kind(type_: pa.DataType) -> str:
 def _row(path: Path, number: int, part: pa.RecordBatch, row: int) -> Row:
     values = {name: part.column(name)[row] for name in part.schema.names}
     fields = {name: value for name, value in values.items() if value.is_valid or name not in OPTIONAL}
-    name = fields["group_id"].as_py()
+    name = None
     try:
+        name = fields["group_id"].as_py()
         empty = [column for column, value in fields.items() if not value.is_valid]
         if empty:
             raise ContractError(f"{', '.join(empty)} is empty")  # noqa: TRY301 - named below with its row

@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import msgspec
 from msgpack.exceptions import UnpackException
 
 from bapo.errors import ContractError
@@ -32,6 +33,7 @@ from buffer_service.codec import (
 )
 from buffer_service.groups import FreshGroup
 from buffer_service.image import Image
+from buffer_service.image_checks import require_image
 from buffer_service.values import SelectorState
 
 MAGIC = b"BAPOSNAP"
@@ -87,12 +89,30 @@ def unpack_snapshot(data: bytes | memoryview) -> tuple[Image, Iterator[tuple[str
         index = unpack(view[START.size : end])
         image = _image(index)
         group_ids = index["frames"]
-    except (KeyError, TypeError, ValueError, UnpackException) as error:
-        raise ContractError(f"snapshot index is malformed: {error!r}") from error
+        referred = set(image.references)
+        is_complete = set(group_ids) == referred
+    except _MALFORMED as error:
+        raise ContractError(f"snapshot index is malformed: {error!r}"[:500]) from error
     frames = list(split_frames(content[end:]))
-    if len(frames) != len(group_ids) or set(group_ids) != set(image.references):
-        raise ContractError(f"snapshot has {len(frames)} frames for {len(image.references)} groups")
-    return image, zip(group_ids, frames, strict=True)
+    if len(frames) != len(group_ids) or not is_complete:
+        raise ContractError(f"snapshot has {len(frames)} frames for {len(referred)} groups")
+    named = list(zip(group_ids, frames, strict=True))
+    require_image(image, named)
+    return image, iter(named)
+
+
+_MALFORMED = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    struct.error,
+    UnpackException,
+    msgspec.MsgspecError,
+)
+"""What values of other types and other lengths than ours raise where they are put together."""
 
 
 def _index_map(image: Image) -> dict[str, Any]:

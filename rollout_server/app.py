@@ -16,16 +16,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 
 import bapo
-from bapo.errors import BapoError, ConfigError, ContractError, Refusal, UnavailableError
+from bapo.errors import BY_NAME, BapoError, ConfigError, ContractError, Refusal, UnavailableError
 from bapo.fleet_client import weight_update_from_map
-from bapo.gate import Gate
+from bapo.gate import BodyError, Gate
 from bapo.telemetry import Telemetry
 from bapo.tokens import Keyring
 from rollout_server.fleet import Fleet
 from rollout_server.rights import RULES
 from rollout_server.weight_store import WeightStore
+
+MOST_MESSAGE_CHARS = 1000
 
 
 class Scale(BaseModel):
@@ -116,6 +119,7 @@ def create_app(
     app.state.telemetry, app.state.refused = telemetry, partial(_count, telemetry)
     app.add_exception_handler(BapoError, _named_error)
     app.add_exception_handler(RequestValidationError, _invalid_body)
+    app.add_exception_handler(HTTPException, _no_route)
     app.add_middleware(Gate, rules=RULES, keyring=keyring, refused=app.state.refused)
     return app
 
@@ -142,10 +146,28 @@ def _count(telemetry: Telemetry, reason: Refusal) -> None:
 
 async def _named_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, BapoError)
-    if isinstance(error, ContractError):
-        _count(request.app.state.telemetry, error.reason)
-    return JSONResponse({"error": type(error).__name__, "message": str(error)}, status_code=error.http_status)
+    headers = {"Connection": "close"} if isinstance(error, BodyError) else {}
+    return _answer(request, error, str(error), error.http_status, headers)
 
 
 async def _invalid_body(request: Request, error: Exception) -> JSONResponse:
-    return await _named_error(request, ContractError(f"{request.method} {request.url.path}: {error}"))
+    assert isinstance(error, RequestValidationError)
+    problems = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:3]]
+    return await _named_error(request, ContractError(f"{request.method} {request.url.path}: {'; '.join(problems)}"))
+
+
+async def _no_route(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, BodyError):  # FastAPI has translated what reading the body raised
+        return await _named_error(request, error.__cause__)
+    message = f"{request.method} {request.url.path}: {error.detail}; the API is described at /docs"
+    return _answer(request, ContractError(message), message, error.status_code, {})
+
+
+def _answer(request: Request, error: BapoError, message: str, status: int, headers: dict[str, str]) -> JSONResponse:
+    if isinstance(error, ContractError):
+        _count(request.app.state.telemetry, error.reason)
+    name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in BY_NAME)
+    # Whoever sends a megabyte of nonsense, or half a character, does not get it back.
+    shown = message[:MOST_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
+    return JSONResponse({"error": name, "message": shown}, status_code=status, headers=headers)

@@ -21,12 +21,14 @@ from bapo.errors import ContractError, WeightsAbsentError
 from bapo.storage import storing
 from bapo.types import WeightUpdate
 from bapo.weight_transport import PIECE_BYTES
-from rollout_server.weights import check_size
+from rollout_server.weights import can_be_read, check_size
 
 log = logging.getLogger(__name__)
 
 NUM_KNOWN = 2
 """The newest, and the one that a worker may still be reading."""
+MOST_BYTES = 1 << 62
+"""Offsets of files have 63 bits."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -50,7 +52,7 @@ class WeightStore:
         Raises: WeightsAbsentError: the file must be sent; WeightMismatchError when it cannot be what was announced.
         """
         sent = self._path(update.digest)
-        if not Path(update.path).is_file() and sent.is_file():
+        if not can_be_read(update.path) and sent.is_file():
             update = replace(update, path=str(sent))
         check_size(update)
         with self._lock:
@@ -65,9 +67,11 @@ class WeightStore:
     def receive(self, digest: str, offset: int, size: int, data: bytes) -> int:
         """Add a piece. Returns: bytes that are here now, where the next piece begins.
 
-        Raises: ContractError when the whole is another file than its name says; StorageError.
+        Raises: ContractError for what is no piece, or when the whole is another file than its name says; StorageError.
         """
         path = self._path(digest)
+        if not (0 <= offset <= size < MOST_BYTES and data):
+            raise ContractError(f"{len(data)} bytes from {offset} are no piece of a file of {size}")
         if path.is_file():
             return size
         part = path.with_suffix(".part")
@@ -92,7 +96,7 @@ class WeightStore:
 
     def read(self, digest: str, offset: int, length: int) -> bytes:
         """A piece of a file. Raises: WeightsAbsentError; ContractError for too large a piece."""
-        if not 0 < length <= PIECE_BYTES or offset < 0:
+        if not (0 < length <= PIECE_BYTES and 0 <= offset < MOST_BYTES):
             raise ContractError(f"a piece has 1 to {PIECE_BYTES} bytes, {length} were asked for from {offset}")
         with self._lock:
             path = self._known.get(digest)

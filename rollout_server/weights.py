@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -36,10 +37,19 @@ def check_file(update: WeightUpdate) -> None:
         )
 
 
+def can_be_read(path: str | Path) -> bool:
+    """Whether this process can read such a file. `is_file` alone raises where a folder on the way may not be entered,
+    as that of another user on another host, and for a name that no file can have."""
+    try:
+        return Path(path).is_file() and os.access(path, os.R_OK)
+    except (OSError, ValueError):
+        return False
+
+
 def check_size(update: WeightUpdate) -> None:
     """The cheap half of `check_file`: is there a file of the announced size? Raises: WeightMismatchError."""
     path = Path(update.path)
-    if not path.is_file():
+    if not can_be_read(path):
         raise WeightsAbsentError(f"weights of version {update.version}: {path} cannot be read here")
     size = path.stat().st_size
     if size != update.num_bytes:

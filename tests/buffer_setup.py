@@ -101,8 +101,9 @@ def an_assembly(
     outcomes: bytes = b"",
     untrained: Sequence[str] = (),
     stale: Sequence[str] = (),
+    num_bytes: int = 0,
 ) -> Assembly:
-    """An assembly that trains `trained` as x1 and leaves the given tables."""
+    """An assembly that trains `trained`, of so many bytes, as x1 and leaves the given tables."""
     header = {
         "step": step,
         "origins": [Origin.X1.value] * len(trained),
@@ -120,8 +121,10 @@ def an_assembly(
         before=before or Tables(step=step - 1),
         after=Tables(step=step, r_tot=0.25, c2=0.2, c3=0.3, bad=tuple(bad), high=tuple(high)),
         new_prompts=tuple(new_prompts),
-        batch=BatchRecord(step=step, group_ids=tuple(trained), header=header, num_bytes=0, untrained=tuple(untrained)),
-        composition={"step": step, "x1": len(trained), "x2": 0, "x3": 0},
+        batch=BatchRecord(
+            step=step, group_ids=tuple(trained), header=header, num_bytes=num_bytes, untrained=tuple(untrained)
+        ),
+        composition={"step": step, "x1": len(trained), "x2": 0, "x3": 0, "batch_size": 4},
         num_stale=num_stale,
         fresh_bytes=fresh_bytes,
         stale=tuple(stale),

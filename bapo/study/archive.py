@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import re
 import shutil
 import tarfile
@@ -18,6 +19,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bapo.errors import ConfigError
 from bapo.records import RunDirectory
@@ -82,11 +84,11 @@ def unpack(path: Path, study: Study) -> Moved:
     if strange:
         raise ConfigError(f"{path} has runs that {study.path.name} does not plan: {', '.join(strange)}")
     new = [planned[name] for name in packed if not planned[name].path.exists()]
+    rows = _rows(path, members.get("results.jsonl", b""))
     _write_runs(study.path, new, members)
     results = Results(study.path)
     known = {row["run"] for row in results.read()}
-    for line in members.get("results.jsonl", b"").splitlines():
-        row = json.loads(line)
+    for row in rows:
         if row["run"] not in known and any(row["run"] == run.name for run in new):
             append_line(results.path, row)
     names = tuple(run.name for run in new)
@@ -119,9 +121,20 @@ def _read(path: Path) -> dict[str, bytes]:
                 file = archive.extractfile(member)
                 assert file is not None
                 members[member.name] = file.read()
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as error:
         raise ConfigError(f"cannot read {path} as the archive of a study: {error}") from error
     return members
+
+
+def _rows(path: Path, lines: bytes) -> list[dict[str, Any]]:
+    """Raises: ConfigError."""
+    try:
+        rows = [json.loads(line) for line in lines.splitlines()]
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: its results.jsonl is damaged: {error}") from error
+    if not all(isinstance(row, dict) and isinstance(row.get("run"), str) for row in rows):
+        raise ConfigError(f"{path}: its results.jsonl has a line that is of no run")
+    return rows
 
 
 def _write_runs(folder: Path, runs: Sequence[PlannedRun], members: Mapping[str, bytes]) -> None:

@@ -144,6 +144,37 @@ def test_headers_that_are_too_long_are_counted(client: BufferClient) -> None:
     assert refused(client, Refusal.TOO_LARGE) == 1
 
 
+CHUNKS = b"POST %b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/healthz", b"/requests"], ids=["answered at once", "its body is awaited"])
+@pytest.mark.parametrize("piece", [b"x-a: " + b"a" * 1000 + b"\r\n", b"a" * 1000], ids=["many", "one without an end"])
+def test_headers_behind_a_body_of_chunks_are_bounded_like_those_before_it(
+    client: BufferClient, path: bytes, piece: bytes
+) -> None:
+    address = client.url.removeprefix("http://").split(":")
+    sent = 0
+    with socket.create_connection((address[0], int(address[1])), timeout=60.0) as connection, suppress(OSError):
+        connection.sendall(CHUNKS % path)
+        while sent < 20_000_000:
+            connection.sendall(100 * piece)
+            sent += 100 * len(piece)
+    assert sent < 15_000_000  # the rest found no reader
+    assert refused(client, Refusal.TOO_LARGE) == 1
+    assert is_sound(client)
+
+
+def test_a_few_headers_behind_a_body_of_chunks_do_no_harm(client: BufferClient) -> None:
+    body = b'{"step": 3, "policy_version": 2}'
+    lines = [b"PUT /progress HTTP/1.1", b"Host: x", b"Content-Type: application/json", b"Transfer-Encoding: chunked"]
+    chunks = b"%x\r\n%b\r\n0\r\nX-Sum: 7\r\n\r\n" % (len(body), body)
+    heard = exchange(
+        client, b"\r\n".join(lines) + b"\r\n\r\n" + chunks + STATUS.replace(b"x\r", b"x\r\nConnection: close\r")
+    )
+    assert statuses(heard) == [204, 200]
+    assert client.progress().step == 3
+
+
 MB = 1 << 20
 RESTORE = b"POST /restore HTTP/1.1\r\nHost: x\r\nContent-Type: application/octet-stream\r\nContent-Length: %d\r\n\r\n"
 SELECTOR = b"PUT /selector/1?through=0 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"

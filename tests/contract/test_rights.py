@@ -139,6 +139,14 @@ def test_a_path_that_no_rule_names_is_the_operators(url: str) -> None:
     assert call(url, "HEAD", "/status", VIEWER).status == 403
 
 
+def test_what_a_stranger_asks_for_cannot_write_lines_of_its_own_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(new_store("memory", ""), small_config(), KEYRING) as client:
+        assert call(client.url, "GET", "/x%0aERROR%20learner:%20forged%1b%5b2J").status == 401
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "bapo.gate"]
+    assert r"GET /x\nERROR learner: forged\x1b[2J needs a token" in line
+    assert line.isprintable()
+
+
 def test_the_clients_say_which_token_is_missing_and_do_not_try_again(url: str) -> None:
     with pytest.raises(AccessError, match="GET /status needs a token: name its file in BAPO_TOKEN_FILE"):
         BufferClient(url, retry_s=60).status()

@@ -89,7 +89,7 @@ def test_an_assembly_changes_everything_at_once(store: Store) -> None:
     status = store.status()
     assert (status.assembled_step, status.fresh_ready, status.num_bad, status.num_high) == (1, 1, 1, 1)
     assert (status.r_tot, status.c2, status.c3) == (0.25, 0.2, 0.3)
-    assert status.batches == [{"step": 1, "x1": 1, "x2": 0, "x3": 0}]
+    assert status.batches == [{"step": 1, "x1": 1, "x2": 0, "x3": 0, "batch_size": 4}]
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,11 @@ from tests.factories import make_prompt, make_request
 def a_busy_run(store: Store) -> None:
     """Something in every table: two batches, B_bad, B_high, leases, a round, a drop, an evaluation."""
     stored(store, "abcd", step=1)
+    (frame,) = store.frames(["g-b"])
     one = an_assembly(
         fresh=["g-a", "g-b"],
         trained=["g-b"],
+        num_bytes=len(frame or b""),
         bad=[hard("a")],
         high=[stat("g-b")],
         new_prompts=[make_prompt(prompt_id="a")],

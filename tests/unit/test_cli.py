@@ -200,6 +200,12 @@ def test_the_entry_point_turns_an_error_into_one_line_and_its_exit_code() -> Non
     assert "Traceback" not in ended.stderr
 
 
+def test_what_a_message_repeats_of_a_file_cannot_command_the_terminal() -> None:
+    code = "import sys; sys.argv = ['bapo', 'train', 'no\\x1b[2Jwhere.toml']; from bapo.cli import main; main()"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.stderr.startswith(r"ConfigError: no\x1b[2Jwhere.toml: no such file")
+
+
 def test_create_makes_the_run_directory_once_and_starts_nothing(tmp_path: Path) -> None:
     arguments = ["create", "deploy/configs/smoke.toml", "--run.root", str(tmp_path), "--run.name", "one"]
     assert call(*arguments).exit_code == 0

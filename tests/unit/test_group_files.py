@@ -104,6 +104,15 @@ def test_a_malformed_row_is_named(file: Path, message: str, change: Change) -> N
         list(read_groups(file))
 
 
+def test_an_id_that_is_no_text_is_a_malformed_row(file: Path) -> None:
+    table = pq.read_table(file)
+    offsets, letters = (pa.py_buffer(np.arange(0, 8, 2, dtype="<i4").tobytes()), pa.py_buffer(b"\xff\xfe" * 3))
+    ids = pa.Array.from_buffers(pa.string(), 3, [None, offsets, letters])
+    pq.write_table(table.set_column(table.schema.names.index("group_id"), "group_id", ids), file)
+    with pytest.raises(ContractError, match=r"row 1 of .*groups.parquet \(group None\): .*utf-8"):
+        list(read_groups(file))
+
+
 def test_a_row_of_an_older_file_has_neither_spans_nor_places(file: Path) -> None:
     rows = pq.read_table(file).to_pylist()
     rows[1].update(spans=None, places=None)

@@ -139,3 +139,32 @@ def test_runs_that_the_study_does_not_plan_and_other_files_are_refused(tmp_path:
     (tmp_path / "text").write_text("no archive")
     with pytest.raises(ConfigError, match=r"cannot read .*text as the archive of a study"):
         unpack(tmp_path / "text", here)
+
+
+def test_an_archive_that_is_cut_off_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    here, there = plan(tmp_path / "here"), plan(tmp_path / "there")
+    finish(here, 0)
+    pack(here, tmp_path / "study.tar.xz")
+    whole = (tmp_path / "study.tar.xz").read_bytes()
+    for size in (len(whole) // 2, 3 * len(whole) // 4):
+        (tmp_path / "part").write_bytes(whole[:size])
+        with pytest.raises(ConfigError, match=r"cannot read .*part as the archive of a study"):
+            unpack(tmp_path / "part", there)
+    assert not there.runs[0].path.exists()
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b'{"exit_code": 0}', b'{"run": 1}'])
+def test_results_that_are_none_are_refused_before_a_run_is_written(tmp_path: Path, line: bytes) -> None:
+    here, there = plan(tmp_path / "here"), plan(tmp_path / "there")
+    finish(here, 0)
+    pack(here, tmp_path / "study.tar.xz")
+    with tarfile.open(tmp_path / "study.tar.xz", "r:xz") as old, tarfile.open(tmp_path / "other", "w:xz") as new:
+        for member in old:
+            file = old.extractfile(member)
+            assert file is not None
+            content = line + b"\n" if member.name == "results.jsonl" else file.read()
+            member.size = len(content)
+            new.addfile(member, io.BytesIO(content))
+    with pytest.raises(ConfigError, match=r"other: its results\.jsonl"):
+        unpack(tmp_path / "other", there)
+    assert not there.runs[0].path.exists()

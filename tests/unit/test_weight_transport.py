@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,10 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import urllib3
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
-from bapo.errors import ContractError, UnavailableError, WeightMismatchError, WeightsAbsentError
+from bapo.errors import ConfigError, ContractError, UnavailableError, WeightMismatchError, WeightsAbsentError
 from bapo.fleet_client import FleetClient
 from bapo.metrics.metric import Process
 from bapo.peer import Peer
@@ -218,3 +221,83 @@ def test_a_piece_that_is_too_large_or_of_unknown_weights_is_refused(host: OtherH
         host.store.read(DIGEST, 0, 101)
     with pytest.raises(WeightsAbsentError, match="are not here"):
         peer(host).call("GET", f"/weights/files/{DIGEST}", query={"offset": "0", "length": "10"})
+
+
+UPDATE = {
+    "version": 1,
+    "path": "/nowhere",
+    "digest": DIGEST,
+    "num_bytes": 1,
+    "canary": {"token_ids": [1], "logprobs": [], "tolerance": 1.0},
+}
+HUGE = 1 << 64
+BAD_CALLS: dict[str, tuple[str, str, Any, int, str]] = {
+    "an offset beyond 64 bits": ("GET", f"/weights/files/{DIGEST}?offset={HUGE}&length=1", None, 422, "ContractError"),
+    "a piece behind its file": ("PUT", f"/weights/files/{DIGEST}?offset=0&size=-5", b"xx", 422, "ContractError"),
+    "a size beyond 64 bits": ("PUT", f"/weights/files/{DIGEST}?offset=0&size={HUGE}", b"xx", 422, "ContractError"),
+    "a piece of nothing": ("PUT", f"/weights/files/{DIGEST}?offset=0&size=5", b"", 422, "ContractError"),
+    "half a character": ("POST", "/weights", {**UPDATE, "path": "\ud800"}, 409, "WeightsAbsentError"),
+    "a name too long": ("POST", "/weights", {**UPDATE, "path": "/a" * 90 + "a" * 5000}, 409, "WeightsAbsentError"),
+    "a name with a zero": ("POST", "/weights", {**UPDATE, "path": "/a\0b"}, 409, "WeightsAbsentError"),
+    "a megabyte for a number": ("PUT", "/workers", {"num": "x" * 1_000_000}, 422, "ContractError"),
+    "too deep for a parser": ("PUT", "/workers", b"[" * 100_000, 400, "ContractError"),
+    "no such path": ("GET", "/nowhere", None, 404, "ContractError"),
+    "no such method": ("DELETE", "/workers", None, 405, "ContractError"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_a_bad_call_is_refused_in_the_words_of_the_tree(tmp_path: Path, case: str) -> None:
+    method, path, body, status, name = BAD_CALLS[case]
+    telemetry = Telemetry(Process.ROLLOUT_SERVER)
+    store = WeightStore(tmp_path / "server", str)
+    fleet: Any = SimpleNamespace(update_weights=lambda update, rollback: store.locate(update) and {})
+    served = Served(create_app(fleet, telemetry, store=store))
+    headers = {"Content-Type": "application/json"}
+    try:
+        sent = json.dumps(body) if isinstance(body, dict) else body
+        reply = urllib3.request(method, served.url + path, body=sent, headers=headers, retries=False, timeout=60.0)
+    finally:
+        served.stop()
+    assert (reply.status, reply.json()["error"]) == (status, name)
+    assert len(reply.data) < 1200
+    counted = telemetry.counter("bapo_refused_requests_total").labels(reason="contract")
+    assert counted._value.get() == (1 if name == "ContractError" else 0)
+    assert not list(tmp_path.glob("server/*"))
+
+
+def test_a_file_in_a_folder_that_may_not_be_entered_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another host the learner's path may name another user's folder."""
+    update = make_update(tmp_path / "learner", 3, content=CONTENT)
+
+    def refuse(self: Path, **_: Any) -> Any:
+        if self == Path(update.path):
+            raise PermissionError(13, "Permission denied", str(self))
+        return given(self)
+
+    given = Path.stat
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(WeightsAbsentError, match="cannot be read here"):
+        WeightStore(tmp_path / "server", str).locate(update)
+
+
+def test_copies_are_not_kept_in_a_folder_that_somebody_else_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    update = replace(make_update(tmp_path / "learner", 3, content=CONTENT), path="/nowhere", url="http://127.0.0.1:1")
+    folder = tmp_path / f"bapo-weights-{os.getuid()}"
+    others = tmp_path / "others"
+    others.mkdir()
+    folder.symlink_to(others)
+    config = Config(rollout=RolloutConfig(sync_timeout_s=0.1))
+    with pytest.raises(ConfigError, match=r"is not a folder of yours: remove it, .* rollout\.weights_cache"):
+        WeightCache(config).local(update)
+    assert not list(others.iterdir())
+    folder.unlink()
+    folder.mkdir(mode=0o755)  # as an earlier version made it
+    with pytest.raises(UnavailableError):
+        WeightCache(config).local(update)
+    assert folder.stat().st_mode & 0o777 == 0o700

@@ -1,0 +1,130 @@
+"""Snapshots whose checksum is right and whose content no run has left: refused, and the run is as it was."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgpack
+import pytest
+import urllib3
+
+from bapo.clients import BufferClient
+from bapo.wire import pack_group
+from buffer_service.memory_store import MemoryStore
+from buffer_service.snapshot import DIGEST_BYTES, MAGIC, START, VERSION
+from buffer_service.store import Store
+from tests.buffer_app import serving, small_config
+from tests.buffer_setup import STORES, answer, new_store
+from tests.factories import make_request
+
+Index = dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=STORES)
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
+    url = request.getfixturevalue("redis_server").url if request.param == "redis" else ""
+    store = new_store(request.param, url, run="foreign-snapshots")
+    with serving(store, small_config()) as client:
+        yield store, client
+
+
+@pytest.fixture
+def client(served: tuple[Store, BufferClient]) -> BufferClient:
+    """A client of a buffer with batch 1, one fresh group besides, and one open request."""
+    store, client = served
+    store.restore(MemoryStore("empty", lease_s=60, max_attempts=3).image(), ())
+    requests = [make_request(prompt_id=name) for name in "abcdef"]
+    client.enqueue(requests)
+    client.push([pack_group(answer(request)) for request in requests[:5]])
+    client.batch(1, timeout_s=60)
+    return client
+
+
+def changed(snapshot: bytes, change: Callable[[Index], None], *, frames: bytes | None = None) -> bytes:
+    """The snapshot with another index or other frames, under a checksum that is right."""
+    _, _, size = START.unpack_from(snapshot)
+    end = START.size + size
+    index = msgpack.unpackb(snapshot[START.size : end], strict_map_key=False)
+    change(index)
+    packed = msgpack.packb(index)
+    content = START.pack(MAGIC, VERSION, len(packed)) + packed
+    content += snapshot[end:-DIGEST_BYTES] if frames is None else frames
+    return content + hashlib.sha256(content).digest()
+
+
+def row(key: str, number: int, place: int, value: Any) -> Callable[[Index], None]:
+    """One place of a packed row of the index is another value."""
+
+    def change(index: Index) -> None:
+        fields = msgpack.unpackb(index[key][number], strict_map_key=False)
+        fields[place] = value
+        index[key][number] = msgpack.packb(fields)
+
+    return change
+
+
+def tables(place: int, value: Any) -> Callable[[Index], None]:
+    def change(index: Index) -> None:
+        fields = msgpack.unpackb(index["tables"], strict_map_key=False)
+        fields[place] = value
+        index["tables"] = msgpack.packb(fields)
+
+    return change
+
+
+CASES: dict[str, Callable[[Index], None]] = {
+    "no record of a group of the batch": lambda index: index.update(records=[]),
+    "a record that is a number": lambda index: index["records"].__setitem__(0, 7),
+    "a record of one field": lambda index: index["records"].__setitem__(0, msgpack.packb(["g-a"])),
+    "a record that is cut off": lambda index: index["records"].__setitem__(0, index["records"][0][:5]),
+    "a group of the wrong size": row("records", 0, 9, 1),
+    "a step of 2^63": tables(0, 2**63),
+    "a negative step": tables(0, -1),
+    "a step that is true": tables(0, True),
+    "a threshold NaN": tables(1, float("nan")),
+    "a hard prompt without its text": tables(4, [("nobody", 1, 0.0, 0)]),
+    "a hard prompt that is short": tables(4, [("a",)]),
+    "a batch of other bytes": row("batches", 0, 3, 1),
+    "numbers that are a list": lambda index: index.update(numbers=[]),
+    "a progress that is no number": lambda index: index["progress"].update(step="1"),
+    "a negative cursor": lambda index: index["numbers"].update(cursor=-1),
+    "a counter that is a text": lambda index: index["counters"].update(pushed="many"),
+    "a composition with NaN": lambda index: index["compositions"][0].update(r_tot=float("nan")),
+    "a composition without its counts": lambda index: index["compositions"][0].update(x1="x"),
+    "a request id with a brace": lambda index: index["open_requests"][0].update(request_id="a{b}"),
+    "a request for a list": lambda index: index["open_requests"][0].update(group_size=[]),
+    "outcomes that are a text": lambda index: index.update(outcomes={1: "x"}),
+    "a selector of another kind": lambda index: index.update(selector={"data": 1}),
+    "frames of numbers": lambda index: index.update(frames=list(range(len(index["frames"])))),
+    "frames in another order": lambda index: index["frames"].reverse(),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_snapshot_that_no_run_has_left_changes_nothing(client: BufferClient, case: str) -> None:
+    before = bytes(client.snapshot())
+    reply = urllib3.request("POST", client.url + "/restore", body=changed(before, CASES[case]), retries=False)
+    assert (reply.status, reply.json()["error"]) == (422, "ContractError"), reply.data
+    assert len(reply.data) < 1200
+    assert bytes(client.snapshot()) == before
+    assert client.status().queued["fresh"] == 1
+
+
+def test_frames_that_are_none_are_no_snapshot(client: BufferClient) -> None:
+    before = bytes(client.snapshot())
+    frame = pack_group(answer(make_request(prompt_id="a")))
+    noise = b"".join(b"BAPO\1\1" + bytes(8) for _ in range(4))
+    for frames in (noise, 4 * frame):
+        sent = changed(before, lambda index: None, frames=frames)
+        assert urllib3.request("POST", client.url + "/restore", body=sent, retries=False).status == 422
+    assert bytes(client.snapshot()) == before
+
+
+def test_what_a_run_has_left_is_taken(client: BufferClient) -> None:
+    before = bytes(client.snapshot())
+    sent = changed(before, lambda index: None)
+    assert sent == before
+    assert urllib3.request("POST", client.url + "/restore", body=sent, retries=False).status == 204
+    assert bytes(client.snapshot()) == before
