@@ -157,8 +157,8 @@ def uvicorn_config(app: object) -> uvicorn.Config:
 
 def prepare(store: Store, link: RedisLink) -> Health:
     """What must be done before the first request. Raises: UnavailableError; ConfigError for an unsuited Redis."""
-    health = store.health()
     refuse_unsuited(link)
+    health = store.health()
     link.load_scripts()
     return health
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from redis.exceptions import (
     AuthenticationError,
+    ClusterDownError,
     ConnectionError,
     InvalidResponse,
     OutOfMemoryError,
+    ReadOnlyError,
     RedisError,
     TimeoutError,
+    TryAgainError,
     WatchError,
 )
 
@@ -18,6 +21,10 @@ from buffer_service.redis_aof import disk_refuses
 MOST_ERROR_CHARS = 160
 RESTORING = "a restore of the buffer is under way or was cut off: restore the snapshot again"
 OVERTAKEN = "another restore has begun: it replaces what this one would have brought"
+
+
+NO_WRITES_NOW = (ReadOnlyError, ClusterDownError, TryAgainError)
+"""Of redis-py, which takes the word READONLY, MASTERDOWN, CLUSTERDOWN or TRYAGAIN off the text of these."""
 
 
 class RestoringError(UnavailableError):
@@ -48,6 +55,6 @@ def named(error: RedisError, where: str) -> BapoError:
         return disk_refuses(where, text)
     if "RESTORING" in text:
         return RestoringError(RESTORING)
-    if text.startswith(("READONLY", "MASTERDOWN", "LOADING", "BUSY ", "CLUSTERDOWN", "TRYAGAIN")):
+    if isinstance(error, NO_WRITES_NOW) or text.startswith("BUSY "):
         return UnavailableError(f"Redis at {where} takes no writes now: {text}")
     return BapoError(f"Redis at {where} refused a command of the buffer service: {text}")

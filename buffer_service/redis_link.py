@@ -20,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.client import Pipeline
 from redis.exceptions import (
     NoScriptError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
 )
@@ -109,6 +110,8 @@ class RedisLink:
             yield
         except RedisError as error:
             self._on_error()
+            if isinstance(error, ReadOnlyError):
+                self.connections.drop_idle()  # the primary of that name may be another server by now
             raise named(error, self.where) from None
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
