@@ -70,6 +70,22 @@ def test_every_pod_is_restricted(overlay: str) -> None:
             assert "memory" in each["resources"]["limits"], f"{where} {each['name']}"
 
 
+SAMPLES = {"cpu-demo": "bapo-rollout", "keda": "bapo-ray-node", "gpu": "bapo-ray-worker"}
+"""Label of the pods in which engines sample and verifiers grade."""
+
+
+@pytest.mark.parametrize("overlay", SAMPLES)
+def test_what_killed_verifiers_leave_is_waited_for(overlay: str) -> None:
+    """Process 1 of such a container is a rollout server or Ray, which wait for their own children alone: each verifier
+    that is killed would leave what it had started as zombies, until the pod may have no further process."""
+    found = [
+        template["spec"].get("shareProcessNamespace", False)
+        for _, template in pods(build(overlay))
+        if template["metadata"]["labels"]["app.kubernetes.io/name"] == SAMPLES[overlay]
+    ]
+    assert found == [True]
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_namespace_refuses_pods_that_are_not(overlay: str) -> None:
     labels = of_kind(overlay, "Namespace")["bapo"]["metadata"]["labels"]
