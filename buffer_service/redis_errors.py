@@ -31,10 +31,19 @@ class RestoringError(UnavailableError):
     """A restore is under way or was cut off: what is there is not whole. Callers of the service see its parent."""
 
 
-def named(error: RedisError, where: str) -> BapoError:
-    """What a call of the Redis at this address ended with. Messages never repeat arguments: they may be frames."""
+def named(error: RedisError, where: str, *, was_let_in: bool = False) -> BapoError:
+    """What a call of the Redis at this address ended with. Messages never repeat arguments: they may be frames.
+
+    Args:
+        was_let_in: it has taken our password before, so that it was changed there, or is not all there yet.
+    """
     # redis-py puts the whole command, frames included, before what Redis said in a pipeline.
     text = str(error).rpartition(" caused error: ")[2][:MOST_ERROR_CHARS]
+    if isinstance(error, AuthenticationError) and was_let_in:
+        return UnavailableError(
+            f"Redis at {where} refuses the password that it has taken before: set it there again, or start the buffer "
+            f"service again with the new one: {text}"
+        )
     if isinstance(error, AuthenticationError):
         return ConfigError(
             f"Redis at {where} refuses the password of buffer.redis_url, which comes from "

@@ -101,6 +101,25 @@ def test_a_primary_that_becomes_a_replica_is_away_until_one_takes_writes_again(e
         store.report(Progress(step=2, policy_version=2))
 
 
+def test_a_password_that_changes_under_way_is_waited_for_and_a_wrong_one_at_the_start_is_not(
+    ends: ExitStack, tmp_path: Path
+) -> None:
+    there = server(ends, tmp_path / "redis")
+    link = RedisLink(there.url)
+    link.load_scripts()
+    store = RedisStore(link, "r", lease_s=30.0, max_attempts=3, in_step_order=True)
+    with redis.Redis.from_url(there.url) as client:
+        client.config_set("requirepass", "another")
+        client.client_kill_filter(_type="normal", skipme=True)
+        # As ConfigError it would end every worker and learner that calls, for good.
+        with pytest.raises(UnavailableError, match="refuses the password that it has taken before"):
+            store.report(Progress(step=1, policy_version=1))
+        with pytest.raises(ConfigError, match="refuses the password of"):
+            RedisLink(there.url).load_scripts()
+        client.config_set("requirepass", "")
+    store.report(Progress(step=1, policy_version=1))
+
+
 def test_a_server_that_evicts_is_refused(ends: ExitStack, tmp_path: Path) -> None:
     evicting = server(ends, tmp_path / "lru", "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
     with pytest.raises(ConfigError, match=r"deletes groups when it is full .maxmemory-policy allkeys-lru.: set"):
