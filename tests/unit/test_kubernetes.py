@@ -256,6 +256,15 @@ def test_images_are_of_this_version_and_ours_are_the_same_everywhere(overlay: st
     assert by_name.keys() == {"bapo-buffer", f"bapo-learner{ending}", f"bapo-rollout{ending}"}
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_buffer_waits_for_redis_as_long_as_its_start_may_take(overlay: str) -> None:
+    """One that ended before would be started again after ever longer pauses, up to five minutes."""
+    (buffer,) = containers(of_kind(overlay, "Deployment")["bapo-buffer"]["spec"]["template"])[-1:]
+    probe = buffer["startupProbe"]
+    (waits,) = (float(arg.partition("=")[2]) for arg in buffer["args"] if arg.startswith("--redis-timeout-s="))
+    assert 300 < waits < probe["periodSeconds"] * probe["failureThreshold"]
+
+
 def test_redis_is_the_same_as_in_compose() -> None:
     compose = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]["redis"]
     container = of_kind("cpu-demo", "StatefulSet")["bapo-redis"]["spec"]["template"]["spec"]["containers"][0]
