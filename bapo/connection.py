@@ -53,10 +53,14 @@ class Pool:
         """
         Args:
             origin: `http://host:port`, and a path below which everything lies if there is one.
-        Raises: ValueError for any other URL.
+        Raises: ValueError for any other URL, also one with a password or a query, of which nothing would be sent.
         """
         parts = urlsplit(origin)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if "@" in parts.netloc:
+            raise ValueError(
+                "it has a user or a password, which nobody would be sent; tokens have a place of their own"
+            )
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"{origin!r} is not of the form http://host:port")
         self._address = (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
         self._host, self._prefix = parts.netloc.rpartition("@")[2], parts.path.rstrip("/")
@@ -119,8 +123,15 @@ class _Connection:
         self.may_be_kept = False
 
     def has_news(self) -> bool:
-        """Something came while nothing was asked: the end, most likely."""
-        return bool(self._poller.poll(0))
+        """Something came while nothing was asked: the end, most likely, or what would pass for the next answer."""
+        return bool(self._poller.poll(0)) or self._has_read_ahead()
+
+    def _has_read_ahead(self) -> bool:
+        self._socket.settimeout(0)  # a look at the buffer reads when that is empty
+        try:
+            return bool(self._file.peek(1))
+        except ssl.SSLWantReadError:
+            return False
 
     def close(self) -> None:
         self._file.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import ssl
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from urllib.parse import urlencode
 from bapo.blocks import Blocks
 from bapo.connection import HttpError, Piece, Pool, Reply
 from bapo.errors import BY_NAME, BapoError, ConfigError, ContractError, DeadlineError, FullError, UnavailableError
-from bapo.tokens import FixedToken, Token, own_token
+from bapo.tokens import FixedToken, Token, checked, own_token
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,11 @@ READY_PAUSE_S = 0.1
 CONNECTIONS = 16
 """Kept open for the threads of one process; more are made when needed and closed after use."""
 NOT_ACCEPTED = 401
+MOVED_FOR_GOOD = (301, 308)
+AWAY = (408, 425, 429, 502, 503, 504)
+"""What a proxy in front of a service says of itself, without naming an error of ours: ask again."""
+MOST_SHOWN = 200
+"""Characters of somebody else's answer in a message."""
 
 
 Body = Piece | Sequence[Piece] | Mapping[str, Any]
@@ -82,15 +88,14 @@ class Peer:
             full_s: how long against one that says that it is full; `retry_s` unless given.
             token: what to send, a `Token` asked at each call; None: what BAPO_TOKEN_FILE or BAPO_TOKEN holds, if
                 anything.
-        Raises: ConfigError when no URL is named, or one is not of http or https.
+        Raises: ConfigError when no URL is named, or one is not of http or https; AccessError for what is no token.
         """
         self.name, self._urls = name, [part.strip().rstrip("/") for part in url.split(",") if part.strip()]
         if not self._urls:
             raise ConfigError(f"no URL of {name} is named: {url!r}")
         self.timeout_s, self.retry_s = timeout_s, retry_s
         self._full_s = retry_s if full_s is None else full_s
-        given = FixedToken(token) if isinstance(token, str) else token
-        self._token: Token = given or own_token()
+        self._token: Token = _token_of(token)
         try:
             self._pools = {
                 each: Pool(each, connect_timeout_s=CONNECT_TIMEOUT_S, most_idle=CONNECTIONS) for each in self._urls
@@ -197,12 +202,17 @@ class Peer:
             # Where files are copied, as into pods, a peer may hear of our new token after us.
             if reply.status == NOT_ACCEPTED and (before := self._token.before()):
                 reply = ask(before)
+        except ssl.SSLCertVerificationError as error:
+            raise UnavailableError(
+                f"{self.name} at {origin} shows a certificate that is not trusted here (a CA of your own is named in "
+                f"SSL_CERT_FILE): {error}"
+            ) from error
         except (OSError, HttpError) as error:
             raise UnavailableError(f"{self.name} at {origin} does not answer {method} {path}: {error}") from error
+        what = f"{self.name} at {origin} answered {method} {path}"
+        _refuse_what_is_not_its_own(reply, what)
         if reply.status >= 400:
-            named = self._named_error(
-                reply.status, bytes(reply.body), f"{self.name} at {origin} answered {method} {path}"
-            )
+            named = self._named_error(reply.status, bytes(reply.body), what)
             if isinstance(named, FullError):
                 named.retry_after_s = _seconds(reply.headers.get("retry-after"), named.retry_after_s)
             raise named
@@ -213,11 +223,31 @@ class Peer:
             fields = json.loads(data)
             cls, message = BY_NAME[fields["error"]], str(fields["message"])
         except (ValueError, KeyError, TypeError):
-            cls = UnavailableError if status in (502, 503, 504) else BapoError
-            return cls(f"{what} with HTTP {status}: {data[:200]!r}")
+            cls = UnavailableError if status in AWAY else BapoError
+            return cls(f"{what} with HTTP {status}: {data[:MOST_SHOWN]!r}")
         if cls is UnavailableError and fields.get("retry") is False:
             return RefusedError(message)
         return cls(message)
+
+
+def _token_of(given: str | Token | None) -> Token:
+    if given is None:
+        return own_token()
+    if isinstance(given, str):
+        return FixedToken(checked(given.strip(), "the argument `token`") if given else None)
+    return given
+
+
+def _refuse_what_is_not_its_own(reply: Reply, what: str) -> None:
+    """Our services neither redirect nor show pages on these routes: a proxy or a sign-in has answered instead, and has
+    done nothing of what was asked. Raises: ConfigError for a redirect that stays; UnavailableError."""
+    if 300 <= reply.status < 400:
+        place = reply.headers.get("location", "nowhere")[:MOST_SHOWN]
+        cls = ConfigError if reply.status in MOVED_FOR_GOOD else UnavailableError
+        raise cls(f"{what} with a redirect to {place}, which is not followed: name the address behind it")
+    if reply.status < 300 and reply.headers.get("content-type", "").lower().startswith("text/html"):
+        shown = bytes(reply.body[:MOST_SHOWN])
+        raise UnavailableError(f"{what} with a page for people, so another server is there, or a sign-in: {shown!r}")
 
 
 def _pieces(body: Body | None) -> Sequence[Piece]:

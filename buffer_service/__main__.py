@@ -28,6 +28,7 @@ from bapo.errors import ConfigError, UnavailableError
 from bapo.metrics.metric import Process
 from bapo.process import Flags, end_now, run_process
 from bapo.redis_secrets import URL, refuse_open, with_password
+from bapo.seldom import Seldom
 from bapo.telemetry import Telemetry, show_disk
 from bapo.tokens import keyring_for, listen_host
 from buffer_service.app import create_app
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 
 REDIS_TIMEOUT_S = 30.0
 PAUSE_S = 0.2
+SAID_S = 30.0
+"""A Redis that is waited for is worth a line this often."""
 KEEP_ALIVE_S = 120
 """Longer than any pause between two calls of one client."""
 SHUTDOWN_S = 2
@@ -157,21 +160,23 @@ def uvicorn_config(app: object) -> uvicorn.Config:
 
 def prepare(store: Store, link: RedisLink) -> Health:
     """What must be done before the first request. Raises: UnavailableError; ConfigError for an unsuited Redis."""
-    health = store.health()
     refuse_unsuited(link)
+    health = store.health()
     link.load_scripts()
     return health
 
 
 def wait_for(attempt: Callable[[], Health], timeout_s: float) -> None:
     """Return when the whole attempt succeeds: Redis may go away again in the middle of it. Raises: UnavailableError."""
-    deadline = time.monotonic() + timeout_s
+    deadline, seldom = time.monotonic() + timeout_s, Seldom(SAID_S)
     while True:
         try:
             health = attempt()
-        except UnavailableError:
-            if time.monotonic() > deadline:
+        except UnavailableError as error:
+            if (left := deadline - time.monotonic()) < 0:
                 raise
+            if seldom.is_due("waits"):
+                log.warning("waits up to %.0f s more before it listens: %s", left, error)
             time.sleep(PAUSE_S)
             continue
         if not health.persistent:

@@ -8,11 +8,15 @@ from typing import Any
 
 from bapo.errors import UnavailableError
 from bapo.messages import BufferStatus, hard_prompt_map
+from buffer_service.bounded_look import BoundedLook
 from buffer_service.metrics import Scrape
 from buffer_service.store import Store
 from buffer_service.values import Health, Tables
 
 log = logging.getLogger(__name__)
+
+SCRAPE_S = 3.0
+"""Prometheus waits for five, and would call a service that waits for Redis down."""
 
 
 class Holdings:
@@ -20,6 +24,7 @@ class Holdings:
 
     def __init__(self, store: Store, max_staleness: int) -> None:
         self._store, self._max_staleness = store, max_staleness
+        self._look_soon = BoundedLook(self._look, SCRAPE_S)
 
     def status(self) -> BufferStatus:
         """Everything in numbers."""
@@ -49,12 +54,17 @@ class Holdings:
         return self._store.health()
 
     def scrape(self) -> Scrape | None:
-        """What metrics show of it; None when the store does not answer."""
+        """What metrics show of it; None when the store does not answer soon."""
         try:
-            status, memory = self._store.status(), self._store.memory()
+            return self._look_soon()
+        except TimeoutError:
+            log.warning("the scrape found no store: it has not answered for %.0f s", SCRAPE_S)
         except UnavailableError as error:
             log.warning("the scrape found no store: %s", error)
-            return None
+        return None
+
+    def _look(self) -> Scrape:
+        status, memory = self._store.status(), self._store.memory()
         return Scrape(status=status, memory=memory, persistent=self._is_persistent())
 
     def _is_persistent(self) -> bool:

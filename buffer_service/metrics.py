@@ -20,6 +20,13 @@ from buffer_service.assembly import origin_counts
 from buffer_service.values import Assembly, Memory
 
 READ_FROM_REDIS = ("bapo_buffer_groups", "bapo_buffer_requests", "bapo_batch_groups")
+NUMBERS_FROM_REDIS = (
+    "bapo_buffer_bytes",
+    "bapo_buffer_redis_persistent",
+    "bapo_buffer_redis_memory_bytes",
+    "bapo_run_committed_steps",
+)
+"""The same, without labels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +107,7 @@ class BufferMetrics:
             # What was true before Redis went is not known to be true now.
             for name in READ_FROM_REDIS:
                 self._gauge(name).clear()
-            for name in ("bapo_buffer_bytes", "bapo_buffer_redis_persistent", "bapo_buffer_redis_memory_bytes"):
+            for name in NUMBERS_FROM_REDIS:
                 self._gauge(name).set(math.nan)
             return self._telemetry.exposition()
         self._show_redis(scrape)
@@ -130,6 +137,7 @@ class BufferMetrics:
             for purpose, number in by_purpose.items():
                 self._gauge("bapo_buffer_requests").labels(purpose=purpose, state=state).set(number)
         self._gauge("bapo_buffer_bytes").set(status.num_bytes)
+        self._gauge("bapo_run_committed_steps").set(status.committed_step)
         self._gauge("bapo_reward_global_mean_ratio").set(math.nan if status.r_tot is None else status.r_tot)
         for name, value in (("c1", self._algorithm.c1), ("c2", status.c2), ("c3", status.c3)):
             self._gauge("bapo_threshold_ratio").labels(name=name).set(math.nan if value is None else value)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from redis.exceptions import (
     AuthenticationError,
+    ClusterDownError,
     ConnectionError,
     InvalidResponse,
     OutOfMemoryError,
+    ReadOnlyError,
     RedisError,
     TimeoutError,
+    TryAgainError,
     WatchError,
 )
 
@@ -20,14 +23,27 @@ RESTORING = "a restore of the buffer is under way or was cut off: restore the sn
 OVERTAKEN = "another restore has begun: it replaces what this one would have brought"
 
 
+NO_WRITES_NOW = (ReadOnlyError, ClusterDownError, TryAgainError)
+"""Of redis-py, which takes the word READONLY, MASTERDOWN, CLUSTERDOWN or TRYAGAIN off the text of these."""
+
+
 class RestoringError(UnavailableError):
     """A restore is under way or was cut off: what is there is not whole. Callers of the service see its parent."""
 
 
-def named(error: RedisError, where: str) -> BapoError:
-    """What a call of the Redis at this address ended with. Messages never repeat arguments: they may be frames."""
+def named(error: RedisError, where: str, *, was_let_in: bool = False) -> BapoError:
+    """What a call of the Redis at this address ended with. Messages never repeat arguments: they may be frames.
+
+    Args:
+        was_let_in: it has taken our password before, so that it was changed there, or is not all there yet.
+    """
     # redis-py puts the whole command, frames included, before what Redis said in a pipeline.
     text = str(error).rpartition(" caused error: ")[2][:MOST_ERROR_CHARS]
+    if isinstance(error, AuthenticationError) and was_let_in:
+        return UnavailableError(
+            f"Redis at {where} refuses the password that it has taken before: set it there again, or start the buffer "
+            f"service again with the new one: {text}"
+        )
     if isinstance(error, AuthenticationError):
         return ConfigError(
             f"Redis at {where} refuses the password of buffer.redis_url, which comes from "
@@ -48,6 +64,6 @@ def named(error: RedisError, where: str) -> BapoError:
         return disk_refuses(where, text)
     if "RESTORING" in text:
         return RestoringError(RESTORING)
-    if text.startswith(("READONLY", "MASTERDOWN", "LOADING", "BUSY ", "CLUSTERDOWN", "TRYAGAIN")):
+    if isinstance(error, NO_WRITES_NOW) or text.startswith("BUSY "):
         return UnavailableError(f"Redis at {where} takes no writes now: {text}")
     return BapoError(f"Redis at {where} refused a command of the buffer service: {text}")

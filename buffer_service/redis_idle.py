@@ -74,6 +74,12 @@ class Connections:
         """All that was asked on it has been answered."""
         self._idle.append(held)
 
+    def drop_idle(self) -> None:
+        """Whoever calls next connects anew."""
+        while (held := self.take_idle()) is not None:
+            self.drop(held)
+        self._pool.disconnect(inuse_connections=False)
+
     def drop(self, held: Held) -> None:
         """Replies may still be on their way: close it."""
         held.connection.disconnect()

@@ -13,6 +13,8 @@ from bapo.errors import ConfigError
 from buffer_service.redis_link import RedisLink
 
 OLDEST = (6, 2)
+REPLICA = ("slave", "replica")
+"""What `role` of INFO may say."""
 USE_PRIMARY = "name one primary that is no member of a Cluster (docs/adr/0044-one-redis-primary.md)"
 
 
@@ -36,7 +38,7 @@ def problem_of(info: Mapping[str, Any]) -> str:
         return f"is a Sentinel, which holds no data: {USE_PRIMARY}"
     if mode == "cluster":
         return f"is a node of a Redis Cluster, whose failover forgets what was acknowledged: {USE_PRIMARY}"
-    if info.get("role") in ("slave", "replica"):
+    if info.get("role") in REPLICA:
         host, port = info.get("master_host"), info.get("master_port")
         return f"is a replica of {host}:{port} and takes no writes: {USE_PRIMARY}"
     policy = str(info.get("maxmemory_policy", "noeviction"))

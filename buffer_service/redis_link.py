@@ -20,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.client import Pipeline
 from redis.exceptions import (
     NoScriptError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
 )
@@ -88,6 +89,7 @@ class RedisLink:
         self.connections = Connections(pool)
         self._scripts = {name: self._script(name) for name in _script_names()}
         self._looks = SharedLooks(lambda: finish(self._look()))
+        self._was_let_in = False
         self._is_always = False
         """Redis wrote before it answered when the scripts were loaded: it is asked again with each answer."""
         self._off_until = 0.0
@@ -109,7 +111,9 @@ class RedisLink:
             yield
         except RedisError as error:
             self._on_error()
-            raise named(error, self.where) from None
+            if isinstance(error, ReadOnlyError):
+                self.connections.drop_idle()  # the primary of that name may be another server by now
+            raise named(error, self.where, was_let_in=self._was_let_in) from None
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """One script, loaded again when Redis has forgotten it.
@@ -249,6 +253,7 @@ class RedisLink:
                 self._load(script)
             _, (setting,) = finish(self._exchanging([FSYNC], 1))
             self._is_always = is_always(setting)
+            self._was_let_in = True
 
     def _load(self, script: _Script) -> None:
         log.debug("loading script %s into Redis at %s", script.name, self.where)

@@ -11,6 +11,7 @@ from bapo.errors import UnavailableError
 from bapo.messages import BufferStatus, WorkerLeases
 from buffer_service.codec import unpack, unpack_tables
 from buffer_service.redis_keys import Keys
+from buffer_service.redis_kind import REPLICA
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_look import read, read_map
 from buffer_service.store import SILENT_WORKER_S
@@ -90,11 +91,13 @@ def memory_of(link: RedisLink) -> Memory:
 
 
 def health_of(link: RedisLink) -> Health:
-    """Whether Redis answers, and whether it would still know its data after a restart."""
+    """Whether Redis answers and takes writes, and whether it would still know its data after a restart."""
     with link.errors_named():
-        info: Mapping[str, Any] = link.client.info("persistence")
+        info: Mapping[str, Any] = {**link.client.info("persistence"), **link.client.info("replication")}
     if info.get("loading"):
         raise UnavailableError(f"Redis at {link.where} is still loading its data")
+    if info.get("role") in REPLICA:
+        raise UnavailableError(f"Redis at {link.where} has become a replica and takes no writes")
     aof = bool(info.get("aof_enabled"))
     detail = _persistence(link) if aof else "no append-only file: what was acknowledged is lost when Redis ends"
     if aof and info.get("aof_last_write_status") != "ok":

@@ -159,6 +159,10 @@ RUN = (
     ),
     Metric("bapo_run_target_steps", "gauge", "T.", "run/Overview", HERE),
     Metric(
+        "bapo_run_committed_steps", "gauge", "Steps that are trained, as the buffer knows; the run ends with T.",
+        "run/Overview", HERE,
+    ),
+    Metric(
         "bapo_cadence_steps", "gauge", "v, m and the most staleness of a fresh group.", "run/Off-policyness", HERE,
         (Label("name", ("v", "m", "max_staleness")),),
     ),

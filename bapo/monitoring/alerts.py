@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bapo.monitoring.alert import Alert, Case
+from bapo.monitoring.alert import Alert, Case, Clock
 
 MINUTE, HOUR = 60.0, 3600.0
 R = '{run="r"}'
@@ -12,6 +12,15 @@ STEP = 'bapo_learner_phase_seconds_bucket{run="r",phase="step",le="%s"}'
 def newest(name: str) -> str:
     """One value per run."""
     return f"max by (run) ({name})"
+
+
+def finished(t: Clock, span_s: float) -> str:
+    """Runs whose last step was trained, by what the buffer said of it lately: the learner ends too soon behind that
+    step for a scrape to see it there."""
+    return (
+        f"(max by (run) (max_over_time(bapo_run_committed_steps[{t.span(span_s)}])) "
+        f">= on (run) max by (run) (last_over_time(bapo_run_target_steps[{t.span(span_s)}])))"
+    )
 
 
 def steps_of_a_second(minutes: int) -> dict[str, str]:
@@ -28,6 +37,32 @@ ALERTS = (
         expr=lambda t: 'up{process=~"buffer_service|rollout_server|learner|scheduler|evaluator"} == 0',
         fires=Case({'up{run="r",process="learner"}': "1 1 0x5"}, 5, {"run": "r", "process": "learner"}),
         quiet=Case({'up{run="r",process="learner"}': "1 1 0 1x5"}, 5),
+    ),
+    Alert(
+        name="ProcessGone", severity="critical", for_s=2 * MINUTE,
+        summary="A process that was there within the last hour is gone, others are not, and the run is not finished.",
+        runbook="It ended, or its container, pod or host did: `docker compose ps -a` or `kubectl get pods` shows its "
+        "exit code, RUN/logs or the container's log its last words; docs/reliability.md says what goes on where it "
+        "was.",
+        # Where targets are found by DNS, or by what runs, one that has ended is no target that is down: it is none.
+        # A run of which nothing is left was stopped.
+        expr=lambda t: f"max by (run, process) (last_over_time(bapo_build_info[{t.span(HOUR)}])) "
+        "unless on (run, process) bapo_build_info "
+        f"and on (run) max by (run) (last_over_time(bapo_build_info[{t.span(MINUTE)}])) "
+        f"unless on (run) {finished(t, HOUR)}",
+        fires=Case({
+            'bapo_build_info{run="r",process="learner"}': "1x5 _x20",
+            'bapo_build_info{run="r",process="evaluator"}': "1x25",
+            f"bapo_run_committed_steps{R}": "99x25", f"bapo_run_target_steps{R}": "100x25",
+        }, 15, {"run": "r", "process": "learner"}),
+        quiet=Case({
+            'bapo_build_info{run="r",process="learner"}': "1x5 _x20",
+            'bapo_build_info{run="r",process="evaluator"}': "1x25", f"bapo_learner_step{R}": "99x5 _x20",
+            f"bapo_run_committed_steps{R}": "100x25", f"bapo_run_target_steps{R}": "100x25",
+            'bapo_build_info{run="stopped",process="learner"}': "1x5 _x20",
+            'bapo_run_committed_steps{run="stopped"}': "7x5 _x20",
+            'bapo_run_target_steps{run="stopped"}': "100x5 _x20",
+        }, 15),
     ),
     Alert(
         name="RedisDown", severity="critical", for_s=30.0,
@@ -57,16 +92,17 @@ ALERTS = (
             f"(time() - max by (run) (last_over_time(bapo_learner_last_step_timestamp_seconds[{t.span(5 * MINUTE)}])) "
             "> on (run) clamp_min(5 * histogram_quantile(0.5, sum by (run, le) (rate("
             f'bapo_learner_phase_seconds_bucket{{phase="step"}}[{t.span(HOUR)}]))), {t.seconds(MINUTE)})) '
-            f"unless on (run) (max by (run) (last_over_time(bapo_learner_step[{t.span(5 * MINUTE)}])) "
-            f">= on (run) max by (run) (last_over_time(bapo_run_target_steps[{t.span(5 * MINUTE)}])))"
+            f"unless on (run) {finished(t, 5 * MINUTE)}"
         ),
         fires=Case({
-            f"bapo_learner_last_step_timestamp_seconds{R}": "0+60x10 600x20", f"bapo_learner_step{R}": "0+1x10 10x20",
-            f"bapo_run_target_steps{R}": "100x30", **steps_of_a_second(20),
+            f"bapo_learner_last_step_timestamp_seconds{R}": "0+60x10 600x20",
+            f"bapo_run_committed_steps{R}": "0+1x10 10x20", f"bapo_run_target_steps{R}": "100x30",
+            **steps_of_a_second(20),
         }, 13),
         quiet=Case({
-            f"bapo_learner_last_step_timestamp_seconds{R}": "0+60x10 600x20", f"bapo_learner_step{R}": "90+1x10 100x20",
-            f"bapo_run_target_steps{R}": "100x30", **steps_of_a_second(20),
+            f"bapo_learner_last_step_timestamp_seconds{R}": "0+60x10 600x20", f"bapo_learner_step{R}": "89+1x10 99x20",
+            f"bapo_run_committed_steps{R}": "90+1x10 100x20", f"bapo_run_target_steps{R}": "100x30",
+            **steps_of_a_second(20),
         }, 20),
     ),
     Alert(

@@ -21,8 +21,11 @@ def buckets(name: str, selector: str = "") -> str:
 
 
 OVERVIEW = Row("Overview", (
-    Panel(kind="stat", title="Step", help="Step that the learner finished last, and T.", width=3, height=5, queries=(
-        Query(newest("bapo_learner_step"), "{{run}}"), Query(newest("bapo_run_target_steps"), "T of {{run}}"))),
+    Panel(kind="stat", title="Step", help="Step that the learner finished last, what the buffer knows of it, and T.",
+          width=3, height=5, queries=(
+        Query(newest("bapo_learner_step"), "{{run}}"),
+        Query(newest("bapo_run_committed_steps"), "committed of {{run}}"),
+        Query(newest("bapo_run_target_steps"), "T of {{run}}"))),
     Panel(kind="stat", title="Steps per hour", help="Of the last five minutes.", width=3, height=5, decimals=1,
           queries=(Query("sum by (run) (rate(bapo_learner_steps_total[5m])) * 3600", "{{run}}"),)),
     Panel(kind="stat", title="Since the last step", help="A learner that is stuck does not move this back to 0.",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,6 +105,24 @@ def test_what_waits_for_redis_when_it_ends_is_told_to_ask_again(run: RunDirector
         server.stop()
     assert {name: type(error) for name, error in said.items()} == dict.fromkeys(calls, UnavailableError)
     assert all("the service is told to end" in str(error) for error in said.values())
+
+
+def test_a_redis_that_hangs_is_shown_as_away_before_a_scrape_is_given_up(run: RunDirectory, tmp_path: Path) -> None:
+    server = RedisServer(tmp_path).start()
+    try:
+        with started(run, "--redis-url", server.url) as (_, client):
+
+            def shown() -> str:
+                with urllib.request.urlopen(f"{client.url}/metrics", timeout=5.0) as answer:  # as Prometheus waits
+                    lines: list[str] = answer.read().decode().splitlines()
+                return next(line for line in lines if line.startswith("bapo_buffer_redis_up"))
+
+            assert shown().endswith(" 1.0")
+            with server.stopped():
+                assert [shown()[-4:], shown()[-4:]] == [" 0.0", " 0.0"]
+            wait_until(lambda: shown().endswith(" 1.0"), what="Redis is seen again")
+    finally:
+        server.stop()
 
 
 def error_of(call: Callable[[], object]) -> BaseException | None:

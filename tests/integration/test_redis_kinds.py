@@ -11,10 +11,12 @@ import pytest
 import redis
 
 from bapo.config.load import dump_toml
-from bapo.errors import ConfigError
+from bapo.errors import ConfigError, UnavailableError
 from bapo.records import RunDirectory
+from bapo.types import Progress
 from buffer_service.redis_kind import problem_of, refuse_unsuited
 from buffer_service.redis_link import RedisLink
+from buffer_service.redis_store import RedisStore
 from tests.buffer_app import small_config
 from tests.integration.test_buffer_process import refused
 from tests.patience import wait_until
@@ -78,6 +80,44 @@ def test_a_replica_is_refused_and_says_whose_it_is(ends: ExitStack, tmp_path: Pa
     replica = server(ends, tmp_path / "replica", "--replicaof", f"127.0.0.1 {primary.port}")
     with pytest.raises(ConfigError, match=f"is a replica of 127.0.0.1:{primary.port} and takes no writes"):
         refuse_unsuited(RedisLink(replica.url))
+
+
+def test_a_primary_that_becomes_a_replica_is_away_until_one_takes_writes_again(ends: ExitStack, tmp_path: Path) -> None:
+    first, other = server(ends, tmp_path / "first"), server(ends, tmp_path / "other")
+    link = RedisLink(first.url)
+    link.load_scripts()
+    store = RedisStore(link, "r", lease_s=30.0, max_attempts=3, in_step_order=True)
+    store.report(Progress(step=1, policy_version=1))
+    with redis.Redis.from_url(first.url) as client:
+        client.replicaof("127.0.0.1", other.port)
+        wait_until(lambda: client.info("replication")["master_link_status"] == "up")
+        with pytest.raises(UnavailableError, match="takes no writes now: You can't write against a read only replica"):
+            store.report(Progress(step=2, policy_version=2))
+        # Kept, they would lead to this server also when its name has come to mean another one.
+        assert link.connections.take_idle() is None
+        with pytest.raises(UnavailableError, match="has become a replica and takes no writes"):
+            store.health()
+        client.replicaof("NO", "ONE")
+        store.report(Progress(step=2, policy_version=2))
+
+
+def test_a_password_that_changes_under_way_is_waited_for_and_a_wrong_one_at_the_start_is_not(
+    ends: ExitStack, tmp_path: Path
+) -> None:
+    there = server(ends, tmp_path / "redis")
+    link = RedisLink(there.url)
+    link.load_scripts()
+    store = RedisStore(link, "r", lease_s=30.0, max_attempts=3, in_step_order=True)
+    with redis.Redis.from_url(there.url) as client:
+        client.config_set("requirepass", "another")
+        client.client_kill_filter(_type="normal", skipme=True)
+        # As ConfigError it would end every worker and learner that calls, for good.
+        with pytest.raises(UnavailableError, match="refuses the password that it has taken before"):
+            store.report(Progress(step=1, policy_version=1))
+        with pytest.raises(ConfigError, match="refuses the password of"):
+            RedisLink(there.url).load_scripts()
+        client.config_set("requirepass", "")
+    store.report(Progress(step=1, policy_version=1))
 
 
 def test_a_server_that_evicts_is_refused(ends: ExitStack, tmp_path: Path) -> None:

@@ -5,21 +5,30 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from bapo.clients import BufferClient
-from bapo.errors import BapoError, ContractError, DeadlineError, StorageError, UnavailableError
+from bapo.errors import (
+    AccessError,
+    BapoError,
+    ConfigError,
+    ContractError,
+    DeadlineError,
+    StorageError,
+    UnavailableError,
+)
 from bapo.messages import request_from_map, request_map, status_from_map, status_map
 from bapo.pushing import _parts
-from bapo.types import Purpose
+from bapo.types import Progress, Purpose
 from tests.buffer_setup import STATUS
 from tests.factories import make_request
 
-Reply = tuple[int, dict[str, object]]
+Reply = tuple[int, dict[str, object]] | tuple[int, str, dict[str, str]]
+"""Status and JSON, or status, text and headers."""
 
 
 class Scripted:
@@ -36,9 +45,11 @@ class Scripted:
             def answer(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 outer.calls.append(f"{self.command} {self.path}")
-                status, fields = outer.replies.pop(0) if len(outer.replies) > 1 else outer.replies[0]
-                body = json.dumps(fields).encode()
+                status, said, *headers = outer.replies.pop(0) if len(outer.replies) > 1 else outer.replies[0]
+                body = said.encode() if isinstance(said, str) else json.dumps(said).encode()
                 self.send_response(status)
+                for name, value in (headers[0] if headers else {}).items():
+                    self.send_header(name, value)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -200,3 +211,49 @@ def test_a_malformed_status_is_a_contract_error() -> None:
     for key in ("workers", "step"):
         with pytest.raises(ContractError, match="status is malformed"):
             status_from_map({name: value for name, value in values.items() if name != key})
+
+
+MOVED: Reply = (301, "<html>", {"Location": "https://elsewhere/x", "Content-Type": "text/html"})
+SIGN_IN: Reply = (200, "<html>Sign in", {"Content-Type": "text/html; charset=utf-8"})
+BUSY_PROXY: Reply = (429, "<html>slow down", {"Content-Type": "text/html"})
+CALLS: dict[str, Callable[[BufferClient], object]] = {
+    "report_progress": lambda client: client.report_progress(Progress(step=1, policy_version=1)),
+    "restore": lambda client: client.restore(b"snapshot"),
+    "resume": lambda client: client.resume(1),
+    "fail": lambda client: client.fail("w", "r", reason="engine"),
+    "snapshot": lambda client: client.snapshot(),
+}
+"""Whose answers nobody looks into: their status said that all is well."""
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("scripted", [[MOVED]], indirect=True)
+def test_a_redirect_is_no_success(scripted: Scripted, call: str) -> None:
+    with pytest.raises(ConfigError, match="with a redirect to https://elsewhere/x, which is not followed: name the"):
+        CALLS[call](BufferClient(scripted.url))
+    assert len(scripted.calls) == 1
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("scripted", [[SIGN_IN]], indirect=True)
+def test_a_page_for_people_is_no_success(scripted: Scripted, call: str) -> None:
+    with pytest.raises(UnavailableError, match="with a page for people, so another server is there, or a sign-in"):
+        CALLS[call](BufferClient(scripted.url, retry_s=0.0))
+
+
+@pytest.mark.parametrize("scripted", [[SIGN_IN, BUSY_PROXY, (302, "", {"Location": "/away"}), DONE]], indirect=True)
+def test_what_a_proxy_says_for_a_while_is_waited_for(scripted: Scripted) -> None:
+    assert BufferClient(scripted.url).enqueue([make_request()]) == 1
+    assert scripted.calls == ["POST /requests"] * 4
+
+
+@pytest.mark.parametrize("token", ["short", "t\u20acken" * 4, "two words are no token"])
+def test_what_can_be_no_token_is_refused_before_it_is_sent(token: str) -> None:
+    with pytest.raises(AccessError, match="the argument `token` holds no token: one line of") as refused:
+        BufferClient("http://127.0.0.1:1", token=token)
+    assert token not in str(refused.value)
+
+
+@pytest.mark.parametrize("scripted", [[DONE]], indirect=True)
+def test_a_token_may_come_as_its_file_holds_it_with_the_end_of_its_line(scripted: Scripted) -> None:
+    assert BufferClient(scripted.url, token="0123456789abcdef\n").enqueue([make_request()]) == 1

@@ -115,6 +115,14 @@ def test_any_number_of_rollout_servers_may_run(service: str) -> None:
     assert aliases == ["rollout"], "the learner and Prometheus find them under this name"
 
 
+def test_the_buffer_waits_for_a_redis_that_reads_its_file_while_it_is_starting() -> None:
+    """A container that ends makes `docker compose up` give up what depends on it."""
+    buffer = SERVICES["buffer"]
+    (waits,) = (float(arg.partition("=")[2]) for arg in buffer["command"] if arg.startswith("--redis-timeout-s="))
+    start = float(buffer["healthcheck"]["start_period"].removesuffix("s"))
+    assert start / 2 < waits < start
+
+
 def test_only_the_buffer_service_reaches_redis() -> None:
     assert SERVICES["redis"]["networks"] == ["store"]
     assert [name for name, found in SERVICES.items() if "store" in found.get("networks", [])] == ["redis", "buffer"]

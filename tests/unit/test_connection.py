@@ -80,6 +80,14 @@ def test_a_connection_that_the_server_closed_is_replaced() -> None:
         assert calls.request("GET", "/", {}, (), timeout_s=60).body == b"2"
 
 
+def test_what_came_behind_an_answer_is_not_the_next_one() -> None:
+    """A proxy may say 408 to a connection that it gives up, just as it passes an answer on."""
+    with answering([answer(b"1") + answer(b"too late", status="408 Request Timeout")], [answer(b"2")]) as (url, _):
+        calls = pool(url)
+        assert calls.request("GET", "/", {}, (), timeout_s=60).body == b"1"
+        assert calls.request("GET", "/", {}, (), timeout_s=60).body == b"2"
+
+
 def test_a_forked_child_does_not_speak_on_its_parents_connection() -> None:
     with answering([answer(b"1"), answer(b"2")], [answer(b"3")]) as (url, _):
         calls = pool(url)
@@ -169,7 +177,9 @@ def test_nobody_there_is_an_os_error() -> None:
         pool(url).request("GET", "/", {}, (), timeout_s=60)
 
 
-@pytest.mark.parametrize("url", ["localhost:80", "ftp://host", "http://", "unix:///tmp/x"])
+@pytest.mark.parametrize(
+    "url", ["localhost:80", "ftp://host", "http://", "unix:///tmp/x", "http://host/?a=b", "http://host/#a"]
+)
 def test_other_urls_are_refused_at_once(url: str) -> None:
     with pytest.raises(ValueError, match="is not of the form http://host:port"):
         pool(url)
@@ -179,3 +189,9 @@ def test_a_path_in_front_of_everything_is_kept() -> None:
     with answering([answer(b"ok")]) as (url, requests):
         pool(f"{url}/buffer/").request("GET", "/status", {}, (), timeout_s=60)
     assert requests[0].startswith(b"GET /buffer/status HTTP/1.1\r\n")
+
+
+def test_a_url_with_a_password_is_refused_without_repeating_it() -> None:
+    with pytest.raises(ValueError, match="has a user or a password") as refused:
+        pool("https://me:secret@host")
+    assert "secret" not in str(refused.value)

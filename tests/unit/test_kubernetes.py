@@ -70,6 +70,22 @@ def test_every_pod_is_restricted(overlay: str) -> None:
             assert "memory" in each["resources"]["limits"], f"{where} {each['name']}"
 
 
+SAMPLES = {"cpu-demo": "bapo-rollout", "keda": "bapo-ray-node", "gpu": "bapo-ray-worker"}
+"""Label of the pods in which engines sample and verifiers grade."""
+
+
+@pytest.mark.parametrize("overlay", SAMPLES)
+def test_what_killed_verifiers_leave_is_waited_for(overlay: str) -> None:
+    """Process 1 of such a container is a rollout server or Ray, which wait for their own children alone: each verifier
+    that is killed would leave what it had started as zombies, until the pod may have no further process."""
+    found = [
+        template["spec"].get("shareProcessNamespace", False)
+        for _, template in pods(build(overlay))
+        if template["metadata"]["labels"]["app.kubernetes.io/name"] == SAMPLES[overlay]
+    ]
+    assert found == [True]
+
+
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_namespace_refuses_pods_that_are_not(overlay: str) -> None:
     labels = of_kind(overlay, "Namespace")["bapo"]["metadata"]["labels"]
@@ -238,6 +254,15 @@ def test_images_are_of_this_version_and_ours_are_the_same_everywhere(overlay: st
     assert set(map(frozenset, by_name.values())) == {frozenset({bapo.__version__})}
     ending = "-gpu" if overlay.startswith("gpu") else ""
     assert by_name.keys() == {"bapo-buffer", f"bapo-learner{ending}", f"bapo-rollout{ending}"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_buffer_waits_for_redis_as_long_as_its_start_may_take(overlay: str) -> None:
+    """One that ended before would be started again after ever longer pauses, up to five minutes."""
+    (buffer,) = containers(of_kind(overlay, "Deployment")["bapo-buffer"]["spec"]["template"])[-1:]
+    probe = buffer["startupProbe"]
+    (waits,) = (float(arg.partition("=")[2]) for arg in buffer["args"] if arg.startswith("--redis-timeout-s="))
+    assert 300 < waits < probe["periodSeconds"] * probe["failureThreshold"]
 
 
 def test_redis_is_the_same_as_in_compose() -> None:
