@@ -40,8 +40,8 @@ TABLES = (
     ),
     Metric(
         "bapo_buffer_evicted_total", "counter",
-        "Entries that assemblies of this process took out of a table: improved and solved leave bad, expired and "
-        "replaced leave high; full: there was no room; dropped: the composer wants it no more.",
+        "Entries that assemblies of this process took out of a table: improved and solved leave bad, expired "
+        "leave high; replaced: by a newer entry of the prompt; full: no room; dropped: the composer wants it no more.",
         "run/Buffers", HERE, (MEMORY, Label("reason", EVICTIONS)),
     ),
     Metric(
