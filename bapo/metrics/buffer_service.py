@@ -16,7 +16,7 @@ USE = Label("use", ("trained", "left_out", "stale"))
 """What became of a group at the first assembly that looked at it."""
 ANSWERS = (
     Reason.IMPROVED, Reason.STILL_HARD, Reason.SOLVED, Reason.NO_ROOM, Reason.DUPLICATE_PROMPT, Reason.LEFT_BAD,
-    Reason.NOT_USED,
+    Reason.NO_VARIANCE, Reason.NOT_USED,
 )  # fmt: skip
 """What became of a hard prompt that was asked again."""
 
