@@ -6,6 +6,7 @@ Suffix: T tokens of all responses of a group together.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +24,9 @@ def require_tokens(group_id: str, token_ids: Int32s, logprobs: Float32s) -> None
     """Refuse ids and log-probs that no policy can give. Raises: ContractError."""
     # One look at each column. As whole numbers, negative floats that are finite lie below _FINITE, and a negative id is
     # huge; `argmax` finds the largest in half of the time that `max` takes on some thousand numbers.
-    if len(logprobs) and _largest(logprobs.view(np.int32)) >= _FINITE:
+    if len(logprobs) and _largest(np.asarray(logprobs, dtype=np.float32).view(np.int32)) >= _FINITE:
         _require_logprobs(group_id, logprobs)
-    if len(token_ids) and _largest(token_ids.view(np.uint32)) > _MOST:
+    if len(token_ids) and _has_negative(token_ids):
         raise ContractError(f"group {group_id}: token ids must not be negative", Refusal.TOKEN_IDS)
 
 
@@ -35,6 +36,12 @@ _MOST = (1 << 31) - 1
 
 def _largest(numbers: NDArray[np.int32] | NDArray[np.uint32]) -> int:
     return numbers.item(numbers.argmax())
+
+
+def _has_negative(token_ids: NDArray[np.integer[Any]]) -> bool:
+    if token_ids.dtype.itemsize != 4:  # an engine's own kind, which travels as int32
+        return int(token_ids.min()) < 0
+    return _largest(token_ids.view(np.uint32)) > _MOST
 
 
 def _require_logprobs(group_id: str, logprobs: Float32s) -> None:

@@ -95,6 +95,7 @@ class Assembler:
 
         In step order these are the groups that were planned for it, so that a batch does not depend on how far workers
         have sampled ahead; what failed for good is not waited for. Else they are the first ones that arrived.
+        Of a further round whose groups all failed for good, none comes: what was asked in their place stands for it.
         """
         demand, first = view.tables.demand, self._schedule.at(step)
         if demand is None or not in_step_order(self._config):
@@ -102,7 +103,8 @@ class Assembler:
             return view.fresh[:num] if len(view.fresh) >= num else None
         prefix = view.tables.extra_rounds[-1].prefix
         planned = tuple(record for record in view.fresh if record.step <= step)
-        return planned if any(record.group_id.startswith(prefix) for record in planned) else None
+        has_its_round = any(record.group_id.startswith(prefix) for record in planned)
+        return planned if has_its_round or len(planned) >= demand.num_fresh else None
 
     def _demand(self, step: int, before: Tables, wish: NeedMore) -> Wait | None:
         """Remember that the step needs another round: fenced, so that two instances ask for one (ADR 0066)."""

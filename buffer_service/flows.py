@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bapo.algorithms.composer import Reason
-from buffer_service.values import Assembly, left_high, left_prompts
+from buffer_service.values import Assembly, left_high
 
 Spent = dict[tuple[str, str], tuple[int, int]]
 """(purpose, use) -> (responses, tokens)."""
@@ -28,7 +28,8 @@ def inserted(assembly: Assembly) -> dict[str, int]:
 
 
 def evicted(assembly: Assembly, *, high_window: int) -> Counter[tuple[str, str]]:
-    """(table, reason) -> entries that left it.
+    """(table, reason) -> entries that left it, also for newer ones of the same prompt: what `inserted` put there less
+    these is how much the table grew.
 
     Args:
         high_window: S, the steps that a group stays in B_high.
@@ -36,9 +37,13 @@ def evicted(assembly: Assembly, *, high_window: int) -> Counter[tuple[str, str]]
     before, after = assembly.before, assembly.after
     answers = {fate["prompt_id"]: fate["reason"] for fate in _looked_at(assembly) if fate["purpose"] == "reevaluate"}
     found: Counter[tuple[str, str]] = Counter()
-    for prompt_id in left_prompts(before, after):
-        reason = answers.get(prompt_id)
-        found["bad", reason if reason in (Reason.IMPROVED, Reason.SOLVED) else "full"] += 1
+    stay = {(entry.prompt_id, entry.birth) for entry in after.bad}
+    hard = {entry.prompt_id for entry in after.bad}
+    for entry in before.bad:
+        if (entry.prompt_id, entry.birth) not in stay:
+            reason = answers.get(entry.prompt_id)
+            is_answered = reason in (Reason.IMPROVED, Reason.SOLVED)
+            found["bad", str(reason) if is_answered else "replaced" if entry.prompt_id in hard else "full"] += 1
     left = set(left_high(before, after))
     newer = {stat.prompt_id for stat in after.high}
     for stat in before.high:

@@ -93,7 +93,8 @@ def improved_hard(
 ) -> Improvement:
     """X2: hard prompts whose new group has c1 < mu' < 1, as many as there is room for (eq. 6; line 6).
 
-    Solved prompts leave B_bad untrained; prompts that are still hard, or find no room, keep their place (ADR 0006).
+    Solved prompts leave B_bad untrained; prompts that are still hard, find no room, or whose rewards are all the same
+    fraction keep their place (ADR 0006).
     A prompt that was asked twice since the last assembly is judged by its newest group.
     """
     bad = {prompt.prompt_id: prompt for prompt in view.bad}
@@ -101,15 +102,17 @@ def improved_hard(
     improved: list[GroupStat] = []
     reasons: Reasons = {}
     for stat in view.reevaluated:
-        reason = judge(settings, stat, is_newest=newest[stat.prompt_id] == stat.group_id, bad=bad, taken=taken)
+        is_newest = newest[stat.prompt_id] == stat.group_id
+        reason = judge(settings, stat, is_newest=is_newest, bad=bad, taken=taken)
         reasons[stat.group_id] = reason
+        if not is_newest or reason in (Reason.NOT_USED, Reason.LEFT_BAD):
+            continue
         if reason == Reason.SOLVED:
             del bad[stat.prompt_id]
-        elif reason == Reason.STILL_HARD:
-            prompt = bad[stat.prompt_id]
-            bad[stat.prompt_id] = replace(prompt, mu=stat.mu, attempts=prompt.attempts + 1)
-        elif reason == Reason.IMPROVED:
-            bad[stat.prompt_id] = replace(bad[stat.prompt_id], mu=stat.mu)
+            continue
+        prompt = bad[stat.prompt_id]
+        bad[stat.prompt_id] = replace(prompt, mu=stat.mu, attempts=prompt.attempts + (reason == Reason.STILL_HARD))
+        if reason == Reason.IMPROVED:
             improved.append(stat)
     x2 = tuple(sample_in_order(improved, room, rng))
     left = prompt_ids(x2)
@@ -136,6 +139,8 @@ def judge(
         return Reason.SOLVED
     if is_hard(stat, settings.c1):
         return Reason.STILL_HARD
+    if stat.homogeneous:
+        return Reason.NO_VARIANCE
     return Reason.DUPLICATE_PROMPT if stat.prompt_id in taken else Reason.IMPROVED
 
 

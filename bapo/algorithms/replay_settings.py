@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bapo.algorithms.frozen import Frozen
 
@@ -34,3 +34,12 @@ class ReplayConfig(Frozen):
     """A response above this reward is kept as a success (ARPO)."""
     sft_items: int | None = Field(None, ge=1)
     """Expert solutions of one supervised step, which happens when so many wait (ReLIFT); null: B."""
+
+    @model_validator(mode="after")
+    def replay_does_not_end_before_it_begins(self) -> Self:
+        if self.last_step is not None and self.last_step < self.first_step:
+            raise ValueError(
+                f"replay.last_step = {self.last_step} is before replay.first_step = {self.first_step}, so no step "
+                f"would replay; write last_step = {self.first_step} or later, or null"
+            )
+        return self

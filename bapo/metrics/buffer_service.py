@@ -16,7 +16,7 @@ USE = Label("use", ("trained", "left_out", "stale"))
 """What became of a group at the first assembly that looked at it."""
 ANSWERS = (
     Reason.IMPROVED, Reason.STILL_HARD, Reason.SOLVED, Reason.NO_ROOM, Reason.DUPLICATE_PROMPT, Reason.LEFT_BAD,
-    Reason.NOT_USED,
+    Reason.NO_VARIANCE, Reason.NOT_USED,
 )  # fmt: skip
 """What became of a hard prompt that was asked again."""
 
@@ -40,8 +40,8 @@ TABLES = (
     ),
     Metric(
         "bapo_buffer_evicted_total", "counter",
-        "Entries that assemblies of this process took out of a table: improved and solved leave bad, expired and "
-        "replaced leave high; full: there was no room; dropped: the composer wants it no more.",
+        "Entries that assemblies of this process took out of a table: improved and solved leave bad, expired "
+        "leave high; replaced: by a newer entry of the prompt; full: no room; dropped: the composer wants it no more.",
         "run/Buffers", HERE, (MEMORY, Label("reason", EVICTIONS)),
     ),
     Metric(

@@ -68,7 +68,7 @@ BUFFERS = Row("Buffers", (
     Panel(title="In per minute", help="Entries that assemblies put into B_bad and B_high.", lowest=0, queries=(
         Query(per_minute("bapo_buffer_inserted_total", "table"), "{{table}}"),)),
     Panel(title="Out per minute", help="improved: trained as X2; solved: nothing to learn; expired: older than S "
-          "steps; replaced: by a newer group of the prompt; full: no room.", stack=True, lowest=0, queries=(
+          "steps; replaced: by a newer entry of the prompt; full: no room.", stack=True, lowest=0, queries=(
         Query(per_minute("bapo_buffer_evicted_total", "table", "reason") + " > 0", "{{table}} {{reason}}"),)),
     Panel(kind="heatmap", title="Age of reused groups", help="Steps since birth of X3 when it trains.", width=12,
           unit="short", queries=(Query(buckets("bapo_buffer_age_steps", '{table="high"}'), "{{le}}"),)),

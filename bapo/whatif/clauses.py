@@ -106,8 +106,10 @@ def _filtered(case: Case) -> str:
 
 
 def _no_variance(case: Case) -> str:
-    each = number(case.stat.mu)
-    return f"all {case.stat.size} rewards of its fresh group were {each}, so every advantage would be 0"
+    same = f"all {case.stat.size} rewards of its {{}} were {number(case.stat.mu)}, so every advantage would be 0"
+    if case.fate.purpose is Purpose.FRESH:
+        return same.format("fresh group")
+    return f"{_asked_again(case)}, but {same.format('new group')}; it stays in B_bad"
 
 
 def _duplicate(case: Case) -> str:

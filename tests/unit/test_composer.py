@@ -158,6 +158,13 @@ def test_improved_prompts_without_room_stay_in_b_bad() -> None:
     assert [prompt.attempts for prompt in decision.bad] == [0, 0]
 
 
+def test_a_reevaluation_without_variance_does_not_train_and_stays() -> None:
+    again = make_stat(rewards=[0.5] * 8, prompt_id="a", group_id="r-a")
+    decision = compose(fresh={"z": 8}, reevaluated=[again], bad=[make_hard(prompt_id="a", attempts=1)])
+    assert (decision.x2, decision.reasons["r-a"]) == ((), Reason.NO_VARIANCE)
+    assert decision.bad == (make_hard(prompt_id="a", mu=0.5, attempts=1),)
+
+
 def test_a_full_x1_leaves_no_room_for_the_others() -> None:
     decision = compose(
         fresh=dict.fromkeys("tuvwxy", 4),
@@ -184,7 +191,7 @@ def test_a_prompt_trains_once_x1_before_x2_before_x3() -> None:
     )
     assert decision.origins == {"f-a": Origin.X1, "r-b": Origin.X2, "h-c": Origin.X3}
     assert decision.reasons["r-a"] == Reason.DUPLICATE_PROMPT
-    assert prompts(decision.bad) == "a"  # improved, but not trained as X2: it stays
+    assert decision.bad == (make_hard(prompt_id="a", mu=3 / 8),)  # improved, but not trained as X2: it stays
 
 
 def test_a_prompt_that_is_twice_in_the_fresh_groups_trains_with_its_first() -> None:

@@ -186,6 +186,10 @@ def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> No
         ("--algorithm.c2_range=[0.3,0.5]", "c2_range .* lies above c3_range"),
         ("--algorithm.x3_exactly_half=true --algorithm.group_size=7", "x3_exactly_half = true, but .*group_size = 8"),
         (
+            "--algorithm.replay.first_step=3 --algorithm.replay.last_step=2",
+            "last_step = 2 is before replay.first_step = 3, .* write last_step = 3 or later",
+        ),
+        (
             "--algorithm.threshold_schedule=fixed --algorithm.c2_range=[0,0.5] --algorithm.c3_range=[0.1,0.6]",
             "admits only groups whose rewards are all equal",
         ),

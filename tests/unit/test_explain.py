@@ -139,6 +139,8 @@ def test_each_filter_says_how_it_left_out_a_group_with_signal(online_filter: str
     [
         ([replace(fresh_fate("a", 0, 1, "no_variance"), rewards=(0.5,) * 8)],
          "all 8 rewards of its fresh group were 0.5, so every advantage would be 0"),
+        ([replace(again_fate("a", 0, 1, "no_variance"), rewards=(0.5,) * 8), fresh_fate("b", 4, 1, "informative")],
+         "but all 8 rewards of its new group were 0.5, so every advantage would be 0; it stays in B_bad"),
         ([replace(fresh_fate("a", 4, 1, "stale"), policy_version=-6), fresh_fate("b", 4, 1, "informative")],
          "sampled at version -6: 1 - -6 = 7 > 2 = cadence.max_staleness; it was dropped and its prompt asked again"),
         ([again_fate("a", 3, 1, "left_bad"), fresh_fate("b", 4, 1, "informative")],

@@ -82,6 +82,23 @@ def test_a_group_whose_prompt_has_a_newer_one_was_replaced() -> None:
     assert dict(flows.evicted(made, high_window=3)) == {("high", "replaced"): 1, ("high", "dropped"): 1}
 
 
+def test_a_hard_prompt_whose_fresh_group_is_hard_again_was_replaced_unless_it_was_trained() -> None:
+    before = Tables(bad=(hard("again", 2), hard("trained", 3), hard("oldest", 4)))
+    after = Tables(bad=(hard("again", 8), hard("trained", 8)))
+    fates = [
+        fate("r", "trained", "reevaluate", "x2", "improved"),
+        fate("f1", "again", "fresh", None, "all_wrong"),
+        fate("f2", "trained", "fresh", None, "all_wrong"),
+    ]
+    made = Made(step=8, before=before, after=after, fresh=("f1", "f2"), reevaluated=("r",), fates=fates)
+    assert dict(flows.evicted(made, high_window=3)) == {
+        ("bad", "replaced"): 1,
+        ("bad", "improved"): 1,
+        ("bad", "full"): 1,
+    }
+    assert flows.inserted(made)["bad"] == 2  # 3 entries before, 2 in, 3 out: 2
+
+
 def test_ages_are_of_what_was_used() -> None:
     assert sorted(flows.ages(STEP)) == [("bad", 3), ("bad", 5), ("bad", 6), ("high", 1)]
 

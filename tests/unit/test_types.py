@@ -47,6 +47,18 @@ def test_a_group_refuses_columns_that_no_policy_can_give(columns: dict[str, Any]
         with_column(**columns)
 
 
+@pytest.mark.parametrize("floats_of", [np.float16, np.float64])
+@pytest.mark.parametrize("ids_of", [np.uint16, np.int64])
+def test_columns_of_another_size_travel_as_the_same_numbers(floats_of: type, ids_of: type) -> None:
+    group = make_group(rewards="10", lengths=[1, 2])  # three tokens: no whole number of four bytes in halves
+    other = replace(
+        group, rollout_logprobs=group.rollout_logprobs.astype(floats_of), token_ids=group.token_ids.astype(ids_of)
+    )
+    assert pack_group(other) == pack_group(group)
+    with pytest.raises(ContractError, match=r"log-probs from -0.5 to 0.5"):
+        replace(other, rollout_logprobs=np.array([-0.5, 0.5, -0.5], floats_of))
+
+
 def test_a_group_without_responses_is_refused() -> None:
     with pytest.raises(ContractError, match="do not cut 0 tokens"):
         make_group(rewards="", lengths=[])

@@ -1,0 +1,43 @@
+"""Further rounds of a step in the service: what their requests may come to."""
+
+from __future__ import annotations
+
+from bapo.algorithms.dapo import Dapo
+from bapo.algorithms.settings import AlgorithmConfig
+from bapo.messages import ExtraRound
+from tests.assembly_setup import Setup
+from tests.factories import make_request
+
+
+def in_its_second_round() -> tuple[Setup, ExtraRound]:
+    """DAPO with B = 2 without slack: both groups of step 1 were all wrong."""
+    setup = Setup(Dapo(AlgorithmConfig(name="dapo", batch_size=2)))
+    setup.fill("a", "b", rewards="00000000")
+    assert setup.service.batch(1) is None
+    (extra,) = setup.service.holdings.status().extra_rounds
+    return setup, extra
+
+
+def test_a_round_of_which_every_request_failed_for_good_does_not_hold_up_its_step() -> None:
+    setup, extra = in_its_second_round()
+    lost = [make_request(prompt_id=name, request_id=f"{extra.prefix}{name}") for name in ("c", "d")]
+    setup.store.enqueue(lost, cursor=None)
+    assert [setup.store.drop_request(request.request_id) for request in lost] == [True, True]
+    assert setup.service.batch(1) is None  # the scheduler has not asked for others yet
+    assert setup.service.holdings.status().fresh_dropped == 2
+    setup.fill("e", "f")  # its spares
+    batch = setup.service.batch(1)
+    assert batch is not None
+    assert batch.group_ids == ("g-e", "g-f")
+
+
+def test_a_round_that_lost_one_request_trains_what_it_has() -> None:
+    setup, extra = in_its_second_round()
+    kept, lost = (make_request(prompt_id=name, request_id=f"{extra.prefix}{name}") for name in ("c", "d"))
+    setup.store.enqueue([lost], cursor=None)
+    setup.add(kept)
+    assert setup.store.drop_request(lost.request_id)
+    assert setup.service.batch(1) is None  # a third round: one of two groups would train
+    demand = setup.service.holdings.tables().demand
+    assert demand is not None
+    assert (demand.rounds, demand.found, demand.num_fresh) == (3, 1, 6)
