@@ -20,7 +20,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # exported without __all__
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]  # exported without __all__
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -126,11 +126,11 @@ def join(num_ranks: int, device: torch.device, timeout_s: float, environment: Ma
     return World(rank=rank, size=size, device=device)
 
 
-def _opened_store(rank: int, size: int, timeout: timedelta, environment: Mapping[str, str]) -> dist.TCPStore | None:
+def _opened_store(rank: int, size: int, timeout: timedelta, environment: Mapping[str, str]) -> TCPStore | None:
     """Where the ranks meet, at the socket that their parent keeps open; None where torch finds the place by itself."""
     if LISTENER not in environment:
         return None
-    return dist.TCPStore(
+    return TCPStore(
         environment["MASTER_ADDR"],
         int(environment["MASTER_PORT"]),
         size,
