@@ -42,8 +42,9 @@ class DirectProtocol(HttpToolsProtocol):
         is_direct = is_alone and self.scheme == "http" and not self.expect_100_continue
         if is_direct and self.url == URL and self._begin_push():
             return
+        before = self.cycle
         super().on_headers_complete()
-        if not is_direct or self.cycle is None:
+        if not is_direct or self.cycle is before:  # of an upgrade there is none, and nobody would read on
             return
         cast("dict[str, Any]", self.scope).setdefault("extensions", {})[EXTENSION] = Direct(self, self.cycle)
         declared = next((value for name, value in self.headers if name == b"content-length"), b"")

@@ -131,6 +131,23 @@ def test_an_upgrade_to_a_websocket_is_not_taken(client: BufferClient) -> None:
     assert is_sound(client)
 
 
+def test_a_connection_that_asked_for_an_upgrade_is_closed_when_its_peer_has_gone(client: BufferClient) -> None:
+    host, _, port = client.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=10.0) as connection:
+        connection.sendall(STATUS)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(push(b"x", b"Connection: upgrade", b"Upgrade: websocket", b"Content-Length: %d" % LARGE))
+        assert client.status().fresh_ready == 0
+        ours = connection.getsockname()[1]
+    wait_until(lambda: ours not in peers(), what="the service has closed its end")
+    assert is_sound(client)
+
+
+def peers() -> set[int]:
+    """Ports of those whom this process, which the service is a part of, has connections with."""
+    return {each.raddr.port for each in psutil.Process().net_connections("tcp") if each.raddr}
+
+
 def test_a_request_that_never_was_one_is_answered_and_counted_like_any_other(client: BufferClient) -> None:
     heard = exchange(client, b"GET /status HTTP/1.1\r\nContent-Length: -1\r\n\r\n")
     head, _, body = heard.partition(b"\r\n\r\n")
