@@ -161,7 +161,8 @@ class CadenceConfig(Frozen):
     """B_bad is asked again every m steps (algorithm 1, lines 13-15)."""
     slack: int = Field(1, ge=0)
     """0: the paper's lag exactly, with a wait at each update. s >= 1: workers sample up to s further steps ahead and
-    nobody waits; staleness is then at most v - 1 + slack."""
+    nobody waits; staleness of fresh groups is then at most v - 1 + slack, of re-evaluated ones only if batches wait for
+    them."""
     wait_for_reevaluation: bool = False
     """true: step t waits for the re-evaluation of step t (the paper's order).
     false: X2 joins the first batch that is assembled after its groups arrive."""
