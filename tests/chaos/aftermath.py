@@ -95,7 +95,7 @@ def workers_that_died(log: str, faults: Sequence[Fault]) -> list[str]:
     died = re.findall(r"WARNING rollout_server\.place: (\S+ died: .*)", log)
     if any(fault.whom == DISK for fault in faults):
         died = [sentence for sentence in died if "died: StorageError" not in sentence]
-    killed = sum(fault.what == "kill" and fault.whom in (ACTOR, NODE, GRADER) for fault in faults)
+    killed = sum(whom in (ACTOR, NODE, GRADER) for whom in killed_by(faults))
     return [f"{len(died)} workers died and {killed} were killed: {died[:SHOWN]}"] if len(died) > killed else []
 
 

@@ -101,6 +101,12 @@ def test_a_worker_may_die_when_it_or_its_node_is_killed() -> None:
     ]
 
 
+def test_a_worker_that_was_killed_and_again_while_it_started_died_twice() -> None:
+    log = "".join(f"12:16:31 WARNING rollout_server.place: {who} died: why\n" for who in ("worker-0", "worker-0.1"))
+    assert workers_that_died(log, [Fault(number=0, what="kill", whom=ACTOR, seconds=2.6)]) == []
+    assert len(workers_that_died(log, kill(ACTOR))) == 1
+
+
 def test_a_worker_may_end_with_the_disk_of_the_buffer_when_that_was_filled() -> None:
     log = "2026-11-23 10:42:42,141 WARNING rollout_server.place: worker-0 died: StorageError: Redis cannot write\n"
     assert workers_that_died(log, [Fault(number=0, what="fill", whom=DISK)]) == []
