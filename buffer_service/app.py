@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import bapo
+from bapo.answers import no_route, wrong_fields
 from bapo.errors import BapoError, ContractError, Refusal
 from bapo.gate import BodyError, Gate
 from bapo.records import RunDirectory
@@ -143,8 +144,7 @@ async def _named_error(request: Request, error: Exception) -> Response:
 
 async def _invalid_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    problems = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:3]]
-    return await _named_error(request, ContractError(f"{request.method} {request.url.path}: {'; '.join(problems)}"))
+    return await _named_error(request, ContractError(wrong_fields(request.method, request.url.path, error.errors())))
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -152,7 +152,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
     if isinstance(error.__cause__, BodyError):  # FastAPI has translated what reading the body raised
         return await _named_error(request, error.__cause__)
     request.app.state.metrics.refused(Refusal.CONTRACT)
-    message = f"{request.method} {request.url.path}: {error.detail}; the API is described at /docs"
+    message = no_route(request.method, request.url.path, error.detail)
     return JSONResponse(
         {"error": ContractError.__name__, "message": message, "retry": False}, status_code=error.status_code
     )

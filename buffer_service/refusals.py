@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fastapi.responses import JSONResponse
 
-from bapo.errors import BY_NAME, AccessError, BapoError, ContractError, Refusal, UnavailableError
+from bapo.answers import name_of
+from bapo.errors import AccessError, BapoError, ContractError, Refusal, UnavailableError
 from bapo.gate import BodyError
 from buffer_service.metrics import BufferMetrics
 from buffer_service.service import TooManyFailuresError
@@ -15,7 +16,6 @@ MOST_MESSAGE_CHARS = 1000
 
 def error_response(error: BapoError, metrics: BufferMetrics) -> JSONResponse:
     """The answer to a request that ended so; what the sender did wrong is counted."""
-    name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in BY_NAME)
     retry = isinstance(error, UnavailableError) and not isinstance(error, TooManyFailuresError)
     headers = {"Retry-After": str(RETRY_AFTER_S)} if retry else {}
     if isinstance(error, BodyError):
@@ -24,7 +24,7 @@ def error_response(error: BapoError, metrics: BufferMetrics) -> JSONResponse:
         metrics.refused(error.reason)
     if isinstance(error, AccessError):
         metrics.refused(Refusal.NO_RIGHT)
-    body = {"error": name, "message": _shortened(str(error)), "retry": retry}
+    body = {"error": name_of(error), "message": _shortened(str(error)), "retry": retry}
     return JSONResponse(body, status_code=error.http_status, headers=headers)
 
 

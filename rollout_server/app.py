@@ -19,7 +19,8 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 import bapo
-from bapo.errors import BY_NAME, BapoError, ConfigError, ContractError, Refusal, UnavailableError
+from bapo.answers import name_of, no_route, wrong_fields
+from bapo.errors import BapoError, ConfigError, ContractError, Refusal, UnavailableError
 from bapo.fleet_client import weight_update_from_map
 from bapo.gate import BodyError, Gate
 from bapo.telemetry import Telemetry
@@ -152,22 +153,20 @@ async def _named_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _invalid_body(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    problems = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()[:3]]
-    return await _named_error(request, ContractError(f"{request.method} {request.url.path}: {'; '.join(problems)}"))
+    return await _named_error(request, ContractError(wrong_fields(request.method, request.url.path, error.errors())))
 
 
 async def _no_route(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, BodyError):  # FastAPI has translated what reading the body raised
         return await _named_error(request, error.__cause__)
-    message = f"{request.method} {request.url.path}: {error.detail}; the API is described at /docs"
+    message = no_route(request.method, request.url.path, error.detail)
     return _answer(request, ContractError(message), message, error.status_code, {})
 
 
 def _answer(request: Request, error: BapoError, message: str, status: int, headers: dict[str, str]) -> JSONResponse:
     if isinstance(error, ContractError):
         _count(request.app.state.telemetry, error.reason)
-    name = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in BY_NAME)
     # Whoever sends a megabyte of nonsense, or half a character, does not get it back.
     shown = message[:MOST_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
-    return JSONResponse({"error": name, "message": shown}, status_code=status, headers=headers)
+    return JSONResponse({"error": name_of(error), "message": shown}, status_code=status, headers=headers)
