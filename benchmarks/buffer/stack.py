@@ -109,9 +109,9 @@ class Stack:
             direct: the client reads frames of batches from Redis itself.
             profile: where py-spy writes a flame graph of the service, or None.
         """
+        config = bench_config(folder.name, batch_size)
         folder.mkdir(parents=True)
         self.redis = RedisProcess(folder / "redis", aof=aof, max_memory_mb=max_memory_mb)
-        config = bench_config(folder.name, batch_size)
         run = RunDirectory.create(folder / "run", dump_toml(config))
         command = [sys.executable, "-m", "buffer_service", "--config", str(run.config_path), "--run-dir", str(run.path)]
         command += ["--redis-url", self.redis.url, "--port", "0"]
