@@ -8,6 +8,7 @@ import redis
 
 from bapo.types import RolloutRequest
 from buffer_service.redis_keys import Keys
+from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
 from tests.buffer_setup import answer, incoming
@@ -115,3 +116,16 @@ def test_a_request_whose_content_is_missing_is_left_out_of_a_claim(redis_store: 
         client.hdel(Keys("test")["requests"], "g-b")
     assert claimed(redis_store, "me-1", limit=3) == ["g-a", "g-c"]
     assert claimed(redis_store, "me-1", limit=3) == ["g-a", "g-c"]
+
+
+def test_a_lease_in_redis_ends_by_the_clock_of_redis_in_milliseconds(redis_url: str) -> None:
+    """Also for another version of this service, which may take over while requests are leased."""
+    store = RedisStore(RedisLink(redis_url), "run", lease_s=60, max_attempts=3)
+    asked(store, "a")
+    with redis.Redis.from_url(redis_url) as client:
+        before, _ = client.time()
+        claimed(store, "me-1")
+        after, _ = client.time()
+        ends_ms = client.zscore(Keys("run")["leases_fresh"], "g-a")
+    assert ends_ms is not None
+    assert (before + 60) * 1000 <= ends_ms <= (after + 61) * 1000
