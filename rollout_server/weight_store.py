@@ -3,7 +3,8 @@
     path readable here    used as it is, and served to hosts that cannot read it
     not readable          WeightsAbsentError; the learner sends the file in pieces, and announces it again
 
-Serves only files that were announced or are complete, by digest: no path comes from outside.
+Serves only files that were announced or are complete, by digest: no path comes from workers. What the learner names
+must begin as safetensors do, so that whoever has its token cannot have other files of this host served.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from bapo.errors import ContractError, WeightsAbsentError
+from bapo.errors import ContractError, WeightMismatchError, WeightsAbsentError
 from bapo.storage import storing
 from bapo.types import WeightUpdate
 from bapo.weight_transport import PIECE_BYTES
@@ -55,6 +56,7 @@ class WeightStore:
         if not can_be_read(update.path) and sent.is_file():
             update = replace(update, path=str(sent))
         check_size(update)
+        _require_safetensors(Path(update.path))
         with self._lock:
             self._known.pop(update.digest, None)
             self._known[update.digest] = Path(update.path)
@@ -110,3 +112,15 @@ class WeightStore:
         if not _DIGEST.fullmatch(digest):
             raise ContractError(f"no sha256: {digest[:80]!r}")
         return self._folder / f"sent-{digest}.safetensors"
+
+
+def _require_safetensors(path: Path) -> None:
+    """Eight bytes say how long the header is, a JSON object. Raises: WeightMismatchError; WeightsAbsentError."""
+    try:
+        with path.open("rb") as file:
+            length, start = int.from_bytes(file.read(8), "little"), file.read(1)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise WeightsAbsentError(f"{path} cannot be read here: {error.strerror}") from error
+    if start != b"{" or length > size - 8:
+        raise WeightMismatchError(f"{path} is no safetensors file, and nothing else is taken for weights")

@@ -117,7 +117,11 @@ def make_config(*, engine_options: dict[str, Any] | None = None, lease_s: float 
     return Config(rollout=RolloutConfig(**fields), buffer=BufferConfig(lease_s=lease_s))
 
 
-def make_update(path: Path, version: int, *, content: bytes = b"weights", digest: str | None = None) -> WeightUpdate:
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
+"""A safetensors file."""
+
+
+def make_update(path: Path, version: int, *, content: bytes = NO_TENSORS, digest: str | None = None) -> WeightUpdate:
     """An update whose file exists and whose digest is right unless another is given."""
     path.write_bytes(content)
     return WeightUpdate(

@@ -27,9 +27,9 @@ from bapo.weight_transport import fetch_file, part_of, send_file
 from rollout_server.app import create_app
 from rollout_server.weight_cache import WeightCache
 from rollout_server.weight_store import WeightStore
-from tests.rollout_fakes import Served, make_update
+from tests.rollout_fakes import NO_TENSORS, Served, make_update
 
-CONTENT = bytes(range(256)) * 5  # 1,280 bytes: 13 pieces of 100
+CONTENT = NO_TENSORS + bytes(range(254)) * 5  # 1,280 bytes: 13 pieces of 100
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
@@ -264,6 +264,24 @@ def test_a_bad_call_is_refused_in_the_words_of_the_tree(tmp_path: Path, case: st
     counted = telemetry.counter("bapo_refused_requests_total").labels(reason="contract")
     assert counted._value.get() == (1 if name == "ContractError" else 0)
     assert not list(tmp_path.glob("server/*"))
+
+
+NO_WEIGHTS = {
+    "a password": b"hunter2\n",
+    "a list of tokens": b"learner 5e884898da28047151d0e56f8dc6292773603d0d\n" * 4,
+    "nothing": b"",
+    "a header that is longer than the file": (3).to_bytes(8, "little") + b"{}",
+}
+
+
+@pytest.mark.parametrize("content", NO_WEIGHTS.values(), ids=NO_WEIGHTS)
+def test_a_file_of_this_host_that_holds_no_weights_is_served_to_nobody(tmp_path: Path, content: bytes) -> None:
+    store = WeightStore(tmp_path / "server", str)
+    update = make_update(tmp_path / "secret", 3, content=content)
+    with pytest.raises(WeightMismatchError, match="is no safetensors file"):
+        store.locate(update)
+    with pytest.raises(WeightsAbsentError):
+        store.read(update.digest, 0, 100)
 
 
 def test_a_file_in_a_folder_that_may_not_be_entered_is_asked_for(
