@@ -251,7 +251,7 @@ def test_an_answer_does_not_reach_the_connection_that_came_after(
         time.sleep(0.5)
         return duplicate(descriptor)
 
-    monkeypatch.setattr(shortcut, "PATIENCE_S", 0.0)  # a thread answers
+    monkeypatch.setattr(shortcut, "finish_soon", lambda steps, patience_s: None)  # so that a thread answers
     frame = asked(client, "a")
     monkeypatch.setattr(os, "dup", slow)
     with connect(client) as connection:
