@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from fastapi import FastAPI
 
 from bapo.algorithms.registry import load_composer
@@ -22,6 +23,7 @@ from buffer_service.context import Context
 from buffer_service.metrics import BufferMetrics
 from buffer_service.service import BufferService
 from buffer_service.store import Store
+from tests.buffer_setup import new_store
 from tests.patience import PATIENCE_S
 
 
@@ -64,6 +66,17 @@ def serving(
         thread.join(PATIENCE_S)
         listener.close()
         assert not thread.is_alive(), "the service did not end"
+
+
+@contextmanager
+def serving_kind(
+    request: pytest.FixtureRequest, config: Config, *, run: str, max_attempts: int = 3
+) -> Iterator[tuple[Store, BufferClient]]:
+    """A store of the kind that the fixture's parameter names, and a client of a service on it."""
+    url = request.getfixturevalue("redis_server").url if request.param == "redis" else ""
+    store = new_store(request.param, url, run=run, max_attempts=max_attempts)
+    with serving(store, config) as client:
+        yield store, client
 
 
 class Awaited:

@@ -20,10 +20,10 @@ from bapo.frames import KIND_GROUP, MAX_DEPTH, PREFIX, frame_start, open_frame
 from bapo.messages import request_map
 from bapo.types import Group, Progress, Purpose
 from bapo.wire import pack_group
-from buffer_service.memory_store import MemoryStore
+from buffer_service.image import EMPTY
 from buffer_service.store import Store
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import STORES, answer, new_store
+from tests.buffer_app import serving_kind, small_config
+from tests.buffer_setup import STORES, answer
 from tests.factories import make_group, make_request
 
 REQUEST = make_request(prompt_id="p")
@@ -34,17 +34,15 @@ FRAME = pack_group(GOOD)
 
 @pytest.fixture(scope="module", params=STORES)
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
-    url = request.getfixturevalue("redis_server").url if request.param == "redis" else ""
-    store = new_store(request.param, url, run="bad-input")
-    with serving(store, small_config()) as client:
-        yield store, client
+    with serving_kind(request, small_config(), run="bad-input") as both:
+        yield both
 
 
 @pytest.fixture
 def client(served: tuple[Store, BufferClient]) -> BufferClient:
     """A client of a buffer that was asked for one group."""
     store, client = served
-    store.restore(MemoryStore("empty", lease_s=60, max_attempts=3).image(), ())
+    store.restore(EMPTY, ())
     client.enqueue([REQUEST])
     return client
 

@@ -19,11 +19,11 @@ from bapo.errors import ContractError, DeadlineError, UnavailableError
 from bapo.messages import request_map
 from bapo.types import Origin, Progress, Purpose
 from bapo.wire import pack_group
-from buffer_service.memory_store import MemoryStore
+from buffer_service.image import EMPTY
 from buffer_service.store import Store
 from buffer_service.waiting import POLL_S as SERVICE_POLL_S
-from tests.buffer_app import Awaited, serving, small_config
-from tests.buffer_setup import STORES, answer, new_store
+from tests.buffer_app import Awaited, serving, serving_kind, small_config
+from tests.buffer_setup import STORES, answer
 from tests.factories import make_group, make_request
 from tests.patience import wait_until
 
@@ -34,17 +34,15 @@ NAN = struct.pack("<f", float("nan"))
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
     """One service for all tests of a store, because starting one takes longer than most of them."""
     config = small_config(buffer={"max_failures_in_a_row": 2}, cadence={"v": 2, "m": 2})
-    url = request.getfixturevalue("redis_server").url if request.param == "redis" else ""
-    store = new_store(request.param, url, run="api", max_attempts=9)
-    with serving(store, config) as client:
-        yield store, client
+    with serving_kind(request, config, run="api", max_attempts=9) as both:
+        yield both
 
 
 @pytest.fixture(params=["sync", "async"])
 def client(request: pytest.FixtureRequest, served: tuple[Store, BufferClient]) -> BufferClient:
     """A client of either kind of a service with nothing in it."""
     store, client = served
-    store.restore(MemoryStore("empty", lease_s=60, max_attempts=3).image(), ())
+    store.restore(EMPTY, ())
     return client if request.param == "sync" else cast(BufferClient, Awaited(client.url))
 
 

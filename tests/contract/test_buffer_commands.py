@@ -22,8 +22,8 @@ from bapo.wire import pack_group
 from buffer_service.image import EMPTY
 from buffer_service.memory_store import MemoryStore
 from buffer_service.store import Store
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import STORES, answer, new_store
+from tests.buffer_app import serving, serving_kind, small_config
+from tests.buffer_setup import STORES, answer
 from tests.factories import make_request
 
 CONFIG = small_config(run={"name": "shown"}, cadence={"v": 2, "m": 2}, diagnostics={"texts": 0})
@@ -32,10 +32,8 @@ CONFIG = small_config(run={"name": "shown"}, cadence={"v": 2, "m": 2}, diagnosti
 @pytest.fixture(scope="module", params=STORES)
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
     """One service per kind of store for all tests."""
-    url = request.getfixturevalue("redis_server").url if request.param == "redis" else ""
-    store = new_store(request.param, url, run="shown")
-    with serving(store, CONFIG) as client:
-        yield store, client
+    with serving_kind(request, CONFIG, run="shown") as both:
+        yield both
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import urllib3
 
 from bapo.clients import BufferClient
 from bapo.wire import pack_group
-from buffer_service.memory_store import MemoryStore
+from buffer_service.image import EMPTY
 from buffer_service.snapshot import DIGEST_BYTES, MAGIC, START, VERSION
 from buffer_service.store import Store
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import STORES, answer, new_store
+from tests.buffer_app import serving_kind, small_config
+from tests.buffer_setup import STORES, answer
 from tests.factories import make_request
 
 Index = dict[str, Any]
@@ -24,17 +24,15 @@ Index = dict[str, Any]
 
 @pytest.fixture(scope="module", params=STORES)
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
-    url = request.getfixturevalue("redis_server").url if request.param == "redis" else ""
-    store = new_store(request.param, url, run="foreign-snapshots")
-    with serving(store, small_config()) as client:
-        yield store, client
+    with serving_kind(request, small_config(), run="foreign-snapshots") as both:
+        yield both
 
 
 @pytest.fixture
 def client(served: tuple[Store, BufferClient]) -> BufferClient:
     """A client of a buffer with batch 1, one fresh group besides, and one open request."""
     store, client = served
-    store.restore(MemoryStore("empty", lease_s=60, max_attempts=3).image(), ())
+    store.restore(EMPTY, ())
     requests = [make_request(prompt_id=name) for name in "abcdef"]
     client.enqueue(requests)
     client.push([pack_group(answer(request)) for request in requests[:5]])
