@@ -214,6 +214,18 @@ def assert_unreadable(store: Store) -> None:
         store.resume(1)
 
 
+def test_a_restored_request_has_the_place_in_its_queue_that_enqueueing_gives(redis_url: str) -> None:
+    """Or those that come later would be put before it, or behind it, wrongly."""
+    with redis.Redis.from_url(redis_url) as client:
+        store = RedisStore(RedisLink(redis_url), "run", lease_s=60, max_attempts=3)
+        store.enqueue([make_request(prompt_id="a", min_version=1)], cursor=None)
+        queue = Keys("run")["queue_fresh"]
+        middle = 2**32 + 2**31  # min_version 1 above 32 bits of place, counted from their middle
+        assert client.zrange(queue, 0, -1, withscores=True) == [(b"g-a", middle + 1)]
+        store.restore(store.image(), iter(()))
+        assert client.zrange(queue, 0, -1, withscores=True) == [(b"g-a", middle + 1)]
+
+
 def test_a_restore_after_one_that_was_cut_off_leaves_no_frame_behind(redis_url: str) -> None:
     store = RedisStore(RedisLink(redis_url), "run", lease_s=60, max_attempts=3)
     source = MemoryStore("source", lease_s=60, max_attempts=3)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import redis
+
 from bapo.types import Progress, Purpose, RolloutRequest
 from buffer_service.memory_store import MemoryStore
+from buffer_service.redis_keys import Keys
+from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.store import FORGET_AFTER_STEPS, Store
 from tests.buffer_setup import an_assembly, answer, incoming, stat, stored
@@ -225,6 +229,19 @@ def test_a_stored_group_ends_a_row_of_failures(store: Store) -> None:
     assert store.readiness(1).failures_in_a_row == 1
     store.push([incoming(answer(b))])
     assert store.readiness(1).failures_in_a_row == 0
+
+
+def test_nothing_is_kept_in_redis_of_the_attempts_of_a_request_that_is_answered(redis_url: str) -> None:
+    store = RedisStore(RedisLink(redis_url), "run", lease_s=60, max_attempts=3)
+    (request,) = fresh("a")
+    store.enqueue([request], cursor=None)
+    attempts = Keys("run")["attempts"]
+    with redis.Redis.from_url(redis_url) as client:
+        store.claim("w", limit=1, policy_version=1)
+        store.fail("w", "g-a", reason="engine", detail="")
+        assert client.hgetall(attempts) == {b"g-a": b"1"}
+        store.push([incoming(answer(request))])
+        assert client.hgetall(attempts) == {}
 
 
 def test_a_dropped_reevaluation_and_a_dropped_evaluation_are_settled(make_store: Callable[..., Store]) -> None:

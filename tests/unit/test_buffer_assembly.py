@@ -334,6 +334,18 @@ def test_a_composition_says_what_the_batch_is_made_of() -> None:
     assert second.batch.header["num_high"] == second.composition["num_high"] == 0
 
 
+def test_a_batch_is_as_stale_as_its_oldest_group() -> None:
+    setup = Setup(slack=1)
+    setup.fill("a", rewards="00000000")
+    setup.fill("b")
+    assembled(setup, 1)
+    setup.fill("c", step=2, rewards="00000000", version=2)
+    setup.fill("d", step=2, version=2)
+    second = assembled(setup, 2)
+    assert second.batch.group_ids == ("g-d", "g-b")
+    assert second.composition["staleness_max"] == 1, "d has the weights of step 2, b those of step 1"
+
+
 def test_an_empty_batch_has_no_staleness() -> None:
     setup = Setup()
     setup.fill("a", "b", rewards="00000000")
