@@ -11,6 +11,8 @@ MOST_GROUPS = 1024
 """Of one push: one script admits all of them, or none."""
 MOST_REQUESTS = 4096
 """Of one call that asks for groups; a round of hard prompts is one call (`algorithm.max_reevaluated`)."""
+MOST_CALL_BYTES = 24 << 20
+"""Of the requests of one call: services take 32 MiB of JSON. Rows with test cases or an expert's solution are long."""
 MOST_RENEWALS = 4096
 """Of one call that keeps leases: as many as one claim may have."""
 

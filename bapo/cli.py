@@ -24,7 +24,7 @@ from bapo.commands import (
 )
 from bapo.commands.arguments import TAKES_OVERRIDES
 from bapo.errors import BapoError
-from bapo.plain_text import plain
+from bapo.plain_text import plain_lines
 
 app = typer.Typer(
     name="bapo",
@@ -61,8 +61,7 @@ def main() -> None:
         app()
     except BapoError as error:
         # Of a file or a service of somebody else it repeats whatever stands there.
-        message = "\n".join(map(plain, str(error).split("\n")))
-        typer.secho(f"{type(error).__name__}: {message}", fg=typer.colors.RED, err=True)
+        typer.secho(f"{type(error).__name__}: {plain_lines(str(error))}", fg=typer.colors.RED, err=True)
         sys.exit(error.exit_code)
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from bapo.asynchronous import in_thread, with_arguments_of
 from bapo.batch_reader import BatchReader
-from bapo.call_sizes import MOST_RENEWALS, MOST_REQUESTS, in_parts
+from bapo.call_sizes import MOST_RENEWALS, in_parts
 from bapo.messages import (
     BufferStatus,
     WorkerLeases,
+    first_call,
     hard_prompt_from_map,
     request_from_map,
     request_map,
@@ -82,11 +83,12 @@ class BufferClient:
 
         Args:
             cursor: fresh requests ever enqueued, these included; one that is not above the stored one adds nothing.
+                Requests with a cursor are one call: at most what `bapo.messages.first_call` leaves of them.
             spares: those of them beyond B per step; stored with the cursor.
         Returns: how many were new.
         """
         accepted = 0
-        for part in in_parts(requests, MOST_REQUESTS) if cursor is None else [requests]:  # a cursor stands for all
+        for part in _calls(requests) if cursor is None else [requests]:  # a cursor stands for all
             body = {"requests": [request_map(request) for request in part], "cursor": cursor, "spares": spares}
             accepted += int(self._peer.call("POST", "/requests", body=body).json()["accepted"])
         return accepted
@@ -276,6 +278,16 @@ class BufferClient:
     def wait_ready(self, timeout_s: float) -> None:
         """Return when the service and its Redis answer. Raises: DeadlineError with the last reason."""
         self._peer.wait_ready(timeout_s, "the buffer was not ready")
+
+
+def _calls(requests: Sequence[RolloutRequest]) -> Iterator[Sequence[RolloutRequest]]:
+    """In parts that one call takes; one empty part when there are none."""
+    while True:
+        part = first_call(requests)
+        yield part
+        requests = requests[len(part) :]
+        if not requests:
+            return
 
 
 class AsyncBufferClient:

@@ -6,9 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+import msgpack
+
 from bapo.errors import ContractError, Refusal
 from bapo.frames import require_plain
 from bapo.types import Fate, Origin, Prompt, Purpose
+
+MOST_PROMPT_BYTES = 3 << 18
+"""Of a packed prompt: a group's header has 1 MiB, of which its responses take up to 100 kB and more in segments."""
 
 _PROMPT_KEYS = set(Prompt.__struct_fields__)
 _SELDOM_KEYS = {"item", "rows", "kind", "outcomes"}
@@ -26,6 +31,23 @@ def prompt_map(prompt: Prompt) -> dict[str, Any]:
         "task": prompt.task,
         "answer": dict(prompt.answer),
     }
+
+
+def require_carried(prompt: Prompt) -> None:
+    """Refuse a prompt that the buffer or a group's header would refuse, hours later and without its place in a file.
+
+    Raises: ContractError.
+    """
+    require_answer(prompt.answer)
+    try:
+        size = len(msgpack.packb(prompt_map(prompt)))
+    except (TypeError, ValueError, OverflowError) as error:  # halves of characters; integers beyond 64 bits
+        raise ContractError(f"it cannot be packed: {error}", Refusal.HEADER) from error
+    if size > MOST_PROMPT_BYTES:
+        raise ContractError(
+            f"it takes {size} bytes with its answer and columns; at most {MOST_PROMPT_BYTES} travel with a group",
+            Refusal.HEADER,
+        )
 
 
 def prompt_from_map(values: Mapping[str, Any]) -> Prompt:

@@ -5,10 +5,12 @@ Groups and batches never travel as JSON: see `bapo.wire`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from bapo.call_sizes import MOST_CALL_BYTES, MOST_REQUESTS
 from bapo.errors import ContractError
 from bapo.types import HardPrompt, Prompt, Purpose, RolloutRequest
 from bapo.wire import prompt_from_map, prompt_map
@@ -131,6 +133,16 @@ def request_map(request: RolloutRequest) -> dict[str, Any]:
         "label": request.label,
         "attempts": request.attempts,
     }
+
+
+def first_call(requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
+    """As many of the first as one call takes: MOST_REQUESTS, and MOST_CALL_BYTES of JSON unless one alone has more."""
+    room = MOST_CALL_BYTES
+    for number, request in enumerate(requests[:MOST_REQUESTS]):
+        room -= len(json.dumps(request_map(request)))
+        if room < 0 < number:
+            return requests[:number]
+    return requests[:MOST_REQUESTS]
 
 
 def request_from_map(values: Mapping[str, Any]) -> RolloutRequest:

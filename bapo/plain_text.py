@@ -8,3 +8,8 @@ def plain(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def plain_lines(text: str) -> str:
+    """The same for text of several lines."""
+    return "\n".join(map(plain, text.split("\n")))

@@ -29,12 +29,15 @@ from typing import Any, Self
 import psutil
 
 from bapo.errors import ConfigError, ContractError
-from bapo.storage import append_line, keep_lines, read_lines, replace_file, storing, to_disk
+from bapo.storage import append_line, keep_lines, read_content, read_lines, replace_file, storing, to_disk
 from bapo.token_files import TokenFiles
 from bapo.types import Fate, Origin, Purpose
 
 UNDER_WAY = ("starting", "running")
 """Values of `status` in run.json of a run that has not ended."""
+METRICS_NEED: dict[str, type] = {"step": int}
+EVALUATIONS_NEED: dict[str, type] = {"version": int}
+"""Keys by which lines are found, in files that another user or version may have left."""
 _STEP = re.compile(r"step-(\d{6,})")
 _FOLDERS = ("groups", "weights", "checkpoints", "logs", "ports", "redis")
 
@@ -106,21 +109,24 @@ class RunDirectory:
     # -- run.json and ports
 
     def read_run(self) -> dict[str, Any]:
-        """Fields of run.json; empty before the first update. Raises: ContractError when it is not JSON."""
+        """Fields of run.json; empty before the first update. Raises: ContractError if it is no object; StorageError."""
         path = self.path / "run.json"
-        if not path.exists():
+        if not os.path.lexists(path):
             return {}
         try:
-            fields = json.loads(path.read_text())
-        except ValueError as error:
+            fields = json.loads(read_content(path))
+        except (ValueError, RecursionError) as error:
             raise ContractError(f"{path} is not JSON: {error}") from error
-        return dict(fields)
+        if not isinstance(fields, dict):
+            raise ContractError(f"{path} is no object, but {fields!r:.80}")
+        return fields
 
     @property
     def is_under_way(self) -> bool:
         """The run may record more: it says so, and its launcher is there."""
         fields = self.read_run()
-        return fields.get("status") in UNDER_WAY and psutil.pid_exists(fields["pid"])
+        pid = fields.get("pid")
+        return fields.get("status") in UNDER_WAY and isinstance(pid, int) and _is_there(pid)
 
     def update_run(self, **fields: Any) -> None:
         """Set fields of run.json (the launcher is its only writer, after `bapo create`). Raises: StorageError."""
@@ -153,11 +159,11 @@ class RunDirectory:
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All steps so far, in order. Raises: ContractError for a line that is not JSON, but for a torn last one."""
-        return read_lines(self.path / "metrics.jsonl")
+        return read_lines(self.path / "metrics.jsonl", METRICS_NEED)
 
     def read_evaluations(self) -> list[dict[str, Any]]:
         """All measurements so far, in order. Raises: ContractError."""
-        return read_lines(self.path / "evaluations.jsonl")
+        return read_lines(self.path / "evaluations.jsonl", EVALUATIONS_NEED)
 
     # -- groups
 
@@ -183,10 +189,10 @@ class RunDirectory:
         for step in self.group_steps() if steps is None else steps:
             path = self._groups_path(step)
             try:
-                rows = pyarrow.parquet.read_table(path).to_pylist()
-            except pyarrow.ArrowException as error:
-                raise ContractError(f"{path} is damaged: {error}") from error
-            yield step, [_fate_of(row) for row in rows]
+                fates = [_fate_of(row) for row in pyarrow.parquet.read_table(path).to_pylist()]
+            except (pyarrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+                raise ContractError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+            yield step, fates
 
     def make_durable(self, steps: Iterable[int]) -> None:
         """Wait until the records of these steps would survive a power failure. Raises: StorageError."""
@@ -273,6 +279,13 @@ class RunDirectory:
             shutil.rmtree(partial, ignore_errors=True)
         # Segments of responses that the abandoned steps had begun: their weights are going to be made again.
         shutil.rmtree(self.path / "segments", ignore_errors=True)
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        return psutil.pid_exists(pid)
+    except OverflowError:  # of nobody's writing: larger than any process id
+        return False
 
 
 def _steps_in(folder: Path) -> Iterator[int]:

@@ -106,19 +106,42 @@ def _whole_lines_end(size: int, file: IO[bytes]) -> int:
     return file.read().rfind(b"\n") + 1
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; none if there is no file. Raises: ContractError for a damaged line that is not the last."""
-    if not path.exists():
+def read_content(path: Path) -> bytes:
+    """All of a file. Raises: StorageError for one that may not be read, or is no file: a pipe would never end."""
+    try:
+        if path.exists() and not path.is_file():
+            raise StorageError(f"cannot read {path}: it is no file")
+        return path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error.strerror}") from error
+
+
+def read_lines(path: Path, needs: Mapping[str, type] | None = None) -> list[dict[str, Any]]:
+    """All whole lines; none if there is no file.
+
+    Args:
+        needs: what every line has, and of which type.
+    Raises: ContractError for a damaged line that is not the last; StorageError.
+    """
+    if not os.path.lexists(path):
         return []
-    content = path.read_bytes()
+    content = read_content(path)
     whole = content[: content.rfind(b"\n") + 1]
-    rows = []
-    for number, line in enumerate(whole.splitlines(), start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            raise ContractError(f"{path} line {number} is not JSON: {error}") from error
-    return rows
+    return [row_of(line, path, number, needs or {}) for number, line in enumerate(whole.splitlines(), start=1)]
+
+
+def row_of(line: bytes, path: Path, number: int, needs: Mapping[str, type]) -> dict[str, Any]:
+    """The object in a line of a file. Raises: ContractError that names the line."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ContractError(f"{path} line {number} is not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise ContractError(f"{path} line {number} is no object, but {row!r:.80}")
+    for key, kind in needs.items():
+        if not isinstance(row.get(key), kind):
+            raise ContractError(f"{path} line {number}: {key} must be {kind.__name__}, got {row.get(key)!r:.80}")
+    return row
 
 
 def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:

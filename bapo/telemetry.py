@@ -9,13 +9,16 @@ from __future__ import annotations
 import logging
 import math
 import shutil
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate, product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import HistogramMetricFamily
@@ -35,6 +38,10 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 LOOPBACK = "127.0.0.1"
 HEALTH_TIMEOUT_S = 10.0
 """Longest silence of a connection to a health server: each has a thread."""
+MOST_CALLERS = 64
+"""Connections to a health server at one time; what comes beyond is closed unread."""
+LONGEST_CALL_S = 30.0
+"""From its first byte to the end of its answer, however busily it trickles."""
 
 
 class BucketTotals:
@@ -176,7 +183,34 @@ def _disk(path: Path) -> _Disk:
 
 
 class HealthServer(ThreadingHTTPServer):
-    """Callers that hang up early are nothing to report: probes and scrapes have deadlines of their own."""
+    """A bounded number of callers, each for a bounded time: whoever reaches the port must not take all threads and
+    files of a learner. Those that hang up early are nothing to report: probes and scrapes have deadlines of their own.
+    """
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._since: dict[socket.socket, float] = {}
+        super().__init__(address, handler)
+
+    def verify_request(self, request: Any, client_address: object) -> bool:
+        """Whether there is room for one more."""
+        return len(self._since) < MOST_CALLERS
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own."""
+        self._since[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """The end of a connection, however it came."""
+        self._since.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Between two connections, and twice a second: end those that take too long; their threads then read an end."""
+        overdue = time.monotonic() - LONGEST_CALL_S
+        for request in [request for request, since in list(self._since.items()) if since < overdue]:
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """What a request raised: not on the process's standard error, but in its log."""

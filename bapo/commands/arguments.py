@@ -15,6 +15,7 @@ import typer
 from bapo.config.load import load_config
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
+from bapo.plain_text import plain
 from bapo.records import RunDirectory
 
 AUTO = "auto"
@@ -80,7 +81,7 @@ def say(text: str) -> None:
     for line in text.splitlines():
         is_long = sys.stdout.isatty() and len(line) > width
         wrapped = textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) if is_long else [line]
-        typer.echo("\n".join(wrapped))
+        typer.echo("\n".join(map(plain, wrapped)))  # of a run it repeats whatever stands in its files
 
 
 def hand_over(*arguments: str) -> NoReturn:

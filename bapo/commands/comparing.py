@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bapo.errors import ConfigError
+from bapo.plain_text import plain_lines
 from bapo.records import RunDirectory
 
 Runs = Annotated[
@@ -65,7 +66,7 @@ def compare(
         return
     console = Console(highlight=False)
     for line in remarks(compared):
-        console.print(Text(line, "yellow"))
+        console.print(Text(plain_lines(line), "yellow"))
     for table in tables:
         print_table(console, table)
 

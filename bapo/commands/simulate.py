@@ -14,6 +14,7 @@ from bapo.commands.buffer_where import AsJson, make_console, print_json
 from bapo.commands.simulate_table import comparison_table
 from bapo.config.load import diff, load_resolved
 from bapo.config.tree import Config
+from bapo.plain_text import plain
 from bapo.records import RunDirectory
 from bapo.storage import ELSEWHERE, replace_file, storing
 from bapo.types import Origin
@@ -106,7 +107,7 @@ def simulate(
         num_rows=rows,
         width=console.width,
     )
-    console.print("\n".join(_head(result)))
+    console.print("\n".join(map(plain, _head(result))), markup=False)
     console.print()
     console.print(table)
     console.print()

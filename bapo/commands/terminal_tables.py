@@ -10,6 +10,7 @@ from rich.table import Table as Shown
 from rich.text import Text
 
 from bapo.comparison.cells import Table
+from bapo.plain_text import plain_lines
 
 GAP = 2
 """Blanks between two columns."""
@@ -18,21 +19,23 @@ GAP = 2
 def print_table(console: Console, table: Table) -> None:
     """Title, rows and note, as wide as the console."""
     shown = Shown(
-        title=Text(table.title),
+        title=Text(plain_lines(table.title)),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
-    widths = column_widths([table.header, *table.rows], console.width)
-    for place, name in enumerate(table.header):
+    # Names and commits of runs are what their files say.
+    header, *rows = [[plain_lines(cell) for cell in row] for row in (table.header, *table.rows)]
+    widths = column_widths([header, *rows], console.width)
+    for place, name in enumerate(header):
         shown.add_column(Text(name), overflow="fold", width=widths[place] if widths else None)
-    for row in table.rows:
+    for row in rows:
         # Not plain strings: in them an interval in square brackets would be read as markup, and vanish.
         shown.add_row(*map(Text, row))
     console.print(shown)
-    console.print(Text(f"\n{table.note}\n", "bright_black"))
+    console.print(Text(f"\n{plain_lines(table.note)}\n", "bright_black"))
 
 
 def column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int] | None:

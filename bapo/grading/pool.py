@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 """Importing a user's task may be slow; grading has a deadline of its own."""
 STARTING = "of starting"
+END_S = 5.0
+"""Longest time between the end of a child's pipe and its own."""
 
 Answer = TypeVar("Answer")
 
@@ -209,18 +211,22 @@ class _Child:
         return answer
 
     def _read_bytes(self, size: int, deadline: float) -> bytes:
-        data = b""
+        data = bytearray()
         while len(data) < size:
             _wait_for(self._from, select.POLLIN, deadline)
             part = os.read(self._from.fileno(), size - len(data))
             if not part:
                 raise self._died()
             data += part
-        return data
+        return bytes(data)
 
     def _died(self) -> VerifierKilledError:
         what = "while grading" if self._ready else "before it was ready to grade"
-        return VerifierKilledError(f"ended with exit code {self._process.wait()} {what}")
+        try:
+            return VerifierKilledError(f"ended with exit code {self._process.wait(END_S)} {what}")
+        except subprocess.TimeoutExpired:
+            # A verifier may close what it does not own, and leave threads that Python waits for at its end.
+            return VerifierKilledError(f"closed the pipe to its worker {what} and was killed")
 
 
 def _wait_for(file: IO[bytes], event: int, deadline: float) -> None:

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import msgpack
 
@@ -38,11 +38,14 @@ LENGTH = struct.Struct("<I")
 STDERR = 2
 OVERTIME_S = 5.0
 """Beyond the worker's own deadline for a group."""
+MOST_SHOWN = 500
+"""Characters of what a verifier raised or returned."""
 
 
 def write_frame(file: BinaryIO, message: dict[str, Any]) -> None:
     """One message. Raises: OSError when the other end is gone."""
-    packed = msgpack.packb(message)
+    # A verifier that reads JSON may have half a surrogate pair, which UTF-8 cannot carry.
+    packed = msgpack.packb(message, unicode_errors="backslashreplace")
     file.write(LENGTH.pack(len(packed)) + packed)
     file.flush()
 
@@ -60,9 +63,12 @@ def grade(task: Task, prompt: Prompt, texts: list[str], reward_range: tuple[floa
     """The answer to one group. Whatever the verifier does wrong becomes a message, never a reward."""
     shown = f"(on the response {texts[0][:200]!r})" if len(texts) == 1 else f"(on {len(texts)} responses)"
     try:
-        found: Sequence[object] = rewards_of(task, prompt, texts)
-    except Exception as error:  # noqa: BLE001 - a user's function may raise anything
-        return {"failed": f"raised {type(error).__name__}: {error}{place_of(error)} {shown}"}
+        return _checked(rewards_of(task, prompt, texts), texts, reward_range)
+    except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and return what raises
+        return {"failed": f"raised {_told(error)}{place_of(error)} {shown}"}
+
+
+def _checked(found: Sequence[object], texts: list[str], reward_range: tuple[float, float]) -> dict[str, Any]:
     if len(found) != len(texts):
         return {"failed": f"returned {len(found)} rewards for {len(texts)} responses"}
     low, high = reward_range
@@ -70,11 +76,11 @@ def grade(task: Task, prompt: Prompt, texts: list[str], reward_range: tuple[floa
     for reward, text in zip(found, texts, strict=True):
         if reward is None:
             continue
-        # NaN fails both comparisons; numpy's scalars are real numbers too.
-        if not isinstance(reward, numbers.Real) or not low <= float(reward) <= high:
+        # NaN fails both comparisons; numpy's scalars are real numbers too. Compared as it is: float() raises for some.
+        if not isinstance(reward, numbers.Real) or not low <= cast(Any, reward) <= high:
             advice = "" if not isinstance(reward, numbers.Real) else "; task.reward_range names another range"
             what = f"no number in [{low:g}, {high:g}] (on the response {text[:200]!r}){advice}"
-            return {"failed": f"returned {reward!r}, which is {what}"}
+            return {"failed": f"returned {_shown(reward)}, which is {what}"}
         rewards.append((float(reward) - low) / (high - low))
     if len(rewards) < len(texts):
         return {"ungraded": f"left {len(texts) - len(rewards)} of {len(texts)} responses ungraded (it returned None)"}
@@ -86,10 +92,30 @@ def solve(task: Task, prompt: Prompt) -> dict[str, Any]:
     try:
         text = expert_of(task, prompt)
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything
-        return {"failed": f"{type(error).__name__}: {error} (asked for an expert's solution)"}
+        return {"failed": f"{_told(error)} (asked for an expert's solution)"}
     if text is not None and not isinstance(text, str):
-        return {"failed": f"returned {text!r:.200} as an expert's solution, which is no text"}
+        return {"failed": f"returned {_shown(text)} as an expert's solution, which is no text"}
     return {"expert": text}
+
+
+def _told(error: Exception) -> str:
+    """Class and words, cut: many exceptions repeat the text that they are about, and each message is a log line."""
+    try:
+        words = str(error)
+    except Exception as worse:  # noqa: BLE001 - a user's exception
+        words = f"(its text cannot be shown: {type(worse).__name__})"
+    return f"{type(error).__name__}: {_cut(words)}"
+
+
+def _shown(value: object) -> str:
+    try:
+        return _cut(repr(value))
+    except Exception as error:  # noqa: BLE001 - a user's value; also an integer of more digits than Python writes
+        return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
+
+
+def _cut(words: str) -> str:
+    return words if len(words) <= MOST_SHOWN else f"{words[:MOST_SHOWN]}... ({len(words)} characters)"
 
 
 def main() -> None:
@@ -130,10 +156,15 @@ def ended_after(limit_s: float) -> Iterator[None]:
     By a thread of C: a verifier that holds the interpreter, as every regular expression does, stops Python's threads,
     and with them the one that looks after the parent.
     """
+    owner = os.getpid()
     faulthandler.dump_traceback_later(limit_s, exit=True, file=STDERR)
     try:
         yield
     finally:
+        if os.getpid() != owner:
+            # A copy that the verifier forked has come back here. It must not answer, and cancelling would wait for ever
+            # for the thread that a fork does not copy.
+            os._exit(1)
         faulthandler.cancel_dump_traceback_later()
 
 

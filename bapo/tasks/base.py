@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from bapo.errors import ConfigError, ContractError
+from bapo.maps import require_carried
 from bapo.types import Prompt
 
 
@@ -92,7 +94,14 @@ def make_prompt(task: str, text: str, answer: Mapping[str, Any], *, beside: Mapp
     Args:
         beside: what a reward may want to know and what makes no other prompt of it (ADR 0117): kept in `answer`,
             left out of the id.
+    Raises: ConfigError when it cannot travel: an integer beyond 64 bits, half a character, an answer of more than 32
+        levels, more than 768 KiB in all.
     """
     content = json.dumps([task, text, answer], sort_keys=True, separators=(",", ":"))
     prompt_id = hashlib.sha256(content.encode()).hexdigest()[:16]
-    return Prompt(prompt_id=prompt_id, text=text, task=task, answer={**(beside or {}), **answer})
+    prompt = Prompt(prompt_id=prompt_id, text=text, task=task, answer={**(beside or {}), **answer})
+    try:
+        require_carried(prompt)
+    except ContractError as error:
+        raise ConfigError(f"the prompt {text[:80]!r} of task {task!r} cannot be used: {error}") from error
+    return prompt

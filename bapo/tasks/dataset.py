@@ -276,7 +276,10 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{row.where}: column {columns.prompt!r} must be text or messages, got {value!r:.80}")
     _check_json(row, beside | answer)
-    return make_prompt(NAME, text, answer, beside=beside | {ROW: row.where})
+    try:
+        return make_prompt(NAME, text, answer, beside=beside | {ROW: row.where})
+    except ConfigError as error:
+        raise ConfigError(f"{row.where}: {error}") from error
 
 
 class Conversations:

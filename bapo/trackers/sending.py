@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bapo.records import RunDirectory
+from bapo.records import METRICS_NEED, RunDirectory
 from bapo.trackers.base import Tracker
 from bapo.web.following import Lines
 
@@ -19,8 +19,8 @@ class Sender:
         self._begin()
 
     def _begin(self) -> None:
-        self._steps = Lines(self._run.path / "metrics.jsonl")
-        self._measured = Lines(self._run.path / "evaluations.jsonl")
+        self._steps = Lines(self._run.path / "metrics.jsonl", METRICS_NEED)
+        self._measured = Lines(self._run.path / "evaluations.jsonl", {})
 
     def send_new(self) -> int:
         """Send what is new since the last call; the number of rows sent.

@@ -6,21 +6,26 @@ A run that resumes drops the records behind its checkpoint and writes them again
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bapo.errors import ContractError
+from bapo.errors import StorageError
+from bapo.storage import row_of
 
 
 class Lines:
     """The lines of one JSONL file as they are appended."""
 
-    def __init__(self, path: Path) -> None:
-        """The file need not exist yet."""
+    def __init__(self, path: Path, needs: Mapping[str, type]) -> None:
+        """
+        Args:
+            path: the file need not exist yet.
+            needs: as `bapo.storage.row_of` has it.
+        """
         self._path = path
+        self._needs = needs
         self._identity: tuple[int, int] | None = None
         self._offset = 0
         self._number = 0
@@ -38,12 +43,16 @@ class Lines:
     def read(self) -> Iterator[dict[str, Any]]:
         """The whole lines behind those that were taken; one that is being written is left for later.
 
-        A caller may stop between two lines and go on later. Raises: ContractError for a line that is not JSON.
+        A caller may stop between two lines and go on later. Raises: ContractError for a damaged line, StorageError.
         """
         try:
+            if self._path.exists() and not self._path.is_file():
+                raise StorageError(f"cannot read {self._path}: it is no file")
             file = self._path.open("rb")
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise StorageError(f"cannot read {self._path}: {error.strerror}") from error
         with file:
             found = os.fstat(file.fileno())
             self._identity = (found.st_dev, found.st_ino)
@@ -53,7 +62,4 @@ class Lines:
                     return
                 self._offset += len(line)
                 self._number += 1
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise ContractError(f"{self._path} line {self._number} is not JSON: {error}") from error
+                yield row_of(line, self._path, self._number, self._needs)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
 from bapo.config.tree import Config
-from bapo.records import RunDirectory
+from bapo.errors import ContractError
+from bapo.records import EVALUATIONS_NEED, METRICS_NEED, RunDirectory
 from bapo.types import Fate
 from bapo.web.following import Lines
 from bapo.whatif.recording import RecordedStep
@@ -91,8 +92,8 @@ class RunView:
     def _begin(self, generation: int) -> None:
         self.generation, self.num_steps, self.problem = generation, 0, ""
         self.evaluations = []
-        self._lines = Lines(self.run.path / "metrics.jsonl")
-        self._measured = Lines(self.run.path / "evaluations.jsonl")
+        self._lines = Lines(self.run.path / "metrics.jsonl", METRICS_NEED)
+        self._measured = Lines(self.run.path / "evaluations.jsonl", EVALUATIONS_NEED)
         self._folds = {kind: kind(self.config) for kind in self.makers}
 
     def _take(self, row: dict[str, Any]) -> None:
@@ -107,6 +108,6 @@ class RunView:
             return tuple(fate for _, fates in self.run.read_groups([step]) for fate in fates)
         except ImportError:
             self.problem = "the groups of the steps cannot be read: pyarrow is not installed where the page is served"
-        except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+        except ContractError as error:
             self.problem = f"the groups of step {step} cannot be read: {error}"
         return ()

@@ -16,7 +16,7 @@ from typing import Any
 from bapo.algorithms.composer import Reason
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
+from bapo.errors import ConfigError, ContractError
 from bapo.records import RunDirectory
 from bapo.types import Fate, GroupStat, Origin, Outcome, Purpose
 from bapo.types import stat_of as stat_of_rows
@@ -79,13 +79,18 @@ class Recording:
 def read_recording(run: RunDirectory) -> Recording:
     """Everything that the run has recorded of its groups so far.
 
-    Raises: ConfigError when it has no records, or when they do not begin at step 1 or have a gap: B_bad and B_high of a
-    step follow from all steps before it.
+    Raises: ContractError for damaged ones; ConfigError when there are none, or when they do not begin at step 1 or have
+        a gap: B_bad and B_high of a step follow from all steps before it.
     """
     rows = {row["step"]: row for row in run.read_metrics()}
     steps = tuple(
         RecordedStep(step=step, fates=tuple(fates), metrics=rows.get(step)) for step, fates in run.read_groups()
     )
+    for step in steps:
+        if not step.fates or any(not fate.rewards for fate in step.fates):
+            raise ContractError(
+                f"the group records of step {step.step} of run {run.path} lack groups, or their rewards"
+            )
     found = [step.step for step in steps]
     if not found:
         raise ConfigError(f"run {run.path} has no group records yet: {run.path / 'groups'} is empty")

@@ -6,7 +6,6 @@ answer leaves the last answer standing: a display never ends a run.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from bapo.config.tree import Config
 from bapo.errors import BapoError
 from bapo.fleet_client import FleetClient, WorkerStatus
 from bapo.records import RunDirectory
+from bapo.storage import row_of
 from bapo.token_sets import token_for_run
 from bapo.tokens import Token
 
@@ -165,7 +165,8 @@ class _Lines:
             new = file.read()
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
-        self._rows += [json.loads(line) for line in whole.splitlines()]
+        for line in whole.splitlines():
+            self._rows.append(row_of(line, self._path, len(self._rows) + 1, {}))
 
 
 def _ask(call: Callable[[], Answer] | None, last: Answer) -> tuple[Answer, str]:

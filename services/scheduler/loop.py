@@ -15,7 +15,7 @@ from bapo.algorithms.composer import Composer
 from bapo.algorithms.gain import PAID_STEPS, Paid, paid_before
 from bapo.clients import BufferStatus
 from bapo.config.tree import Config
-from bapo.messages import ExtraRound
+from bapo.messages import ExtraRound, first_call
 from bapo.telemetry import Telemetry
 from bapo.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from bapo.waiting import who_waits
@@ -113,9 +113,9 @@ class Scheduler:
         self._ask_fresh(replace(status, step=step))
 
     def _ask_fresh(self, status: BufferStatus) -> None:
-        while requests := self._plan.due(status):
+        while requests := first_call(self._plan.due(status)):
             cursor = status.cursor + len(requests)
-            spares = status.fresh_spares + self._plan.num_spares(status)
+            spares = status.fresh_spares + min(len(requests), self._plan.num_spares(status))
             self._buffer.enqueue(requests, cursor=cursor, spares=spares)
             self._asked.labels(purpose=Purpose.FRESH.value).inc(len(requests))
             log.debug("step %d: asked for %d fresh groups, cursor=%d", status.step, len(requests), cursor)
@@ -153,6 +153,12 @@ class Scheduler:
         requests = reevaluation_requests(
             due, hard, composer=self._composer, plan=self._plan, config=self._config, paid=self._paid_before(due)
         )
+        if len(requests) > len(asked := first_call(requests)):
+            log.warning(
+                "step %d: %d of %d hard prompts are asked again, more are too long for one call: lower "
+                "algorithm.max_reevaluated, or leave long columns out", due, len(asked), len(requests)
+            )  # fmt: skip
+            requests = list(asked)
         # Also without requests: a step that waits for its round must learn that nothing comes.
         self._buffer.reevaluate(due, requests)
         self._issued_round = due

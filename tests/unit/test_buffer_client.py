@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import msgspec
 import pytest
 
 from bapo.clients import BufferClient
@@ -25,7 +26,7 @@ from bapo.messages import request_from_map, request_map, status_from_map, status
 from bapo.pushing import _parts
 from bapo.types import Progress, Purpose
 from tests.buffer_setup import STATUS
-from tests.factories import make_request
+from tests.factories import make_prompt, make_request
 
 Reply = tuple[int, dict[str, object]] | tuple[int, str, dict[str, str]]
 """Status and JSON, or status, text and headers."""
@@ -182,7 +183,7 @@ def test_pushes_are_cut_into_parts_that_the_service_takes(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("scripted", [[(200, {"accepted": 2, "request_ids": ["a"]})]], indirect=True)
 def test_long_lists_travel_in_calls_that_the_service_takes(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bapo.clients.MOST_REQUESTS", 2)
+    monkeypatch.setattr("bapo.messages.MOST_REQUESTS", 2)
     monkeypatch.setattr("bapo.clients.MOST_RENEWALS", 3)
     client, requests = BufferClient(scripted.url), [make_request(prompt_id=name) for name in "abcde"]
     assert client.enqueue(requests) == 6  # three calls, and two are new in each
@@ -191,6 +192,10 @@ def test_long_lists_travel_in_calls_that_the_service_takes(scripted: Scripted, m
     assert (client.enqueue([]), client.renew("w", [])) == (2, ["a"])  # one call each: the service may have a word on it
     expected = ["POST /requests"] * 4 + ["POST /requests/renew"] * 2 + ["POST /requests", "POST /requests/renew"]
     assert scripted.calls == expected
+    monkeypatch.setattr("bapo.messages.MOST_CALL_BYTES", 500)  # a request has 234 bytes, a long one more than 2,000
+    long = msgspec.structs.replace(make_prompt(prompt_id="f"), answer={"tests": "x" * 2000})
+    client.enqueue([*requests, replace(requests[0], prompt=long), *requests[:2]])
+    assert scripted.calls[8:] == ["POST /requests"] * 5  # ab, cd, e, f alone, ab
 
 
 def test_requests_and_status_survive_their_way_through_json() -> None:

@@ -14,12 +14,12 @@ import bapo.algorithms
 from bapo.algorithms.composer import Reason
 from bapo.cli import app
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
+from bapo.errors import ConfigError, ContractError
 from bapo.types import Fate, Origin
 from bapo.whatif.clauses import Case, clause
 from bapo.whatif.explanation import explain, find_prompt
 from bapo.whatif.reasons import meanings
-from bapo.whatif.recording import Recording
+from bapo.whatif.recording import Recording, read_recording
 from bapo.whatif.simulation import as_recorded
 from tests.whatif_setup import again_fate, fresh_fate, recording_of, trace_config, trace_fates, write_trace
 
@@ -209,3 +209,20 @@ def test_a_replay_that_differs_from_the_run_is_not_hidden(tmp_path: Path) -> Non
     output = CliRunner().invoke(app, ["explain", str(run.path), "m", "3"]).output
     assert "the replay of the records differs from the run since step 2" in output
     assert "differs" not in CliRunner().invoke(app, ["explain", str(run.path), "b", "1"]).output
+
+
+def test_what_somebody_wrote_into_the_records_is_no_command_for_the_terminal(tmp_path: Path) -> None:
+    run = write_trace(tmp_path / "trace")
+    ((step, fates),) = run.read_groups([2])
+    run.write_groups(step, [replace(fate, reason="\x1b]0;mine\x07" + fate.reason) for fate in fates])
+    for command in (["explain", str(run.path), "all", "2"], ["simulate", str(run.path)]):
+        output = CliRunner().invoke(app, command).output
+        assert "\x1b" not in output
+        assert "\\x1b]0;mine" in output, command
+
+
+def test_a_step_without_groups_is_damaged_records(tmp_path: Path) -> None:
+    run = write_trace(tmp_path / "trace")
+    run.write_groups(2, [])
+    with pytest.raises(ContractError, match=r"the group records of step 2 of run .* lack groups"):
+        read_recording(run)

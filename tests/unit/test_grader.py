@@ -133,7 +133,7 @@ def test_a_failure_names_the_row_of_the_dataset() -> None:
         pool.close()
     message = str(caught.value)
     assert "the reward 'tests.unit.verifiers_that_misbehave:obey' raised ValueError" in message
-    assert "(verifiers_that_misbehave.py line 25)" in message
+    assert "(verifiers_that_misbehave.py line 27)" in message
     assert message.endswith("on prompt p (train.parquet row 17)")
 
 
@@ -225,3 +225,40 @@ def test_a_verifier_that_hangs_when_the_pool_is_closed_is_not_replaced(make_pool
     thread.join(60.0)
     assert len(failed) == 1
     assert {child.pid for child in psutil.Process().children()} <= before
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("speechless", r"raised SpeechlessError: \(its text cannot be shown: RuntimeError\)"),
+        ("long", r"raised ValueError: x{500}\.\.\. \(20000000 characters\)"),
+        ("half", r"raised ValueError: half a character: \\ud800"),
+        ("integer", r"returned a int that cannot be shown \(ValueError\), which is no number in \[0, 1\]"),
+        ("fraction", r"returned Fraction\(10+, 1\), which is no number"),
+    ],
+)
+def test_what_cannot_be_shown_is_the_verifiers_error_in_few_words(make_pool: MakePool, text: str, told: str) -> None:
+    pool = make_pool("unspeakable")
+    grader = pool._children[0]
+    with pytest.raises(VerifierRaisedError, match=told) as caught:
+        pool.grade(make_prompt(), [text])
+    assert len(str(caught.value)) < 1000
+    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+    assert pool._children[0] is grader, "it had not to be replaced"
+
+
+def test_a_copy_that_a_verifier_forks_answers_nothing_and_ends(make_pool: MakePool, tmp_path: Path) -> None:
+    pool = make_pool("forks")
+    assert pool.grade(make_prompt(), [str(tmp_path / "pid")]).tolist() == [0.5]
+    wait_until(lambda: has_ended(named_in(tmp_path / "pid")))
+    assert [pool.grade(make_prompt(), ["fine"]).tolist() for _ in range(3)] == [[1.0]] * 3
+
+
+def test_a_grader_that_has_closed_its_pipe_and_does_not_end_is_killed(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bapo.grading.pool.END_S", 0.5)
+    pool = make_pool("closes")
+    with pytest.raises(VerifierKilledError, match="closed the pipe to its worker while grading and was killed"):
+        pool.grade(make_prompt(), ["close"])
+    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]

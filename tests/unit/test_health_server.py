@@ -6,8 +6,10 @@ import logging
 import socket
 import struct
 import threading
+import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 
 import pytest
 
@@ -54,3 +56,35 @@ def test_what_goes_wrong_in_an_answer_is_in_the_log_and_not_only_on_the_screen(
     wait_until(lambda: "readiness cannot be told" in caplog.text)
     assert "for health or metrics failed" in caplog.text
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_callers_beyond_a_bound_are_closed_and_those_that_trickle_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bapo.telemetry.MOST_CALLERS", 3)
+    monkeypatch.setattr("bapo.telemetry.LONGEST_CALL_S", 3.0)
+    threads = threading.active_count()
+    port = serve_health(Telemetry(), 0, lambda: True)
+    with ExitStack() as open_until_the_end:
+        callers = [open_until_the_end.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(5)]
+        for caller in callers:
+            caller.settimeout(60)
+        assert [_closed(caller) for caller in callers[3:]] == [True, True]
+        assert threading.active_count() <= threads + 1 + 3
+        began = time.monotonic()
+        while not _closed(callers[0], trickle=b"G"):
+            assert time.monotonic() - began < 30, "it trickles on"
+        assert [_closed(caller) for caller in callers[1:3]] == [True, True]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=60) as answer:
+        assert answer.read() == b"ok\n"
+
+
+def _closed(caller: socket.socket, *, trickle: bytes = b"") -> bool:
+    """Whether the server has ended a connection: waits for it, or only looks when something is sent."""
+    try:
+        if trickle:
+            caller.sendall(trickle)
+            caller.settimeout(0.2)
+        return caller.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True

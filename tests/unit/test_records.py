@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 from bapo.errors import ConfigError, ContractError, StorageError
-from bapo.records import _COLUMNS, RunDirectory
+from bapo.records import _COLUMNS, METRICS_NEED, RunDirectory
 from bapo.types import Fate, Origin, Purpose
+from bapo.web.following import Lines
 from tests.factories import make_fate
 
 
@@ -66,6 +69,59 @@ def test_a_damaged_line_in_the_middle_is_named(run: RunDirectory) -> None:
     (run.path / "metrics.jsonl").write_bytes(b'{"step":1}\n{"step":\n{"step":3}\n')
     with pytest.raises(ContractError, match=r"metrics\.jsonl line 2"):
         run.read_metrics()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"5\n", r"metrics\.jsonl line 1 is no object, but 5"),
+        (b'{"step":1}\n{"loss":1}\n', r"metrics\.jsonl line 2: step must be int, got None"),
+        (b'{"step":"\x1b]0;x"}\n', r"metrics\.jsonl line 1"),
+        (b"[" * 100_000 + b"\n", r"metrics\.jsonl line 1 is not JSON"),
+    ],
+)
+def test_lines_that_another_program_has_left_are_named(run: RunDirectory, content: bytes, message: str) -> None:
+    path = run.path / "metrics.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ContractError, match=message):
+        run.read_metrics()
+    with pytest.raises(ContractError, match=message):
+        list(Lines(path, METRICS_NEED).read())
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path.name)])
+def test_what_is_no_file_is_neither_read_nor_waited_for(run: RunDirectory, make: Callable[[Path], None]) -> None:
+    for name in ("metrics.jsonl", "evaluations.jsonl", "run.json"):
+        make(run.path / name)
+    for read in (run.read_metrics, run.read_evaluations, run.read_run):
+        with pytest.raises(StorageError, match=r"cannot read .*(it is no file|Too many levels of symbolic links)"):
+            read()
+    with pytest.raises(StorageError, match="cannot read"):
+        list(Lines(run.path / "metrics.jsonl", METRICS_NEED).read())
+
+
+@pytest.mark.parametrize("content", ["5", "null", "[]", "[" * 100_000])
+def test_a_run_json_that_is_no_object_is_named(run: RunDirectory, content: str) -> None:
+    (run.path / "run.json").write_text(content)
+    with pytest.raises(ContractError, match=r"run\.json is no"):
+        run.read_run()
+
+
+@pytest.mark.parametrize("pid", ["1", None, 2**80])
+def test_a_run_whose_launcher_is_no_process_is_not_under_way(run: RunDirectory, pid: object) -> None:
+    run.update_run(status="running", pid=pid)
+    assert not run.is_under_way
+
+
+@pytest.mark.parametrize("change", [{"rewards": None}, {"purpose": "\x1b]0;x"}, {}])
+def test_group_records_of_another_shape_are_damaged(run: RunDirectory, change: dict[str, object]) -> None:
+    run.write_groups(1, [make_fate()])
+    path = run.path / "groups" / "step-000001.parquet"
+    (row,) = pyarrow.parquet.read_table(path).to_pylist()
+    changed = row | change if change else {"step": 1}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([changed]), path)
+    with pytest.raises(ContractError, match=r"groups/step-000001\.parquet is damaged: (Type|Value|Key)Error"):
+        list(run.read_groups())
 
 
 def test_group_records_keep_every_field_of_a_fate(run: RunDirectory) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from bapo.algorithms.registry import load_composer
@@ -306,3 +307,46 @@ def test_a_response_in_segments_begins_with_weights_that_leave_it_the_time() -> 
     assert found == [[1] * 16, [1] * 8 + [2] * 4 + [3] * 4]
     with pytest.raises(ValueError, match=r"may last 2 steps more .* write cadence.slack = 2 or more"):
         make_config(cadence={"v": 1, "m": 1, "slack": 1}, rollout=rollout)
+
+
+def long_prompts(num: int) -> list[Prompt]:
+    """Each with an answer of 700,000 bytes: 35 of them, and no more, make less than 24 MiB of JSON."""
+    return [
+        msgspec.structs.replace(make_prompt(prompt_id=f"p{i}"), answer={"tests": "x" * 700_000}) for i in range(num)
+    ]
+
+
+def test_fresh_requests_with_long_rows_are_asked_for_in_calls_that_the_service_takes() -> None:
+    config, buffer = make_config(algorithm={"batch_size": 20}), CallsOfBuffer()
+    buffer.current = replace(STATUS, step=1)
+    plan = FreshPlan(config, long_prompts(40))
+    scheduler = Scheduler(config, plan, load_composer(config.algorithm), buffer, Telemetry())
+    scheduler.look(1)
+    asked = 20 * (1 + config.cadence.lookahead)
+    assert len(buffer.fresh) == buffer.current.cursor == asked
+    assert [request.request_id for request in buffer.fresh] == [f"fresh-{i:08d}" for i in range(asked)]
+    assert max(buffer.calls) == 35
+
+
+def test_a_round_of_hard_prompts_with_long_rows_is_cut_to_what_one_call_takes(caplog: pytest.LogCaptureFixture) -> None:
+    buffer = FakeBuffer()
+    prompts = long_prompts(40)
+    buffer.hard = [(make_hard(prompt_id=f"hard-{prompt.prompt_id}"), prompt) for prompt in prompts]
+    config = make_config()
+    make_scheduler(config, buffer).look(config.cadence.m)
+    assert [len(requests) for requests in buffer.rounds.values()] == [35]
+    assert "35 of 40 hard prompts are asked again" in caplog.text
+
+
+class CallsOfBuffer(FakeBuffer):
+    """Counts the requests of each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+
+    def enqueue(
+        self, requests: Sequence[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
+    ) -> int:
+        self.calls.append(len(requests))
+        return super().enqueue(requests, cursor=cursor, spares=spares)

@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
+from fractions import Fraction
 
 import numpy as np
 
@@ -54,4 +56,42 @@ def child(prompt: Prompt, text: str) -> float:
     with open(text, "w") as file:
         file.write(str(process.pid))
     time.sleep(600)
+    return 1.0
+
+
+class SpeechlessError(Exception):
+    """An error whose words cannot be had."""
+
+    def __str__(self) -> str:
+        """Raises."""
+        raise RuntimeError("no words")
+
+
+def unspeakable(prompt: Prompt, text: str) -> object:
+    """What cannot be shown, or is too long to be: raised, or returned."""
+    if text == "speechless":
+        raise SpeechlessError
+    if text == "long":
+        raise ValueError("x" * 20_000_000)
+    if text == "half":
+        raise ValueError("half a character: \ud800")
+    return {"integer": 10**5000, "fraction": Fraction(10**400)}.get(text, 1.0)
+
+
+def forks(prompt: Prompt, text: str) -> float:
+    """Fork, and return in both processes; the copy's id is left where the text says."""
+    if text == "fine":
+        return 1.0
+    copy = os.fork()
+    if copy:
+        with open(text, "w") as file:
+            file.write(str(copy))
+    return 0.5 if copy else 0.25
+
+
+def closes(prompt: Prompt, text: str) -> float:
+    """Close everything that is open, and leave a thread that does not end."""
+    if text == "close":
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        os.closerange(3, 256)
     return 1.0
