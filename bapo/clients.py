@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from bapo.asynchronous import in_thread, with_arguments_of
 from bapo.batch_reader import BatchReader
-from bapo.call_sizes import MOST_RENEWALS, MOST_REQUESTS, in_parts
+from bapo.call_sizes import MOST_RENEWALS, MOST_REQUEST_BYTES, MOST_REQUESTS, in_parts, in_parts_by_size
 from bapo.messages import (
     BufferStatus,
     WorkerLeases,
@@ -25,7 +25,8 @@ from bapo.messages import (
 )
 from bapo.nonces import ClaimNonces
 from bapo.outcomes import Outcomes, unpack_kept_state, unpack_outcomes, unpack_packed_list
-from bapo.peer import Peer
+from bapo.peer import Peer, quoted
+from bapo.plain_json import Json, to_json
 from bapo.pushing import push_all
 from bapo.tokens import Token
 from bapo.types import Batch, Group, HardPrompt, Progress, Prompt, RolloutRequest
@@ -76,18 +77,22 @@ class BufferClient:
     # -- work: scheduler and workers --------------------------------------------------------------------------
 
     def enqueue(
-        self, requests: Sequence[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
+        self, requests: Iterable[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
     ) -> int:
-        """Ask for groups; a request id that was asked for before is ignored.
+        """Ask for groups; a request id that was asked for before is ignored. More than 4,096 requests, or 16 MiB of
+        them, travel in several calls, unless there is a cursor.
 
         Args:
             cursor: fresh requests ever enqueued, these included; one that is not above the stored one adds nothing.
             spares: those of them beyond B per step; stored with the cursor.
         Returns: how many were new.
         """
+        sent = [to_json(request_map(request), f"request {request.request_id}") for request in requests]
+        end = to_json({"cursor": cursor, "spares": spares}, "enqueue").replace(b"{", b"", 1)
         accepted = 0
-        for part in in_parts(requests, MOST_REQUESTS) if cursor is None else [requests]:  # a cursor stands for all
-            body = {"requests": [request_map(request) for request in part], "cursor": cursor, "spares": spares}
+        # A cursor stands for all of them.
+        for part in in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES) if cursor is None else [sent]:
+            body = Json(b'{"requests": [%b], %b' % (b",".join(part), end))
             accepted += int(self._peer.call("POST", "/requests", body=body).json()["accepted"])
         return accepted
 
@@ -220,12 +225,12 @@ class BufferClient:
 
     def collect(self, label: str) -> list[Group]:
         """All groups of one evaluation that are done, in the order of their ids."""
-        body = self._peer.call("GET", f"/evaluations/{label}").body
+        body = self._peer.call("GET", f"/evaluations/{quoted(label)}").body
         return [unpack_group(frame) for frame in split_frames(body)]
 
     def forget(self, label: str) -> None:
         """Delete the groups and open requests of one evaluation."""
-        self._peer.call("DELETE", f"/evaluations/{label}")
+        self._peer.call("DELETE", f"/evaluations/{quoted(label)}")
 
     # -- what prompt selectors learn from: scheduler -----------------------------------------------------------
 
@@ -239,7 +244,7 @@ class BufferClient:
 
     def evaluation_outcomes(self, label: str) -> Outcomes:
         """What the groups of one evaluation gave that are done, without their tokens."""
-        body = self._peer.call("GET", f"/evaluations/{label}/outcomes").body
+        body = self._peer.call("GET", f"/evaluations/{quoted(label)}/outcomes").body
         (data,) = unpack_packed_list(body)
         return unpack_outcomes(data)
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from bapo.errors import ContractError
+from bapo.maps import purpose_word
 from bapo.types import HardPrompt, Prompt, Purpose, RolloutRequest
 from bapo.wire import prompt_from_map, prompt_map
 
@@ -120,12 +121,12 @@ class BufferStatus:
 
 
 def request_map(request: RolloutRequest) -> dict[str, Any]:
-    """A request as JSON values."""
+    """A request as JSON values. Raises: ContractError for a purpose or an answer that is none."""
     return {
         "request_id": request.request_id,
         "prompt": prompt_map(request.prompt),
         "group_size": request.group_size,
-        "purpose": request.purpose.value,
+        "purpose": purpose_word(request.purpose),
         "step": request.step,
         "min_version": request.min_version,
         "label": request.label,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import msgspec
 import pytest
 
 from bapo.clients import BufferClient
@@ -257,3 +258,12 @@ def test_what_can_be_no_token_is_refused_before_it_is_sent(token: str) -> None:
 @pytest.mark.parametrize("scripted", [[DONE]], indirect=True)
 def test_a_token_may_come_as_its_file_holds_it_with_the_end_of_its_line(scripted: Scripted) -> None:
     assert BufferClient(scripted.url, token="0123456789abcdef\n").enqueue([make_request()]) == 1
+
+
+@pytest.mark.parametrize("scripted", [[(200, {"accepted": 1})]], indirect=True)
+def test_requests_of_long_prompts_are_asked_for_in_several_calls(scripted: Scripted) -> None:
+    """40 of a megabyte: no call has more than 16 MiB."""
+    long = msgspec.structs.replace(make_request().prompt, text="x" * (1 << 20))
+    requests = [replace(make_request(request_id=f"r{i}"), prompt=long) for i in range(40)]
+    assert BufferClient(scripted.url).enqueue(iter(requests)) == 3
+    assert scripted.calls == ["POST /requests"] * 3
