@@ -8,9 +8,11 @@ Needs numpy and msgpack of all our dependencies: neither torch nor the rest of B
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Self
 
 from bapo.asynchronous import in_thread, with_arguments_of
 from bapo.batch_reader import BatchReader
@@ -64,6 +66,15 @@ class BufferClient:
                 can be opened here; off: never.
             now: seconds of a clock that only rises, by which a wait for a batch is measured.
         """
+        self._made_with = {
+            "url": url,
+            "timeout_s": timeout_s,
+            "retry_s": retry_s,
+            "full_s": full_s,
+            "token": token,
+            "direct": direct,
+            "now": now,
+        }
         self._peer = Peer("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s, full_s=full_s, token=token)
         self._full_s = full_s
         self._batches = BatchReader(self._peer, timeout_s=timeout_s, direct=direct, now=now)
@@ -73,6 +84,21 @@ class BufferClient:
     def url(self) -> str:
         """Of the replica that is called."""
         return self._peer.url
+
+    def close(self) -> None:
+        """Close the connections that no call has now. The client goes on: its next call opens one."""
+        self._peer.close()
+        self._batches.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., BufferClient], tuple[object, ...]]:
+        """Another process (spawned, a Ray actor) has a client of its own, made with the same arguments."""
+        return _made_again, (type(self), self._made_with)
 
     # -- work: scheduler and workers --------------------------------------------------------------------------
 
@@ -283,11 +309,15 @@ class BufferClient:
         self._peer.wait_ready(timeout_s, "the buffer was not ready")
 
 
+def _made_again(cls: Callable[..., BufferClient], arguments: dict[str, Any]) -> BufferClient:
+    return cls(**arguments)
+
+
 class AsyncBufferClient:
     """The same for asyncio: every method of `BufferClient`, awaited; the call itself runs in a thread of its own.
 
-    A task that is cancelled stops waiting; its call goes on. What a cancelled claim has leased is given to the worker's
-    next claim by this client.
+    A task that is cancelled stops waiting; its call goes on, that of a batch for ten seconds at most. What a cancelled
+    claim has leased is given to the worker's next claim by this client.
     """
 
     @with_arguments_of(BufferClient.__init__)
@@ -299,6 +329,16 @@ class AsyncBufferClient:
         """Of the replica that is called."""
         return self.blocking.url
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.blocking.close()
+
+    def __reduce__(self) -> tuple[Callable[..., AsyncBufferClient], tuple[object, ...]]:
+        return _around, (type(self), self.blocking)
+
+    close = in_thread(BufferClient.close)
     enqueue = in_thread(BufferClient.enqueue)
     renew = in_thread(BufferClient.renew)
     fail = in_thread(BufferClient.fail)
@@ -336,21 +376,39 @@ class AsyncBufferClient:
 
     async def batch(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> Batch:
         """As `BufferClient.batch`; `on_wait` is called in the event loop."""
-        return await self._batch(step, timeout_s=timeout_s, on_wait=_in_this_loop(on_wait))
+        with _while_awaited(on_wait) as tell:
+            return await self._batch(step, timeout_s=timeout_s, on_wait=tell)
 
     async def batch_frame(
         self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None
     ) -> bytes | memoryview:
         """As `BufferClient.batch_frame`; `on_wait` is called in the event loop."""
-        return await self._batch_frame(step, timeout_s=timeout_s, on_wait=_in_this_loop(on_wait))
+        with _while_awaited(on_wait) as tell:
+            return await self._batch_frame(step, timeout_s=timeout_s, on_wait=tell)
 
 
-def _in_this_loop(on_wait: Callable[[str], None] | None) -> Callable[[str], None]:
-    """Callable from any thread: calls `on_wait` in the running event loop."""
-    loop = asyncio.get_running_loop()
+def _around(cls: type[AsyncBufferClient], blocking: BufferClient) -> AsyncBufferClient:
+    client = cls.__new__(cls)
+    client.blocking = blocking
+    return client
+
+
+class _NobodyWaitsError(Exception):
+    """Ends a wait whose task was cancelled: it may have hours to go."""
+
+
+@contextmanager
+def _while_awaited(on_wait: Callable[[str], None] | None) -> Iterator[Callable[[str], None]]:
+    """Callable from any thread: calls `on_wait` in the running event loop; raises once the block was left."""
+    loop, left = asyncio.get_running_loop(), threading.Event()
 
     def tell(reason: str) -> None:
-        if on_wait is not None and not loop.is_closed():
+        if left.is_set():
+            raise _NobodyWaitsError
+        if on_wait is not None:
             loop.call_soon_threadsafe(on_wait, reason)
 
-    return tell
+    try:
+        yield tell
+    finally:
+        left.set()

@@ -119,6 +119,11 @@ class Peer:
         """Where the next call goes."""
         return self._urls[0]
 
+    def close(self) -> None:
+        """Close the connections that no call has; a call opens new ones."""
+        for pool in self._pools.values():
+            pool.close()
+
     def wait_ready(self, timeout_s: float, complaint: str) -> None:
         """Return when `/readyz` answers. Raises: DeadlineError with the complaint and the last reason."""
         deadline = time.monotonic() + timeout_s
