@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -66,7 +67,7 @@ async def run_in_thread(call: Callable[[], R]) -> R:
             result = call()
         except BaseException as caught:  # noqa: BLE001 - it is raised where the call is awaited
             error = caught
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed: nobody is there to hear of it
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name="bapo-call", daemon=True).start()

@@ -39,6 +39,11 @@ class BatchReader:
         """When frames may be asked for by name again, by the monotonic clock."""
         self._now = now
 
+    def close(self) -> None:
+        """Close the connections to Redis that are idle."""
+        if self._reader is not None:
+            self._reader.close()
+
     def frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes | memoryview:
         """The batch of `step`. Arguments and errors as in `bapo.clients.BufferClient.batch`."""
         moved = self._now()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bapo.errors import ContractError
-from bapo.peer import Peer
+from bapo.peer import Peer, quoted
 from bapo.tokens import Token
 from bapo.types import Group
 from bapo.wire import split_frames, unpack_group
@@ -72,7 +72,7 @@ class BufferAdmin:
 
     def group(self, group_id: str) -> Group:
         """One group, whole."""
-        return unpack_group(self._peer.call("GET", f"/groups/{group_id}").body)
+        return unpack_group(self._peer.call("GET", f"/groups/{quoted(group_id)}").body)
 
     def read(self, group_ids: Sequence[str]) -> Iterator[Group]:
         """Those of the groups that are still held, in their order."""
@@ -95,11 +95,11 @@ class BufferAdmin:
 
     def drop_group(self, group_id: str) -> str:
         """Delete a group; returns the table that it was in."""
-        return str(self._peer.call("DELETE", f"/groups/{group_id}").json()["dropped_from"])
+        return str(self._peer.call("DELETE", f"/groups/{quoted(group_id)}").json()["dropped_from"])
 
     def drop_request(self, request_id: str) -> None:
         """Withdraw an open request, queued or leased. Raises: ContractError when none of that id is open."""
-        self._peer.call("DELETE", f"/requests/{request_id}")
+        self._peer.call("DELETE", f"/requests/{quoted(request_id)}")
 
     def drop_prompt(self, prompt_id: str) -> None:
         """Take a prompt out of B_bad."""
@@ -107,7 +107,7 @@ class BufferAdmin:
 
     def drop_run(self, name: str) -> None:
         """Delete everything of the run."""
-        self._peer.call("DELETE", f"/runs/{name}", wait_s=VERIFY_WAIT_S)
+        self._peer.call("DELETE", f"/runs/{quoted(name)}", wait_s=VERIFY_WAIT_S)
 
     def require_room(self) -> None:
         """Return when fresh groups are taken. Raises: FullError when they are still refused after `retry_s`."""

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
+Bytes = TypeVar("Bytes", bound=bytes)
 
 MOST_GROUPS = 1024
 """Of one push: one script admits all of them, or none."""
 MOST_REQUESTS = 4096
 """Of one call that asks for groups; a round of hard prompts is one call (`algorithm.max_reevaluated`)."""
-MOST_CALL_BYTES = 24 << 20
-"""Of the requests of one call: services take 32 MiB of JSON. Rows with test cases or an expert's solution are long."""
+MOST_REQUEST_BYTES = 16 << 20
+"""Of one call that asks for groups, where the caller can cut it: half of what any JSON may have. Rows with test cases
+or an expert's solution are long."""
 MOST_RENEWALS = 4096
 """Of one call that keeps leases: as many as one claim may have."""
 
@@ -21,3 +23,17 @@ def in_parts(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
     """The items in parts of at most `most`; one empty part when there are none."""
     for first in range(0, max(1, len(items)), most):
         yield items[first : first + most]
+
+
+def in_parts_by_size(items: Sequence[Bytes], most: int, most_bytes: int) -> Iterator[list[Bytes]]:
+    """The items in parts of at most `most`, and of at most `most_bytes` unless one alone has more; one empty part when
+    there are none."""
+    part: list[Bytes] = []
+    size = 0
+    for item in items:
+        if part and (len(part) == most or size + len(item) > most_bytes):
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += len(item)
+    yield part

@@ -8,17 +8,18 @@ Needs numpy and msgpack of all our dependencies: neither torch nor the rest of B
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, Self
 
 from bapo.asynchronous import in_thread, with_arguments_of
 from bapo.batch_reader import BatchReader
-from bapo.call_sizes import MOST_RENEWALS, in_parts
+from bapo.call_sizes import MOST_RENEWALS, MOST_REQUEST_BYTES, MOST_REQUESTS, in_parts, in_parts_by_size
 from bapo.messages import (
     BufferStatus,
     WorkerLeases,
-    first_call,
     hard_prompt_from_map,
     request_from_map,
     request_map,
@@ -26,7 +27,8 @@ from bapo.messages import (
 )
 from bapo.nonces import ClaimNonces
 from bapo.outcomes import Outcomes, unpack_kept_state, unpack_outcomes, unpack_packed_list
-from bapo.peer import Peer
+from bapo.peer import Peer, quoted
+from bapo.plain_json import Json, to_json
 from bapo.pushing import push_all
 from bapo.tokens import Token
 from bapo.types import Batch, Group, HardPrompt, Progress, Prompt, RolloutRequest
@@ -64,6 +66,15 @@ class BufferClient:
                 can be opened here; off: never.
             now: seconds of a clock that only rises, by which a wait for a batch is measured.
         """
+        self._made_with = {
+            "url": url,
+            "timeout_s": timeout_s,
+            "retry_s": retry_s,
+            "full_s": full_s,
+            "token": token,
+            "direct": direct,
+            "now": now,
+        }
         self._peer = Peer("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s, full_s=full_s, token=token)
         self._full_s = full_s
         self._batches = BatchReader(self._peer, timeout_s=timeout_s, direct=direct, now=now)
@@ -74,12 +85,28 @@ class BufferClient:
         """Of the replica that is called."""
         return self._peer.url
 
+    def close(self) -> None:
+        """Close the connections that no call has now. The client goes on: its next call opens one."""
+        self._peer.close()
+        self._batches.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[..., BufferClient], tuple[object, ...]]:
+        """Another process (spawned, a Ray actor) has a client of its own, made with the same arguments."""
+        return _made_again, (type(self), self._made_with)
+
     # -- work: scheduler and workers --------------------------------------------------------------------------
 
     def enqueue(
-        self, requests: Sequence[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
+        self, requests: Iterable[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
     ) -> int:
-        """Ask for groups; a request id that was asked for before is ignored.
+        """Ask for groups; a request id that was asked for before is ignored. More than 4,096 requests, or 16 MiB of
+        them, travel in several calls, unless there is a cursor.
 
         Args:
             cursor: fresh requests ever enqueued, these included; one that is not above the stored one adds nothing.
@@ -87,9 +114,12 @@ class BufferClient:
             spares: those of them beyond B per step; stored with the cursor.
         Returns: how many were new.
         """
+        sent = [to_json(request_map(request), f"request {request.request_id}") for request in requests]
+        end = to_json({"cursor": cursor, "spares": spares}, "enqueue").replace(b"{", b"", 1)
         accepted = 0
-        for part in _calls(requests) if cursor is None else [requests]:  # a cursor stands for all
-            body = {"requests": [request_map(request) for request in part], "cursor": cursor, "spares": spares}
+        # A cursor stands for all of them.
+        for part in in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES) if cursor is None else [sent]:
+            body = Json(b'{"requests": [%b], %b' % (b",".join(part), end))
             accepted += int(self._peer.call("POST", "/requests", body=body).json()["accepted"])
         return accepted
 
@@ -222,12 +252,12 @@ class BufferClient:
 
     def collect(self, label: str) -> list[Group]:
         """All groups of one evaluation that are done, in the order of their ids."""
-        body = self._peer.call("GET", f"/evaluations/{label}").body
+        body = self._peer.call("GET", f"/evaluations/{quoted(label)}").body
         return [unpack_group(frame) for frame in split_frames(body)]
 
     def forget(self, label: str) -> None:
         """Delete the groups and open requests of one evaluation."""
-        self._peer.call("DELETE", f"/evaluations/{label}")
+        self._peer.call("DELETE", f"/evaluations/{quoted(label)}")
 
     # -- what prompt selectors learn from: scheduler -----------------------------------------------------------
 
@@ -241,7 +271,7 @@ class BufferClient:
 
     def evaluation_outcomes(self, label: str) -> Outcomes:
         """What the groups of one evaluation gave that are done, without their tokens."""
-        body = self._peer.call("GET", f"/evaluations/{label}/outcomes").body
+        body = self._peer.call("GET", f"/evaluations/{quoted(label)}/outcomes").body
         (data,) = unpack_packed_list(body)
         return unpack_outcomes(data)
 
@@ -280,21 +310,15 @@ class BufferClient:
         self._peer.wait_ready(timeout_s, "the buffer was not ready")
 
 
-def _calls(requests: Sequence[RolloutRequest]) -> Iterator[Sequence[RolloutRequest]]:
-    """In parts that one call takes; one empty part when there are none."""
-    while True:
-        part = first_call(requests)
-        yield part
-        requests = requests[len(part) :]
-        if not requests:
-            return
+def _made_again(cls: Callable[..., BufferClient], arguments: dict[str, Any]) -> BufferClient:
+    return cls(**arguments)
 
 
 class AsyncBufferClient:
     """The same for asyncio: every method of `BufferClient`, awaited; the call itself runs in a thread of its own.
 
-    A task that is cancelled stops waiting; its call goes on. What a cancelled claim has leased is given to the worker's
-    next claim by this client.
+    A task that is cancelled stops waiting; its call goes on, that of a batch for ten seconds at most. What a cancelled
+    claim has leased is given to the worker's next claim by this client.
     """
 
     @with_arguments_of(BufferClient.__init__)
@@ -306,6 +330,16 @@ class AsyncBufferClient:
         """Of the replica that is called."""
         return self.blocking.url
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.blocking.close()
+
+    def __reduce__(self) -> tuple[Callable[..., AsyncBufferClient], tuple[object, ...]]:
+        return _around, (type(self), self.blocking)
+
+    close = in_thread(BufferClient.close)
     enqueue = in_thread(BufferClient.enqueue)
     renew = in_thread(BufferClient.renew)
     fail = in_thread(BufferClient.fail)
@@ -343,21 +377,39 @@ class AsyncBufferClient:
 
     async def batch(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> Batch:
         """As `BufferClient.batch`; `on_wait` is called in the event loop."""
-        return await self._batch(step, timeout_s=timeout_s, on_wait=_in_this_loop(on_wait))
+        with _while_awaited(on_wait) as tell:
+            return await self._batch(step, timeout_s=timeout_s, on_wait=tell)
 
     async def batch_frame(
         self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None
     ) -> bytes | memoryview:
         """As `BufferClient.batch_frame`; `on_wait` is called in the event loop."""
-        return await self._batch_frame(step, timeout_s=timeout_s, on_wait=_in_this_loop(on_wait))
+        with _while_awaited(on_wait) as tell:
+            return await self._batch_frame(step, timeout_s=timeout_s, on_wait=tell)
 
 
-def _in_this_loop(on_wait: Callable[[str], None] | None) -> Callable[[str], None]:
-    """Callable from any thread: calls `on_wait` in the running event loop."""
-    loop = asyncio.get_running_loop()
+def _around(cls: type[AsyncBufferClient], blocking: BufferClient) -> AsyncBufferClient:
+    client = cls.__new__(cls)
+    client.blocking = blocking
+    return client
+
+
+class _NobodyWaitsError(Exception):
+    """Ends a wait whose task was cancelled: it may have hours to go."""
+
+
+@contextmanager
+def _while_awaited(on_wait: Callable[[str], None] | None) -> Iterator[Callable[[str], None]]:
+    """Callable from any thread: calls `on_wait` in the running event loop; raises once the block was left."""
+    loop, left = asyncio.get_running_loop(), threading.Event()
 
     def tell(reason: str) -> None:
-        if on_wait is not None and not loop.is_closed():
+        if left.is_set():
+            raise _NobodyWaitsError
+        if on_wait is not None:
             loop.call_soon_threadsafe(on_wait, reason)
 
-    return tell
+    try:
+        yield tell
+    finally:
+        left.set()

@@ -90,6 +90,10 @@ class Pool:
         with self._connection() as connection:
             return connection.exchange(["\r\n".join([*lines, "", ""]).encode("latin-1"), *body], timeout_s, blocks)
 
+    def close(self) -> None:
+        """Close what is idle; a call opens connections again."""
+        self._idle.close()
+
     @contextmanager
     def _connection(self) -> Iterator[_Connection]:
         connection = self._fresh_idle() or _Connection(self._connected())

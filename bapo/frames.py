@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 
 from bapo.errors import ContractError, Refusal
+from bapo.plain_json import plain_number
 
 MAGIC = b"BAPO"
 FORMAT = 1
@@ -28,17 +29,24 @@ MAX_HEADER_BYTES = 1 << 24
 MAX_GROUP_HEADER_BYTES = 1 << 20
 """Some hundred bytes and the prompt's text. It is opened before anything is known of it, and the worst bytes (empty
 maps, one byte each) become objects of 64 bytes."""
+MOST_PROMPT_BYTES = MAX_GROUP_HEADER_BYTES - (1 << 17)
+"""Of text and answer of a prompt that is asked for: the rest is for ids and 17 bytes of each of 4,096 responses."""
 MAX_DEPTH = 32
 """Levels of maps and lists in a header: a prompt's answer is the only part that has any depth."""
 MAX_BODY_BYTES = (1 << 32) - 1
 """A batch of 256 groups of 8 x 8192 tokens is 134 MB."""
 
 
+def _pack(header: Mapping[str, Any]) -> bytes:
+    packed: bytes = msgpack.packb(header, default=plain_number)
+    return packed
+
+
 def frame_start(
     kind: int,
     header: Mapping[str, Any],
     num_body_bytes: int,
-    encode: Callable[[Mapping[str, Any]], bytes] = msgpack.packb,
+    encode: Callable[[Mapping[str, Any]], bytes] = _pack,
 ) -> bytes:
     """Everything of a frame but its body. `encode` makes msgpack of the header.
 

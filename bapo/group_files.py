@@ -116,9 +116,12 @@ def read_groups(path: Path) -> Iterator[Row]:
     """Every row of a file. Raises: ContractError that names the row, or the column, that is wrong."""
     number = 0
     with _opened(path) as file:
+        if not file.metadata.num_rows:  # pandas gives the columns of no rows any type
+            return
         columns = _checked_columns(path, file.schema_arrow)
         parts = file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns)
         while part := _next_part(path, number, parts):
+            part = _with_types(part)
             for row in range(part.num_rows):
                 number += 1
                 yield _row(path, number, part, row)
@@ -144,15 +147,43 @@ def _checked_columns(path: Path, found: pa.Schema) -> list[str]:
     missing = [name for name in SCHEMA.names if name not in found.names and name not in OPTIONAL]
     if missing:
         raise ContractError(f"{path} has no column {', '.join(missing)}; `bapo buffer export` writes all of them")
+    if twice := [name for name in SCHEMA.names if found.names.count(name) > 1]:
+        raise ContractError(f"{path} has more than one column {', '.join(twice)}; leave one of each")
     for name in (name for name in SCHEMA.names if name in found.names):
-        # By kind: pandas writes int64 where int32 stood, and other names of list items.
-        if _kind(found.field(name).type) != _kind(SCHEMA.field(name).type):
-            raise ContractError(f"{path}: column {name} is {found.field(name).type}, not {SCHEMA.field(name).type}")
+        is_absent = name in OPTIONAL and pa.types.is_null(found.field(name).type)
+        if not is_absent and not _fits(found.field(name).type, SCHEMA.field(name).type):
+            hint = " that holds JSON (json.dumps of the object)" if name == "answer" else ""
+            wanted = SCHEMA.field(name).type
+            raise ContractError(f"{path}: column {name} is {found.field(name).type}, not {wanted}{hint}")
     return [name for name in SCHEMA.names if name in found.names]
 
 
+def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """By kind: pandas writes int64 where int32 stood, whole numbers where all are whole, other names of list items, and
+    no type where all lists of a column are empty, as `spans` are in most files."""
+    if _is_list(found) and _is_list(wanted):
+        return pa.types.is_null(found.value_type) or _fits(found.value_type, wanted.value_type)
+    return _kind(found) == _kind(wanted) or (_kind(found), _kind(wanted)) == ("integer", "number")
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
+
+
+def _with_types(part: pa.RecordBatch) -> pa.RecordBatch:
+    """The part with the type of the schema where a column has none."""
+    found = {name: part.column(name) for name in part.schema.names}
+    return pa.RecordBatch.from_pydict(
+        {name: c.cast(SCHEMA.field(name).type) if _is_untyped(c.type) else c for name, c in found.items()}
+    )
+
+
+def _is_untyped(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_null(type_) or (_is_list(type_) and _is_untyped(type_.value_type)))
+
+
 def _kind(type_: pa.DataType) -> str:
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+    if _is_list(type_):
         return f"list of {_kind(type_.value_type)}"
     if pa.types.is_integer(type_):
         return "integer"
@@ -170,17 +201,17 @@ def _row(path: Path, number: int, part: pa.RecordBatch, row: int) -> Row:
         empty = [column for column, value in fields.items() if not value.is_valid]
         if empty:
             raise ContractError(f"{', '.join(empty)} is empty")  # noqa: TRY301 - named below with its row
-        places = tuple(_words(fields["places"])) if "places" in fields else ()
+        places = tuple(_words("places", fields)) if "places" in fields else ()
         return Row(number=number, group=_group(fields), places=places)
     except (ContractError, ValueError, KeyError, OverflowError, RecursionError, pa.ArrowInvalid) as error:
         raise ContractError(f"row {number} of {path} (group {name}): {error}") from error
 
 
 def _group(fields: dict[str, Any]) -> Group:
-    lengths = _lengths(fields["token_ids"])
-    if list(_lengths(fields["rollout_logprobs"])) != list(lengths):
+    lengths = _lengths("token_ids", fields)
+    if list(_lengths("rollout_logprobs", fields)) != list(lengths):
         raise ContractError("token_ids and rollout_logprobs have other lengths")
-    if any(length != 2 for length in _lengths(fields["versions"])):
+    if any(length != 2 for length in _lengths("versions", fields)):
         raise ContractError("versions must be pairs (oldest, newest) per response")
     text = {name: fields[name].as_py() for name in ("group_id", "prompt_id", "prompt", "task", "label", "worker_id")}
     answer = json.loads(fields["answer"].as_py())
@@ -189,47 +220,63 @@ def _group(fields: dict[str, Any]) -> Group:
     return Group(
         group_id=text["group_id"],
         prompt=Prompt(prompt_id=text["prompt_id"], text=text["prompt"], task=text["task"], answer=answer),
-        purpose=Purpose(fields["purpose"].as_py()),
+        purpose=Purpose(_known("purpose", fields["purpose"].as_py(), [purpose.value for purpose in Purpose])),
         step=fields["step"].as_py(),
         label=text["label"],
         worker_id=text["worker_id"],
-        prompt_token_ids=_array(fields["prompt_token_ids"].values, np.int32),
-        token_ids=_array(fields["token_ids"].values.flatten(), np.int32),
-        rollout_logprobs=_array(fields["rollout_logprobs"].values.flatten(), np.float32),
+        prompt_token_ids=_array("prompt_token_ids", fields["prompt_token_ids"].values, np.int32),
+        token_ids=_flat("token_ids", fields, np.int32),
+        rollout_logprobs=_flat("rollout_logprobs", fields, np.float32),
         lengths=lengths,
-        rewards=_array(fields["rewards"].values, np.float32),
-        outcomes=np.array([Outcome[word.upper()] for word in _words(fields["outcomes"])], np.uint8),
-        versions=_array(fields["versions"].values.flatten(), np.int32).reshape(-1, 2),
-        spans=_spans(fields["spans"]) if "spans" in fields else None,
+        rewards=_array("rewards", fields["rewards"].values, np.float32),
+        outcomes=np.array([_outcome(word) for word in _words("outcomes", fields)], np.uint8),
+        versions=_flat("versions", fields, np.int32).reshape(-1, 2),
+        spans=_spans(fields) if "spans" in fields else None,
         timing=Timing(**{name: fields[name].as_py() for name in ("claimed_at", "sample_s", "grade_s")}),
     )
 
 
-def _spans(runs: Any) -> NDArray[np.int32] | None:
+def _spans(fields: dict[str, Any]) -> NDArray[np.int32] | None:
     """None: no response was sampled by several versions."""
-    if any(length != 2 for length in _lengths(runs)):
+    if any(length != 2 for length in _lengths("spans", fields)):
         raise ContractError("spans must be pairs (tokens, version)")
-    flat: NDArray[np.int32] = _array(runs.values.flatten(), np.int32)
+    flat: NDArray[np.int32] = _flat("spans", fields, np.int32)
     return flat.reshape(-1, 2) if len(flat) else None
 
 
-def _words(words: Any) -> list[str]:
+def _outcome(word: str) -> Outcome:
+    return Outcome[_known("outcomes", word.lower(), [outcome.name.lower() for outcome in Outcome]).upper()]
+
+
+def _known(name: str, word: str, known: Sequence[str]) -> str:
+    """The word. Raises: ContractError for one that is not known."""
+    if word not in known:
+        raise ContractError(f"{name}: {word!r} is none of {', '.join(known)}")
+    return word
+
+
+def _words(name: str, fields: dict[str, Any]) -> list[str]:
     """Raises: ValueError for an empty one."""
-    found: list[str] = words.as_py()
+    found: list[str] = fields[name].as_py()
     if None in found:
-        raise ValueError("a word is missing in a list")
+        raise ValueError(f"{name}: a word is missing in a list")
     return found
 
 
-def _lengths(lists: Any) -> NDArray[np.int32]:
-    lengths: NDArray[np.int32] = _array(lists.values.value_lengths(), np.int32)
+def _lengths(name: str, fields: dict[str, Any]) -> NDArray[np.int32]:
+    lengths: NDArray[np.int32] = _array(name, fields[name].values.value_lengths(), np.int32)
     return lengths
 
 
-def _array(values: pa.Array, dtype: Any) -> Any:
+def _flat(name: str, fields: dict[str, Any], dtype: Any) -> Any:
+    return _array(name, fields[name].values.flatten(), dtype)
+
+
+def _array(name: str, values: pa.Array, dtype: Any) -> Any:
     """Raises: ValueError for an empty value, pa.ArrowInvalid for a number that does not fit."""
-    if values.null_count:
-        raise ValueError(f"a value of {values.null_count} is missing in a list")
+    if count := values.null_count:
+        what = "a value is" if count == 1 else f"{count} values are"
+        raise ValueError(f"{name}: {what} missing in a list (pandas writes NaN so)")
     return np.ascontiguousarray(values.cast(pa.from_numpy_dtype(dtype)).to_numpy(zero_copy_only=False))
 
 

@@ -23,8 +23,24 @@ _FATE_COUNTS = ("policy_version", "birth", "num_tokens")
 _FATE_SECONDS = ("sample_s", "grade_s", "claimed_at")
 
 
+def purpose_word(purpose: Purpose) -> str:
+    """How a purpose travels. Raises: ContractError for what is none."""
+    try:
+        return Purpose(purpose).value  # the word itself will do
+    except ValueError as error:
+        known = ", ".join(Purpose)
+        raise ContractError(f"the purpose {purpose!r} is none of {known}", Refusal.HEADER) from error
+
+
 def prompt_map(prompt: Prompt) -> dict[str, Any]:
-    """A prompt as a map."""
+    """A prompt as a map. Raises: ContractError for an answer that is no map."""
+    if not isinstance(prompt.answer, Mapping):
+        found = type(prompt.answer).__name__
+        raise ContractError(
+            f"prompt {prompt.prompt_id}: the answer is a map, for example {{'answer': '42'}}, got {found}; {{}} if "
+            "there is none",
+            Refusal.HEADER,
+        )
     return {
         "prompt_id": prompt.prompt_id,
         "text": prompt.text,

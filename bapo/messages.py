@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from bapo.call_sizes import MOST_CALL_BYTES, MOST_REQUESTS
+from bapo.call_sizes import MOST_REQUEST_BYTES, MOST_REQUESTS
 from bapo.errors import ContractError
+from bapo.maps import purpose_word
 from bapo.types import HardPrompt, Prompt, Purpose, RolloutRequest
 from bapo.wire import prompt_from_map, prompt_map
 
@@ -122,12 +123,12 @@ class BufferStatus:
 
 
 def request_map(request: RolloutRequest) -> dict[str, Any]:
-    """A request as JSON values."""
+    """A request as JSON values. Raises: ContractError for a purpose or an answer that is none."""
     return {
         "request_id": request.request_id,
         "prompt": prompt_map(request.prompt),
         "group_size": request.group_size,
-        "purpose": request.purpose.value,
+        "purpose": purpose_word(request.purpose),
         "step": request.step,
         "min_version": request.min_version,
         "label": request.label,
@@ -136,8 +137,8 @@ def request_map(request: RolloutRequest) -> dict[str, Any]:
 
 
 def first_call(requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
-    """As many of the first as one call takes: MOST_REQUESTS, and MOST_CALL_BYTES of JSON unless one alone has more."""
-    room = MOST_CALL_BYTES
+    """As many of the first as one call takes: MOST_REQUESTS, and MOST_REQUEST_BYTES unless one alone has more."""
+    room = MOST_REQUEST_BYTES
     for number, request in enumerate(requests[:MOST_REQUESTS]):
         room -= len(json.dumps(request_map(request)))
         if room < 0 < number:

@@ -84,6 +84,10 @@ class FrameReader:
             raise NotReadableError(f"the frames of the batch cannot be read at {named.path}: {error}") from error
         return whole.toreadonly()
 
+    def close(self) -> None:
+        """Close what is idle."""
+        self._idle.close()
+
     @contextmanager
     def _connection(self, named: NamedFrames) -> Iterator[_Connection]:
         login = (named.path, named.user, named.password)

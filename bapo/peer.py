@@ -14,11 +14,21 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from bapo.blocks import Blocks
 from bapo.connection import HttpError, Piece, Pool, Reply
-from bapo.errors import BY_NAME, BapoError, ConfigError, ContractError, DeadlineError, FullError, UnavailableError
+from bapo.errors import (
+    BY_NAME,
+    BapoError,
+    ConfigError,
+    ContractError,
+    DeadlineError,
+    FullError,
+    Refusal,
+    UnavailableError,
+)
+from bapo.plain_json import Json, to_json
 from bapo.tokens import FixedToken, Token, checked, own_token
 
 log = logging.getLogger(__name__)
@@ -38,6 +48,7 @@ MOST_SHOWN = 200
 
 
 Body = Piece | Sequence[Piece] | Mapping[str, Any]
+"""A map, and `bapo.plain_json.Json`, travel as JSON."""
 
 
 class RefusedError(UnavailableError):
@@ -108,6 +119,11 @@ class Peer:
         """Where the next call goes."""
         return self._urls[0]
 
+    def close(self) -> None:
+        """Close the connections that no call has; a call opens new ones."""
+        for pool in self._pools.values():
+            pool.close()
+
     def wait_ready(self, timeout_s: float, complaint: str) -> None:
         """Return when `/readyz` answers. Raises: DeadlineError with the complaint and the last reason."""
         deadline = time.monotonic() + timeout_s
@@ -136,20 +152,23 @@ class Peer:
         """One call, repeated while the peer is unavailable. Every call of our APIs may be repeated.
 
         Args:
+            path: its parts that somebody named are `quoted`.
             body: bytes, or pieces of them, travel as they are, a map as JSON.
             wait_s: seconds that the peer itself may wait before it answers.
             retry_s, full_s: instead of the peer's own.
             blocks: memory for the answer's body.
-        Raises: the error that the peer named; UnavailableError when it could not be reached in time.
+        Raises: the error that the peer named; UnavailableError when it could not be reached in time; ContractError for
+            a body that is no JSON.
         """
         retry_s = self.retry_s if retry_s is None else retry_s
+        sent = to_json(body, f"{method} {path}") if isinstance(body, Mapping) else body
         full_until = time.monotonic() + (self._full_s if full_s is None else full_s)
         away_until = time.monotonic() + retry_s
         pause, left = FIRST_PAUSE_S, len(self._urls)
         while True:
             url = self.url
             try:
-                return self._once(url, method, path, body, query, wait_s, blocks)
+                return self._once(url, method, path, sent, query, wait_s, blocks)
             except RefusedError:
                 raise
             except FullError as error:
@@ -180,7 +199,7 @@ class Peer:
         origin: str,
         method: str,
         path: str,
-        body: Body | None,
+        body: Piece | Sequence[Piece] | None,
         query: Mapping[str, str] | None,
         wait_s: float,
         blocks: Blocks | None,
@@ -188,7 +207,7 @@ class Peer:
         def ask(token: str | None) -> Reply:
             headers = {}
             if body is not None:
-                kind = "application/json" if isinstance(body, Mapping) else "application/octet-stream"
+                kind = "application/json" if isinstance(body, Json) else "application/octet-stream"
                 headers["Content-Type"] = kind
             if token:
                 headers["Authorization"] = f"Bearer {token}"
@@ -250,11 +269,16 @@ def _refuse_what_is_not_its_own(reply: Reply, what: str) -> None:
         raise UnavailableError(f"{what} with a page for people, so another server is there, or a sign-in: {shown!r}")
 
 
-def _pieces(body: Body | None) -> Sequence[Piece]:
+def quoted(name: str) -> str:
+    """A name as one part of a path, which nothing in it ends. Raises: ContractError for one that cannot be a part."""
+    if not name or "/" in name:
+        raise ContractError(f"{name!r} is no name: it needs a character, and may have no slash", Refusal.NAME)
+    return quote(name, safe="@+~")
+
+
+def _pieces(body: Piece | Sequence[Piece] | None) -> Sequence[Piece]:
     if body is None:
         return ()
-    if isinstance(body, Mapping):
-        return (json.dumps(body).encode(),)
     return (body,) if isinstance(body, Piece) else body
 
 

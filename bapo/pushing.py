@@ -23,6 +23,7 @@ MOST_PUSH_BYTES = 32 << 20
 """More than this travels in several calls."""
 ROOM_S = 10.0
 """How long one question for room stays open."""
+FRAME = bytes | bytearray | memoryview
 SAID_S = 30.0
 """A buffer that stays full is worth a line this often: each push of each worker may have to wait."""
 
@@ -89,11 +90,9 @@ def _push_when_there_is_room(peer: Peer, frames: Sequence[bytes], full_s: float)
 
 def _parts(frames: Sequence[bytes]) -> Iterator[list[bytes]]:
     """Frames in parts of at most MOST_PUSH_BYTES and MOST_GROUPS, at least one frame each."""
-    if not frames:
-        return
     part: list[bytes] = []
     size = 0
-    for frame in frames:
+    for frame in _frames(frames):
         if not frame:
             raise ContractError("a frame is empty")
         if part and (size + len(frame) > MOST_PUSH_BYTES or len(part) == MOST_GROUPS):
@@ -101,4 +100,16 @@ def _parts(frames: Sequence[bytes]) -> Iterator[list[bytes]]:
             part, size = [], 0
         part.append(frame)
         size += len(frame)
-    yield part
+    if part:
+        yield part
+
+
+def _frames(frames: Sequence[bytes]) -> Iterator[bytes]:
+    """Raises: ContractError for what is none, a group for example that nobody has packed."""
+    if isinstance(frames, FRAME):
+        raise ContractError("push takes a list of frames, got one frame: push([pack_group(group)])")
+    for frame in frames:
+        if not isinstance(frame, FRAME):
+            found = type(frame).__name__
+            raise ContractError(f"push takes frames, got {found}: push([pack_group(group)])")
+        yield frame

@@ -94,6 +94,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     grade_s: float
 
 
+_NO_NUMBERS = "OSUmMc"
+"""Kinds of numpy: objects, bytes, texts, times, complex numbers."""
+_FLAT = ("prompt_token_ids", "token_ids", "lengths")
+"""The other columns are compared with the shapes of these."""
 _COLUMNS = ("prompt_token_ids", "token_ids", "rollout_logprobs", "lengths", "rewards", "outcomes", "versions")
 
 
@@ -132,10 +136,7 @@ class Group:
     or its worker did not say which token by which."""
 
     def __post_init__(self) -> None:
-        for name in _COLUMNS:
-            if not isinstance(column := getattr(self, name), np.ndarray):
-                message = f"group {self.group_id}: {name} must be a numpy array, got {type(column).__name__}"
-                raise ContractError(message, Refusal.SHAPE)
+        self._require_columns()
         size, tokens = len(self.lengths), len(self.token_ids)
         shapes = {"rewards": (size,), "outcomes": (size,), "versions": (size, 2), "rollout_logprobs": (tokens,)}
         for name, shape in shapes.items():
@@ -144,9 +145,7 @@ class Group:
                     f"group {self.group_id}: {name} must be {list(shape)}, got {list(found)}", Refusal.SHAPE
                 )
         if size == 0 or int(self.lengths.min()) < 1 or int(self.lengths.sum()) != tokens:
-            raise ContractError(
-                f"group {self.group_id}: lengths {self.lengths} do not cut {tokens} tokens", Refusal.SHAPE
-            )
+            raise ContractError(f"group {self.group_id}: {self._wrong_lengths()}", Refusal.SHAPE)
         if not bool(np.all((self.rewards >= 0.0) & (self.rewards <= 1.0))):
             message = f"group {self.group_id}: rewards must be in [0, 1] (theorem 3.2), got {self.rewards}"
             raise ContractError(message, Refusal.REWARDS)
@@ -155,6 +154,27 @@ class Group:
         require_tokens(self.group_id, self.prompt_token_ids, self.rollout_logprobs[:0])
         if self.spans is not None:
             require_spans(self.group_id, self.spans, self.lengths, self.versions)
+
+    def _require_columns(self) -> None:
+        for name in _COLUMNS:
+            if not isinstance(column := getattr(self, name), np.ndarray):
+                message = f"group {self.group_id}: {name} must be a numpy array, got {type(column).__name__}"
+                raise ContractError(message, Refusal.SHAPE)
+            if column.dtype.kind in _NO_NUMBERS:
+                message = f"group {self.group_id}: {name} must be numbers, got {column.dtype}"
+                raise ContractError(message, Refusal.SHAPE)
+        for name in _FLAT:
+            if getattr(self, name).ndim != 1:
+                message = f"group {self.group_id}: {name} must have one dimension, got {getattr(self, name).ndim}"
+                raise ContractError(message, Refusal.SHAPE)
+
+    def _wrong_lengths(self) -> str:
+        if len(empty := np.flatnonzero(self.lengths < 1)):
+            return (
+                f"response {empty[0]} has length {self.lengths[empty[0]]}: each needs a token, the one that ends it if "
+                "there is no other"
+            )
+        return f"lengths {self.lengths} do not cut {len(self.token_ids)} tokens"
 
     @property
     def size(self) -> int:

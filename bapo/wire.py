@@ -24,7 +24,7 @@ from bapo.columns import Float32s, Int32s, require_tokens
 from bapo.errors import ContractError, Refusal
 from bapo.frames import KIND_BATCH, KIND_GROUP, frame_parts, frame_start, open_frame, split_frames
 from bapo.headers import GroupHeader, checked_header, header_fields, require_types
-from bapo.maps import fate_from_map, fate_map, prompt_from_map, prompt_map
+from bapo.maps import fate_from_map, fate_map, prompt_from_map, prompt_map, purpose_word
 from bapo.types import Batch, Group, Outcome
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -52,11 +52,11 @@ _I4, _F4 = np.dtype("<i4"), np.dtype("<f4")
 
 
 def pack_group(group: Group) -> bytes:
-    """One group as one frame."""
+    """One group as one frame. Raises: ContractError for what cannot be one."""
     header = {
         "id": group.group_id,
         "prompt": prompt_map(group.prompt),
-        "purpose": group.purpose.value,
+        "purpose": purpose_word(group.purpose),
         "step": group.step,
         "label": group.label,
         "worker": group.worker_id,

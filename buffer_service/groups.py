@@ -166,6 +166,9 @@ def request_terms(request: RolloutRequest) -> str:
     return _terms(request.purpose, request.step, request.group_size, request.prompt.prompt_id, request.label)
 
 
+TERMS = ("purpose", "step", "group_size", "prompt_id", "label")
+
+
 def _terms(purpose: Purpose, step: int, size: int, prompt_id: str, label: str) -> str:
     return f"{purpose.value} {step} {size} {prompt_id} {label}"
 
@@ -186,7 +189,7 @@ def check_answer(mine: GroupRecord, asked: RolloutRequest | None, held: GroupRec
     Raises: ContractError.
     """
     if asked is not None and request_terms(asked) != mine.terms:
-        raise contradiction(MISMATCH, mine.group_id, request_terms(asked))
+        raise contradiction(MISMATCH, mine.group_id, request_terms(asked), mine.terms)
     if asked is None and held is not None and mine != held and _is_of_one_lease(mine, held):
         raise contradiction(OTHER_CONTENT, mine.group_id, mine.worker_id)
 
@@ -200,12 +203,17 @@ MISMATCH, OTHER_CONTENT = CONTRADICTIONS = ("mismatch", "other_content")
 """As push.lua says it."""
 
 
-def contradiction(word: str, group_id: str, detail: str) -> ContractError:
-    """What is raised for a group that contradicts its request, whose terms are `detail`, or what is held of its lease,
-    whose worker is `detail`."""
+def contradiction(word: str, group_id: str, detail: str, answered: str = "") -> ContractError:
+    """What is raised for a group that contradicts its request, whose terms are `detail` and those of the group
+    `answered`, or what is held of its lease, whose worker is `detail`."""
     if word == MISMATCH:
-        message = f"group {group_id} does not answer its request: it was asked for as "
-        message += f"'purpose step group_size prompt_id label' = {detail!r}"
+        pairs = zip(TERMS, detail.split(" "), answered.split(" "), strict=True)
+        others = [
+            f"{name} {asked or 'none'} was asked for, not {mine or 'none'}"
+            for name, asked, mine in pairs
+            if asked != mine
+        ]
+        message = f"group {group_id} does not answer its request: {', '.join(others)}"
         return ContractError(message, Refusal.NOT_ITS_REQUEST)
     message = f"group {group_id} was stored with another content, from the same lease of {detail}: "
     return ContractError(message + "the first one stays, and nothing of this push is stored", Refusal.OTHER_CONTENT)

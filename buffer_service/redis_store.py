@@ -136,7 +136,9 @@ class RedisStore:
         reply = yield from self._link.setting_then_running(rest, INCOMING_MS, "push", keys, args, begun.take_over())
         fates = [_text(word) for word in reply]
         if fates[0] in CONTRADICTIONS:
-            raise contradiction(*fates)
+            word, group_id, detail = fates
+            answered = {record.group_id: record.terms for record in records}
+            raise contradiction(word, group_id, detail, answered[group_id])
         if fates[0] == "missing":
             raise UnavailableError(f"Redis at {self._link.where} lost the frame of group {fates[1]}: push it again")
         return fates

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from bapo.call_sizes import MOST_RENEWALS, MOST_REQUESTS
-from bapo.frames import require_plain
+from bapo.errors import ContractError
+from bapo.frames import MOST_PROMPT_BYTES, require_plain
 from bapo.plain_text import plain
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.codec import pack
@@ -68,12 +69,19 @@ class PromptBody(Body):
     task: Text
     answer: dict[str, Any]
 
-    @field_validator("answer")
-    @classmethod
-    def answer_can_be_stored_and_shown(cls, answer: dict[str, Any]) -> dict[str, Any]:
-        require_plain(answer, "a prompt's answer")
-        pack(answer)  # refuses integers beyond 64 bits and broken text
-        return answer
+    @model_validator(mode="after")
+    def can_be_stored_and_answered(self) -> Self:
+        try:
+            require_plain(self.answer, "its answer")
+            size = len(self.text.encode()) + len(pack(self.answer))  # refuses integers beyond 64 bits, broken text
+        except ContractError as error:
+            raise ValueError(f"prompt {self.prompt_id}: {error}") from error
+        if size > MOST_PROMPT_BYTES:
+            raise ValueError(
+                f"prompt {self.prompt_id} has {size} bytes of text and answer; at most {MOST_PROMPT_BYTES} are taken, "
+                "because its groups repeat them"
+            )
+        return self
 
 
 class RequestBody(Body):
@@ -91,6 +99,12 @@ class RequestBody(Body):
     """A worker whose weights are older does not get it."""
     label: Label = ""
     attempts: int = Field(0, ge=0, lt=1 << 31)
+
+    @model_validator(mode="after")
+    def evaluations_have_a_label(self) -> Self:
+        if self.purpose is Purpose.EVALUATE and not self.label:
+            raise ValueError(f"request {self.request_id} has no label: an evaluation is collected and forgotten by it")
+        return self
 
     def to_request(self) -> RolloutRequest:
         """The value."""

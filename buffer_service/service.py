@@ -304,7 +304,11 @@ class BufferService:
     def _retained(self, step: int) -> BatchRecord:
         record = self._store.batch(step)
         if record is None:
-            raise ContractError(f"batch {step} was released at checkpoint {self._store.status().checkpointed_step}")
+            status = self._store.status()
+            raise ContractError(
+                f"batch {step} was released at checkpoint {status.checkpointed_step}; the next step is "
+                f"{status.assembled_step + 1}: go on there, or begin anew with another run"
+            )
         return record
 
     # -- state

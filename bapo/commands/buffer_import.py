@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -87,9 +88,11 @@ def _look_through(file: Path, *, as_fresh: bool) -> _Found:
     from bapo.group_files import count_rows, read_groups
 
     num_rows, num_reevaluated, newest, fresh = 0, 0, (0, 0), []
+    known: dict[str, tuple[int, bytes]] = {}
     for row in following(read_groups(file), "looking through", count_rows(file)):
         num_rows += 1
         if as_fresh or _is_waiting(row):
+            _refuse_other_content(file, row, known)
             num_reevaluated += row.group.purpose is Purpose.REEVALUATE and not as_fresh
             newest = max(newest, (int(row.group.versions[:, 1].max()), -row.number))  # of equal ones the first row
             if as_fresh or row.group.purpose is Purpose.FRESH:
@@ -101,6 +104,18 @@ def _look_through(file: Path, *, as_fresh: bool) -> _Found:
         newest_row=-newest[1],
         fresh=tuple(fresh),
     )
+
+
+def _refuse_other_content(file: Path, row: Row, known: dict[str, tuple[int, bytes]]) -> None:
+    """Raises: ContractError for the id of an earlier row with another content: the buffer would keep the first one, and
+    call this one a duplicate."""
+    content = hashlib.blake2b(pack_group(row.group), digest_size=16).digest()
+    first, held = known.setdefault(row.group.group_id, (row.number, content))
+    if held != content:
+        raise ContractError(
+            f"row {row.number} of {file} has the group_id of row {first} ({row.group.group_id}) and another content; "
+            "write another id into one of them. Nothing was asked for"
+        )
 
 
 def _check(file: Path, found: _Found, status: BufferStatus) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import msgpack
+import msgspec
 import numpy as np
 import pytest
 import urllib3
 
+from bapo.buffer_admin import BufferAdmin
 from bapo.clients import BufferClient
 from bapo.errors import ContractError
 from bapo.frames import KIND_GROUP, MAX_DEPTH, PREFIX, frame_start, open_frame
@@ -313,3 +315,39 @@ def test_token_ids_that_do_not_fit_are_refused_where_they_are_packed() -> None:
     object.__setattr__(wide, "token_ids", wide.token_ids.astype(np.int64) + 2**31)
     with pytest.raises(ContractError, match="do not fit into int32"):
         pack_group(wide)
+
+
+def test_a_prompt_that_no_group_could_repeat_is_refused_when_it_is_asked_for(client: BufferClient) -> None:
+    """A group's header, which holds the prompt, has room for 1 MiB: whoever claimed it could never push."""
+    long = replace(REQUEST, request_id="long", prompt=msgspec.structs.replace(REQUEST.prompt, text="x" * 1_000_000))
+    with pytest.raises(ContractError, match=r"prompt p has 1000\d+ bytes of text and answer; at most 917504 are taken"):
+        client.enqueue([make_request(request_id="beside-it"), long])
+    text = "\u6570" * 300_000  # three bytes each
+    fits = replace(
+        REQUEST, request_id="fits", group_size=4096, prompt=msgspec.structs.replace(REQUEST.prompt, text=text)
+    )
+    assert client.enqueue([fits]) == 1
+    assert client.claim("w", limit=9, policy_version=1)[-1] == fits
+    assert client.push([pack_group(answer(fits, "1" * 4096))]) == {"fits": "stored"}
+
+
+def test_an_evaluation_without_a_label_is_refused(client: BufferClient) -> None:
+    """Nobody could collect or forget it."""
+    nameless = make_request(request_id="nameless", purpose=Purpose.EVALUATE)
+    with pytest.raises(ContractError, match="request nameless has no label"):
+        client.enqueue([nameless])
+    assert client.status().evaluations == {}
+
+
+@pytest.mark.parametrize("name", ["cd@1?x=1", "cd@1#x", "cd@1/x", "cd@1 HTTP/1.1\r\nX: y", "\u6570", ""])
+def test_a_name_never_ends_the_path_that_it_is_in(client: BufferClient, name: str) -> None:
+    asked = make_request(request_id="e", purpose=Purpose.EVALUATE, label="cd@1")
+    client.enqueue([asked])
+    client.claim("w", limit=9, policy_version=1)
+    client.push([pack_group(answer(asked))])
+    admin = BufferAdmin(client.url)
+    wrongly: list[Callable[[str], object]] = [client.forget, client.collect, client.evaluation_outcomes]
+    for call in [*wrongly, admin.group, admin.drop_group, admin.drop_request, admin.drop_run]:
+        with pytest.raises(ContractError):
+            call(name)
+    assert [group.group_id for group in client.collect("cd@1")] == ["e"]

@@ -115,6 +115,19 @@ def test_the_version_of_a_row_that_is_left_out_does_not_matter(client: BufferCli
     assert "row 1 of" in refusal(client, "import", file, "--as-fresh")
 
 
+def test_two_rows_of_one_id_and_other_contents_are_refused_before_anything_is_asked_for(
+    client: BufferClient, tmp_path: Path
+) -> None:
+    """Of two workers: the buffer would take the second one for an answer that came too late, a duplicate."""
+    one, other = group("a"), replace(group("b"), group_id=group("a").group_id, worker_id="other")
+    file = file_of(tmp_path, one, other)
+    said = refusal(client, "import", file)
+    assert said.startswith(f"row 2 of {file} has the group_id of row 1 ({one.group_id}) and another content; ")
+    assert BufferAdmin(client.url).held().items == []
+    assert_nobody_is_waited_for(client)
+    assert call(client, "import", file_of(tmp_path, one, one)).stdout == "1 duplicate, 1 stored\n"
+
+
 @pytest.mark.parametrize("purpose", [Purpose.FRESH, Purpose.EVALUATE])
 def test_the_request_of_a_row_that_the_buffer_refuses_is_withdrawn(
     client: BufferClient, tmp_path: Path, purpose: Purpose
@@ -195,8 +208,9 @@ def test_a_request_that_somebody_else_asked_for_stays_open(client: BufferClient,
 
 def test_a_second_content_of_one_id_is_refused_and_the_first_one_stays(client: BufferClient, tmp_path: Path) -> None:
     other = replace(group("a"), token_ids=group("a").token_ids + 1)
-    said = refusal(client, "import", file_of(tmp_path, group("a"), other))
-    assert "row 2" in said
+    assert call(client, "import", file_of(tmp_path, group("a"))).stdout == "1 stored\n"
+    said = refusal(client, "import", file_of(tmp_path, other))
+    assert "row 1" in said
     assert "stored with another content" in said
     assert client.status().fresh_ready == 1
     assert_nobody_is_waited_for(client)

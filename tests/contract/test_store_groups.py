@@ -104,20 +104,20 @@ def test_a_group_that_nobody_asked_for_is_refused_and_counted(store: Store) -> N
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "said"),
     [
-        {"group_size": 4},  # fewer responses than were asked for
-        {"step": 2},
-        {"purpose": Purpose.EVALUATE},
-        {"prompt_id": "b", "request_id": "g-a"},
-        {"label": "cd@1"},
+        ({"group_size": 4}, "group_size 8 was asked for, not 4"),
+        ({"step": 2}, "step 1 was asked for, not 2"),
+        ({"purpose": Purpose.EVALUATE}, "purpose fresh was asked for, not evaluate"),
+        ({"prompt_id": "b", "request_id": "g-a"}, "prompt_id a was asked for, not b"),
+        ({"label": "cd@1"}, "label none was asked for, not cd@1"),
     ],
 )
-def test_a_group_that_answers_something_else_stores_nothing(store: Store, wrong: dict[str, object]) -> None:
+def test_a_group_that_answers_something_else_stores_nothing(store: Store, wrong: dict[str, object], said: str) -> None:
     right, _ = asked(store, "right", "a")
     other = make_request(**{"prompt_id": "a", **wrong})  # type: ignore[arg-type]
     rewards = "1" * other.group_size
-    with pytest.raises(ContractError, match="g-a does not answer its request"):
+    with pytest.raises(ContractError, match=f"g-a does not answer its request: {said}$"):
         store.push([incoming(answer(right)), incoming(answer(other, rewards))])
     assert store.frames(["g-right", "g-a"]) == [None, None]
     assert store.status().queued["fresh"] == 2

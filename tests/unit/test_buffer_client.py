@@ -183,7 +183,7 @@ def test_pushes_are_cut_into_parts_that_the_service_takes(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("scripted", [[(200, {"accepted": 2, "request_ids": ["a"]})]], indirect=True)
 def test_long_lists_travel_in_calls_that_the_service_takes(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bapo.messages.MOST_REQUESTS", 2)
+    monkeypatch.setattr("bapo.clients.MOST_REQUESTS", 2)
     monkeypatch.setattr("bapo.clients.MOST_RENEWALS", 3)
     client, requests = BufferClient(scripted.url), [make_request(prompt_id=name) for name in "abcde"]
     assert client.enqueue(requests) == 6  # three calls, and two are new in each
@@ -192,7 +192,7 @@ def test_long_lists_travel_in_calls_that_the_service_takes(scripted: Scripted, m
     assert (client.enqueue([]), client.renew("w", [])) == (2, ["a"])  # one call each: the service may have a word on it
     expected = ["POST /requests"] * 4 + ["POST /requests/renew"] * 2 + ["POST /requests", "POST /requests/renew"]
     assert scripted.calls == expected
-    monkeypatch.setattr("bapo.messages.MOST_CALL_BYTES", 500)  # a request has 234 bytes, a long one more than 2,000
+    monkeypatch.setattr("bapo.clients.MOST_REQUEST_BYTES", 500)  # a request has 234 bytes, a long one more than 2,000
     long = msgspec.structs.replace(make_prompt(prompt_id="f"), answer={"tests": "x" * 2000})
     client.enqueue([*requests, replace(requests[0], prompt=long), *requests[:2]])
     assert scripted.calls[8:] == ["POST /requests"] * 5  # ab, cd, e, f alone, ab
@@ -262,3 +262,12 @@ def test_what_can_be_no_token_is_refused_before_it_is_sent(token: str) -> None:
 @pytest.mark.parametrize("scripted", [[DONE]], indirect=True)
 def test_a_token_may_come_as_its_file_holds_it_with_the_end_of_its_line(scripted: Scripted) -> None:
     assert BufferClient(scripted.url, token="0123456789abcdef\n").enqueue([make_request()]) == 1
+
+
+@pytest.mark.parametrize("scripted", [[(200, {"accepted": 1})]], indirect=True)
+def test_requests_of_long_prompts_are_asked_for_in_several_calls(scripted: Scripted) -> None:
+    """40 of a megabyte: no call has more than 16 MiB."""
+    long = msgspec.structs.replace(make_request().prompt, text="x" * (1 << 20))
+    requests = [replace(make_request(request_id=f"r{i}"), prompt=long) for i in range(40)]
+    assert BufferClient(scripted.url).enqueue(iter(requests)) == 3
+    assert scripted.calls == ["POST /requests"] * 3

@@ -325,7 +325,7 @@ def test_fresh_requests_with_long_rows_are_asked_for_in_calls_that_the_service_t
     asked = 20 * (1 + config.cadence.lookahead)
     assert len(buffer.fresh) == buffer.current.cursor == asked
     assert [request.request_id for request in buffer.fresh] == [f"fresh-{i:08d}" for i in range(asked)]
-    assert max(buffer.calls) == 35
+    assert max(buffer.calls) == 23
 
 
 def test_a_round_of_hard_prompts_with_long_rows_is_cut_to_what_one_call_takes(caplog: pytest.LogCaptureFixture) -> None:
@@ -334,8 +334,8 @@ def test_a_round_of_hard_prompts_with_long_rows_is_cut_to_what_one_call_takes(ca
     buffer.hard = [(make_hard(prompt_id=f"hard-{prompt.prompt_id}"), prompt) for prompt in prompts]
     config = make_config()
     make_scheduler(config, buffer).look(config.cadence.m)
-    assert [len(requests) for requests in buffer.rounds.values()] == [35]
-    assert "35 of 40 hard prompts are asked again" in caplog.text
+    assert [len(requests) for requests in buffer.rounds.values()] == [23]
+    assert "23 of 40 hard prompts are asked again" in caplog.text
 
 
 class CallsOfBuffer(FakeBuffer):
