@@ -310,7 +310,7 @@ def test_a_response_in_segments_begins_with_weights_that_leave_it_the_time() -> 
 
 
 def long_prompts(num: int) -> list[Prompt]:
-    """Each with an answer of 700,000 bytes: 35 of them, and no more, make less than 24 MiB of JSON."""
+    """Each with an answer of 700,000 bytes: 23 of them, and no more, make less than 16 MiB of JSON."""
     return [
         msgspec.structs.replace(make_prompt(prompt_id=f"p{i}"), answer={"tests": "x" * 700_000}) for i in range(num)
     ]
