@@ -38,7 +38,11 @@ from buffer_service.steps import BLOCKS, Steps, finish
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 3.0
-ANSWER_TIMEOUT_S = 30.0
+"""Also for what is said at the beginning of a connection: while Redis hangs, calls give their threads back soon."""
+ANSWER_TIMEOUT_S = 20.0
+"""Less than our callers wait for us: they hear that it is Redis that hangs."""
+SOON_S = 1.5
+"""Longest silence of Redis for who only asks whether it is there."""
 OFF_S = 1.0
 """A Redis without an append-only file is not asked after it for so long."""
 READ_BYTES = 1 << 20
@@ -73,19 +77,13 @@ class RedisLink:
         self.where = _without_password(url)
         self._on_error = on_error
         try:
-            pool = redis.ConnectionPool.from_url(
-                url,
-                socket_connect_timeout=CONNECT_TIMEOUT_S,
-                socket_timeout=ANSWER_TIMEOUT_S,
-                socket_read_size=READ_BYTES,
-                max_connections=MOST_CONNECTIONS,
-                retry=Retry(NoBackoff(), 0),
-                **connection_options(url),
-            )
+            pool, soon = _pool(url, CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S), _pool(url, SOON_S, SOON_S)
         except ValueError as error:
             raise ConfigError(f"buffer.redis_url {self.where!r} is not a Redis URL: {error}") from error
         # Any: redis-py's types do not know that replies are bytes here.
         self.client: Any = redis.Redis(connection_pool=pool)
+        self.soon: Any = redis.Redis(connection_pool=soon)
+        """The same for who must know soon: it gives up a Redis that says nothing for SOON_S."""
         self.connections = Connections(pool)
         self._scripts = {name: self._script(name) for name in _script_names()}
         self._looks = SharedLooks(lambda: finish(self._look()))
@@ -260,6 +258,24 @@ class RedisLink:
         sha = self.client.script_load(script.source)
         if sha not in (script.sha, script.sha.encode()):
             raise ResponseError(f"script {script.name} has another digest on the server: {sha!r}")
+
+
+def _pool(url: str, connect_timeout_s: float, answer_timeout_s: float) -> redis.ConnectionPool:
+    def begin(connection: Any) -> None:
+        connection._sock.settimeout(connect_timeout_s)
+        connection.on_connect()
+        connection._sock.settimeout(answer_timeout_s)
+
+    return redis.ConnectionPool.from_url(
+        url,
+        socket_connect_timeout=connect_timeout_s,
+        socket_timeout=answer_timeout_s,
+        socket_read_size=READ_BYTES,
+        max_connections=MOST_CONNECTIONS,
+        retry=Retry(NoBackoff(), 0),
+        redis_connect_func=begin,
+        **connection_options(url),
+    )
 
 
 class _Script:
