@@ -10,10 +10,10 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -27,6 +27,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from bapo.errors import ConfigError
+from bapo.redis_secrets import read_password
 from buffer_service.redis_aof import AofState, SharedLooks, aof_state_of, is_always, is_off, until_written
 from buffer_service.redis_errors import named
 from buffer_service.redis_idle import Connections, Held
@@ -72,13 +73,21 @@ SURVIVES = frozenset(
 class RedisLink:
     """Connections to one Redis, shared by threads. Raises only errors of the tree."""
 
-    def __init__(self, url: str, *, on_error: Callable[[], None] = lambda: None) -> None:
-        """`on_error` is called for every call that failed (a metric). Raises: ConfigError for a malformed URL."""
-        self.where = _without_password(url)
-        self._on_error = on_error
+    def __init__(
+        self, url: str, *, on_error: Callable[[], None] = lambda: None, password_file: Path | None = None
+    ) -> None:
+        """
+        Args:
+            on_error: called for every call that failed (a metric).
+            password_file: is read again for each connection, instead of the URL's password.
+        Raises: ConfigError for a malformed URL.
+        """
+        self.where = address(url)
+        self._on_error, self._password_file = on_error, password_file
         try:
-            pool, soon = _pool(url, CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S), _pool(url, SOON_S, SOON_S)
-        except ValueError as error:
+            pool = _pool(url, CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S, password_file)
+            soon = _pool(url, SOON_S, SOON_S, password_file)
+        except (ValueError, TypeError) as error:
             raise ConfigError(f"buffer.redis_url {self.where!r} is not a Redis URL: {error}") from error
         # Any: redis-py's types do not know that replies are bytes here.
         self.client: Any = redis.Redis(connection_pool=pool)
@@ -111,7 +120,7 @@ class RedisLink:
             self._on_error()
             if isinstance(error, ReadOnlyError):
                 self.connections.drop_idle()  # the primary of that name may be another server by now
-            raise named(error, self.where, was_let_in=self._was_let_in) from None
+            raise named(error, self.where, was_let_in=self._was_let_in, password_file=self._password_file) from None
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """One script, loaded again when Redis has forgotten it.
@@ -260,13 +269,20 @@ class RedisLink:
             raise ResponseError(f"script {script.name} has another digest on the server: {sha!r}")
 
 
-def _pool(url: str, connect_timeout_s: float, answer_timeout_s: float) -> redis.ConnectionPool:
+def _pool(
+    url: str, connect_timeout_s: float, answer_timeout_s: float, password_file: Path | None
+) -> redis.ConnectionPool:
+    """Raises: ValueError, TypeError for a malformed URL."""
+
     def begin(connection: Any) -> None:
+        if password_file is not None:
+            with suppress(ConfigError):  # it is being replaced: the password before it may still do
+                connection.password = read_password(password_file)
         connection._sock.settimeout(connect_timeout_s)
         connection.on_connect()
         connection._sock.settimeout(answer_timeout_s)
 
-    return redis.ConnectionPool.from_url(
+    pool = redis.ConnectionPool.from_url(
         url,
         socket_connect_timeout=connect_timeout_s,
         socket_timeout=answer_timeout_s,
@@ -276,6 +292,8 @@ def _pool(url: str, connect_timeout_s: float, answer_timeout_s: float) -> redis.
         redis_connect_func=begin,
         **connection_options(url),
     )
+    pool.connection_class(**pool.connection_kwargs)  # refuses an option of the URL that it does not know
+    return pool
 
 
 class _Script:
@@ -328,7 +346,8 @@ def _script_names() -> list[str]:
     return sorted(name.removesuffix(".lua") for name in names if name.endswith(".lua") and name != "prelude.lua")
 
 
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=host, query=""))
+def address(url: str) -> str:
+    """For messages: without user, password and options; of any text."""
+    scheme, separator, rest = url.partition("?")[0].partition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
