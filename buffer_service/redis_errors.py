@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from redis._parsers.base import BaseParser
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -31,8 +32,21 @@ NO_WRITES_NOW = (ReadOnlyError, ClusterDownError, TryAgainError)
 """Of redis-py, which takes the word READONLY, MASTERDOWN, CLUSTERDOWN or TRYAGAIN off the text of these."""
 
 
+BEFORE_7 = "Error running script"
+"""How Redis 6.2 begins what it says of an error in a script; `: -` and the words of the command's error end it."""
+
+
 class RestoringError(UnavailableError):
     """A restore is under way or was cut off: what is there is not whole. Callers of the service see its parent."""
+
+
+def unwrapped(error: RedisError) -> RedisError:
+    """What a command of a script was told, as if it had been told the caller, which newer servers do."""
+    before, found, said = str(error).rpartition(": -")
+    if not found or not before.startswith(BEFORE_7):
+        return error
+    named_anew: RedisError = BaseParser.parse_error(said.strip())  # type: ignore[no-untyped-call]
+    return named_anew
 
 
 def named(error: RedisError, where: str, *, was_let_in: bool = False, password_file: Path | None = None) -> BapoError:

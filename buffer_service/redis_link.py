@@ -29,7 +29,7 @@ from redis.retry import Retry
 from bapo.errors import ConfigError
 from bapo.redis_secrets import read_password
 from buffer_service.redis_aof import AofState, SharedLooks, aof_state_of, is_always, is_off, until_written
-from buffer_service.redis_errors import named
+from buffer_service.redis_errors import named, unwrapped
 from buffer_service.redis_idle import Connections, Held
 from buffer_service.redis_keys import INDEX
 from buffer_service.redis_sockets import Arg, Gathering, GatheringUnixConnection, connection_options
@@ -116,8 +116,9 @@ class RedisLink:
         """Translate what Redis or the way to it does. Messages never repeat arguments: they may be frames."""
         try:
             yield
-        except RedisError as error:
+        except RedisError as wrapped:
             self._on_error()
+            error = unwrapped(wrapped)
             if isinstance(error, ReadOnlyError):
                 self.connections.drop_idle()  # the primary of that name may be another server by now
             raise named(error, self.where, was_let_in=self._was_let_in, password_file=self._password_file) from None
