@@ -13,6 +13,7 @@ append-only file as that user, and without them it drops every transaction in th
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -26,6 +27,8 @@ URL = "BAPO_REDIS_URL"
 PASSWORD = "BAPO_REDIS_PASSWORD"  # noqa: S105 - names of variables
 PASSWORD_FILE = "BAPO_REDIS_PASSWORD_FILE"  # noqa: S105
 VARIABLES = (URL, PASSWORD, PASSWORD_FILE)
+SCHEMES = ("redis", "rediss", "unix")
+ONE_PRIMARY = "name one primary itself, no Sentinel and no Cluster (docs/adr/0044-one-redis-primary.md)"
 
 PUBLIC_FOLDER, PUBLIC_FILE = 0o755, 0o644
 USER = "bapo"
@@ -64,6 +67,33 @@ def with_password(url: str) -> str:
     return _with_authority(url, f"{user.partition(':')[0]}:{quote(password, safe='')}@{host}")
 
 
+def password_file(url: str) -> Path | None:
+    """Where the password comes from that `with_password` adds to this URL; None when it is not from a file."""
+    path = os.environ.get(PASSWORD_FILE)
+    return Path(path) if path and not urlsplit(url).password else None
+
+
+def problem_of_url(url: str) -> str:
+    """Why a URL can be no Redis of ours, to be said behind it; '' when it can."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        return f"is not a URL: {error}"
+    if parts.scheme not in SCHEMES:
+        return f"has the scheme {parts.scheme!r}, which is not redis, rediss or unix; {ONE_PRIMARY}"
+    if re.search("[,;]", parts.netloc.rpartition("@")[2]):
+        return f"names several servers; {ONE_PRIMARY}"
+    if parts.scheme == "unix":
+        return "" if parts.path and not parts.hostname else "names no socket: write unix:///path/to/redis.sock"
+    try:
+        parts.port  # noqa: B018 - it is looked at now
+    except ValueError as error:
+        return f"has no port: {error}"
+    if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
+        return f"names the database {parts.path.strip('/')!r}: databases of Redis are numbers"
+    return ""
+
+
 def without_password(url: str) -> tuple[str, str | None]:
     """The URL without its password, and the password."""
     parts = urlsplit(url)
@@ -93,9 +123,12 @@ def _with_authority(url: str, authority: str) -> str:
 
 def _password() -> str | None:
     path = os.environ.get(PASSWORD_FILE)
-    if not path:
-        return os.environ.get(PASSWORD) or None
+    return read_password(Path(path)) if path else os.environ.get(PASSWORD) or None
+
+
+def read_password(path: Path) -> str | None:
+    """What the file holds, if anything. Raises: ConfigError when it cannot be read."""
     try:
-        return Path(path).read_text().strip() or None
-    except OSError as error:
-        raise ConfigError(f"{PASSWORD_FILE}: {path} cannot be read: {error.strerror}") from error
+        return path.read_text().strip() or None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{PASSWORD_FILE}: {path} cannot be read: {getattr(error, 'strerror', error)}") from error

@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -27,7 +28,7 @@ from bapo.bounded_headers import BoundedHeaders
 from bapo.errors import ConfigError, UnavailableError
 from bapo.metrics.metric import Process
 from bapo.process import Flags, end_now, run_process
-from bapo.redis_secrets import URL, refuse_open, with_password
+from bapo.redis_secrets import URL, password_file, problem_of_url, refuse_open, with_password
 from bapo.seldom import Seldom
 from bapo.telemetry import Telemetry, show_disk
 from bapo.tokens import keyring_for, listen_host
@@ -38,7 +39,7 @@ from buffer_service.metrics import BufferMetrics
 from buffer_service.protocol import DirectProtocol
 from buffer_service.reasons import in_step_order
 from buffer_service.redis_kind import refuse_unsuited
-from buffer_service.redis_link import RedisLink
+from buffer_service.redis_link import RedisLink, address
 from buffer_service.redis_store import RedisStore
 from buffer_service.service import BufferService
 from buffer_service.store import Store
@@ -96,11 +97,11 @@ def main(flags: Flags) -> None:
     """
     sys.setswitchinterval(SWITCH_S)
     config = flags.config
-    url = redis_url(flags)
+    url, secret = redis_url(flags)
     telemetry = Telemetry(Process.BUFFER_SERVICE, run=config.run.name)
     show_disk(telemetry, flags.run.path)
     metrics = BufferMetrics(telemetry, config)
-    link = RedisLink(url, on_error=metrics.redis_failed)
+    link = RedisLink(url, on_error=metrics.redis_failed, password_file=secret)
     store = RedisStore(
         link,
         config.run.name,
@@ -133,14 +134,16 @@ def collect_rarely() -> None:
     gc.set_threshold(YOUNG_OBJECTS)
 
 
-def redis_url(flags: Flags) -> str:
-    """Flag, environment, configuration; with the password of the environment. Raises: ConfigError."""
+def redis_url(flags: Flags) -> tuple[str, Path | None]:
+    """Flag, environment, configuration; with the password of the environment, and its file. Raises: ConfigError."""
     found = flags.extra.redis_url or os.environ.get(URL) or flags.config.buffer.redis_url
     if not found:
         raise ConfigError("no Redis is named: write buffer.redis_url in the configuration, or pass --redis-url URL")
+    if problem := problem_of_url(found):
+        raise ConfigError(f"buffer.redis_url {address(found)} {problem}")
     url = with_password(found)
     refuse_open(url, allowed=flags.config.security.open_redis)
-    return url
+    return url, password_file(found)
 
 
 def uvicorn_config(app: object) -> uvicorn.Config:

@@ -29,6 +29,7 @@ from buffer_service.routes import batches, looking, selectors, tending, work
 from buffer_service.routes.web import web_router
 from buffer_service.schemas import ErrorAnswer
 from buffer_service.shortcut import PushShortcut
+from buffer_service.threads import aside
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": text}
@@ -90,9 +91,9 @@ async def healthz() -> Response:
 
 
 @health.get("/readyz")
-def readyz(here: Here) -> dict[str, Any]:
+async def readyz(here: Here) -> dict[str, Any]:
     """Redis answers; how it persists what was acknowledged."""
-    found = here.service.holdings.health()
+    found = await here.service.holdings.health()
     return {
         "ready": True,
         "run": here.config.run.name,
@@ -103,9 +104,11 @@ def readyz(here: Here) -> dict[str, Any]:
 
 
 @health.get("/metrics", response_class=Response)
-def metrics_text(here: Here) -> Response:
+async def metrics_text(here: Here) -> Response:
     """Prometheus text format."""
-    return Response(here.service.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    scrape = await here.service.holdings.scrape()
+    text = await aside(here.service.exposition, scrape)
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 class Timed:

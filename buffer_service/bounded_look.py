@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,7 +12,10 @@ T = TypeVar("T")
 
 
 class BoundedLook(Generic[T]):
-    """Thread-safe. One look at a time, in a thread of its own: who asks while one hangs waits for that one."""
+    """One look at a time, in a thread of its own: who asks while one hangs waits for that one, and holds no thread.
+
+    Not in a worker thread of the service: while Redis hangs, calls that wait for it have all of those.
+    """
 
     def __init__(self, look: Callable[[], T], patience_s: float) -> None:
         """`patience_s`: how long a caller waits."""
@@ -19,14 +23,18 @@ class BoundedLook(Generic[T]):
         self._lock = threading.Lock()
         self._newest: Future[T] | None = None
 
-    def __call__(self) -> T:
+    async def soon(self) -> T:
         """What the look gives, or raises. Raises: TimeoutError when it takes too long."""
+        return await asyncio.wait_for(asyncio.wrap_future(self._begun()), self._patience_s)
+
+    def _begun(self) -> Future[T]:
         with self._lock:
             newest = self._newest
             if newest is None or newest.done():
                 newest = self._newest = Future()
+                newest.set_running_or_notify_cancel()  # a caller that gives up cancels it for nobody
                 threading.Thread(target=self._settle, args=(newest,), name="look", daemon=True).start()
-        return newest.result(self._patience_s)
+        return newest
 
     def _settle(self, future: Future[T]) -> None:
         try:

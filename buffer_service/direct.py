@@ -16,6 +16,7 @@ ordinary way.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import select
 import time
@@ -27,9 +28,13 @@ from fastapi import Request
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from bapo import gate
+from bapo.errors import UnavailableError
+from buffer_service.threads import P, T, in_thread
 
 if TYPE_CHECKING:
     from buffer_service.protocol import DirectProtocol
+
+log = logging.getLogger(__name__)
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -66,6 +71,30 @@ def gone(request: Request) -> Callable[[], Awaitable[bool]]:
     return is_gone
 
 
+async def in_thread_unless_gone(request: Request, function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
+    """Call a function that blocks and sets back what others have done since it was asked for.
+
+    A service that stood still, or a link that did, brings what its sender has given up, and had done by another one.
+    Raises: UnavailableError when the sender has gone.
+    """
+    direct = direct_of(request.scope)
+
+    def call() -> T:
+        if direct is not None and direct.has_hung_up:
+            raise _too_late(request)
+        return function(*args, **keywords)
+
+    if direct is None and await request.is_disconnected():
+        raise _too_late(request)
+    return await in_thread(call)
+
+
+def _too_late(request: Request) -> UnavailableError:
+    what = f"{request.method} {request.url.path}"
+    log.warning("%s is not carried out: its sender has given up", what)
+    return UnavailableError(f"{what} came too late")
+
+
 class Direct:
     """One request's connection. The methods that block are for worker threads, all others for the event loop."""
 
@@ -76,6 +105,16 @@ class Direct:
     def is_open(self) -> bool:
         """The peer has not gone, as far as the event loop knows."""
         return not (self._cycle.disconnected or self._protocol.transport.is_closing())
+
+    @property
+    def has_hung_up(self) -> bool:
+        """The peer has gone, also where the event loop has not heard of it: this process may have stood still. For
+        worker threads."""
+        try:
+            with self.descriptor() as descriptor:
+                return bool(_poller(descriptor, select.POLLRDHUP).poll(0))
+        except ConnectionError:
+            return True
 
     @contextmanager
     def descriptor(self) -> Iterator[int]:

@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 SCRAPE_S = 3.0
 """Prometheus waits for five, and would call a service that waits for Redis down."""
+READY_S = 2.0
+"""A probe of Kubernetes waits for three: without an answer nobody would know that it is Redis that hangs."""
 
 
 class Holdings:
@@ -24,7 +26,8 @@ class Holdings:
 
     def __init__(self, store: Store, max_staleness: int) -> None:
         self._store, self._max_staleness = store, max_staleness
-        self._look_soon = BoundedLook(self._look, SCRAPE_S)
+        self._scrape = BoundedLook(self._look, SCRAPE_S)
+        self._health = BoundedLook(store.health, READY_S)
 
     def status(self) -> BufferStatus:
         """Everything in numbers."""
@@ -49,14 +52,17 @@ class Holdings:
         """Event -> count."""
         return self._store.counters()
 
-    def health(self) -> Health:
-        """How the store keeps what was acknowledged."""
-        return self._store.health()
+    async def health(self) -> Health:
+        """How the store keeps what was acknowledged, soon. Raises: UnavailableError also when it hangs."""
+        try:
+            return await self._health.soon()
+        except TimeoutError as error:
+            raise UnavailableError(f"Redis has not answered for {READY_S:.0f} s") from error
 
-    def scrape(self) -> Scrape | None:
+    async def scrape(self) -> Scrape | None:
         """What metrics show of it; None when the store does not answer soon."""
         try:
-            return self._look_soon()
+            return await self._scrape.soon()
         except TimeoutError:
             log.warning("the scrape found no store: it has not answered for %.0f s", SCRAPE_S)
         except UnavailableError as error:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 
 from bapo.config.tree import Config
-from bapo.errors import FullError
+from bapo.errors import FullError, UnavailableError
 from buffer_service.reasons import has_its_fresh, is_ready, must_wait_for_round
 from buffer_service.store import Store
 from buffer_service.values import Memory, Readiness
@@ -57,6 +57,9 @@ class Pressure:
         self._lock = threading.Lock()
         """Of all that is below, and never held while the store is asked."""
         self._looked_at = -LOOK_S
+        self._failures = 0
+        self._failure = ""
+        """What the newest look that failed said."""
         self._forgotten = 0
         self._step = 1
         self._ready: Readiness | None = None
@@ -79,22 +82,35 @@ class Pressure:
         self._forgotten += 1
 
     def look(self) -> None:
-        """Ask the store, unless that was done just now. Blocks. Raises: UnavailableError."""
+        """Ask the store, unless that was done just now. Blocks. Raises: UnavailableError.
+
+        Who waits for a look that fails fails with it: one after the other, each would wait for a store that hangs.
+        """
+        failures = self._failures
         with self._looking:
             if self.is_known:
                 return
-            with self._lock:
-                before = self._forgotten, self._admitted, self._stored
-            memory, ready, step = self._store.memory(), self._store.readiness(self._step), self._step
-            if ready.assembled + 1 != step:
-                step = ready.assembled + 1
-                ready = self._store.readiness(step)
-            wanted = self._wanted(step)
-            with self._lock:
-                self._memory, self._ready, self._step = memory, ready, step
-                self._batch_ready = is_ready(step, ready, self._config, wanted)
-                self._fresh_ready = has_its_fresh(ready, self._config, wanted)
-                self._ends_look(*before)
+            if self._failures != failures:
+                raise UnavailableError(self._failure)
+            try:
+                self._ask()
+            except UnavailableError as error:
+                self._failures, self._failure = self._failures + 1, str(error)
+                raise
+
+    def _ask(self) -> None:
+        with self._lock:
+            before = self._forgotten, self._admitted, self._stored
+        memory, ready, step = self._store.memory(), self._store.readiness(self._step), self._step
+        if ready.assembled + 1 != step:
+            step = ready.assembled + 1
+            ready = self._store.readiness(step)
+        wanted = self._wanted(step)
+        with self._lock:
+            self._memory, self._ready, self._step = memory, ready, step
+            self._batch_ready = is_ready(step, ready, self._config, wanted)
+            self._fresh_ready = has_its_fresh(ready, self._config, wanted)
+            self._ends_look(*before)
 
     def _ends_look(self, forgotten: int, admitted: int, stored: int) -> None:
         """A look that began with these numbers: what came since then may not be in what it has found."""

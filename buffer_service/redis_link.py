@@ -10,10 +10,10 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -27,8 +27,9 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from bapo.errors import ConfigError
+from bapo.redis_secrets import read_password
 from buffer_service.redis_aof import AofState, SharedLooks, aof_state_of, is_always, is_off, until_written
-from buffer_service.redis_errors import named
+from buffer_service.redis_errors import named, unwrapped
 from buffer_service.redis_idle import Connections, Held
 from buffer_service.redis_keys import INDEX
 from buffer_service.redis_sockets import Arg, Gathering, GatheringUnixConnection, connection_options
@@ -38,7 +39,11 @@ from buffer_service.steps import BLOCKS, Steps, finish
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 3.0
-ANSWER_TIMEOUT_S = 30.0
+"""Also for what is said at the beginning of a connection: while Redis hangs, calls give their threads back soon."""
+ANSWER_TIMEOUT_S = 20.0
+"""Less than our callers wait for us: they hear that it is Redis that hangs."""
+SOON_S = 1.5
+"""Longest silence of Redis for who only asks whether it is there."""
 OFF_S = 1.0
 """A Redis without an append-only file is not asked after it for so long."""
 READ_BYTES = 1 << 20
@@ -68,24 +73,26 @@ SURVIVES = frozenset(
 class RedisLink:
     """Connections to one Redis, shared by threads. Raises only errors of the tree."""
 
-    def __init__(self, url: str, *, on_error: Callable[[], None] = lambda: None) -> None:
-        """`on_error` is called for every call that failed (a metric). Raises: ConfigError for a malformed URL."""
-        self.where = _without_password(url)
-        self._on_error = on_error
+    def __init__(
+        self, url: str, *, on_error: Callable[[], None] = lambda: None, password_file: Path | None = None
+    ) -> None:
+        """
+        Args:
+            on_error: called for every call that failed (a metric).
+            password_file: is read again for each connection, instead of the URL's password.
+        Raises: ConfigError for a malformed URL.
+        """
+        self.where = address(url)
+        self._on_error, self._password_file = on_error, password_file
         try:
-            pool = redis.ConnectionPool.from_url(
-                url,
-                socket_connect_timeout=CONNECT_TIMEOUT_S,
-                socket_timeout=ANSWER_TIMEOUT_S,
-                socket_read_size=READ_BYTES,
-                max_connections=MOST_CONNECTIONS,
-                retry=Retry(NoBackoff(), 0),
-                **connection_options(url),
-            )
-        except ValueError as error:
+            pool = _pool(url, CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S, password_file)
+            soon = _pool(url, SOON_S, SOON_S, password_file)
+        except (ValueError, TypeError) as error:
             raise ConfigError(f"buffer.redis_url {self.where!r} is not a Redis URL: {error}") from error
         # Any: redis-py's types do not know that replies are bytes here.
         self.client: Any = redis.Redis(connection_pool=pool)
+        self.soon: Any = redis.Redis(connection_pool=soon)
+        """The same for who must know soon: it gives up a Redis that says nothing for SOON_S."""
         self.connections = Connections(pool)
         self._scripts = {name: self._script(name) for name in _script_names()}
         self._looks = SharedLooks(lambda: finish(self._look()))
@@ -109,11 +116,12 @@ class RedisLink:
         """Translate what Redis or the way to it does. Messages never repeat arguments: they may be frames."""
         try:
             yield
-        except RedisError as error:
+        except RedisError as wrapped:
             self._on_error()
+            error = unwrapped(wrapped)
             if isinstance(error, ReadOnlyError):
                 self.connections.drop_idle()  # the primary of that name may be another server by now
-            raise named(error, self.where, was_let_in=self._was_let_in) from None
+            raise named(error, self.where, was_let_in=self._was_let_in, password_file=self._password_file) from None
 
     def run(self, name: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """One script, loaded again when Redis has forgotten it.
@@ -262,6 +270,33 @@ class RedisLink:
             raise ResponseError(f"script {script.name} has another digest on the server: {sha!r}")
 
 
+def _pool(
+    url: str, connect_timeout_s: float, answer_timeout_s: float, password_file: Path | None
+) -> redis.ConnectionPool:
+    """Raises: ValueError, TypeError for a malformed URL."""
+
+    def begin(connection: Any) -> None:
+        if password_file is not None:
+            with suppress(ConfigError):  # it is being replaced: the password before it may still do
+                connection.password = read_password(password_file)
+        connection._sock.settimeout(connect_timeout_s)
+        connection.on_connect()
+        connection._sock.settimeout(answer_timeout_s)
+
+    pool = redis.ConnectionPool.from_url(
+        url,
+        socket_connect_timeout=connect_timeout_s,
+        socket_timeout=answer_timeout_s,
+        socket_read_size=READ_BYTES,
+        max_connections=MOST_CONNECTIONS,
+        retry=Retry(NoBackoff(), 0),
+        redis_connect_func=begin,
+        **connection_options(url),
+    )
+    pool.connection_class(**pool.connection_kwargs)  # refuses an option of the URL that it does not know
+    return pool
+
+
 class _Script:
     """A Lua script and the digest under which Redis knows it."""
 
@@ -312,7 +347,8 @@ def _script_names() -> list[str]:
     return sorted(name.removesuffix(".lua") for name in names if name.endswith(".lua") and name != "prelude.lua")
 
 
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=host, query=""))
+def address(url: str) -> str:
+    """For messages: without user, password and options; of any text."""
+    scheme, separator, rest = url.partition("?")[0].partition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"

@@ -91,9 +91,9 @@ def memory_of(link: RedisLink) -> Memory:
 
 
 def health_of(link: RedisLink) -> Health:
-    """Whether Redis answers and takes writes, and whether it would still know its data after a restart."""
+    """Whether Redis answers soon and takes writes, and whether it would still know its data after a restart."""
     with link.errors_named():
-        info: Mapping[str, Any] = {**link.client.info("persistence"), **link.client.info("replication")}
+        info: Mapping[str, Any] = {**link.soon.info("persistence"), **link.soon.info("replication")}
     if info.get("loading"):
         raise UnavailableError(f"Redis at {link.where} is still loading its data")
     if info.get("role") in REPLICA:
@@ -109,7 +109,7 @@ def _persistence(link: RedisLink) -> str:
     """How often the append-only file reaches the disk. A managed Redis may refuse to tell."""
     with link.errors_named():
         try:
-            answer = link.client.config_get("appendfsync")
+            answer = link.soon.config_get("appendfsync")
         except ResponseError:
             answer = {}
     return f"append-only file, fsync {answer.get('appendfsync', 'unknown')}"

@@ -27,7 +27,7 @@ from buffer_service.holdings import Holdings
 from buffer_service.intake import Intake
 from buffer_service.lack import Lack
 from buffer_service.learnt import Learnt
-from buffer_service.metrics import BufferMetrics
+from buffer_service.metrics import BufferMetrics, Scrape
 from buffer_service.outgoing import Chunks, Outgoing
 from buffer_service.pressure import Pressure
 from buffer_service.reasons import is_ready, why_kept, why_not_yet
@@ -321,10 +321,10 @@ class BufferService:
         """Only rises."""
         self._store.report(progress)
 
-    def exposition(self) -> bytes:
-        """What `/metrics` answers."""
+    def exposition(self, scrape: Scrape | None) -> bytes:
+        """What `/metrics` answers. `scrape`: from `Holdings.scrape`. Does not ask the store."""
         self._count_assemblies()
-        return self._metrics.exposition(self.holdings.scrape())
+        return self._metrics.exposition(scrape)
 
     def snapshot(self) -> Outgoing:
         """One consistent binary. Raises, when read: UnavailableError when groups are consumed meanwhile."""

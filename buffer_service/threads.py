@@ -78,13 +78,23 @@ class _Threads:
 
 
 _threads = _Threads(MOST_THREADS)
+_aside = _Threads(1)
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
     """Call a function that blocks."""
+    return await _in(_threads, function, *args, **keywords)
+
+
+async def aside(function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
+    """Call a function that takes its time and never waits for Redis, and so does not wait for those that do."""
+    return await _in(_aside, function, *args, **keywords)
+
+
+async def _in(threads: _Threads, function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
-    _threads.put(_Job(loop, answer, partial(function, *args, **keywords)))
+    threads.put(_Job(loop, answer, partial(function, *args, **keywords)))
     try:
         return await answer
     finally:

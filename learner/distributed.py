@@ -62,6 +62,10 @@ class World:
             dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return tensor
 
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank. All ranks must call it."""
+        return flag if self.size == 1 else bool(self.max(torch.tensor([flag], dtype=torch.uint8)))
+
     def share(self, data: bytes | memoryview | None) -> bytes | memoryview | None:
         """What rank 0 holds, on every rank."""
         if self.size == 1:

@@ -4,6 +4,7 @@
 
     SIGTERM, SIGINT      -> passed on to each
     a rank fails         -> SIGTERM to the others, SIGKILL to who is still there after END_S
+    a rank is stopped    -> said, once: nothing else names the one that all others wait for
     this process dies    -> the kernel kills them
 
 The exit code is that of the rank that failed first; what others made of losing it is not the cause.
@@ -22,6 +23,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import BinaryIO
 
+import psutil
+
 from bapo.errors import RankLostError
 from bapo.parenthood import dying_with_parent
 from bapo.rank_environment import inherited
@@ -31,6 +34,8 @@ ASKED = 128 + signal.SIGTERM
 END_S = 30.0
 """How long the others have when one has ended: on GPUs a rank may wait for a lost one until its deadline."""
 POLL_S = 0.1
+STOPPED_S = 10.0
+"""A rank that a signal has stopped for so long was forgotten, or its machine swaps."""
 
 
 def run_ranks(command: Sequence[str], environments: Iterable[Mapping[str, str]], out: BinaryIO | None = None) -> int:
@@ -60,6 +65,9 @@ class _Ranks:
         self._was_asked = False
         self._ends: dict[int, int] = {}
         """Rank -> exit code, in the order of their ends."""
+        self._stopped_at: dict[int, float] = {}
+        self._said: set[int] = set()
+        """Of those that are stopped."""
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -93,6 +101,7 @@ class _Ranks:
             self._pass_on()
             if failed:
                 self._send(signal.SIGTERM)
+            self._look_for_stopped()
             if self._ends and deadline is None:
                 deadline = time.monotonic() + END_S
             if deadline is not None and time.monotonic() > deadline:
@@ -102,6 +111,19 @@ class _Ranks:
         for reader in self._readers:
             reader.join()
         return exit_code(list(self._ends.values()), was_asked=self._was_asked)
+
+    def _look_for_stopped(self) -> None:
+        now = time.monotonic()
+        for rank, process in enumerate(self._processes):
+            if rank in self._ends or not _is_stopped(process.pid):
+                self._stopped_at.pop(rank, None)
+                self._said.discard(rank)
+            elif now - self._stopped_at.setdefault(rank, now) >= STOPPED_S and rank not in self._said:
+                self._said.add(rank)
+                self._say(
+                    f"rank {rank} is stopped (SIGSTOP; `kill -CONT {process.pid}` lets it go on), and all others wait "
+                    "for it"
+                )
 
     def kill(self) -> None:
         """SIGKILL to all that are left, and to what they have started."""
@@ -141,6 +163,13 @@ class _Ranks:
         with self._lock:
             self._out.write(line)
             self._out.flush()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
 
 
 def exit_code(ends: Sequence[int], *, was_asked: bool) -> int:

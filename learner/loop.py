@@ -75,6 +75,7 @@ class Learner:
 
     def run_step(self, step: int) -> None:
         """One turn of the loop."""
+        self.buffer.stop_together()
         watch = Stopwatch()
         with watch.phase("step"):
             if self.config.cadence.is_sync_step(step):
@@ -106,8 +107,7 @@ class Learner:
             # for nothing then.
             self.buffer.report_progress(Progress(step=step, policy_version=self.publisher.version))
 
-        with self.stop.waiting():
-            return self.buffer.batch_frame(step, timeout_s=self.config.learner.batch_timeout_s, on_wait=tell)
+        return self.buffer.batch_frame(step, timeout_s=self.config.learner.batch_timeout_s, on_wait=tell)
 
     def keep(self, step: int, frame: bytes | memoryview) -> None:
         """Before the update: a batch that ends the run is the one that somebody wants to repeat."""

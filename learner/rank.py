@@ -14,7 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 from bapo.addresses import buffer_url, fleet_url
 from bapo.clients import BufferClient
 from bapo.config.tree import Config
-from bapo.errors import ContractError
+from bapo.errors import ContractError, RankLostError
 from bapo.fleet_client import FleetClient
 from bapo.metrics.metric import Process
 from bapo.process import Flags
@@ -69,17 +69,23 @@ def train(flags: Flags) -> None:
             _run(flags, world, stop)
         finished = True
     except Stopped as reason:
-        log.info("ended: %s; go on with --resume", reason)
-        if flags.extra.restart:
-            sys.exit(ASKED)
+        _end_as_asked(flags, str(reason))
     except RuntimeError as error:
         told = out_of_memory(error, config.learner, rank=world.rank, device=world.device)
         told = told or lost_rank(error, world.rank)
         if told is None:
             raise
-        raise told from error
+        if not (stop.asked and isinstance(told, RankLostError)):
+            raise told from error
+        _end_as_asked(flags, "asked to end, and another rank has ended before")
     finally:
         leave(world, together=finished)
+
+
+def _end_as_asked(flags: Flags, reason: str) -> None:
+    log.info("ended: %s; go on with --resume", reason)
+    if flags.extra.restart:
+        sys.exit(ASKED)
 
 
 def longest_silence_s(config: Config) -> float:
@@ -168,7 +174,7 @@ def make_learner(
             rollback=flags.extra.resume,
         ),
         checkpoints=CheckpointWriter(config=config, folder=run_path / "checkpoints", world=world),
-        buffer=SharedBuffer(peers.buffer if peers else None, world),
+        buffer=SharedBuffer(peers.buffer if peers else None, world, stop),
         records=flags.run,
         telemetry=telemetry,
         stop=stop,

@@ -3,6 +3,9 @@
     running --signal--> asked --end of the mini-batch--> Stopped --> exit 0
     waiting (batch)  --signal--> Stopped at once
 
+Of several ranks all end, whichever was asked: they ask each other at the end of a mini-batch, at the beginning of a
+step, and each time rank 0 hears what a batch waits for. One that left alone would be lost to the others.
+
 Nothing is saved on the way out: weights in the middle of a step belong to no checkpoint, and the steps after the
 newest checkpoint are trained again from the batches that the buffer retains.
 """
@@ -53,6 +56,15 @@ class StopFlag:
             yield
         finally:
             self._waiting = False
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Within this block, inside of `waiting`, a signal is only noted: what ranks say is not cut off."""
+        was_waiting, self._waiting = self._waiting, False
+        try:
+            yield
+        finally:
+            self._waiting = was_waiting
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._asked = True

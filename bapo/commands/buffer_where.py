@@ -69,7 +69,14 @@ def reach(url: str | None, run: str | None) -> Iterator[Where]:
     except FullError:
         raise  # it is there
     except UnavailableError as error:
+        if _is_there(error):
+            raise
         raise UnavailableError(f"{error}{hint}") from error
+
+
+def _is_there(error: UnavailableError) -> bool:
+    """The service has said so itself, of its Redis for example; or it takes calls and hangs."""
+    return error.__cause__ is None or isinstance(error.__cause__, TimeoutError)
 
 
 def _announced(directory: RunDirectory | None) -> str:

@@ -13,7 +13,7 @@ from bapo.named_frames import MEDIA_TYPE, pack_named
 from bapo.types import Progress
 from buffer_service.bodies import MOST_RESTORE_BYTES, read_body
 from buffer_service.context import Here
-from buffer_service.direct import direct_of, gone
+from buffer_service.direct import direct_of, gone, in_thread_unless_gone
 from buffer_service.outgoing import NOTHING, OCTETS, OutgoingResponse
 from buffer_service.routes.bare import route_by
 from buffer_service.schemas import CommitBody, CommittedAnswer, ProgressBody, ResumeBody, Version, Wait, WaitingAnswer
@@ -117,9 +117,9 @@ async def progress(
 
 
 @router.put("/progress", status_code=204)
-async def report(body: ProgressBody, here: Here) -> None:
+async def report(body: ProgressBody, here: Here, request: Request) -> None:
     """Both numbers only rise: a lower one is ignored."""
-    await in_thread(here.service.report, body.to_progress())
+    await in_thread_unless_gone(request, here.service.report, body.to_progress())
     here.progress.wake()
     here.work.interrupt()  # a worker with new weights may claim more than when it asked
 
@@ -134,15 +134,15 @@ def snapshot(here: Here) -> Response:
 async def restore(request: Request, here: Here) -> None:
     """Replace everything that this run has in the buffer by a snapshot."""
     body = await read_body(request, MOST_RESTORE_BYTES)
-    await in_thread(here.service.restore, body)
+    await in_thread_unless_gone(request, here.service.restore, body)
     here.work.wake()
     here.groups.wake()
     here.progress.wake()
 
 
 @router.post("/resume", status_code=204)
-async def resume(body: ResumeBody, here: Here) -> None:
+async def resume(body: ResumeBody, here: Here, request: Request) -> None:
     """A learner goes on after a checkpoint: all leases return, batches after it are handed out again."""
-    await in_thread(here.service.resume, body.step)
+    await in_thread_unless_gone(request, here.service.resume, body.step)
     here.work.wake()
     here.progress.wake()

@@ -22,7 +22,7 @@ from bapo.grading.pool import GraderPool
 from bapo.limits import limits
 from bapo.model_folder import fetch, folder_of, how_to_fetch, is_hub_id, missing_parts, num_parameters, weight_files
 from bapo.needs import GIB, engine_bytes, learner_bytes, memory_gib, ranks_on_gpus, run_bytes, worker_resources
-from bapo.redis_secrets import refuse_open, with_password
+from bapo.redis_secrets import problem_of_url, refuse_open, with_password
 from bapo.tasks.registry import load_task
 from services.launcher.embedded_redis import PROBE_TIMEOUT_S, server_binary
 from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
@@ -30,7 +30,6 @@ from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
 DISK_GIB = 1.0
 REDIS_TIMEOUT_S = 2.0
 OPTIMIZED = "--enable-optimizations"
-REDIS_SCHEMES = ("redis", "rediss", "unix")
 Download = Callable[[str, Iterable[str]], str]
 
 
@@ -131,16 +130,12 @@ def redis(config: Config) -> Check:
             return Check(name="redis", status="ok", detail=f"embedded: {server_binary()}")
         except ConfigError as error:
             return Check(name="redis", status="fail", detail=str(error))
+    if problem := problem_of_url(url):
+        return Check(name="redis", status="fail", detail=f"buffer.redis_url {url} {problem}")
     try:
         refuse_open(with_password(url), allowed=config.security.open_redis)
     except ConfigError as error:
         return Check(name="redis", status="fail", detail=str(error))
-    if (scheme := urlsplit(url).scheme) not in REDIS_SCHEMES:
-        detail = (
-            f"buffer.redis_url {url}: {scheme!r} is not redis, rediss or unix; name one primary itself, no Sentinel "
-            "and no Cluster (docs/adr/0044-one-redis-primary.md)"
-        )
-        return Check(name="redis", status="fail", detail=detail)
     reason = redis_answer(url)
     if reason is None:
         return Check(name="redis", status="ok", detail=f"{url} answers")

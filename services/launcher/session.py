@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -136,7 +137,10 @@ class Session:
             log.warning("Prometheus will still look for the processes of this run: %s", error)
 
     def _look_for_standstill(self, snapshot: Snapshot) -> None:
-        sentence = self._watchdog.look(mark_of(snapshot), lambda: why_still(snapshot, self.crew.stopped()))
+        def why() -> str:
+            return why_still(replace(snapshot, silence=self._observer.why_silent()), self.crew.stopped())
+
+        sentence = self._watchdog.look(mark_of(snapshot), why)
         if sentence:
             self.display.say(sentence)
 

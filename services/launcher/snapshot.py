@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 SERVICE_EVERY_S = 1.0
 SERVICE_TIMEOUT_S = 1.0
+READY_TIMEOUT_S = 5.0
+"""The buffer service says sooner whether it is Redis that hangs."""
 RATE_STEPS = 20
 """Steps whose mean time predicts the time left."""
 
@@ -99,6 +101,7 @@ class Observer:
         self._ended_at: float | None = None
         self._urls: set[str] = set()
         self._buffer: BufferClient | None = None
+        self._patient: BufferClient | None = None
         self._fleet: FleetClient | None = None
         self._status: BufferStatus | None = None
         self._silence = ""
@@ -111,6 +114,7 @@ class Observer:
         token = self._token or token_for_run(self._run.path)
         if buffer_url and buffer_url not in self._urls:
             self._buffer = BufferClient(buffer_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0, token=token)
+            self._patient = BufferClient(buffer_url, timeout_s=READY_TIMEOUT_S, retry_s=0.0, token=token)
         if fleet_url and fleet_url not in self._urls:
             self._fleet = FleetClient(fleet_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0, token=token)
         self._urls = {url for url in (buffer_url, fleet_url) if url} | self._urls
@@ -138,6 +142,15 @@ class Observer:
             silence=self._silence,
             workers=self._workers,
         )
+
+    def why_silent(self) -> str:
+        """Why the buffer service does not answer: what it says of its Redis, which may hang, if it says anything."""
+        try:
+            if self._silence and self._patient is not None:
+                self._patient.wait_ready(0.0)
+        except BapoError as error:
+            return str(error.__cause__ or error)
+        return self._silence
 
 
 class _Lines:

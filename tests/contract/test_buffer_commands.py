@@ -299,6 +299,18 @@ def test_a_service_that_is_away_is_one_clear_message(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_service_whose_redis_is_away_is_not_to_be_started_once_more(
+    client: BufferClient, served: tuple[Store, BufferClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away() -> None:
+        raise UnavailableError("Redis at redis://r:6379 does not answer: Timeout reading from socket")
+
+    monkeypatch.setattr("bapo.commands.buffer_where.RETRY_S", 0.0)
+    monkeypatch.setattr(served[0], "status", away)
+    said = str(refusal("stats", "--url", client.url))
+    assert said == "Redis at redis://r:6379 does not answer: Timeout reading from socket"
+
+
 def test_a_run_is_found_by_its_directory(client: BufferClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = int(client.url.rpartition(":")[2])
     run = RunDirectory.create(tmp_path / "outputs" / "shown", dump_toml(small_config(buffer={"port": 0})))

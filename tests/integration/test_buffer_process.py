@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -121,6 +122,38 @@ def test_a_redis_that_hangs_is_shown_as_away_before_a_scrape_is_given_up(run: Ru
             with server.stopped():
                 assert [shown()[-4:], shown()[-4:]] == [" 0.0", " 0.0"]
             wait_until(lambda: shown().endswith(" 1.0"), what="Redis is seen again")
+    finally:
+        server.stop()
+
+
+def test_probes_are_answered_soon_while_more_calls_wait_for_a_redis_that_hangs_than_there_are_threads(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    """A probe of Kubernetes waits for three seconds; what it is told must not depend on how long that is."""
+    server = RedisServer(tmp_path).start()
+    try:
+        with started(run, "--redis-url", server.url) as (_, client):
+            patient = BufferClient(client.url, retry_s=0.0)
+            waiting = [
+                threading.Thread(target=error_of, args=(lambda name=name: patient.renew(name, ["g-p"]),))  # type: ignore[misc]
+                for name in map(str, range(60))
+            ]
+            with server.stopped():
+                for thread in waiting:
+                    thread.start()
+                time.sleep(0.5)  # they have all threads by now
+                begun = time.monotonic()
+                with pytest.raises(urllib.error.HTTPError) as found:
+                    urllib.request.urlopen(f"{client.url}/readyz", timeout=60)
+                assert (found.value.code, time.monotonic() - begun < 3.0) == (503, True)
+                assert b"Redis" in found.value.read()
+                begun = time.monotonic()
+                with urllib.request.urlopen(f"{client.url}/metrics", timeout=60) as answer:
+                    assert b'bapo_buffer_redis_up{run="process"} 0.0' in answer.read()
+                assert time.monotonic() - begun < 5.0, "as long as Prometheus waits"
+            client.wait_ready(60)
+            for thread in waiting:
+                thread.join(60)
     finally:
         server.stop()
 

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bapo import clients
 from bapo.clients import BufferClient
 from bapo.config.load import dump_toml
 from bapo.errors import ConfigError, UnavailableError
 from bapo.records import RunDirectory
+from bapo.types import Progress
+from bapo.wire import pack_group
 from tests.buffer_app import serving, small_config
-from tests.buffer_setup import new_store
+from tests.buffer_setup import answer, new_store
 from tests.factories import make_request
 from tests.integration.test_buffer_process import command
 from tests.patience import wait_until
@@ -49,6 +53,16 @@ class Replica:
         """Return when it serves."""
         self._process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
         BufferClient(self.url, retry_s=0.0).wait_ready(60)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It stands still."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """kill -9."""
@@ -118,6 +132,34 @@ def test_either_of_two_replicas_may_be_killed(
     acknowledged = {group_id for fate in fates for group_id in fate}
     assert acknowledged == consumed.keys()
     assert all(peers[name].poll() is None for name in ("worker-1", "worker-2")), "no worker has noticed"
+
+
+def test_what_a_replica_that_stood_still_finds_in_its_socket_sets_nothing_back(
+    replicas: list[Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner has had it done by the other one, and gone on: a restore would delete what came since."""
+    monkeypatch.setattr(clients, "SNAPSHOT_WAIT_S", 0.5)
+    slow, other = replicas[0], BufferClient(replicas[1].url)
+    snapshot = other.snapshot()
+    learners = [BufferClient(f"{slow.url},{other.url}", timeout_s=1.0, retry_s=0.0) for _ in range(3)]
+    with slow.stopped():
+        learners[0].restore(snapshot)
+        learners[1].resume(0)
+        with pytest.raises(UnavailableError):  # of a learner that is killed
+            BufferClient(slow.url, timeout_s=0.5, retry_s=0.0).report_progress(Progress(step=9, policy_version=9))
+        assert {learner.url for learner in learners[:2]} == {other.url}
+        requests = [make_request(prompt_id=f"p{i}") for i in range(6)]
+        other.enqueue(requests, cursor=6)
+        other.report_progress(Progress(step=1, policy_version=1))
+        claimed = other.claim("w", limit=6, policy_version=1)
+        other.push([pack_group(answer(request)) for request in claimed[:4]])
+        assert len(other.batch(1, timeout_s=60).entries) == 4
+        before = other.status()
+    BufferClient(slow.url).wait_ready(60)
+    time.sleep(0.5)  # what was there has been answered, to nobody
+    after = other.status()
+    assert (after.assembled_step, after.step, after.leased) == (before.assembled_step, before.step, before.leased)
+    assert (after.assembled_step, after.step, after.leased["fresh"]) == (1, 1, 2)
 
 
 def test_a_client_stays_with_the_replica_that_answers(redis_url: str) -> None:

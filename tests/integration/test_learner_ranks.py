@@ -120,6 +120,21 @@ def test_a_rank_whose_peer_was_killed_says_so_in_one_line(tmp_path: Path, peers:
     assert "Traceback" not in log
 
 
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_rank_that_is_asked_to_end_alone_ends_with_all_others(tmp_path: Path, peers: Peers, asked: int) -> None:
+    """As a pod that is evicted is: none of them has lost another one."""
+    run = make_run(tmp_path)
+    peers.withheld.add(2)
+    ranks = start_by_hand(run, peers, "--restart")
+    try:
+        assert peers.asked.wait(TIMEOUT_S), "the learner never asked for batch 2"
+        ranks[asked].send_signal(signal.SIGTERM)
+    finally:
+        ends = [end_of(rank) for rank in ranks]
+    assert [code for code, _ in ends] == [143, 143], ends
+    assert all("go on with --resume" in log for _, log in ends)
+
+
 def test_a_port_that_is_taken_is_named(tmp_path: Path, peers: Peers) -> None:
     given = {name: value for name, value in os.environ.items() if name not in THEIRS}
     first, _ = rank_environments(2, 1)

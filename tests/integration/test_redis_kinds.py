@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ import pytest
 import redis
 
 from bapo.config.load import dump_toml
-from bapo.errors import ConfigError, UnavailableError
+from bapo.errors import BapoError, ConfigError, UnavailableError
 from bapo.records import RunDirectory
 from bapo.types import Progress
 from buffer_service.redis_kind import problem_of, refuse_unsuited
@@ -118,6 +119,65 @@ def test_a_password_that_changes_under_way_is_waited_for_and_a_wrong_one_at_the_
             RedisLink(there.url).load_scripts()
         client.config_set("requirepass", "")
     store.report(Progress(step=1, policy_version=1))
+
+
+def test_a_new_password_is_taken_from_its_file_without_a_new_start(ends: ExitStack, tmp_path: Path) -> None:
+    there, secret = server(ends, tmp_path / "redis"), tmp_path / "password"
+    with redis.Redis.from_url(there.url) as client:
+        client.config_set("requirepass", "first")
+        client.auth("first")
+        secret.write_text("first\n")
+        link = RedisLink(there.url.replace("redis://", "redis://:first@"), password_file=secret)
+        link.load_scripts()
+        store = RedisStore(link, "r", lease_s=30.0, max_attempts=3, in_step_order=True)
+        client.config_set("requirepass", "second")
+        client.client_kill_filter(_type="normal", skipme=True)
+        said = f"that it has taken before: set it there again, or write the new one to {secret}"
+        with pytest.raises(UnavailableError, match=re.escape(said)):
+            store.report(Progress(step=1, policy_version=1))
+        secret.write_text("second\n")
+        store.report(Progress(step=1, policy_version=1))
+        assert store.health().where == there.url, "and no password in it"
+        secret.unlink()  # as it is replaced
+        link.connections.drop_idle()
+        store.report(Progress(step=2, policy_version=2))
+
+
+def test_a_user_who_loses_rights_under_way_is_waited_for_and_one_who_has_none_at_the_start_is_not(
+    ends: ExitStack, tmp_path: Path
+) -> None:
+    """As when an administrator resets the user, and then says what it may do."""
+    there = server(ends, tmp_path / "redis")
+    with redis.Redis.from_url(there.url) as client:
+        client.execute_command("ACL", "SETUSER", "bapo", "on", ">pw", "~bapo:*", "+@all")
+        link = RedisLink(there.url.replace("redis://", "redis://bapo:pw@"))
+        link.load_scripts()
+        store = RedisStore(link, "r", lease_s=30.0, max_attempts=3, in_step_order=True)
+        client.execute_command("ACL", "SETUSER", "bapo", "resetkeys", "-@all")
+        for call in (store.status, store.image, lambda: store.readiness(1), lambda: store.frames(["g"])):
+            with pytest.raises(UnavailableError, match="does not allow the user of the buffer service what it needs"):
+                call()
+        with pytest.raises(BapoError, match="does not allow the user") as refused_at_the_start:
+            RedisLink(there.url.replace("redis://", "redis://bapo:pw@")).load_scripts()
+        assert type(refused_at_the_start.value) is BapoError
+        client.execute_command("ACL", "SETUSER", "bapo", "~bapo:*", "+@all")
+        assert store.status().step == 0
+
+
+def test_a_server_that_has_become_a_node_of_a_cluster_is_waited_for(ends: ExitStack, tmp_path: Path) -> None:
+    """What a name means may change under way: slots that are elsewhere are no error of whoever calls."""
+    options = ("--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
+    nodes = [server(ends, tmp_path / name, *options, "--cluster-port", str(free_port())) for name in ("one", "two")]
+    with redis.Redis.from_url(nodes[0].url) as one, redis.Redis.from_url(nodes[1].url) as two:
+        two.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        port = nodes[1]._args[nodes[1]._args.index("--cluster-port") + 1]
+        one.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[1].port, port)
+        wait_until(lambda: len(one.execute_command("CLUSTER", "SLOTS")) == 1)
+        wait_until(lambda: "cluster_state:ok" in str(one.execute_command("CLUSTER", "INFO")))
+    store = RedisStore(RedisLink(nodes[0].url), "r", lease_s=30.0, max_attempts=3, in_step_order=True)
+    for call in (store.status, store.image, lambda: store.readiness(1), lambda: store.frames(["g"])):
+        with pytest.raises(UnavailableError, match="is a node of a Cluster now, and what we need is elsewhere"):
+            call()
 
 
 def test_a_server_that_evicts_is_refused(ends: ExitStack, tmp_path: Path) -> None:

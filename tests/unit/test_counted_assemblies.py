@@ -33,8 +33,8 @@ def test_a_batch_is_counted_when_it_is_committed() -> None:
 def test_whoever_looks_at_the_metrics_sees_all_batches() -> None:
     setup = Setup()
     filled(setup, 3)
-    assert trained(setup.service.exposition()) == 6
-    assert trained(setup.service.exposition()) == 6
+    assert trained(setup.service.exposition(None)) == 6
+    assert trained(setup.service.exposition(None)) == 6
 
 
 def test_what_nobody_asks_for_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:

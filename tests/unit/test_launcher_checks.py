@@ -139,7 +139,7 @@ def test_what_answers_like_redis_is_taken_for_redis(answer: bytes, reason: str |
 def test_another_scheme_is_no_redis_url(tmp_path: Path, scheme: str) -> None:
     config = make_config(tmp_path, buffer={"port": 0, "redis_url": f"{scheme}://127.0.0.1:26379/mymaster"})
     with pytest.raises(
-        ConfigError, match=re.escape(f"{scheme!r} is not redis, rediss or unix; name one primary itself")
+        ConfigError, match=re.escape(f"{scheme!r}, which is not redis, rediss or unix; name one primary itself")
     ):
         preflight(config)
 

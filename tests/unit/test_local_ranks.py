@@ -173,3 +173,18 @@ def is_running(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_a_rank_that_is_stopped_is_named_once_while_the_others_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_ranks, "STOPPED_S", 0.3)
+    stopped = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    others = (
+        "import os, psutil, signal, time; time.sleep(2.0)\n"
+        "(one,) = [p for p in psutil.Process(os.getppid()).children() if p.status() == psutil.STATUS_STOPPED]\n"
+        "print('pid', one.pid); one.send_signal(signal.SIGCONT)"
+    )
+    code, lines = run(others, stopped)
+    (pid,) = [line.split()[-1] for line in lines if line.startswith("[rank 0] pid ")]
+    told = [line for line in lines if line.startswith("learner: ")]
+    advice = f"(SIGSTOP; `kill -CONT {pid}` lets it go on), and all others wait for it"
+    assert (code, told) == (0, [f"learner: rank 1 is stopped {advice}"])

@@ -9,7 +9,16 @@ import pytest
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
 from bapo.records import RunDirectory
-from bapo.redis_secrets import PASSWORD, PASSWORD_FILE, URL, RedisSecrets, refuse_open, with_password, without_password
+from bapo.redis_secrets import (
+    PASSWORD,
+    PASSWORD_FILE,
+    URL,
+    RedisSecrets,
+    problem_of_url,
+    refuse_open,
+    with_password,
+    without_password,
+)
 from services.launcher.processes import Starter
 
 
@@ -35,6 +44,30 @@ def test_a_redis_on_the_network_without_a_password_is_refused(url: str, monkeypa
 )
 def test_a_redis_on_this_machine_may_have_none(url: str) -> None:
     refuse_open(url, allowed=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("redis+sentinel://s:26379/mymaster/0", "has the scheme 'redis+sentinel', which is not redis, "),
+        ("redis://a:6379,b:6379/0", "names several servers; name one primary itself"),
+        ("redis://a;b", "names several servers"),
+        ("redis.example.org:6379", "has the scheme 'redis.example.org', which is not redis, rediss or unix"),
+        ("redis://a:b/0", "has no port: "),
+        ("redis://[::1", "is not a URL: "),
+        ("redis://a/mymaster", "names the database 'mymaster': databases of Redis are numbers"),
+        ("unix://run/redis.sock", "names no socket: write unix:///path/to/redis.sock"),
+    ],
+)
+def test_what_can_be_no_redis_of_ours_is_refused_by_its_name(url: str, problem: str) -> None:
+    assert problem_of_url(url).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:a,b;c@h:1/0", "rediss://h", "redis://[::1]:1/3?protocol=2", "unix://:p@/a,b/redis.sock?db=1"]
+)
+def test_what_can_be_one_is_not(url: str) -> None:
+    assert problem_of_url(url) == ""
 
 
 @pytest.mark.parametrize(

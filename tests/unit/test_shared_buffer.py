@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ import pytest
 
 from learner.distributed import World
 from learner.shared_buffer import SharedBuffer
-from learner.stopping import Stopped
+from learner.stopping import StopFlag, Stopped
 
 
 class Wire:
@@ -19,6 +19,9 @@ class Wire:
     def __init__(self, *, leads: bool, queue: SimpleQueue[Any]) -> None:
         self.leads = leads
         self._queue = queue
+
+    def any(self, flag: bool) -> bool:
+        return flag
 
     def share(self, data: Any) -> Any:
         if self.leads:
@@ -39,10 +42,13 @@ class Slow:
         return self._end()
 
 
-def ranks(end: Callable[[], bytes]) -> tuple[SharedBuffer, SharedBuffer, SimpleQueue[Any]]:
+def ranks(
+    end: Callable[[], bytes], stops: Sequence[StopFlag] = (StopFlag(), StopFlag())
+) -> tuple[SharedBuffer, SharedBuffer, SimpleQueue[Any]]:
     queue: SimpleQueue[Any] = SimpleQueue()
     worlds = [cast(World, Wire(leads=leads, queue=queue)) for leads in (True, False)]
-    return SharedBuffer(cast(Any, Slow(end)), worlds[0]), SharedBuffer(None, worlds[1]), queue
+    leader, follower = cast(Any, Slow(end)), None
+    return SharedBuffer(leader, worlds[0], stops[0]), SharedBuffer(follower, worlds[1], stops[1]), queue
 
 
 def test_each_time_rank_0_hears_not_yet_the_others_hear_from_it_and_then_get_the_batch() -> None:
@@ -63,3 +69,29 @@ def test_a_wait_that_fails_ends_the_others() -> None:
         leader.batch_frame(1, timeout_s=9.0)
     with pytest.raises(Stopped, match="rank 0 ended while it waited for batch 1"):
         follower.batch_frame(1, timeout_s=9.0)
+
+
+def test_a_rank_that_follows_ends_where_it_was_asked_to_only_at_a_word_of_rank_0_so_that_all_do() -> None:
+    flag = StopFlag()
+    flag._on_signal(15, None)
+    leader, follower, queue = ranks(lambda: b"the batch", (StopFlag(), flag))
+    leader.batch_frame(1, timeout_s=9.0)
+    with pytest.raises(Stopped, match="this rank or another was asked to end"):
+        follower.batch_frame(1, timeout_s=9.0)
+    assert queue.qsize() == 3, "at the first of three words"
+
+
+def test_a_signal_while_rank_0_talks_to_the_others_does_not_tear_what_it_says_and_they_hear_it_once() -> None:
+    flag = StopFlag()
+    leader, _, queue = ranks(lambda: b"the batch", (flag, StopFlag()))
+    share = leader._world.share
+
+    def interrupted(data: Any) -> Any:
+        if not flag.asked:
+            flag._on_signal(15, None)
+        return share(data)
+
+    leader._world.share = interrupted  # type: ignore[method-assign]
+    with pytest.raises(Stopped, match="this rank or another"):
+        leader.batch_frame(1, timeout_s=9.0)
+    assert (queue.get(), queue.empty()) == (b".", True)

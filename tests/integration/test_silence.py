@@ -1,0 +1,59 @@
+"""What a launcher says of a buffer service that does not answer: whether it is the service that hangs, or its Redis."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bapo.config.load import dump_toml
+from bapo.errors import UnavailableError
+from bapo.messages import BufferStatus
+from bapo.records import RunDirectory
+from buffer_service.memory_store import MemoryStore
+from buffer_service.values import Health
+from services.launcher.snapshot import Observer
+from tests.buffer_app import serving, small_config
+
+CONFIG = small_config(run={"name": "r"})
+SAID = "Redis at redis://r:6379 does not answer: Timeout reading from socket"
+
+
+class Hanging(MemoryStore):
+    """A store that hangs until the test ends, but for who wants to know whether it does."""
+
+    def __init__(self) -> None:
+        super().__init__("r", lease_s=60, max_attempts=3)
+        self.hangs, self.ends = False, threading.Event()
+
+    def status(self) -> BufferStatus:
+        if self.hangs:
+            self.ends.wait(60)
+        return super().status()
+
+    def health(self) -> Health:
+        if self.hangs:
+            raise UnavailableError(SAID)
+        return super().health()
+
+
+@pytest.fixture
+def store() -> Iterator[Hanging]:
+    found = Hanging()
+    yield found
+    found.ends.set()
+
+
+def test_it_is_redis_that_hangs(store: Hanging, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", dump_toml(CONFIG))
+    with serving(store, CONFIG) as client:
+        observer = Observer(CONFIG, run)
+        observer.watch(buffer_url=client.url)
+        assert observer.look().silence == observer.why_silent() == ""
+        store.hangs = True
+        observer._asked_s = float("-inf")
+        assert "does not answer GET /status: timed out" in observer.look().silence
+        assert observer.why_silent() == SAID
+        store.ends.set()
