@@ -9,11 +9,8 @@ from typing import Any
 import msgpack
 
 from bapo.errors import ContractError, Refusal
-from bapo.frames import require_plain
+from bapo.frames import MOST_PROMPT_BYTES, require_plain
 from bapo.types import Fate, Origin, Prompt, Purpose
-
-MOST_PROMPT_BYTES = 3 << 18
-"""Of a packed prompt: a group's header has 1 MiB, of which its responses take up to 100 kB and more in segments."""
 
 _PROMPT_KEYS = set(Prompt.__struct_fields__)
 _SELDOM_KEYS = {"item", "rows", "kind", "outcomes"}

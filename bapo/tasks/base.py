@@ -95,7 +95,7 @@ def make_prompt(task: str, text: str, answer: Mapping[str, Any], *, beside: Mapp
         beside: what a reward may want to know and what makes no other prompt of it (ADR 0117): kept in `answer`,
             left out of the id.
     Raises: ConfigError when it cannot travel: an integer beyond 64 bits, half a character, an answer of more than 32
-        levels, more than 768 KiB in all.
+        levels, more than 896 KiB in all.
     """
     content = json.dumps([task, text, answer], sort_keys=True, separators=(",", ":"))
     prompt_id = hashlib.sha256(content.encode()).hexdigest()[:16]

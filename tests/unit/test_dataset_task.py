@@ -110,7 +110,7 @@ GOOD = '{"prompt": "1+1?", "answer": "2"}\n'
         (GOOD + '{"prompt": "x\\ud800", "answer": 1}\n', r"train.jsonl row 2: .*cannot be packed: .*surrogates"),
         (GOOD + '{"prompt": "x", "answer": "\\ud800"}\n', r"train.jsonl row 2: .*cannot be packed: .*surrogates"),
         (GOOD + f'{{"prompt": "x", "answer": {"[" * 32}{"]" * 32}}}\n', r"train.jsonl row 2: .*deeper than 32 levels"),
-        (GOOD + f'{{"prompt": "x", "answer": "{"y" * 800_000}"}}\n', r"train.jsonl row 2: .*at most 786432 travel"),
+        (GOOD + f'{{"prompt": "x", "answer": "{"y" * 950_000}"}}\n', r"train.jsonl row 2: .*at most 917504 travel"),
         ('{"prompt": "x", "label": "2"}\n', r"train.jsonl row 1: no answer in any of answer, reward_model"),
         ("[" * 100_000, r"train.jsonl row 1: not JSON"),
         ("", "train.jsonl has no rows"),
