@@ -56,6 +56,7 @@ MORE_TESTS = {
         "tests/unit/test_buffer_assembly.py",
         "tests/unit/test_assembly_decisions.py",
         "tests/unit/test_assembly_races.py",
+        "tests/unit/test_assembly_rounds.py",
         "tests/unit/test_assembly_records.py",
     )
 }

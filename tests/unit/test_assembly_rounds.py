@@ -41,3 +41,14 @@ def test_a_round_that_lost_one_request_trains_what_it_has() -> None:
     demand = setup.service.holdings.tables().demand
     assert demand is not None
     assert (demand.rounds, demand.found, demand.num_fresh) == (3, 1, 6)
+
+
+def test_a_third_round_asks_for_other_prompts_than_the_second() -> None:
+    setup, second = in_its_second_round()
+    for name in ("c", "d"):
+        setup.add(make_request(prompt_id=name, request_id=f"{second.prefix}{name}"), rewards="00000000")
+    assert setup.service.batch(1) is None
+    assert [(extra.round, extra.first, extra.size) for extra in setup.service.holdings.status().extra_rounds] == [
+        (2, 0, 2),
+        (3, 2, 2),  # of the permutation of prompts: behind the two of the second round
+    ]
