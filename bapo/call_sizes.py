@@ -13,6 +13,10 @@ MOST_REQUESTS = 4096
 """Of one call that asks for groups; a round of hard prompts is one call (`algorithm.max_reevaluated`)."""
 MOST_CALL_BYTES = 24 << 20
 """Of the requests of one call: services take 32 MiB of JSON. Rows with test cases or an expert's solution are long."""
+MOST_RESPONSES = 4096
+"""Of one group."""
+MOST_STEPS = (1 << 21) - 2
+"""Of a run: a queue's score has 21 bits for a step, and the last weights are one behind it."""
 MOST_RENEWALS = 4096
 """Of one call that keeps leases: as many as one claim may have."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator
 
-from bapo.call_sizes import MOST_RENEWALS, MOST_REQUESTS
+from bapo.call_sizes import MOST_RENEWALS, MOST_REQUESTS, MOST_RESPONSES
 from bapo.frames import require_plain
 from bapo.plain_text import plain
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
@@ -84,7 +84,7 @@ class RequestBody(Body):
     request_id: Name
     """Becomes the group's id; asking twice asks once."""
     prompt: PromptBody
-    group_size: int = Field(ge=1, le=4096)
+    group_size: int = Field(ge=1, le=MOST_RESPONSES)
     purpose: Purpose
     step: Version
     min_version: Version
