@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bapo.errors import ConfigError
 
@@ -90,7 +90,7 @@ def answer_column(row: Row) -> str:
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
-    with path.open("rb") as file:
+    with _opened(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""), start=1):
             if not line.strip():
                 continue
@@ -104,6 +104,13 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
             if not isinstance(values, dict):
                 raise ConfigError(f"{where}: expected an object with columns, got {type(values).__name__}")
             yield Row(where=where, values=values)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"dataset file {path} cannot be read: {error.strerror}") from error
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:

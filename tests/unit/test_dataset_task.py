@@ -1,5 +1,6 @@
 """Task `dataset`: layouts, graders, and that every malformed row is named by file and number."""
 
+import errno
 import json
 import logging
 import tracemalloc
@@ -149,6 +150,17 @@ def test_a_file_without_line_breaks_is_refused_before_it_fills_the_memory(
         ConfigError, match=r"array\.jsonl row 2: it has more than 100 bytes; each row is a line of its own"
     ):
         make_task(path=str(path)).prompts("train")
+
+
+def test_a_file_that_this_user_may_not_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _jsonl(tmp_path / "a.jsonl", {"prompt": "a", "answer": "1"})
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ConfigError, match=r"dataset file .*a\.jsonl cannot be read: Permission denied"):
+        make_task(path=path).prompts("train")
 
 
 @pytest.mark.parametrize("split", ["my test", "a/b", "", "x" * 101, "{held}", "-out", "tést"])
