@@ -15,6 +15,10 @@ MOST_REQUESTS = 4096
 MOST_REQUEST_BYTES = 16 << 20
 """Of one call that asks for groups, where the caller can cut it: half of what any JSON may have. Rows with test cases
 or an expert's solution are long."""
+MOST_RESPONSES = 4096
+"""Of one group."""
+MOST_STEPS = (1 << 21) - 2
+"""Of a run: a queue's score has 21 bits for a step, and the last weights are one behind it."""
 MOST_RENEWALS = 4096
 """Of one call that keeps leases: as many as one claim may have."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
-from bapo.call_sizes import MOST_RENEWALS, MOST_REQUESTS
+from bapo.call_sizes import MOST_RENEWALS, MOST_REQUESTS, MOST_RESPONSES
 from bapo.errors import ContractError
 from bapo.frames import MOST_PROMPT_BYTES, require_plain
 from bapo.plain_text import plain
@@ -92,7 +92,7 @@ class RequestBody(Body):
     request_id: Name
     """Becomes the group's id; asking twice asks once."""
     prompt: PromptBody
-    group_size: int = Field(ge=1, le=4096)
+    group_size: int = Field(ge=1, le=MOST_RESPONSES)
     purpose: Purpose
     step: Version
     min_version: Version

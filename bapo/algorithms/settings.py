@@ -13,7 +13,7 @@ from bapo.algorithms.fresh_schedule import FreshSchedule
 from bapo.algorithms.frozen import Frozen as Frozen
 from bapo.algorithms.levels import levels_within
 from bapo.algorithms.replay_settings import ReplayConfig
-from bapo.call_sizes import MOST_REQUESTS
+from bapo.call_sizes import MOST_REQUESTS, MOST_RESPONSES
 
 
 class AlgorithmConfig(Frozen):
@@ -25,7 +25,7 @@ class AlgorithmConfig(Frozen):
     """Which prompts are sampled: a file of `bapo/algorithms/selectors` (`uniform`, `mopps`, `dots`, `kimi`)."""
     batch_size: int = Field(256, ge=1)
     """B: fresh groups per step, and the most groups that a batch holds (eq. 7)."""
-    group_size: int = Field(8, ge=2)
+    group_size: int = Field(8, ge=2, le=MOST_RESPONSES)
     """G: responses per prompt."""
     c1: float = Field(1 / 8, ge=0, lt=1)
     """Hard threshold: a group with mu <= c1 enters B_bad; a re-evaluation with c1 < mu' < 1 becomes X2 (eq. 6)."""

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from bapo.algorithms.frozen import Frozen
+from bapo.algorithms.frozen import MOST_SECONDS, Frozen
+from bapo.call_sizes import MOST_REQUESTS
 from bapo.config.gpus import GpuIndices
 
 
@@ -30,7 +31,7 @@ class RolloutConfig(Frozen):
     generation_budget: int | None = Field(None, ge=1)
     """Tokens that a fresh response gets from one policy version: then it waits, and goes on with the next weights, or
     when there is nothing else to sample (partial rollouts, ADR 0069). null: a response is sampled in one go."""
-    max_groups_in_flight: int = Field(32, ge=1)
+    max_groups_in_flight: int = Field(32, ge=1, le=4 * MOST_REQUESTS)
     """Groups that one worker samples at a time."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Keywords of the engine (vLLM: engine arguments)."""
@@ -47,11 +48,11 @@ class RolloutConfig(Frozen):
     from there (docs/scale.md)."""
     port: int = Field(8710, ge=0, le=65535)
     """Control API of the fleet; 0 takes a free port."""
-    sync_timeout_s: float = Field(120.0, gt=0)
+    sync_timeout_s: float = Field(120.0, gt=0, le=MOST_SECONDS)
     """A worker that has not taken new weights after this is replaced."""
-    start_timeout_s: float = Field(300.0, gt=0)
+    start_timeout_s: float = Field(300.0, gt=0, le=MOST_SECONDS)
     """A worker that is not ready after this fails the run."""
-    drain_s: float = Field(30.0, ge=0)
+    drain_s: float = Field(30.0, ge=0, le=MOST_SECONDS)
     """A worker that is scaled away may finish its groups for so long; what is not finished then goes back."""
 
     @model_validator(mode="after")

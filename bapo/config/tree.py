@@ -13,11 +13,12 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from bapo.algorithms.autoscaling.settings import AutoscalingConfig
-from bapo.algorithms.frozen import Frozen
+from bapo.algorithms.frozen import MOST_SECONDS, Frozen
 from bapo.algorithms.registry import composer_names
 from bapo.algorithms.selectors.registry import selector_names
 from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.algorithms.settings import AlgorithmConfig, CadenceConfig
+from bapo.call_sizes import MOST_RESPONSES, MOST_STEPS
 from bapo.config.buffer import BufferConfig
 from bapo.config.diagnostics import DiagnosticsConfig
 from bapo.config.learner import CheckpointConfig, LearnerConfig
@@ -37,9 +38,9 @@ class RunConfig(Frozen):
     """Name of the run; its directory is `<root>/<name>`."""
     root: str = "outputs"
     """Folder of run directories. Two runs never share a directory."""
-    seed: int = Field(42, ge=0)
+    seed: int = Field(42, ge=0, lt=1 << 63)
     """Root of every random choice: data order, filters, X3 draws, re-evaluation draws."""
-    num_steps: int = Field(100, ge=1)
+    num_steps: int = Field(100, ge=1, le=MOST_STEPS)
     """T: learner steps."""
 
 
@@ -65,7 +66,7 @@ class TaskConfig(Frozen):
     framework, `trl:module.function`, `verl:file.py:compute_score` (docs/bring-your-own.md)."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value of the reward; mapped to [0, 1] in a straight line. `[-1, 1]` for verl's DAPO."""
-    grading_timeout_s: float = Field(10.0, gt=0)
+    grading_timeout_s: float = Field(10.0, gt=0, le=MOST_SECONDS)
     """Seconds. A verifier that takes longer on one group is killed; the group is retried, never rewarded 0."""
 
     @model_validator(mode="after")
@@ -86,7 +87,7 @@ class EvaluationConfig(Frozen):
     """Prompts per held-out split during the run."""
     num_prompts_final: int = Field(1000, ge=1)
     """Prompts per held-out split before and after training."""
-    num_samples: int = Field(2, ge=1)
+    num_samples: int = Field(2, ge=1, le=MOST_RESPONSES)
     """Responses per prompt."""
     port: int = Field(8703, ge=0, le=65535)
     """Health and metrics of the evaluator; 0 takes a free port."""

@@ -104,6 +104,9 @@ class GraderPool:
         except GradingError as error:
             child = self._replace(child)
             raise type(error)(self._told(error, prompt)) from error
+        except BaseException:
+            child = self._replace(child)  # its answer is still to come, and would be taken for the next question's
+            raise
         finally:
             self._idle.put(child)
         if "failed" in answer:

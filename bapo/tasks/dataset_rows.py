@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bapo.errors import ConfigError
 
@@ -26,6 +26,10 @@ ANSWER_COLUMNS: dict[str, tuple[str, ...]] = {
 """Native, verl, SkyRL, TRL: the first that a row has is taken; with the columns that the layout's rewards ask for."""
 _OTHER_FILES = frozenset({".json", ".csv", ".tsv", ".txt", ".arrow", ".gz", ".zst"})
 """Endings that are files and never Hub ids: no message about a missing package for them."""
+MOST_LINE_BYTES = 64 << 20
+ROWS_AT_ONCE = 64
+"""Of a parquet file: columns that nobody asked for become Python's values with the others, and 50 kB of a file may hold
+a megabyte for each of 20,000 rows."""
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.\[\]%:-]+))?")
 
 
@@ -86,11 +90,13 @@ def answer_column(row: Row) -> str:
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+    with _opened(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""), start=1):
             if not line.strip():
                 continue
             where = f"{path} row {number}"
+            if len(line) > MOST_LINE_BYTES:
+                raise ConfigError(f"{where}: it has more than {MOST_LINE_BYTES} bytes; each row is a line of its own")
             try:
                 values = json.loads(line)
             except (ValueError, RecursionError) as error:
@@ -100,13 +106,20 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
             yield Row(where=where, values=values)
 
 
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"dataset file {path} cannot be read: {error.strerror}") from error
+
+
 def _parquet_rows(path: Path) -> Iterator[Row]:
     # By name: pyarrow has no types, and only the reader of a parquet file should pay for its import.
     parquet = importlib.import_module("pyarrow.parquet")
     arrow = importlib.import_module("pyarrow")
     number = 0
     try:
-        for batch in parquet.ParquetFile(path).iter_batches():
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=ROWS_AT_ONCE):
             for values in batch.to_pylist():
                 number += 1
                 yield Row(where=f"{path} row {number}", values=values)

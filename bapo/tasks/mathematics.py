@@ -30,14 +30,20 @@ def boxed(prompt: Prompt, text: str) -> float:
     gold = str(prompt.answer["answer"]).strip()
     gold = last_box(gold) or gold.strip("$ ")
     found = last_box(text)
+    if not gold:  # an empty box would be right
+        raise _unreadable(gold)
     if found is None or len(found) > MOST_CHARS:
         return 0.0
     if found == gold:
         return 1.0
     right = _expressions(gold)
     if not right:
-        raise ValueError(f"the answer {gold!r:.200} of the data set cannot be read as mathematics")
+        raise _unreadable(gold)
     return float(_equal(right, _expressions(found)))
+
+
+def _unreadable(gold: str) -> ValueError:
+    return ValueError(f"the answer {gold!r:.200} of the data set cannot be read as mathematics")
 
 
 def last_box(text: str) -> str | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
@@ -28,6 +29,7 @@ FAMILY = "family_member"
 """The argument of a factory that makes many tasks: what stands behind the colon."""
 TOKENIZER = "tokenizer"
 """The argument of a factory that writes conversations as the model's chat template does."""
+SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~+-]{0,99}")
 _TASK_MEMBERS = ("name", "prompts", "held_out_splits", "reward", "gold")
 
 
@@ -53,7 +55,18 @@ def load_task(name: str, options: Mapping[str, Any], *, tokenizer: str | None = 
         raise ConfigError(
             f"task {name!r}: {type(task).__name__} lacks {', '.join(missing)}; bapo/tasks/base.py shows what a task has"
         )
+    _check_splits(name, task.held_out_splits)
     return cast(Task, task)
+
+
+def _check_splits(name: str, splits: Sequence[str]) -> None:
+    """They become parts of request ids and of the names of evaluations, which the buffer refuses otherwise."""
+    for split in splits:
+        if not SPLIT_NAME.fullmatch(split):
+            raise ConfigError(
+                f"task {name!r}: the held-out split {split!r} needs a name of at most 100 letters, digits and . _ ~ + "
+                "-, beginning with a letter or digit"
+            )
 
 
 def with_reward(task: Task, reward: Reward) -> Task:

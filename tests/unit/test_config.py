@@ -200,6 +200,27 @@ def test_combinations_that_cannot_work_are_refused(tokens: str, message: str) ->
         load_config([], tokens.split())
 
 
+@pytest.mark.parametrize(
+    "token",
+    [
+        "--task.grading_timeout_s=3e6",  # poll() counts milliseconds in 31 bits: every grading would raise
+        "--buffer.lease_s=0.0005",  # no millisecond: every claim would get what another worker holds
+        "--buffer.lease_s=1e308",
+        "--supervision.stall_s=1e308",
+        "--autoscaling.window_s=1e308",
+        "--algorithm.group_size=4097",  # the service would refuse the first request
+        "--evaluation.num_samples=4097",
+        "--rollout.max_groups_in_flight=16385",
+        "--run.num_steps=2097151",
+        "--run.seed=9223372036854775808",
+    ],
+)
+def test_numbers_that_would_fail_when_they_are_used_are_refused(token: str) -> None:
+    key = token.removeprefix("--").partition("=")[0]
+    with pytest.raises(ConfigError, match=f"{key} .*(less|greater) than"):
+        load_config([], [token])
+
+
 def test_a_free_port_may_be_asked_for_by_all() -> None:
     tokens = [f"--{section}.port=0" for section in ("buffer", "scheduler", "learner", "evaluation", "rollout")]
     assert load_config([], tokens).buffer.port == 0

@@ -1,7 +1,9 @@
 """Task `dataset`: layouts, graders, and that every malformed row is named by file and number."""
 
+import errno
 import json
 import logging
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from bapo.errors import ConfigError
 from bapo.tasks.dataset import make_task
+from bapo.tasks.registry import load_task
 from bapo.tasks.rewards import columns_of
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
@@ -121,6 +124,50 @@ def test_a_malformed_row_is_named_by_file_and_number(tmp_path: Path, content: st
     path.write_text(content)
     with pytest.raises(ConfigError, match=message):
         make_task(path=str(path)).prompts("train")
+
+
+def test_a_small_parquet_file_that_unpacks_to_a_gigabyte_is_read_in_little_memory(tmp_path: Path) -> None:
+    num, path = 1000, tmp_path / "bomb.parquet"
+    same = pa.DictionaryArray.from_arrays(pa.array([0] * num, pa.int32()), pa.array(["x" * 10**6]))
+    table = {"prompt": [f"q{i}" for i in range(num)], "answer": list(range(num)), "unused": same}
+    pq.write_table(pa.table(table), path, compression="zstd")
+    assert path.stat().st_size < 100_000
+    tracemalloc.start()
+    try:
+        assert len(make_task(path=str(path)).prompts("train")) == num
+        assert tracemalloc.get_traced_memory()[1] < 200e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_without_line_breaks_is_refused_before_it_fills_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bapo.tasks.dataset_rows.MOST_LINE_BYTES", 100)
+    path = tmp_path / "array.jsonl"
+    path.write_text(GOOD + "[" + '{"prompt": "x", "answer": "y"},' * 100 + "]")
+    with pytest.raises(
+        ConfigError, match=r"array\.jsonl row 2: it has more than 100 bytes; each row is a line of its own"
+    ):
+        make_task(path=str(path)).prompts("train")
+
+
+def test_a_file_that_this_user_may_not_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _jsonl(tmp_path / "a.jsonl", {"prompt": "a", "answer": "1"})
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ConfigError, match=r"dataset file .*a\.jsonl cannot be read: Permission denied"):
+        make_task(path=path).prompts("train")
+
+
+@pytest.mark.parametrize("split", ["my test", "a/b", "", "x" * 101, "{held}", "-out", "tést"])
+def test_a_held_out_split_has_a_name_that_the_buffer_takes(tmp_path: Path, split: str) -> None:
+    path = _jsonl(tmp_path / "a.jsonl", {"prompt": "a", "answer": "1"})
+    with pytest.raises(ConfigError, match=r"task .dataset.: the held-out split .* needs a name of at most"):
+        load_task("dataset", {"path": path, "held_out": {split: path}})
 
 
 def test_a_row_that_is_not_utf8_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -261,4 +263,13 @@ def test_a_grader_that_has_closed_its_pipe_and_does_not_end_is_killed(
     pool = make_pool("closes")
     with pytest.raises(VerifierKilledError, match="closed the pipe to its worker while grading and was killed"):
         pool.grade(make_prompt(), ["close"])
+    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+
+
+def test_the_answer_to_a_question_that_was_interrupted_is_not_taken_for_the_next_ones(make_pool: MakePool) -> None:
+    pool = make_pool("late")
+    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        pool.grade(make_prompt(), ["late"])
     assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]

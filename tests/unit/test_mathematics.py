@@ -48,9 +48,10 @@ def test_anything_else_is_wrong(response: str) -> None:
     assert boxed(_prompt("12"), response) == 0.0
 
 
-def test_an_answer_of_the_data_set_that_nobody_can_read_is_an_error_and_no_wrong_answer() -> None:
+@pytest.mark.parametrize("response", ["\\boxed{12}", "\\boxed{}", "12"])
+def test_an_answer_of_the_data_set_that_nobody_can_read_is_an_error_and_no_wrong_answer(response: str) -> None:
     with pytest.raises(ValueError, match="the answer '' of the data set cannot be read as mathematics"):
-        boxed(_prompt(""), "\\boxed{12}")
+        boxed(_prompt(""), response)
 
 
 def test_it_grades_outside_of_the_main_thread_too() -> None:

@@ -95,3 +95,10 @@ def closes(prompt: Prompt, text: str) -> float:
         threading.Thread(target=time.sleep, args=(600,)).start()
         os.closerange(3, 256)
     return 1.0
+
+
+def late(prompt: Prompt, text: str) -> float:
+    """Take three seconds for one text, and none for others."""
+    if text == "late":
+        time.sleep(3)
+    return 0.25 if text == "late" else 1.0

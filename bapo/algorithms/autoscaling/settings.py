@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from bapo.algorithms.frozen import Frozen
+from bapo.algorithms.frozen import MOST_SECONDS, Frozen
 
 
 class AutoscalingConfig(Frozen):
@@ -20,7 +20,7 @@ class AutoscalingConfig(Frozen):
     """Never fewer."""
     max_workers: int | None = Field(None, ge=1)
     """Never more; null: rollout.max_workers."""
-    window_s: float = Field(15.0, gt=0)
+    window_s: float = Field(15.0, gt=0, le=MOST_SECONDS)
     """The run is judged at the first weight update after so many seconds; without one, after eight times as long."""
     smoothing_windows: int = Field(3, ge=1)
     """Rates are moving averages over about so many windows: the newest weighs 2 / (1 + smoothing_windows)."""
@@ -40,9 +40,9 @@ class AutoscalingConfig(Frozen):
     """Batches of fresh groups from which on groups wait for the learner."""
     stale_high: float = Field(0.01, ge=0, le=1)
     """Share of pushed groups that were too old to be taken, above which there are too many workers."""
-    up_cooldown_s: float = Field(30.0, ge=0)
+    up_cooldown_s: float = Field(30.0, ge=0, le=MOST_SECONDS)
     """After any change, seconds before the next one upwards."""
-    down_cooldown_s: float = Field(120.0, ge=0)
+    down_cooldown_s: float = Field(120.0, ge=0, le=MOST_SECONDS)
     """After any change, seconds before the next one downwards."""
     max_up: int = Field(4, ge=1)
     """Most workers that one change adds."""
