@@ -60,8 +60,8 @@ def serve_buffer(session: Session) -> None:
     """
     start_buffer(session, is_new=False)
     session.watch(lambda: is_announced(session))
+    session.display.say(buffer_is_up(session) + _held_before(session))
     session.note("running")
-    session.display.say(buffer_is_up(session))
     session.watch(lambda: False)
 
 
@@ -85,6 +85,19 @@ def buffer_is_up(session: Session) -> str:
         f"  look   bapo buffer stats --run {path}\n"
         f"  stop   Ctrl-C; start it again, with all it holds: bapo up buffer --run {path}"
     )
+
+
+def _held_before(session: Session) -> str:
+    """What is served again, so that nobody goes on with another loop's groups unawares: a Redis of several users, or of
+    an earlier run, may know this name. Nothing when it holds nothing."""
+    status = BufferClient(buffer_url(session.config, session.run), token=session.token).status()
+    num_open = sum(status.queued.values()) + sum(status.leased.values())
+    if not (status.assembled_step or num_open or status.num_bytes):
+        return ""
+    held = f"\n  holds  step {status.assembled_step}, {num_open} open requests, {status.fresh_ready} fresh groups"
+    if session.config.buffer.redis_url:
+        held += ", by the name of the run: another name, or Redis database, begins with none"
+    return held
 
 
 def evaluate(session: Session) -> None:

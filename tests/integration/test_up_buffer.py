@@ -75,7 +75,25 @@ def test_the_buffer_alone_says_where_it_is_and_keeps_everything_over_a_restart(t
         seen = urllib3.request("GET", f"{client.url}/metrics", headers={"Authorization": f"Bearer {operator(run)}"})
         _, _, found = seen.data.decode().partition('bapo_run_disk_size_bytes{run="mine"} ')
         assert float(found.split()[0]) == shutil.disk_usage(run).total
-        stopped(process)
+        second = stopped(process)
+    assert "  holds  " not in first
+    assert "  holds  step 0, 2 open requests, 0 fresh groups\n" in second
+
+
+def test_a_name_that_a_shared_redis_knows_is_served_again_and_said(tmp_path: Path, redis_url: str) -> None:
+    """Two users who both call their run `mine`: the second one reads that its buffer is not empty."""
+    shared = [*NEW, "--buffer.redis_url", redis_url]
+    (tmp_path / "one").mkdir()
+    with buffer_up(tmp_path / "one" / "mine", *shared) as (process, client):
+        client.enqueue([make_request(prompt_id="a")])
+        assert "  holds  " not in stopped(process)
+    (tmp_path / "other").mkdir()
+    with buffer_up(tmp_path / "other" / "mine", *shared) as (process, client):
+        assert client.status().queued["fresh"] == 1
+        said = (
+            "  holds  step 0, 1 open requests, 0 fresh groups, by the name of the run: another name, or Redis database,"
+        )
+        assert said in stopped(process)
 
 
 def test_a_finished_run_stays_finished_when_its_buffer_was_looked_at(tmp_path: Path) -> None:
