@@ -75,11 +75,20 @@ def named(error: RedisError, where: str, *, was_let_in: bool = False, password_f
         )
     if text.startswith("MISCONF"):
         return disk_refuses(where, text)
-    if "RESTORING" in text:
-        return RestoringError(RESTORING)
+    if (found := _our_own_word(text, where)) is not None:
+        return found
     if isinstance(error, NO_WRITES_NOW) or text.startswith("BUSY "):
         return UnavailableError(f"Redis at {where} takes no writes now: {text}")
     return BapoError(f"Redis at {where} refused a command of the buffer service: {text}")
+
+
+def _our_own_word(text: str, where: str) -> UnavailableError | None:
+    """What scripts of ours refuse."""
+    if "RESTORING" in text:
+        return RestoringError(RESTORING)
+    if text.startswith("LATE"):
+        return UnavailableError(f"Redis at {where} was asked so long ago that nobody waits for it: ask again")
+    return None
 
 
 def _no_right(error: RedisError, text: str, where: str, *, was_let_in: bool, password_file: Path | None) -> BapoError:

@@ -108,7 +108,14 @@ def _open_requests(
             yield opened[request_id]
 
 
-BEGIN = "redis.call('HDEL', KEYS[1], '-') redis.call('HSET', KEYS[1], 'restoring', ARGV[1])"
+BEGIN = """\
+local time = redis.call('TIME')
+if time[1] * 1000 + math.floor(time[2] / 1000) > tonumber(ARGV[2]) then
+  return redis.error_reply('LATE: it was given up')
+end
+redis.call('HDEL', KEYS[1], '-')
+redis.call('HSET', KEYS[1], 'restoring', ARGV[1])
+"""
 """Also when Redis is full, see `run_even_when_full`: what is replaced makes room."""
 Stage = Callable[[], AbstractContextManager[Pipeline]]
 
@@ -131,7 +138,7 @@ def write_image(
     nonce = secrets.token_hex(8).encode()
     stage = partial(_stage, link, keys, nonce)
     with link.errors_named():
-        link.client.eval(BEGIN, 1, keys["meta"], nonce)
+        link.client.eval(BEGIN, 1, keys["meta"], nonce, link.latest_ms())
         known = link.client.hkeys(keys["refs"])
     _delete_frames(stage, keys, known)
     with stage() as pipe:

@@ -53,6 +53,7 @@ MOST_CONNECTIONS = 1 << 16
 those that `Connections` keeps idle as taken: at its own bound of 100 it would make no new one for good."""
 MULTI, EXEC = command("MULTI"), command("EXEC")
 INFO, FSYNC = command("INFO", "persistence"), command("CONFIG", "GET", "appendfsync")
+TIME = command("TIME")
 SURVIVES = frozenset(
     {
         "enqueue",
@@ -253,6 +254,18 @@ class RedisLink:
             if written:
                 finish(self._until_written(aof_state_of(replies[-1], held.server), held))
         return found
+
+    def latest_ms(self) -> int:
+        """When a command that is sent now is given up, by Redis' clock: an argument of scripts that set something back.
+
+        One may come later, from a way to Redis that was cut and mended, when its caller has had it done by another
+        service. Raises: UnavailableError.
+        """
+        with self.errors_named():
+            _, (found,) = finish(self._exchanging([TIME], 1))
+            _raise_first([found])
+        seconds, microseconds = found
+        return 1000 * int(seconds) + int(microseconds) // 1000 + int(1000 * ANSWER_TIMEOUT_S)
 
     def load_scripts(self) -> None:
         """All of them, so that no first call pays for it."""

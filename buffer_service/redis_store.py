@@ -250,7 +250,7 @@ class RedisStore:
 
     def resume(self, step: int) -> None:
         try:
-            missing = int(self._run("resume", [step]))
+            missing = int(self._run("resume", [step, self._link.latest_ms()]))
         except RestoringError as error:
             raise ContractError(str(error)) from error
         if missing:

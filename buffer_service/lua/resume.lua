@@ -1,6 +1,7 @@
--- step -> 0 | the step of a batch that is missing
+-- step, latest moment in ms -> 0 | the step of a batch that is missing
 run_even_when_full()
 local step = count()
+if now_ms() > count() then return redis.error_reply('LATE: it was given up') end
 local assembled = meta('assembled')
 if assembled < step then return assembled + 1 end
 for later = step + 1, assembled do

@@ -24,8 +24,13 @@ from bapo.errors import ConfigError, UnavailableError
 from bapo.records import RunDirectory
 from bapo.types import Progress
 from bapo.wire import pack_group
+from buffer_service import redis_link
+from buffer_service.image import EMPTY
+from buffer_service.redis_link import RedisLink
+from buffer_service.redis_store import RedisStore
 from tests.buffer_app import serving, small_config
-from tests.buffer_setup import answer, new_store
+from tests.buffer_setup import answer, new_store, stored
+from tests.chaos.network import Network
 from tests.factories import make_request
 from tests.integration.test_buffer_process import command
 from tests.patience import wait_until
@@ -160,6 +165,41 @@ def test_what_a_replica_that_stood_still_finds_in_its_socket_sets_nothing_back(
     after = other.status()
     assert (after.assembled_step, after.step, after.leased) == (before.assembled_step, before.step, before.leased)
     assert (after.assembled_step, after.step, after.leased["fresh"]) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("what", ["resume", "restore"])
+def test_what_comes_late_from_a_replica_whose_way_to_redis_was_cut_sets_nothing_back(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The cable is mended when the other replica has done it and the run has gone on."""
+    monkeypatch.setattr(redis_link, "ANSWER_TIMEOUT_S", 0.5)
+    network = Network()
+    try:
+        host, port = network.add("redis", ("127.0.0.1", redis_server.port))
+        urls = (f"redis://{host}:{port}/0", redis_server.url)
+        cut_off, other = (RedisStore(RedisLink(url), "late", lease_s=60, max_attempts=3) for url in urls)
+        calls = {"resume": lambda store: store.resume(0), "restore": lambda store: store.restore(EMPTY, ())}
+        other.restore(EMPTY, ())
+        latest = cut_off._link.latest_ms()
+        monkeypatch.setattr(cut_off._link, "latest_ms", lambda: latest)  # the cable was pulled behind this answer
+        cut_off._link.client.ping()
+        network.set("redis", "frozen")
+        with pytest.raises(UnavailableError, match="does not answer"):
+            calls[what](cut_off)
+        calls[what](other)
+        other.report(Progress(step=3, policy_version=3))
+        stored(other, "abcd")
+        time.sleep(0.5)
+        network.set("redis", "open")
+        time.sleep(0.5)
+        status = other.status()
+        assert (status.step, status.policy_version, status.fresh_ready) == (3, 3, 4)
+        with pytest.raises(UnavailableError, match="was asked so long ago that nobody waits for it"):
+            calls[what](cut_off)
+        monkeypatch.undo()
+        calls[what](cut_off)
+    finally:
+        network.close()
 
 
 def test_a_client_stays_with_the_replica_that_answers(redis_url: str) -> None:
