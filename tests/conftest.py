@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 import redis
+from hypothesis import settings
 
 from tests.redis_server import RedisServer
 from tests.small_disk import NoMountError, mounted
+
+# A busy machine is no failure: how long an example takes belongs in benchmarks.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
