@@ -9,44 +9,22 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from bapo.clients import AsyncBufferClient, BufferClient
 from bapo.errors import UnavailableError
+from tests.batchless_buffer import batchless_buffer
 
 ANSWER_S = 2.0
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-class Slow(BaseHTTPRequestHandler):
-    """Answers every call after ANSWER_S: there is no batch, and nothing was accepted."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        time.sleep(ANSWER_S)
-        status, body = (202, b'{"reason": "0/4"}') if "batches" in self.path else (200, b'{"accepted": 3}')
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        """Quiet."""
-
-
 @pytest.fixture
 def slow_url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with batchless_buffer(lambda path: ANSWER_S) as url:
+        yield url
 
 
 def public_methods(cls: type) -> dict[str, list[str]]:

@@ -10,45 +10,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from bapo import batch_reader
 from bapo.clients import AsyncBufferClient, BufferClient
+from tests.batchless_buffer import batchless_buffer
 from tests.patience import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-class Service(BaseHTTPRequestHandler):
-    """Accepts whatever is asked for; a batch is never there."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if "batches" in self.path:
-            threading.Event().wait(0.05)
-        status, body = (202, b'{"reason": "0/4"}') if "batches" in self.path else (200, b'{"accepted": 3}')
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        """Quiet."""
-
-
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with batchless_buffer(lambda path: 0.05 if "batches" in path else 0.0) as found:
+        yield found
 
 
 @pytest.mark.parametrize(
