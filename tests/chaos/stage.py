@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -84,6 +85,8 @@ class Stage:
         self.network = Network()
         self._launcher: subprocess.Popen[bytes] | None = None
         self._output = folder / "launcher.log"
+        self._said_before = 0
+        """Bytes of the output that earlier launchers have written."""
         ports = {name: free_port() for name in ("buffer", "rollout")}
         place = {} if disk is None else {"run.root": disk}
         settings = {**OVERRIDES, **overrides, **place, **{f"{name}.port": port for name, port in ports.items()}}
@@ -129,6 +132,7 @@ class Stage:
             "OMP_NUM_THREADS": "1",
         }
         with self._output.open("ab") as output:
+            self._said_before = output.tell()
             self._launcher = subprocess.Popen(
                 [sys.executable, "-m", "tests.chaos.launcher", "train", "--run-dir", str(self.run.path), *flags],
                 cwd=REPOSITORY,
@@ -168,6 +172,12 @@ class Stage:
     def words(self) -> str:
         """What the user sees."""
         return self._output.read_text(errors="replace")
+
+    @property
+    def ready_parts(self) -> set[str]:
+        """Those that this launcher has called ready: who kills another one ends the run, by the launcher's rule."""
+        said = self._output.read_bytes()[self._said_before :].decode(errors="replace")
+        return set(re.findall(r"^(\S+) is ready after", said, re.MULTILINE))
 
     @property
     def last_words(self) -> str:

@@ -34,7 +34,9 @@ def test_a_run_survives_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
 
         filler.unlink()
         stage.start(resume=True)
+        assert stage.ready_parts == set(), "those of the launcher that has ended do not count"
         Watch(stage, Trial(seed=0, overrides=overrides)).wait_for_commits(6, START_S)
+        assert {"buffer_service", "learner"} <= stage.ready_parts
         assert stage.end() == 130, stage.last_words
         assert violations(stage.evidence()) == []
     finally:

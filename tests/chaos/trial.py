@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.chaos.aftermath import (
     workers_that_died,
 )
 from tests.chaos.evidence import Evidence
-from tests.chaos.faults import DISK, FLEET, LEARNER, Fault, inflict
+from tests.chaos.faults import DISK, EVALUATOR, FLEET, LEARNER, SCHEDULER, Fault, inflict
 from tests.chaos.invariants import violations
 from tests.chaos.stage import Stage, Tail, commits
 
@@ -132,6 +132,7 @@ def run_trial(
             trial.at.append(time.monotonic())
             if fault.whom == DISK:  # the run may have ended by it, and is resumed by whoever looks
                 watch.wait_for_commits(1, PATIENCE_S)
+                watch.wait_until_ready({SCHEDULER, EVALUATOR}, START_S)
         watch.wait_for_commits(num_steps, PATIENCE_S)
         twins = stage.twins()
         code = stage.end()
@@ -205,6 +206,15 @@ class Watch:
             if time.monotonic() > deadline:
                 raise StandstillError(f"{num} steps did not come within {timeout_s:.0f} s: {self._why()}")
             time.sleep(0.05)
+
+    def wait_until_ready(self, parts: Collection[str], timeout_s: float) -> None:
+        """Return when the launcher has called all of them ready, which it does not wait for to train."""
+        deadline = time.monotonic() + timeout_s
+        while lacking := set(parts) - self._stage.ready_parts:
+            self.look()
+            if time.monotonic() > deadline:
+                raise StandstillError(f"{', '.join(sorted(lacking))} not ready after {timeout_s:.0f} s: {self._why()}")
+            time.sleep(0.1)
 
     def _why(self) -> str:
         config, last = self._stage.config, self._trial.faults[-3:]
