@@ -160,7 +160,7 @@ def test_a_redis_that_goes_between_two_questions_of_a_health_check_is_away(
         def gone(_: str) -> None:
             raise redis.exceptions.ConnectionError("Connection closed by server.")
 
-        monkeypatch.setattr(link.client, "config_get", gone)
+        monkeypatch.setattr(link.soon, "config_get", gone)
         with pytest.raises(UnavailableError, match="does not answer: Connection closed by server"):
             store.health()
     finally:

@@ -225,7 +225,7 @@ def test_the_queues_are_those_of_the_buffer(browser: Any, tmp_path: Path) -> Non
         client.report_progress(Progress(step=1, policy_version=1))
         client.enqueue([make_request(prompt_id=f"p{i}", step=1) for i in range(5)])
         done, failed, _ = client.claim("w1", limit=3, policy_version=1)
-        client.enqueue([make_request(prompt_id="held-out", purpose=Purpose.EVALUATE, step=1)])
+        client.enqueue([make_request(prompt_id="held-out", purpose=Purpose.EVALUATE, step=1, label="cd@1")])
         frame = pack_group(answer(done, worker_id="w1"))
         assert client.push([frame]) == {done.request_id: "stored"}
         client.fail("w1", failed.request_id, reason="verifier_timeout", detail="killed after 10 s")

@@ -125,7 +125,7 @@ BROKEN: list[tuple[str, Change]] = [
     ("is missing in a list", lambda row: row.update(spans=[[1, None]])),
     ("spans must be pairs", lambda row: row.update(spans=[[1, 1], [2]])),
     ("maximum recursion depth", lambda row: row.update(answer='{"a":' + "[" * 5000 + "]" * 5000 + "}")),
-    ("do not cut", lambda row: row.update(token_ids=[[]] * 8, rollout_logprobs=[[]] * 8)),
+    ("each needs a token", lambda row: row.update(token_ids=[[]] * 8, rollout_logprobs=[[]] * 8)),
 ]
 
 
