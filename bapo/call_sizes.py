@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ def in_parts(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
         yield items[first : first + most]
 
 
-def in_parts_by_size(items: Sequence[Bytes], most: int, most_bytes: int) -> Iterator[list[Bytes]]:
+def in_parts_by_size(items: Iterable[Bytes], most: int, most_bytes: int) -> Iterator[list[Bytes]]:
     """The items in parts of at most `most`, and of at most `most_bytes` unless one alone has more; one empty part when
     there are none."""
     part: list[Bytes] = []

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from bapo.call_sizes import MOST_REQUEST_BYTES, MOST_REQUESTS
+from bapo.call_sizes import MOST_REQUEST_BYTES, MOST_REQUESTS, in_parts_by_size
 from bapo.errors import ContractError
 from bapo.maps import purpose_word
 from bapo.types import HardPrompt, Prompt, Purpose, RolloutRequest
@@ -138,12 +138,8 @@ def request_map(request: RolloutRequest) -> dict[str, Any]:
 
 def first_call(requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
     """As many of the first as one call takes: MOST_REQUESTS, and MOST_REQUEST_BYTES unless one alone has more."""
-    room = MOST_REQUEST_BYTES
-    for number, request in enumerate(requests[:MOST_REQUESTS]):
-        room -= len(json.dumps(request_map(request)))
-        if room < 0 < number:
-            return requests[:number]
-    return requests[:MOST_REQUESTS]
+    sent = (json.dumps(request_map(request)).encode() for request in requests)
+    return requests[: len(next(in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES)))]
 
 
 def request_from_map(values: Mapping[str, Any]) -> RolloutRequest:

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 
-from bapo.call_sizes import MOST_GROUPS
+from bapo.call_sizes import MOST_GROUPS, in_parts_by_size
 from bapo.errors import ContractError, FullError
 from bapo.peer import Peer
 from bapo.types import Purpose
@@ -90,18 +90,7 @@ def _push_when_there_is_room(peer: Peer, frames: Sequence[bytes], full_s: float)
 
 def _parts(frames: Sequence[bytes]) -> Iterator[list[bytes]]:
     """Frames in parts of at most MOST_PUSH_BYTES and MOST_GROUPS, at least one frame each."""
-    part: list[bytes] = []
-    size = 0
-    for frame in _frames(frames):
-        if not frame:
-            raise ContractError("a frame is empty")
-        if part and (size + len(frame) > MOST_PUSH_BYTES or len(part) == MOST_GROUPS):
-            yield part
-            part, size = [], 0
-        part.append(frame)
-        size += len(frame)
-    if part:
-        yield part
+    return filter(None, in_parts_by_size(_frames(frames), MOST_GROUPS, MOST_PUSH_BYTES))
 
 
 def _frames(frames: Sequence[bytes]) -> Iterator[bytes]:
@@ -112,4 +101,6 @@ def _frames(frames: Sequence[bytes]) -> Iterator[bytes]:
         if not isinstance(frame, FRAME):
             found = type(frame).__name__
             raise ContractError(f"push takes frames, got {found}: push([pack_group(group)])")
+        if not frame:
+            raise ContractError("a frame is empty")
         yield frame

