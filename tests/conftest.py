@@ -1,26 +1,91 @@
-"""Fixtures that several folders of tests share."""
+"""Tiers, their order and their time, and the fixtures that several tiers share.
+
+unit        no process, no socket, no sleep
+contract    every plug-in; the store and the HTTP API against one real Redis per xdist worker
+process     one or two real processes
+smoke       whole stories, most of them on one shared run
+full        everything else: variants, chaos, fuzz, browser, manifests (`make test-full`)
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import re
+import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from hypothesis import settings
 
+from tests.browser import chromium
+from tests.launching import kill_family
 from tests.redis_server import RedisServer
 from tests.small_disk import NoMountError, mounted
+
+TIERS = ("smoke", "process", "contract", "unit", "full")
+"""In the order in which they run: what takes long begins first, so that no worker waits for another at the end."""
+TESTS = Path(__file__).parent
+REPOSITORY = TESTS.parent
+STARTED = time.monotonic()
 
 # A busy machine is no failure: how long an example takes belongs in benchmarks.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of CI: both tell what was not run instead of running out of time."""
+    parser.addoption("--stop-after", type=float, metavar="SECONDS", help="begin no test later than this")
+    parser.addoption("--since", metavar="COMMIT", help="begin with the files that changes since this commit touch")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sort by tier, what the change touches first; skip what takes minutes unless `-m long` asks for it."""
+    for item in items:
+        if tier_of(item.path) is None:
+            raise pytest.UsageError(f"{item.path} belongs to no tier: move it to one of {', '.join(sorted(TIERS))}")
+        if item.get_closest_marker("long") and not config.option.markexpr:
+            command = f"python -m pytest -m long {item.path.relative_to(REPOSITORY)}"
+            item.add_marker(pytest.mark.skip(reason=f"left out, takes minutes: {command}"))
+    changed = changed_modules(config.option.since) if config.option.since else set()
+    scores = {path: touched(path, changed) for path in {item.path for item in items}}
+    items.sort(key=lambda item: (TIERS.index(str(tier_of(item.path))), -scores[item.path]))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin nothing after the time is up; name the file, which the summary counts."""
+    stop_after = item.config.option.stop_after
+    if stop_after is not None and time.monotonic() - STARTED > stop_after:
+        pytest.skip(f"NOT RUN, out of time: python -m pytest {item.path.relative_to(REPOSITORY)}")
+
+
+def tier_of(path: Path) -> str | None:
+    """The folder below tests/, if it is a tier."""
+    folder = path.relative_to(TESTS).parts[0]
+    return folder if folder in TIERS else None
+
+
+def changed_modules(commit: str) -> set[str]:
+    """Dotted names of the Python files, and names of the top folders, that differ from a commit."""
+    command = ["git", "diff", "--name-only", commit]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    paths = [Path(line) for line in done.stdout.splitlines()]
+    return {".".join(path.with_suffix("").parts) for path in paths} | {path.parts[0] for path in paths}
+
+
+def touched(test: Path, changed: set[str]) -> int:
+    """How many of the changed modules a test file is or names; a changed test counts before all others."""
+    if ".".join(test.relative_to(REPOSITORY).with_suffix("").parts) in changed:
+        return 1000
+    return len(set(re.findall(r"[a-z_][\w.]*", test.read_text(encoding="utf-8"))) & changed) if changed else 0
+
+
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """One real server for the whole session; use `redis_url` unless a test needs the process."""
+    """One real server for the whole xdist worker; use `redis_url` unless a test needs the process."""
     server = RedisServer(tmp_path_factory.mktemp("redis")).start()
     yield server
     server.stop()
@@ -44,21 +109,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip(str(error))
 
 
-LEFT_OUT = pytest.StashKey[Counter[str]]()
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium."""
+    with chromium() as found:
+        yield found
 
 
-def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    """Count, by file, what is left out because it is long."""
-    for item in items:
-        if item.get_closest_marker("long"):
-            item.config.stash.setdefault(LEFT_OUT, Counter())[item.nodeid.partition("::")[0]] += 1
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """A count of deselected tests would hide which ones nobody has run."""
-    found = config.stash.get(LEFT_OUT, Counter())
-    if not found or "long" in config.option.markexpr.replace("not long", ""):
-        return
-    terminalreporter.section("left out: long tests")
-    for path, number in sorted(found.items()):
-        terminalreporter.line(f"{number:4d}  python -m pytest -m long {path}")
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that a test appends; those that still run at its end are killed with their descendants."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        kill_family(process)

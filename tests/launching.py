@@ -13,7 +13,7 @@ import psutil
 
 from tests.tiny_model import write_tiny_model
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 FREE_PORTS = [
     token
     for section in ("buffer", "rollout", "learner", "scheduler", "evaluation")

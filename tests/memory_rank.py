@@ -1,6 +1,6 @@
 """One rank that trains three steps and says what it held: run as a process by `test_learner_memory.py`.
 
-    python -m tests.integration.memory_rank MODEL RUN NUM_RANKS SECTIONS
+    python -m tests.memory_rank MODEL RUN NUM_RANKS SECTIONS
 
 SECTIONS: JSON that overrides sections of the configuration. Prints one JSON line.
 """

@@ -1,6 +1,6 @@
 """One rank that trains two steps with the loss and the rewards of every preset: run as a process by `test_fsdp.py`.
 
-    python -m tests.integration.methods_rank MODEL RUN NUM_RANKS
+    python -m tests.methods_rank MODEL RUN NUM_RANKS
 
 Prints one JSON line: method -> losses, gradient norms and KL of its mini-batches, and what the step recorded besides.
 The ranks join once for all methods.

@@ -5,8 +5,8 @@ Long, because on a loaded machine a process may not run for many seconds: only w
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from time import monotonic, sleep
 
 import psutil
 
@@ -26,7 +26,7 @@ def wait_until(
     condition: Callable[[], object], *, what: str = "what was awaited", timeout_s: float = PATIENCE_S
 ) -> None:
     """Return when `condition()` holds; fail with `what` when it does not in time."""
-    deadline = time.monotonic() + timeout_s
+    deadline = monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(LOOK_S)
+        assert monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
+        sleep(LOOK_S)

@@ -1,7 +1,7 @@
 """A worker or a learner as a process of its own that knows both replicas of the buffer, and its ledger.
 
-    python tests/integration/replica_peers.py worker URL,URL LEDGER NAME
-    python tests/integration/replica_peers.py learner URL,URL LEDGER NUM_STEPS
+    python tests/replica_peers.py worker URL,URL LEDGER NAME
+    python tests/replica_peers.py learner URL,URL LEDGER NUM_STEPS
 
 A ledger holds one JSON line per thing that the buffer has answered, written behind the answer.
 """

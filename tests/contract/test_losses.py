@@ -1,6 +1,6 @@
 """What every policy loss promises: found by name from the folder, so that a new file is tested without an edit here.
 
-That two ranks give what one gives is in `tests/integration/test_fsdp.py`.
+That two ranks give what one gives is in `tests/full/test_fsdp.py`.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from bapo.clients import AsyncBufferClient, BufferClient
 from bapo.errors import UnavailableError
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import new_store
-from tests.chaos.network import Network
 from tests.factories import make_request
+from tests.full.chaos.network import Network
 from tests.patience import wait_until
 
 LEASE_S = 600.0

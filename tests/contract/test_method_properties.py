@@ -1,8 +1,8 @@
 """What holds for every method: found by its preset, so that a new one is tested without an edit here.
 
-That two ranks give what one gives: tests/integration/test_fsdp.py, for all that presets are made of. That no item is
+That two ranks give what one gives: tests/full/test_fsdp.py, for all that presets are made of. That no item is
 twice in a batch, that it has at most B, and that a restored run has the same ones: test_composers.py,
-test_composer_resume.py and test_selectors.py; and a killed one: tests/integration/test_paper_order.py,
+test_composer_resume.py and test_selectors.py; and a killed one: tests/full/test_paper_order.py,
 test_selector_restart.py and test_budget_resume.py. That `decoupled` is `direct` where pi_theta_t sampled: test_loss.py.
 """
 
@@ -27,8 +27,8 @@ from bapo.types import Batch
 from learner.advantages import row_advantages
 from learner.batching import columns_of
 from learner.critic import load_critic
-from tests.integration.methods_rank import METHODS, sections_of
 from tests.learner_setup import ALONE, make_updater, random_batch, tiny_policy, with_experts, with_supervised
+from tests.methods_rank import METHODS, sections_of
 from tests.tiny_model import write_tiny_model
 
 PRESETS = preset_names()

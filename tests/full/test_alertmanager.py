@@ -26,7 +26,6 @@ ALERTMANAGER = next(filter(None, map(shutil.which, ("prometheus-alertmanager", "
 TIMEOUT_S = 120.0
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not HAVE_PROMETHEUS, reason=MISSING),
     pytest.mark.skipif(
         ALERTMANAGER is None, reason="no Alertmanager (Debian: apt-get install prometheus-alertmanager)"

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from bapo.records import RunDirectory
-from tests.integration.launching import kill_family, start, train_arguments
+from tests.launching import kill_family, start, train_arguments
 from tests.patience import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 LONG_S = 240.0
 DECISION = re.compile(r"autoscaling desired=(\d+) wanted=(\d+) .*reason=(\w+)")

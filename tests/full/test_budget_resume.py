@@ -6,14 +6,10 @@ import signal
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from bapo.records import RunDirectory
 from bapo.types import Origin
-from tests.integration.launching import kill_family, start, train_arguments
+from tests.launching import kill_family, start, train_arguments
 from tests.patience import wait_until
-
-pytestmark = pytest.mark.slow
 
 WAIT_S = 240.0
 NUM_STEPS = 14

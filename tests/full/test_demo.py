@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from transformers import AutoModelForCausalLM
 
 from bapo.records import RunDirectory
-from tests.integration.launching import FREE_PORTS, REPOSITORY, alive, family, kill_family, start
+from tests.launching import FREE_PORTS, REPOSITORY, alive, family, kill_family, start
 from tests.patience import wait_until
-
-pytestmark = pytest.mark.slow
 
 SMALL = [
     "--run.name", "run", "--run.num_steps", "3", "--algorithm.batch_size", "8", "--learner.minibatch_size", "4",

@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from bapo.rank_environment import free_port
-from tests.integration.fsdp_rank import METER_FILE
-from tests.integration.methods_rank import METHODS
+from tests.fsdp_rank import METER_FILE
+from tests.methods_rank import METHODS
 from tests.tiny_model import write_tiny_model
 
 TIMEOUT_S = 600
@@ -77,7 +77,6 @@ def assert_same_files(one: Path, other: Path, atol: float) -> None:
         np.testing.assert_allclose(values, second[name], rtol=0, atol=atol, err_msg=name)
 
 
-@pytest.mark.slow
 def test_two_ranks_give_the_losses_weights_and_checkpoints_of_one(
     model: Path, one_rank: tuple[Path, list[list[float]]], tmp_path: Path
 ) -> None:
@@ -119,7 +118,6 @@ def numbers_of(cell: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in cell.items() if isinstance(value, float)}
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_two_ranks_is_resumed_by_two_ranks_and_by_one(
     model: Path, one_rank: tuple[Path, list[list[float]]], tmp_path: Path
 ) -> None:
@@ -134,7 +132,6 @@ def test_a_checkpoint_of_two_ranks_is_resumed_by_two_ranks_and_by_one(
     np.testing.assert_allclose(alone, want[4:], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(2 * TIMEOUT_S)
 def test_two_ranks_give_the_losses_of_one_for_every_method(model: Path, tmp_path: Path) -> None:
     [alone] = spawn_ranks("methods_rank", [str(model), str(tmp_path), "1"], 1)

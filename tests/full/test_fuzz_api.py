@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from buffer_service.service import BufferService
-from tests.fuzz.api import fuzz
+from tests.full.fuzz.api import fuzz
 
 EXAMPLES = 6
 

@@ -15,7 +15,7 @@ RUNS = 100_000
 def fuzz(folder: Path, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
     # No limit of memory: what libFuzzer reads is the peak of the process that started it, which has run other tests.
     limits = ("-len_control=0", "-max_len=4096", "-rss_limit_mb=0")
-    command = [sys.executable, "-m", "tests.fuzz.codec", "-seed=7", *limits, *flags]
+    command = [sys.executable, "-m", "tests.full.fuzz.codec", "-seed=7", *limits, *flags]
     return subprocess.run(
         [*command, f"-artifact_prefix={folder}/", str(folder / "corpus")],
         cwd=REPOSITORY,

@@ -1,7 +1,7 @@
 """The dashboards are what Grafana's own types say: TypeScript checks each against @grafana/schema.
 
     npm install --ignore-scripts --prefix FOLDER @grafana/schema@12 typescript
-    BAPO_TEST_GRAFANA=FOLDER/node_modules python -m pytest tests/unit/test_grafana_types.py
+    BAPO_TEST_GRAFANA=FOLDER/node_modules python -m pytest tests/full/test_grafana_types.py
 
 Covers: every key and value of the page, its variables, links, annotations and field settings, and the options of each
 panel by its kind. Does not cover: queries, which the package does not know, and the list of alerts, which it has no

@@ -10,10 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.integration.test_fsdp import spawn_ranks
+from tests.full.test_fsdp import spawn_ranks
 from tests.tiny_model import write_tiny_model
-
-pytestmark = pytest.mark.slow
 
 REFERENCE = {"ratio_mode": "official", "kl_ref": "reference", "kl_coef": 0.01}
 RECOMPUTED = {"gradient_checkpointing": True}

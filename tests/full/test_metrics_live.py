@@ -23,12 +23,11 @@ from bapo.monitoring.alert import Clock
 from bapo.monitoring.grafana import dashboard_json
 from bapo.monitoring.prometheus import rules, scrape_runs
 from bapo.records import RunDirectory
-from tests.integration.launching import family, kill_family, start, train_arguments
+from tests.launching import family, kill_family, start, train_arguments
 from tests.patience import wait_until
 from tests.prometheus_server import HAVE_PROMETHEUS, MISSING, Prometheus, running
 
 START_S = 240.0
-pytestmark = pytest.mark.slow
 needs_prometheus = [pytest.mark.long, pytest.mark.skipif(not HAVE_PROMETHEUS, reason=MISSING)]
 
 SPEED = 20.0
@@ -128,7 +127,7 @@ def redis_of(run: RunDirectory) -> redis.Redis:
 
 @pytest.mark.parametrize("mark", [pytest.param("", marks=needs_prometheus)])
 def test_every_panel_shows_data_and_provoked_faults_fire_their_alerts(tmp_path: Path, mark: str) -> None:
-    reward = ["--task.reward", "tests.integration.bad_rewards:raises_for_some_prompts"]
+    reward = ["--task.reward", "tests.bad_rewards:raises_for_some_prompts"]
     # Prompts stay as hard as they are, or else the policy soon solves all of them and nothing is left to train.
     steady = ["--rollout.engine_options.skill_gain", "0", "--rollout.engine_options.latency_s", "0.2"]
     judged = ["--autoscaling.actuator", "external", "--autoscaling.window_s", "2"]  # else its panels are empty

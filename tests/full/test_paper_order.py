@@ -18,10 +18,8 @@ from bapo.config.load import load_resolved
 from bapo.records import RunDirectory
 from bapo.types import Origin
 from tests.algorithm1 import PlainBatch, algorithm_1
-from tests.integration.launching import kill_family, start, train_arguments
+from tests.launching import kill_family, start, train_arguments
 from tests.patience import wait_until
-
-pytestmark = pytest.mark.slow
 
 NUM_STEPS = 14
 WAIT_S = 150.0

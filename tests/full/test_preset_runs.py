@@ -1,6 +1,6 @@
 """Every preset trains: the real launcher, buffer, learner and scheduler with the scripted engine, a few steps each.
 
-Minutes in all, so it is asked for: pytest -m long tests/integration/test_preset_runs.py
+Minutes in all, so it is asked for: pytest -m long tests/full/test_preset_runs.py
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from bapo.config.layers import preset_names
 from bapo.config.load import load_resolved
 from bapo.records import RunDirectory
-from tests.integration.launching import kill_family, start, train_arguments
+from tests.launching import kill_family, start, train_arguments
 
 TIMEOUT_S = 240.0
 NUM_STEPS = 4

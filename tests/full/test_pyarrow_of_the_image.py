@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pyarrow
-import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 TRIM = REPOSITORY / "deploy" / "docker" / "trim_pyarrow.sh"
@@ -26,7 +25,6 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.slow
 def test_the_tests_of_parquet_files_pass_with_what_the_image_has_of_pyarrow(tmp_path: Path) -> None:
     folder = tmp_path / "pyarrow"
     shutil.copytree(Path(pyarrow.__file__).parent, folder)

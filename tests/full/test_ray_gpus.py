@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 REPOSITORY = Path(__file__).parents[2]
 BEGIN = """
 import json, os, sys
@@ -76,7 +74,6 @@ def printed(program: str, **environment: str) -> Any:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-@pytest.mark.slow
 def test_workers_that_need_more_gpus_than_ray_sees_are_refused_at_once() -> None:
     words = printed(REFUSED, CUDA_VISIBLE_DEVICES="")
     assert "Ray sees 0 GPUs on this machine (CUDA_VISIBLE_DEVICES: )" in words
@@ -92,7 +89,6 @@ def test_part_of_a_gpu_never_lies_on_two_of_a_host() -> None:
     assert printed(ROOM) == [10, 3, 2]
 
 
-@pytest.mark.slow
 def test_a_worker_sees_its_own_slices_alone_and_one_that_asks_for_none_sees_none() -> None:
     one, two, none = printed(SEEN, CUDA_VISIBLE_DEVICES="MIG-a,MIG-b")
     assert one in (["MIG-a"], ["MIG-b"])

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from bapo.records import RunDirectory
-from tests.integration.launching import family, start, train_arguments
+from tests.launching import family, start, train_arguments
 from tests.patience import wait_until
-
-pytestmark = pytest.mark.slow
 
 END_S = 180.0
 NUM_STEPS = 10

@@ -11,7 +11,7 @@ import pytest
 
 from bapo.records import RunDirectory
 from tests.browser import Visit, visiting
-from tests.integration.test_metrics_live import START_S, pid_of, run_under_way
+from tests.full.test_metrics_live import START_S, pid_of, run_under_way
 from tests.patience import wait_until
 from tests.web_setup import all_values, queue_rows, summary
 

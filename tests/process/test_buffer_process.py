@@ -21,8 +21,8 @@ from bapo.config.load import dump_toml
 from bapo.errors import BapoError, UnavailableError
 from bapo.records import RunDirectory
 from tests.buffer_app import small_config
-from tests.chaos.network import Network
 from tests.factories import make_request
+from tests.full.chaos.network import Network
 from tests.patience import wait_until
 from tests.redis_server import RedisServer, free_port
 

@@ -29,10 +29,10 @@ from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, new_store, stored
-from tests.chaos.network import Network
 from tests.factories import make_request
-from tests.integration.test_buffer_process import command
+from tests.full.chaos.network import Network
 from tests.patience import wait_until
+from tests.process.test_buffer_process import command
 from tests.redis_server import RedisServer, free_port
 from tests.standing_still import stopped
 
@@ -92,7 +92,7 @@ def peers(tmp_path: Path, replicas: list[Replica]) -> Iterator[dict[str, subproc
     for name, order in orders.items():
         role, argument = name.partition("-")[0], str(NUM_STEPS) if name == "learner" else name
         arguments = [role, ",".join(order), str(tmp_path / f"{name}.jsonl"), argument]
-        script = [sys.executable, str(REPOSITORY / "tests/integration/replica_peers.py"), *arguments]
+        script = [sys.executable, str(REPOSITORY / "tests/replica_peers.py"), *arguments]
         started[name] = subprocess.Popen(script, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
     yield started
     for process in started.values():

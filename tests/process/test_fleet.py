@@ -212,7 +212,6 @@ def test_help_shows_examples() -> None:
     assert "--buffer-url" in shown
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)  # two starts of an engine, each a minute of one idle core
 def test_real_vllm_in_ray_actors_samples_survives_a_kill_takes_weights_and_leaves_no_process(
     start: StartServer, buffer: tuple[MemoryBuffer, str], tmp_path: Path
@@ -273,7 +272,6 @@ def update_of(learner: object, folder: Path, *, version: int) -> WeightUpdate:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_after_kill_9_of_the_server_its_workers_graders_and_ray_servers_are_gone(
     start: StartServer, buffer: tuple[MemoryBuffer, str], tmp_path: Path
@@ -291,7 +289,6 @@ def test_after_kill_9_of_the_server_its_workers_graders_and_ray_servers_are_gone
     assert_all_gone(ours)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's subreapers are Linux'")
 def test_a_worker_ends_with_a_raylet_that_nobody_waits_for(
     start: StartServer, buffer: tuple[MemoryBuffer, str], adopting: None
@@ -305,7 +302,6 @@ def test_a_worker_ends_with_a_raylet_that_nobody_waits_for(
     assert_all_gone(ours)
 
 
-@pytest.mark.slow
 def test_a_worker_that_does_not_fit_in_memory_stops_the_server_with_one_message_and_loses_nothing(
     start: StartServer, buffer: tuple[MemoryBuffer, str], tmp_path: Path
 ) -> None:

@@ -28,7 +28,7 @@ from bapo.tasks.base import ROW
 from tests.factories import make_prompt
 from tests.patience import has_ended, wait_until
 
-HERE = "tests.unit.verifiers_that_misbehave"
+HERE = "tests.process.verifiers_that_misbehave"
 MakePool = Callable[..., GraderPool]
 
 WORKER = """
@@ -134,7 +134,7 @@ def test_a_failure_names_the_row_of_the_dataset() -> None:
     finally:
         pool.close()
     message = str(caught.value)
-    assert "the reward 'tests.unit.verifiers_that_misbehave:obey' raised ValueError" in message
+    assert "the reward 'tests.process.verifiers_that_misbehave:obey' raised ValueError" in message
     assert "(verifiers_that_misbehave.py line 27)" in message
     assert message.endswith("on prompt p (train.parquet row 17)")
 

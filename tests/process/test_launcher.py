@@ -18,7 +18,7 @@ from bapo.config.load import dump_toml, load_config
 from bapo.records import RunDirectory
 from services.launcher.child import Child, end
 from services.launcher.embedded_redis import forget, redis_spec
-from tests.integration.launching import FREE_PORTS, REPOSITORY, start, train_arguments
+from tests.launching import FREE_PORTS, REPOSITORY, start, train_arguments
 from tests.patience import wait_until
 from tests.tiny_model import write_tiny_model
 from tests.unit.test_launcher_display import make_row
@@ -115,7 +115,6 @@ def doctor(tmp_path: Path, *overrides: str) -> tuple[int, dict[str, dict[str, st
     return process.returncode, {row["name"]: row for row in json.loads(output[start_of_json:])}
 
 
-@pytest.mark.slow
 def test_the_doctor_finds_a_sound_machine_sound(tmp_path: Path) -> None:
     code, found = doctor(tmp_path)
     assert (code, {name for name, row in found.items() if row["status"] == "fail"}) == (0, set())
@@ -124,7 +123,6 @@ def test_the_doctor_finds_a_sound_machine_sound(tmp_path: Path) -> None:
     assert found["redis starts"]["status"] == "ok"
 
 
-@pytest.mark.slow
 def test_the_doctor_finds_a_reward_that_rejects_right_answers_and_a_tokenizer_that_loses_text(tmp_path: Path) -> None:
     model = tmp_path / "model"
     write_tiny_model(model)
@@ -132,7 +130,7 @@ def test_the_doctor_finds_a_reward_that_rejects_right_answers_and_a_tokenizer_th
     # Character by character: "->" becomes "-" and an unknown ">".
     tokenizer["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
-    code, found = doctor(tmp_path, "--task.reward", "tests.integration.bad_rewards:raises")
+    code, found = doctor(tmp_path, "--task.reward", "tests.bad_rewards:raises")
     assert code == 2
     assert {name for name, row in found.items() if row["status"] == "fail"} == {"reward on gold answers", "tokenizer"}
     assert "raised RuntimeError: the verifier fell over" in found["reward on gold answers"]["detail"]

@@ -14,13 +14,11 @@ from typing import Any
 import pytest
 
 from bapo.records import RunDirectory
-from tests.integration import learner_process
-from tests.integration.learner_peers import Peers
-from tests.integration.learner_process import make_run, small_batches
+from tests import learner_process
+from tests.learner_peers import Peers
+from tests.learner_process import make_run, small_batches
 
 TIMEOUT_S = 120.0
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

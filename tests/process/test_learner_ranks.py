@@ -17,14 +17,12 @@ import pytest
 
 from bapo.rank_environment import meeting_place, rank_environments
 from bapo.records import RunDirectory
-from tests.integration import learner_process
-from tests.integration.learner_peers import Peers
-from tests.integration.learner_process import small_batches
+from tests import learner_process
+from tests.learner_peers import Peers
+from tests.learner_process import small_batches
 
 TIMEOUT_S = 240.0
 THEIRS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from buffer_service.redis_kind import problem_of, refuse_unsuited
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from tests.buffer_app import small_config
-from tests.integration.test_buffer_process import refused
 from tests.patience import wait_until
+from tests.process.test_buffer_process import refused
 from tests.redis_server import BINARY, RedisServer, free_port
 
 

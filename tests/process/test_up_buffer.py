@@ -21,7 +21,7 @@ from bapo.records import RunDirectory
 from bapo.token_sets import TokenSet, token_for_run
 from bapo.tokens import Role
 from tests.factories import make_request
-from tests.integration.launching import REPOSITORY, alive, family, kill_family, start
+from tests.launching import REPOSITORY, alive, family, kill_family, start
 from tests.patience import wait_until
 
 NUM_STEPS = 120
@@ -119,7 +119,6 @@ def test_what_cannot_be_started_is_one_clear_message(tmp_path: Path, tokens: lis
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.slow
 def test_a_training_loop_goes_on_while_redis_and_the_service_are_killed_under_it(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "mine")
     with buffer_up(run.path, "--algorithm.batch_size", "16", "--buffer.port", "0") as (process, client):

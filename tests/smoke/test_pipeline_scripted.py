@@ -12,13 +12,12 @@ import pytest
 
 from bapo.config.load import load_resolved
 from bapo.records import RunDirectory
-from tests.integration.launching import alive, family, kill_family, start, train_arguments
+from tests.launching import alive, family, kill_family, start, train_arguments
 from tests.patience import wait_until
 from tests.small_disk import fill
 
 START_S = 120.0
 """Ray and torch on two shared cores."""
-pytestmark = pytest.mark.slow
 
 Start = Callable[[list[str]], subprocess.Popen[str]]
 
@@ -177,7 +176,7 @@ def test_every_part_that_dies_starts_again_and_the_run_goes_on(started: Start, t
 
 
 def test_a_verifier_that_raises_stops_the_run_with_its_words(started: Start, tmp_path: Path) -> None:
-    overrides = ["--task.reward", "tests.integration.bad_rewards:raises", "--buffer.max_failures_in_a_row", "5"]
+    overrides = ["--task.reward", "tests.bad_rewards:raises", "--buffer.max_failures_in_a_row", "5"]
     process = started(train_arguments(tmp_path, *overrides))
     output, _ = process.communicate(timeout=START_S)
     assert process.returncode in (3, 5), output
@@ -186,7 +185,7 @@ def test_a_verifier_that_raises_stops_the_run_with_its_words(started: Start, tmp
 
 def test_a_verifier_that_hangs_is_killed_and_stops_the_run(started: Start, tmp_path: Path) -> None:
     overrides = [
-        "--task.reward", "tests.integration.bad_rewards:hangs", "--task.grading_timeout_s", "0.5",
+        "--task.reward", "tests.bad_rewards:hangs", "--task.grading_timeout_s", "0.5",
         "--buffer.max_failures_in_a_row", "3",
     ]  # fmt: skip
     process = started(train_arguments(tmp_path, *overrides))

@@ -15,7 +15,7 @@ import tomli_w
 
 from bapo.records import RunDirectory
 from bapo.study.results import Results
-from tests.integration.launching import alive, family, kill_family, start
+from tests.launching import alive, family, kill_family, start
 from tests.patience import wait_until
 from tests.tiny_model import write_tiny_model
 
@@ -80,7 +80,6 @@ def num_steps_of(tmp_path: Path, name: str) -> int:
 ALL = {"plain-s1", "ours-s1", "plain-s2", "ours-s2"}
 
 
-@pytest.mark.slow
 def test_a_study_that_is_killed_in_the_middle_is_resumed_and_makes_nothing_twice(
     started: Start, tmp_path: Path
 ) -> None:
@@ -120,7 +119,6 @@ def test_a_study_that_is_killed_in_the_middle_is_resumed_and_makes_nothing_twice
     assert (third.returncode, "all 4 runs are finished" in output) == (0, True), output
 
 
-@pytest.mark.slow
 def test_ctrl_c_ends_the_runs_and_says_how_to_go_on(started: Start, tmp_path: Path) -> None:
     path = write_study(tmp_path, num_steps=100_000, parallel=2)
     process = started(["study", str(path)])
@@ -137,7 +135,6 @@ def test_ctrl_c_ends_the_runs_and_says_how_to_go_on(started: Start, tmp_path: Pa
     assert {row["status"] for row in rows_of(tmp_path).values()} == {"interrupted"}
 
 
-@pytest.mark.slow
 def test_a_run_that_fails_does_not_stop_the_others_and_is_named_with_its_reason(started: Start, tmp_path: Path) -> None:
     # A worker that needs longer than it may fails its run, and no other.
     broken = {"rollout": {"start_timeout_s": 0.01}}

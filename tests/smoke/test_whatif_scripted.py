@@ -7,11 +7,10 @@ import json
 import pytest
 
 from bapo.records import RunDirectory
-from tests.integration.launching import kill_family, start, train_arguments
+from tests.launching import kill_family, start, train_arguments
 
 RUN_S = 180.0
 """Ray and torch on two shared cores, and a start of torch for each replay."""
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

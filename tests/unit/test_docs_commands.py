@@ -44,20 +44,20 @@ RUNS_HERE = {"plan-capacity", "config show", "config diff", "config presets", "c
 """Cheap and without effects outside of the working directory; `--dry-run` runs too."""
 
 ELSEWHERE = {
-    "train": "tests/integration/test_demo.py",
-    "up": "tests/integration/test_up_buffer.py",
-    "study": "tests/integration/test_study.py",
-    "watch": "tests/integration/test_launcher.py",
-    "scale": "tests/integration/test_pipeline_scripted.py",
-    "compare": "tests/unit/test_comparison_page.py",
-    "report": "tests/unit/test_comparison_page.py",
+    "train": "tests/full/test_demo.py",
+    "up": "tests/process/test_up_buffer.py",
+    "study": "tests/smoke/test_study.py",
+    "watch": "tests/process/test_launcher.py",
+    "scale": "tests/smoke/test_pipeline_scripted.py",
+    "compare": "tests/full/test_comparison_page.py",
+    "report": "tests/full/test_comparison_page.py",
     "simulate": "tests/unit/test_simulate.py",
     "explain": "tests/unit/test_explain.py",
-    "replay": "tests/integration/test_whatif_scripted.py",
-    "doctor": "tests/integration/test_launcher.py",
+    "replay": "tests/smoke/test_whatif_scripted.py",
+    "doctor": "tests/process/test_launcher.py",
     "buffer": "tests/contract/test_buffer_commands.py",
     "tokens": "tests/unit/test_tokens.py",
-    "reward": "tests/unit/test_reward_command.py",
+    "reward": "tests/process/test_reward_command.py",
     "plan-capacity": "tests/unit/test_capacity.py",
     "track": "tests/unit/test_track.py",
     "view": "tests/contract/test_web_routes.py",
@@ -67,7 +67,7 @@ ELSEWHERE = {
 }
 """Command of `bapo` -> where it runs, because it needs a run, a service or minutes."""
 
-SCRIPTS = {"deploy/k8s/secrets.sh": "tests/unit/test_kubernetes.py"}
+SCRIPTS = {"deploy/k8s/secrets.sh": "tests/full/test_kubernetes.py"}
 """Other programs of ours -> where they run."""
 
 EXCUSED = {
@@ -75,8 +75,8 @@ EXCUSED = {
     "kubectl": "needs a cluster",
     "helm": "needs a cluster",
     "kind": "needs a Docker engine",
-    "ray": "needs other hosts; tests/chaos/test_hosts.py starts such a cluster",
-    "prometheus": "goes on until it is stopped; tests/integration/test_metrics_live.py starts one on such a file",
+    "ray": "needs other hosts; tests/full/chaos/test_hosts.py starts such a cluster",
+    "prometheus": "goes on until it is stopped; tests/full/test_metrics_live.py starts one on such a file",
     "apt-get": "installs from a registry",
     "npm": "installs from a registry",
     "curl": "asks a service that another command of the page has started",
@@ -84,7 +84,7 @@ EXCUSED = {
     "pip-audit": "asks a registry for advisories",
     "promtool": "comes with Prometheus",
     "ssh": "needs another host",
-    "vllm": "not ours; checkpoints load in tests/integration/test_vllm_engine.py",
+    "vllm": "not ours; checkpoints load in tests/full/test_vllm_engine.py",
     "cp": "copies a file",
     "tar": "needs a pod that unpacks",
     "unshare": "needs root, and minutes of a Ray cluster",

@@ -25,15 +25,15 @@ ELSEWHERE = {
     "benchmarks.autoscaling": "tests/unit/test_autoscaling_simulation.py",
     "benchmarks.autoscaling.large_run": "tests/unit/test_autoscaling_simulation.py",
     "benchmarks.buffer": "tests/unit/test_buffer_benchmark.py",
-    "benchmarks.multi_host": "tests/chaos/test_hosts.py",
-    "tests.chaos": "tests/chaos/test_chaos.py",
-    "tests.mutation": "tests/integration/test_mutation_gate.py",
+    "benchmarks.multi_host": "tests/full/chaos/test_hosts.py",
+    "tests.full.chaos": "tests/full/chaos/test_chaos.py",
+    "tests.full.mutation": "tests/full/mutation/gate.py",
 }
 """Module that takes minutes -> the test of its parts."""
 
 EXCUSED = {
     "benchmarks.anatomy": "needs a run that goes on",
-    "benchmarks.autoscaling.real_run": "minutes; tests/integration/test_autoscaling.py checks the same",
+    "benchmarks.autoscaling.real_run": "minutes; tests/full/test_autoscaling.py checks the same",
     "benchmarks.diagnostics_cost": "a measurement of minutes on a machine that does nothing else",
     "benchmarks.learner_memory": "a measurement of minutes on a machine that does nothing else",
     "benchmarks.overlap": "a measurement of minutes on a machine that does nothing else",
@@ -43,7 +43,7 @@ EXCUSED = {
     "pip": "installs from a registry",
     "pytest": "runs tests",
     "venv": "makes an environment",
-    "examples/other_framework.py": "runs in tests/integration/test_other_framework.py",
+    "examples/other_framework.py": "runs in tests/process/test_other_framework.py",
 }
 
 LINES = sorted({(page.name, line) for page in PAGES for line in commands(page) if program(line) == "python"})

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos --faults 550 --seed 7 --out chaos.json [--piece-s 240]`: the long trial, piece by piece.
+"""`python -m tests.full.chaos --faults 550 --seed 7 --out chaos.json [--piece-s 240]`: the long trial, piece by piece.
 
 The faults are drawn once from the seed. Each call goes on behind the last finished piece in the file, with a new run,
 and ends after about `--piece-s` seconds; call it until it says that nothing is left. Three kinds of pieces take turns:
@@ -19,8 +19,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.faults import plan
-from tests.chaos.trial import PIECES, RAY, StandstillError, run_trial
+from tests.full.chaos.faults import plan
+from tests.full.chaos.trial import PIECES, RAY, StandstillError, run_trial
 from tests.small_disk import NoMountError, mounted
 
 DONE = 2
@@ -91,7 +91,7 @@ def _words(piece: dict[str, Any]) -> str:
 
 
 def _flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.full.chaos", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--faults", type=int, default=550)
     parser.add_argument("--seed", type=int, default=1)

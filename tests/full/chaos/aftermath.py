@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bapo.records import RunDirectory
-from tests.chaos.faults import ACTOR, DISK, FLEET, GRADER, GUARD, LEARNER, NODE, Fault, killed_by
-from tests.chaos.ledger import Line
+from tests.full.chaos.faults import ACTOR, DISK, FLEET, GRADER, GUARD, LEARNER, NODE, Fault, killed_by
+from tests.full.chaos.ledger import Line
 
 SHOWN = 5
 UNENDED = "a traceback without an end"

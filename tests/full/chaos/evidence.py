@@ -15,7 +15,7 @@ from bapo.maps import fate_from_map
 from bapo.wire import unpack_group
 from buffer_service.codec import unpack_batch_record, unpack_fate, unpack_tables
 from buffer_service.redis_keys import Keys
-from tests.chaos.ledger import Line, digest_of_group, fate_line
+from tests.full.chaos.ledger import Line, digest_of_group, fate_line
 
 
 @dataclass(frozen=True)

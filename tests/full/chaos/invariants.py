@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tests.chaos.evidence import Evidence
-from tests.chaos.ledger import Line
-from tests.chaos.model import Model, Seen
+from tests.full.chaos.evidence import Evidence
+from tests.full.chaos.ledger import Line
+from tests.full.chaos.model import Model, Seen
 
 SHOWN = 5
 LEASE_SLACK_S = 5.0

@@ -1,7 +1,7 @@
-"""`python -m tests.chaos.launcher train --run-dir RUN [--resume]`: the real launcher, with proxies between the parts.
+"""`python -m tests.full.chaos.launcher train --run-dir RUN [--resume]`: the real launcher, with proxies between the parts.
 
-The parts and their supervision are the product's own. They keep ledgers (`tests.chaos.part`), and reach each other
-through the addresses of BAPO_CHAOS_ROUTES, a JSON map {"<link>": url} with the links of `tests.chaos.network`.
+The parts and their supervision are the product's own. They keep ledgers (`tests.full.chaos.part`), and reach each other
+through the addresses of BAPO_CHAOS_ROUTES, a JSON map {"<link>": url} with the links of `tests.full.chaos.network`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ChaosStarter(Starter):
         detours = [token for link, flag in links.items() if link in self.routes for token in (flag, self.routes[link])]
         spec = super()._spec(name, package, *flags, *detours, **fields)
         module = spec.argv.index(package)
-        return replace(spec, argv=(*spec.argv[:module], "tests.chaos.part", *spec.argv[module:]))
+        return replace(spec, argv=(*spec.argv[:module], "tests.full.chaos.part", *spec.argv[module:]))
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos.part PACKAGE ...`: a process of a run as it is, with a ledger of what it sees of the buffer.
+"""`python -m tests.full.chaos.part PACKAGE ...`: a process of a run as it is, with a ledger of what it sees of the buffer.
 
 The process is the product's own, `python -m PACKAGE ...`; only the methods of its BufferClient also write down what
 they send, before they send it, and what they are answered.
@@ -19,7 +19,7 @@ from bapo.clients import BufferClient
 from bapo.named_frames import FrameReader
 from bapo.types import RolloutRequest
 from bapo.wire import unpack_batch
-from tests.chaos.ledger import Ledger, batch_line, group_line, request_line
+from tests.full.chaos.ledger import Ledger, batch_line, group_line, request_line
 
 LEDGER_FOLDER = "BAPO_CHAOS_LEDGER"
 SABOTAGE = "BAPO_CHAOS_SABOTAGE"
@@ -111,7 +111,7 @@ def main() -> None:
     if folder := os.environ.get(LEDGER_FOLDER):
         keep_ledger(Ledger(Path(folder), package.rpartition(".")[2]))
     if package == "buffer_service" and (sabotage := os.environ.get(SABOTAGE)):
-        from tests.chaos.sabotage import commit  # here: other processes need no Redis
+        from tests.full.chaos.sabotage import commit  # here: other processes need no Redis
 
         commit(sabotage)
     runpy.run_module(package, run_name="__main__", alter_sys=True)

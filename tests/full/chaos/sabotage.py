@@ -1,6 +1,6 @@
 """The product broken on purpose, so that tests can see the checks find it.
 
-`tests.chaos.part` calls `commit` when BAPO_CHAOS_SABOTAGE names one of them. Each breaks one promise of the buffer
+`tests.full.chaos.part` calls `commit` when BAPO_CHAOS_SABOTAGE names one of them. Each breaks one promise of the buffer
 service, rarely and silently.
 """
 

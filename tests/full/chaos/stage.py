@@ -27,13 +27,13 @@ from buffer_service.redis_keys import Keys
 from rollout_server.worker import NUM_GRADERS
 from services.launcher.embedded_redis import _socket_path, url_of
 from tests.buffer_setup import new_store
-from tests.chaos.evidence import Evidence, Stored, read_store
-from tests.chaos.faults import ACTOR, FLEET, GRADER, GUARD, NODE
-from tests.chaos.launcher import ROUTES
-from tests.chaos.ledger import read_ledgers
-from tests.chaos.network import Network
-from tests.chaos.part import LEDGER_FOLDER, SABOTAGE
-from tests.integration.launching import REPOSITORY, family, kill_family, train_arguments
+from tests.full.chaos.evidence import Evidence, Stored, read_store
+from tests.full.chaos.faults import ACTOR, FLEET, GRADER, GUARD, NODE
+from tests.full.chaos.launcher import ROUTES
+from tests.full.chaos.ledger import read_ledgers
+from tests.full.chaos.network import Network
+from tests.full.chaos.part import LEDGER_FOLDER, SABOTAGE
+from tests.launching import REPOSITORY, family, kill_family, train_arguments
 from tests.redis_server import RedisServer, free_port
 from tests.small_disk import fill
 
@@ -134,7 +134,7 @@ class Stage:
         with self._output.open("ab") as output:
             self._said_before = output.tell()
             self._launcher = subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.launcher", "train", "--run-dir", str(self.run.path), *flags],
+                [sys.executable, "-m", "tests.full.chaos.launcher", "train", "--run-dir", str(self.run.path), *flags],
                 cwd=REPOSITORY,
                 env=os.environ | environment,
                 stdout=output,

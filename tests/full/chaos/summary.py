@@ -1,4 +1,4 @@
-"""`python -m tests.chaos.summary chaos-1.json ...`: the pieces of one or several trials as a table for the docs."""
+"""`python -m tests.full.chaos.summary chaos-1.json ...`: the pieces of one or several trials as a table for the docs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.network import MOMENTARY
+from tests.full.chaos.network import MOMENTARY
 
 Piece = dict[str, Any]
 SUMMED = {

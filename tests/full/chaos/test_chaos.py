@@ -1,4 +1,4 @@
-"""A run keeps its promises under ten faults of a recorded seed; the long trial is `python -m tests.chaos`."""
+"""A run keeps its promises under ten faults of a recorded seed; the long trial is `python -m tests.full.chaos`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.faults import (
+from tests.full.chaos.faults import (
     ACTOR,
     DISK,
     EVALUATOR,
@@ -20,14 +20,12 @@ from tests.chaos.faults import (
     Fault,
     plan,
 )
-from tests.chaos.sabotage import (
+from tests.full.chaos.sabotage import (
     change_a_batch_that_is_asked_for_again,
     drop_an_acknowledged_group,
     lose_hard_prompts,
 )
-from tests.chaos.trial import EAGER, PAPER, RAY, run_trial
-
-pytestmark = pytest.mark.slow
+from tests.full.chaos.trial import EAGER, PAPER, RAY, run_trial
 
 SEED = 20261121
 

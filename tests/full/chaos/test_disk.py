@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.invariants import violations
-from tests.chaos.stage import Stage
-from tests.chaos.trial import EAGER, START_S, Trial, Watch
+from tests.full.chaos.invariants import violations
+from tests.full.chaos.stage import Stage
+from tests.full.chaos.trial import EAGER, START_S, Trial, Watch
 from tests.small_disk import fill
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.long]
 
 END_S = 60.0
 

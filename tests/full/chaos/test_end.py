@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from bapo.tasks.registry import load_task
-from tests.chaos.aftermath import complaints, deaths_of_their_own, records_of_other_groups, records_with_gaps
-from tests.chaos.faults import EVALUATOR, FLEET, LEARNER, REDIS, SCHEDULER, SERVICE, Fault, inflict
-from tests.chaos.invariants import violations
-from tests.chaos.stage import Stage
-from tests.chaos.trial import EAGER, START_S, Trial, Watch
+from tests.full.chaos.aftermath import complaints, deaths_of_their_own, records_of_other_groups, records_with_gaps
+from tests.full.chaos.faults import EVALUATOR, FLEET, LEARNER, REDIS, SCHEDULER, SERVICE, Fault, inflict
+from tests.full.chaos.invariants import violations
+from tests.full.chaos.stage import Stage
+from tests.full.chaos.trial import EAGER, START_S, Trial, Watch
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.long]
 
 NUM_STEPS = 8
 END_S = 240.0

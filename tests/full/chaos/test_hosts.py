@@ -13,7 +13,7 @@ import pytest
 from benchmarks.multi_host.__main__ import Trial
 from benchmarks.multi_host.hosts import Hosts, HostsError
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 PATIENCE_S = 240.0
 STEPS = 4

@@ -1,4 +1,4 @@
-"""Every check of `tests.chaos.invariants` passes on a sound run, and fails on one that is wrong in one place."""
+"""Every check of `tests.full.chaos.invariants` passes on a sound run, and fails on one that is wrong in one place."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bapo.types import Progress, Purpose, RolloutRequest
 from bapo.wire import pack_group
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, new_store
-from tests.chaos.evidence import Evidence, read_store
-from tests.chaos.invariants import CHECKS, violations
-from tests.chaos.ledger import Ledger, read_ledgers
-from tests.chaos.part import keep_ledger
 from tests.factories import make_request
+from tests.full.chaos.evidence import Evidence, read_store
+from tests.full.chaos.invariants import CHECKS, violations
+from tests.full.chaos.ledger import Ledger, read_ledgers
+from tests.full.chaos.part import keep_ledger
 
 NUM_STEPS, NUM_PROMPTS, SIZE = 12, 14, 4
 SETTINGS: dict[str, Any] = {

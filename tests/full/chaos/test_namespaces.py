@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.invariants import violations
-from tests.chaos.stage import Stage
-from tests.chaos.trial import EAGER, PATIENCE_S, START_S, Trial, Watch
+from tests.full.chaos.invariants import violations
+from tests.full.chaos.stage import Stage
+from tests.full.chaos.trial import EAGER, PATIENCE_S, START_S, Trial, Watch
 from tests.redis_server import BINARY
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.long]
 
 NAME = f"bapo{os.getpid() % 10_000}"
 HERE, THERE = "10.231.77.1", "10.231.77.2"

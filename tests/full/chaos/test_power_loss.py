@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.evidence import Evidence
-from tests.chaos.invariants import violations
-from tests.chaos.ledger import Line
-from tests.chaos.stage import Stage
-from tests.chaos.trial import EAGER, START_S, Trial, Watch
+from tests.full.chaos.evidence import Evidence
+from tests.full.chaos.invariants import violations
+from tests.full.chaos.ledger import Line
+from tests.full.chaos.stage import Stage
+from tests.full.chaos.trial import EAGER, START_S, Trial, Watch
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.long]
 
 SEED = 11
 LONG_CUT = 400_000

@@ -8,10 +8,10 @@ import psutil
 import pytest
 
 from bapo.records import RunDirectory
-from tests.integration.launching import FREE_PORTS, REPOSITORY, alive, family, kill_family, start
+from tests.launching import FREE_PORTS, REPOSITORY, alive, family, kill_family, start
 from tests.patience import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 SETTINGS = [
     "--run.name", "run", "--run.num_steps", "100000", "--algorithm.batch_size", "8", "--learner.minibatch_size", "4",

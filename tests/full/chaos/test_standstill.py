@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.stage import Stage
-from tests.chaos.trial import EAGER, START_S, Trial, Watch
-
-pytestmark = pytest.mark.slow
+from tests.full.chaos.stage import Stage
+from tests.full.chaos.trial import EAGER, START_S, Trial, Watch
 
 STALL_S = 20
 """Longer than the start of a learner on a busy machine."""

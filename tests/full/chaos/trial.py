@@ -15,17 +15,17 @@ from bapo.errors import BapoError
 from bapo.token_sets import token_for_run
 from bapo.waiting import who_waits
 from tests.algorithm1 import algorithm_1
-from tests.chaos.aftermath import (
+from tests.full.chaos.aftermath import (
     complaints,
     deaths_of_their_own,
     records_of_other_groups,
     records_with_gaps,
     workers_that_died,
 )
-from tests.chaos.evidence import Evidence
-from tests.chaos.faults import DISK, EVALUATOR, FLEET, LEARNER, SCHEDULER, Fault, inflict
-from tests.chaos.invariants import violations
-from tests.chaos.stage import Stage, Tail, commits
+from tests.full.chaos.evidence import Evidence
+from tests.full.chaos.faults import DISK, EVALUATOR, FLEET, LEARNER, SCHEDULER, Fault, inflict
+from tests.full.chaos.invariants import violations
+from tests.full.chaos.stage import Stage, Tail, commits
 
 START_S = 120.0
 PATIENCE_S = 90.0
@@ -109,7 +109,7 @@ def run_trial(
 
     Args:
         num_steps: steps to be finished behind the last fault.
-        sabotage: what is broken in the buffer service on purpose (`tests.chaos.sabotage`).
+        sabotage: what is broken in the buffer service on purpose (`tests.full.chaos.sabotage`).
         disk: a small file system that faults may fill.
     Raises: StandstillError.
     """

@@ -1,4 +1,4 @@
-"""`python -m tests.compose [--engine vllm] [--monitoring] [--stand-ins]`: docker-compose.yml, brought up for real.
+"""`python -m tests.full.compose [--engine vllm] [--monitoring] [--stand-ins]`: docker-compose.yml, brought up for real.
 
 It builds the images, lets a run train in them, scales the rollout servers out and in while it goes on, kills one
 process after the other, stops everything and goes on, waits for the end of the run or, with vLLM, ends it, checks that
@@ -18,8 +18,8 @@ import shutil
 import signal
 import sys
 
-from tests.compose.chapters import RUN, Check
-from tests.compose.stack import CheckError, Stack, say
+from tests.full.compose.chapters import RUN, Check
+from tests.full.compose.stack import CheckError, Stack, say
 
 STEPS = {"scripted": 75, "vllm": 5000}
 """A scripted run ends by itself. One with vLLM outlasts the check however fast the machine is, and is ended by it."""
@@ -28,7 +28,7 @@ STEPS = {"scripted": 75, "vllm": 5000}
 def main() -> int:
     """All chapters, and the end of everything in any case."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.compose", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.full.compose", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--engine", choices=tuple(STEPS), default="scripted")
     parser.add_argument("--steps", type=int, help=f"length of the run; default: {STEPS}")
@@ -72,13 +72,13 @@ def main() -> int:
 def variables(engine: str, num_steps: int, *, stand_ins: bool) -> dict[str, str]:
     """Of docker-compose.yml; ports that are free, unless the caller names them."""
     ports = ("BAPO_BUFFER_PORT", "BAPO_PROMETHEUS_PORT", "BAPO_GRAFANA_PORT")
-    files = ["docker-compose.yml"] + ["tests/compose/standins/compose.yml"] * stand_ins
+    files = ["docker-compose.yml"] + ["tests/full/compose/standins/compose.yml"] * stand_ins
     return {
         "COMPOSE_FILE": os.pathsep.join(files),
         "COMPOSE_PROFILES": "cpu",
         "BAPO_RUN": RUN,
         "BAPO_STEPS": str(num_steps),
-        "BAPO_CONFIGS": "./tests/compose/configs",
+        "BAPO_CONFIGS": "./tests/full/compose/configs",
         "BAPO_CONFIG": f"deploy/configs/{engine}.toml",
         **{name: os.environ.get(name, "0") for name in ports},
     }

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.compose.evidence import complaints, hosts_of, last_step
-from tests.compose.monitoring import EXPECTED, look_at_grafana, look_at_prometheus
-from tests.compose.stack import CheckError, Stack, get, say, status_of, wait_for
+from tests.full.compose.evidence import complaints, hosts_of, last_step
+from tests.full.compose.monitoring import EXPECTED, look_at_grafana, look_at_prometheus
+from tests.full.compose.stack import CheckError, Stack, get, say, status_of, wait_for
 
 RUN = "check"
 START_S, STEP_S, END_S = 900.0, 600.0, 3600.0

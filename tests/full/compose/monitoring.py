@@ -12,7 +12,7 @@ from bapo.metrics.metric import Process
 from bapo.monitoring.__main__ import DASHBOARDS
 from bapo.monitoring.grafana import DATASOURCE, dashboard_json
 from bapo.monitoring.prometheus import rules
-from tests.compose.stack import CheckError, Stack, get, wait_for
+from tests.full.compose.stack import CheckError, Stack, get, wait_for
 
 WAIT_S = 300.0
 VARIABLES = {"$__rate_interval": "1m", "$__interval": "5s", "$__range": "10m", "$run": ".*", "$worker": ".*"}

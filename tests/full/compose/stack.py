@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 HTTP_TIMEOUT_S = 5.0
 LOOK_S = 1.0
 QUIET_S = 30.0

@@ -1,6 +1,6 @@
-"""`python -m tests.fuzz.codec [libFuzzer flags] [CORPUS]`: coverage-guided fuzzing of everything that reads bytes.
+"""`python -m tests.full.fuzz.codec [libFuzzer flags] [CORPUS]`: coverage-guided fuzzing of everything that reads bytes.
 
-    python -m tests.fuzz.codec -runs=300000 -timeout=10 -rss_limit_mb=1024 /tmp/corpus
+    python -m tests.full.fuzz.codec -runs=300000 -timeout=10 -rss_limit_mb=1024 /tmp/corpus
 
 An input's first byte chooses who reads the rest. The only exception that may come out is ContractError: libFuzzer stops
 with the input at any other one, at an input that takes longer than -timeout, and beyond -rss_limit_mb.

@@ -1,8 +1,8 @@
-"""`python -m tests.mutation [--seed N] [--sample N] [--budget-s S] [--out FILE]`: the mutation gate of the store.
+"""`python -m tests.full.mutation [--seed N] [--sample N] [--budget-s S] [--out FILE]`: the mutation gate of the store.
 
 Examples:
-    python -m tests.mutation --sample 180 --seed 7 --out mutation.json
-    python -m tests.mutation --sample 180 --seed 7 --out mutation.json --budget-s 280     # goes on where it stopped
+    python -m tests.full.mutation --sample 180 --seed 7 --out mutation.json
+    python -m tests.full.mutation --sample 180 --seed 7 --out mutation.json --budget-s 280   # goes on where it stopped
 
 Exits with 1 when less than 95 % of the mutants that are not equivalent were killed.
 """
@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.mutation.gate import (
+from tests.full.mutation.gate import (
     LIMIT_S,
     Verdict,
     Workplace,

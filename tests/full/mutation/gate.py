@@ -22,11 +22,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.mutation.lua_mutants import lua_mutants
-from tests.mutation.mutant import Mutant
-from tests.mutation.python_mutants import python_mutants
+from tests.full.mutation.lua_mutants import lua_mutants
+from tests.full.mutation.mutant import Mutant
+from tests.full.mutation.python_mutants import python_mutants
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 STORES = (
     "memory_store.py",
@@ -167,7 +167,7 @@ class Workplace:
             "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1", "BAPO_MODEL_SHRINK": "0",
             "OMP_NUM_THREADS": "1",
         }  # fmt: skip
-        command = [sys.executable, "tests/mutation/warm.py"]
+        command = [sys.executable, "tests/full/mutation/warm.py"]
         return subprocess.Popen(
             command, cwd=self.folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )

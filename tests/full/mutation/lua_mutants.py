@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from buffer_service.redis_keys import INDEX
-from tests.mutation.mutant import Mutant
+from tests.full.mutation.mutant import Mutant
 
 TOKEN = re.compile(
     r"(?P<comment>--[^\n]*)|(?P<text>'[^'\n]*')|(?P<number>\d+)|(?P<key>\bK\.\w+)|(?P<name>[A-Za-z_][\w.]*)"

@@ -13,7 +13,7 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.mutation.mutant import Mutant
+from tests.full.mutation.mutant import Mutant
 
 Change = Callable[[ast.AST], None]
 

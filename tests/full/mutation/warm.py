@@ -1,6 +1,6 @@
 """A process that has imported what tests import, but nothing of ours, and forks for each run of pytest.
 
-    python tests/mutation/warm.py          stdin: arguments of pytest, one run per line, as JSON
+    python tests/full/mutation/warm.py          stdin: arguments of pytest, one run per line, as JSON
                                            stdout: process group of the run, then its exit status
 
 Importing takes longer than finding most bugs. Each run sees the files of the working directory as they are then.

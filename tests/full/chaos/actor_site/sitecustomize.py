@@ -1,6 +1,6 @@
 """Python imports this first where this folder is in PYTHONPATH: a worker in a Ray actor keeps a ledger, too.
 
-Ray starts its workers by a script of its own, so nothing of ours can stand before it (as `tests.chaos.part` does).
+Ray starts its workers by a script of its own, so nothing of ours can stand before it (as `tests.full.chaos.part` does).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 if any(word.endswith("default_worker.py") for word in sys.orig_argv):
-    from tests.chaos.ledger import Ledger
-    from tests.chaos.part import LEDGER_FOLDER, keep_ledger
+    from tests.full.chaos.ledger import Ledger
+    from tests.full.chaos.part import LEDGER_FOLDER, keep_ledger
 
     keep_ledger(Ledger(Path(os.environ[LEDGER_FOLDER]), "worker"))

@@ -1,0 +1,23 @@
+"""One finished run for all tests of the dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bapo.records import RunDirectory
+from tests.web_setup import made_run, viewed
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run of NUM_STEPS steps; nobody writes to it."""
+    return made_run(tmp_path_factory.mktemp("runs") / "finished")[0]
+
+
+@pytest.fixture(scope="module")
+def address(finished: RunDirectory) -> Iterator[str]:
+    """Where it is shown."""
+    with viewed(finished) as url:
+        yield url
