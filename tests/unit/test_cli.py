@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -190,20 +188,6 @@ def test_scale_of_a_run_that_is_not_up_says_so(tmp_path: Path, config_file: Path
 def test_a_report_of_nothing_is_refused(tmp_path: Path, config_file: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", dump_toml(load_config([config_file], [])))
     assert "no finished step" in str(refusal("report", str(run.path)))
-
-
-def test_the_entry_point_turns_an_error_into_one_line_and_its_exit_code() -> None:
-    code = "import sys; sys.argv = ['bapo', 'train', 'nowhere.toml']; from bapo.cli import main; main()"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("ConfigError: nowhere.toml: no such file")
-    assert "Traceback" not in ended.stderr
-
-
-def test_what_a_message_repeats_of_a_file_cannot_command_the_terminal() -> None:
-    code = "import sys; sys.argv = ['bapo', 'train', 'no\\x1b[2Jwhere.toml']; from bapo.cli import main; main()"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ended.stderr.startswith(r"ConfigError: no\x1b[2Jwhere.toml: no such file")
 
 
 def test_create_makes_the_run_directory_once_and_starts_nothing(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from bapo.config.load import load_config
 from bapo.config.tree import Config
 from services.launcher import doctor, gpus
 from services.launcher.gpu_checks import gpu_checks
-from services.launcher.gpus import Gpu, Gpus, ThisMachine, Torch, parse_smi, runs_on
+from services.launcher.gpus import Gpu, Gpus, Torch, parse_smi, runs_on
 
 H100 = Gpu(name="NVIDIA H100 80GB HBM3", memory_mib=81559, capability=(9, 0))
 TORCH = Torch(version="2.13.0", cuda="12.9", count=2, architectures=("sm_80", "sm_90", "compute_90"), nccl="2.27.5")
@@ -141,40 +141,6 @@ def test_the_rows_and_the_head_of_nvidia_smi_are_read() -> None:
     assert parse_smi("", "", None) == Gpus()
 
 
-@pytest.mark.parametrize(
-    ("script", "want"),
-    [
-        (
-            "echo 'NVIDIA-SMI has failed: driver not loaded'; exit 9",
-            "nvidia-smi: NVIDIA-SMI has failed: driver not loaded",
-        ),
-        ("exit 3", "nvidia-smi: exit code 3"),
-    ],
-)
-def test_a_driver_that_does_not_answer_is_told_in_its_own_words(
-    script: str, want: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(gpus, "ask_torch", lambda: None)
-    assert ThisMachine().look() == Gpus(problem=want)
-
-
-def test_what_nvidia_smi_prints_is_what_the_probe_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = (
-        f"#!/bin/sh\ncase \"$1\" in --query-gpu*) printf '{ROWS}';; -L) printf '{LIST}';; *) printf '{HEADER}';; esac\n"
-    )
-    (tmp_path / "nvidia-smi").write_text(program.replace("\n'", "'"))
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(gpus, "ask_torch", lambda: TORCH)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert ThisMachine().look() == BOX
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert ThisMachine().look() == replace(BOX, visible=("1",))
-
-
 def test_a_gpu_that_is_cut_into_slices_is_listed_by_these() -> None:
     assert gpus.parse_list(LIST) == ("0", "1")
     assert gpus.parse_list(CUT) == ("MIG-1a", "MIG-1b", "1")
@@ -188,13 +154,6 @@ def test_without_nvidia_smi_device_files_are_counted(tmp_path: Path, monkeypatch
     assert gpus.visible_here({}) == ("0", "1")
     assert gpus.visible_here({"CUDA_VISIBLE_DEVICES": "1"}) == ("1",)
     assert gpus.visible_here({"CUDA_VISIBLE_DEVICES": ""}) == ()
-
-
-def test_this_machine_is_looked_at_whatever_it_has() -> None:
-    found = ThisMachine().look()
-    assert found.torch is not None
-    assert found.torch.version.startswith("2.")
-    assert bool(found.torch.count) <= bool(found.gpus)
 
 
 def test_a_worker_takes_a_gpu_by_default_where_vllm_is_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

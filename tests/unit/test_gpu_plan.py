@@ -172,18 +172,5 @@ def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: GpuPlan, ranks:
     return {spec.name: spec.env.get("CUDA_VISIBLE_DEVICES") for spec in made}
 
 
-def test_ranks_see_the_learners_gpus_and_the_rollout_server_the_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpus = GpuPlan(visible=("4", "5", "6", "7"), learner=(0, 1), workers=(2, 3))
-    assert specs(tmp_path, monkeypatch, gpus, ranks=2) == {
-        "rollout_server": "6,7",
-        "learner": "4,5",
-        "learner-1": "4,5",
-        "scheduler": "4,5,6,7",
-        "evaluator": "4,5,6,7",
-    }
-
-
 def test_without_a_plan_children_see_what_the_launcher_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(specs(tmp_path, monkeypatch, GpuPlan(), ranks=1).values()) == {"4,5,6,7"}

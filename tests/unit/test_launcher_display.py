@@ -16,17 +16,11 @@ from bapo.config.tree import Config
 from bapo.fleet_client import WorkerStatus
 from bapo.formats import count, duration, oldest, percent
 from bapo.records import RunDirectory
-from bapo.token_sets import TokenSet
-from bapo.tokens import TOKEN, TOKEN_FILE, Keyring, Role
 from bapo.waiting import who_waits
-from services.launcher.crew import Interrupts
 from services.launcher.display import LineDisplay, LiveDisplay, make_display
-from services.launcher.session import Session
 from services.launcher.snapshot import Observer, ProcessLine, Snapshot
 from services.launcher.summary import change_text, evaluation_summary, summary
 from services.launcher.table import accuracies, render
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import new_store
 from tests.factories import make_fate
 from tests.unit.test_scheduler import STATUS
 
@@ -291,49 +285,6 @@ def test_in_a_terminal_the_view_is_live_and_messages_stay() -> None:
     display.close()
     assert isinstance(console.file, io.StringIO)
     assert "a word [not markup]" in console.file.getvalue()
-
-
-def test_the_observer_reads_records_and_survives_services_that_do_not_answer(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run")
-    observer = Observer(Config(), run)
-    observer.watch(buffer_url="http://127.0.0.1:9", fleet_url="http://127.0.0.1:9")
-    assert (observer.look().step, observer.look().left_s) == (0, None)
-    run.append_metrics(make_row(1))
-    run.append_evaluation(make_evaluation("cd34", 1, 0.5, rewards={"p": [1.0]}))
-    snapshot = observer.look()
-    assert (snapshot.step, snapshot.status, snapshot.workers) == (1, None, ())
-
-
-def test_the_observer_goes_on_with_the_token_that_took_the_place_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without an answer nothing seems to move, which ends a run where `stall_ends_run` is set."""
-    for name in (TOKEN, TOKEN_FILE):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("services.launcher.snapshot.SERVICE_EVERY_S", 0.0)
-    monkeypatch.setattr("bapo.tokens.LOOK_AGAIN_S", 0.0)
-    run, made = RunDirectory.create(tmp_path / "run"), TokenSet(tmp_path / "run" / "tokens")
-    made.create()
-    observer = Observer(Config(), run)
-    with serving(new_store("memory", ""), small_config(), Keyring(path=made.accepted_path)) as client:
-        observer.watch(buffer_url=client.url)
-        assert observer.look().silence == ""
-        made.rotate(Role.OPERATOR)
-        made.retire(Role.OPERATOR)
-        assert observer.look().silence == ""
-
-
-def test_a_launcher_asks_its_services_with_a_token_of_their_set_whatever_the_environment_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who has started another run in this shell has named that one's token there, as docs/buffer.md says."""
-    monkeypatch.setenv(TOKEN, "a-token-of-another-run")
-    run, made = RunDirectory.create(tmp_path / "run"), TokenSet(tmp_path / "run" / "tokens")
-    session = Session(Config(), run, make_display(Console(file=io.StringIO())), Interrupts())
-    with serving(new_store("memory", ""), small_config(), Keyring(path=made.accepted_path)) as client:
-        session._observer.watch(buffer_url=client.url)
-        snapshot = session._observer.look()
-    assert (snapshot.silence, snapshot.status is None) == ("", False)
 
 
 def test_a_run_that_has_ended_shows_how_long_it_took_and_nothing_left(tmp_path: Path) -> None:

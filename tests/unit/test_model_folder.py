@@ -97,14 +97,6 @@ def test_a_model_without_safetensors_is_refused_after_the_download(cache: Path) 
         fetch(MODEL, Hub(cache, offers=["config.json"]).download)
 
 
-def test_nothing_is_fetched_while_something_else_is_wrong(cache: Path, tmp_path: Path) -> None:
-    hub = Hub(cache, offers=["config.json", "model.safetensors"])
-    config = make_config(tmp_path, model={"path": MODEL}, buffer={"port": 0, "redis_url": "redis://127.0.0.1:1/0"})
-    with pytest.raises(Exception, match="no Redis answers"):
-        preflight(config, download=hub.download)
-    assert hub.asked == []
-
-
 def test_the_hub_is_asked_for_the_files_that_a_run_needs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(cache, offers=["config.json", "model.safetensors"])
     monkeypatch.setattr(

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from bapo.errors import FullError, UnavailableError
+from bapo.errors import FullError
 from buffer_service.memory_store import MemoryStore
 from buffer_service.pressure import Pressure
 from buffer_service.values import Memory, Readiness
 from tests.buffer_app import small_config
 from tests.buffer_setup import an_assembly, stored
-from tests.patience import wait_until
 
 MB = 1 << 20
 
@@ -264,33 +262,3 @@ def test_a_checkpoint_is_wanted_when_what_waits_for_one_fills_redis(
     store.commit(4, checkpointed)
     store.held = Memory(used=used_mb * MB, limit=limit_mb * MB)
     assert pressure_of(store).wants_checkpoint() is is_wanted
-
-
-def test_who_waits_for_a_look_that_fails_fails_with_it() -> None:
-    """Each after the other would wait as long for a Redis that hangs: the fortieth claim for a quarter of an hour."""
-    store, answers = Measured(), threading.Event()
-    pressure, said = pressure_of(store), []
-
-    def hang() -> None:
-        store.looks += 1
-        answers.wait(10)
-        raise UnavailableError("Redis does not answer")
-
-    def look() -> None:
-        with pytest.raises(UnavailableError) as found:
-            pressure.look()
-        said.append(str(found.value))
-
-    store.memory = hang  # type: ignore[method-assign, assignment]
-    threads = [threading.Thread(target=look) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: pressure._looking.locked())
-    time.sleep(0.2)  # the others wait by then
-    answers.set()
-    for thread in threads:
-        thread.join(30)
-    assert (said, store.looks) == (["Redis does not answer"] * 4, 1)
-    del store.memory  # type: ignore[method-assign]
-    pressure.look()
-    assert store.looks == 2, "who comes later asks anew"

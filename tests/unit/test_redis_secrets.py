@@ -8,7 +8,6 @@ import pytest
 
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
-from bapo.records import RunDirectory
 from bapo.redis_secrets import (
     PASSWORD,
     PASSWORD_FILE,
@@ -19,7 +18,6 @@ from bapo.redis_secrets import (
     with_password,
     without_password,
 )
-from services.launcher.processes import Starter
 
 
 @pytest.fixture(autouse=True)
@@ -111,14 +109,3 @@ def test_the_users_of_a_shared_redis_hold_no_password_and_few_rights(tmp_path: P
     assert (made.password_path.stat().st_mode & 0o777, made.users_path.stat().st_mode & 0o777) == (0o600, 0o644)
     made.create()
     assert made.password_path.read_text().strip() == password
-
-
-def test_a_password_of_another_redis_is_not_shown_to_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PASSWORD_FILE, "/etc/another")
-    starter = Starter(Config(), RunDirectory.create(tmp_path / "run"))
-    embedded = starter.buffer("unix://:hunter2@/run/redis.sock")
-    assert embedded.env[PASSWORD] == "hunter2"
-    assert PASSWORD_FILE not in embedded.env
-    assert embedded.argv[-2:] == ("--redis-timeout-s", "1800")  # a large append-only file takes its time
-    named = starter.buffer("redis://127.0.0.1:6379/0")
-    assert named.env[PASSWORD_FILE] == "/etc/another"
