@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 # GPU=1 installs CUDA builds instead of the CPU ones.
 REQUIREMENTS := $(if $(GPU),requirements/gpu.txt,requirements/torch-cpu.txt requirements/cpu.txt)
 
-.PHONY: setup demo test lint types contracts check base-model monitoring clean help
+.PHONY: setup demo test test-full lint types contracts check base-model monitoring clean help
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -30,8 +30,17 @@ $(VENV)/.installed: $(REQUIREMENTS) requirements/dev.txt pyproject.toml
 demo: setup ## post-train the shipped tiny model on Countdown with BAPO, all parts real
 	$(BIN)/bapo train deploy/configs/demo.toml --run.name auto
 
-test: setup ## all tests that need no GPU
-	$(BIN)/python -m pytest tests
+# One xdist worker per core; each has a Redis of its own and imports torch once.
+WORKERS ?= $(shell nproc)
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
+FAST_TIERS := tests/unit tests/contract tests/process tests/smoke
+
+test: setup ## what everybody runs: at most 8 minutes on two idle cores
+	$(PYTEST) $(FAST_TIERS)
+	@echo "left out: tests/full (variants, chaos, fuzz, browser, manifests; at most 25 minutes): make test-full"
+
+test-full: setup ## the tests that `make test` leaves out; OPTIONS="--stop-after 900 --since HEAD~1" begins with what changed
+	$(PYTEST) tests/full $(OPTIONS)
 
 lint: setup ## ruff
 	$(BIN)/ruff check .
@@ -43,7 +52,7 @@ types: setup ## mypy --strict on everything but tests and benchmarks
 contracts: setup ## who may import whom
 	$(BIN)/lint-imports
 
-check: lint types contracts test ## what CI runs
+check: lint types contracts test ## before a commit
 
 base-model: setup ## train the tiny base model again (about 5 minutes of one core)
 	$(BIN)/python -m models.train_base_model --out models/countdown-tiny

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import re
 import struct
 import sys
 from html.parser import HTMLParser
@@ -13,17 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from bapo.cli import app
-from bapo.comparison.bar_figures import chosen, migrations, training_bins
-from bapo.comparison.catalogue import CATALOGUE
-from bapo.comparison.cells import Table
-from bapo.comparison.gather import Compared, changed_keys, gather
-from bapo.comparison.line_figures import ablations, draw, filters, with_critic
-from bapo.comparison.page import as_markdown, write_comparison
-from bapo.comparison.series import Series, cumulative_rollouts, over_seeds, parts, response_length, reward
+from bapo.comparison.gather import Compared, gather
+from bapo.comparison.page import write_comparison
+from bapo.comparison.series import Series, over_seeds
 from bapo.errors import ConfigError
 from bapo.report import drawing
 from bapo.types import Origin
-from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
+from tests.made_up_runs import evaluation_row, fate, write_run
 from tests.unit.test_comparison import make_pair
 
 
@@ -48,71 +42,6 @@ def test_a_line_is_the_mean_over_seeds_with_their_range_at_shared_steps() -> Non
     assert line.best == (2, 3.0)
     assert over_seeds("x", [[(1, 0.0)], [(2, 0.0)]]) is None
     assert over_seeds("x", []) is None
-
-
-def test_lines_are_columns_of_the_records(tmp_path: Path) -> None:
-    rows = [metrics_row(1, reward_mean=0.5, x2=1), metrics_row(2, reward_mean=0.25, grad_norm=None)]
-    groups = {1: [fate("a", "0001", step=1)], 2: [fate("b", "0001", step=2), fate("a", "0001", step=1)]}
-    method = gather([write_run(tmp_path / "one", metrics=rows, groups=groups).path]).reference
-    found = reward(method)
-    assert found is not None
-    assert (found.label, found.steps, found.mean) == ("one", [1, 2], [0.5, 0.25])
-    rollouts, lengths = cumulative_rollouts(method), response_length(method)
-    assert rollouts is not None
-    assert lengths is not None
-    assert (rollouts.mean, lengths.mean) == ([4, 8], [10.0, 10.0])
-    assert parts(method)[Origin.X2].mean == [1.0, 0.0]
-
-
-def test_ablations_are_put_where_their_change_belongs(tmp_path: Path) -> None:
-    compared = make_ablation(tmp_path)
-    bapo, no_x2 = compared.methods[1:3]
-    assert changed_keys(bapo, no_x2) == {"algorithm.use_x2"}
-    with drawing.settings():
-        figure, filtered = ablations(compared), filters(compared)
-    assert not isinstance(figure, str)
-    assert [axes.get_title() for axes in figure.axes] == ["buffer subsets"]
-    assert [line.get_label() for line in figure.axes[0].get_lines()] == ["bapo", "bapo-no-x2"]
-    assert not isinstance(filtered, str)
-    assert [axes.get_title() for axes in filtered.axes] == ["gradient norm", "held-out accuracy"]
-
-
-def test_a_migration_matrix_counts_in_every_cell_and_names_both_directions(tmp_path: Path) -> None:
-    with drawing.settings():
-        figure = migrations(make_ablation(tmp_path))
-    assert not isinstance(figure, str)
-    first = next(axes for axes in figure.axes if axes.get_title().startswith("grpo, cd4"))
-    # p rises from 0/4 to 1/4, q falls from 1/4 to 0.
-    assert first.get_title() == "grpo, cd4\nbetter 50%, worse 50%"
-    assert sorted((*text.get_position(), text.get_text()) for text in first.texts) == [(0, 1, "1"), (1, 0, "1")]
-    better, worse = (patch.get_alpha() for patch in first.patches)
-    assert better == worse  # as many prompts, as strong a colour
-
-
-def test_figures_of_many_pictures_take_the_reference_bapo_and_dapo_first(tmp_path: Path) -> None:
-    for name in ("plain", "x", "y", "dapo", "z", "bapo"):
-        write_run(tmp_path / f"{name}-s1")
-    compared = gather([tmp_path / f"{name}-s1" for name in ("plain", "x", "y", "dapo", "z", "bapo")])
-    assert [method.name for method in chosen(compared)] == ["plain", "bapo", "dapo", "x"]
-
-
-def test_what_the_records_do_not_hold_is_said(tmp_path: Path) -> None:
-    compared = gather([write_run(tmp_path / "one", groups={1: [fate("a", "0001", step=1)]}).path])
-    reasons = [(entry.number, drawn) for entry in CATALOGUE if isinstance(drawn := entry.draw(compared), str)]
-    assert [number for number, _ in reasons] == [1, 2, 3, 5, 6, 7, 10, 12, 13, 15, 16]
-    assert all(reason for _, reason in reasons)
-    assert with_critic(compared) == "it needs PPO and BA-PPO (methods with a critic), and no run here has one"
-    assert training_bins(compared) == "no training prompt came twice: the run is shorter than an epoch"
-
-
-def test_the_catalogue_has_every_figure_of_the_paper_once_and_the_documentation_too() -> None:
-    assert [entry.number for entry in CATALOGUE] == list(range(1, 17))
-    text = (Path(__file__).parents[2] / "docs" / "study.md").read_text(encoding="utf-8")
-    assert [int(number) for number in re.findall(r"^\| Fig\. (\d+) \|", text, re.MULTILINE)] == list(range(1, 17))
-
-
-def test_thirty_two_lines_of_a_figure_differ() -> None:
-    assert len({tuple(drawing.line_style(index).values()) for index in range(32)}) == 32
 
 
 class Outside(HTMLParser):
@@ -148,12 +77,6 @@ def test_the_page_opens_offline_and_links_only_to_files_beside_it(report: Path) 
     assert "#010203" not in text  # ink follows the page
 
 
-def test_the_page_names_the_figures_that_are_not_there(report: Path) -> None:
-    text = report.read_text()
-    assert "Figure 2, On- and off-policy frameworks: it is a drawing of the framework" in text
-    assert "Figure 16, Batch adaptation with a critic: it needs PPO and BA-PPO" in text
-
-
 def test_every_figure_is_a_png_and_a_pdf(report: Path) -> None:
     pictures = sorted(path.name for path in (report.parent / "figures").iterdir())
     numbers = (1, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
@@ -163,15 +86,6 @@ def test_every_figure_is_a_png_and_a_pdf(report: Path) -> None:
         assert content[:8] == b"\x89PNG\r\n\x1a\n"
         assert struct.unpack(">I", content[16:20])[0] > 800  # pixels wide
     assert all(path.read_bytes()[:5] == b"%PDF-" for path in (report.parent / "figures").glob("*.pdf"))
-
-
-def test_tables_are_written_for_other_programs(report: Path) -> None:
-    with (report.parent / "tables" / "table-1.csv").open() as file:
-        rows = list(csv.reader(file))
-    assert rows[0][:3] == ["method", "seeds", "cd4"]
-    assert [row[0] for row in rows[1:]] == ["base model", "grpo", "bapo", "bapo-no-x2", "bapo-uniform"]
-    table = Table(key="t", title="T", header=("a", "b"), rows=(("1", "2"),), note="N")
-    assert as_markdown(table) == "### T\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\nN\n"
 
 
 # -- commands
@@ -218,11 +132,3 @@ def test_without_matplotlib_a_report_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # what an import of a missing package finds
     with pytest.raises(ConfigError, match=r"pip install 'bapo\[records\]'"):
         drawing.settings()
-
-
-def test_lines_without_points_are_left_out() -> None:
-    with drawing.settings():
-        figure, axes = drawing.canvas("x", "y")
-        draw(axes, [None, Series(label="a", steps=[1], mean=[2.0], low=[2.0], high=[2.0])], star=True)
-    assert next(line.get_label() for line in axes.get_lines()) == "a"
-    assert figure.axes == [axes]

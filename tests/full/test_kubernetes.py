@@ -6,25 +6,14 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-import bapo
 from bapo.config.load import load_config
 from bapo.config.tree import Config
 from tests.manifests import K8S, OVERLAYS, REPOSITORY, Manifest, build, containers, of_kind, pods
 
-PORTS = {
-    "bapo-buffer": Config().buffer.port,
-    "bapo-rollout": Config().rollout.port,
-    "bapo-learner": Config().learner.port,
-    "bapo-scheduler": Config().scheduler.port,
-    "bapo-evaluator": Config().evaluation.port,
-}
 KEEPS_ACCOUNT = {"RayCluster/bapo-ray"}
 """KubeRay's autoscaler runs beside the head and asks the API server for pods."""
 
@@ -70,44 +59,11 @@ def test_every_pod_is_restricted(overlay: str) -> None:
             assert "memory" in each["resources"]["limits"], f"{where} {each['name']}"
 
 
-SAMPLES = {"cpu-demo": "bapo-rollout", "keda": "bapo-ray-node", "gpu": "bapo-ray-worker"}
-"""Label of the pods in which engines sample and verifiers grade."""
-
-
-@pytest.mark.parametrize("overlay", SAMPLES)
-def test_what_killed_verifiers_leave_is_waited_for(overlay: str) -> None:
-    """Process 1 of such a container is a rollout server or Ray, which wait for their own children alone: each verifier
-    that is killed would leave what it had started as zombies, until the pod may have no further process."""
-    found = [
-        template["spec"].get("shareProcessNamespace", False)
-        for _, template in pods(build(overlay))
-        if template["metadata"]["labels"]["app.kubernetes.io/name"] == SAMPLES[overlay]
-    ]
-    assert found == [True]
-
-
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_namespace_refuses_pods_that_are_not(overlay: str) -> None:
     labels = of_kind(overlay, "Namespace")["bapo"]["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
     assert {found["metadata"].get("namespace", "bapo") for found in build(overlay)} == {"bapo"}
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_ports_are_those_of_the_code(overlay: str) -> None:
-    seen = set()
-    for _, template in pods(build(overlay)):
-        name = labels_of(template)["app.kubernetes.io/name"]
-        if name in PORTS:
-            assert PORTS[name] in ports_by_name(template).values(), name
-            seen.add(name)
-        for each in template["spec"]["containers"]:
-            for argument in each.get("args", []):
-                for port in re.findall(r"--port=(\d+)", argument):
-                    assert int(port) in (*PORTS.values(), 6379)
-                for host, port in re.findall(r"http://([a-z-]+):(\d+)", argument):
-                    assert PORTS[host] == int(port), argument
-    assert seen == PORTS.keys()
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -124,27 +80,6 @@ def test_every_service_leads_to_a_port_of_a_pod(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_selector_selects_something(overlay: str) -> None:
-    templates = [labels_of(template) for _, template in pods(build(overlay))]
-    services = [
-        found["metadata"]["labels"] for found in of_kind(overlay, "Service").values() if "labels" in found["metadata"]
-    ]
-    for found in build(overlay):
-        spec, name = found.get("spec", {}), f"{found['kind']}/{found['metadata']['name']}"
-        if found["kind"] in ("PodDisruptionBudget", "PodMonitor"):
-            assert any(selects(spec["selector"], labels) for labels in templates), name
-        if found["kind"] == "ServiceMonitor":
-            assert any(selects(spec["selector"], labels) for labels in services), name
-        if found["kind"] == "NetworkPolicy":
-            assert any(selects(spec["podSelector"], labels) for labels in templates), name
-            for rule in spec.get("ingress", []):
-                inside = [peer for peer in rule["from"] if "namespaceSelector" not in peer]
-                assert all(any(selects(p["podSelector"], labels) for labels in templates) for p in inside), name
-        if found["kind"] in ("Deployment", "StatefulSet"):
-            assert selects(spec["selector"], spec["template"]["metadata"]["labels"]), name
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_whoever_calls_somebody_is_let_in(overlay: str) -> None:
     policies = of_kind(overlay, "NetworkPolicy")
     for where, template in pods(build(overlay)):
@@ -158,22 +93,6 @@ def test_whoever_calls_somebody_is_let_in(overlay: str) -> None:
                     where,
                     callee,
                 )
-
-
-@pytest.mark.parametrize("overlay", ["monitoring", "gpu-monitoring", "keda"])
-def test_monitors_name_ports_that_are_there(overlay: str) -> None:
-    services = of_kind(overlay, "Service")
-    assert of_kind(overlay, "ServiceMonitor").keys() | of_kind(overlay, "PodMonitor").keys() == PORTS.keys()
-    for name, monitor in of_kind(overlay, "ServiceMonitor").items():
-        assert {e["port"] for e in monitor["spec"]["endpoints"]} <= {p["name"] for p in services[name]["spec"]["ports"]}
-    for monitor in of_kind(overlay, "PodMonitor").values():
-        selector = monitor["spec"]["selector"]
-        for template in (t for _, t in pods(build(overlay)) if selects(selector, labels_of(t))):
-            assert {e["port"] for e in monitor["spec"]["podMetricsEndpoints"]} <= ports_by_name(template).keys()
-    allowed = {
-        port["port"] for port in of_kind(overlay, "NetworkPolicy")["bapo-metrics"]["spec"]["ingress"][0]["ports"]
-    }
-    assert allowed == set(PORTS.values())
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -244,55 +163,12 @@ def test_a_pod_holds_its_own_token_alone(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_images_are_of_this_version_and_ours_are_the_same_everywhere(overlay: str) -> None:
-    by_name: dict[str, set[str]] = {}
-    for _, template in pods(build(overlay)):
-        for each in containers(template):
-            name, _, tag = each["image"].partition(":")
-            by_name.setdefault(name, set()).add(tag)
-    assert by_name.pop("redis") == {"7.4.2-bookworm"}
-    assert set(map(frozenset, by_name.values())) == {frozenset({bapo.__version__})}
-    ending = "-gpu" if overlay.startswith("gpu") else ""
-    assert by_name.keys() == {"bapo-buffer", f"bapo-learner{ending}", f"bapo-rollout{ending}"}
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_buffer_waits_for_redis_as_long_as_its_start_may_take(overlay: str) -> None:
     """One that ended before would be started again after ever longer pauses, up to five minutes."""
     (buffer,) = containers(of_kind(overlay, "Deployment")["bapo-buffer"]["spec"]["template"])[-1:]
     probe = buffer["startupProbe"]
     (waits,) = (float(arg.partition("=")[2]) for arg in buffer["args"] if arg.startswith("--redis-timeout-s="))
     assert 300 < waits < probe["periodSeconds"] * probe["failureThreshold"]
-
-
-def test_redis_is_the_same_as_in_compose() -> None:
-    compose = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]["redis"]
-    container = of_kind("cpu-demo", "StatefulSet")["bapo-redis"]["spec"]["template"]["spec"]["containers"][0]
-    assert container["image"] == compose["image"]
-    plain = re.sub(r"\$\{\w+:-(\w+)\}", r"\1", compose["command"])
-    assert set(re.findall(r"--[a-z-]+", " ".join(container["args"]))) - {"--dir"} == set(
-        re.findall(r"--[a-z-]+", plain)
-    )
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_configuration_is_ours_and_leads_to_the_buffer(overlay: str) -> None:
-    built = of_kind(overlay, "ConfigMap")["bapo-config"]["data"]["run.toml"]
-    assert tomllib.loads(built)
-    config = config_of(overlay)
-    assert config.buffer.url == "http://bapo-buffer:8700"
-    ports = (config.buffer, config.rollout, config.learner, config.scheduler, config.evaluation)
-    assert [section.port for section in ports] == list(PORTS.values())
-
-
-@pytest.mark.parametrize(
-    ("overlay", "more"), [("cpu-demo", {"buffer"}), ("keda", {"buffer", "autoscaling", "rollout"})]
-)
-def test_the_demo_is_the_demo(overlay: str, more: set[str]) -> None:
-    here = tomllib.loads((K8S / "overlays" / overlay / "run.toml").read_text())
-    demo = tomllib.loads((REPOSITORY / "deploy" / "configs" / "demo.toml").read_text())
-    assert {key for key in here if here[key] != demo.get(key)} == more
-    assert {key: value for key, value in here["rollout"].items() if key != "host"} == demo["rollout"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -327,36 +203,6 @@ def test_variables_of_ours_are_read_by_the_code(overlay: str) -> None:
                 assert not name.startswith("BAPO_") or f'"{name}"' in code, f"{where}: {name}"
 
 
-def ray_cluster() -> dict[str, Any]:
-    return dict(of_kind("gpu", "RayCluster")["bapo-ray"]["spec"])
-
-
-def test_the_worker_group_is_between_its_bounds_which_are_the_fleets() -> None:
-    """No CRD says this: KubeRay takes a minimum above the maximum and then does nothing."""
-    (group,), config = ray_cluster()["workerGroupSpecs"], config_of("gpu")
-    assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-    assert group["minReplicas"] == config.autoscaling.min_workers
-    assert group["maxReplicas"] == (config.autoscaling.max_workers or config.rollout.max_workers)
-    assert config.autoscaling.actuator == "fleet"
-
-
-def test_the_ray_cluster_runs_the_ray_that_is_installed_and_holds_one_worker_per_pod() -> None:
-    cluster = ray_cluster()
-    pins = (REPOSITORY / "requirements" / "gpu.txt").read_text().splitlines()
-    assert f"ray=={cluster['rayVersion']}" in pins
-    assert config_of("gpu").rollout.worker_resources == {"GPU": 1}
-    (worker,) = cluster["workerGroupSpecs"][0]["template"]["spec"]["containers"]
-    assert worker["resources"]["limits"]["nvidia.com/gpu"] == "1"
-    head = cluster["headGroupSpec"]
-    assert (head["rayStartParams"]["num-cpus"], head["rayStartParams"]["num-gpus"]) == ("0", "0")
-    images = {
-        each["image"]
-        for template in (head["template"], cluster["workerGroupSpecs"][0]["template"])
-        for each in containers(template)
-    }
-    assert len(images) == 1
-
-
 @pytest.mark.parametrize("overlay", ["gpu", "gpu-monitoring"])
 def test_the_learner_has_a_gpu_for_each_rank_and_memory_that_ranks_share(overlay: str) -> None:
     template = of_kind(overlay, "Job")["bapo-learner"]["spec"]["template"]
@@ -382,41 +228,3 @@ def test_keda_scales_the_nodes_within_the_bounds_of_the_fleet_on_a_metric_that_i
     sources = [path.read_text() for path in (REPOSITORY / "bapo").rglob("*.py")]
     assert any(f'"{metric}"' in source for source in sources)
     assert (trigger["metricType"], trigger["metadata"]["threshold"]) == ("AverageValue", "1")
-
-
-def test_the_mixture_of_jobs_and_services_matches_what_ends_by_itself() -> None:
-    assert of_kind("cpu-demo", "Job").keys() == {"bapo-create", "bapo-learner", "bapo-scheduler", "bapo-evaluator"}
-    for name, job in of_kind("cpu-demo", "Job").items():
-        if name != "bapo-create":
-            fail = job["spec"]["podFailurePolicy"]["rules"][1]["onExitCodes"]
-            assert (fail["containerName"], fail["values"]) == (name.removeprefix("bapo-"), [2, 4])
-
-
-def test_the_pod_to_copy_with_fills_what_the_run_reads() -> None:
-    (pod,) = yaml.safe_load_all((K8S / "copy.yaml").read_text())
-    learner = of_kind("gpu", "Job")["bapo-learner"]["spec"]["template"]["spec"]
-    assert pod["spec"]["securityContext"] == learner["securityContext"]
-    (copy,), (reader,) = pod["spec"]["containers"], learner["containers"]
-    assert copy["securityContext"] == reader["securityContext"]
-    assert copy["image"] == f"bapo-buffer:{bapo.__version__}"
-    assert claims_at(pod["spec"]).items() <= claims_at(learner).items()
-    folder, _, _ = config_of("gpu").model.path.rpartition("/")
-    assert claims_at(pod["spec"])[folder] == "bapo-models"
-    assert not any(mount.get("readOnly") for mount in copy["volumeMounts"])
-
-
-def claims_at(spec: Manifest) -> dict[str, str]:
-    """Path in the first container -> claim."""
-    claims = {
-        volume["name"]: volume["persistentVolumeClaim"]["claimName"]
-        for volume in spec["volumes"]
-        if "persistentVolumeClaim" in volume
-    }
-    mounts = spec["containers"][0]["volumeMounts"]
-    return {mount["mountPath"]: claims[mount["name"]] for mount in mounts if mount["name"] in claims}
-
-
-def test_alerts_are_those_of_prometheus() -> None:
-    rule = yaml.safe_load((K8S / "components" / "monitoring" / "rules.yaml").read_text())
-    plain = yaml.safe_load(Path(REPOSITORY / "deploy" / "prometheus" / "rules.yml").read_text())
-    assert rule["spec"] == plain

@@ -227,11 +227,3 @@ def test_no_redis_is_one_clear_message(run: RunDirectory) -> None:
     code, message = refused(run)
     assert code == 2
     assert "no Redis is named: write buffer.redis_url" in message
-
-
-def test_help_shows_examples() -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "buffer_service", "--help"], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert "--redis-url" in shown.stdout
-    assert "python -m buffer_service --config outputs/demo/config.toml" in shown.stdout

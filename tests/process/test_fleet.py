@@ -204,14 +204,6 @@ def test_a_worker_that_keeps_crashing_stops_the_server_with_one_message(
     assert memory.num_queued == 8, "nothing was lost"
 
 
-def test_help_shows_examples() -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "rollout_server", "--help"], capture_output=True, text=True, check=True
-    ).stdout
-    assert "RAY_ADDRESS=" in shown
-    assert "--buffer-url" in shown
-
-
 @pytest.mark.timeout(900)  # two starts of an engine, each a minute of one idle core
 def test_real_vllm_in_ray_actors_samples_survives_a_kill_takes_weights_and_leaves_no_process(
     start: StartServer, buffer: tuple[MemoryBuffer, str], tmp_path: Path

@@ -96,14 +96,6 @@ def test_a_deaf_child_is_killed_with_what_it_started(start: Callable[..., Child]
     wait_until(lambda: has_ended(grandchild))
 
 
-def test_a_user_in_a_hurry_waits_for_no_grace(start: Callable[..., Child], tmp_path: Path) -> None:
-    child = start("import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)")
-    wait_until(lambda: "up" in (tmp_path / "part.log").read_text())
-    began = time.monotonic()
-    end([child], grace_s=30.0, is_hurried=lambda: True)
-    assert time.monotonic() - began < 15, "not after the grace"
-
-
 def test_a_child_dies_with_its_launcher_even_by_kill_9(tmp_path: Path) -> None:
     code = f"""
 import sys, time
@@ -177,33 +169,6 @@ def test_a_log_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None
     spec = ProcessSpec(name="redis", argv=("true",), env={}, log_path=tmp_path / "no" / "log", is_ready=lambda: True)
     with pytest.raises(StorageError, match="cannot write"):
         Child(spec)
-
-
-@pytest.mark.parametrize(
-    ("log", "want"),
-    [
-        ("", "it wrote nothing"),
-        ("one\n\ntwo\n\n", "two"),
-        (
-            "12:00 INFO learner: step 3\n12:01 ERROR bapo.process: DivergenceError: batch 4 has a loss of nan\nbye\n",
-            "DivergenceError: batch 4 has a loss of nan",
-        ),
-        (
-            'Traceback (most recent call last):\n  File "x.py"\nbapo.errors.StorageError: cannot write x: full\n',
-            "StorageError: cannot write x: full",
-        ),
-        ("ValueError: first\nraylet: Failed to register\nKeyError: 'last'\n", "KeyError: 'last'"),
-        ("Bind: Address already in use\nFatal: cannot continue\nstack\n", "Fatal: cannot continue"),
-    ],
-)
-def test_the_last_words_of_a_log_are_its_error(tmp_path: Path, log: str, want: str) -> None:
-    path = tmp_path / "part.log"
-    path.write_text(log)
-    assert failure.last_words(path) == want
-
-
-def test_a_missing_log_is_said_to_be_missing(tmp_path: Path) -> None:
-    assert "No such file" in failure.last_words(tmp_path / "gone.log")
 
 
 def test_a_failure_names_the_process_its_code_its_reason_and_a_way_out(start: Callable[..., Child]) -> None:

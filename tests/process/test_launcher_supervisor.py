@@ -18,7 +18,7 @@ from bapo.errors import RankLostError
 from services.launcher import supervisor
 from services.launcher.child import Child, ProcessSpec, Restarts, end, kill_descendants
 from services.launcher.crew import all_ended
-from services.launcher.supervisor import FOLLOWS_S, ChildFailedError, Supervisor
+from services.launcher.supervisor import ChildFailedError, Supervisor
 from tests.patience import has_ended, wait_until
 
 LONG = "import time; time.sleep(60)"
@@ -185,15 +185,6 @@ def test_without_restarts_the_first_death_ends_the_run(parts: Parts) -> None:
         parts.supervisor(SupervisionConfig(max_restarts=0)).look(parts.children)
 
 
-def test_a_second_start_has_its_further_arguments(parts: Parts, tmp_path: Path) -> None:
-    code = "import sys, time; print(sys.argv[1:], flush=True); time.sleep(60)"
-    child = parts.start(code, again=lambda: ("--port", "8701"))
-    wait_until(lambda: "[]" in log_of(child))
-    kill(child)
-    parts.supervisor().look(parts.children)
-    wait_until(lambda: "['--port', '8701']" in log_of(child))
-
-
 def test_a_team_begins_again_together_and_its_cause_is_the_one_that_was_killed(parts: Parts) -> None:
     fails_in_its_wake = parts.start("raise SystemExit(1)", name="rank-0", restarts=Restarts.KILLED, team="ranks")
     killed = parts.start(name="rank-1", restarts=Restarts.KILLED, team="ranks")
@@ -242,31 +233,6 @@ def test_a_rank_that_left_as_somebody_asked_it_to_is_the_cause_and_not_the_one_t
     with pytest.raises(ChildFailedError) as failed:
         parts.supervisor().look(parts.children)
     assert failed.value.child is left
-
-
-def test_a_rank_whose_team_mate_is_stopped_is_all_that_can_be_told_of(parts: Parts) -> None:
-    lost = parts.start(LOST, name="rank-0", restarts=Restarts.KILLED, team="ranks")
-    parts.start(name="rank-1", restarts=Restarts.KILLED, team="ranks")
-    lost.process.wait()
-    supervisor = parts.supervisor()
-    assert not supervisor.look(parts.children)
-    parts.clock.now += FOLLOWS_S
-    with pytest.raises(ChildFailedError) as failed:
-        supervisor.look(parts.children)
-    assert failed.value.child is lost
-
-
-def test_a_rank_that_fails_is_the_cause_when_no_other_one_ends(parts: Parts) -> None:
-    failed = parts.start("raise SystemExit(1)", name="rank-1", restarts=Restarts.KILLED, team="ranks")
-    parts.start(name="rank-0", restarts=Restarts.KILLED, team="ranks")
-    failed.process.wait()
-    supervisor = parts.supervisor()
-    parts.clock.now += 60.0  # long before the death was seen
-    assert not supervisor.look(parts.children)
-    parts.clock.now += FOLLOWS_S
-    with pytest.raises(ChildFailedError) as found:
-        supervisor.look(parts.children)
-    assert found.value.child is failed
 
 
 def test_what_the_dead_had_started_is_gone_before_it_starts_again(parts: Parts) -> None:

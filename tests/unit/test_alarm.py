@@ -76,15 +76,6 @@ def test_no_alarm(cell: Cell) -> None:
     assert text_of(cell) is None
 
 
-def test_the_worst_age_is_named_before_its_subset() -> None:
-    cells = [
-        make_cell(Origin.X1, 1, tv=0.10),  # twice the limit
-        make_cell(Origin.X3, None, ess=0.05),  # a tenth of the limit, of all ages together
-        make_cell(Origin.X3, 3, ess=0.1),
-    ]
-    assert str(text_of(*cells)).startswith("x3 of age 3 (4 groups): ess=0.10")
-
-
 def test_a_subset_that_stays_far_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     log = QuietLog(quiet_steps=20)
     for step in range(1, 43):

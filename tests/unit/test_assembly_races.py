@@ -48,18 +48,6 @@ class TakenMeanwhile(MemoryStore):
         return super().fresh_requests(group_ids)
 
 
-def test_a_hard_prompt_whose_group_is_gone_meanwhile_does_not_enter_b_bad() -> None:
-    setup = Setup(store=TakenMeanwhile)
-    setup.fill("a", "b", rewards="00000000")
-    setup.store.taken = "g-a"
-    assert assemble(Assembler(setup.store, setup.composer, setup.config), 1) is None
-    assert setup.store.readiness(1).assembled == 0
-    setup.store.taken = ""
-    setup.fill("c", rewards="00000000")
-    assert assemble(Assembler(setup.store, setup.composer, setup.config), 1) is not None
-    assert sorted(setup.store.bad_prompts()) == ["b", "c"]
-
-
 def test_a_stale_group_that_is_gone_meanwhile_is_not_asked_again() -> None:
     setup = Setup(store=TakenMeanwhile, slack=1)
     setup.fill("a", "b")

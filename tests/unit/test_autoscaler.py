@@ -174,19 +174,6 @@ def test_outside_actuators_are_told_and_the_fleet_is_left_alone() -> None:
     assert rig.scaler.refusal == ""
 
 
-def test_in_a_cluster_there_are_as_many_workers_as_there_is_room_for() -> None:
-    rig = Rig(room=4, actuator="external")
-    rig.starve(1)
-    assert rig.fleet.scaled == [4]
-    rig.room = 0
-    rig.starve(1)
-    assert rig.fleet.scaled == [4, 1]
-    rig.room = 99
-    rig.starve(1)
-    assert rig.fleet.scaled == [4, 1, 6], "rollout.max_workers"
-    assert "room" in rig.scaler.refusal
-
-
 def test_one_of_several_servers_counts_the_workers_of_the_others() -> None:
     rig = Rig(actuator="external", max_workers=5)
     rig.fleet.prefix = "here-"
@@ -198,23 +185,4 @@ def test_one_of_several_servers_counts_the_workers_of_the_others() -> None:
     assert rig.scaler._desired == 4
     rig.starve(60)
     assert rig.gauge("bapo_rollout_desired_workers") == 5
-    assert rig.fleet.scaled == []
-
-
-def test_by_hand_the_metric_says_what_was_asked_for() -> None:
-    rig = Rig(actuator="off")
-    rig.fleet.scale(3)
-    rig.starve(30)
-    assert rig.fleet.scaled == [3]
-    assert rig.gauge("bapo_rollout_desired_workers") == 3
-    assert rig.reason() == ["off"]
-
-
-def test_nobody_waits_before_the_first_step_and_behind_the_last() -> None:
-    rig = Rig(actuator="fleet")
-    for step in (0, 101):
-        rig.state = replace(rig.state, step=step, assembled_step=0)
-        for _ in range(100):
-            rig.now += 1.0
-            rig.scaler.turn()
     assert rig.fleet.scaled == []

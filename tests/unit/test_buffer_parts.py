@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import socket
-import threading
 from dataclasses import replace
 
 import msgspec
 import pytest
 
-from bapo.errors import ContractError
 from bapo.maps import fate_map
 from bapo.messages import WorkerLeases
-from bapo.types import Origin, Purpose
-from buffer_service.codec import pack, pack_record, unpack, unpack_record
-from buffer_service.demand import Demand
+from bapo.types import Origin
+from buffer_service.codec import pack_record, unpack, unpack_record
 from buffer_service.reasons import is_ready, why_not_yet
-from buffer_service.redis_sockets import send_pieces
 from buffer_service.values import Readiness
 from tests.buffer_app import small_config
 from tests.buffer_setup import STATUS, answer, incoming
@@ -46,41 +41,6 @@ def test_without_slack_the_reason_names_the_requests_of_the_step() -> None:
     )
 
 
-@pytest.mark.parametrize(("left", "is_over"), [(None, False), (1, False), (0, True), (-1, True)])
-def test_a_round_is_over_at_none_left_and_below_as_earlier_versions_may_have_left_it(
-    left: int | None, is_over: bool
-) -> None:
-    config = small_config(cadence={"v": 1, "m": 1, "slack": 0, "wait_for_reevaluation": True})
-    nothing = dict.fromkeys(Purpose, 0)
-    ready = replace(READY, num_fresh=4, round_left=left)
-    status = replace(STATUS, workers={}, leased=nothing, queued=nothing)
-    assert is_ready(4, ready, config, 4) is is_over
-    assert (why_not_yet(4, ready, status, config, 4) == "step 4 is being assembled") is is_over
-
-
-def test_the_reason_names_failures() -> None:
-    ready = replace(READY, failures_in_a_row=3, last_failure="verifier: it hung")
-    assert why_not_yet(4, ready, replace(STATUS, workers={}), small_config(), 4).endswith(
-        "; 3 groups failed in a row, last: verifier: it hung"
-    )
-
-
-def test_the_reason_of_another_round_says_what_the_rounds_before_gave() -> None:
-    demand = Demand(4, rounds=2, most=4, found=37, wanted=64, num_fresh=128)
-    status = replace(STATUS, workers={}, demand=demand.sentence)
-    ready = replace(READY, num_fresh=80)
-    assert not is_ready(4, ready, small_config(), 128)
-    assert why_not_yet(4, ready, status, small_config(), 128) == (
-        "round 2 of 4: 37/64 informative groups; 80/128 fresh groups, 1 leased, 2 queued"
-    )
-
-
-@pytest.mark.parametrize("value", [1 << 70, "\ud800", {1, 2}])
-def test_what_msgpack_has_no_word_for_is_a_contract_error(value: object) -> None:
-    with pytest.raises(ContractError, match="a value cannot be stored"):
-        pack({"answer": value})
-
-
 def test_a_record_is_a_row_of_fifteen_and_comes_back() -> None:
     """push.lua reads the 6th, 11th and 15th field, and Redis' msgpack knows texts but no bytes."""
     record = msgspec.structs.replace(incoming(answer(make_request(prompt_id="a"))).record, outcome_chars="\0\xff")
@@ -88,42 +48,6 @@ def test_a_record_is_a_row_of_fifteen_and_comes_back() -> None:
     assert (len(row), row[5], row[10], row[14]) == (15, record.worker_id, record.claimed_at, record.checksum)
     assert unpack_record(pack_record(record)) == record
     assert record.outcomes == bytes((0, 255))
-
-
-@pytest.mark.parametrize(
-    ("last", "outcomes", "checksum"),
-    [([], b"", None), ([b"\0\1"], b"\0\1", None), (["\0\1"], b"\0\1", None), (["\0\1", 7], b"\0\1", 7)],
-)
-def test_records_of_older_versions_are_understood(last: list[object], outcomes: bytes, checksum: int | None) -> None:
-    row = ["g-a", "a", "fresh", 3, "", "w", 2, [1.0, 0], 12, 190, 1.5, 2, 0.5, *last]
-    record = unpack_record(pack(row))
-    assert (record.group_id, record.purpose, record.rewards, record.sample_s) == ("g-a", "fresh", (1.0, 0.0), 2.0)
-    assert (record.outcomes, record.checksum) == (outcomes, checksum)
-
-
-@pytest.mark.parametrize("pieces", [[b"a", b"", b"bc"], [b"x" * 3_000_000, b"y", memoryview(b"z" * 100_000)] * 2])
-def test_pieces_arrive_whole_and_in_order(pieces: list[bytes]) -> None:
-    left, right = socket.socketpair()
-    received = bytearray()
-
-    def receive() -> None:
-        while chunk := right.recv(1 << 16):
-            received.extend(chunk)
-
-    reader = threading.Thread(target=receive)
-    reader.start()
-    with left:
-        send_pieces(left, pieces)
-    reader.join()
-    right.close()
-    assert received == b"".join(pieces)
-
-
-def test_more_pieces_than_one_system_call_takes_arrive() -> None:
-    left, right = socket.socketpair()
-    with left, right:
-        send_pieces(left, [str(i % 10).encode() for i in range(1500)])
-        assert right.recv(4096) == (b"0123456789" * 150)
 
 
 # -- when a write has left Redis

@@ -82,15 +82,6 @@ def test_a_template_in_a_file_of_its_own_goes_first(model: Path) -> None:
     assert _rendered(model) == "Be <brief>."
 
 
-def test_of_several_named_templates_the_default_is_taken(model: Path) -> None:
-    _set_template(model, [{"name": "tool_use", "template": CHATML}, {"name": "default", "template": BREAKS}])
-    assert _rendered(model) == "Be <brief>."
-
-
-def test_a_tokenizer_without_a_template_has_none(model: Path) -> None:
-    assert chat_template(str(model), {}) is None
-
-
 def test_a_template_that_refuses_and_one_that_is_malformed_are_told(model: Path) -> None:
     _set_template(model, REFUSES)
     with pytest.raises(ConfigError, match="Conversation roles must alternate"):
@@ -162,23 +153,6 @@ def test_a_conversation_keeps_its_own_system_message(model: Path, tmp_path: Path
     prompts = make_task(path=str(path), tokenizer=str(model), system_prompt="Think.").prompts("train")
     own, given = [prompt.text.partition("<|im_end|>")[0] for prompt in prompts]
     assert (own, given) == ("<|im_start|>system\nBe <brief>.", "<|im_start|>system\nThink.")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"chat": True}, "has no chat template; leave chat out"),
-        ({"system_prompt": "Think."}, "row 1: a prompt that is text has no system message: set task.options.chat"),
-        ({"question_format": "Solve."}, r"question_format 'Solve.' must have the field \{prompt\}"),
-    ],
-)
-def test_an_option_that_would_be_without_effect_is_refused(
-    model: Path, tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
-    path = tmp_path / "train.jsonl"
-    path.write_text(json.dumps({"prompt": "1+1?", "answer": "2"}) + "\n")
-    with pytest.raises(ConfigError, match=message):
-        make_task(path=str(path), tokenizer=str(model), **options).prompts("train")
 
 
 def test_a_conversation_that_the_template_refuses_is_named_by_its_row(model: Path, tmp_path: Path) -> None:

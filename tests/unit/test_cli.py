@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typer.testing import CliRunner, Result
 
 from bapo.cli import app
 from bapo.commands.arguments import free_name, load_named, split_tokens
-from bapo.commands.runs import describe
 from bapo.config.load import dump_toml, load_config
 from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError, UnavailableError
@@ -53,16 +51,6 @@ def config_file(tmp_path: Path) -> Path:
 def test_every_command_explains_itself_with_an_example(command: list[str]) -> None:
     result = call(*command, "--help")
     assert (result.exit_code, "Example:" in result.output) == (0, True)
-
-
-def test_every_command_is_covered_here() -> None:
-    group = typer.main.get_command(app)
-    names = {
-        (name, *inner)
-        for name, command in group.commands.items()  # type: ignore[attr-defined]
-        for inner in ([(word,) for word in command.commands] if hasattr(command, "commands") else [()])
-    }
-    assert names == {tuple(command) for command in COMMANDS}
 
 
 @pytest.mark.parametrize(
@@ -139,26 +127,6 @@ def test_a_finished_run_is_not_resumed(config_file: Path, tmp_path: Path) -> Non
     assert "is finished: all 3 steps are trained" in str(refusal("train", "--resume", str(run.path)))
 
 
-def test_the_sums_of_a_run_are_told_before_it_starts(config_file: Path) -> None:
-    overrides = ["--algorithm.batch_size", "32", "--learner.minibatch_size", "10"]
-    text = describe(load_config([config_file], overrides), RunDirectory("outputs/x"))
-    assert "32 groups x 8 = 256 fresh responses per step" in text
-    assert "mini-batches of 10 groups -> at most 4 updates" in text
-
-
-def test_a_difference_is_shown_key_by_key(config_file: Path) -> None:
-    lines = call("config", "diff", str(config_file), "--learner.lr", "0.5").output.splitlines()
-    assert "learner.lr: 1e-06 -> 0.5" in lines
-    assert next(line for line in lines if line.startswith("run.num_steps: ")).endswith(" -> 3")
-    against = call("config", "diff", str(config_file), "--against", "grpo").output
-    assert "algorithm.name" in against
-
-
-def test_the_schema_names_every_section() -> None:
-    schema = json.loads(call("config", "schema").output)
-    assert {"algorithm", "learner", "rollout", "buffer"} <= set(schema["properties"])
-
-
 def evaluate_refusal(tmp_path: Path, config_file: Path, **options: Any) -> str:
     run = RunDirectory.create(tmp_path / "run", dump_toml(load_config([config_file], [])))
     for step in options.get("checkpoints", ()):
@@ -188,41 +156,6 @@ def test_scale_of_a_run_that_is_not_up_says_so(tmp_path: Path, config_file: Path
 def test_a_report_of_nothing_is_refused(tmp_path: Path, config_file: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", dump_toml(load_config([config_file], [])))
     assert "no finished step" in str(refusal("report", str(run.path)))
-
-
-def test_create_makes_the_run_directory_once_and_starts_nothing(tmp_path: Path) -> None:
-    arguments = ["create", "deploy/configs/smoke.toml", "--run.root", str(tmp_path), "--run.name", "one"]
-    assert call(*arguments).exit_code == 0
-    written = (tmp_path / "one" / "config.toml").read_text()
-    again = call(*arguments, "--run.num_steps", "7")
-    assert "keeps its configuration" in again.output
-    assert (tmp_path / "one" / "config.toml").read_text() == written
-
-
-def test_up_buffer_takes_a_small_batch_without_a_word_about_the_learner(tmp_path: Path) -> None:
-    shown = call("up", "buffer", "--run", str(tmp_path / "mine"), "--algorithm.batch_size", "4", "--dry-run")
-    config = tomllib.loads(shown.output)
-    assert (shown.exit_code, config["algorithm"]["batch_size"], config["run"]["name"]) == (0, 4, "mine")
-    assert not (tmp_path / "mine").exists()
-
-
-def test_up_buffer_numbers_its_runs(tmp_path: Path) -> None:
-    (tmp_path / "buffer-001").mkdir()
-    shown = call("up", "buffer", "--run.root", str(tmp_path), "--dry-run")
-    assert tomllib.loads(shown.output)["run"]["name"] == "buffer-002"
-
-
-def test_a_run_that_exists_keeps_its_configuration(tmp_path: Path) -> None:
-    RunDirectory.create(tmp_path / "mine", 'preset = "bapo"\n[algorithm]\nbatch_size = 128\n')
-    assert "leave out --algorithm.batch_size 4" in str(
-        refusal("up", "buffer", "--run", str(tmp_path / "mine"), "--algorithm.batch_size", "4")
-    )
-    shown = call("up", "buffer", "--run", str(tmp_path / "mine"), "--dry-run")
-    assert tomllib.loads(shown.output)["algorithm"]["batch_size"] == 128
-
-
-def test_run_belongs_to_up_buffer_alone(config_file: Path) -> None:
-    assert "belongs to `bapo up buffer`" in str(refusal("up", str(config_file), "--run", "outputs/x"))
 
 
 def default_ports() -> dict[str, int]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from bapo.cli import app
 from bapo.comparison.accuracy import curve, final_accuracy, versus
 from bapo.comparison.gather import Compared, gather
 from bapo.comparison.migration import (
@@ -21,8 +19,7 @@ from bapo.comparison.migration import (
     training_matrix,
 )
 from bapo.comparison.pair_tables import table_against
-from bapo.comparison.remarks import remarks
-from bapo.comparison.tables import all_tables, table_1, table_2, table_settings
+from bapo.comparison.tables import table_1
 from bapo.errors import ConfigError
 from bapo.types import Origin, Purpose
 from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
@@ -137,19 +134,6 @@ def test_table_1_has_rollouts_type_and_the_base_model(tmp_path: Path) -> None:
     assert plain[2].startswith("12.5 [0.0, ")  # an accuracy is never below 0
 
 
-def test_table_2_splits_responses_and_tokens_by_purpose(tmp_path: Path) -> None:
-    plain, ours = table_2(make_pair(tmp_path)).rows
-    #                 steps, updates, 2 x (2 + .5) s, ratio, end - start, fresh, re-evaluated, 2 x 16 evaluated, 2 of 4
-    assert plain[1:] == ("2", "4", "5 s", "x1.00", "1:40", "8 / 80", "0 / 0", "32 / 320", "50 %")
-    assert ours[6:8] == ("8 / 80", "4 / 40")
-
-
-def test_several_responses_per_prompt_make_a_sign_test_and_the_table_says_so(tmp_path: Path) -> None:
-    compared = make_pair(tmp_path)
-    assert "With 4 responses per prompt" in table_against(compared).note
-    assert "a sign test" in table_against(compared).note
-
-
 # -- curves
 
 
@@ -215,37 +199,3 @@ def test_a_rescue_is_from_all_wrong_at_the_first_visit_to_something_right_at_the
     matrix = training_matrix([run])
     assert matrix == matrix_of([(0, 3), (0, 0), (1, 0), (0, 1)], 4)
     assert bins_by_epoch(run) == [[4, 1, 0, 0, 0], [2, 1, 0, 1, 0]]
-
-
-def test_every_table_has_as_many_cells_as_its_header(tmp_path: Path) -> None:
-    compared = make_pair(tmp_path)
-    for paper in (False, True):
-        for table in all_tables(compared, paper=paper):
-            assert {len(row) for row in table.rows} == {len(table.header)}, table.key
-
-
-def test_runs_of_other_lengths_or_models_are_compared_but_not_silently(tmp_path: Path) -> None:
-    write_run(tmp_path / "short", metrics=[metrics_row(1)])
-    write_run(tmp_path / "long", overrides=["--learner.lr", "0.5"])
-    compared = gather([tmp_path / "short", tmp_path / "long"])
-    assert remarks(compared) == [
-        "run.num_steps is not the same for all: 1 (short), 2 (long)",
-        "optimizer updates differ by more than 5%, means over seeds: short 2; long 4",
-    ]
-    shown = CliRunner().invoke(app, ["compare", str(tmp_path / "short"), str(tmp_path / "long"), "--markdown"]).output
-    assert shown.startswith("- run.num_steps is not the same for all: 1 (short), 2 (long)\n- optimizer updates")
-    (row,) = table_settings(compared).rows
-    assert row == ("long", "run.num_steps = 2, learner.lr = 0.5")
-
-
-def test_a_remark_names_the_optimizer_updates_when_they_differ_by_more_than_a_twentieth(tmp_path: Path) -> None:
-    def updates(name: str, *counts: int) -> None:
-        write_run(tmp_path / name, metrics=[metrics_row(1 + i, num_updates=n) for i, n in enumerate(counts)])
-
-    updates("full", 4, 4, 4, 4, 5)  # 21
-    updates("near", 4, 4, 4, 4, 4)  # 20: 5 % fewer, which is not more than 5 %
-    updates("less", 4, 4, 4, 4, 3)  # 19
-    assert remarks(gather([tmp_path / "full", tmp_path / "near"])) == []
-    assert remarks(gather([tmp_path / "full", tmp_path / "near", tmp_path / "less"])) == [
-        "optimizer updates differ by more than 5%, means over seeds: full 21; near 20; less 19"
-    ]

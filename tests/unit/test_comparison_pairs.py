@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from bapo.cli import app
-from bapo.comparison.contrasts import against, both_ways, contrasts
+from bapo.comparison.contrasts import against, contrasts
 from bapo.comparison.gather import Compared, Measured, Method, gather
-from bapo.comparison.page import write_comparison
-from bapo.comparison.pair_tables import factor, table_equal_responses, table_responses_for
+from bapo.comparison.pair_tables import table_equal_responses, table_responses_for
 from bapo.comparison.responses import at_equal_responses, first_crossing, means_at, responses_for
-from bapo.comparison.tables import all_tables, table_2, table_settings
+from bapo.comparison.tables import table_settings
 from bapo.errors import ConfigError
 from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
 
@@ -60,34 +57,11 @@ def test_methods_are_compared_with_the_first_one_and_bapo_with_dapo(tmp_path: Pa
     assert pairs(compared) == [("dapo", "grpo"), ("bapo", "grpo"), ("bapo", "dapo")]
 
 
-@pytest.mark.parametrize("names", [("dapo", "bapo", "x"), ("bapo", "dapo"), ("grpo", "bapo")])
-def test_bapo_and_dapo_are_not_compared_twice_nor_alone(tmp_path: Path, names: tuple[str, ...]) -> None:
-    assert pairs(make_methods(tmp_path, *names)) == [(name, names[0]) for name in names[1:]]
-
-
 def test_against_makes_any_method_the_reference_of_all_others(tmp_path: Path) -> None:
     compared = against(make_methods(tmp_path, "grpo", "dapo", "bapo"), ["bapo", "grpo", "bapo"])
     assert compared.reference.name == "bapo"
     assert pairs(compared) == [("grpo", "bapo"), ("dapo", "bapo"), ("dapo", "grpo"), ("bapo", "grpo")]
     assert [row[0] for row in table_settings(compared).rows] == ["grpo", "dapo"]
-
-
-def test_ratios_of_time_are_to_the_reference_too(tmp_path: Path) -> None:
-    # 4 steps of 2 + 1/2 and of 4 1/2 + 1/2 seconds.
-    make_run(tmp_path / "grpo-s1", {0: NOTHING, 4: NOTHING})
-    make_run(tmp_path / "bapo-s1", {0: NOTHING, 4: NOTHING}, step_s=4.5)
-    compared = gather([tmp_path / "grpo-s1", tmp_path / "bapo-s1"])
-    place = table_2(compared).header.index("ratio")
-    assert [row[place] for row in table_2(compared).rows] == ["x1.00", "x2.00"]
-    assert [row[place] for row in table_2(against(compared, ["bapo"])).rows] == ["x0.50", "x1.00"]
-
-
-def test_a_method_may_be_named_by_its_label(tmp_path: Path) -> None:
-    compared = make_methods(tmp_path, "grpo", "dapo")
-    labelled = Compared(
-        name="", methods=tuple(Method(name=m.name, label="L " + m.name, runs=m.runs) for m in compared.methods)
-    )
-    assert against(labelled, ["L dapo"]).reference.name == "dapo"
 
 
 def test_an_unknown_method_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
@@ -96,33 +70,6 @@ def test_an_unknown_method_is_refused_with_the_nearest_one(tmp_path: Path) -> No
     assert str(caught.value) == (
         "--against bapo-min: no such method in these runs (did you mean 'bapo-mini'?); there are grpo, bapo-mini"
     )
-
-
-def test_rivals_are_looked_at_both_ways_once(tmp_path: Path) -> None:
-    compared = make_methods(tmp_path, "grpo", "dapo", "bapo")
-    found = [(one.method.name, one.reference.name) for one in both_ways(compared)]
-    assert found == [("dapo", "grpo"), ("bapo", "grpo"), ("bapo", "dapo"), ("dapo", "bapo")]
-    both = [(one.method.name, one.reference.name) for one in both_ways(against(compared, ["dapo", "bapo"]))]
-    assert both == [("grpo", "dapo"), ("bapo", "dapo"), ("dapo", "bapo"), ("grpo", "bapo")]
-
-
-def test_the_commands_take_against(tmp_path: Path) -> None:
-    make_methods(tmp_path, "grpo", "bapo")
-    runs = [str(tmp_path / f"{name}-s1") for name in ("grpo", "bapo")]
-    result = CliRunner().invoke(app, ["compare", *runs, "--against", "bapo", "--markdown"])
-    assert (result.exit_code, "| grpo | bapo | cd4 | +0.0 [" in result.output) == (0, True), result.output
-    error = CliRunner().invoke(app, ["report", *runs, "--out", str(tmp_path / "out"), "--against", "grop"]).exception
-    assert isinstance(error, ConfigError)
-    assert "did you mean 'grpo'?" in str(error)
-    error = CliRunner().invoke(app, ["report", runs[0], "--against", "grpo"]).exception
-    assert "--against compares methods, and this is one run" in str(error)
-
-
-def test_a_report_names_all_its_references(tmp_path: Path) -> None:
-    compared = against(make_methods(tmp_path, "grpo", "dapo", "bapo"), ["bapo", "dapo"])
-    page = write_comparison(compared, tmp_path / "report", paper=False).read_text()
-    assert "compared with bapo and dapo" in page
-    assert "<td>grpo</td><td>dapo</td>" in page
 
 
 # -- one run at a number of responses
@@ -139,39 +86,10 @@ def test_the_measurement_before_training_is_the_point_at_no_responses(tmp_path: 
     assert means_at(run, "cd4", 0) == {"p": 0.0, "q": 0.25}
 
 
-def test_only_prompts_of_both_measurements_have_a_line(tmp_path: Path) -> None:
-    # 16 groups of 4 in 4 steps. Around 48 responses lie the measurements at 32 (p alone) and at 64.
-    rows = {0: NOTHING, 2: {"p": "1000"}, 4: {"p": "1100", "q": "1111"}}
-    run = one_run(tmp_path / "one", rows, groups=4)
-    assert means_at(run, "cd4", 48) == {"p": 3 / 8}
-    assert means_at(run, "cd4", 64) == {"p": 0.5, "q": 1.0}
-
-
-def test_a_budget_at_a_measurement_takes_it_as_it_is_with_all_its_prompts(tmp_path: Path) -> None:
-    rows = {0: {"p": "0000"}, 2: {"p": "1000", "q": "1100"}, 4: {"p": "1111"}}
-    run = one_run(tmp_path / "one", rows, groups=4)
-    assert means_at(run, "cd4", 32) == {"p": 0.25, "q": 0.5}
-
-
-@pytest.mark.parametrize("budget", [25, 39])
-def test_so_does_a_budget_less_than_a_step_away_because_there_are_no_weights_in_between(
-    tmp_path: Path, budget: int
-) -> None:
-    # A step is 16 responses; the measurement was made after 32.
-    run = one_run(tmp_path / "one", {0: NOTHING, 2: {"p": "1000", "q": "1100"}, 4: NOTHING}, groups=4)
-    assert means_at(run, "cd4", budget) == {"p": 0.25, "q": 0.5}
-
-
 def test_behind_the_last_measurement_there_is_no_answer(tmp_path: Path) -> None:
     run = one_run(tmp_path / "one", {0: NOTHING, 2: NOTHING}, groups=2)
     assert means_at(run, "cd4", 32) == "one was last measured after 16 responses, before 32"
     assert means_at(run, "cd4", 8) == {"p": 0.0, "q": 0.0}
-
-
-def test_nor_is_there_before_the_first_one(tmp_path: Path) -> None:
-    run = one_run(tmp_path / "one", {3: NOTHING, 4: NOTHING}, groups=2)
-    assert means_at(run, "cd4", 8) == "one was first measured after 24 responses, behind 8"
-    assert means_at(run, "other", 8) == "one has no measurement of other"
 
 
 # -- two methods at equal responses
@@ -298,51 +216,8 @@ def test_no_seed_that_reaches_it_is_a_lower_bound(tmp_path: Path) -> None:
     assert row[3:5] == ("beyond x2.00", "0 of 2")
 
 
-def test_one_seed_has_a_factor_and_no_interval(tmp_path: Path) -> None:
-    (row,) = table_responses_for(make_curves(tmp_path, {1: HALF}, {1: QUARTER})).rows
-    assert row[3:] == ("x1.00", "1 of 1", "s1 16 : 16 x1.00")
-
-
-def test_a_seed_that_ended_no_better_than_it_began_has_nothing_to_reach(tmp_path: Path) -> None:
-    compared = make_curves(tmp_path, {1: WHOLE, 2: WHOLE}, {1: HALF, 2: NOTHING})
-    (row,) = table_responses_for(compared).rows
-    assert row[3:] == ("x1.00 to x1.00", "2 of 2", "s1 16 : 16 x1.00, s2 nothing to reach")
-    (row,) = table_responses_for(make_curves(tmp_path / "alone", {1: WHOLE}, {1: NOTHING})).rows
-    assert row[3:] == ("nothing to reach", "1 of 1", "s1 nothing to reach")
-
-
-def test_a_base_model_that_was_measured_as_accurate_needs_none_and_has_no_mean(tmp_path: Path) -> None:
-    for seed, base in ((1, NOTHING), (2, QUARTER)):
-        make_run(tmp_path / f"plain-s{seed}", {0: NOTHING, 4: QUARTER}, seed=seed)
-        make_run(tmp_path / f"ours-s{seed}", {0: base, 4: HALF}, groups=2, seed=seed)
-    compared = gather([tmp_path / f"{name}-s{seed}" for name in ("plain", "ours") for seed in (1, 2)])
-    (row,) = table_responses_for(compared).rows
-    assert row[3:] == ("x0 to x1.00", "2 of 2", "s1 16 : 16 x1.00, s2 0 : 16 x0")
-
-
-def test_what_an_accuracy_costs_its_own_method_is_a_first_crossing_too(tmp_path: Path) -> None:
-    # plain was at 1/2 after 8 responses already, and ended there: as it takes ours 16, the factor is 2.
-    make_run(tmp_path / "plain-s1", {0: NOTHING, 2: HALF, 4: HALF})
-    make_run(tmp_path / "ours-s1", {0: NOTHING, 4: HALF})
-    (row,) = table_responses_for(gather([tmp_path / "plain-s1", tmp_path / "ours-s1"])).rows
-    assert row[3:] == ("x2.00", "1 of 1", "s1 16 : 8 x2.00")
-
-
 def test_without_a_measurement_before_training_there_is_no_crossing(tmp_path: Path) -> None:
     make_run(tmp_path / "plain-s1", {0: NOTHING, 4: HALF})
     make_run(tmp_path / "ours-s1", {2: NOTHING, 4: HALF})
     (row,) = table_responses_for(gather([tmp_path / "plain-s1", tmp_path / "ours-s1"])).rows
     assert row[3:] == ("ours-s1 was not measured before and during or after training", "-", "-")
-
-
-@pytest.mark.parametrize(
-    ("value", "want"),
-    [(0.0, "x0"), (0.0005, "<x0.001"), (0.0173, "x0.017"), (0.66, "x0.66"), (24.4, "x24.4"), (2e5, ">x1000")],
-)
-def test_factors_are_short(value: float, want: str) -> None:
-    assert factor(value) == want
-
-
-def test_one_method_has_no_pairs(tmp_path: Path) -> None:
-    keys = [table.key for table in all_tables(make_methods(tmp_path, "grpo"), paper=False)]
-    assert not {"against", "equal-responses", "responses-for", "settings"} & set(keys)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from bapo.comparison.gather import Compared, Measured, Method, gather
-from bapo.comparison.rescue_tables import table_attribution, table_rescued
+from bapo.comparison.rescue_tables import table_rescued
 from bapo.comparison.unsolved import above_floor, floor, rescued, rescued_more, unsolved
 from bapo.statistics import Estimate
-from bapo.types import Origin
-from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
+from tests.made_up_runs import evaluation_row, write_run
 
 if TYPE_CHECKING:
     from bapo.config.tree import Config
@@ -84,51 +83,11 @@ def test_methods_are_counted_on_the_same_prompts_above_the_floor_and_in_pairs(tm
     assert found.high - found.mean == pytest.approx(3.182446 * (2 * 0.875 / 3 / 8) ** 0.5, rel=1e-5)
 
 
-def test_the_table_has_the_floor_first_and_differences_to_the_reference(tmp_path: Path) -> None:
-    table = table_rescued(make_pair(tmp_path))
-    assert table.header == ("method", "split", "rescued, %", "above the floor", "to plain")
-    chance, plain, ours = table.rows
-    assert (chance[0], chance[2]) == ("floor: the base model again", "50.0 [0.0, 100.0]")
-    assert (plain[0], plain[2], plain[4]) == ("plain", "0.0 [0.0, 0.0]", "-")
-    assert (ours[0], ours[2].split()[0], ours[3].split()[0], ours[4]) == (
-        "ours",
-        "75.0",
-        "+25.0",
-        "+75.0 [-10.9, +160.9]",
-    )
-    assert "on average 2.0 of 4 of cd4" in table.note
-
-
-def test_with_one_seed_there_is_no_floor(tmp_path: Path) -> None:
-    rows = [evaluation_row("cd4", 1, BASE[1]), evaluation_row("cd4", 3, OURS)]
-    chance, ours = table_rescued(gather([write_run(tmp_path / "ours-s1", evaluations=rows).path])).rows
-    assert chance[2:] == ("-", "-")
-    assert (ours[2].split()[0], ours[3]) == ("50.0", "-")  # p of p and s
-
-
 def test_a_base_model_without_failures_leaves_nothing_to_rescue(tmp_path: Path) -> None:
     rows = [evaluation_row("cd4", 1, {"p": "1000", "q": "1000"}), evaluation_row("cd4", 3, {"p": "1000", "q": "0000"})]
     table = table_rescued(gather([write_run(tmp_path / "ours-s1", evaluations=rows).path]))
     assert table.rows == (("ours", "cd4", "-", "-"),)
     assert "on average none" in table.note
-
-
-def test_methods_of_other_base_models_have_their_own_floor_and_are_not_paired(tmp_path: Path) -> None:
-    table = table_rescued(make_pair(tmp_path, ours_model="models/other"))
-    assert [row[0] for row in table.rows][1] == "floor: models/other again"
-    assert [row[4] for row in table.rows] == ["-"] * 4
-
-
-def test_training_prompts_are_counted_and_not_ranked(tmp_path: Path) -> None:
-    groups = {
-        1: [fate("a", "0000", step=1), fate("b", "0000", step=1), fate("c", "0001", step=1, origin=Origin.X1)],
-        2: [fate("a", "0100", step=2, origin=Origin.X1), fate("b", "0000", step=2)],
-    }
-    path = write_run(tmp_path / "ours-s1", metrics=[metrics_row(1), metrics_row(2)], groups=groups).path
-    table = table_attribution(gather([path]))
-    assert table.header == ("method", "rescued", "none of them")
-    assert table.rows == (("ours", "50.0 % (1/2)", "1"),)
-    assert "rank no method" in table.note
 
 
 def trial(rng: Random) -> Estimate:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from bapo.comparison.composition import gradient_norm, last_entropy, last_length, retained_share, stored_share
+from bapo.comparison.composition import retained_share, stored_share
 from bapo.comparison.composition_tables import table_composition, table_dynamics
 from bapo.comparison.gather import Measured, gather
 from bapo.types import Fate, Origin, Purpose
@@ -73,23 +71,6 @@ def test_a_group_that_no_step_trained_is_not_retained_though_a_later_step_reuses
     assert (retained_share(run), stored_share(run)) == (0.0, 1.0)
 
 
-def test_the_end_is_the_last_twelfth_of_the_steps(tmp_path: Path) -> None:
-    metrics = [metrics_row(step, entropy=1.0, grad_norm=float(step)) for step in range(1, 23)]
-    metrics += [metrics_row(23, entropy=0.2, grad_norm=50.0), metrics_row(24, entropy=0.4, grad_norm=9.0)]
-    tokens = {22: 400, 23: 40, 24: 80}
-    groups = {step: [replace(fate("a", "0001", step=step), num_tokens=n)] for step, n in tokens.items()}
-    run = only_run(tmp_path / "one", metrics=metrics, groups=groups)
-    assert last_entropy(run) == pytest.approx(0.3)  # 24 // 12 = 2 steps
-    assert last_length(run) == 20.0  # 3 // 12 = 0, so the last one of them: 80 tokens of 4 responses
-    # 24 norms: 1 ... 22, 9 once more, and 50. ceil(.95 x 24) = 23 of them are at most 22.
-    assert (gradient_norm(run, 0.95), gradient_norm(run, 1.0)) == (22.0, 50.0)
-
-
-def test_a_run_that_never_trained_has_no_end(tmp_path: Path) -> None:
-    run = only_run(tmp_path / "one", metrics=[metrics_row(1, x1=0, entropy=None, grad_norm=None)])
-    assert (last_entropy(run), last_length(run), gradient_norm(run, 0.95), stored_share(run)) == (None,) * 4
-
-
 def test_prompts_that_got_better_and_worse_stand_beside_chance(tmp_path: Path) -> None:
     after = {"p": "1000", "q": "0000", "r": "1111"}
     for seed, base in ((1, {"p": "0000", "q": "1000", "r": "1100"}), (2, {"p": "0000", "q": "1100", "r": "1100"})):
@@ -102,8 +83,3 @@ def test_prompts_that_got_better_and_worse_stand_beside_chance(tmp_path: Path) -
     assert chance[-2:] == ("1:1", "-")  # q differs: 1 and 2 right, once each way round
     assert one[-2:] == ("4:2", "0:2")  # p and r better, q worse; b fell from 2 to 1 in its second visit; twice each
     assert one[1:5] == ("0.400", "10.0", "0.50", "0.50")  # 40 tokens of 4 responses
-
-
-def test_the_papers_shares_stand_below_ours(tmp_path: Path) -> None:
-    rows = table_composition(gather([write_run(tmp_path / "one", groups={1: STEP_1}).path]), paper=True).rows
-    assert rows[-1] == ("the paper, BAPO", "40 to 60", "-", "-", "-", "40 to 60", "-", "-", "-")

@@ -29,24 +29,6 @@ def test_bapo_is_table_3() -> None:
     assert (algorithm.gaussian_width, algorithm.gaussian_center) == (0.2, 0.5)
 
 
-def test_bapo_has_the_papers_order_and_lag() -> None:
-    config = preset("bapo")
-    assert (config.cadence.slack, config.cadence.wait_for_reevaluation) == (0, True)
-    assert config.cadence.max_staleness == 4
-    assert (config.algorithm.threshold_schedule, config.algorithm.online_filter) == ("eq8", "range")
-    assert (config.loss.kl_ref, config.loss.ratio_mode, config.loss.advantage_norm) == (
-        "behaviour",
-        "decoupled",
-        "pop_var",
-    )
-
-
-def test_bapo_takes_from_the_code_what_the_table_leaves_open() -> None:
-    loss = preset("bapo").loss
-    assert (loss.clip_low, loss.clip_high, loss.dual_clip, loss.importance_cap) == (0.2, 0.28, 10.0, 3.0)
-    assert loss.aggregation == "token_mean"
-
-
 def test_bapo_official_is_the_released_script() -> None:
     config = preset("bapo-official")
     algorithm, rollout, loss = config.algorithm, config.rollout, config.loss
@@ -60,23 +42,6 @@ def test_bapo_official_is_the_released_script() -> None:
     assert algorithm.threshold_schedule == "fixed"
     assert (loss.ratio_mode, loss.advantage_norm, loss.importance_cap) == ("official", "std_ddof1", 3.0)
     assert (loss.clip_low, loss.clip_high, loss.dual_clip, loss.aggregation) == (0.2, 0.28, 10.0, "token_mean")
-
-
-def test_bapo_mini_differs_from_bapo_in_two_settings() -> None:
-    paper, mini = preset("bapo"), preset("bapo-mini")
-    changed = {"c1": 0.0, "x3_exactly_half": True}
-    assert mini.algorithm == paper.algorithm.model_copy(update=changed)
-    assert mini.model_copy(update={"algorithm": paper.algorithm, "preset": "bapo"}) == paper
-
-
-def test_grpo_is_on_policy_and_stores_nothing() -> None:
-    config = preset("grpo")
-    cadence, algorithm, loss = config.cadence, config.algorithm, config.loss
-    assert (cadence.v, cadence.m, cadence.slack, cadence.max_staleness) == (1, 1, 0, 0)
-    assert (algorithm.use_x2, algorithm.use_x3, algorithm.online_filter) == (False, False, "none")
-    assert (loss.clip_low, loss.clip_high, loss.dual_clip) == (0.2, 0.2, None)
-    assert (loss.aggregation, loss.kl_ref, loss.kl_coef) == ("seq_mean_token_mean", "reference", 0.001)
-    assert (algorithm.batch_size, algorithm.group_size, config.learner.lr) == (256, 8, 1e-6)
 
 
 def test_the_off_policy_grpo_of_the_paper_differs_from_grpo_in_its_cadence() -> None:
@@ -193,50 +158,12 @@ def test_ba_ppo_stays_at_the_initial_thresholds_of_bapo() -> None:
     assert (critic.lr, critic.gamma, critic.gae_lambda, critic.value_clip) == (1e-5, 1.0, 1.0, 0.5)
 
 
-def test_dapos_loss_is_settings_of_ppo() -> None:
-    config = load_config(
-        ["grpo"],
-        ["--loss.clip_high=0.28", "--loss.dual_clip=10.0", "--loss.aggregation=token_mean", "--loss.kl_coef=0.0",
-         "--loss.entropy_coef=0.0", "--rollout.max_response_tokens=20480", "--learner.microbatch_tokens=22528",
-         "--shaping.overlong_cache=4096"],
-    )  # fmt: skip
-    assert (config.loss.name, config.shaping.overlong_factor) == ("ppo", 1.0)
-
-
 def test_presets_that_name_each_other_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.toml").write_text('preset = "b"')
     (tmp_path / "b.toml").write_text('preset = "a"')
     monkeypatch.setattr("bapo.config.layers.PRESETS", tmp_path)
     with pytest.raises(ConfigError, match="circle: a -> b -> a"):
         preset_layers("a")
-
-
-def test_mopps_is_grpo_with_its_own_prompts_and_loss() -> None:
-    config = preset("mopps")
-    assert (config.algorithm.name, config.algorithm.selector, config.algorithm.online_filter) == (
-        "grpo",
-        "mopps",
-        "none",
-    )
-    selector, loss = config.selector, config.loss
-    assert (selector.target, selector.pool_ratio, selector.mode, selector.decay) == (0.5, 16.0, "topk", 1.0)
-    assert (loss.clip_low, loss.clip_high, loss.dual_clip, loss.aggregation) == (0.2, 0.28, 10.0, "token_mean")
-    assert (loss.kl_coef, loss.entropy_coef) == (0.0, 0.001)
-    assert (config.algorithm.batch_size, config.algorithm.group_size, config.learner.minibatch_size) == (256, 8, 128)
-    assert (config.cadence.lookahead, config.learner.lr) == (1, 1e-6)
-
-
-def test_dots_chooses_prompts_by_its_predictor_and_replays_half_of_a_batch() -> None:
-    config = preset("dots-replay")
-    assert (config.algorithm.name, config.algorithm.selector) == ("dots_replay", "dots")
-    selector, replay = config.selector, config.algorithm.replay
-    assert (selector.reference_prompts, selector.reference_every, selector.temperature) == (256, 2, 1e-3)
-    assert (config.algorithm.batch_size, replay.share, replay.capacity, config.rollout.temperature) == (
-        512,
-        0.5,
-        512,
-        0.6,
-    )
 
 
 def test_the_three_places_of_remixs_t_must_agree() -> None:

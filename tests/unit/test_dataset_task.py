@@ -13,7 +13,6 @@ import pytest
 
 from bapo.errors import ConfigError
 from bapo.tasks.dataset import make_task
-from bapo.tasks.registry import load_task
 from bapo.tasks.rewards import columns_of
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
@@ -161,13 +160,6 @@ def test_a_file_that_this_user_may_not_read_is_named(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(ConfigError, match=r"dataset file .*a\.jsonl cannot be read: Permission denied"):
         make_task(path=path).prompts("train")
-
-
-@pytest.mark.parametrize("split", ["my test", "a/b", "", "x" * 101, "{held}", "-out", "tést"])
-def test_a_held_out_split_has_a_name_that_the_buffer_takes(tmp_path: Path, split: str) -> None:
-    path = _jsonl(tmp_path / "a.jsonl", {"prompt": "a", "answer": "1"})
-    with pytest.raises(ConfigError, match=r"task .dataset.: the held-out split .* needs a name of at most"):
-        load_task("dataset", {"path": path, "held_out": {split: path}})
 
 
 def test_a_row_that_is_not_utf8_is_named(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry
 from bapo.types import Group, Progress, Prompt, Purpose, RolloutRequest
 from services.evaluator.loop import Evaluator
-from services.evaluator.measure import evaluation_row
-from services.evaluator.plan import Target, next_target
+from services.evaluator.plan import next_target
 from tests.factories import make_group, make_prompt
 from tests.unit.test_scheduler import STATUS
 
@@ -66,24 +65,6 @@ def test_every_zero_measures_only_before_and_after() -> None:
         next_target(Progress(step=30, policy_version=30), (1,), num_steps=40, settings=settings, cadence=CONFIG.cadence)
         is None
     )
-
-
-def test_a_row_says_how_accurate_how_sure_and_how_measured() -> None:
-    groups = [
-        make_group(prompt_id="a", rewards="1100", lengths=[2, 2, 2, 2], version=12),
-        make_group(prompt_id="b", rewards="0000", lengths=[4, 4, 2, 2], version=14, truncated=[0, 1]),
-    ]
-    target = Target(version=12, num_prompts=3)
-    row = evaluation_row("cd34", target, groups, num_asked=3, rollout=CONFIG.rollout)
-    assert (row["split"], row["version"], row["step"]) == ("cd34", 12, 11)
-    assert (row["accuracy"], row["num_prompts"], row["num_dropped"], row["num_samples"]) == (0.25, 2, 1, 4)
-    # Prompt means .5 and 0: variance .0625, so n_eff = 2 * .25 * .75 / .0625 = 6. Wilson at n = 6, z^2 = 3.8415:
-    # centre (.25 + .3201) / 1.6402 = .3476, half width 1.9600 / 1.6402 * sqrt(.1875 / 6 + 3.8415 / 144) = .2876.
-    assert (round(row["low"], 3), round(row["high"], 3)) == (0.06, 0.635)
-    assert (row["truncated_share"], row["mean_tokens"], row["versions"]) == (0.25, 2.5, [12, 14])
-    assert row["rewards"] == {"a": [1.0, 1.0, 0.0, 0.0], "b": [0.0, 0.0, 0.0, 0.0]}
-    # Both were claimed at the same time, sampled for .5 s and graded for .25 s.
-    assert (row["seconds"], row["sampling"]["temperature"]) == (0.75, 1.0)
 
 
 class TwoSplits:
@@ -211,26 +192,6 @@ def test_a_measurement_that_does_not_move_has_a_deadline_with_its_numbers(tmp_pa
     evaluator, _ = make_evaluator(tmp_path, buffer)
     with pytest.raises(DeadlineError, match=r"easy@41: 1/3 groups, and nothing moved for 600 s"):
         evaluator.run()
-
-
-class BusyBuffer(FakeBuffer):
-    """Its workers first answer twelve fresh requests, one between two looks, and then the evaluation."""
-
-    looks = 0
-
-    def status(self) -> BufferStatus:
-        self.looks += 1
-        self._settles = self.looks > 12
-        return replace(super().status(), fresh_ready=min(self.looks, 12))
-
-
-def test_workers_that_are_busy_with_other_requests_are_progress(tmp_path: Path) -> None:
-    buffer = BusyBuffer([Progress(step=41, policy_version=41)])
-    evaluator, run = make_evaluator(
-        tmp_path, buffer
-    )  # 100 s pass between two looks, and 600 s without progress are too long
-    evaluator.run()
-    assert [row["split"] for row in run.read_evaluations()] == ["easy", "hard"]
 
 
 def test_a_task_without_held_out_splits_has_nothing_to_measure(tmp_path: Path) -> None:

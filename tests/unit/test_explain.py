@@ -10,20 +10,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import bapo.algorithms
-from bapo.algorithms.composer import Reason
 from bapo.cli import app
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, ContractError
 from bapo.types import Fate, Origin
-from bapo.whatif.clauses import Case, clause
 from bapo.whatif.explanation import explain, find_prompt
-from bapo.whatif.reasons import meanings
 from bapo.whatif.recording import Recording, read_recording
 from bapo.whatif.simulation import as_recorded
 from tests.whatif_setup import again_fate, fresh_fate, recording_of, trace_config, trace_fates, write_trace
-
-WORDS = sorted(value for name, value in vars(Reason).items() if name.isupper())
 
 
 @pytest.fixture
@@ -82,31 +76,6 @@ def test_a_candidate_of_x3_that_was_not_drawn_is_told_with_room_and_candidates(t
     )
 
 
-def test_a_stored_group_outside_the_window_or_too_old_says_so(trace: Recording) -> None:
-    narrow = trace_config(threshold_schedule="eq8", c2_range=(1 / 8, 4 / 8), c3_range=(2 / 8, 5 / 8))
-    steps = [
-        [fresh_fate("a", 3, 1, "informative", Origin.X1), fresh_fate("b", 4, 1, "informative", Origin.X1)],
-        [fresh_fate("c", 1, 2, "informative", Origin.X1)],
-    ]
-    # Step 1: r_tot = 7/16, so [c2, c3] = [0.289, 0.414] takes a; step 2: r_tot = 1/8, so [0.172, 0.297] does not.
-    assert told(steps, "a", narrow).endswith(
-        "in B_high since 1 with mu = 0.375, outside [c2 = 0.1719, c3 = 0.2969] (k = 3 of 8)"
-    )
-    off = trace_config(use_x3=False)
-    assert told([steps[0], [fresh_fate("c", 1, 2, "informative", Origin.X1)]], "b", off).endswith("but use_x3 = false")
-
-
-def test_an_answer_that_is_still_on_its_way_is_told() -> None:
-    steps = [
-        [fresh_fate("a", 0, 1, "all_wrong"), fresh_fate("b", 4, 1, "informative", Origin.X1)],
-        [fresh_fate("c", 4, 2, "informative", Origin.X1)],
-        [fresh_fate("e", 4, 3, "informative", Origin.X1), again_fate("a", 2, 3, "improved", Origin.X2, asked=2)],
-    ]
-    recording = recording_of(steps)
-    assert sentence(recording, "a", 2).endswith("it was asked again, but its group arrived for step 3")
-    assert "(asked in step 2, arrived for step 3): c1 = 0.125 < mu' = 0.25 < 1" in sentence(recording, "a", 3)
-
-
 def test_an_improved_prompt_without_room_is_told_with_b_and_its_rivals() -> None:
     full = trace_config(batch_size=3)
     config = full.model_copy(update={"learner": full.learner.model_copy(update={"minibatch_size": 3})})
@@ -119,67 +88,6 @@ def test_an_improved_prompt_without_room_is_told_with_b_and_its_rivals() -> None
         ],
     ]
     assert "but not drawn: room 0 (B = 3 less |X1| = 3), candidates 2; it stays in B_bad" in told(steps, "a", config)
-
-
-@pytest.mark.parametrize(
-    ("online_filter", "want"),
-    [
-        ("gaussian", "the gaussian filter keeps it with p(mu = 0.25) = 0.4578 and its draw said no"),
-        ("gaussian_quota", "the gaussian_quota filter had drawn the quota of its level without it"),
-        ("uniform", "the uniform filter keeps a share of 0.6 and did not draw it"),
-    ],
-)
-def test_each_filter_says_how_it_left_out_a_group_with_signal(online_filter: str, want: str) -> None:
-    left_out = fresh_fate("a", 2, 1, "filtered")
-    assert want in told([[left_out]], "a", trace_config(online_filter=online_filter))
-
-
-@pytest.mark.parametrize(
-    ("fates", "want"),
-    [
-        ([replace(fresh_fate("a", 0, 1, "no_variance"), rewards=(0.5,) * 8)],
-         "all 8 rewards of its fresh group were 0.5, so every advantage would be 0"),
-        ([replace(again_fate("a", 0, 1, "no_variance"), rewards=(0.5,) * 8), fresh_fate("b", 4, 1, "informative")],
-         "but all 8 rewards of its new group were 0.5, so every advantage would be 0; it stays in B_bad"),
-        ([replace(fresh_fate("a", 4, 1, "stale"), policy_version=-6), fresh_fate("b", 4, 1, "informative")],
-         "sampled at version -6: 1 - -6 = 7 > 2 = cadence.max_staleness; it was dropped and its prompt asked again"),
-        ([again_fate("a", 3, 1, "left_bad"), fresh_fate("b", 4, 1, "informative")],
-         "with k = 3 of 8, but when it arrived its prompt was not in B_bad any more: it had been trained, solved or "
-         "pushed out meanwhile"),
-        ([fresh_fate("a", 4, 1, "informative"), replace(fresh_fate("a", 4, 1, "duplicate_prompt"), group_id="z")],
-         "its fresh group z came behind another fresh group of the same prompt"),
-    ],
-)  # fmt: skip
-def test_rarer_reasons_are_told_too(fates: list[Fate], want: str) -> None:
-    assert want in told([fates], "a")
-
-
-def test_a_group_that_the_ablation_does_not_use_says_so() -> None:
-    steps = [[fresh_fate("b", 4, 1, "informative", Origin.X1), again_fate("a", 3, 1, "not_used")]]
-    assert told(steps, "a", trace_config(use_x2=False)).endswith("with k = 3 of 8, but use_x2 = false")
-    assert told(steps, "a", trace_config(name="grpo")).endswith("with k = 3 of 8, but the composer grpo has no X2")
-
-
-@pytest.mark.parametrize("word", WORDS)
-def test_every_word_has_a_meaning_and_a_clause(word: str, trace: Recording) -> None:
-    assert meanings("bapo")[word]
-    state = as_recorded(trace)[1]
-    assert len(clause(Case(config=trace.config, step=state, fate=again_fate("a", 3, 2, word)))) > 20
-
-
-def test_a_composer_brings_words_of_its_own_and_their_docstrings_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace: Recording
-) -> None:
-    (tmp_path / "lucky.py").write_text(
-        'class Words:\n    TOO_LATE = "too_late"\n    """Came after\n    the bell."""\n\n'
-        'CHANCE = "chance"\n"""Drawn."""\n'
-    )
-    monkeypatch.setattr(bapo.algorithms, "__path__", [*bapo.algorithms.__path__, str(tmp_path)])
-    assert (meanings("lucky")["too_late"], meanings("lucky")["chance"]) == ("Came after the bell.", "Drawn.")
-    settings = trace.config.algorithm.model_copy(update={"name": "lucky"})
-    config = trace.config.model_copy(update={"algorithm": settings})
-    case = Case(config=config, step=as_recorded(trace)[0], fate=fresh_fate("a", 3, 1, "too_late"))
-    assert clause(case) == "its fresh group had k = 3 of 8 and is 'too_late' for lucky: Came after the bell"
 
 
 def test_a_prompt_is_found_by_its_beginning_when_that_is_unique() -> None:

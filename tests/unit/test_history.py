@@ -72,20 +72,6 @@ def test_the_tables_of_now_are_those_of_the_vector(history: History) -> None:
     assert len(history.prompt_ids) == len(set("abcdefghijklmnopqrsuvwxy"))
 
 
-def test_the_oldest_prompt_is_pushed_out_of_a_full_table() -> None:
-    from bapo.algorithms.composer import Decision
-    from bapo.types import HardPrompt
-
-    history = History(trace_config(bad_capacity=1))
-    steps = recorded_steps()
-    history.advance(replace(steps[0], metrics=None))
-    # With room for one of a (k = 0) and d (k = 1), the newer one stays.
-    assert isinstance(history._decisions[0], Decision)
-    assert history._decisions[0].bad == (HardPrompt(prompt_id="d", birth=1, mu=1 / 8),)
-    assert story(history, "d") == [(1, "bad", "entered")]
-    assert story(history, "a") == []
-
-
 def test_a_recording_that_the_replay_does_not_give_tells_visits_and_no_tables() -> None:
     history = History(trace_config())
     steps = recorded_steps()
@@ -97,20 +83,6 @@ def test_a_recording_that_the_replay_does_not_give_tells_visits_and_no_tables() 
     assert history.visits("a")[0].sentence == "recorded as 'filtered'"
     assert history.transitions("a") == []
     assert not any(history.tables_now().values())
-
-
-def test_steps_whose_groups_cannot_be_read_end_the_tables_and_not_the_rest() -> None:
-    history = History(trace_config())
-    steps = recorded_steps()
-    history.advance(RecordedStep(step=1, fates=()))
-    history.advance(steps[1])
-    assert history.differs == "the groups of step 1 are not recorded"
-    assert [visit.step for visit in history.visits("a")] == [2]
-
-
-def test_a_prompt_that_nobody_saw_has_no_history(history: History) -> None:
-    assert history.visits("nobody") == []
-    assert history.transitions("nobody") == []
 
 
 def test_a_step_that_no_composer_can_decide_ends_what_is_told_of_tables_and_nothing_else() -> None:

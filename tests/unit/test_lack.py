@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from buffer_service.lack import LOOK_EVERY_S, Lack
+from buffer_service.lack import Lack
 from buffer_service.waiting import Wakeups
 
 
@@ -21,10 +21,6 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-def test_nothing_is_known_before_the_first_look(clock: Clock) -> None:
-    assert Lack(clock).may_be_over(1)
 
 
 def test_a_look_is_worth_it_when_what_was_missing_has_been_stored(clock: Clock) -> None:
@@ -46,29 +42,12 @@ def test_groups_that_were_stored_while_the_store_was_looked_at_count(clock: Cloc
     assert lack.may_be_over(1)
 
 
-def test_others_may_store_groups_too(clock: Clock) -> None:
-    lack = Lack(clock)
-    lack.found(1, missing=3, stored=0)
-    clock.now += 0.9 * LOOK_EVERY_S
-    assert not lack.may_be_over(1)
-    clock.now += 0.2 * LOOK_EVERY_S
-    assert lack.may_be_over(1)
-
-
 def test_enough_fresh_groups_but_an_open_round_is_looked_at_every_time(clock: Clock) -> None:
     lack = Lack(clock)
     lack.took(7)
     lack.found(1, missing=0, stored=7)
     assert lack.may_be_over(1)
     lack.found(1, missing=-2, stored=7)
-    assert lack.may_be_over(1)
-
-
-def test_what_one_step_lacks_says_nothing_of_another(clock: Clock) -> None:
-    lack = Lack(clock)
-    lack.found(1, missing=3, stored=0)
-    assert lack.may_be_over(2)
-    lack.forget()
     assert lack.may_be_over(1)
 
 

@@ -13,15 +13,11 @@ from rich.console import Console, RenderableType
 
 from bapo.clients import WorkerLeases
 from bapo.config.tree import Config
-from bapo.fleet_client import WorkerStatus
-from bapo.formats import count, duration, oldest, percent
 from bapo.records import RunDirectory
 from bapo.waiting import who_waits
-from services.launcher.display import LineDisplay, LiveDisplay, make_display
+from services.launcher.display import LineDisplay, make_display
 from services.launcher.snapshot import Observer, ProcessLine, Snapshot
-from services.launcher.summary import change_text, evaluation_summary, summary
 from services.launcher.table import accuracies, render
-from tests.factories import make_fate
 from tests.unit.test_scheduler import STATUS
 
 
@@ -43,10 +39,6 @@ def make_evaluation(split: str, version: int, accuracy: float, **fields: Any) ->
     return row | fields
 
 
-WORKER = WorkerStatus(
-    worker_id="worker-0", state="ready", policy_version=40, tokens_per_s=9812.0, inflight=32, restarts=0, pid=1,
-    rss_bytes=1,
-)  # fmt: skip
 STARTING = (
     ProcessLine(name="redis", state="ready", seconds=0.1),
     ProcessLine(name="rollout_server", state="starting", seconds=14.2, hint="vLLM engine loading"),
@@ -65,67 +57,6 @@ def drawn(content: RenderableType, width: int) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_while_it_starts_the_view_names_every_process_with_its_seconds() -> None:
-    lines = drawn(render(make_snapshot(processes=STARTING), 80), 80)
-    assert lines[0].startswith("demo-001  bapo  step 0/120")
-    assert lines[2].split() == ["✓", "redis", "ready", "0.1", "s"]
-    assert lines[3].split() == ["…", "rollout_server", "starting", "14.2", "s", "vLLM", "engine", "loading"]
-
-
-@pytest.mark.parametrize("width", [80, 120, 200])
-def test_the_table_fits_its_terminal(width: int) -> None:
-    snapshot = make_snapshot(
-        metrics=[make_row(step) for step in range(1, 43)],
-        evaluations=[make_evaluation("cd34", 1, 0.342), make_evaluation("cd34", 31, 0.391)],
-        status=replace(STATUS, step=43, policy_version=40, assembled_step=42, fresh_ready=12),
-        workers=[WORKER],
-    )
-    lines = drawn(render(snapshot, width), width)
-    text = "\n".join(lines)
-    assert max(map(len, lines)) <= width
-    assert "about 2:56 left" in lines[0]  # 78 steps at 2 s, and 20 s for the last measurement
-    assert lines[2].split()[:6] == ["step", "reward", "X1", "X2", "X3", "of"]
-    assert lines[12].split()[:6] == ["42", "0.250", "18", "2", "6", "26"]
-    assert "held-out   cd34 34.2 % -> 39.1 % (step 30)" in text
-    assert "who waits  learner waits for batch 43: 12/32 fresh groups" in text
-    assert "worker-0: version 40, 9.8k tokens/s" in text
-    assert ("█" in text) == (width >= 100)
-
-
-def test_what_does_not_fit_into_one_line_is_broken_between_measurements_and_between_workers() -> None:
-    snapshot = make_snapshot(
-        evaluations=[make_evaluation(split, version, 0.342) for split in ("cd3", "cd34", "cd4") for version in (1, 31)],
-        workers=[replace(WORKER, worker_id=f"worker-{i}") for i in range(3)],
-    )
-    lines = drawn(render(snapshot, 80), 80)
-    assert lines[2:] == [
-        "held-out  cd3 34.2 % -> 34.2 % (step 30)   cd34 34.2 % -> 34.2 % (step 30)",
-        "          cd4 34.2 % -> 34.2 % (step 30)",
-        "workers   worker-0: version 40, 9.8k tokens/s",
-        "          worker-1: version 40, 9.8k tokens/s",
-        "          worker-2: version 40, 9.8k tokens/s",
-    ]
-
-
-def test_a_warning_is_shown_as_long_as_the_newest_step_has_it() -> None:
-    rows = [make_row(1, warning="x3 of age 2 (4 groups): tv_tok=0.071 is more than [0.05]"), make_row(2)]
-    assert "tv_tok=0.071 is more than [0.05]" in "\n".join(drawn(render(make_snapshot(metrics=rows[:1]), 120), 120))
-    assert "warning" not in "\n".join(drawn(render(make_snapshot(metrics=rows), 120), 120))
-
-
-def test_in_lines_a_warning_that_stays_is_said_once() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    display = LineDisplay(console)
-    display.show(make_snapshot())
-    warnings = [None, "far", "far", None, "far"]
-    for last in range(1, 6):
-        rows = [make_row(step, warning=text) for step, text in enumerate(warnings[:last], start=1)]
-        display.show(make_snapshot(metrics=rows))
-    assert isinstance(console.file, io.StringIO)
-    said = [line for line in console.file.getvalue().splitlines() if line.startswith("warning")]
-    assert said == ["warning at step 2: far", "warning at step 5: far"]
-
-
 def test_a_failure_with_brackets_is_shown_as_it_is() -> None:
     status = replace(STATUS, step=5, assembled_step=4, failures_in_a_row=3, last_failure="verifier: [/b] in [tests]")
     text = "\n".join(drawn(render(make_snapshot(status=status), 120), 120))
@@ -139,21 +70,11 @@ def test_the_time_left_is_that_of_this_start_of_the_run() -> None:
     assert make_snapshot(metrics=rows[:3], since=5000.0, num_steps=10).left_s is None
 
 
-def test_the_bar_shows_the_parts_of_the_batch_in_proportion() -> None:
-    lines = drawn(render(make_snapshot(metrics=[make_row(1, x1=16, x2=8, x3=4)]), 112), 112)
-    assert "█" * 16 + "▓" * 8 + "▒" * 4 + "·" * 4 in lines[3]  # 32 characters for B = 32
-
-
 def test_held_out_accuracy_is_compared_on_the_prompts_that_both_measurements_have() -> None:
     base = make_evaluation("cd34", 1, 2 / 3, rewards={"p": [1.0, 0.0], "q": [0.0, 1.0], "r": [1.0, 1.0]})
     later = make_evaluation("cd34", 31, 0.75, rewards={"p": [1.0, 1.0], "q": [0.0, 1.0]})
     assert list(accuracies([base])) == ["cd34 66.7 % (step 0)"]
     assert list(accuracies([base, later])) == ["cd34 50.0 % -> 75.0 % (step 30)"]
-
-
-def test_only_the_latest_steps_stay_in_the_table() -> None:
-    lines = drawn(render(make_snapshot(metrics=[make_row(step) for step in range(1, 43)]), 80), 80)
-    assert [line.split()[0] for line in lines[3:]] == [str(step) for step in range(33, 43)]
 
 
 @pytest.mark.parametrize(
@@ -276,26 +197,6 @@ def test_a_resumed_run_does_not_repeat_old_lines() -> None:
     assert [line.split()[1] for line in lines] == ["3/120"]
 
 
-def test_in_a_terminal_the_view_is_live_and_messages_stay() -> None:
-    console = Console(width=80, file=io.StringIO(), force_terminal=True)
-    display = make_display(console)
-    assert isinstance(display, LiveDisplay)
-    display.show(make_snapshot(processes=STARTING))
-    display.say("a word [not markup]")
-    display.close()
-    assert isinstance(console.file, io.StringIO)
-    assert "a word [not markup]" in console.file.getvalue()
-
-
-def test_a_run_that_has_ended_shows_how_long_it_took_and_nothing_left(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run")
-    run.update_run(started_at=5000.0, ended_at=5184.0)
-    for step in (1, 2, 3):
-        run.append_metrics(make_row(step) | {"time": 5000.0 + step})
-    snapshot = Observer(Config(), run).look()
-    assert (snapshot.elapsed_s, snapshot.left_s) == (184.0, None)
-
-
 def test_the_observer_reads_on_where_it_was_and_notices_a_cut_file(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run")
     observer = Observer(Config(), run)
@@ -313,46 +214,3 @@ def test_the_observer_reads_on_where_it_was_and_notices_a_cut_file(tmp_path: Pat
         run.append_metrics(make_row(step, x1=7))
     rows = observer.look().metrics
     assert [(row["step"], row["x1"]) for row in rows] == [(1, 18), (2, 7), (3, 7), (4, 7)]
-
-
-def test_the_summary_says_what_training_moved_and_where_things_are(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "demo-001")
-    before = {f"p{i}": [0.0, float(i < 2)] for i in range(8)}  # 2 of 16 right
-    after = {f"p{i}": [1.0, float(i < 2)] for i in range(8)}
-    run.append_evaluation(make_evaluation("cd34", 1, 0.125, rewards=before))
-    run.append_evaluation(make_evaluation("cd34", 3, 0.625, rewards=after))
-    for step in (1, 2):
-        run.append_metrics(make_row(step))
-        run.write_groups(step, [make_fate(group_id="a"), make_fate(group_id="b", reason="reused")])
-    run.checkpoint_dir(2).mkdir()
-    (run.checkpoint_dir(2) / "state.json").write_text("{}")
-    lines = drawn(summary(run, wall_s=305.0, group_size=8), 400)
-    assert lines[:2] == ["", "demo-001 is finished"]
-    assert lines[3].split("  ")[0] == "cd34"
-    assert "12.5 % [10.5, 14.5]" in lines[3]
-    assert "+50.0 [+50.0, +50.0]" in lines[3]  # every prompt gained one of two
-    text = "\n".join(lines)
-    assert "2 in 5:05 of wall time" in text
-    assert "16 responses in 2 groups" in text  # the reused ones were not sampled again
-    assert str(run.checkpoint_dir(2) / "hf") in text
-
-
-def test_a_change_is_measured_on_the_prompts_that_both_have() -> None:
-    first = make_evaluation("cd34", 1, 0.5, rewards={"a": [0.0], "b": [1.0], "c": [0.0]})
-    last = make_evaluation("cd34", 9, 0.5, rewards={"b": [1.0], "c": [0.0], "d": [1.0]})
-    assert change_text(first, last) == "+0.0 [+0.0, +0.0]"
-    assert change_text(first, make_evaluation("cd34", 9, 0.5, rewards={"z": [1.0]})) == "other prompts"
-
-
-def test_one_measurement_is_shown_with_its_interval(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run")
-    assert drawn(evaluation_summary(run), 80) == ["nothing was measured"]
-    run.append_evaluation(make_evaluation("cd4", 1, 0.092))
-    assert drawn(evaluation_summary(run), 80)[1].split("  ")[0] == "cd4"
-
-
-def test_numbers_read_like_words() -> None:
-    assert [duration(s) for s in (9.9, 65, 3723)] == ["9 s", "1:05", "1:02:03"]
-    assert [count(n) for n in (950, 3912, 1.25e6)] == ["950", "3.9k", "1.2M"]
-    assert percent(0.3421) == "34.2 %"
-    assert oldest({"x1": 1, "staleness_x1_max": 2.0, "x3": 0, "staleness_x3_max": 9}) == 2

@@ -49,16 +49,6 @@ def test_a_refused_allocation_names_the_settings_with_their_values(error: Runtim
         assert words in str(found)
 
 
-def test_torchs_own_figures_are_kept_and_its_advice_is_not() -> None:
-    found = str(told(torch.OutOfMemoryError(OF_TORCH)))
-    assert "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB" in found
-    assert "PYTORCH_CUDA_ALLOC_CONF" not in found
-
-
-def test_what_is_on_already_is_not_advised() -> None:
-    assert "gradient_checkpointing" not in str(told(torch.OutOfMemoryError(OF_TORCH), gradient_checkpointing=True))
-
-
 def test_another_error_is_none_of_memory() -> None:
     assert told(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from bapo.config.load import load_config
 from bapo.limits import Limit, limits
-
-PRESETS = sorted(path.stem for path in Path("bapo/config/presets").glob("*.toml"))
 
 
 def found(*overrides: str, parameters: int | None = 1_500_000_000, is_cluster: bool = True) -> dict[str, Limit]:
@@ -33,21 +29,3 @@ def test_a_limit_below_the_sums_is_told_with_what_to_write() -> None:
     assert asked["rollout.sync_timeout_s"].complaint == (
         "rollout.sync_timeout_s = 120 is low: one update of 3.0 GB over HTTP to 8 hosts takes so long (289); write 578"
     )
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_no_preset_is_below_the_sums_for_the_model_of_its_paper(preset: str) -> None:
-    parameters = 8_000_000_000 if preset == "bapo-official" else 1_500_000_000
-    config = load_config([preset], [])
-    assert [limit.complaint for limit in limits(config, parameters=parameters, is_cluster=True) if limit.is_low] == []
-
-
-def test_what_is_not_ours_or_not_known_is_left_out() -> None:
-    assert "rollout.sync_timeout_s" not in found(is_cluster=False), "the workers read the learner's own file"
-    assert "rollout.sync_timeout_s" not in found(parameters=None)
-    assert "buffer.max_memory_mb" not in found("--buffer.redis_url=redis://127.0.0.1:6379/0")
-
-
-def test_few_groups_in_flight_are_as_slow_as_one_response() -> None:
-    # 1 group of 8 x 8,192 tokens at 1,500 tokens/s takes 44 s, but a response of 8,192 at 40 tokens/s takes 205 s.
-    assert found("--rollout.max_groups_in_flight=1")["learner.batch_timeout_s"].needed == pytest.approx(204.8)

@@ -124,13 +124,6 @@ def test_v5_decoupled_with_truncated_importance_weights(cap: float, name: str) -
     assert total(OLD, BEHAVE, config) == pytest.approx(given["token_mean"], abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["V5.decoupled_TIS_C2", "V5.decoupled_TIS_C3"])
-def test_v5_importance_weights_without_a_cap(name: str) -> None:
-    weights, kept = importance_weight(OLD, BEHAVE, ROWS, settings(importance_cap=None))
-    assert kept is None
-    assert weights.tolist() == pytest.approx(tokens(vector(name)["w_raw"]), abs=1e-5)
-
-
 def test_v5_direct_to_the_behaviour_policy() -> None:
     config = settings(ratio_mode="direct")
     losses = losses_of(inputs(BEHAVE, BEHAVE), config)
@@ -139,11 +132,6 @@ def test_v5_direct_to_the_behaviour_policy() -> None:
     assert losses.ratio_M.tolist() == pytest.approx(tokens(want["rho"]), abs=1e-5)
     assert losses.clipped_M.mean().item() == pytest.approx(want["clipfrac"])
     assert total(BEHAVE, BEHAVE, config) == pytest.approx(want["token_mean"], abs=1e-5)
-
-
-def test_direct_ignores_a_cap_below_one() -> None:
-    config = settings(ratio_mode="direct", importance_cap=0.5)
-    assert total(BEHAVE, BEHAVE, config) == pytest.approx(-0.745373, abs=1e-5)
 
 
 def test_decoupled_is_direct_when_the_anchor_is_the_behaviour_policy() -> None:

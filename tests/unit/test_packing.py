@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
     GPTNeoXConfig,
@@ -22,7 +19,6 @@ from transformers import (
 )
 
 from bapo.errors import ConfigError
-from learner.attention import NARROWEST, pack_rows
 from learner.batching import Piece, build, columns_of
 from learner.policy import Policy, check_head
 from tests.learner_setup import CPU, learner_config, random_batch
@@ -122,19 +118,6 @@ def test_each_response_token_is_predicted_by_the_token_before_it() -> None:
     assert micro.target_M.tolist() == target
     assert (micro.rows.index_M.tolist(), micro.rows.count) == (response, 3)
     assert columns.token_ids_M[micro.slot_M.numpy()].tolist() == target
-
-
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=40))
-def test_at_most_a_fifth_of_a_row_is_padding_and_every_token_has_a_place(lengths: list[int]) -> None:
-    ends = np.cumsum(lengths)
-    rows = [np.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)]
-    packing = pack_rows(rows, int(ends[-1]), CPU)
-    places = torch.cat([bucket.tokens_RW for bucket in packing.buckets])
-    assert places[packing.places_N].tolist() == list(range(int(ends[-1])))
-    widths = sorted((bucket.width for bucket in packing.buckets for _ in range(bucket.num_rows)), reverse=True)
-    for width, length in zip(widths, sorted(lengths, reverse=True), strict=True):
-        assert NARROWEST * width <= length <= width
-    assert packing.longest == max(lengths)
 
 
 def test_a_sliding_window_shorter_than_a_sequence_is_refused_and_a_longer_one_changes_nothing() -> None:

@@ -151,51 +151,6 @@ def test_what_the_next_batch_lacks_is_taken_and_a_starved_learner_hears_why() ->
     assert pressure.why_starved() == ""
 
 
-def test_one_look_serves_a_tenth_of_a_second() -> None:
-    store, clock = Measured(), Clock()
-    pressure = pressure_of(store, clock)
-    assert not pressure.is_known
-    pressure.look()
-    clock.now += 0.09
-    assert pressure.is_known
-    pressure.look()
-    assert store.looks == 1
-    clock.now += 0.02
-    assert not pressure.is_known
-    pressure.look()
-    assert store.looks == 2
-
-
-def test_between_two_looks_what_comes_in_is_counted() -> None:
-    store, clock = Measured(), Clock()
-    stored(store, "abcd")
-    store.fresh_bytes = MB
-    pressure = pressure_of(store, clock, max_fresh_mb=2)
-    pressure.look()
-    pressure.admit(MB - 1)
-    pressure.admit(1)
-    with pytest.raises(FullError, match=r"2\.0 MB of fresh groups wait"):
-        pressure.admit(1)
-    clock.now += 1.0
-    pressure.look()
-    pressure.admit(1)
-
-
-def test_groups_that_complete_the_batch_are_noticed_at_once() -> None:
-    store = Measured()
-    pressure = pressure_of(store, max_fresh_groups=4)
-    stored(store, "abc")
-    pressure.look()
-    pressure.took(1)
-    assert not pressure.is_known, "the limit is reached: the next push looks again"
-    stored(store, "d")
-    pressure.look()
-    with pytest.raises(FullError):
-        pressure.admit(0)
-    pressure.took(1)
-    assert pressure.is_known, "it is full already: no look per push"
-
-
 def test_pushes_do_not_wait_for_a_store_that_is_slow_to_answer_a_look_and_are_counted_behind_it() -> None:
     store = Measured()
     stored(store, "abcd")
@@ -212,31 +167,6 @@ def test_pushes_do_not_wait_for_a_store_that_is_slow_to_answer_a_look_and_are_co
     pressure.admit(1)
     with pytest.raises(FullError, match=r"2\.0 MB of fresh groups wait"):
         pressure.admit(1)
-
-
-@pytest.mark.parametrize("what", ["consumed", "completed"])
-def test_what_happens_while_a_look_is_under_way_is_looked_at_again(what: str) -> None:
-    store = Measured()
-    pressure = pressure_of(store, max_fresh_groups=4)
-    stored(store, "abc")
-    store.meanwhile = pressure.forget if what == "consumed" else lambda: pressure.took(1)
-    pressure.look()
-    assert not pressure.is_known
-    store.meanwhile = lambda: None
-    pressure.look()
-    assert pressure.is_known
-
-
-def test_a_look_follows_the_steps_that_others_assemble() -> None:
-    store = Measured()
-    pressure = pressure_of(store, max_fresh_groups=4)
-    stored(store, "abcdefgh")
-    assert why(pressure) != ""
-    for step in (1, 2):
-        names = "abcd" if step == 1 else "efgh"
-        fresh = [f"g-{name}" for name in names]
-        assert store.commit_assembly(an_assembly(step=step, fresh=fresh, before=store.tables()))
-    assert why(pressure) == ""
 
 
 @pytest.mark.parametrize(

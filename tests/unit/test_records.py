@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 
 from bapo.errors import ConfigError, ContractError, StorageError
-from bapo.records import _COLUMNS, METRICS_NEED, RunDirectory
+from bapo.records import RunDirectory
 from bapo.types import Fate, Origin, Purpose
-from bapo.web.following import Lines
 from tests.factories import make_fate
 
 
@@ -57,47 +54,10 @@ def test_a_torn_last_line_is_ignored_by_readers_and_cut_off_by_the_next_writer(r
     assert path.read_bytes() == b'{"step":1}\n{"step":2}\n'
 
 
-def test_a_file_with_nothing_but_a_torn_line_starts_anew(run: RunDirectory) -> None:
-    path = run.path / "metrics.jsonl"
-    path.write_bytes(b'{"st')
-    assert run.read_metrics() == []
-    run.append_metrics({"step": 1})
-    assert path.read_bytes() == b'{"step":1}\n'
-
-
 def test_a_damaged_line_in_the_middle_is_named(run: RunDirectory) -> None:
     (run.path / "metrics.jsonl").write_bytes(b'{"step":1}\n{"step":\n{"step":3}\n')
     with pytest.raises(ContractError, match=r"metrics\.jsonl line 2"):
         run.read_metrics()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"5\n", r"metrics\.jsonl line 1 is no object, but 5"),
-        (b'{"step":1}\n{"loss":1}\n', r"metrics\.jsonl line 2: step must be int, got None"),
-        (b'{"step":"\x1b]0;x"}\n', r"metrics\.jsonl line 1"),
-        (b"[" * 100_000 + b"\n", r"metrics\.jsonl line 1 is not JSON"),
-    ],
-)
-def test_lines_that_another_program_has_left_are_named(run: RunDirectory, content: bytes, message: str) -> None:
-    path = run.path / "metrics.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(ContractError, match=message):
-        run.read_metrics()
-    with pytest.raises(ContractError, match=message):
-        list(Lines(path, METRICS_NEED).read())
-
-
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path.name)])
-def test_what_is_no_file_is_neither_read_nor_waited_for(run: RunDirectory, make: Callable[[Path], None]) -> None:
-    for name in ("metrics.jsonl", "evaluations.jsonl", "run.json"):
-        make(run.path / name)
-    for read in (run.read_metrics, run.read_evaluations, run.read_run):
-        with pytest.raises(StorageError, match=r"cannot read .*(it is no file|Too many levels of symbolic links)"):
-            read()
-    with pytest.raises(StorageError, match="cannot read"):
-        list(Lines(run.path / "metrics.jsonl", METRICS_NEED).read())
 
 
 @pytest.mark.parametrize("content", ["5", "null", "[]", "[" * 100_000])
@@ -149,10 +109,6 @@ def test_group_records_keep_every_field_of_a_fate(run: RunDirectory) -> None:
     run.write_groups(3, [])
     assert list(run.read_groups()) == [(3, []), (12, [trained, left_out])]
     assert list(run.read_groups([12])) == [(12, [trained, left_out])]
-
-
-def test_every_field_of_a_fate_has_a_column() -> None:
-    assert set(_COLUMNS) == {field.name for field in dataclasses.fields(Fate)}
 
 
 def test_the_latest_checkpoint_is_the_newest_complete_one(run: RunDirectory) -> None:
@@ -219,17 +175,6 @@ def test_a_restart_beside_a_running_evaluator_keeps_its_file(run: RunDirectory) 
     run.append_evaluation({"version": 4})
     run.truncate_after(2, keep_evaluations=True)
     assert (run.read_metrics(), run.read_evaluations()) == ([], [{"version": 4}])
-
-
-def test_fields_of_run_json_are_set_one_by_one(run: RunDirectory) -> None:
-    run.update_run(status="starting", pid=7)
-    run.update_run(status="running")
-    assert run.read_run() == {"status": "running", "pid": 7}
-
-
-def test_a_port_that_was_announced_can_be_read(run: RunDirectory) -> None:
-    run.write_port("buffer", 8700)
-    assert run.read_port("buffer") == 8700
 
 
 def test_a_full_disk_is_a_storage_error_that_names_the_file(run: RunDirectory) -> None:

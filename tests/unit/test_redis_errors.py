@@ -6,7 +6,7 @@ import pytest
 from redis._parsers.base import BaseParser
 from redis.exceptions import InvalidResponse, ResponseError
 
-from bapo.errors import BapoError, FullError, StorageError, UnavailableError
+from bapo.errors import BapoError, FullError, UnavailableError
 from buffer_service.redis_link import RedisLink
 
 
@@ -32,25 +32,6 @@ def named(error: Exception) -> BapoError:
 def test_what_passes_is_asked_again(said: str) -> None:
     # By redis-py's own parser, which takes the first word of some of these away.
     assert isinstance(named(BaseParser.parse_error(said)), UnavailableError)
-
-
-IN_6_2 = "ERR Error running script (call to f_0a9a51ee96320953ec7bde8e63f3f060b9): @user_script:41: @user_script: 41: "
-
-
-@pytest.mark.parametrize(
-    ("said", "kind"),
-    [
-        ("-READONLY You can't write against a read only replica.", UnavailableError),
-        ("-OOM command not allowed when used memory > 'maxmemory'.", FullError),
-        ("-MISCONF Errors writing to the AOF file: No space left on device", StorageError),
-        ("-WRONGTYPE Operation against a key holding the wrong kind of value", BapoError),
-        ("Script attempted to access nonexistent global variable 'x'", BapoError),
-    ],
-)
-def test_what_a_script_was_told_is_the_same_in_the_sentence_that_redis_6_2_makes_of_it(
-    said: str, kind: type[BapoError]
-) -> None:
-    assert type(named(BaseParser.parse_error(IN_6_2 + said))) is kind
 
 
 def test_what_does_not_speak_the_protocol_is_away() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -51,18 +50,6 @@ def test_no_groups_have_no_bins() -> None:
     assert data.accuracy_bins([], [[]], group_size=2) == data.Bins(first=[0.0] * 3, last=[0.0] * 3)
 
 
-@pytest.mark.parametrize(
-    ("steps", "want"),
-    [([1], ([1], [1])), ([1, 2, 3], ([1], [3])), (list(range(1, 9)), ([1, 2], [7, 8])), ([], ([], []))],
-)
-def test_quarters_hold_at_least_one_step(steps: list[int], want: tuple[list[int], list[int]]) -> None:
-    assert data.quarters(steps) == want
-
-
-def test_smoothing_looks_back_only() -> None:
-    assert data.smoothed([1.0, 3.0, 5.0, 7.0], window=2) == [1.0, 2.0, 4.0, 6.0]
-
-
 def test_composition_and_reward_are_the_columns_of_the_metrics() -> None:
     rows = [make_row(1), make_row(2, x1=10, reward_mean=0.5)]
     parts = data.composition(rows)
@@ -86,14 +73,6 @@ def test_a_held_out_curve_compares_the_same_prompts() -> None:
     assert curve.low[0] < 0.5 < curve.high[0]
 
 
-def test_the_phases_of_a_step_add_up_to_the_step() -> None:
-    rows = [make_row(1, step_s=2.0, wait_batch_s=1.0, update_s=0.5), make_row(2, step_s=2.0, wait_batch_s=0.0)]
-    phases = {words: (seconds, share) for words, seconds, share in data.phase_seconds(rows)}
-    assert phases["waiting for the batch"] == (0.5, 0.25)
-    assert phases["forward, backward, optimizer"] == (0.25, 0.125)
-    assert phases["everything else"] == (1.25, 0.625)
-
-
 class Page(HTMLParser):
     """What a browser would fetch or show."""
 
@@ -111,30 +90,6 @@ class Page(HTMLParser):
                 self.outside.append(f"{tag} {name}={value}")
             if name == "aria-label":
                 self.labels.append(value or "")
-
-
-def test_the_page_has_all_figures_with_words_for_those_who_cannot_see_them(tmp_path: Path) -> None:
-    page = Page(make_page(make_run(tmp_path)))
-    assert page.tags.count("svg") == 4
-    assert len(page.labels) == 4
-    assert page.labels[0] == "Held-out accuracy over steps: cd34 from 34.0% to 42.0%."
-    assert "26.0 groups on average, below the line B = 32" in page.labels[1]
-    assert page.labels[3] == "Fresh groups without a right answer: first quarter 50.0%, last quarter 50.0%."
-
-
-def test_the_page_needs_no_network_and_no_script(tmp_path: Path) -> None:
-    text = make_page(make_run(tmp_path))
-    page = Page(text)
-    assert page.outside == []
-    assert not {"script", "link", "iframe", "img"} & set(page.tags)
-    assert not re.search(r"https?://|@import|url\((?!['\"]?#)", text)
-
-
-def test_figures_take_the_colours_of_the_page(tmp_path: Path) -> None:
-    text = make_page(make_run(tmp_path))
-    assert "currentColor" in text
-    assert "light-dark(" in text
-    assert "#010203" not in text
 
 
 def test_names_from_the_run_cannot_become_markup(tmp_path: Path) -> None:

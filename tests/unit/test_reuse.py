@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from bapo.config.objective import LossConfig
 from bapo.config.tree import Config
 from bapo.types import Batch, Group, Origin
 from learner.anchors import GenerationMemory
@@ -121,23 +119,3 @@ def test_the_update_without_the_dropped_groups_is_the_update_of_a_batch_that_nev
     assert len(losses[0]) == 1
     for first, second in zip(*losses, strict=True):
         assert first == pytest.approx(second, rel=1e-4)
-
-
-def test_groups_of_the_policy_itself_are_whole(model_path: Path, tmp_path: Path) -> None:
-    config = learner_config(model_path, loss={"x3_min_ess": 0.3, "x3_ess_weight": True})
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    facts = make_updater(config, tiny_policy(config), tmp_path).run(random_batch(model)).facts
-    assert facts["x3_left_out"] == 0
-    assert facts["x3_group_ess"] > 0.7  # alpha is the model with noise of 0.1 per token
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"x3_min_ess": 0.3, "ratio_mode": "direct"}, "write ratio_mode = decoupled"),
-        ({"x3_ess_weight": True, "advantage": "gae"}, "x3_min_ess alone"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LossConfig.model_validate(settings)

@@ -11,7 +11,7 @@ import pytest
 from bapo.algorithms.registry import load_composer
 from bapo.clients import BufferStatus
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, DeadlineError
+from bapo.errors import DeadlineError
 from bapo.messages import ExtraRound
 from bapo.telemetry import Telemetry
 from bapo.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
@@ -149,13 +149,6 @@ def test_fresh_requests_reach_v_plus_slack_steps_ahead_and_replace_what_was_drop
     assert [request.request_id for request in due(make_config(), **numbers)] == [f"fresh-{c:08d}" for c in want]
 
 
-def test_one_call_carries_a_bounded_number_of_requests() -> None:
-    config = make_config(algorithm={"batch_size": 400}, learner={"minibatch_size": 8})
-    prompts = [make_prompt(prompt_id=f"p{i}") for i in range(400)]
-    assert len(due(config, prompts)) == 512
-    assert len(due(config, prompts, cursor=1200, fresh_dropped=600)) == 512
-
-
 @pytest.mark.parametrize(
     ("cursor", "spares", "step", "min_version"),
     [
@@ -191,18 +184,9 @@ def test_an_epoch_holds_whole_batches_without_repetition_and_the_next_is_shuffle
     assert ids == [FreshPlan(make_config(), PROMPTS).prompt(cursor).prompt_id for cursor in range(16)]
 
 
-def test_fewer_prompts_than_a_batch_are_refused_before_the_start() -> None:
-    with pytest.raises(ConfigError, match="has 3 training prompts, fewer than one batch"):
-        FreshPlan(make_config(), PROMPTS[:3])
-
-
 @pytest.mark.parametrize(("step", "due"), [(0, None), (3, None), (4, 4), (5, 4), (8, 8), (13, 12)])
 def test_a_round_is_due_every_m_steps_and_a_missed_one_is_caught_up(step: int, due: int | None) -> None:
     assert due_round(step, make_config()) == due
-
-
-def test_without_x2_no_round_is_ever_due() -> None:
-    assert due_round(8, make_config(algorithm={"use_x2": False})) is None
 
 
 def test_a_round_asks_the_hard_prompts_from_the_weights_of_its_step() -> None:

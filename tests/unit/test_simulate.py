@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from bapo.cli import app
-from bapo.commands.simulate_table import comparison_table
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
 from bapo.types import Origin
@@ -65,16 +62,6 @@ def test_the_first_step_that_comes_out_otherwise_is_named(trace: Recording) -> N
     assert "X3 has 0 groups recorded, fresh-" in found.first[1]
 
 
-def test_another_size_of_a_table_is_a_difference_too(tmp_path: Path) -> None:
-    run = write_trace(tmp_path / "trace")
-    rows = run.read_metrics()
-    (run.path / "metrics.jsonl").unlink()
-    for row in rows:
-        run.append_metrics(row | ({"num_bad": 5} if row["step"] == 2 else {}))
-    recording = read_recording(run)
-    assert compare(recording, as_recorded(recording)).first == (2, "num_bad is 5 recorded, 3 replayed")
-
-
 def test_the_same_settings_give_the_same_batches_through_the_simulated_rounds(trace: Recording) -> None:
     simulated = what_if(trace, trace.config, within=10)
     assert [step.decision for step in simulated] == [step.decision for step in as_recorded(trace)]
@@ -113,12 +100,6 @@ def test_a_longer_period_asks_later_and_borrows_what_the_earlier_round_gave(trac
     assert hard(steps[2]) == "adghn"
     assert steps[3].answers == {Source.RECORDED: 4, Source.BORROWED: 1}  # a, sampled at version 2
     assert hard(steps[3]) == "gv"
-
-
-def test_a_smaller_b_bad_forgets_its_oldest_prompts(trace: Recording) -> None:
-    first, second, *_ = what_if(trace, changed(bad_capacity=1), within=10)
-    assert hard(first) == "d"
-    assert (prompts(second, Origin.X2), second.answers) == ("", {Source.RECORDED: 1})
 
 
 def test_the_window_and_the_ablations_change_what_is_reused(trace: Recording) -> None:
@@ -166,43 +147,10 @@ def test_records_with_a_gap_are_refused(tmp_path: Path) -> None:
         read_recording(run)
 
 
-@pytest.mark.parametrize(("width", "has_bars"), [(80, False), (200, True)])
-def test_the_table_fits_its_terminal(trace: Recording, width: int, has_bars: bool) -> None:
-    recorded, simulated = as_recorded(trace), what_if(trace, changed(c1=2 / 8), within=10)
-    table = comparison_table(recorded, simulated, batch_size=6, changed=True, num_rows=20, width=width)
-    console = Console(width=width, color_system=None)
-    with console.capture() as capture:
-        console.print(table)
-    lines = capture.get().splitlines()
-    assert all(len(line) <= width for line in lines)
-    assert ("simulated: X1" in lines[0]) is has_bars
-    # Step 1: X1, X2, X3, their sum, B_bad of 2 that becomes 3, B_high, r_tot, window.
-    assert lines[1].split()[:9] == ["1", "4", "0", "0", "4", "2->3", "2", "0.46", "0.25-0.50"]
-
-
-def test_many_steps_share_rows(trace: Recording) -> None:
-    recorded = as_recorded(trace)
-    table = comparison_table(recorded, recorded, batch_size=6, changed=False, num_rows=2, width=80)
-    console = Console(width=80, color_system=None)
-    with console.capture() as capture:
-        console.print(table)
-    # Steps 1-2: (4 + 1) / 2 groups of X1, (0 + 1) / 2 of X2, (0 + 2) / 2 of X3.
-    first = capture.get().splitlines()[1]
-    assert first.split()[:5] == ["1-2", "2.5", "0.5", "1.0", "4.0"]
-
-
 def run_command(*arguments: str) -> str:
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
-
-
-def test_the_command_says_how_exact_it_is_and_what_it_does_not_answer(tmp_path: Path) -> None:
-    run = write_trace(tmp_path / "trace")
-    output = run_command("simulate", str(run.path))
-    assert "reproduces the recorded batches: 3 of 3 steps" in output
-    assert "does not answer what the model would have learned" in output.replace("\n", " ")
-    assert "recorded: 14 groups trained in 3 steps (X1 8, X2 1, X3 5), 77.8 % of B" in output
 
 
 def test_the_command_takes_settings_by_short_and_by_full_name_and_writes_a_page(tmp_path: Path) -> None:
@@ -225,12 +173,3 @@ def test_the_command_takes_settings_by_short_and_by_full_name_and_writes_a_page(
     text = page.read_text()
     assert text.count("<svg") == 2
     assert "http" not in text
-
-
-def test_for_programs_every_step_has_both_batches(tmp_path: Path) -> None:
-    run = write_trace(tmp_path / "trace")
-    found = json.loads(run_command("simulate", str(run.path), "--buffer", "1", "--json"))
-    assert (found["reproduced_steps"], found["answers_what_the_model_would_learn"]) == (3, False)
-    second = found["steps"][1]
-    assert second["recorded"]["x2"] == ["reevaluate-000002-a"]
-    assert (second["simulated"]["x2"], second["simulated"]["num_bad"]) == ([], 1)

@@ -17,7 +17,7 @@ from bapo.study.results import Results
 from bapo.study.state import State, look
 from tests.factories import make_fate
 from tests.unit.test_launcher_display import make_evaluation, make_row
-from tests.unit.test_study_plan import plan, study_values
+from tests.unit.test_study_plan import plan
 
 
 def finish(study: Study, index: int) -> RunDirectory:
@@ -88,27 +88,6 @@ def test_a_run_that_is_there_already_is_not_touched(tmp_path: Path) -> None:
     assert Results(there.path).read() == []
 
 
-def test_runs_of_other_settings_are_refused_and_leave_nothing(tmp_path: Path) -> None:
-    here = plan(tmp_path / "here")
-    finish(here, 0)
-    pack(here, tmp_path / "study.tar.xz")
-    values = study_values()
-    values["common"]["learner"]["lr"] = 0.5
-    there = plan(tmp_path / "there", values)
-
-    with pytest.raises(ConfigError, match=r"plain-s1 was made with other settings.*learner\.lr"):
-        unpack(tmp_path / "study.tar.xz", there)
-
-    assert look(there.runs[0]).state is State.NEW
-    assert [path.name for path in there.path.iterdir()] == ["runs"]
-
-
-def test_nothing_finished_is_an_error_and_no_empty_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no finished run yet"):
-        pack(plan(tmp_path), tmp_path / "study.tar.xz")
-    assert not (tmp_path / "study.tar.xz").exists()
-
-
 @pytest.mark.parametrize(
     "name", ["../outside", "/etc/passwd", "runs/../../x/config.toml", "runs/plain-s1/weights.safetensors"]
 )
@@ -150,21 +129,4 @@ def test_an_archive_that_is_cut_off_is_refused_and_leaves_nothing(tmp_path: Path
         (tmp_path / "part").write_bytes(whole[:size])
         with pytest.raises(ConfigError, match=r"cannot read .*part as the archive of a study"):
             unpack(tmp_path / "part", there)
-    assert not there.runs[0].path.exists()
-
-
-@pytest.mark.parametrize("line", [b"{", b"[]", b'{"exit_code": 0}', b'{"run": 1}'])
-def test_results_that_are_none_are_refused_before_a_run_is_written(tmp_path: Path, line: bytes) -> None:
-    here, there = plan(tmp_path / "here"), plan(tmp_path / "there")
-    finish(here, 0)
-    pack(here, tmp_path / "study.tar.xz")
-    with tarfile.open(tmp_path / "study.tar.xz", "r:xz") as old, tarfile.open(tmp_path / "other", "w:xz") as new:
-        for member in old:
-            file = old.extractfile(member)
-            assert file is not None
-            content = line + b"\n" if member.name == "results.jsonl" else file.read()
-            member.size = len(content)
-            new.addfile(member, io.BytesIO(content))
-    with pytest.raises(ConfigError, match=r"other: its results\.jsonl"):
-        unpack(tmp_path / "other", there)
     assert not there.runs[0].path.exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import tomli_w
 
 from bapo.config.layers import preset_names
-from bapo.config.load import diff, dump_toml
+from bapo.config.load import dump_toml
 from bapo.errors import ConfigError
 from bapo.records import RunDirectory
 from bapo.study.plan import Study, parse_study, read_study
@@ -82,31 +81,6 @@ def test_only_plans_the_named_methods_and_hints_at_a_misspelt_one(tmp_path: Path
         plan(tmp_path, only=("our",))
 
 
-@pytest.mark.parametrize(
-    ("where", "key", "value", "wanted"),
-    [
-        ("study", "seed", [1], "study.seed: there is no such key (did you mean 'seeds'?)"),
-        ("methods.ours", "pre_set", "bapo", "methods.ours.pre_set: there is no such key (did you mean 'preset'?)"),
-        ("", "method", {}, "method: there is no such key (did you mean 'methods'?)"),
-        ("common", "run", {"seed": 3}, "common.run.seed: the study sets it for every run; remove this line"),
-        ("common", "learner", {"port": 1}, "common.learner.port: the study sets it for every run"),
-        ("methods", "Two Words", {"preset": "bapo"}, "methods.Two Words: a method's name has small letters"),
-        ("study", "seeds", [1, 1], "study.seeds = [1, 1]: a seed stands there twice"),
-        ("study", "parallel", 0, 'study.parallel = 0: write at least 1, or "auto"'),
-        ("study", "parallel", "some", "study.parallel"),
-        ("methods.ours", "may_differ", ["learner.epoch"], "(did you mean 'learner.epochs'?)"),
-        ("methods.ours", "settings", {"learner": {"lrr": 1}}, "learner.lrr: there is no such key (did you mean"),
-    ],
-)
-def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, where: str, key: str, value: Any, wanted: str) -> None:
-    values = study_values()
-    place = values
-    for part in where.split(".") if where else ():
-        place = place[part]
-    place[key] = value
-    assert wanted in refusal(tmp_path, values)
-
-
 def test_a_preset_that_does_not_exist_is_an_error_of_its_line(tmp_path: Path) -> None:
     path = tmp_path / "STUDY.toml"
     path.write_text(
@@ -155,65 +129,7 @@ def test_a_learning_rate_is_a_matter_of_the_method(tmp_path: Path) -> None:
 
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "configs" / "study-countdown.toml"
-IMPROVEMENTS = SHIPPED.with_name("study-improvements.toml")
 SHIPPED_METHODS = parse_study(SHIPPED.read_text(), SHIPPED.name).methods
-
-
-def test_the_shipped_study_has_every_method_of_the_paper_with_three_seeds_or_more() -> None:
-    assert len(SHIPPED_METHODS) == 20
-    assert {name for name, method in SHIPPED_METHODS.items() if method.seeds == (1, 2, 3, 4, 5)} == {
-        "grpo", "dapo", "bapo",
-    }  # fmt: skip
-
-
-def test_the_second_study_has_the_settings_and_the_baselines_of_the_first() -> None:
-    first, second = read_study(SHIPPED), read_study(IMPROVEMENTS)
-    assert second.file.common == first.file.common
-    configs = {run.name: run.config for run in first.runs}
-    shared = [run for run in second.runs if run.name in configs]
-    assert Counter(run.method for run in shared) == {"grpo": 5, "dapo": 5, "bapo": 5, "bapo-v1": 3}
-    for run in shared:
-        theirs = configs[run.name]
-        assert run.config.model_copy(update={"run": theirs.run}) == theirs
-        assert run.config.run.model_copy(update={"root": theirs.run.root}) == theirs.run
-    own = {run.method for run in second.runs} - {run.method for run in first.runs}
-    assert own == {"bapo-ess", "bapo-gain", "bapo-refill", "bapo-young", "bapo-eq1-loss", "bapo-plus"}
-
-
-def test_the_second_study_gives_bapo_the_loss_that_grpo_as_printed_has() -> None:
-    own = next(run for run in read_study(SHIPPED, ["grpo-own-loss"]).runs if run.seed == 1).config.loss
-    ours = next(run for run in read_study(IMPROVEMENTS, ["bapo-eq1-loss"]).runs if run.seed == 1).config.loss
-    assert (ours.aggregation, ours.clip_low, ours.clip_high, ours.dual_clip) == (
-        own.aggregation, own.clip_low, own.clip_high, own.dual_clip,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("method", "changes"),
-    [
-        ("bapo-v1", {"cadence.v": ("5", "1")}),
-        ("bapo-m10", {"cadence.m": ("5", "10")}),
-        ("bapo-official-thresholds", {"algorithm.threshold_schedule": ('"eq8"', '"official"')}),
-    ],
-)
-def test_the_shipped_study_has_methods_that_change_one_thing_of_bapo(
-    method: str, changes: dict[str, tuple[str, str]]
-) -> None:
-    runs = {run.name: run.config for run in read_study(SHIPPED, ["bapo", method]).runs}
-    for seed in (1, 2, 3):
-        lines = diff(runs[f"bapo-s{seed}"], runs[f"{method}-s{seed}"])
-        found = {key: tuple(rest.split(" -> ")) for key, _, rest in (line.partition(": ") for line in lines)}
-        assert {key: pair for key, pair in found.items() if key not in ("preset", "run.name")} == changes
-
-
-def test_the_shipped_study_says_what_bapo_has_beside_its_batch() -> None:
-    """The comment above `[methods.grpo]` is about these settings, and no others are left to explain."""
-    runs = {run.name: run.config for run in read_study(SHIPPED, ["grpo", "bapo"]).runs}
-    keys = {line.partition(":")[0] for line in diff(runs["grpo-s1"], runs["bapo-s1"])} - {"preset", "run.name"}
-    of_the_batch = {f"algorithm.{key}" for key in ("name", "online_filter", "use_x2", "use_x3")}
-    assert keys - of_the_batch == {
-        "cadence.v", "cadence.m", "cadence.wait_for_reevaluation", "loss.ratio_mode", "loss.kl_ref",
-    }  # fmt: skip
 
 
 def test_the_shipped_study_is_fair() -> None:

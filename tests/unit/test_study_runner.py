@@ -8,15 +8,11 @@ import pytest
 
 from bapo.records import RunDirectory
 from bapo.study.plan import Study
-from bapo.study.progress import end_lines, plan_lines, progress_line
-from bapo.study.results import Results
 from bapo.study.runner import Outcome, Runner, StudyProgress, reason_of, tidy
-from bapo.study.schedule import Estimates, mean_seconds, next_run, provisional, rest_s
-from bapo.study.state import Found, State, look
-from bapo.types import Fate, Purpose
-from tests.factories import make_fate
-from tests.unit.test_launcher_display import make_evaluation, make_row
-from tests.unit.test_study_plan import make, plan, study_values
+from bapo.study.schedule import Estimates, mean_seconds, next_run
+from bapo.study.state import Found, State
+from tests.unit.test_launcher_display import make_row
+from tests.unit.test_study_plan import make, plan
 
 MEASURED = Estimates({"plain": 100.0, "ours": 200.0})
 
@@ -56,26 +52,6 @@ def test_a_budget_starts_no_run_that_would_not_fit(tmp_path: Path, left_s: float
 def test_without_a_measured_run_a_budget_lets_the_first_one_start(tmp_path: Path) -> None:
     study = plan(tmp_path)
     assert next_run([found_of(study, 0)], Estimates({}), 1.0) is not None
-
-
-def test_the_rest_is_laid_on_the_free_places(tmp_path: Path) -> None:
-    study = plan(tmp_path)
-    waiting = [found_of(study, 1), found_of(study, 2), found_of(study, 3)]  # 200, 100, 200 s
-    assert rest_s(waiting, [], MEASURED, 1) == 500.0
-    # The one that goes on ends after 60 s: its place takes the 100 s run, the other 200 s; then 160 + 200.
-    assert rest_s(waiting, [(found_of(study, 0), 40.0)], MEASURED, 2) == 360.0
-    assert rest_s(waiting, [], Estimates({}), 1) is None
-    assert rest_s([], [(found_of(study, 0), 400.0)], MEASURED, 1) == 0.0
-
-
-def test_before_anything_is_measured_the_pace_of_a_run_gives_an_eta(tmp_path: Path) -> None:
-    study = plan(tmp_path, study_values() | {"common": study_values()["common"] | {"run": {"num_steps": 100}}})
-    resumed = found_of(study, 1, State.RESUME, step=50)
-    guess = provisional(
-        Estimates({}), [(found_of(study, 0), 20, 60.0), (resumed, 60, 40.0), (found_of(study, 2), 4, 9.0)]
-    )
-    assert guess.by_method == {"plain": 300.0, "ours": 400.0}
-    assert provisional(MEASURED, [(found_of(study, 0), 20, 60.0)]) == MEASURED
 
 
 class FakeProcess:
@@ -143,76 +119,7 @@ def test_a_budget_leaves_the_runs_that_would_not_fit(tmp_path: Path) -> None:
     assert outcome.left == ["plain-s2", "ours-s2"]
 
 
-def test_the_plan_names_methods_seeds_steps_and_time(tmp_path: Path) -> None:
-    study = plan(tmp_path)
-    make(study, 0, "finished")
-    lines = list(plan_lines(study, [look(run) for run in study.runs], MEASURED, 1))
-    assert lines[0].endswith("mine: 4 runs, 1 at a time")
-    words = "plain preset grpo, seeds 1 2, 3 steps: 1 to be made, 1 finished, 100 s each (measured)"
-    assert " ".join(lines[1].split()) == words
-    assert lines[-1] == "time for the 3 that are left: about 8:20"
-
-
-def test_the_progress_line_has_what_is_done_what_goes_on_and_an_eta(tmp_path: Path) -> None:
-    study = plan(tmp_path)
-    seen = StudyProgress(
-        num_runs=4, finished=1, failed=1, waiting=(found_of(study, 3),), running=((found_of(study, 2), 2, 40.0),),
-        estimates=MEASURED, parallel=1, elapsed_s=125.0,
-    )  # fmt: skip
-    assert progress_line(seen) == "1/4 finished, 1 failed | plain-s2 2/3 | 2:05 | ETA 4:20"
-
-
-def test_the_end_names_what_failed_why_and_how_to_go_on(tmp_path: Path) -> None:
-    study = plan(tmp_path)
-    failed = {"run": "ours-s1", "exit_code": 4, "reason": "DivergenceError: loss is nan"}
-    lines = list(end_lines(study, Outcome(failed=[failed], left=["ours-s2"]), "STUDY.toml"))
-    assert lines[0] == "ours-s1 failed with exit code 4: DivergenceError: loss is nan"
-    assert lines[1].startswith("1 of 4 runs failed")
-    assert lines[2:] == [
-        "not started: ours-s2", "go on with the same command; finished runs are kept: bapo study STUDY.toml",
-    ]  # fmt: skip
-    assert "bapo report" in next(end_lines(study, Outcome(), "STUDY.toml"))
-
-
 # -- results.jsonl
-
-
-def finish(run: RunDirectory) -> None:
-    """Records of three steps: 4 + 8 fresh responses and 8 re-evaluated ones."""
-    run.append_metrics(make_row(1, step_s=1.0, checkpoint_s=0.0))
-    run.append_metrics(make_row(2, step_s=2.0, checkpoint_s=0.5))
-    run.write_groups(1, [make_fate(group_id="a", rewards="1000", num_tokens=40)])
-    run.write_groups(2, [make_fate(group_id="a", rewards="1000", num_tokens=40), *later()])
-    run.append_evaluation(make_evaluation("cd4", 1, 0.25))
-    run.append_evaluation(make_evaluation("cd4", 3, 0.5))
-    run.update_run(status="finished")
-
-
-def later() -> list[Fate]:
-    return [
-        make_fate(group_id="b", rewards="10000000", num_tokens=80),
-        make_fate(group_id="c", rewards="00000000", num_tokens=64, purpose=Purpose.REEVALUATE),
-    ]
-
-
-def test_a_line_says_what_a_run_did_spent_and_reached(tmp_path: Path) -> None:
-    study = plan(tmp_path)
-    finish(make(study, 0, None))
-    (study.path / "results.jsonl").write_text(
-        '{"run":"plain-s1","method":"plain","status":"interrupted","starts":1,"wall_s":10.0}\n'
-        '{"run":"ours-s1","method":"ours","status":"failed","starts":1,"wall_s":1.0}\n'
-    )
-    results = Results(study.path)
-    row = results.remember(study.runs[0], exit_code=0, reason="", wall_s=5.0, is_new=True)
-    assert row == {
-        "method": "plain", "seed": 1, "run": "plain-s1", "status": "finished", "exit_code": 0, "reason": "",
-        "starts": 2, "in_one_start": False, "wall_s": 15.0, "steps": 2, "rollouts": 20,
-        "responses": {"fresh": 12, "reevaluate": 8, "evaluate": 800},
-        "tokens": {"fresh": 120, "reevaluate": 64, "evaluate": 48000},
-        "train_s": 3.5,
-        "accuracy": {"cd4": {"before": 0.25, "after": 0.5, "num_prompts": 200}},
-    }  # fmt: skip
-    assert [line["run"] for line in results.read()] == ["ours-s1", "plain-s1"]
 
 
 def test_the_reason_of_a_failure_is_the_runs_own_word_or_the_last_of_its_log(tmp_path: Path) -> None:

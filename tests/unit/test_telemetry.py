@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bapo.metrics.metric import ORIGIN, Label, Metric, Process
+from bapo.metrics.metric import ORIGIN, Metric, Process
 from bapo.metrics.registry import METRICS, metrics_of
 from bapo.telemetry import BucketTotals, Telemetry
 
@@ -27,11 +26,6 @@ def test_names_follow_the_rules(metric: Metric) -> None:
     assert re.fullmatch(r"(run|system|ledger)/[A-Z][A-Za-z -]+", metric.panel)
     assert metric.processes
     assert not {"step", "version", "prompt_id", "group_id"} & set(metric.label_names) or "info" in metric.name
-
-
-def test_no_name_is_there_twice_even_without_its_suffix() -> None:
-    bare = Counter(metric.name.removesuffix("_total") for metric in METRICS)
-    assert [name for name, number in bare.items() if number > 1] == []
 
 
 @pytest.mark.parametrize("process", list(Process))
@@ -73,12 +67,3 @@ def test_counts_per_bucket_add_up_to_a_histogram() -> None:
         ("bapo_x_seconds_count", None): 7,
         ("bapo_x_seconds_sum", None): 50.0,
     }
-
-
-def test_the_unit_is_the_last_word_of_the_name() -> None:
-    def unit(name: str) -> str:
-        return Metric(name, "gauge", "X.", "run/X", (), (Label("x"),)).unit
-
-    assert unit("bapo_rollout_tokens_total") == "tokens"
-    assert unit("bapo_learner_clip_ratio") == "share"
-    assert unit("bapo_learner_loss") == ""

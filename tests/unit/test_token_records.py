@@ -9,16 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bapo.errors import StorageError, UnavailableError
 from bapo.token_files import TokenFiles, TokenRow
 from bapo.types import Batch, Group
-from learner import token_rows
-from learner.pieces import Pieces
 from learner.token_records import TokenRecorder
-from learner.token_rows import Recorded, RowMaker
 from learner.token_trace import TokenValues
 from tests.learner_setup import (
     FakeBuffer,
@@ -206,40 +202,6 @@ def test_a_buffer_that_does_not_answer_costs_the_texts_of_untrained_groups_alone
     assert TokenFiles(tmp_path).steps() == [1]
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Every byte is a token: characters beyond ASCII take several."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    fast.add_special_tokens({"eos_token": "<eos>"})
-    return fast
-
-
-@pytest.mark.parametrize(
-    ("text", "want"),
-    [
-        ("ab", ["a", "b"]),
-        ("é!", ["", "é", "!"]),
-        ("1\U0001f600", ["1", "", "", "", "\U0001f600"]),
-        ("日本", ["", "", "日", "", "", "本"]),
-    ],
-)
-def test_a_character_of_several_tokens_stands_at_the_last_of_them(text: str, want: list[str]) -> None:
-    tokenizer = byte_tokenizer()
-    assert Pieces(tokenizer).of(tokenizer.encode(text)) == want
-
-
-def test_half_a_character_at_the_end_is_shown_as_unreadable_and_special_tokens_are_written_out() -> None:
-    tokenizer = byte_tokenizer()
-    half = tokenizer.encode("aé")[:2]
-    assert Pieces(tokenizer).of(half) == ["a", "\ufffd"]
-    ended = [*tokenizer.encode("é"), tokenizer.eos_token_id]
-    assert Pieces(tokenizer).of(ended) == ["", "é", "<eos>"]
-    assert Pieces(tokenizer).graded(ended) == "é"
-
-
 def row(group_id: str, number: int = 0, **changed: Any) -> TokenRow:
     fields: dict[str, Any] = {
         "step": 1,
@@ -281,15 +243,6 @@ def test_a_file_gives_back_what_was_written_also_for_ids_that_begin_alike(tmp_pa
     assert [head["text"] for head in files.read_heads(1)] == ["2!"] * 4
 
 
-def test_the_oldest_steps_leave_a_full_folder_and_the_newest_stays(tmp_path: Path) -> None:
-    files = TokenFiles(tmp_path)
-    sizes = [files.write(step, [[row("a")]]) for step in (5, 6, 7)]
-    assert files.shrink(sum(sizes)) == []
-    assert files.shrink(sum(sizes) - 1) == [5]
-    assert files.shrink(1) == [6]
-    assert files.steps() == [7]
-
-
 def test_a_resumed_run_forgets_what_later_steps_recorded(tmp_path: Path) -> None:
     files = TokenFiles(tmp_path)
     for step in (4, 5, 6):
@@ -318,26 +271,6 @@ def values_like(batch: Batch) -> TokenValues:
     return TokenValues(logprobs_M=tokens, entropy_M=tokens, ratio_M=tokens, clipped_M=tokens, advantage_M=tokens)
 
 
-def recorded(batch: Batch) -> Recorded:
-    values = values_like(batch)
-    return Recorded(batch=batch, values=values, advantage_M=values.advantage_M)
-
-
-def test_a_slow_disk_costs_records_and_never_makes_the_learner_wait(
-    model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    files = SlowFiles(tmp_path)
-    recorder = TokenRecorder(learner_config(model_path), files)
-    for step in range(1, 8):  # returns although nothing can be written
-        batch = random_batch(step=step, num_groups=1)
-        recorder.put(batch, values_like(batch))
-        assert step > 1 or files.began.wait(60)
-    assert "step 4 has no token record" in caplog.text
-    files.go.set()
-    recorder.close(60)
-    assert files.steps() == [1, 2, 3]  # the one that was on its way, and the two that waited
-
-
 def test_a_disk_that_refuses_ends_the_recording_and_not_the_training(
     model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -361,33 +294,6 @@ def test_a_step_that_trains_nothing_is_recorded_and_so_are_the_steps_after_it(mo
     assert (len(files.read_group(1, group_id)), len(files.read_group(2, group_id))) == (0, 4)
 
 
-def test_an_unforeseen_error_ends_the_recording_with_its_own_name_and_not_the_training(
-    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(RowMaker, "groups", lambda *_: 1 // 0)
-    recorder = TokenRecorder(learner_config(model_path, diagnostics={"texts": 1}), TokenFiles(tmp_path))
-    recorder.put(random_batch(num_groups=1), None)
-    recorder.close(60)
-    for step in range(2, 8):  # more than may wait
-        recorder.put(random_batch(step=step, num_groups=1), None)
-    assert "token records end, training goes on: ZeroDivisionError" in caplog.text
-    assert "has no token record" not in caplog.text
-
-
-def test_a_step_that_would_pass_the_limit_alone_keeps_its_first_groups_and_says_how_many_it_left_out(
-    model_path: Path, tmp_path: Path
-) -> None:
-    config = learner_config(model_path, diagnostics={"token_records_mb": 1})
-    batch = random_batch(num_groups=3)
-    wide = [entry.group for entry in batch.entries]
-    recorder = TokenRecorder(config, TokenFiles(tmp_path))
-    room = token_rows.TOKEN_BYTES * (len(wide[0].token_ids) + len(wide[1].token_ids))
-    rows = RowMaker(config)
-    found, left_out = rows.groups(recorded(batch), room)
-    assert ([group[0].group_id for group in found], left_out) == ([group.group_id for group in wide[:2]], 1)
-    recorder.close()
-
-
 def raising(**_: Any) -> Any:
     class Task:
         name = "raising"
@@ -406,16 +312,3 @@ def raising(**_: Any) -> Any:
             return f"[{text}]"
 
     return Task()
-
-
-def test_a_task_that_raises_gives_no_gold_and_what_it_extracts_is_from_the_text_that_was_graded(
-    model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = learner_config(model_path, task={"name": f"{__name__}:raising"})
-    batch = random_batch(num_groups=1)
-    groups, _ = RowMaker(config).groups(recorded(batch), 1 << 30)
-    tokenizer = AutoTokenizer.from_pretrained(model_path)
-    for response in groups[0]:
-        text = tokenizer.decode(list(response.token_ids), skip_special_tokens=True)
-        assert (response.gold, response.extracted) == (None, f"[{text}]")
-    assert caplog.text.count("no gold here") == 1

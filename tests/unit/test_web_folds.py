@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bapo.comparison.gather import read_run
-from bapo.comparison.migration import attribution, rescues, training_matrix
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.errors import ContractError
@@ -19,7 +16,6 @@ from bapo.web.ages import by_range, table_ages
 from bapo.web.asking import Endpoint, all_endpoints, ask, view_of
 from bapo.web.following import Lines
 from bapo.web.held_out import held_out
-from bapo.web.steps import StepRows, number
 from bapo.web.view import RunView
 from bapo.web.visits import PromptVisits
 from bapo.whatif.history import History
@@ -75,27 +71,6 @@ def test_a_rescued_prompt_names_what_trained_it_before_and_is_none_when_it_fails
     assert found["rescued"] == [0, 0, 2, 1]
 
 
-def test_reasons_count_everything_that_an_assembly_looked_at() -> None:
-    found = folded(PromptVisits)
-    assert found["reasons"][1] == {"informative": 2, "reused": 1}
-    assert found["new_groups"] == [3, 2, 3, 1]
-
-
-def test_the_page_counts_as_the_comparison_of_runs_does(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "mine-s1", metrics=[metrics_row(step) for step in VISITS], groups=VISITS)
-    measured, page = read_run(run.path), folded(PromptVisits)
-    found = rescues(measured)
-    assert sum(one.rescued for one in found.values()) == page["rescued"][-1]
-    assert dict(attribution(found.values())) == page["attribution"][-1]
-    matrix = training_matrix([measured])
-    assert matrix is not None
-    cells = [0] * 25
-    for changes in page["moved"]:
-        for cell, change in zip(changes[::2], changes[1::2], strict=True):
-            cells[cell] += change
-    assert [tuple(cells[row * 5 : row * 5 + 5]) for row in range(5)] == list(matrix.counts)
-
-
 def test_ages_are_those_of_the_replayed_tables() -> None:
     """a, c are hard from step 1 and are put in anew when they are seen again; sizes as the run recorded them."""
     fold = History(CONFIG)
@@ -110,15 +85,6 @@ def test_ages_are_those_of_the_replayed_tables() -> None:
     assert found["bad_oldest"] == [0, 1]
 
 
-def test_ages_are_unknown_from_the_step_on_in_which_the_replay_differs_from_the_records() -> None:
-    fold = History(CONFIG)
-    for step, num_bad in ((1, 2), (2, 9), (3, 2)):
-        hard = (visit("a", "0000", step, reason="all_wrong"), visit("c", "0000", step, reason="all_wrong"))
-        row = metrics_row(step, reward_mean=0.0, num_bad=num_bad)
-        fold.advance(RecordedStep(step=step, fates=hard, metrics=row))
-    assert [ages is None for ages in table_ages(fold, 0)["bad_ages"]] == [False, True, True]
-
-
 def test_ages_are_unknown_where_the_records_are_none_that_a_composer_can_do_with() -> None:
     fold = History(CONFIG)
     only_old = (fate("a", "0110", step=1, birth=1),)
@@ -128,26 +94,6 @@ def test_ages_are_unknown_where_the_records_are_none_that_a_composer_can_do_with
 
 def test_ages_have_ranges_and_what_is_older_has_one_of_its_own() -> None:
     assert by_range([0, 0, 1, 2, 4, 5, 6, 11], ends=(0, 1, 5, 10)) == [2, 1, 3, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("value", "want"),
-    [(float("nan"), None), (float("inf"), None), (0.123456789, 0.123457), (3, 3), (None, None), ("text", "text")],
-)
-def test_numbers_are_sent_short_and_what_json_cannot_say_as_null(value: Any, want: Any) -> None:
-    assert number(value) == want
-
-
-def test_cells_and_bounds_of_the_meter_are_sent_by_subset() -> None:
-    cell = {"policy": "theta_t", "origin": "x3", "age": 2, "num_groups": 3, "tv_tok": 0.1, "ess": 0.5, "delta_max": 0.9}
-    bound = {"origin": "x1", "num_groups": 4, "gain": 0.1, "penalty_theta": 0.2, "penalty_current": 0.3, "paper": -0.9,
-             "paper_vacuous": True, "tight": -0.4, "tight_vacuous": True}  # fmt: skip
-    fold = StepRows(CONFIG)
-    others = [cell | {"age": None}, cell | {"policy": "theta"}]
-    fold.advance(RecordedStep(step=1, fates=(), metrics=metrics_row(1, divergences=[cell, *others], bounds=[bound])))
-    found = fold.columns(0)
-    assert found["cells"] == [[["x3", 2, 3, 0.1, 0.5, 0.9]]]
-    assert found["bounds"] == [[["x1", 4, 0.1, 0.2, 0.3, -0.9, True, -0.4, True]]]
 
 
 def test_held_out_matrices_compare_with_the_base_model() -> None:
@@ -196,16 +142,6 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         list(Lines(path, {}).read())
 
 
-def test_evaluations_are_sent_again_only_when_there_is_a_new_one(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "mine", evaluations=[evaluation_row("h", 1, {"p": "0000"})])
-    view = viewed(run)
-    first = whole(view)
-    seen = {"since": 2, "measured": first["measured"], "generation": first["generation"]}
-    assert whole(view, **seen)["held_out"] is None
-    run.append_evaluation(evaluation_row("h", 2, {"p": "1000"}))
-    assert whole(view, **seen)["held_out"][0]["accuracy"] == [0.0, 0.25]
-
-
 def test_groups_that_cannot_be_read_are_named_and_the_curves_stay(tmp_path: Path) -> None:
     run = write_run(tmp_path / "mine", metrics=[metrics_row(1, x1=3)])
     found = whole(viewed(run))
@@ -218,8 +154,3 @@ def test_a_run_without_a_step_has_an_answer(tmp_path: Path) -> None:
     (run.path / "metrics.jsonl").unlink()
     found = whole(viewed(run))
     assert (found["num_steps"], found["steps"]["step"], found["held_out"]) == (0, [], None)
-
-
-def test_answers_are_json(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "mine", metrics=[metrics_row(1, loss=float("nan"))])
-    assert json.loads(json.dumps(whole(viewed(run)), allow_nan=False))["steps"]["loss"] == [None]

@@ -10,12 +10,11 @@ import pytest
 from bapo.config.load import load_resolved
 from bapo.errors import ContractError
 from bapo.records import RunDirectory
-from bapo.web import text_index
 from bapo.web.asking import all_endpoints, ask, view_of
 from bapo.web.export import answers
 from bapo.web.text_index import TextIndex
 from bapo.web.view import RunView
-from tests.rollout_run import GROUP, HOSTILE, LONG, text_row, token_row, write_rollout_run
+from tests.rollout_run import GROUP, HOSTILE, LONG, token_row, write_rollout_run
 
 
 @pytest.fixture
@@ -46,19 +45,6 @@ def test_a_prompt_has_its_visits_and_its_way_through_the_buffers(view: RunView) 
     assert (found["transitions"][0]["table"], found["transitions"][0]["change"]) == ("bad", "entered")
     assert found["transitions"][0]["why"] == "fresh group with mu = 0 <= c1 = 0.125"
     assert found["differs"] == ""
-
-
-def test_a_cell_of_the_migration_matrix_is_the_list_of_its_prompts(view: RunView) -> None:
-    assert [p["id"] for p in told(view, "prompts", first=0, last=1)["prompts"]] == ["hard"]
-    assert [p["id"] for p in told(view, "prompts", first=3, last=4)["prompts"]] == ["easy"]
-    assert [p["id"] for p in told(view, "prompts", first=0)["prompts"]] == ["hard", "zero"]
-    assert told(view, "prompts", first=2, last=2)["total"] == 0  # `middle` came once
-    # Before step 2 no prompt came twice.
-    assert told(view, "prompts", first=0, last=1, until=1)["total"] == 0
-    assert told(view, "prompts", first=0, last=1, until=2)["total"] == 1
-    everything = told(view, "prompts")
-    assert everything["total"] == 5
-    assert {p["id"]: (p["visits"], p["trained"]) for p in everything["prompts"]}["easy"] == (2, 1)
 
 
 def test_the_prompts_of_a_buffer_are_those_that_are_in_it_now(view: RunView) -> None:
@@ -100,24 +86,6 @@ def test_a_group_without_text_says_why_and_still_has_its_rewards(view: RunView, 
     assert len(found["rewards"]) == 4
 
 
-def test_what_is_missing_names_the_way_to_get_it(run: RunDirectory) -> None:
-    run.write_batch(1, b"a kept batch")
-    text = run.config_path.read_text()
-    run.config_path.write_text(text.replace("token_records = 2", "token_records = 0").replace("texts = 2", "texts = 0"))
-    view = view_of(run, load_resolved(run.config_path))
-    view.refresh()
-    why = told(view, "group", id="easy@1")["why_no_text"]
-    assert "set diagnostics.texts = 1" in why
-    assert "bapo replay RUN --step 1 --token-records" in why
-    run.token_files.truncate_after(0)
-    run.token_files.write(4, [[token_row(0, ["later"], step=4)]])
-    run.config_path.write_text(text)
-    view = view_of(run, load_resolved(run.config_path))
-    while not view.is_complete:
-        view.refresh()
-    assert "were removed: diagnostics.token_records_mb was full" in told(view, "group", id=GROUP)["why_no_text"]
-
-
 def test_a_group_that_did_not_train_has_its_texts_and_says_that_no_numbers_of_tokens_are_known(view: RunView) -> None:
     found = told(view, "group", id="easy@2")
     assert (found["step"], found["origin"], found["why_no_text"]) == (2, None, "")
@@ -127,27 +95,6 @@ def test_a_group_that_did_not_train_has_its_texts_and_says_that_no_numbers_of_to
     assert (first["reward"], first["extracted"], first["num_tokens"]) == (1.0, "easy 0", 7)
     assert (first["advantage"], first["rollout"], first["entropy"], first["is_cut"]) == (None, None, None, False)
     assert told(view, "prompt", id="easy")["visits"][-1]["has_text"] is True
-
-
-def test_a_long_text_without_tokens_is_cut_by_its_characters_until_more_is_asked_for(
-    run: RunDirectory, view: RunView
-) -> None:
-    run.token_files.write(2, [[text_row(0, "y" * 10_000)]])
-    cut = told(view, "group", id="easy@2", most=2)["responses"][0]
-    assert (cut["pieces"], cut["is_cut"], cut["num_tokens"]) == (["yyyyyyyy"], True, 7)
-    whole = told(view, "group", id="easy@2", most=2500)["responses"][0]
-    assert (len(whole["pieces"][0]), whole["is_cut"]) == (10_000, False)
-
-
-def test_a_trained_group_whose_step_has_texts_alone_names_the_way_to_its_numbers(
-    run: RunDirectory, view: RunView
-) -> None:
-    run.write_batch(2, b"a kept batch")
-    run.token_files.write(2, [[text_row(0, "12+5+7", group=GROUP, origin="x1", advantage=1.5)]])
-    found = told(view, "group", id=GROUP)
-    assert found["responses"][0]["advantage"] == 1.5
-    assert "diagnostics.token_records = 2" in found["why_no_tokens"]
-    assert "bapo replay RUN --step 2 --token-records" in found["why_no_tokens"]
 
 
 @pytest.mark.parametrize(("endpoint", "noun"), [("prompt", "prompt"), ("group", "group")])
@@ -209,28 +156,3 @@ def test_words_are_found_in_any_case_and_the_newest_first() -> None:
     assert index.find("alpha", 3)[1] is True
     assert index.find("   ", 9) == ([], True)
     assert index.find("betaalpha", 9)[0] == []  # words of two documents are no hit
-
-
-def test_a_hit_shows_the_text_around_the_word_as_it_was_written() -> None:
-    index = TextIndex()
-    index.add(("x",), "a" * 200 + "NeedLe" + "b" * 200)
-    assert index.find("needle", 1)[0][0].snippet == "a" * 60 + "NeedLe" + "b" * 60
-
-
-def test_documents_in_other_chunks_are_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_index, "CHUNK_CHARS", 10)
-    index = TextIndex()
-    for number in range(30):
-        index.add((number,), f"word{number:02d}")
-    assert [hit.key for hit in index.find("word07", 9)[0]] == [(7,)]
-    assert [hit.key for hit in index.find("word", 3)[0]] == [(29,), (28,), (27,)]
-
-
-def test_a_full_index_says_so_and_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_index, "MOST_CHARS", 10)
-    index = TextIndex()
-    index.add((1,), "12345678")
-    index.add((2,), "abcdefgh")
-    assert index.is_full
-    assert index.find("abc", 9)[0] == []
-    assert len(index.find("123", 9)[0]) == 1

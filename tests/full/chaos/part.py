@@ -1,4 +1,4 @@
-"""`python -m tests.full.chaos.part PACKAGE ...`: a process of a run as it is, with a ledger of what it sees of the buffer.
+"""`python -m tests.full.chaos.part PACKAGE ...`: a process of a run, with a ledger of what it sees of the buffer.
 
 The process is the product's own, `python -m PACKAGE ...`; only the methods of its BufferClient also write down what
 they send, before they send it, and what they are answered.
