@@ -1,4 +1,4 @@
-"""`python -m tests.full.chaos.summary chaos-1.json ...`: the pieces of one or several trials as a table.
+"""`python -m tests.full.chaos.summary chaos-1.json ...`: the pieces of one or several trials as a table."""
 
 from __future__ import annotations
 
