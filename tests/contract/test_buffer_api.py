@@ -7,7 +7,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import cast
 
 import pytest
 import urllib3
@@ -22,7 +21,7 @@ from bapo.wire import pack_group
 from buffer_service.image import EMPTY
 from buffer_service.store import Store
 from buffer_service.waiting import POLL_S as SERVICE_POLL_S
-from tests.buffer_app import Awaited, serving, serving_kind, small_config
+from tests.buffer_app import serving, serving_kind, small_config
 from tests.buffer_setup import STORES, answer
 from tests.factories import make_group, make_request
 from tests.patience import wait_until
@@ -38,12 +37,12 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient
         yield both
 
 
-@pytest.fixture(params=["sync", "async"])
-def client(request: pytest.FixtureRequest, served: tuple[Store, BufferClient]) -> BufferClient:
-    """A client of either kind of a service with nothing in it."""
+@pytest.fixture
+def client(served: tuple[Store, BufferClient]) -> BufferClient:
+    """A client of a service with nothing in it."""
     store, client = served
     store.restore(EMPTY, ())
-    return client if request.param == "sync" else cast(BufferClient, Awaited(client.url))
+    return client
 
 
 def raw(client: BufferClient, method: str, path: str, **options: object) -> urllib3.BaseHTTPResponse:
