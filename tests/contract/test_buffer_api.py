@@ -22,14 +22,14 @@ from buffer_service.image import EMPTY
 from buffer_service.store import Store
 from buffer_service.waiting import POLL_S as SERVICE_POLL_S
 from tests.buffer_app import serving, serving_kind, small_config
-from tests.buffer_setup import STORES, answer
+from tests.buffer_setup import answer
 from tests.factories import make_group, make_request
 from tests.patience import wait_until
 
 NAN = struct.pack("<f", float("nan"))
 
 
-@pytest.fixture(scope="module", params=STORES)
+@pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
     """One service for all tests of a store, because starting one takes longer than most of them."""
     config = small_config(buffer={"max_failures_in_a_row": 2}, cadence={"v": 2, "m": 2})

@@ -20,18 +20,19 @@ from bapo.records import RunDirectory
 from bapo.types import Purpose
 from bapo.wire import pack_group
 from buffer_service.image import EMPTY
-from buffer_service.memory_store import MemoryStore
+from buffer_service.redis_keys import Keys
+from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
 from tests.buffer_app import serving_kind, small_config
-from tests.buffer_setup import STORES, answer
+from tests.buffer_setup import answer
 from tests.factories import make_request
 
 CONFIG = small_config(run={"name": "shown"}, cadence={"v": 2, "m": 2}, diagnostics={"texts": 0})
 
 
-@pytest.fixture(scope="module", params=STORES)
+@pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
-    """One service per kind of store for all tests."""
+    """One service for all tests."""
     with serving_kind(request, CONFIG, run="shown") as both:
         yield both
 
@@ -149,15 +150,15 @@ def test_verify_finds_a_sound_buffer_and_names_what_is_broken(
     sound = call(client, "verify")
     assert (sound.exit_code, sound.stdout[:31]) == (0, "sound: 5 groups and 1 open requ")
     store = served[0]
-    if isinstance(store, MemoryStore):
-        store._state.refs["g-e"] += 1
-        broken = call(client, "verify")
-        assert broken.exit_code == 1
-        assert broken.stdout == "references: group g-e is in 1 tables and batches, but 2 are counted\n"
-        assert "1 violations: 5 groups" in broken.stderr
-        found = as_json(client, "verify")
-        assert found["violations"][0]["invariant"] == "references"
-        assert call(client, "verify", "--json").exit_code == 1
+    assert isinstance(store, RedisStore)
+    store._link.client.hincrby(Keys("shown")["refs"], "g-e", 1)
+    broken = call(client, "verify")
+    assert broken.exit_code == 1
+    assert broken.stdout == "references: group g-e is in 1 tables and batches, but 2 are counted\n"
+    assert "1 violations: 5 groups" in broken.stderr
+    found = as_json(client, "verify")
+    assert found["violations"][0]["invariant"] == "references"
+    assert call(client, "verify", "--json").exit_code == 1
 
 
 DROPS = [

@@ -232,15 +232,6 @@ def test_what_is_held_says_where(store: Store) -> None:
     }
 
 
-def test_both_stores_give_the_same_facts(redis_url: str) -> None:
-    audits = []
-    for kind in ("memory", "redis"):
-        store = new_store(kind, redis_url)
-        busy(store)
-        audits.append(store.audit())
-    assert audits[0] == audits[1]
-
-
 DAMAGE: list[tuple[str, str, Callable[[redis.Redis, Keys], object]]] = [
     ("frames", "group g-d has no frame", lambda r, k: r.delete(k.group("g-d"))),
     ("frames", "the frame of group g-d has", lambda r, k: r.append(k.group("g-d"), b"x")),

@@ -215,9 +215,9 @@ def test_held_out_accuracy_has_its_interval(browser: Any, address: str, finished
             assert shown_matrix(visit) == [[str(moved[a, b] or "·") for b in range(9)] for a in range(9)]
 
 
-def test_the_queues_are_those_of_the_buffer(browser: Any, tmp_path: Path) -> None:
+def test_the_queues_are_those_of_the_buffer(redis_url: str, browser: Any, tmp_path: Path) -> None:
     """Five fresh requests: one is done, one failed and waits again, one is at a worker; and one of an evaluation."""
-    store = new_store("memory", "")
+    store = new_store("redis", redis_url)
     with (
         serving(store, small_config(), run=RunDirectory(tmp_path / "away")) as client,
         visiting(browser, f"{client.url}/web/") as visit,

@@ -65,10 +65,12 @@ def test_an_exported_file_is_the_same_page_without_anybody(
         assert {url.split(":")[0] for url in visit.requests} <= {"file", "data"}
 
 
-def test_a_run_with_tokens_asks_for_one_and_keeps_it_for_the_tab(browser: Any, finished: RunDirectory) -> None:
+def test_a_run_with_tokens_asks_for_one_and_keeps_it_for_the_tab(
+    redis_url: str, browser: Any, finished: RunDirectory
+) -> None:
     token = "token-of-the-viewer-0123"
     keyring = Keyring(f"{Role.VIEWER}:{digest(token)}")
-    with serving(new_store("memory", ""), small_config(), keyring, run=finished) as client:
+    with serving(new_store("redis", redis_url), small_config(), keyring, run=finished) as client:
         with visiting(browser, f"{client.url}/web/") as visit:
             visit.page.fill("#token", "not-one-of-ours-0000")
             visit.page.click("text=Show the run")
@@ -86,11 +88,11 @@ def test_a_run_with_tokens_asks_for_one_and_keeps_it_for_the_tab(browser: Any, f
 
 @pytest.mark.parametrize("place", ["overview", "prompts", "prompt/any", "group/any"])
 def test_before_there_is_a_token_nothing_is_asked_and_nothing_is_on_the_console(
-    browser: Any, finished: RunDirectory, place: str
+    redis_url: str, browser: Any, finished: RunDirectory, place: str
 ) -> None:
     keyring = Keyring(f"{Role.VIEWER}:{digest('token-of-the-viewer-0123')}")
     with (
-        serving(new_store("memory", ""), small_config(), keyring, run=finished) as client,
+        serving(new_store("redis", redis_url), small_config(), keyring, run=finished) as client,
         visiting(browser, f"{client.url}/web/#/{place}") as visit,
     ):
         visit.page.wait_for_selector("#token-form")
@@ -102,11 +104,11 @@ def test_before_there_is_a_token_nothing_is_asked_and_nothing_is_on_the_console(
         assert visit.page.inner_text("#connection") == "token needed"
 
 
-def test_a_buffer_without_records_shows_what_it_knows_itself(browser: Any, tmp_path: Path) -> None:
+def test_a_buffer_without_records_shows_what_it_knows_itself(redis_url: str, browser: Any, tmp_path: Path) -> None:
     """No run directory: queues are there, and the page says what is not."""
     away = RunDirectory(tmp_path / "away")
     with (
-        serving(new_store("memory", ""), small_config(), run=away) as client,
+        serving(new_store("redis", redis_url), small_config(), run=away) as client,
         visiting(browser, f"{client.url}/web/") as visit,
     ):
         visit.page.wait_for_selector("#queues .summary:has-text('requests wait for a worker')")

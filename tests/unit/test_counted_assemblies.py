@@ -21,8 +21,8 @@ def filled(setup: Setup, last: int, first: int = 1) -> None:
         assert setup.service.batch(step) is not None
 
 
-def test_a_batch_is_counted_when_it_is_committed() -> None:
-    setup = Setup()
+def test_a_batch_is_counted_when_it_is_committed(redis_url: str) -> None:
+    setup = Setup(redis_url)
     filled(setup, 1)
     assert trained(setup.metrics.exposition(None)) == 0
     setup.service.commit(1, 0)
@@ -30,16 +30,16 @@ def test_a_batch_is_counted_when_it_is_committed() -> None:
     assert trained(setup.metrics.exposition(None)) == 2
 
 
-def test_whoever_looks_at_the_metrics_sees_all_batches() -> None:
-    setup = Setup()
+def test_whoever_looks_at_the_metrics_sees_all_batches(redis_url: str) -> None:
+    setup = Setup(redis_url)
     filled(setup, 3)
     assert trained(setup.service.exposition(None)) == 6
     assert trained(setup.service.exposition(None)) == 6
 
 
-def test_what_nobody_asks_for_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_asks_for_does_not_pile_up(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "MOST_UNCOUNTED", 2)
-    setup = Setup()
+    setup = Setup(redis_url)
     filled(setup, 2)
     assert trained(setup.metrics.exposition(None)) == 0
     filled(setup, 3, first=3)

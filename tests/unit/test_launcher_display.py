@@ -305,7 +305,7 @@ def test_the_observer_reads_records_and_survives_services_that_do_not_answer(tmp
 
 
 def test_the_observer_goes_on_with_the_token_that_took_the_place_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an answer nothing seems to move, which ends a run where `stall_ends_run` is set."""
     for name in (TOKEN, TOKEN_FILE):
@@ -315,7 +315,7 @@ def test_the_observer_goes_on_with_the_token_that_took_the_place_of_its_own(
     run, made = RunDirectory.create(tmp_path / "run"), TokenSet(tmp_path / "run" / "tokens")
     made.create()
     observer = Observer(Config(), run)
-    with serving(new_store("memory", ""), small_config(), Keyring(path=made.accepted_path)) as client:
+    with serving(new_store("redis", redis_url), small_config(), Keyring(path=made.accepted_path)) as client:
         observer.watch(buffer_url=client.url)
         assert observer.look().silence == ""
         made.rotate(Role.OPERATOR)
@@ -324,13 +324,13 @@ def test_the_observer_goes_on_with_the_token_that_took_the_place_of_its_own(
 
 
 def test_a_launcher_asks_its_services_with_a_token_of_their_set_whatever_the_environment_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has started another run in this shell has named that one's token there, as docs/buffer.md says."""
     monkeypatch.setenv(TOKEN, "a-token-of-another-run")
     run, made = RunDirectory.create(tmp_path / "run"), TokenSet(tmp_path / "run" / "tokens")
     session = Session(Config(), run, make_display(Console(file=io.StringIO())), Interrupts())
-    with serving(new_store("memory", ""), small_config(), Keyring(path=made.accepted_path)) as client:
+    with serving(new_store("redis", redis_url), small_config(), Keyring(path=made.accepted_path)) as client:
         session._observer.watch(buffer_url=client.url)
         snapshot = session._observer.look()
     assert (snapshot.silence, snapshot.status is None) == ("", False)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from bapo.errors import FullError, UnavailableError
-from buffer_service.memory_store import MemoryStore
 from buffer_service.pressure import Pressure
+from buffer_service.redis_link import RedisLink
+from buffer_service.redis_store import RedisStore
 from buffer_service.values import Memory, Readiness
 from tests.buffer_app import small_config
 from tests.buffer_setup import an_assembly, stored
@@ -21,11 +22,11 @@ from tests.patience import wait_until
 MB = 1 << 20
 
 
-class Measured(MemoryStore):
+class Measured(RedisStore):
     """A store that says of its memory and its bytes what the test wants, and counts looks."""
 
-    def __init__(self) -> None:
-        super().__init__("run", lease_s=60, max_attempts=3)
+    def __init__(self, redis_url: str) -> None:
+        super().__init__(RedisLink(redis_url), "run", lease_s=60, max_attempts=3)
         self.held = Memory(used=0, limit=0)
         self.fresh_bytes: int | None = None
         self.round_left: int | None = None
@@ -69,8 +70,8 @@ def why(pressure: Pressure) -> str:
     return pressure.why_full()
 
 
-def test_the_limit_of_groups_is_reached_at_its_number() -> None:
-    store = Measured()
+def test_the_limit_of_groups_is_reached_at_its_number(redis_url: str) -> None:
+    store = Measured(redis_url)
     pressure = pressure_of(store, max_fresh_groups=5)
     stored(store, "abcd")
     assert why(pressure) == ""
@@ -81,8 +82,8 @@ def test_the_limit_of_groups_is_reached_at_its_number() -> None:
 
 
 @pytest.mark.parametrize(("num_bytes", "is_full"), [(2 * MB - 1, False), (2 * MB, True)])
-def test_the_limit_of_megabytes_is_reached_at_its_last_byte(num_bytes: int, is_full: bool) -> None:
-    store = Measured()
+def test_the_limit_of_megabytes_is_reached_at_its_last_byte(redis_url: str, num_bytes: int, is_full: bool) -> None:
+    store = Measured(redis_url)
     stored(store, "abcd")
     store.fresh_bytes = num_bytes
     assert bool(why(pressure_of(store, max_fresh_mb=2))) is is_full
@@ -92,8 +93,8 @@ LIMIT = "its maxmemory = 100.0 (of an embedded one: nine tenths of buffer.max_me
 
 
 @pytest.mark.parametrize(("used", "is_full"), [(94 * MB, False), (95 * MB, True)])
-def test_a_twentieth_of_redis_memory_is_kept(used: int, is_full: bool) -> None:
-    store = Measured()
+def test_a_twentieth_of_redis_memory_is_kept(redis_url: str, used: int, is_full: bool) -> None:
+    store = Measured(redis_url)
     stored(store, "abcd")
     store.held = Memory(used=used, limit=100 * MB)
     said = why(pressure_of(store))
@@ -103,9 +104,9 @@ def test_a_twentieth_of_redis_memory_is_kept(used: int, is_full: bool) -> None:
 PAPER = {"v": 1, "m": 1, "slack": 1000, "wait_for_reevaluation": True}
 
 
-def test_memory_is_kept_for_the_round_that_the_next_batch_waits_for() -> None:
+def test_memory_is_kept_for_the_round_that_the_next_batch_waits_for(redis_url: str) -> None:
     """All 4 fresh groups are there, of 1 MB each, and 10 re-evaluations are open: 10 of 100 MB are kept for them."""
-    store = Measured()
+    store = Measured(redis_url)
     pressure = Pressure(store, small_config(cadence=PAPER, buffer={"max_fresh_groups": 4}), now=Clock())
     store.fresh_bytes, store.held = 4 * MB, Memory(used=95 * MB, limit=100 * MB)
     stored(store, "abc")
@@ -122,8 +123,8 @@ def test_memory_is_kept_for_the_round_that_the_next_batch_waits_for() -> None:
     assert why(pressure) == "4 fresh groups wait, buffer.max_fresh_groups = 4"
 
 
-def test_in_step_order_the_last_open_group_of_a_step_is_taken_when_memory_is_short() -> None:
-    store = Measured()
+def test_in_step_order_the_last_open_group_of_a_step_is_taken_when_memory_is_short(redis_url: str) -> None:
+    store = Measured(redis_url)
     store.held = Memory(used=99, limit=100)
     pressure = Pressure(store, small_config(cadence={"v": 1, "m": 1, "slack": 0}), now=Clock())
     stored(store, "abcde")
@@ -133,15 +134,15 @@ def test_in_step_order_the_last_open_group_of_a_step_is_taken_when_memory_is_sho
     assert why(pressure).startswith("Redis holds ")
 
 
-def test_without_limits_nothing_is_ever_full() -> None:
-    store = Measured()
+def test_without_limits_nothing_is_ever_full(redis_url: str) -> None:
+    store = Measured(redis_url)
     stored(store, [f"p{i}" for i in range(50)])
     store.held = Memory(used=1 << 40, limit=0)
     assert why(pressure_of(store)) == ""
 
 
-def test_what_the_next_batch_lacks_is_taken_and_a_starved_learner_hears_why() -> None:
-    store = Measured()
+def test_what_the_next_batch_lacks_is_taken_and_a_starved_learner_hears_why(redis_url: str) -> None:
+    store = Measured(redis_url)
     store.held = Memory(used=99, limit=100)
     pressure = pressure_of(store, max_fresh_groups=4)
     stored(store, "abc")
@@ -153,8 +154,8 @@ def test_what_the_next_batch_lacks_is_taken_and_a_starved_learner_hears_why() ->
     assert pressure.why_starved() == ""
 
 
-def test_one_look_serves_a_tenth_of_a_second() -> None:
-    store, clock = Measured(), Clock()
+def test_one_look_serves_a_tenth_of_a_second(redis_url: str) -> None:
+    store, clock = Measured(redis_url), Clock()
     pressure = pressure_of(store, clock)
     assert not pressure.is_known
     pressure.look()
@@ -168,8 +169,8 @@ def test_one_look_serves_a_tenth_of_a_second() -> None:
     assert store.looks == 2
 
 
-def test_between_two_looks_what_comes_in_is_counted() -> None:
-    store, clock = Measured(), Clock()
+def test_between_two_looks_what_comes_in_is_counted(redis_url: str) -> None:
+    store, clock = Measured(redis_url), Clock()
     stored(store, "abcd")
     store.fresh_bytes = MB
     pressure = pressure_of(store, clock, max_fresh_mb=2)
@@ -183,8 +184,8 @@ def test_between_two_looks_what_comes_in_is_counted() -> None:
     pressure.admit(1)
 
 
-def test_groups_that_complete_the_batch_are_noticed_at_once() -> None:
-    store = Measured()
+def test_groups_that_complete_the_batch_are_noticed_at_once(redis_url: str) -> None:
+    store = Measured(redis_url)
     pressure = pressure_of(store, max_fresh_groups=4)
     stored(store, "abc")
     pressure.look()
@@ -198,8 +199,8 @@ def test_groups_that_complete_the_batch_are_noticed_at_once() -> None:
     assert pressure.is_known, "it is full already: no look per push"
 
 
-def test_pushes_do_not_wait_for_a_store_that_is_slow_to_answer_a_look_and_are_counted_behind_it() -> None:
-    store = Measured()
+def test_pushes_do_not_wait_for_a_store_that_is_slow_to_answer_a_look_and_are_counted_behind_it(redis_url: str) -> None:
+    store = Measured(redis_url)
     stored(store, "abcd")
     store.fresh_bytes = MB
     pressure = pressure_of(store, max_fresh_mb=2)
@@ -217,8 +218,8 @@ def test_pushes_do_not_wait_for_a_store_that_is_slow_to_answer_a_look_and_are_co
 
 
 @pytest.mark.parametrize("what", ["consumed", "completed"])
-def test_what_happens_while_a_look_is_under_way_is_looked_at_again(what: str) -> None:
-    store = Measured()
+def test_what_happens_while_a_look_is_under_way_is_looked_at_again(redis_url: str, what: str) -> None:
+    store = Measured(redis_url)
     pressure = pressure_of(store, max_fresh_groups=4)
     stored(store, "abc")
     store.meanwhile = pressure.forget if what == "consumed" else lambda: pressure.took(1)
@@ -229,8 +230,8 @@ def test_what_happens_while_a_look_is_under_way_is_looked_at_again(what: str) ->
     assert pressure.is_known
 
 
-def test_a_look_follows_the_steps_that_others_assemble() -> None:
-    store = Measured()
+def test_a_look_follows_the_steps_that_others_assemble(redis_url: str) -> None:
+    store = Measured(redis_url)
     pressure = pressure_of(store, max_fresh_groups=4)
     stored(store, "abcdefgh")
     assert why(pressure) != ""
@@ -252,9 +253,9 @@ def test_a_look_follows_the_steps_that_others_assemble() -> None:
     ],
 )
 def test_a_checkpoint_is_wanted_when_what_waits_for_one_fills_redis(
-    used_mb: int, limit_mb: int, checkpointed: int, is_wanted: bool
+    redis_url: str, used_mb: int, limit_mb: int, checkpointed: int, is_wanted: bool
 ) -> None:
-    store = Measured()
+    store = Measured(redis_url)
     for step, num_mb in enumerate([2, 2, 8, 12], start=1):
         names = [f"{step}{name}" for name in "abcd"]
         stored(store, names, step=step)
@@ -266,9 +267,9 @@ def test_a_checkpoint_is_wanted_when_what_waits_for_one_fills_redis(
     assert pressure_of(store).wants_checkpoint() is is_wanted
 
 
-def test_who_waits_for_a_look_that_fails_fails_with_it() -> None:
+def test_who_waits_for_a_look_that_fails_fails_with_it(redis_url: str) -> None:
     """Each after the other would wait as long for a Redis that hangs: the fortieth claim for a quarter of an hour."""
-    store, answers = Measured(), threading.Event()
+    store, answers = Measured(redis_url), threading.Event()
     pressure, said = pressure_of(store), []
 
     def hang() -> None:
