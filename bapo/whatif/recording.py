@@ -101,11 +101,7 @@ def read_recording(run: RunDirectory) -> Recording:
 
 
 def stat_of(fate: Fate) -> GroupStat:
-    """What the composer saw of a group.
-
-    Records of before version 0.4 have no outcomes: every row counts as graded then. A composer that looks at expert or
-    truncated rows is not reproduced from them, and the comparison says so.
-    """
+    """What the composer saw of a group; no outcomes means that every row was graded."""
     return stat_of_rows(
         group_id=fate.group_id,
         prompt_id=fate.prompt_id,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import msgspec
 import pytest
 import redis
 
@@ -13,12 +12,11 @@ from bapo.algorithms.settings import AlgorithmConfig
 from bapo.errors import ContractError
 from bapo.types import Purpose
 from buffer_service.audit import violations
-from buffer_service.codec import pack, unpack_tables
 from buffer_service.groups import Replacement
 from buffer_service.redis_keys import Keys
 from buffer_service.store import Store
 from buffer_service.tending import Tending
-from buffer_service.values import Assembly, Tables
+from buffer_service.values import Assembly
 from tests.buffer_app import small_config
 from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
 from tests.factories import make_prompt, make_request
@@ -262,11 +260,3 @@ def test_damage_to_redis_is_found(
         damage(client, Keys("test"))
     found = [item.detail for item in violations(store.audit(), AlgorithmConfig()) if item.invariant == invariant]
     assert any(detail in line for line in found), found
-
-
-def test_tables_of_a_checkpoint_from_before_edits_are_read() -> None:
-    rows = [("a", 1, 0.0, 0)], [("g-b", "b", 1, 8, 2.0, False, 1)]
-    old = msgspec.structs.replace(stat("g-b"), rewards=(), outcomes=b"")
-    expected = Tables(step=3, r_tot=0.5, c2=0.2, c3=0.3, bad=(hard("a"),), high=(old,))
-    assert unpack_tables(pack((3, 0.5, 0.2, 0.3, *rows))) == expected
-    assert unpack_tables(pack((3, 0.5, 0.2, 0.3, *rows, 2))) == replace(expected, edits=2)

@@ -35,6 +35,14 @@ def test_two_runs_never_share_a_directory(run: RunDirectory) -> None:
     assert str(run.path) in str(refused.value)
 
 
+def test_a_run_of_another_format_is_refused(run: RunDirectory) -> None:
+    run.update_run(status="finished")
+    assert RunDirectory.open(run.path).read_run()["format"] == 1
+    run.update_run(format=2)
+    with pytest.raises(ConfigError, match="has format 2, this version reads and continues format 1"):
+        RunDirectory.open(run.path)
+
+
 def test_a_folder_without_config_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.toml"):
         RunDirectory.open(tmp_path)
@@ -224,7 +232,7 @@ def test_a_restart_beside_a_running_evaluator_keeps_its_file(run: RunDirectory) 
 def test_fields_of_run_json_are_set_one_by_one(run: RunDirectory) -> None:
     run.update_run(status="starting", pid=7)
     run.update_run(status="running")
-    assert run.read_run() == {"status": "running", "pid": 7}
+    assert run.read_run() == {"format": 1, "status": "running", "pid": 7}
 
 
 def test_a_port_that_was_announced_can_be_read(run: RunDirectory) -> None:
