@@ -182,23 +182,6 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     """Newest version that sampled any token."""
 
 
-def check_answer(mine: GroupRecord, asked: RolloutRequest | None, held: GroupRecord | None) -> None:
-    """Refuse a group that contradicts its open request; or, when that is settled, the group that answered it from the
-    same lease. Two workers may answer one request after a lease was over, and a worker may push a group again.
-
-    Raises: ContractError.
-    """
-    if asked is not None and request_terms(asked) != mine.terms:
-        raise contradiction(MISMATCH, mine.group_id, request_terms(asked), mine.terms)
-    if asked is None and held is not None and mine != held and _is_of_one_lease(mine, held):
-        raise contradiction(OTHER_CONTENT, mine.group_id, mine.worker_id)
-
-
-def _is_of_one_lease(one: GroupRecord, other: GroupRecord) -> bool:
-    is_known = one.checksum is not None and other.checksum is not None
-    return is_known and (one.worker_id, one.claimed_at) == (other.worker_id, other.claimed_at)
-
-
 MISMATCH, OTHER_CONTENT = CONTRADICTIONS = ("mismatch", "other_content")
 """As push.lua says it."""
 

@@ -13,9 +13,6 @@ from bapo.comparison.gather import BASE_VERSION, Measured, Method
 from bapo.significance import PairTest, crossed, mcnemar, stratified
 from bapo.statistics import Estimate
 
-AVERAGE = "average"
-"""Mean over all splits: the prompts of each are one stratum of equal weight."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedTest:

@@ -39,7 +39,6 @@ class Fold(Protocol):
 
 
 FoldType = TypeVar("FoldType", bound=Fold)
-FoldMaker = Callable[[Config], Fold]
 
 
 @dataclass(kw_only=True)

@@ -108,16 +108,6 @@ class History:
         """Steps that were told."""
         return len(self._steps)
 
-    def fates_of(self, prompt_id: str) -> Iterator[tuple[int, Fate]]:
-        """(step, what became of the group) of every visit, in order."""
-        for index in self._visits.get(prompt_id, ()):
-            step = self._steps[index]
-            yield from ((step.step, fate) for fate in step.fates if fate.prompt_id == prompt_id)
-
-    def fates_at(self, index: int) -> tuple[int, tuple[Fate, ...]]:
-        """(step, its groups) of the step with this index."""
-        return self._steps[index].step, self._steps[index].fates
-
     def decisions(self, first: int) -> Iterator[tuple[int, Decision | None]]:
         """(step, its replayed decision) behind the first `first` steps; None where the replay differs."""
         for index in range(first, len(self._steps)):
