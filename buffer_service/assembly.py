@@ -107,7 +107,7 @@ class Assembler:
         return planned if has_its_round or len(planned) >= demand.num_fresh else None
 
     def _demand(self, step: int, before: Tables, wish: NeedMore) -> Wait | None:
-        """Remember that the step needs another round: fenced, so that two instances ask for one (ADR 0066)."""
+        """Remember that the step needs another round: fenced, so that two instances ask for one."""
         size = self._schedule.at(step)
         demand = Demand(
             step=step,

@@ -52,7 +52,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def order(self) -> tuple[int, str]:
-        """Key of the order in which a composer sees groups (ADR 0031): free of when they happened to arrive."""
+        """Key of the order in which a composer sees groups: free of when they happened to arrive."""
         return self.step, self.group_id
 
     @property

@@ -17,7 +17,7 @@ def must_wait_for_round(step: int, config: Config) -> bool:
 
 
 def in_step_order(config: Config) -> bool:
-    """Whether each step consumes the groups that were planned for it: without slack (ADR 0031)."""
+    """Whether each step consumes the groups that were planned for it: without slack."""
     return config.cadence.slack == 0
 
 

@@ -30,7 +30,7 @@ class RolloutConfig(Frozen):
     """Nucleus; the importance ratios of eq. 3 need 1.0."""
     generation_budget: int | None = Field(None, ge=1)
     """Tokens that a fresh response gets from one policy version: then it waits, and goes on with the next weights, or
-    when there is nothing else to sample (partial rollouts, ADR 0069). null: a response is sampled in one go."""
+    when there is nothing else to sample (partial rollouts). null: a response is sampled in one go."""
     max_groups_in_flight: int = Field(32, ge=1, le=4 * MOST_REQUESTS)
     """Groups that one worker samples at a time."""
     engine_options: dict[str, Any] = Field(default_factory=dict)

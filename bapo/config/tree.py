@@ -79,7 +79,7 @@ class TaskConfig(Frozen):
 
 
 class EvaluationConfig(Frozen):
-    """Held-out measurement. Evaluation never changes alpha (ADR 0028)."""
+    """Held-out measurement. Evaluation never changes alpha (docs/paper.md, Decisions)."""
 
     every: int = Field(25, ge=0)
     """Steps between evaluations, rounded up to the next weight update; 0: only before and after training."""

@@ -4,7 +4,7 @@
     transition   the prompt entered, was renewed in, or left B_bad or B_high
 
 Steps are told one after the other (`advance`), so that a run that goes on costs no more than its new steps. Tables are
-not recorded; they follow from the groups (ADR 0086), and are not told any more once the replay differs from the run.
+not recorded; they follow from the groups, and are not told any more once the replay differs from the run.
 """
 
 from __future__ import annotations

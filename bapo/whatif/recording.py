@@ -1,6 +1,6 @@
 """A recorded run as its assemblies saw it: one row of RUN/groups per group becomes the composer's input again.
 
-Rows stand in the order in which the composer saw their groups (ADR 0031). Three kinds are told apart by their birth and
+Rows stand in the order in which the composer saw their groups. Three kinds are told apart by their birth and
 their reason: groups that this assembly looked at for the first time (fresh, re-evaluated), stored groups that it used
 again (born in an earlier step), and groups that were too old and never reached the composer.
 """
