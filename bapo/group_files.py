@@ -66,7 +66,7 @@ class GroupWriter:
         try:
             with storing(self._path, when_full=ELSEWHERE):
                 yield
-        except BaseException:
+        except BaseException:  # Ctrl-C, too
             self._temporary.unlink(missing_ok=True)
             raise
 

@@ -3,7 +3,7 @@
     fresh         requests numbered by the cursor 0, 1, 2, ..., in data order or as a prompt selector proposes; those of
                   step t are ready for the workers when the learner is v + slack steps before it, so that nobody waits
     extra         further rounds of a step whose batch lacks groups that train, when the buffer asks for one (DAPO)
-    re-evaluation once per step t with t mod m == 0: the hard prompts that the algorithm chooses (docs/paper.md, Algorithm 1)
+    re-evaluation once per step t with t mod m == 0: the hard prompts that the algorithm chooses (docs/paper.md)
 
 Ids are made of cursor, step and place, so that a scheduler that restarts asks for the same things again, once.
 Does not cover: prompt lengths (the worker refuses a prompt that is too long).
