@@ -47,7 +47,7 @@ class BoundSummary:
 
 
 def is_measured(metrics: Sequence[Row]) -> bool:
-    """Whether any step was: a run whose meter is off has no such fields."""
+    """Whether any step was; runs of older versions have no such fields."""
     return any(row.get("divergences") for row in metrics)
 
 

@@ -1,6 +1,6 @@
 """How old the entries of B_bad and B_high were after each step, from the tables that a run's history replays.
 
-Tables are not recorded: they follow from the groups, the settings and the seed. Where the replay differs
+Tables are not recorded (ADR 0086): they follow from the groups, the settings and the seed. Where the replay differs
 from the run, or the groups of a step are not known, ages are unknown from there on.
 """
 

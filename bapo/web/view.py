@@ -39,6 +39,7 @@ class Fold(Protocol):
 
 
 FoldType = TypeVar("FoldType", bound=Fold)
+FoldMaker = Callable[[Config], Fold]
 
 
 @dataclass(kw_only=True)

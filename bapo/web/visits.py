@@ -1,4 +1,4 @@
-"""How training prompts move between accuracy bins, and which were rescued (figures 7 and 15). A pure fold.
+"""How training prompts move between accuracy bins, and which were rescued (figures 7 and 15; ADR 0080). A pure fold.
 
 The same counting as `bapo.comparison.migration`, step by step: of each prompt its first fresh visit, its last one, and
 the origins that trained it in between are kept, and nothing else.
