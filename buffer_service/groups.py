@@ -8,12 +8,10 @@ string, so that any store can compare them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from bapo.errors import ContractError, Refusal
-from bapo.maps import part_fields
 from bapo.rows import Kind
 from bapo.types import Fate, GroupStat, Origin, Purpose, RolloutRequest, stat_of
 from bapo.wire import GroupHeader
@@ -75,38 +73,6 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
             outcomes=self.outcomes if self.outcome_chars else bytes(len(self.rewards)),
             birth=birth,
         )
-
-    def fate_fields(
-        self,
-        origin: Origin | None,
-        reason: str,
-        birth: int,
-        *,
-        item: str = "",
-        rows: tuple[int, ...] | None = None,
-        kind: Kind = "rl",
-    ) -> dict[str, Any]:
-        """`fate` as a batch's header has it: an assembly says it of every group, and making a Fate is half of that."""
-        fields = {
-            "group_id": self.group_id,
-            "prompt_id": self.prompt_id,
-            "purpose": self.purpose,
-            "policy_version": self.policy_version,
-            "rewards": list(self.rewards),
-            "origin": origin,
-            "reason": reason,
-            "birth": birth,
-            "worker_id": self.worker_id,
-            "num_tokens": self.num_tokens,
-            "sample_s": self.sample_s,
-            "grade_s": self.grade_s,
-            "claimed_at": self.claimed_at,
-        }
-        if item:
-            fields |= part_fields(item, rows, kind)
-        if self.outcome_chars:
-            fields["outcomes"] = list(self.outcomes)
-        return fields
 
     def fate(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 import threading
 from dataclasses import replace
@@ -11,9 +10,8 @@ import msgspec
 import pytest
 
 from bapo.errors import ContractError, UnavailableError
-from bapo.maps import fate_map
 from bapo.messages import WorkerLeases
-from bapo.types import Origin, Purpose
+from bapo.types import Purpose
 from buffer_service.__main__ import wait_for
 from buffer_service.codec import pack, pack_record, unpack, unpack_record
 from buffer_service.demand import Demand
@@ -88,17 +86,6 @@ def test_a_record_is_a_row_of_fifteen_and_comes_back() -> None:
     assert (len(row), row[5], row[10], row[14]) == (15, record.worker_id, record.claimed_at, record.checksum)
     assert unpack_record(pack_record(record)) == record
     assert record.outcomes == bytes((0, 255))
-
-
-@pytest.mark.parametrize(
-    ("last", "outcomes", "checksum"),
-    [([], b"", None), ([b"\0\1"], b"\0\1", None), (["\0\1"], b"\0\1", None), (["\0\1", 7], b"\0\1", 7)],
-)
-def test_records_of_older_versions_are_understood(last: list[object], outcomes: bytes, checksum: int | None) -> None:
-    row = ["g-a", "a", "fresh", 3, "", "w", 2, [1.0, 0], 12, 190, 1.5, 2, 0.5, *last]
-    record = unpack_record(pack(row))
-    assert (record.group_id, record.purpose, record.rewards, record.sample_s) == ("g-a", "fresh", (1.0, 0.0), 2.0)
-    assert (record.outcomes, record.checksum) == (outcomes, checksum)
 
 
 @pytest.mark.parametrize("pieces", [[b"a", b"", b"bc"], [b"x" * 3_000_000, b"y", memoryview(b"z" * 100_000)] * 2])
@@ -176,13 +163,3 @@ def test_a_gateway_that_answers_in_the_place_of_redis_is_waited_out() -> None:
         with pytest.raises(UnavailableError, match="does not speak Redis' protocol"):
             link.run("status", [], [])
         thread.join(60)
-
-
-@pytest.mark.parametrize("parts", [{}, {"item": "g-a:0,2", "rows": (0, 2), "kind": "sft"}], ids=["whole", "in parts"])
-def test_a_batch_says_of_a_group_what_its_fate_says(parts: dict[str, object]) -> None:
-    plain = incoming(answer(make_request(prompt_id="a"))).record
-    for record, origin in itertools.product(
-        (plain, msgspec.structs.replace(plain, outcome_chars="\0\1" * 4)), (None, Origin.X1)
-    ):
-        fate = record.fate(origin, "informative", 7, **parts)  # type: ignore[arg-type]
-        assert record.fate_fields(origin, "informative", 7, **parts) == fate_map(fate)  # type: ignore[arg-type]
