@@ -109,10 +109,6 @@ class BufferAdmin:
         """Delete everything of the run."""
         self._peer.call("DELETE", f"/runs/{quoted(name)}", wait_s=VERIFY_WAIT_S)
 
-    def require_room(self) -> None:
-        """Return when fresh groups are taken. Raises: FullError when they are still refused after `retry_s`."""
-        self._peer.call("GET", "/room")
-
     def _rows(self, path: str, offset: int, limit: int) -> Rows:
         fields = self._get(path, {"offset": str(offset), "limit": str(limit)})
         return Rows(total=fields["total"], step=fields.get("step", 0), items=fields["items"])

@@ -12,7 +12,6 @@ from bapo.commands import (
     configs,
     explain,
     looks,
-    plan_capacity,
     replay,
     reward,
     runs,
@@ -45,7 +44,6 @@ app.command()(looks.scale)
 app.command()(comparing.compare)
 app.command()(comparing.report)
 app.command(context_settings=TAKES_OVERRIDES)(looks.doctor)
-app.command()(plan_capacity.plan_capacity)
 app.command(context_settings=TAKES_OVERRIDES)(simulate.simulate)
 app.command()(explain.explain)
 app.command()(replay.replay)

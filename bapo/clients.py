@@ -1,20 +1,16 @@
 """Talk to the buffer service: one method per use case, the same error classes on both sides of the wire.
 
 Every call may be repeated without harm, so every call is: until `retry_s` has passed, while the service restarts or
-its Redis is away. `BufferClient` is synchronous and thread-safe; `AsyncBufferClient` has its methods as coroutines.
+its Redis is away. `BufferClient` is thread-safe; coroutines call it by `asyncio.to_thread`.
 Needs numpy and msgpack of all our dependencies: neither torch nor the rest of BAPO.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Self
 
-from bapo.asynchronous import in_thread, with_arguments_of
 from bapo.batch_reader import BatchReader
 from bapo.call_sizes import MOST_RENEWALS, MOST_REQUEST_BYTES, MOST_REQUESTS, in_parts, in_parts_by_size
 from bapo.messages import (
@@ -34,7 +30,7 @@ from bapo.tokens import Token
 from bapo.types import Batch, Group, HardPrompt, Progress, Prompt, RolloutRequest
 from bapo.wire import split_frames, unpack_batch, unpack_group
 
-__all__ = ["AsyncBufferClient", "BufferClient", "BufferStatus", "WorkerLeases"]
+__all__ = ["BufferClient", "BufferStatus", "WorkerLeases"]
 
 SNAPSHOT_WAIT_S = 300.0
 FULL_S = 3600.0
@@ -312,104 +308,3 @@ class BufferClient:
 
 def _made_again(cls: Callable[..., BufferClient], arguments: dict[str, Any]) -> BufferClient:
     return cls(**arguments)
-
-
-class AsyncBufferClient:
-    """The same for asyncio: every method of `BufferClient`, awaited; the call itself runs in a thread of its own.
-
-    A task that is cancelled stops waiting; its call goes on, that of a batch for ten seconds at most. What a cancelled
-    claim has leased is given to the worker's next claim by this client.
-    """
-
-    @with_arguments_of(BufferClient.__init__)
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.blocking = BufferClient(*args, **kwargs)
-
-    @property
-    def url(self) -> str:
-        """Of the replica that is called."""
-        return self.blocking.url
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.blocking.close()
-
-    def __reduce__(self) -> tuple[Callable[..., AsyncBufferClient], tuple[object, ...]]:
-        return _around, (type(self), self.blocking)
-
-    close = in_thread(BufferClient.close)
-    enqueue = in_thread(BufferClient.enqueue)
-    renew = in_thread(BufferClient.renew)
-    fail = in_thread(BufferClient.fail)
-    release = in_thread(BufferClient.release)
-    push = in_thread(BufferClient.push)
-    untrained = in_thread(BufferClient.untrained)
-    commit = in_thread(BufferClient.commit)
-    progress = in_thread(BufferClient.progress)
-    report_progress = in_thread(BufferClient.report_progress)
-    hard_prompts = in_thread(BufferClient.hard_prompts)
-    reevaluate = in_thread(BufferClient.reevaluate)
-    collect = in_thread(BufferClient.collect)
-    forget = in_thread(BufferClient.forget)
-    status = in_thread(BufferClient.status)
-    compositions = in_thread(BufferClient.compositions)
-    outcomes = in_thread(BufferClient.outcomes)
-    evaluation_outcomes = in_thread(BufferClient.evaluation_outcomes)
-    selector_state = in_thread(BufferClient.selector_state)
-    keep_selector_state = in_thread(BufferClient.keep_selector_state)
-    snapshot = in_thread(BufferClient.snapshot)
-    restore = in_thread(BufferClient.restore)
-    resume = in_thread(BufferClient.resume)
-    wait_ready = in_thread(BufferClient.wait_ready)
-    _claim_as = in_thread(BufferClient._claim_as)
-    _batch = in_thread(BufferClient.batch)
-    _batch_frame = in_thread(BufferClient.batch_frame)
-
-    async def claim(
-        self, worker_id: str, *, limit: int, policy_version: int, wait_s: float = 0.0
-    ) -> list[RolloutRequest]:
-        """As `BufferClient.claim`."""
-        # Here and not in the call's thread: that hears its answer even when this task is cancelled.
-        with self.blocking._nonces.claiming(worker_id) as nonce:
-            return await self._claim_as(nonce, worker_id, limit=limit, policy_version=policy_version, wait_s=wait_s)
-
-    async def batch(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> Batch:
-        """As `BufferClient.batch`; `on_wait` is called in the event loop."""
-        with _while_awaited(on_wait) as tell:
-            return await self._batch(step, timeout_s=timeout_s, on_wait=tell)
-
-    async def batch_frame(
-        self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None
-    ) -> bytes | memoryview:
-        """As `BufferClient.batch_frame`; `on_wait` is called in the event loop."""
-        with _while_awaited(on_wait) as tell:
-            return await self._batch_frame(step, timeout_s=timeout_s, on_wait=tell)
-
-
-def _around(cls: type[AsyncBufferClient], blocking: BufferClient) -> AsyncBufferClient:
-    client = cls.__new__(cls)
-    client.blocking = blocking
-    return client
-
-
-class _NobodyWaitsError(Exception):
-    """Ends a wait whose task was cancelled: it may have hours to go."""
-
-
-@contextmanager
-def _while_awaited(on_wait: Callable[[str], None] | None) -> Iterator[Callable[[str], None]]:
-    """Callable from any thread: calls `on_wait` in the running event loop; raises once the block was left."""
-    loop, left = asyncio.get_running_loop(), threading.Event()
-
-    def tell(reason: str) -> None:
-        if left.is_set():
-            raise _NobodyWaitsError
-        if on_wait is not None:
-            loop.call_soon_threadsafe(on_wait, reason)
-
-    try:
-        yield tell
-    finally:
-        left.set()

@@ -90,11 +90,6 @@ class FleetClient:
             answer = announce()
         return {str(worker): float(seconds) for worker, seconds in answer.json()["seconds"].items()}
 
-    def published_version(self) -> int | None:
-        """Newest version that was given to the workers; None before the first update."""
-        version = self._peer.call("GET", "/weights").json()["version"]
-        return None if version is None else int(version)
-
     def workers(self) -> list[WorkerStatus]:
         """All workers, also those that start or have just died."""
         return [worker_status_from_map(fields) for fields in self._peer.call("GET", "/workers").json()["workers"]]

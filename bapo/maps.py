@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -98,19 +98,15 @@ def fate_map(fate: Fate) -> dict[str, Any]:
         "sample_s": fate.sample_s,
         "grade_s": fate.grade_s,
         "claimed_at": fate.claimed_at,
-        **(part_fields(fate.item, fate.rows, fate.kind) if fate.item else {}),
-        **_outcomes_of(fate),
+        **_seldom(fate),
     }
 
 
-def part_fields(item: str, rows: Sequence[int] | None, kind: str) -> dict[str, Any]:
-    """Only of a group that trains in parts, so that the header of a batch of whole groups stays as short as it was."""
-    return {"item": item, "rows": None if rows is None else list(rows), "kind": kind}
-
-
-def _outcomes_of(fate: Fate) -> dict[str, Any]:
-    """Only where a row is truncated or an expert's."""
-    return {"outcomes": list(fate.outcomes)} if fate.outcomes else {}
+def _seldom(fate: Fate) -> dict[str, Any]:
+    """What only a group that trains in parts has, or one with a truncated or an expert's row: headers stay short."""
+    rows = None if fate.rows is None else list(fate.rows)
+    parts = {"item": fate.item, "rows": rows, "kind": fate.kind} if fate.item else {}
+    return parts | ({"outcomes": list(fate.outcomes)} if fate.outcomes else {})
 
 
 def fate_from_map(values: Mapping[str, Any]) -> Fate:

@@ -51,6 +51,17 @@ def run_bytes(config: Config, parameters: int) -> int:
     return (config.checkpoint.keep_last + 1) * one + 2 * engine_bytes(config, parameters)
 
 
+def resident_bytes(config: Config) -> int:
+    """Most that Redis holds of groups: an int32 id and a float32 log-prob per token, every response of full length.
+
+    B groups for each step that waits or is sampled ahead (v + slack), of B_high's window, and of each batch that waits
+    for the next checkpoint.
+    """
+    algorithm, cadence = config.algorithm, config.cadence
+    steps = cadence.v + cadence.slack + config.checkpoint.every + (algorithm.high_window if algorithm.use_x3 else 0)
+    return algorithm.batch_size * steps * algorithm.group_size * config.rollout.max_response_tokens * 8
+
+
 def worker_resources(rollout: RolloutConfig) -> dict[str, float]:
     """Ray resources of one worker: the configured ones, else one GPU for vLLM's build for GPUs, else one CPU."""
     if rollout.worker_resources:

@@ -1,4 +1,4 @@
-"""Which code is at work: one string for run.json, for `bapo_build_info` and for every process of a run (ADR 0147).
+"""Which code is at work: one string for run.json, for `bapo_build_info` and for every process of a run.
 
 BAPO_COMMIT        what the environment says: of an image, or of the launcher that started this process
 git                of the checkout that this package lies in: its commit, with "-dirty" when tracked files were changed

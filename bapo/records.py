@@ -33,6 +33,8 @@ from bapo.storage import append_line, keep_lines, read_content, read_lines, repl
 from bapo.token_files import TokenFiles
 from bapo.types import Fate, Origin, Purpose
 
+FORMAT = 1
+"""Of everything below; `format` in run.json. It rises when a reader of before cannot read what is written now."""
 UNDER_WAY = ("starting", "running")
 """Values of `status` in run.json of a run that has not ended."""
 METRICS_NEED: dict[str, type] = {"step": int}
@@ -71,10 +73,12 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """A run that exists. Raises: ConfigError when it is not a run directory."""
+        """A run that exists. Raises: ConfigError when it is not a run directory, or one of another format."""
         run = cls(path)
         if not run.config_path.is_file():
             raise ConfigError(f"{run.path} is not a run directory: it has no config.toml")
+        if (found := run.read_run().get("format", FORMAT)) != FORMAT:
+            raise ConfigError(f"{run.path} has format {found}, this version reads and continues format {FORMAT}")
         return run
 
     @property
@@ -130,7 +134,7 @@ class RunDirectory:
 
     def update_run(self, **fields: Any) -> None:
         """Set fields of run.json (the launcher is its only writer, after `bapo create`). Raises: StorageError."""
-        merged = self.read_run() | fields
+        merged = {"format": FORMAT} | self.read_run() | fields
         path = self.path / "run.json"
         with storing(path):
             replace_file(path, json.dumps(merged, indent=2).encode() + b"\n")
@@ -332,10 +336,10 @@ _COLUMNS = {
 
 
 def _fate_of(row: dict[str, Any]) -> Fate:
-    fields = {name: row[name] for name in _COLUMNS if name in row}  # before version 0.3 groups trained whole
+    fields = {name: row[name] for name in _COLUMNS}
     fields["purpose"] = Purpose(fields["purpose"])
     fields["origin"] = Origin(fields["origin"]) if fields["origin"] else None
-    fields["outcomes"] = bytes(fields.get("outcomes") or ())
+    fields["outcomes"] = bytes(fields["outcomes"])
     fields["rewards"] = tuple(fields["rewards"])
-    fields["rows"] = None if fields.get("rows") is None else tuple(fields["rows"])
+    fields["rows"] = None if fields["rows"] is None else tuple(fields["rows"])
     return Fate(**fields)

@@ -2,7 +2,7 @@
 
 `crossed`        mean of a seeds x prompts table and its 95 % interval when both are samples: every seed was measured on
                  the same prompts, so the two are crossed factors.  Var = (MS_seed + MS_prompt - MS_rest) / (S P), with
-                 Student's t at Satterthwaite's degrees of freedom (ADR 0079). With one seed: over prompts alone.
+                 Student's t at Satterthwaite's degrees of freedom. With one seed: over prompts alone.
 `weighted`       the same for a mean in which prompts have weights, measured ones too: the ratio is made linear first.
 `geometric`      mean of ratios over seeds alone: Student's t on their logarithms.
 `mcnemar`        exact two-sided McNemar test: of the prompts on which two methods disagree, how many favour one.
@@ -55,7 +55,7 @@ def weighted(table: Sequence[Sequence[float]], weights: Sequence[float]) -> Esti
     """R = sum of outcomes / sum of weights, with its 95 % interval over seeds and prompts.
 
     To first order R is the mean of R + (x - R w) / mean(w), so that table goes to `crossed`: prompts, with what their
-    weights happened to be, are the sample (ADR 0146).
+    weights happened to be, are the sample.
 
     Args:
         table: [S][P] x, outcomes that are already multiplied by their prompts' weights. weights: [P] w >= 0.

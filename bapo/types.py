@@ -235,7 +235,7 @@ class GroupStat(msgspec.Struct, frozen=True, kw_only=True):
     birth: int = 0
     """Step whose assembly saw the group first; 0 before that."""
     rewards: tuple[float, ...] = ()
-    """Of every row, an expert's too; empty for a group that was stored before version 0.3."""
+    """Of every row, an expert's too."""
     outcomes: bytes = b""
     """Values of `Outcome`, one byte per row."""
 
@@ -347,7 +347,7 @@ class Fate:
     """Which rows train; None: all of them, or none when the group trains not."""
     kind: Literal["rl", "sft"] = "rl"
     outcomes: bytes = b""
-    """Values of `Outcome`, one byte per row; empty: every row was graded (or the record is older than version 0.4)."""
+    """Values of `Outcome`, one byte per row; empty: every row was graded."""
     worker_id: str = ""
     num_tokens: int = 0
     sample_s: float = 0.0

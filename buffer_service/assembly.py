@@ -28,7 +28,7 @@ from bapo.errors import ContractError
 from bapo.messages import ExtraRound
 from bapo.outcomes import outcomes_of, pack_outcomes
 from bapo.rows import Item, Part
-from bapo.types import Origin, Prompt, Purpose, RolloutRequest
+from bapo.types import Fate, Origin, Prompt, Purpose, RolloutRequest
 from bapo.wire import fate_map
 from buffer_service.decisions import check_decision
 from buffer_service.demand import Demand
@@ -107,7 +107,7 @@ class Assembler:
         return planned if has_its_round or len(planned) >= demand.num_fresh else None
 
     def _demand(self, step: int, before: Tables, wish: NeedMore) -> Wait | None:
-        """Remember that the step needs another round: fenced, so that two instances ask for one (ADR 0066)."""
+        """Remember that the step needs another round: fenced, so that two instances ask for one."""
         size = self._schedule.at(step)
         demand = Demand(
             step=step,
@@ -180,7 +180,7 @@ class Assembler:
         stored = [group_id for group_id in group_ids if group_id not in new]
         # A record is None only when another instance has committed meanwhile: then the fence refuses this assembly.
         reused = [record for record in self._store.records(stored) if record is not None]
-        fates = [*map(fate_map, view.stale), *_fates(step, decision, looked_at, reused, before)]
+        fates = [fate_map(fate) for fate in (*view.stale, *_fates(step, decision, looked_at, reused, before))]
         stale, trained = self._held_stale(view), set(group_ids)
         untrained = [record for record in (*stale, *looked_at) if record.group_id not in trained]
         return Assembly(
@@ -298,7 +298,7 @@ def _fates(
     looked_at: Sequence[GroupRecord],
     reused: Sequence[GroupRecord],
     before: Tables,
-) -> list[FateFields]:
+) -> list[Fate]:
     """Of every group that this assembly looked at, and of the stored groups that it reuses: once for each item that
     rows of it are part of."""
     births = {stat.group_id: stat.birth for stat in before.high}
@@ -311,10 +311,10 @@ def _fates(
         key = record.group_id
         birth, reason = births.get(key, step), decision.reasons.get(key, Reason.REUSED)
         if key not in uses:
-            fates.append(record.fate_fields(None, reason, birth))
+            fates.append(record.fate(None, reason, birth))
         for item, part in uses.get(key, ()):
             name = "" if item.is_plain else item.item_id
-            fates.append(record.fate_fields(item.origin, reason, birth, item=name, rows=part.rows, kind=item.kind))
+            fates.append(record.fate(item.origin, reason, birth, item=name, rows=part.rows, kind=item.kind))
     return fates
 
 

@@ -192,7 +192,7 @@ def _high(audit: Audit, settings: AlgorithmConfig) -> Iterator[str]:
     """B_high holds no group twice; that of `bapo` groups of the latest S steps only, and no prompt twice."""
     entries, last = audit.tables.high, audit.tables.step
     yield from (f"group {group_id} is in B_high twice" for group_id in _twice([e.group_id for e in entries]))
-    if settings.name != "bapo":  # other composers keep what they like (ADR 0065)
+    if settings.name != "bapo":  # other composers keep what they like
         return
     yield from (f"prompt {prompt_id} is in B_high twice" for prompt_id in _twice([e.prompt_id for e in entries]))
     for entry in entries:

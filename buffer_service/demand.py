@@ -1,4 +1,4 @@
-"""What a step asks for that lacks groups which train (ADR 0066)."""
+"""What a step asks for that lacks groups which train."""
 
 from __future__ import annotations
 

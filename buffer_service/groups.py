@@ -8,12 +8,10 @@ string, so that any store can compare them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from bapo.errors import ContractError, Refusal
-from bapo.maps import part_fields
 from bapo.rows import Kind
 from bapo.types import Fate, GroupStat, Origin, Purpose, RolloutRequest, stat_of
 from bapo.wire import GroupHeader
@@ -52,7 +50,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def order(self) -> tuple[int, str]:
-        """Key of the order in which a composer sees groups (ADR 0031): free of when they happened to arrive."""
+        """Key of the order in which a composer sees groups: free of when they happened to arrive."""
         return self.step, self.group_id
 
     @property
@@ -75,38 +73,6 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
             outcomes=self.outcomes if self.outcome_chars else bytes(len(self.rewards)),
             birth=birth,
         )
-
-    def fate_fields(
-        self,
-        origin: Origin | None,
-        reason: str,
-        birth: int,
-        *,
-        item: str = "",
-        rows: tuple[int, ...] | None = None,
-        kind: Kind = "rl",
-    ) -> dict[str, Any]:
-        """`fate` as a batch's header has it: an assembly says it of every group, and making a Fate is half of that."""
-        fields = {
-            "group_id": self.group_id,
-            "prompt_id": self.prompt_id,
-            "purpose": self.purpose,
-            "policy_version": self.policy_version,
-            "rewards": list(self.rewards),
-            "origin": origin,
-            "reason": reason,
-            "birth": birth,
-            "worker_id": self.worker_id,
-            "num_tokens": self.num_tokens,
-            "sample_s": self.sample_s,
-            "grade_s": self.grade_s,
-            "claimed_at": self.claimed_at,
-        }
-        if item:
-            fields |= part_fields(item, rows, kind)
-        if self.outcome_chars:
-            fields["outcomes"] = list(self.outcomes)
-        return fields
 
     def fate(
         self,
@@ -180,23 +146,6 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     frame: bytes | memoryview
     newest_version: int = 0
     """Newest version that sampled any token."""
-
-
-def check_answer(mine: GroupRecord, asked: RolloutRequest | None, held: GroupRecord | None) -> None:
-    """Refuse a group that contradicts its open request; or, when that is settled, the group that answered it from the
-    same lease. Two workers may answer one request after a lease was over, and a worker may push a group again.
-
-    Raises: ContractError.
-    """
-    if asked is not None and request_terms(asked) != mine.terms:
-        raise contradiction(MISMATCH, mine.group_id, request_terms(asked), mine.terms)
-    if asked is None and held is not None and mine != held and _is_of_one_lease(mine, held):
-        raise contradiction(OTHER_CONTENT, mine.group_id, mine.worker_id)
-
-
-def _is_of_one_lease(one: GroupRecord, other: GroupRecord) -> bool:
-    is_known = one.checksum is not None and other.checksum is not None
-    return is_known and (one.worker_id, one.claimed_at) == (other.worker_id, other.claimed_at)
 
 
 MISMATCH, OTHER_CONTENT = CONTRADICTIONS = ("mismatch", "other_content")

@@ -10,7 +10,7 @@ are too old is emptied by the assembly that finds them. Re-evaluations and evalu
 that wait for a checkpoint are the learner's to release: it is told when they fill Redis.
 
 Does not cover: a maxmemory that does not hold the fresh groups of one step together with all that is kept, or in step
-order those that workers may sample ahead (`bapo.limits` warns); Redis then refuses what the batch lacks, and the reason
+order those that workers may sample ahead (the launcher warns); Redis then refuses what the batch lacks, and the reason
 of the wait says so.
 
 One look serves all calls for LOOK_S; what comes meanwhile is added to it, so that the limits hold within one push per

@@ -17,7 +17,7 @@ def must_wait_for_round(step: int, config: Config) -> bool:
 
 
 def in_step_order(config: Config) -> bool:
-    """Whether each step consumes the groups that were planned for it: without slack (ADR 0031)."""
+    """Whether each step consumes the groups that were planned for it: without slack."""
     return config.cadence.slack == 0
 
 
@@ -34,11 +34,8 @@ def is_ready(step: int, ready: Readiness, config: Config, wanted: int) -> bool:
 
 
 def is_answered(ready: Readiness) -> bool:
-    """Whether the step's round is issued and has no open request.
-
-    A Redis or a snapshot may hold a count below zero, from before 2026-11-23: that round is over, too.
-    """
-    return ready.round_left is not None and ready.round_left <= 0
+    """Whether the step's round is issued and has no open request."""
+    return ready.round_left == 0
 
 
 def why_not_yet(step: int, ready: Readiness, status: BufferStatus, config: Config, wanted: int) -> str:

@@ -3,7 +3,7 @@
 Redis answers a call behind its attempt to write the append-only file, whatever became of that: while an fsync is
 running (`appendfsync everysec`) the attempt is put off for up to two seconds, and when the disk is full it fails,
 silently for the calls that it was made for. Only later ones are refused. So an answer alone proves nothing; a look at
-INFO that is sent behind it does (ADR 0153):
+INFO that is sent behind it does:
 
     aof_buffer_length == 0                               all that was executed before is written
     aof_current_size >= what an earlier look had found, together with its aof_buffer_length

@@ -154,7 +154,6 @@ def _image(index: dict[str, Any]) -> Image:
         rounds=index["rounds"],
         stale=tuple(fate_from_map(fields) for fields in index["stale"]),
         counters=index["counters"],
-        # Before version 0.3 nothing was kept for prompt selectors; a checkpoint of then is still one.
-        outcomes=index.get("outcomes", {}),
-        selector=SelectorState(**index.get("selector", {})),
+        outcomes=index["outcomes"],
+        selector=SelectorState(**index["selector"]),
     )

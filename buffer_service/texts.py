@@ -1,6 +1,6 @@
 """Which groups that did not train are held for their texts, until a checkpoint releases the batch of their step. Pure.
 
-The learner reads them beside its training and writes what the run's page shows (ADR 0128). Frames of so many bytes are
+The learner reads them beside its training and writes what the run's page shows. Frames of so many bytes are
 held; beyond that it is a sample, the same whoever assembles the step.
 """
 

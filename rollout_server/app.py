@@ -85,12 +85,6 @@ def create_app(
         fleet.scale(body.num)
         return {"num_wanted": fleet.num_wanted}
 
-    @app.get("/weights")
-    def weights() -> dict[str, Any]:
-        """The newest published version; null before the first."""
-        newest = fleet.newest
-        return {"version": None if newest is None else newest.version}
-
     @app.post("/weights")
     def update_weights(body: WeightUpdateBody, rollback: bool = False) -> dict[str, Any]:
         """Give all workers new weights; answers when each samples with them or is being replaced."""

@@ -8,7 +8,7 @@
 Where a run has several rollout servers, each sees what its own workers do, and counts the others' by the buffer's
 status: they come to the same number, and what scales the servers takes the largest.
 
-There is exactly one actuator (ADR 0107). The metrics are there in every mode, from the first moment, because a scaler
+There is exactly one actuator. The metrics are there in every mode, from the first moment, because a scaler
 outside that finds none does nothing at all.
 """
 

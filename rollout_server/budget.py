@@ -1,4 +1,4 @@
-"""A generation budget: an engine whose responses get so many tokens per policy version (Kimi k1.5; ADR 0069).
+"""A generation budget: an engine whose responses get so many tokens per policy version (Kimi k1.5).
 
     submit --engine, at most `budget` tokens--> all rows done ------------------------------------> group
                                            '--> some are not: PAUSED, kept on the shelf

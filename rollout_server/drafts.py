@@ -1,4 +1,4 @@
-"""A group whose responses are sampled in segments: what each has so far, and how it outlives its worker (ADR 0069).
+"""A group whose responses are sampled in segments: what each has so far, and how it outlives its worker.
 
     RUN/segments/<request id>   one frame of kind 3: header (rows, done, truncated, texts, spans), body as of a group
 

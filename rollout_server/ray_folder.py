@@ -35,7 +35,7 @@ class RayFolder:
 
 def _remove_gone(parent: Path) -> None:
     for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # locked; another user's; without a lock, as an earlier version made them
+        with suppress(OSError):  # locked; another user's; without a lock, because its maker died first
             status = folder.lstat()
             if status.st_uid != os.getuid() or time.time() - status.st_mtime < YOUNG_S:
                 continue

@@ -9,7 +9,6 @@ from bapo.weight_transport import PIECE_BYTES
 ROUTES = (
     allow("GET", "/workers", Role.VIEWER, Role.LEARNER),
     allow("PUT", "/workers"),
-    allow("GET", "/weights", Role.VIEWER, Role.LEARNER),
     allow("POST", "/weights", Role.LEARNER),
     allow("PUT", "/weights/files/{digest}", Role.LEARNER, most_bytes=PIECE_BYTES, needs_length=True),
     allow("GET", "/weights/files/{digest}", Role.WORKER),

@@ -2,7 +2,7 @@
 
 Tests compare the whole pipeline with it. It shares with the code under test the scripted policy (the environment),
 the data order and the convention of draws (seed, step, purpose); every rule of the algorithm is written again here,
-in integers, as spec A.3 says it.
+in integers.
 """
 
 from __future__ import annotations

@@ -1,22 +1,24 @@
-"""A service of B = 2 on a memory store, with a composer that is small enough to check by eye."""
+"""A service of B = 2, with a composer that is small enough to check by eye."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import itertools
 
 from bapo.algorithms.composer import AssemblyView, Decision, Rng, whole_groups
 from bapo.config.tree import Config
 from bapo.telemetry import Telemetry
 from bapo.types import HardPrompt, RolloutRequest
 from buffer_service.assembly import Assembler, Wait
-from buffer_service.memory_store import MemoryStore
 from buffer_service.metrics import BufferMetrics
 from buffer_service.reasons import in_step_order
+from buffer_service.redis_link import RedisLink
+from buffer_service.redis_store import RedisStore
 from buffer_service.service import BufferService
 from buffer_service.values import Assembly
 from tests.buffer_setup import answer, incoming
 from tests.factories import make_request
+
+RUNS = itertools.count()
 
 
 def assemble(assembler: Assembler, step: int) -> Assembly | Wait | None:
@@ -59,10 +61,14 @@ class KeepsAll:
 
 
 class Setup:
-    """A service of B = 2 on a memory store, and a way to fill it."""
+    """A service of B = 2 for a run of its own, and a way to fill its store."""
 
     def __init__(
-        self, composer: KeepsAll | None = None, store: Callable[..., Any] = MemoryStore, **cadence: object
+        self,
+        redis_url: str,
+        composer: KeepsAll | None = None,
+        store: type[RedisStore] = RedisStore,
+        **cadence: object,
     ) -> None:
         self.composer = composer or KeepsAll()
         self.config = Config.model_validate(
@@ -73,7 +79,8 @@ class Setup:
                 "buffer": {"max_failures_in_a_row": 2},
             }
         )
-        self.store = store("run", lease_s=60, max_attempts=9, in_step_order=in_step_order(self.config))
+        run, ordered = f"run-{next(RUNS)}", in_step_order(self.config)
+        self.store = store(RedisLink(redis_url), run, lease_s=60, max_attempts=9, in_step_order=ordered)
         self.metrics = BufferMetrics(Telemetry(), self.config)
         self.service = BufferService(self.store, self.composer, self.config, self.metrics)
 
@@ -86,9 +93,9 @@ class Setup:
             self.add(make_request(prompt_id=name, step=step), rewards=rewards, version=version)
 
 
-def with_a_stale_group() -> Setup:
+def with_a_stale_group(redis_url: str) -> Setup:
     """Step 4 has dropped `g-old` as too old and has both of its groups, `g-wrong` and what was asked for instead."""
-    setup = Setup()
+    setup = Setup(redis_url)
     for step in (1, 2, 3):
         setup.fill(f"a{step}", f"b{step}", step=step, version=step)
         setup.service.batch(step)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from bapo.algorithms.registry import load_composer
-from bapo.clients import AsyncBufferClient, BufferClient
+from bapo.clients import BufferClient
 from bapo.config.tree import Config
 from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry
@@ -72,20 +71,7 @@ def serving(
 def serving_kind(
     request: pytest.FixtureRequest, config: Config, *, run: str, max_attempts: int = 3
 ) -> Iterator[tuple[Store, BufferClient]]:
-    """A store of the kind that the fixture's parameter names, and a client of a service on it."""
-    url = request.getfixturevalue("redis_server").url if request.param == "redis" else ""
-    store = new_store(request.param, url, run=run, max_attempts=max_attempts)
+    """A store, and a client of a service on it."""
+    store = new_store("redis", request.getfixturevalue("redis_server").url, run=run, max_attempts=max_attempts)
     with serving(store, config) as client:
         yield store, client
-
-
-class Awaited:
-    """An AsyncBufferClient to be used like a BufferClient: each call is awaited in an event loop of its own."""
-
-    def __init__(self, url: str) -> None:
-        self._client = AsyncBufferClient(url, timeout_s=PATIENCE_S, retry_s=PATIENCE_S)
-        self.url = url
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._client, name)
-        return lambda *args, **kwargs: asyncio.run(method(*args, **kwargs))

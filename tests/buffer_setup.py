@@ -9,14 +9,11 @@ from bapo.types import Group, GroupStat, HardPrompt, Origin, Prompt, RolloutRequ
 from bapo.wire import pack_group, read_group_header
 from buffer_service.arrival import checksum_of
 from buffer_service.groups import Incoming, record_of
-from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
 from buffer_service.values import Assembly, BatchRecord, Tables, View
 from tests.factories import make_group, make_request
-
-STORES = ("memory", "redis")
 
 
 def new_store(
@@ -29,8 +26,6 @@ def new_store(
     in_step_order: bool = False,
 ) -> Store:
     """An empty store of the kind."""
-    if kind == "memory":
-        return MemoryStore(run, lease_s=lease_s, max_attempts=max_attempts, in_step_order=in_step_order)
     link = RedisLink(redis_url)
     return RedisStore(link, run, lease_s=lease_s, max_attempts=max_attempts, in_step_order=in_step_order)
 

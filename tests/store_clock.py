@@ -1,4 +1,4 @@
-"""Time for both kinds of store that passes when a test says so."""
+"""Time of a store that passes when a test says so."""
 
 from __future__ import annotations
 
@@ -11,21 +11,15 @@ from buffer_service.store import Store
 
 
 class ShiftedClock:
-    """The clock of both stores: Redis has its own, so what it has written down is moved into the past instead."""
+    """Redis has its own clock, so what it has written down is moved into the past instead."""
 
-    def __init__(self, link: RedisLink | None, run: str) -> None:
-        """
-        Args:
-            link: None when there is no store in Redis.
-        """
+    def __init__(self, link: RedisLink, run: str) -> None:
         self.seconds = 0.0
         self._link, self._keys = link, Keys(run)
 
     def move(self, seconds: int) -> None:
         """So many seconds pass."""
         self.seconds += seconds
-        if self._link is None:
-            return
         client = self._link.client
         for purpose in Purpose:
             leases = self._keys[f"leases_{purpose.value}"]

@@ -1,7 +1,7 @@
 """A small model of what a store holds, written from `buffer_service/store.py` alone and free of any speed.
 
-Independent of both stores: it keeps no reference counts (they follow from who names a group), no claim scores (the
-order is a sort), no prompts of B_bad (they follow from the table).
+Independent of the store in Redis: it keeps no reference counts (they follow from who names a group), no claim scores
+(the order is a sort), no prompts of B_bad (they follow from the table).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Everything that a store holds, laid bare in one form: the model's, the memory store's and the keys of Redis."""
+"""Everything that a store holds, laid bare in one form: the model's, and the keys of Redis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 from bapo.types import Purpose
 from buffer_service.codec import unpack_prompt, unpack_tables
-from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_keys import INDEX, Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.values import SelectorState
@@ -65,56 +64,6 @@ def held_by_model(model: Model) -> Held:
             "table_edits": model.tables.edits,
         },
         "last_failure": model.last_failure,
-    }
-
-
-def held_by_memory(store: MemoryStore) -> Held:
-    """What the memory store's own tables say."""
-    state = store._state
-    opened = sorted(state.open.items(), key=lambda item: item[1].order)
-    return {
-        "queued": {p.value: [k for k, o in opened if o.request.purpose is p and not o.holder] for p in Purpose},
-        "leased": {key: o.holder for key, o in opened if o.holder},
-        "attempts": {key: o.request.attempts for key, o in opened if o.request.attempts},
-        "done": set(state.done),
-        "settled_at": {i: step for i, step in state.done.items() if step != math.inf},
-        "planned": {key: o.request.step for key, o in opened if o.request.purpose is Purpose.FRESH},
-        "requests": {*state.open, *state.fresh},
-        "fresh": [group_id for group_id, _ in state.fresh_in_order()],
-        "reevaluated": list(state.reevaluated),
-        "evaluated": {label: sorted(ids) for label, ids in state.evaluated.items()},
-        "rounds": dict(state.rounds),
-        "records": set(state.records),
-        "refs": dict(state.refs),
-        "frames": dict(state.frames),
-        "bytes": sum(map(len, state.frames.values())),
-        "fresh_bytes": state.fresh_bytes,
-        "tables": state.tables,
-        "bad_prompts": dict(state.bad_prompts),
-        "batches": set(state.batches),
-        "num_compositions": len(state.compositions),
-        "num_stale": len(state.stale),
-        "counters": dict(state.counters),
-        "outcomes": dict(state.outcomes),
-        "selector": state.selector,
-        "heard": set(state.heard),
-        "claims": {
-            worker: (nonce, [i for i in ids if i in state.open and state.open[i].holder == worker])
-            for worker, (nonce, ids) in state.claims.items()
-        },
-        "numbers": {
-            "assembled": state.tables.step,
-            "committed": state.committed,
-            "checkpointed": state.checkpointed,
-            "step": state.progress.step,
-            "policy_version": state.progress.policy_version,
-            "cursor": state.cursor,
-            "fresh_dropped": state.fresh_dropped,
-            "fresh_spares": state.fresh_spares,
-            "failures_in_a_row": state.failures_in_a_row,
-            "table_edits": state.tables.edits,
-        },
-        "last_failure": state.last_failure,
     }
 
 

@@ -1,4 +1,4 @@
-"""Accuracies of methods, over seeds and prompts, at equal steps; paired tests between methods (ADR 0079).
+"""Accuracies of methods, over seeds and prompts, at equal steps; paired tests between methods.
 
 A measurement during a run is made on fewer prompts than those at its ends, so a curve has it as the base's accuracy on
 all prompts plus the change on the prompts that both have.
@@ -12,9 +12,6 @@ from dataclasses import dataclass
 from bapo.comparison.gather import BASE_VERSION, Measured, Method
 from bapo.significance import PairTest, crossed, mcnemar, stratified
 from bapo.statistics import Estimate
-
-AVERAGE = "average"
-"""Mean over all splits: the prompts of each are one stratum of equal weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

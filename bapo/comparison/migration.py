@@ -7,7 +7,7 @@ Two places to look at:
 
 Rescued: no right response at first, at least one at last. A second sample of the base model "rescues" prompts too, by
 chance: that share is the floor, taken from base measurements of runs with different seeds. Where the last group is a
-training visit, what trained the prompt before it is known (ADR 0080).
+training visit, what trained the prompt before it is known.
 """
 
 from __future__ import annotations

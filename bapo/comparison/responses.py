@@ -2,7 +2,7 @@
 
 Cost is the responses sampled for training, fresh and re-evaluated. Between two measurements of a run its accuracy lies
 on the straight line; the measurement before training is the point at 0 responses, because it is made with the weights
-that training starts from; beyond the last measurement there is no answer (ADR 0145).
+that training starts from; beyond the last measurement there is no answer.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ through its own base measurement is therefore looked at on prompts of its own, w
 prompt counts with the share of all base measurements in which it had no right response. The question stays (of what a
 base measurement leaves unsolved, what share has a right response after training?), the population is one for all
 methods and does not shrink with more runs, and the floor is that of this very population: the share that a base
-measurement of another seed solves (ADR 0146).
+measurement of another seed solves.
 """
 
 from __future__ import annotations

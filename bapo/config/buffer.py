@@ -11,7 +11,7 @@ from bapo.algorithms.frozen import MOST_SECONDS, Frozen
 
 MAXMEMORY_SHARE = 0.9
 """Of the memory that the embedded Redis may have. It counts what it has asked for; a buffer that was full for ten
-minutes occupied 1.21 times as much (ADR 0162)."""
+minutes occupied 1.21 times as much."""
 
 
 class BufferConfig(Frozen):

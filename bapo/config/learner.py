@@ -28,7 +28,7 @@ class LearnerConfig(Frozen):
     grad_clip: float = Field(1.0, gt=0)
     """Most L2 norm of the gradient."""
     minibatch_size: int = Field(64, ge=1)
-    """Groups per optimizer step; a batch is cut into near-equal mini-batches (ADR 0018)."""
+    """Groups per optimizer step; a batch is cut into near-equal mini-batches (docs/paper.md, Decisions)."""
     epochs: int = Field(1, ge=1)
     """Passes over one batch."""
     epochs_until: int | None = Field(None, ge=1)
@@ -50,7 +50,7 @@ class LearnerConfig(Frozen):
     """auto: cuda if there is one."""
     gpus: GpuIndices | None = None
     """GPUs of this machine that are the learner's, one per rank, as torch numbers what it sees; null: the first
-    `num_ranks` that are not in `rollout.gpus` (docs/gpus.md)."""
+    `num_ranks` that are not in `rollout.gpus` (docs/cluster.md)."""
     batch_timeout_s: float = Field(600.0, gt=0, le=MOST_SECONDS)
     """Seconds without any progress: learner and evaluator stop with a named reason when they wait and no group arrived
     for so long, for whatever purpose. Longer than the longest response takes."""
@@ -66,5 +66,5 @@ class CheckpointConfig(Frozen):
     keep_last: int = Field(3, ge=1)
     """Older checkpoints are removed."""
     keep_batches: bool = True
-    """Keep the batches behind the oldest checkpoint (RUN/batches), so that `bapo replay` can repeat a step (ADR 0085):
+    """Keep the batches behind the oldest checkpoint (RUN/batches), so that `bapo replay` can repeat a step:
     as many bytes as the buffer sent for `every` x `keep_last` steps."""

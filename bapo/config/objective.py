@@ -28,7 +28,7 @@ class LossConfig(Frozen):
     name: LossName = "ppo"
     """The surrogate: a file of `learner/losses` (docs/methods.md)."""
     ratio_mode: Literal["direct", "official", "decoupled"] = "decoupled"
-    """Which policy the trust region is centred on (ADR 0022)."""
+    """Which policy the trust region is centred on (docs/paper.md, Decisions)."""
     clip_low: float | None = Field(0.2, ge=0)
     """The ratio is clipped at 1 - clip_low; null: not from below (`ppo`, `cispo`, `luffy`). For `dppo` a difference of
     probabilities. `kimi` and `balanced_clip` do not use it."""
@@ -48,7 +48,7 @@ class LossConfig(Frozen):
     """Whose rewards make mean and deviation: all rows of the entry; fresh and other rows apart (RePO); or the fresh
     rows for all (LUFFY's option)."""
     advantage_batch_norm: bool = False
-    """Normalise once more over all tokens of the batch (AReaL; ADR 0056)."""
+    """Normalise once more over all tokens of the batch (AReaL)."""
     importance_level: Literal["none", "token", "sequence", "geometric"] = "token"
     """Over what anchor / alpha is taken: each token, the product over a response, or its geometric mean."""
     importance_mode: Literal["truncate", "mask"] = "truncate"
@@ -66,14 +66,14 @@ class LossConfig(Frozen):
     x3_weight: float = Field(1.0, ge=0)
     """Factor on the advantages of X3."""
     x3_ess_weight: bool = False
-    """Multiply the advantages of a group of X3 by its effective sample size under pi_theta_t (ADR 0120)."""
+    """Multiply the advantages of a group of X3 by its effective sample size under pi_theta_t."""
     x3_min_ess: float | None = Field(None, gt=0, le=1)
-    """A group of X3 whose effective sample size is below this is left out of the step (ADR 0120); null: none is."""
+    """A group of X3 whose effective sample size is below this is left out of the step; null: none is."""
     kl_coef: float = Field(0.001, ge=0)
     """beta of eqs. 1 and 3."""
     kl_ref: Literal["behaviour", "reference", "convex"] = "behaviour"
     """Which policy beta anchors to: alpha (eq. 3), the frozen base model (eq. 1), or both the base model and
-    pi_theta_t, with a share that falls from 1 (ReMix; ADR 0055)."""
+    pi_theta_t, with a share that falls from 1 (ReMix)."""
     kl_estimator: Literal["k1", "k2", "k3", "is_rev"] | None = None
     """Of KL(pi_theta | anchor) per token; null: `is_rev` for behaviour, `k3` for the others."""
     kl_restart_step: int | None = Field(None, ge=1)
@@ -81,7 +81,7 @@ class LossConfig(Frozen):
     entropy_coef: float = Field(0.001, ge=0)
     """Coefficient of the mean token entropy."""
     balanced_metric: Literal["paper", "code", "gradient"] = "paper"
-    """What `balanced_clip` raises its bounds for (ADR 0057)."""
+    """What `balanced_clip` raises its bounds for."""
     balanced_target: float = Field(0.4, gt=0)
     """The search ends when the metric has reached this."""
     balanced_low: tuple[float, float, float] = (0.6, 0.9, 0.02)
@@ -91,7 +91,7 @@ class LossConfig(Frozen):
     luffy_gamma: float = Field(0.1, gt=0)
     """gamma of f(p) = p / (p + gamma), which shapes an expert's tokens."""
     kimi_tau: float = Field(0.1, gt=0)
-    """tau of Kimi k1.5, which does not disclose it (ADR 0058)."""
+    """tau of Kimi k1.5, which does not disclose it."""
 
     @property
     def masks(self) -> bool:

@@ -61,7 +61,7 @@ class VerifierKilledError(GradingError):
 
 
 class UngradedError(GradingError):
-    """The verifier said itself, by None, that it cannot grade a response (ADR 0118)."""
+    """The verifier said itself, by None, that it cannot grade a response."""
 
     reason = "ungraded"
 

@@ -48,7 +48,7 @@ class StudySettings(Frozen):
     """Runs at the same time; auto: as many as cores and memory carry."""
     share: tuple[str, ...] = ()
     """Directories of other studies: of a run of the same name and settings that is finished there, a link is made
-    instead of another run (ADR 0123)."""
+    instead of another run."""
     keep: Literal["records", "replay", "all"] = "records"
     """Of a finished run. records: its records, logs and newest checkpoint; replay: also the other checkpoints and the
     batches that `bapo replay` needs; all: also its Redis files and weights."""

@@ -1,4 +1,4 @@
-"""Runs that another study has made already: the same method, seed and settings, finished (ADR 0123).
+"""Runs that another study has made already: the same method, seed and settings, finished.
 
     [study] share = ["outputs/first"]      outputs/second/runs/grpo-s1 -> ../../first/runs/grpo-s1
 

@@ -92,7 +92,7 @@ def make_prompt(task: str, text: str, answer: Mapping[str, Any], *, beside: Mapp
     """A prompt whose id is the hash of its content, so that it is recognised across epochs and runs (eq. 4).
 
     Args:
-        beside: what a reward may want to know and what makes no other prompt of it (ADR 0117): kept in `answer`,
+        beside: what a reward may want to know and what makes no other prompt of it: kept in `answer`,
             left out of the id.
     Raises: ConfigError when it cannot travel: an integer beyond 64 bits, half a character, an answer of more than 32
         levels, more than 896 KiB in all.

@@ -4,7 +4,7 @@
     transition   the prompt entered, was renewed in, or left B_bad or B_high
 
 Steps are told one after the other (`advance`), so that a run that goes on costs no more than its new steps. Tables are
-not recorded; they follow from the groups (ADR 0086), and are not told any more once the replay differs from the run.
+not recorded; they follow from the groups, and are not told any more once the replay differs from the run.
 """
 
 from __future__ import annotations
@@ -107,16 +107,6 @@ class History:
     def num_steps(self) -> int:
         """Steps that were told."""
         return len(self._steps)
-
-    def fates_of(self, prompt_id: str) -> Iterator[tuple[int, Fate]]:
-        """(step, what became of the group) of every visit, in order."""
-        for index in self._visits.get(prompt_id, ()):
-            step = self._steps[index]
-            yield from ((step.step, fate) for fate in step.fates if fate.prompt_id == prompt_id)
-
-    def fates_at(self, index: int) -> tuple[int, tuple[Fate, ...]]:
-        """(step, its groups) of the step with this index."""
-        return self._steps[index].step, self._steps[index].fates
 
     def decisions(self, first: int) -> Iterator[tuple[int, Decision | None]]:
         """(step, its replayed decision) behind the first `first` steps; None where the replay differs."""

@@ -1,6 +1,6 @@
 """A recorded run as its assemblies saw it: one row of RUN/groups per group becomes the composer's input again.
 
-Rows stand in the order in which the composer saw their groups (ADR 0031). Three kinds are told apart by their birth and
+Rows stand in the order in which the composer saw their groups. Three kinds are told apart by their birth and
 their reason: groups that this assembly looked at for the first time (fresh, re-evaluated), stored groups that it used
 again (born in an earlier step), and groups that were too old and never reached the composer.
 """
@@ -101,11 +101,7 @@ def read_recording(run: RunDirectory) -> Recording:
 
 
 def stat_of(fate: Fate) -> GroupStat:
-    """What the composer saw of a group.
-
-    Records of before version 0.4 have no outcomes: every row counts as graded then. A composer that looks at expert or
-    truncated rows is not reproduced from them, and the comparison says so.
-    """
+    """What the composer saw of a group; no outcomes means that every row was graded."""
     return stat_of_rows(
         group_id=fate.group_id,
         prompt_id=fate.prompt_id,

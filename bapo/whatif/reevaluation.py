@@ -1,4 +1,4 @@
-"""Outcomes of re-evaluations: those that the run made, the nearest recorded ones, or unknown (ADR 0084).
+"""Outcomes of re-evaluations: those that the run made, the nearest recorded ones, or unknown.
 
 A simulated run may ask other hard prompts again, or in other steps, than the recorded one did. What the policy would
 have answered is then

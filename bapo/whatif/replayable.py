@@ -3,7 +3,7 @@
     checkpoint of step 4  + batches 5, 6, 7  ->  step 7
     (the base model stands before step 1)
 
-What is not there any more was removed with the checkpoints that it belonged to (checkpoint.keep_last, ADR 0085).
+What is not there any more was removed with the checkpoints that it belonged to (checkpoint.keep_last).
 """
 
 from __future__ import annotations

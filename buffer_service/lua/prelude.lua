@@ -226,8 +226,7 @@ local function refer(ids, change, frames)
     else
       g = g + 1
       gone[g], gone_frames[g] = ids[i], frames[i]
-      -- A value from before 2026-11-22 is the count alone.
-      size = size + (number >= FRAME_BYTE and math.floor(number / FRAME_BYTE) or call('STRLEN', frames[i]))
+      size = size + math.floor(number / FRAME_BYTE)
     end
   end
   bulk('HSET', K.refs, kept)

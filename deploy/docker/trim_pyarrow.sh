@@ -1,6 +1,6 @@
 #!/bin/sh
 # trim_pyarrow.sh FOLDER: what parquet files of a local disk do not need leaves an installed pyarrow: Arrow Flight, the
-# filesystem of S3, headers, sources, tests, and two copies of one library (docs/adr/0132-pyarrow-without-its-rest.md).
+# filesystem of S3, headers, sources, tests, and two copies of one library.
 set -eu
 cd "$1"
 rm -rf include includes src tests

@@ -5,7 +5,7 @@ model. All of an update happens in one call, between two steps of the engine: wh
 the meta device, and a step would fail.
 
 CUDA graphs and compiled code go on with the tensors that they were made with: the reload copies new values into these
-and puts them back, so that parameters stay the same objects at the same addresses (ADR 0144). What a GPU still has to
+and puts them back, so that parameters stay the same objects at the same addresses. What a GPU still has to
 do for an earlier step comes before the copies in its stream.
 """
 

@@ -9,7 +9,7 @@ Everything that must not be forgotten about vLLM 0.32 for reinforcement learning
 * each response says which versions sampled its tokens (vLLM's weight-version spans);
 * no per-request seeds: on CPU they kill the engine when a prefill is cut in two;
 * what makes it fast on GPUs (torch.compile, CUDA graphs, async scheduling) is off on CPUs alone, and goes together with
-  weights that change in place (ADR 0144).
+  weights that change in place.
 
 Does not cover: engines in processes of their own (AsyncLLM), speculative decoding, LoRA, images.
 """
@@ -117,7 +117,7 @@ class VllmEngine:
 
     @property
     def occupancy(self) -> Occupancy:
-        """From vLLM's scheduler itself (ADR 0138)."""
+        """From vLLM's scheduler itself."""
         running, waiting = self._scheduler.get_request_counts()
         return Occupancy(running, waiting, self._scheduler.get_kv_cache_usage())
 

@@ -19,15 +19,24 @@ from bapo.addresses import BUFFER
 from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError, UnavailableError
 from bapo.grading.pool import GraderPool
-from bapo.limits import limits
 from bapo.model_folder import fetch, folder_of, how_to_fetch, is_hub_id, missing_parts, num_parameters, weight_files
-from bapo.needs import GIB, engine_bytes, learner_bytes, memory_gib, ranks_on_gpus, run_bytes, worker_resources
+from bapo.needs import (
+    GIB,
+    engine_bytes,
+    learner_bytes,
+    memory_gib,
+    ranks_on_gpus,
+    resident_bytes,
+    run_bytes,
+    worker_resources,
+)
 from bapo.redis_secrets import problem_of_url, refuse_open, with_password
 from bapo.tasks.registry import load_task
 from services.launcher.embedded_redis import PROBE_TIMEOUT_S, server_binary
 from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
 
 DISK_GIB = 1.0
+MIB = 1 << 20
 REDIS_TIMEOUT_S = 2.0
 OPTIMIZED = "--enable-optimizations"
 Download = Callable[[str, Iterable[str]], str]
@@ -254,13 +263,18 @@ def _weights_in_words(config: Config, parameters: int | None) -> str:
 
 
 def limits_of(config: Config) -> Iterator[Check]:
-    """Settings that a run of this size would run into."""
-    is_cluster = "RAY_ADDRESS" in os.environ
-    low = [limit for limit in limits(config, parameters=parameters_of(config), is_cluster=is_cluster) if limit.is_low]
-    for limit in low:
-        yield Check(name="limit", status="warn", detail=limit.complaint)
-    if not low:
-        yield Check(name="limit", status="ok", detail="time limits and Redis' memory are above what the planner says")
+    """Redis' memory beside what the run's groups fill."""
+    if config.buffer.url or config.buffer.redis_url:
+        return
+    held, given = resident_bytes(config) / MIB, config.buffer.maxmemory / MIB
+    if given >= held:
+        yield Check(name="limit", status="ok", detail=f"groups of full length fill {held:,.0f} of {given:,.0f} MB")
+        return
+    detail = (
+        f"buffer.max_memory_mb = {config.buffer.max_memory_mb} is low: all groups that Redis holds before a checkpoint "
+        f"fill {held:,.0f} MB at full length; write {2 * held:.0f}"
+    )
+    yield Check(name="limit", status="warn", detail=detail)
 
 
 def disk(config: Config) -> Check:

@@ -3,7 +3,7 @@
     fresh         requests numbered by the cursor 0, 1, 2, ..., in data order or as a prompt selector proposes; those of
                   step t are ready for the workers when the learner is v + slack steps before it, so that nobody waits
     extra         further rounds of a step whose batch lacks groups that train, when the buffer asks for one (DAPO)
-    re-evaluation once per step t with t mod m == 0: the hard prompts that the algorithm chooses (spec A.3 line 6)
+    re-evaluation once per step t with t mod m == 0: the hard prompts that the algorithm chooses (docs/paper.md)
 
 Ids are made of cursor, step and place, so that a scheduler that restarts asks for the same things again, once.
 Does not cover: prompt lengths (the worker refuses a prompt that is too long).
@@ -116,7 +116,7 @@ class FreshPlan:
         """Step up to which requests are due, so that no worker waits for a prompt.
 
         With a selector that learns, no step whose outcomes are missing: that is still before the first worker may
-        sample for it (ADR 0087).
+        sample for it.
         """
         begun = status.step if self._proposals is None else status.assembled_step
         return min(self._config.run.num_steps, begun + self._config.cadence.lookahead)
@@ -129,7 +129,7 @@ class FreshPlan:
         return None if ranking is None else self._prompts[ranking[place - self._schedule.up_to(step - 1)]]
 
     def extra_requests(self, extra: ExtraRound) -> list[RolloutRequest]:
-        """The requests of a further round (ADR 0066): the next prompts of the step's proposal, or, in the uniform
+        """The requests of a further round: the next prompts of the step's proposal, or, in the uniform
         order, of a pass over the data of its own. They depend on nothing but the round, so that asking twice asks once.
         """
         prompts = [self._extra_prompt(extra.step, extra.first + index) for index in range(extra.size)]

@@ -1,4 +1,4 @@
-"""The prompts of each step by a selector that learns: proposed in order, each from a fixed set of outcomes (ADR 0087).
+"""The prompts of each step by a selector that learns: proposed in order, each from a fixed set of outcomes.
 
     kept state of round r --restore--> selector --observe steps up to h - L, one by one--> propose(h)
                                            |  every KEEP_EVERY rounds, and after references

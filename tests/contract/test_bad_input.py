@@ -25,7 +25,7 @@ from bapo.wire import pack_group
 from buffer_service.image import EMPTY
 from buffer_service.store import Store
 from tests.buffer_app import serving_kind, small_config
-from tests.buffer_setup import STORES, answer
+from tests.buffer_setup import answer
 from tests.factories import make_group, make_request
 
 REQUEST = make_request(prompt_id="p")
@@ -34,7 +34,7 @@ GOOD = answer(REQUEST)
 FRAME = pack_group(GOOD)
 
 
-@pytest.fixture(scope="module", params=STORES)
+@pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
     with serving_kind(request, small_config(), run="bad-input") as both:
         yield both

@@ -14,15 +14,16 @@ from bapo.wire import pack_group
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, new_store
 from tests.factories import make_request
+from tests.redis_server import RedisServer
 
 AS_THE_CLIENT = ("?wait_s=0.000", "?wait_s=59.999", "?wait_s=0.000&frames=named")
 IN_OTHER_WORDS = ("", "?wait_s=0", "?wait_s=6e1", "?frames=inline&wait_s=0.000", "?frames=named")
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[BufferClient]:
+def service(redis_server: RedisServer) -> Iterator[BufferClient]:
     """A service whose batch 1 is complete, and whose batch 2 lacks everything."""
-    with serving(new_store("memory", "", run="asked"), small_config()) as client:
+    with serving(new_store("redis", redis_server.url, run="asked"), small_config()) as client:
         requests = [make_request(prompt_id=name) for name in "abcd"]
         client.enqueue(requests)
         client.push([pack_group(answer(request, "11000000")) for request in requests])

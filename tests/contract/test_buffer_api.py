@@ -7,7 +7,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import cast
 
 import pytest
 import urllib3
@@ -22,15 +21,15 @@ from bapo.wire import pack_group
 from buffer_service.image import EMPTY
 from buffer_service.store import Store
 from buffer_service.waiting import POLL_S as SERVICE_POLL_S
-from tests.buffer_app import Awaited, serving, serving_kind, small_config
-from tests.buffer_setup import STORES, answer
+from tests.buffer_app import serving, serving_kind, small_config
+from tests.buffer_setup import answer
 from tests.factories import make_group, make_request
 from tests.patience import wait_until
 
 NAN = struct.pack("<f", float("nan"))
 
 
-@pytest.fixture(scope="module", params=STORES)
+@pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
     """One service for all tests of a store, because starting one takes longer than most of them."""
     config = small_config(buffer={"max_failures_in_a_row": 2}, cadence={"v": 2, "m": 2})
@@ -38,12 +37,12 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient
         yield both
 
 
-@pytest.fixture(params=["sync", "async"])
-def client(request: pytest.FixtureRequest, served: tuple[Store, BufferClient]) -> BufferClient:
-    """A client of either kind of a service with nothing in it."""
+@pytest.fixture
+def client(served: tuple[Store, BufferClient]) -> BufferClient:
+    """A client of a service with nothing in it."""
     store, client = served
     store.restore(EMPTY, ())
-    return client if request.param == "sync" else cast(BufferClient, Awaited(client.url))
+    return client
 
 
 def raw(client: BufferClient, method: str, path: str, **options: object) -> urllib3.BaseHTTPResponse:

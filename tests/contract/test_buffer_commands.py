@@ -15,23 +15,24 @@ from bapo.buffer_admin import BufferAdmin
 from bapo.cli import app
 from bapo.clients import BufferClient
 from bapo.config.load import dump_toml
-from bapo.errors import BapoError, ConfigError, ContractError, FullError, UnavailableError
+from bapo.errors import BapoError, ConfigError, ContractError, UnavailableError
 from bapo.records import RunDirectory
 from bapo.types import Purpose
 from bapo.wire import pack_group
 from buffer_service.image import EMPTY
-from buffer_service.memory_store import MemoryStore
+from buffer_service.redis_keys import Keys
+from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
-from tests.buffer_app import serving, serving_kind, small_config
-from tests.buffer_setup import STORES, answer
+from tests.buffer_app import serving_kind, small_config
+from tests.buffer_setup import answer
 from tests.factories import make_request
 
 CONFIG = small_config(run={"name": "shown"}, cadence={"v": 2, "m": 2}, diagnostics={"texts": 0})
 
 
-@pytest.fixture(scope="module", params=STORES)
+@pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
-    """One service per kind of store for all tests."""
+    """One service for all tests."""
     with serving_kind(request, CONFIG, run="shown") as both:
         yield both
 
@@ -149,15 +150,15 @@ def test_verify_finds_a_sound_buffer_and_names_what_is_broken(
     sound = call(client, "verify")
     assert (sound.exit_code, sound.stdout[:31]) == (0, "sound: 5 groups and 1 open requ")
     store = served[0]
-    if isinstance(store, MemoryStore):
-        store._state.refs["g-e"] += 1
-        broken = call(client, "verify")
-        assert broken.exit_code == 1
-        assert broken.stdout == "references: group g-e is in 1 tables and batches, but 2 are counted\n"
-        assert "1 violations: 5 groups" in broken.stderr
-        found = as_json(client, "verify")
-        assert found["violations"][0]["invariant"] == "references"
-        assert call(client, "verify", "--json").exit_code == 1
+    assert isinstance(store, RedisStore)
+    store._link.client.hincrby(Keys("shown")["refs"], "g-e", 1)
+    broken = call(client, "verify")
+    assert broken.exit_code == 1
+    assert broken.stdout == "references: group g-e is in 1 tables and batches, but 2 are counted\n"
+    assert "1 violations: 5 groups" in broken.stderr
+    found = as_json(client, "verify")
+    assert found["violations"][0]["invariant"] == "references"
+    assert call(client, "verify", "--json").exit_code == 1
 
 
 DROPS = [
@@ -203,69 +204,13 @@ def test_drop_refuses_what_is_not_there_or_needed(client: BufferClient) -> None:
         assert message in str(error)
 
 
-def test_what_was_exported_is_imported_into_a_fresh_service(
-    client: BufferClient, served: tuple[Store, BufferClient], tmp_path: Path
-) -> None:
+def test_an_export_has_every_group_that_is_held_and_its_places(client: BufferClient, tmp_path: Path) -> None:
     file = tmp_path / "groups.parquet"
     assert call(client, "export", str(file)).stdout == f"5 groups in {file}\n"
-    before, frames = held(client), served[0].frames(["g-e", "g-r", "g-v"])
-    assert before == {"g-c": ["batch 1"], "g-d": ["high", "batch 1"], "g-e": ["fresh"], "g-r": ["reevaluated"],
+    places = {row["group_id"]: row["places"] for row in pq.read_table(file).to_pylist()}
+    assert places == held(client)
+    assert places == {"g-c": ["batch 1"], "g-d": ["high", "batch 1"], "g-e": ["fresh"], "g-r": ["reevaluated"],
                       "g-v": ["evaluation cd@1"]}  # fmt: skip
-    served[0].restore(EMPTY, ())
-    assert "3 stored; 2 left out: a batch had consumed them" in call(client, "import", str(file)).stdout
-    assert held(client) == {key: places for key, places in before.items() if key in ("g-e", "g-r", "g-v")}
-    assert served[0].frames(["g-e", "g-r", "g-v"]) == frames
-    assert "3 duplicate" in call(client, "import", str(file)).stdout
-    assert BufferAdmin(client.url).verify().violations == []
-
-
-def test_an_import_as_fresh_fills_the_next_batch(
-    client: BufferClient, served: tuple[Store, BufferClient], tmp_path: Path
-) -> None:
-    file = tmp_path / "groups.parquet"
-    call(client, "export", str(file))
-    served[0].restore(EMPTY, ())
-    assert call(client, "import", str(file), "--as-fresh").stdout == "5 stored\n"
-    assert set(held(client)) == {"g-c", "g-d", "g-e", "g-r", "g-v"}
-    batch = client.batch(1, timeout_s=60)
-    assert len(batch.fates) == 4
-    assert BufferAdmin(client.url).verify().violations == []
-
-
-def test_an_import_into_a_full_buffer_says_so(
-    client: BufferClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bapo.commands.buffer_where.RETRY_S", 0.0)
-    file = tmp_path / "groups.parquet"
-    call(client, "export", str(file))
-    config = small_config(run={"name": "full"}, buffer={"max_fresh_groups": 4})
-    with serving(MemoryStore("full", lease_s=60, max_attempts=3), config) as full:
-        fill(full, "w", "x", "y", "z")
-        error = call(full, "import", str(file), "--as-fresh").exception
-    assert isinstance(error, FullError)
-    assert "4 fresh groups wait, buffer.max_fresh_groups = 4" in str(error)
-
-
-def test_nothing_of_a_malformed_file_is_stored(client: BufferClient, tmp_path: Path) -> None:
-    file = tmp_path / "groups.parquet"
-    call(client, "export", str(file))
-    table = pq.read_table(file)
-    rows = table.to_pylist()
-    rows[4]["rewards"][0] = 7.0
-    pq.write_table(type(table).from_pylist(rows, table.schema), file)
-    call(client, "drop", "run", "shown", "--yes")
-    error = call(client, "import", str(file)).exception
-    assert isinstance(error, ContractError)
-    assert str(error).startswith(f"row 5 of {file} (group g-v): ")
-    assert held(client) == {}
-
-
-def test_reevaluations_are_not_imported_beside_rounds_of_the_services_own(client: BufferClient, tmp_path: Path) -> None:
-    file = tmp_path / "groups.parquet"
-    call(client, "export", str(file))
-    client.reevaluate(2, [make_request(prompt_id="a", request_id="again", purpose=Purpose.REEVALUATE, step=2)])
-    error = call(client, "import", str(file)).exception
-    assert "1 re-evaluated groups and the buffer has re-evaluation rounds of its own" in str(error)
 
 
 def test_a_file_is_only_replaced_when_asked(client: BufferClient, tmp_path: Path) -> None:

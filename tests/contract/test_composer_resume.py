@@ -153,9 +153,11 @@ def test_a_run_that_is_restored_in_the_middle_has_the_batches_of_one_that_is_not
 
 
 @pytest.mark.parametrize(("name", "extra"), RUNS)
-def test_the_records_of_a_run_give_its_batches_again(name: str, extra: dict[str, Any], tmp_path: Path) -> None:
+def test_the_records_of_a_run_give_its_batches_again(
+    redis_url: str, name: str, extra: dict[str, Any], tmp_path: Path
+) -> None:
     config = config_of(name, extra)
-    peers = Peers(new_store("memory", "", in_step_order=in_step_order(config)), config)
+    peers = Peers(new_store("redis", redis_url, in_step_order=in_step_order(config)), config)
     directory = RunDirectory.create(tmp_path / "run", dump_toml(config))
     for step in range(1, STEPS + 1):
         peers.step(step)

@@ -16,13 +16,13 @@ from buffer_service.image import EMPTY
 from buffer_service.snapshot import DIGEST_BYTES, MAGIC, START, VERSION
 from buffer_service.store import Store
 from tests.buffer_app import serving_kind, small_config
-from tests.buffer_setup import STORES, answer
+from tests.buffer_setup import answer
 from tests.factories import make_request
 
 Index = dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=STORES)
+@pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
     with serving_kind(request, small_config(), run="foreign-snapshots") as both:
         yield both

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
 
-from bapo.clients import AsyncBufferClient, BufferClient
+from bapo.clients import BufferClient
 from bapo.errors import UnavailableError
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import new_store
@@ -88,41 +87,3 @@ def test_a_claim_that_was_given_up_leaves_its_requests_to_the_next_one(cable: Ca
     cable.direct.enqueue([make_request(prompt_id="c")])
     assert claim(client, 0.0) == ["g-a", "g-b"]
     assert claim(client, 0.0) == ["g-c"]
-
-
-def test_a_claim_that_was_cancelled_leaves_its_requests_to_the_next_one(cable: Cable) -> None:
-    async def cancel_and_claim_again() -> list[list[str]]:
-        client = AsyncBufferClient(cable.url, timeout_s=60.0, retry_s=60.0)
-        waiting = asyncio.create_task(client.claim("w", limit=9, policy_version=1, wait_s=60.0))
-        await asyncio.to_thread(cable.lose_an_answer)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        cable.mend()
-        cable.direct.enqueue([make_request(prompt_id="c")])
-        found = [await client.claim("w", limit=9, policy_version=1) for _ in range(2)]
-        return [[request.request_id for request in requests] for requests in found]
-
-    assert asyncio.run(cancel_and_claim_again()) == [["g-a", "g-b"], ["g-c"]]
-    assert cable.num_leased() == 3
-
-
-def test_a_claim_that_was_cancelled_but_goes_on_leases_nothing_behind_the_next_one(cable: Cable) -> None:
-    """Its call still waits in a thread of its own: what comes later is not for it."""
-
-    async def cancel_and_claim_again() -> list[str]:
-        client = AsyncBufferClient(cable.url)
-        waiting = asyncio.create_task(client.claim("w", limit=9, policy_version=1, wait_s=1.5))
-        await asyncio.to_thread(wait_until, lambda: "w" in cable.direct.status().workers)
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        cable.direct.enqueue([make_request(prompt_id="a")])
-        first = await client.claim("w", limit=9, policy_version=1, wait_s=10.0)
-        cable.direct.enqueue([make_request(prompt_id="b")])
-        second = await client.claim("w", limit=9, policy_version=1, wait_s=10.0)
-        cable.direct.enqueue([make_request(prompt_id="c")])
-        await asyncio.sleep(2.0)  # until the first call has ended
-        return [request.request_id for request in (*first, *second)]
-
-    assert asyncio.run(cancel_and_claim_again()) == ["g-a", "g-b"]
-    assert (cable.num_leased(), cable.direct.status().queued["fresh"]) == (2, 1)

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from buffer_service.memory_store import MemoryStore
 
 from bapo.errors import UnavailableError
-from buffer_service.memory_store import MemoryStore
 from buffer_service.pressure import Pressure
 from buffer_service.values import Memory, Readiness
 from tests.buffer_app import small_config

@@ -29,6 +29,7 @@ from rollout_server.weight_store import WeightStore
 from tests.buffer_app import served_app, serving, small_config
 from tests.buffer_setup import answer, new_store
 from tests.factories import make_request
+from tests.redis_server import RedisServer
 
 TOKENS = {role: f"token-of-the-{role.value}-0123" for role in Role}
 KEYRING = Keyring(",".join(f"{role}:{digest(token)}" for role, token in TOKENS.items()))
@@ -37,9 +38,9 @@ EVALUATOR, VIEWER, OPERATOR = Role.EVALUATOR, Role.VIEWER, Role.OPERATOR
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def url(redis_server: RedisServer) -> Iterator[str]:
     """A buffer service that asks for tokens."""
-    with serving(new_store("memory", ""), small_config(), KEYRING) as client:
+    with serving(new_store("redis", redis_server.url, run="rights"), small_config(), KEYRING) as client:
         yield client.url
 
 
@@ -139,8 +140,10 @@ def test_a_path_that_no_rule_names_is_the_operators(url: str) -> None:
     assert call(url, "HEAD", "/status", VIEWER).status == 403
 
 
-def test_what_a_stranger_asks_for_cannot_write_lines_of_its_own_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(new_store("memory", ""), small_config(), KEYRING) as client:
+def test_what_a_stranger_asks_for_cannot_write_lines_of_its_own_into_the_log(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(new_store("redis", redis_url), small_config(), KEYRING) as client:
         assert call(client.url, "GET", "/x%0aERROR%20learner:%20forged%1b%5b2J").status == 401
     (line,) = [record.getMessage() for record in caplog.records if record.name == "bapo.gate"]
     assert r"GET /x\nERROR learner: forged\x1b[2J needs a token" in line
@@ -181,8 +184,8 @@ def test_refusals_are_counted_by_reason(url: str) -> None:
         assert f'bapo_refused_requests_total{{reason="{reason}"}}' in text
 
 
-def test_nobody_is_asked_without_a_keyring() -> None:
-    with serving(new_store("memory", ""), small_config()) as client:
+def test_nobody_is_asked_without_a_keyring(redis_url: str) -> None:
+    with serving(new_store("redis", redis_url), small_config()) as client:
         assert call(client.url, "GET", "/status").status == 200
 
 
@@ -197,28 +200,28 @@ def test_nobody_is_asked_without_a_keyring() -> None:
     ],
 )
 def test_a_body_is_refused_before_any_of_it_is_sent(
-    headers: dict[str, str], path: str, status: int, reason: Refusal
+    redis_url: str, headers: dict[str, str], path: str, status: int, reason: Refusal
 ) -> None:
-    with serving(new_store("memory", ""), small_config()) as client:
+    with serving(new_store("redis", redis_url), small_config()) as client:
         reply = call(client.url, "POST", path, body=b"", headers=headers)
         assert (reply.status, reply.json()["error"], reply.headers["connection"]) == (status, "ContractError", "close")
         metrics = call(client.url, "GET", "/metrics").data.decode()
     assert f'bapo_refused_requests_total{{reason="{reason}"}} 1.0' in metrics
 
 
-def test_chunks_of_json_are_counted_and_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_json_are_counted_and_cut_off(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MOST_JSON_BYTES", 1000)
     rules = Rules([Rule("POST", "/requests", frozenset(), most_bytes=1000)])
     monkeypatch.setattr("buffer_service.app.RULES", rules)
-    with serving(new_store("memory", ""), small_config()) as client:
+    with serving(new_store("redis", redis_url), small_config()) as client:
         reply = call(client.url, "POST", "/requests", body=iter([b" " * 600, b" " * 600]))
         assert (reply.status, reply.json()["error"]) == (413, "ContractError")
         assert "longer than declared, or than 1000 bytes" in reply.json()["message"]
 
 
-def test_a_body_that_does_not_go_on_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_does_not_go_on_is_given_up(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "BODY_PAUSE_S", 0.2)
-    with serving(new_store("memory", ""), small_config()) as client:
+    with serving(new_store("redis", redis_url), small_config()) as client:
         for path in ("/groups", "/requests"):
             reply = call(client.url, "POST", path, body=b"", headers={"Content-Length": "10"})
             assert (reply.status, reply.json()["message"]) == (408, "nothing of the body came for 0 s")
@@ -252,9 +255,9 @@ def test_headers_without_an_end_are_cut_off(url: str, pieces: list[bytes]) -> No
     assert heard == b"" or heard.startswith(b"HTTP/1.1 431 ")
 
 
-def test_a_request_that_does_not_come_to_its_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_does_not_come_to_its_end_is_given_up(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_headers, "HEADERS_S", 1.0)
-    with serving(new_store("memory", ""), small_config()) as client:
+    with serving(new_store("redis", redis_url), small_config()) as client:
         began = time.monotonic()
         assert sent(client.url)[1] == b""
         assert sent(client.url, b"GET /status HTTP/1.1\r\nx-a: ")[1] == b""
@@ -270,8 +273,8 @@ def described_routes(app: FastAPI) -> set[tuple[str, str]]:
     return {(method.upper(), path) for path, methods in paths.items() for method in methods}
 
 
-def test_every_route_of_the_buffer_has_its_rule(tmp_path: Path) -> None:
-    app = served_app(new_store("memory", ""), small_config(), run=RunDirectory(tmp_path))
+def test_every_route_of_the_buffer_has_its_rule(redis_url: str, tmp_path: Path) -> None:
+    app = served_app(new_store("redis", redis_url), small_config(), run=RunDirectory(tmp_path))
     known = {(rule.method, rule.path) for rule in buffer_rights.ROUTES}
     assert described_routes(app) - known == {("GET", "/healthz"), ("GET", "/readyz")}
     assert known <= described_routes(app)

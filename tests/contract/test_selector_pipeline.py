@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,9 +49,9 @@ def make_config(selector: str, v: int = 1) -> Config:
     )
 
 
-def a_store(kind: str = "memory", url: str = "", **options: int) -> Store:
+def a_store(redis_url: str, **options: Any) -> Store:
     """As the service makes one without slack."""
-    return new_store(kind, url, in_step_order=True, **options)  # type: ignore[arg-type]
+    return new_store("redis", redis_url, in_step_order=True, **options)
 
 
 @dataclass
@@ -156,27 +157,27 @@ def running(config: Config, store: Store, *, lost: frozenset[str] = frozenset())
             thread.join(10.0)
 
 
-def whole_run(config: Config) -> dict[int, list[str]]:
-    with running(config, a_store()) as run, scheduling(config, run.client.url):
+def whole_run(redis_url: str, config: Config) -> dict[int, list[str]]:
+    with running(config, a_store(redis_url, run="whole")) as run, scheduling(config, run.client.url):
         run.steps(1, NUM_STEPS)
     return run.prompts
 
 
 @pytest.mark.parametrize("selector", ["mopps", "kimi", "dots"])
-def test_a_scheduler_that_is_killed_at_several_steps_asks_for_the_same_prompts(selector: str) -> None:
+def test_a_scheduler_that_is_killed_at_several_steps_asks_for_the_same_prompts(redis_url: str, selector: str) -> None:
     config = make_config(selector)
-    with running(config, a_store()) as run:
+    with running(config, a_store(redis_url)) as run:
         for first, last in ((1, 3), (4, 4), (5, 34), (35, 36), (37, NUM_STEPS)):
             with scheduling(config, run.client.url):
                 run.steps(first, last)
-    assert run.prompts == whole_run(config)
+    assert run.prompts == whole_run(redis_url, config)
 
 
 @pytest.mark.parametrize("selector", ["mopps", "dots"])
 def test_a_learner_that_goes_back_to_its_checkpoint_gets_the_same_prompts(selector: str, redis_url: str) -> None:
     """With and without a snapshot: from step 36 back to 34, and from step 38 back to the snapshot of step 35."""
     config = make_config(selector)
-    with running(config, a_store("redis", redis_url)) as run, scheduling(config, run.client.url):
+    with running(config, a_store(redis_url)) as run, scheduling(config, run.client.url):
         run.steps(1, 36)
         run.client.resume(34)
         run.steps(35, 35)
@@ -185,31 +186,31 @@ def test_a_learner_that_goes_back_to_its_checkpoint_gets_the_same_prompts(select
         run.client.restore(snapshot)
         run.client.resume(35)
         run.steps(36, NUM_STEPS)
-    assert run.prompts == whole_run(config)
+    assert run.prompts == whole_run(redis_url, config)
 
 
-def test_a_run_without_slack_goes_on_when_groups_fail_for_good() -> None:
+def test_a_run_without_slack_goes_on_when_groups_fail_for_good(redis_url: str) -> None:
     config = make_config("mopps")
     lost = frozenset({"fresh-00000001", "fresh-00000017", "fresh-00000018"})
-    with running(config, a_store(max_attempts=1), lost=lost) as run, scheduling(config, run.client.url):
+    with running(config, a_store(redis_url, max_attempts=1), lost=lost) as run, scheduling(config, run.client.url):
         run.steps(1, 12)
     assert all(len(prompts) == 4 for prompts in run.prompts.values())
 
 
 @pytest.mark.parametrize("v", [1, 3])
-def test_the_uniform_order_without_slack_goes_on_as_well(v: int) -> None:
+def test_the_uniform_order_without_slack_goes_on_as_well(redis_url: str, v: int) -> None:
     config = make_config("uniform", v=v)
     lost = frozenset({"fresh-00000001", "fresh-00000008"})
-    with running(config, a_store(max_attempts=1), lost=lost) as run, scheduling(config, run.client.url):
+    with running(config, a_store(redis_url, max_attempts=1), lost=lost) as run, scheduling(config, run.client.url):
         run.steps(1, 9)
     assert all(len(prompts) == 4 for prompts in run.prompts.values())
 
 
-def test_further_rounds_of_dapo_ask_for_proposed_prompts_and_are_learnt_from_as_well() -> None:
+def test_further_rounds_of_dapo_ask_for_proposed_prompts_and_are_learnt_from_as_well(redis_url: str) -> None:
     """Two of nine prompts give no signal, so that rounds lack groups before MoPPS knows which."""
     config = make_config("mopps")
     config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"name": "dapo"})})
-    with running(config, a_store()) as run, scheduling(config, run.client.url):
+    with running(config, a_store(redis_url)) as run, scheduling(config, run.client.url):
         run.steps(1, 12)
         outcomes = run.client.outcomes(0)
     assert any(len(prompts) > 4 for prompts in run.prompts.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import msgspec
 import pytest
 import redis
 
@@ -13,12 +12,11 @@ from bapo.algorithms.settings import AlgorithmConfig
 from bapo.errors import ContractError
 from bapo.types import Purpose
 from buffer_service.audit import violations
-from buffer_service.codec import pack, unpack_tables
 from buffer_service.groups import Replacement
 from buffer_service.redis_keys import Keys
 from buffer_service.store import Store
 from buffer_service.tending import Tending
-from buffer_service.values import Assembly, Tables
+from buffer_service.values import Assembly
 from tests.buffer_app import small_config
 from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
 from tests.factories import make_prompt, make_request
@@ -232,15 +230,6 @@ def test_what_is_held_says_where(store: Store) -> None:
     }
 
 
-def test_both_stores_give_the_same_facts(redis_url: str) -> None:
-    audits = []
-    for kind in ("memory", "redis"):
-        store = new_store(kind, redis_url)
-        busy(store)
-        audits.append(store.audit())
-    assert audits[0] == audits[1]
-
-
 DAMAGE: list[tuple[str, str, Callable[[redis.Redis, Keys], object]]] = [
     ("frames", "group g-d has no frame", lambda r, k: r.delete(k.group("g-d"))),
     ("frames", "the frame of group g-d has", lambda r, k: r.append(k.group("g-d"), b"x")),
@@ -271,11 +260,3 @@ def test_damage_to_redis_is_found(
         damage(client, Keys("test"))
     found = [item.detail for item in violations(store.audit(), AlgorithmConfig()) if item.invariant == invariant]
     assert any(detail in line for line in found), found
-
-
-def test_tables_of_a_checkpoint_from_before_edits_are_read() -> None:
-    rows = [("a", 1, 0.0, 0)], [("g-b", "b", 1, 8, 2.0, False, 1)]
-    old = msgspec.structs.replace(stat("g-b"), rewards=(), outcomes=b"")
-    expected = Tables(step=3, r_tot=0.5, c2=0.2, c3=0.3, bad=(hard("a"),), high=(old,))
-    assert unpack_tables(pack((3, 0.5, 0.2, 0.3, *rows))) == expected
-    assert unpack_tables(pack((3, 0.5, 0.2, 0.3, *rows, 2))) == replace(expected, edits=2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import msgspec
 import pytest
 
 from bapo.errors import ContractError
@@ -54,15 +53,6 @@ def test_two_contents_of_one_lease_store_nothing(store: Store) -> None:
             store.push(groups)
     assert (store.readiness(1).num_fresh, store.counters()) == (1, {"pushed_groups:stored": 1})
     assert store.push([incoming(answer(b)), incoming(first)]) == ["stored", "duplicate"]
-
-
-def test_what_was_stored_without_a_checksum_is_not_compared(store: Store) -> None:
-    """By an older version: the same bytes come again, and look different."""
-    (request,) = asked(store, "a")
-    group = incoming(answer(request))
-    changed = msgspec.structs.replace
-    store.push([changed(group, record=changed(group.record, checksum=None))])
-    assert store.push([group]) == ["duplicate"]
 
 
 def test_a_group_that_is_pushed_while_its_evaluation_is_forgotten_goes_too(

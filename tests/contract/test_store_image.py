@@ -14,15 +14,14 @@ from bapo.types import Progress, Purpose, RolloutRequest
 from buffer_service import redis_image
 from buffer_service.audit import violations
 from buffer_service.groups import Replacement
-from buffer_service.image import Image
-from buffer_service.memory_store import MemoryStore
+from buffer_service.image import EMPTY, Image
 from buffer_service.redis_keys import INDEX, Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.snapshot import pack_snapshot, unpack_snapshot
 from buffer_service.store import Store
 from tests.buffer_app import small_config
-from tests.buffer_setup import an_assembly, answer, hard, incoming, stat, stored, view_of
+from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
 from tests.factories import make_prompt, make_request
 
 
@@ -142,17 +141,6 @@ def test_a_restore_replaces_what_was_there(make_store: Callable[..., Store]) -> 
     assert full.enqueue([make_request(prompt_id="x")], cursor=1) == 1
 
 
-def test_a_snapshot_restores_into_the_other_kind_of_store(store: Store) -> None:
-    a_busy_run(store)
-    image, frames = unpack_snapshot(snapshot_of(store))
-    other = MemoryStore("other", lease_s=60, max_attempts=3)
-    other.restore(image, frames)
-    assert other.image() == store.image()
-    back, frames = unpack_snapshot(snapshot_of(other))
-    store.restore(back, frames)
-    assert store.image() == image
-
-
 def test_a_snapshot_of_the_same_state_has_the_same_bytes(make_store: Callable[..., Store]) -> None:
     first, second = make_store(run="first"), make_store(run="second")
     for store in (first, second):
@@ -161,8 +149,7 @@ def test_a_snapshot_of_the_same_state_has_the_same_bytes(make_store: Callable[..
 
 
 @pytest.mark.parametrize("position", [0, 9, 30, 200, -1, -40])
-def test_a_damaged_snapshot_is_refused(position: int) -> None:
-    store = MemoryStore("run", lease_s=60, max_attempts=3)
+def test_a_damaged_snapshot_is_refused(store: Store, position: int) -> None:
     a_busy_run(store)
     data = bytearray(snapshot_of(store))
     data[position] ^= 0xFF
@@ -171,8 +158,7 @@ def test_a_damaged_snapshot_is_refused(position: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10, 60, -1, -33])
-def test_a_snapshot_that_was_cut_off_is_refused(size: int) -> None:
-    store = MemoryStore("run", lease_s=60, max_attempts=3)
+def test_a_snapshot_that_was_cut_off_is_refused(store: Store, size: int) -> None:
     a_busy_run(store)
     with pytest.raises(ContractError, match="snapshot"):
         unpack_snapshot(snapshot_of(store)[:size])
@@ -228,7 +214,7 @@ def test_a_restored_request_has_the_place_in_its_queue_that_enqueueing_gives(red
 
 def test_a_restore_after_one_that_was_cut_off_leaves_no_frame_behind(redis_url: str) -> None:
     store = RedisStore(RedisLink(redis_url), "run", lease_s=60, max_attempts=3)
-    source = MemoryStore("source", lease_s=60, max_attempts=3)
+    source = RedisStore(RedisLink(redis_url), "source", lease_s=60, max_attempts=3)
     a_busy_run(source)
     image = source.image()
 
@@ -238,8 +224,8 @@ def test_a_restore_after_one_that_was_cut_off_leaves_no_frame_behind(redis_url: 
 
     with pytest.raises(ConnectionResetError):
         store.restore(image, cut_off())
-    store.restore(MemoryStore("empty", lease_s=60, max_attempts=3).image(), iter(()))
-    left = {key.decode() for key in redis.Redis.from_url(redis_url).keys("*")}
+    store.restore(EMPTY, iter(()))
+    left = {key.decode() for key in redis.Redis.from_url(redis_url).keys("bapo:{run}:*")}
     assert not [key for key in left if ":group:" in key]
     assert {key.partition("}:")[2] for key in left} <= set(INDEX)
 
@@ -255,13 +241,13 @@ def test_the_older_protocol_of_redis_reads_the_same(redis_url: str) -> None:
 
 @pytest.mark.parametrize("num_written", [0, 1, 3])
 def test_of_two_restores_the_one_that_began_last_is_done(
-    redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch, num_written: int
+    redis_store: RedisStore, redis_url: str, monkeypatch: pytest.MonkeyPatch, num_written: int
 ) -> None:
     """A client whose link was cut begins again, while the service still works on what it had been sent."""
     monkeypatch.setattr("buffer_service.redis_image.BYTES_AT_ONCE", 1)
     images = []
     for names in ("abc", "vwxyz"):
-        source = MemoryStore(names, lease_s=60, max_attempts=3)
+        source = new_store("redis", redis_url, run=names)
         stored(source, names)
         images.append((source.image(), list(frames_of(source, source.image()))))
     (first, its_frames), (second, other_frames) = images

@@ -13,14 +13,13 @@ from bapo.errors import FullError
 from bapo.types import Progress, Purpose
 from buffer_service import redis_upload
 from buffer_service.groups import Replacement
-from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.steps import finish
 from buffer_service.store import Store
 from buffer_service.values import SelectorState, Tables
-from tests.buffer_setup import STORES, an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
+from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
 from tests.factories import make_prompt, make_request
 from tests.patience import wait_until
 
@@ -112,20 +111,6 @@ def test_a_claim_without_fresh_ones_leaves_them_where_they_are(store: Store) -> 
     store.enqueue_round(1, [again])
     assert store.claim("w", limit=9, policy_version=1, with_fresh=False) == [again]
     assert store.claim("w", limit=9, policy_version=1) == [fresh]
-
-
-# -- the clock of the memory store
-
-
-def test_a_lease_ends_at_its_end_and_not_before() -> None:
-    now = [0.0]
-    store = MemoryStore("run", lease_s=60, max_attempts=3, now=lambda: now[0])
-    store.enqueue([make_request(prompt_id="a")], cursor=None)
-    store.claim("w", limit=1, policy_version=1)
-    now[0] = 59.9
-    assert store.claim("other", limit=1, policy_version=1) == []
-    now[0] = 60.0
-    assert [request.attempts for request in store.claim("other", limit=1, policy_version=1)] == [1]
 
 
 # -- Redis: memory, transactions, pieces
@@ -266,8 +251,7 @@ def test_frames_are_named_to_a_reader_where_redis_has_a_socket_and_nowhere_else(
     assert found.keys == ("bapo:{run}:group:g-b", "bapo:{run}:group:g-a")
     with redis.Redis.from_url(redis_url, username=found.user, password=found.password) as reader:
         assert reader.mget(found.keys) == [None, None]
-    for kind in STORES:
-        assert new_store(kind, redis_url).named_frames(b"start", ["g-a"], 7) is None
+    assert new_store("redis", redis_url).named_frames(b"start", ["g-a"], 7) is None
 
 
 def test_frames_are_found_in_their_order_however_many(store: Store) -> None:
@@ -276,8 +260,3 @@ def test_frames_are_found_in_their_order_however_many(store: Store) -> None:
     frames = store.frames([*ids, "none"])
     assert frames[70] is None
     assert [store.frames([key])[0] for key in itertools.islice(ids, 0, 70, 7)] == frames[0:70:7]
-
-
-def test_what_lives_in_memory_alone_does_not_call_itself_persistent() -> None:
-    health = MemoryStore("run", lease_s=60, max_attempts=3).health()
-    assert (health.where, health.persistent) == ("memory", False)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import redis
 
 from bapo.types import Progress, Purpose, RolloutRequest
-from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
@@ -356,10 +355,8 @@ def test_a_worker_that_holds_leases_is_not_forgotten(timed: TimedStore) -> None:
 
 def known(store: Store) -> int:
     """Workers that the store remembers, whether a status shows them or not."""
-    if isinstance(store, RedisStore):
-        return int(store._link.client.zcard(store._keys["heard"]))
-    assert isinstance(store, MemoryStore)
-    return len(store._state.heard)
+    assert isinstance(store, RedisStore)
+    return int(store._link.client.zcard(store._keys["heard"]))
 
 
 def test_progress_only_rises(store: Store) -> None:

@@ -315,7 +315,7 @@ def test_copies_are_not_kept_in_a_folder_that_somebody_else_has_made(
         WeightCache(config).local(update)
     assert not list(others.iterdir())
     folder.unlink()
-    folder.mkdir(mode=0o755)  # as an earlier version made it
+    folder.mkdir(mode=0o755)
     with pytest.raises(UnavailableError):
         WeightCache(config).local(update)
     assert folder.stat().st_mode & 0o777 == 0o700

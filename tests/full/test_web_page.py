@@ -50,10 +50,12 @@ def test_an_exported_file_is_the_same_page_without_anybody(
         assert {url.split(":")[0] for url in visit.requests} <= {"file", "data"}
 
 
-def test_a_run_with_tokens_asks_for_one_and_keeps_it_for_the_tab(browser: Any, finished: RunDirectory) -> None:
+def test_a_run_with_tokens_asks_for_one_and_keeps_it_for_the_tab(
+    redis_url: str, browser: Any, finished: RunDirectory
+) -> None:
     token = "token-of-the-viewer-0123"
     keyring = Keyring(f"{Role.VIEWER}:{digest(token)}")
-    with serving(new_store("memory", ""), small_config(), keyring, run=finished) as client:
+    with serving(new_store("redis", redis_url), small_config(), keyring, run=finished) as client:
         with visiting(browser, f"{client.url}/web/") as visit:
             visit.page.fill("#token", "not-one-of-ours-0000")
             visit.page.click("text=Show the run")

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import multiprocessing
 import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bapo import batch_reader
-from bapo.clients import AsyncBufferClient, BufferClient
+from bapo.clients import BufferClient
 from tests.batchless_buffer import batchless_buffer
-from tests.patience import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -35,17 +31,13 @@ def url() -> Iterator[str]:
         "client = BufferClient(url); client.enqueue([])",
         "client = BufferClient(url); client.enqueue([]); os.fork() or client.enqueue([]); os.wait()",
         "with BufferClient(url) as client: client.enqueue([])",
-        "asyncio.run(main(url))",
     ],
 )
 def test_no_socket_is_left_for_python_to_warn_of(url: str, code: str) -> None:
     program = f"""
-import asyncio, contextlib, os, sys
-from bapo.clients import AsyncBufferClient, BufferClient
+import contextlib, os, sys
+from bapo.clients import BufferClient
 url = sys.argv[1]
-async def main(url):
-    async with AsyncBufferClient(url) as client:
-        await client.enqueue([])
 with contextlib.suppress(ChildProcessError):
     {code}
 """
@@ -75,24 +67,6 @@ def test_other_processes_are_given_the_client_itself(url: str, how: str) -> None
 
 def test_a_copy_of_a_client_is_one_of_its_own_with_the_same_arguments() -> None:
     client = BufferClient("http://a:1,http://b:2", retry_s=5.0, token="x" * 20, direct="off")
-    around = AsyncBufferClient("http://a:1", retry_s=5.0)
     for other in (pickle.loads(pickle.dumps(client)), copy.copy(client)):
         assert other._made_with == client._made_with
         assert other._nonces is not client._nonces
-    assert pickle.loads(pickle.dumps(around)).blocking._made_with == around.blocking._made_with
-
-
-def test_a_cancelled_wait_for_a_batch_ends_its_thread(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would ask for the batch for another hour, and so would that of each further wait."""
-    monkeypatch.setattr(batch_reader, "POLL_S", 0.1)
-
-    async def impatient() -> None:
-        client = AsyncBufferClient(url)
-        for _ in range(5):
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(client.batch(1, timeout_s=3600.0), 0.02)
-
-    asyncio.run(impatient())
-    wait_until(
-        lambda: not [each for each in threading.enumerate() if each.name == "bapo-call"], what="the end of the calls"
-    )

@@ -20,7 +20,7 @@ from tests.patience import wait_until
 
 IMPATIENT = Retry(NoBackoff(), 0)
 SERVERS = {"embedded": server_binary(), "redis-server": shutil.which("redis-server")}
-"""The embedded one is mended: it no longer asks for rights when it replays its file. Redis 7 still does (ADR 0133)."""
+"""The embedded one is mended: it no longer asks for rights when it replays its file. Redis 7 still does."""
 
 
 @pytest.fixture(params=sorted(SERVERS))

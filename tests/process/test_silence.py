@@ -12,7 +12,8 @@ from bapo.config.load import dump_toml
 from bapo.errors import UnavailableError
 from bapo.messages import BufferStatus
 from bapo.records import RunDirectory
-from buffer_service.memory_store import MemoryStore
+from buffer_service.redis_link import RedisLink
+from buffer_service.redis_store import RedisStore
 from buffer_service.values import Health
 from services.launcher.snapshot import Observer
 from tests.buffer_app import serving, small_config
@@ -21,11 +22,11 @@ CONFIG = small_config(run={"name": "r"})
 SAID = "Redis at redis://r:6379 does not answer: Timeout reading from socket"
 
 
-class Hanging(MemoryStore):
+class Hanging(RedisStore):
     """A store that hangs until the test ends, but for who wants to know whether it does."""
 
-    def __init__(self) -> None:
-        super().__init__("r", lease_s=60, max_attempts=3)
+    def __init__(self, redis_url: str) -> None:
+        super().__init__(RedisLink(redis_url), "r", lease_s=60, max_attempts=3)
         self.hangs, self.ends = False, threading.Event()
 
     def status(self) -> BufferStatus:
@@ -40,8 +41,8 @@ class Hanging(MemoryStore):
 
 
 @pytest.fixture
-def store() -> Iterator[Hanging]:
-    found = Hanging()
+def store(redis_url: str) -> Iterator[Hanging]:
+    found = Hanging(redis_url)
     yield found
     found.ends.set()
 

@@ -43,8 +43,10 @@ class Breaks(KeepsAll):
         ({"bad": (HardPrompt(prompt_id="z", birth=1, mu=0.0),)}, "were not fresh in this step: .'z'"),
     ],
 )
-def test_a_decision_that_breaks_its_invariants_changes_nothing(changes: dict[str, object], message: str) -> None:
-    setup = Setup(Breaks(**changes))
+def test_a_decision_that_breaks_its_invariants_changes_nothing(
+    redis_url: str, changes: dict[str, object], message: str
+) -> None:
+    setup = Setup(redis_url, Breaks(**changes))
     setup.fill("a", "b")
     with pytest.raises(ContractError, match=message):
         setup.service.batch(1)
@@ -52,8 +54,8 @@ def test_a_decision_that_breaks_its_invariants_changes_nothing(changes: dict[str
     assert setup.service.holdings.status().fresh_ready == 2
 
 
-def test_a_decision_may_keep_in_b_high_only_what_the_buffer_holds() -> None:
-    setup = Setup(Breaks(high=(stat("g-z"),)))
+def test_a_decision_may_keep_in_b_high_only_what_the_buffer_holds(redis_url: str) -> None:
+    setup = Setup(redis_url, Breaks(high=(stat("g-z"),)))
     setup.fill("a", "b")
     with pytest.raises(ContractError, match=r"keeps in B_high groups that the buffer does not hold: .'g-z'"):
         setup.service.batch(1)

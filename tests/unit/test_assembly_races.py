@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from bapo.algorithms.composer import AssemblyView, Decision, Rng
 from bapo.types import RolloutRequest
 from buffer_service.assembly import Assembler
-from buffer_service.memory_store import MemoryStore
+from buffer_service.redis_store import RedisStore
 from tests.assembly_setup import KeepsAll, Setup, assemble
 from tests.buffer_setup import an_assembly
 from tests.factories import make_request
 
 
-def test_nothing_is_assembled_before_its_turn_or_without_all_its_groups() -> None:
-    setup = Setup()
+def test_nothing_is_assembled_before_its_turn_or_without_all_its_groups(redis_url: str) -> None:
+    setup = Setup(redis_url)
     assembler = Assembler(setup.store, setup.composer, setup.config)
     setup.fill("a")
     assert assemble(assembler, 1) is None
@@ -24,8 +24,8 @@ def test_nothing_is_assembled_before_its_turn_or_without_all_its_groups() -> Non
     assert assemble(assembler, 1) is not None
 
 
-def test_an_assembly_that_another_instance_overtakes_is_none() -> None:
-    setup = Setup()
+def test_an_assembly_that_another_instance_overtakes_is_none(redis_url: str) -> None:
+    setup = Setup(redis_url)
     setup.fill("a", "b")
 
     class Overtaken(KeepsAll):
@@ -37,7 +37,7 @@ def test_an_assembly_that_another_instance_overtakes_is_none() -> None:
     assert setup.store.readiness(1).assembled == 1
 
 
-class TakenMeanwhile(MemoryStore):
+class TakenMeanwhile(RedisStore):
     """Another instance drops one group just before requests are read."""
 
     taken = ""
@@ -48,8 +48,8 @@ class TakenMeanwhile(MemoryStore):
         return super().fresh_requests(group_ids)
 
 
-def test_a_stale_group_that_is_gone_meanwhile_is_not_asked_again() -> None:
-    setup = Setup(store=TakenMeanwhile, slack=1)
+def test_a_stale_group_that_is_gone_meanwhile_is_not_asked_again(redis_url: str) -> None:
+    setup = Setup(redis_url, store=TakenMeanwhile, slack=1)
     setup.fill("a", "b")
     for step in range(1, 20):
         setup.store.commit_assembly(an_assembly(step=step, before=setup.store.tables()))
@@ -59,8 +59,8 @@ def test_a_stale_group_that_is_gone_meanwhile_is_not_asked_again() -> None:
     assert [request.request_id for request in setup.service.claim("w", 9, 20)] == ["g-b~1"]
 
 
-def test_a_stale_prompt_is_asked_again_under_an_id_that_is_free() -> None:
-    setup = Setup()
+def test_a_stale_prompt_is_asked_again_under_an_id_that_is_free(redis_url: str) -> None:
+    setup = Setup(redis_url)
     for step in (1, 2, 3):
         setup.fill(f"a{step}", f"b{step}", step=step, version=step)
         setup.service.batch(step)

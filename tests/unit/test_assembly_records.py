@@ -16,8 +16,10 @@ from tests.factories import make_request
 
 
 @pytest.mark.parametrize("later", [True, False], ids=["another group of its id", "deleted meanwhile"])
-def test_a_stale_group_is_held_only_while_it_is_that_very_group(monkeypatch: pytest.MonkeyPatch, later: bool) -> None:
-    setup = with_a_stale_group()
+def test_a_stale_group_is_held_only_while_it_is_that_very_group(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, later: bool
+) -> None:
+    setup = with_a_stale_group(redis_url)
     records = setup.store.records
 
     def others(group_ids: Sequence[str]) -> list[GroupRecord | None]:
@@ -45,8 +47,8 @@ class Judges(KeepsAll):
         )
 
 
-def test_reevaluated_groups_are_counted_as_improved_with_room_or_without() -> None:
-    setup = Setup(Judges())
+def test_reevaluated_groups_are_counted_as_improved_with_room_or_without(redis_url: str) -> None:
+    setup = Setup(redis_url, Judges())
     for name, rewards in (("late", "11000000"), ("still", "00000000"), ("better", "11100000")):
         again = make_request(prompt_id=name, request_id=f"r-{name}", purpose=Purpose.REEVALUATE)
         setup.add(again, rewards=rewards)
@@ -56,8 +58,8 @@ def test_reevaluated_groups_are_counted_as_improved_with_room_or_without() -> No
     assert (line["fresh"], line["reevaluated"], line["improved"]) == (2, 3, 2)
 
 
-def test_a_step_that_has_asked_for_nothing_more_is_in_its_first_round() -> None:
-    setup = Setup()
+def test_a_step_that_has_asked_for_nothing_more_is_in_its_first_round(redis_url: str) -> None:
+    setup = Setup(redis_url)
     setup.fill("a", "b")
     assert setup.service.batch(1) is not None
     assert [view.round for view in setup.composer.views] == [1]

@@ -9,17 +9,17 @@ from tests.assembly_setup import Setup
 from tests.factories import make_request
 
 
-def in_its_second_round() -> tuple[Setup, ExtraRound]:
+def in_its_second_round(redis_url: str) -> tuple[Setup, ExtraRound]:
     """DAPO with B = 2 without slack: both groups of step 1 were all wrong."""
-    setup = Setup(Dapo(AlgorithmConfig(name="dapo", batch_size=2)))
+    setup = Setup(redis_url, Dapo(AlgorithmConfig(name="dapo", batch_size=2)))
     setup.fill("a", "b", rewards="00000000")
     assert setup.service.batch(1) is None
     (extra,) = setup.service.holdings.status().extra_rounds
     return setup, extra
 
 
-def test_a_round_of_which_every_request_failed_for_good_does_not_hold_up_its_step() -> None:
-    setup, extra = in_its_second_round()
+def test_a_round_of_which_every_request_failed_for_good_does_not_hold_up_its_step(redis_url: str) -> None:
+    setup, extra = in_its_second_round(redis_url)
     lost = [make_request(prompt_id=name, request_id=f"{extra.prefix}{name}") for name in ("c", "d")]
     setup.store.enqueue(lost, cursor=None)
     assert [setup.store.drop_request(request.request_id) for request in lost] == [True, True]
@@ -31,8 +31,8 @@ def test_a_round_of_which_every_request_failed_for_good_does_not_hold_up_its_ste
     assert batch.group_ids == ("g-e", "g-f")
 
 
-def test_a_round_that_lost_one_request_trains_what_it_has() -> None:
-    setup, extra = in_its_second_round()
+def test_a_round_that_lost_one_request_trains_what_it_has(redis_url: str) -> None:
+    setup, extra = in_its_second_round(redis_url)
     kept, lost = (make_request(prompt_id=name, request_id=f"{extra.prefix}{name}") for name in ("c", "d"))
     setup.store.enqueue([lost], cursor=None)
     setup.add(kept)
@@ -43,8 +43,8 @@ def test_a_round_that_lost_one_request_trains_what_it_has() -> None:
     assert (demand.rounds, demand.found, demand.num_fresh) == (3, 1, 6)
 
 
-def test_a_third_round_asks_for_other_prompts_than_the_second() -> None:
-    setup, second = in_its_second_round()
+def test_a_third_round_asks_for_other_prompts_than_the_second(redis_url: str) -> None:
+    setup, second = in_its_second_round(redis_url)
     for name in ("c", "d"):
         setup.add(make_request(prompt_id=name, request_id=f"{second.prefix}{name}"), rewards="00000000")
     assert setup.service.batch(1) is None

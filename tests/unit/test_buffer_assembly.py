@@ -20,8 +20,8 @@ from tests.buffer_setup import an_assembly, answer, incoming
 from tests.factories import make_request
 
 
-def test_a_batch_needs_exactly_b_fresh_groups() -> None:
-    setup = Setup()
+def test_a_batch_needs_exactly_b_fresh_groups(redis_url: str) -> None:
+    setup = Setup(redis_url)
     setup.fill("a")
     assert setup.service.batch(1) is None
     assert setup.service.not_yet(1)[0].startswith("1/2 fresh groups, 0 leased, 0 queued")
@@ -32,8 +32,8 @@ def test_a_batch_needs_exactly_b_fresh_groups() -> None:
     assert setup.service.holdings.status().fresh_ready == 1
 
 
-def test_the_same_step_has_the_same_batch() -> None:
-    setup = Setup()
+def test_the_same_step_has_the_same_batch(redis_url: str) -> None:
+    setup = Setup(redis_url)
     setup.fill("a", "b")
     first = setup.service.batch(1)
     setup.fill("c", "d")
@@ -41,11 +41,11 @@ def test_the_same_step_has_the_same_batch() -> None:
     assert len(setup.composer.views) == 1
 
 
-def test_the_batch_does_not_depend_on_the_order_in_which_its_groups_arrived() -> None:
+def test_the_batch_does_not_depend_on_the_order_in_which_its_groups_arrived(redis_url: str) -> None:
     seen = []
     requests = [make_request(prompt_id="a", step=2), make_request(prompt_id="b", step=1)]
     for order in itertools.permutations(requests):
-        setup = Setup()
+        setup = Setup(redis_url)
         setup.add(*order)
         setup.service.batch(1)
         (view,) = setup.composer.views
@@ -53,8 +53,8 @@ def test_the_batch_does_not_depend_on_the_order_in_which_its_groups_arrived() ->
     assert seen == [["g-b", "g-a"], ["g-b", "g-a"]]
 
 
-def test_without_slack_a_step_waits_for_its_own_groups_however_its_workers_race() -> None:
-    setup = Setup(slack=0)
+def test_without_slack_a_step_waits_for_its_own_groups_however_its_workers_race(redis_url: str) -> None:
+    setup = Setup(redis_url, slack=0)
     planned = {"a": 1, "b": 1, "c": 2, "d": 2}
     requests = {name: make_request(prompt_id=name, step=step) for name, step in planned.items()}
     setup.store.enqueue(list(requests.values()), cursor=None)
@@ -66,8 +66,8 @@ def test_without_slack_a_step_waits_for_its_own_groups_however_its_workers_race(
     assert [batch and batch.group_ids for batch in batches] == [("g-a", "g-b"), ("g-c", "g-d")]
 
 
-def test_with_slack_nobody_waits_for_the_last_of_a_step() -> None:
-    setup = Setup(slack=1)
+def test_with_slack_nobody_waits_for_the_last_of_a_step(redis_url: str) -> None:
+    setup = Setup(redis_url, slack=1)
     setup.store.enqueue([make_request(prompt_id=name, step=1) for name in "ab"], cursor=None)
     setup.fill("c", "d", step=2)
     batch = setup.service.batch(1)
@@ -75,8 +75,8 @@ def test_with_slack_nobody_waits_for_the_last_of_a_step() -> None:
     assert batch.group_ids == ("g-c", "g-d")
 
 
-def test_a_dropped_request_does_not_hold_its_step_up() -> None:
-    setup = Setup(slack=0)
+def test_a_dropped_request_does_not_hold_its_step_up(redis_url: str) -> None:
+    setup = Setup(redis_url, slack=0)
     setup.store.enqueue([make_request(prompt_id="lost", step=1)], cursor=None)
     setup.fill("a", step=1)
     setup.fill("b", step=2)
@@ -90,10 +90,10 @@ def test_a_dropped_request_does_not_hold_its_step_up() -> None:
     assert batch.group_ids == ("g-a", "g-b")
 
 
-def test_randomness_depends_on_seed_and_step_alone() -> None:
+def test_randomness_depends_on_seed_and_step_alone(redis_url: str) -> None:
     draws = []
     for names in ("ab", "xy"):
-        setup = Setup()
+        setup = Setup(redis_url)
         setup.fill(*names)
         setup.service.batch(1)
         draws += setup.composer.draws
@@ -101,13 +101,13 @@ def test_randomness_depends_on_seed_and_step_alone() -> None:
 
 
 @pytest.mark.parametrize(("step", "why"), [(2, "the next step is 1"), (7, "the next step is 1")])
-def test_a_step_that_is_not_next_is_refused(step: int, why: str) -> None:
+def test_a_step_that_is_not_next_is_refused(redis_url: str, step: int, why: str) -> None:
     with pytest.raises(ContractError, match=why):
-        Setup().service.batch(step)
+        Setup(redis_url).service.batch(step)
 
 
-def test_a_released_batch_is_refused_by_name() -> None:
-    setup = Setup()
+def test_a_released_batch_is_refused_by_name(redis_url: str) -> None:
+    setup = Setup(redis_url)
     setup.fill("a", "b")
     setup.service.batch(1)
     setup.service.commit(1, 1)
@@ -116,16 +116,16 @@ def test_a_released_batch_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(("step", "checkpointed"), [(2, 0), (1, 2)])
-def test_only_a_step_with_a_batch_is_committed(step: int, checkpointed: int) -> None:
-    setup = Setup()
+def test_only_a_step_with_a_batch_is_committed(redis_url: str, step: int, checkpointed: int) -> None:
+    setup = Setup(redis_url)
     setup.fill("a", "b")
     setup.service.batch(1)
     with pytest.raises(ContractError, match="the newest batch is 1"):
         setup.service.commit(step, checkpointed)
 
 
-def test_state_passes_from_step_to_step() -> None:
-    setup = Setup()
+def test_state_passes_from_step_to_step(redis_url: str) -> None:
+    setup = Setup(redis_url)
     setup.fill("a", rewards="00000000")
     setup.fill("b")
     setup.service.batch(1)
@@ -138,16 +138,16 @@ def test_state_passes_from_step_to_step() -> None:
     assert [(stat.group_id, stat.birth) for stat in second.high] == [("g-b", 1)]
 
 
-def test_b_bad_comes_with_its_prompts() -> None:
-    setup = Setup()
+def test_b_bad_comes_with_its_prompts(redis_url: str) -> None:
+    setup = Setup(redis_url)
     setup.fill("a", "b", rewards="00000000")
     setup.service.batch(1)
     hard = setup.service.holdings.hard_prompts()
     assert [(entry["prompt_id"], entry["prompt"]["text"]) for entry in hard] == [("a", "1,2,3->6:"), ("b", "1,2,3->6:")]
 
 
-def test_x2_and_x3_fill_the_batch_and_every_fate_is_reported() -> None:
-    setup = Setup()
+def test_x2_and_x3_fill_the_batch_and_every_fate_is_reported(redis_url: str) -> None:
+    setup = Setup(redis_url)
     setup.fill("a", rewards="00000000")
     setup.fill("b")
     setup.service.batch(1)
@@ -174,8 +174,10 @@ def test_x2_and_x3_fill_the_batch_and_every_fate_is_reported() -> None:
 
 
 @pytest.mark.parametrize(("slack", "version", "is_stale"), [(0, 3, False), (0, 2, True), (1, 2, False), (1, 1, True)])
-def test_a_group_is_too_old_beyond_v_minus_1_plus_slack(slack: int, version: int, is_stale: bool) -> None:
-    setup = Setup(slack=slack)
+def test_a_group_is_too_old_beyond_v_minus_1_plus_slack(
+    redis_url: str, slack: int, version: int, is_stale: bool
+) -> None:
+    setup = Setup(redis_url, slack=slack)
     for step in (1, 2, 3):
         setup.fill(f"a{step}", f"b{step}", step=step, version=step)
         setup.service.batch(step)
@@ -183,8 +185,8 @@ def test_a_group_is_too_old_beyond_v_minus_1_plus_slack(slack: int, version: int
     assert (setup.service.batch(4) is None) is is_stale
 
 
-def test_a_stale_group_is_replaced_by_a_request_for_the_same_prompt_and_reported() -> None:
-    setup = Setup()
+def test_a_stale_group_is_replaced_by_a_request_for_the_same_prompt_and_reported(redis_url: str) -> None:
+    setup = Setup(redis_url)
     for step in (1, 2, 3):
         setup.fill(f"a{step}", f"b{step}", step=step, version=step)
         setup.service.batch(step)
@@ -204,8 +206,8 @@ def test_a_stale_group_is_replaced_by_a_request_for_the_same_prompt_and_reported
     assert setup.service.holdings.compositions(0, 1)[1][0]["num_stale"] == 1
 
 
-def test_a_stale_group_is_held_for_its_text_until_the_batch_that_reports_it_is_released() -> None:
-    setup = with_a_stale_group()
+def test_a_stale_group_is_held_for_its_text_until_the_batch_that_reports_it_is_released(redis_url: str) -> None:
+    setup = with_a_stale_group(redis_url)
     batch = setup.service.batch(4)
     assert batch is not None
     assert batch.untrained == ("g-old", "g-wrong")
@@ -239,8 +241,8 @@ def test_an_id_says_how_often_its_prompt_was_asked_again() -> None:
 # -- waiting
 
 
-def test_in_the_papers_order_a_step_waits_for_its_round() -> None:
-    setup = Setup(wait_for_reevaluation=True)
+def test_in_the_papers_order_a_step_waits_for_its_round(redis_url: str) -> None:
+    setup = Setup(redis_url, wait_for_reevaluation=True)
     setup.fill("a", "b")
     assert setup.service.batch(1) is not None
     setup.fill("c", step=2, version=2)
@@ -257,8 +259,8 @@ def test_in_the_papers_order_a_step_waits_for_its_round() -> None:
     assert "r" in batch.group_ids
 
 
-def test_a_round_whose_requests_were_dropped_holds_nobody_up() -> None:
-    setup = Setup(wait_for_reevaluation=True)
+def test_a_round_whose_requests_were_dropped_holds_nobody_up(redis_url: str) -> None:
+    setup = Setup(redis_url, wait_for_reevaluation=True)
     setup.fill("a", "b")
     setup.service.batch(1)
     setup.fill("c", "d", step=2, version=2)
@@ -266,8 +268,8 @@ def test_a_round_whose_requests_were_dropped_holds_nobody_up() -> None:
     assert setup.service.batch(2) is not None
 
 
-def test_without_waiting_a_late_reevaluation_joins_the_next_batch() -> None:
-    setup = Setup()
+def test_without_waiting_a_late_reevaluation_joins_the_next_batch(redis_url: str) -> None:
+    setup = Setup(redis_url)
     setup.fill("a", rewards="00000000")
     setup.fill("b")
     setup.service.batch(1)
@@ -283,14 +285,14 @@ def test_without_waiting_a_late_reevaluation_joins_the_next_batch() -> None:
     assert batch.header["origins"] == ["x1", "x2"]
 
 
-def test_a_round_takes_only_reevaluations_of_its_step() -> None:
+def test_a_round_takes_only_reevaluations_of_its_step(redis_url: str) -> None:
     wrong = make_request(prompt_id="a", purpose=Purpose.REEVALUATE, step=3)
     with pytest.raises(ContractError, match="is not a re-evaluation of step 2"):
-        Setup().service.enqueue_round(2, [wrong])
+        Setup(redis_url).service.enqueue_round(2, [wrong])
 
 
-def test_too_many_failures_in_a_row_end_the_wait_with_their_reason() -> None:
-    setup = Setup(slack=1)
+def test_too_many_failures_in_a_row_end_the_wait_with_their_reason(redis_url: str) -> None:
+    setup = Setup(redis_url, slack=1)
     setup.service.enqueue([make_request(prompt_id="a")], None)
     for _ in range(2):
         assert setup.service.batch(1) is None
@@ -311,8 +313,8 @@ def assembled(setup: Setup, step: int) -> Assembly:
     return assembly
 
 
-def test_a_composition_says_what_the_batch_is_made_of() -> None:
-    setup = Setup(slack=1)
+def test_a_composition_says_what_the_batch_is_made_of(redis_url: str) -> None:
+    setup = Setup(redis_url, slack=1)
     setup.fill("a", rewards="00000000")
     setup.fill("b")
     sizes = [len(frame or b"") for frame in setup.store.frames(["g-a", "g-b"])]
@@ -334,8 +336,8 @@ def test_a_composition_says_what_the_batch_is_made_of() -> None:
     assert second.batch.header["num_high"] == second.composition["num_high"] == 0
 
 
-def test_a_batch_is_as_stale_as_its_oldest_group() -> None:
-    setup = Setup(slack=1)
+def test_a_batch_is_as_stale_as_its_oldest_group(redis_url: str) -> None:
+    setup = Setup(redis_url, slack=1)
     setup.fill("a", rewards="00000000")
     setup.fill("b")
     assembled(setup, 1)
@@ -346,14 +348,14 @@ def test_a_batch_is_as_stale_as_its_oldest_group() -> None:
     assert second.composition["staleness_max"] == 1, "d has the weights of step 2, b those of step 1"
 
 
-def test_an_empty_batch_has_no_staleness() -> None:
-    setup = Setup()
+def test_an_empty_batch_has_no_staleness(redis_url: str) -> None:
+    setup = Setup(redis_url)
     setup.fill("a", "b", rewards="00000000")
     assert assembled(setup, 1).composition["staleness_max"] == 0
 
 
-def test_a_replacement_asks_for_weights_that_are_new_enough_for_the_step() -> None:
-    setup = Setup(slack=1)  # v = 2: at most two steps old, so step 20 needs version 18
+def test_a_replacement_asks_for_weights_that_are_new_enough_for_the_step(redis_url: str) -> None:
+    setup = Setup(redis_url, slack=1)  # v = 2: at most two steps old, so step 20 needs version 18
     setup.add(make_request(prompt_id="a", step=1, min_version=1), version=1)
     setup.add(make_request(prompt_id="b", step=9, min_version=7), version=7)
     for step in range(1, 20):

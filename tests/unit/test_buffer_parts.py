@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import msgspec
 import pytest
 
-from bapo.maps import fate_map
 from bapo.messages import WorkerLeases
-from bapo.types import Origin
 from buffer_service.codec import pack_record, unpack, unpack_record
 from buffer_service.reasons import is_ready, why_not_yet
 from buffer_service.values import Readiness
@@ -41,6 +38,16 @@ def test_without_slack_the_reason_names_the_requests_of_the_step() -> None:
     )
 
 
+@pytest.mark.parametrize(("left", "is_over"), [(None, False), (1, False), (0, True)])
+def test_a_round_is_over_when_none_is_left(left: int | None, is_over: bool) -> None:
+    config = small_config(cadence={"v": 1, "m": 1, "slack": 0, "wait_for_reevaluation": True})
+    nothing = dict.fromkeys(Purpose, 0)
+    ready = replace(READY, num_fresh=4, round_left=left)
+    status = replace(STATUS, workers={}, leased=nothing, queued=nothing)
+    assert is_ready(4, ready, config, 4) is is_over
+    assert (why_not_yet(4, ready, status, config, 4) == "step 4 is being assembled") is is_over
+
+
 def test_a_record_is_a_row_of_fifteen_and_comes_back() -> None:
     """push.lua reads the 6th, 11th and 15th field, and Redis' msgpack knows texts but no bytes."""
     record = msgspec.structs.replace(incoming(answer(make_request(prompt_id="a"))).record, outcome_chars="\0\xff")
@@ -48,16 +55,3 @@ def test_a_record_is_a_row_of_fifteen_and_comes_back() -> None:
     assert (len(row), row[5], row[10], row[14]) == (15, record.worker_id, record.claimed_at, record.checksum)
     assert unpack_record(pack_record(record)) == record
     assert record.outcomes == bytes((0, 255))
-
-
-# -- when a write has left Redis
-
-
-@pytest.mark.parametrize("parts", [{}, {"item": "g-a:0,2", "rows": (0, 2), "kind": "sft"}], ids=["whole", "in parts"])
-def test_a_batch_says_of_a_group_what_its_fate_says(parts: dict[str, object]) -> None:
-    plain = incoming(answer(make_request(prompt_id="a"))).record
-    for record, origin in itertools.product(
-        (plain, msgspec.structs.replace(plain, outcome_chars="\0\1" * 4)), (None, Origin.X1)
-    ):
-        fate = record.fate(origin, "informative", 7, **parts)  # type: ignore[arg-type]
-        assert record.fate_fields(origin, "informative", 7, **parts) == fate_map(fate)  # type: ignore[arg-type]

@@ -19,10 +19,10 @@ from bapo.records import RunDirectory
 
 COMMANDS = [
     ["train"], ["up"], ["create"], ["eval"], ["study"], ["watch"], ["scale"], ["compare"], ["report"], ["doctor"],
-    ["plan-capacity"], ["view"], ["track"], ["simulate"], ["explain"], ["replay"],
+    ["view"], ["track"], ["simulate"], ["explain"], ["replay"],
     ["config", "show"], ["config", "diff"], ["config", "schema"], ["config", "presets"],
     ["buffer", "stats"], ["buffer", "bad"], ["buffer", "high"], ["buffer", "show"], ["buffer", "export"],
-    ["buffer", "import"], ["buffer", "groups"], ["buffer", "snapshot"], ["buffer", "restore"], ["buffer", "drop"],
+    ["buffer", "groups"], ["buffer", "snapshot"], ["buffer", "restore"], ["buffer", "drop"],
     ["buffer", "verify"],
     ["reward", "test"],
     ["tokens", "create"], ["tokens", "rotate"], ["tokens", "retire"],

@@ -118,7 +118,7 @@ def test_a_reevaluated_prompt_trains_leaves_or_stays(row: dict[str, Any]) -> Non
 
 
 def test_the_released_code_would_also_train_a_prompt_that_is_hardly_better_and_one_that_is_solved() -> None:
-    """It takes mu' above the old mu, here 0; we take eq. 6, c1 < mu' < 1 (ADR 0007)."""
+    """It takes mu' above the old mu, here 0; we take eq. 6, c1 < mu' < 1 (docs/paper.md, Decisions)."""
     more = set()
     for row in vector("V9.reeval")["rows"]:
         ours = compose(fresh={"z": 8}, reevaluated={"p": row["k"]}, bad=[make_hard(prompt_id="p", mu=0.0)]).x2

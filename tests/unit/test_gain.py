@@ -1,4 +1,4 @@
-"""Whom of B_bad a round asks, and how many: the expected gain of a prompt and the budget, by hand (ADR 0121)."""
+"""Whom of B_bad a round asks, and how many: the expected gain of a prompt and the budget, by hand."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from bapo.wire import pack_group
 from buffer_service.arrival import incoming
 from buffer_service.groups import Incoming
 from buffer_service.intake import KNOWN_S, Intake
-from buffer_service.memory_store import MemoryStore
+from buffer_service.redis_link import RedisLink
+from buffer_service.redis_store import RedisStore
 from buffer_service.steps import finish
 from tests.buffer_setup import answer
 from tests.factories import make_request
@@ -20,9 +21,9 @@ def group_of(version: int) -> Incoming:
     return incoming(memoryview(pack_group(answer(make_request(), version=version))))
 
 
-def test_a_service_hears_of_a_restore_by_another_one() -> None:
+def test_a_service_hears_of_a_restore_by_another_one(redis_url: str) -> None:
     """Version 7 was published, and taken; then another service restores a state before step 1."""
-    store, seconds = MemoryStore("run", lease_s=60, max_attempts=3), [100.0]
+    store, seconds = RedisStore(RedisLink(redis_url), "run", lease_s=60, max_attempts=3), [100.0]
     before = store.image()
     intake, group = Intake(store, now=lambda: seconds[0]), group_of(7)
     store.report(Progress(step=7, policy_version=7))
@@ -33,16 +34,17 @@ def test_a_service_hears_of_a_restore_by_another_one() -> None:
         finish(intake.checking([group]))
 
 
-def test_versions_up_to_the_newest_are_asked_for_once_a_second() -> None:
+def test_versions_up_to_the_newest_are_asked_for_once_a_second(redis_url: str) -> None:
     asked: list[float] = []
 
-    class Counting(MemoryStore):
+    class Counting(RedisStore):
         def progress(self) -> Progress:
             asked.append(seconds[0])
             return Progress(step=7, policy_version=7)
 
     seconds = [100.0]
-    intake = Intake(Counting("run", lease_s=60, max_attempts=3), now=lambda: seconds[0])
+    store = Counting(RedisLink(redis_url), "run", lease_s=60, max_attempts=3)
+    intake = Intake(store, now=lambda: seconds[0])
     for version, second in ((3, 100.0), (7, 100.5), (1, 100.9), (7, 101.0), (2, 101.5)):
         seconds[0] = second
         finish(intake.checking([group_of(version)]))

@@ -126,10 +126,12 @@ def test_memory_and_disk_know_the_size_of_the_model(tmp_path: Path) -> None:
     assert "3 checkpoints and one that is being written take about 0.04" in disk.detail
 
 
-def test_limits_that_the_size_of_the_run_exceeds_are_warned_of(tmp_path: Path) -> None:
+def test_a_redis_that_is_too_small_for_the_groups_of_the_run_is_warned_of(tmp_path: Path) -> None:
     assert [check.status for check in checks.limits_of(make_config(tmp_path))] == ["ok"]
-    (low,) = checks.limits_of(make_config(tmp_path, learner={"batch_timeout_s": 0.5, "minibatch_size": 2}))
-    assert (low.status, low.detail.startswith("learner.batch_timeout_s = 0.5 is low: ")) == ("warn", True)
+    (low,) = checks.limits_of(make_config(tmp_path, checkpoint={"every": 1_000_000}))
+    assert (low.status, low.detail.startswith("buffer.max_memory_mb = 2048 is low: ")) == ("warn", True)
+    away = make_config(tmp_path, buffer={"redis_url": "redis://r:6379/0"})
+    assert list(checks.limits_of(away)) == [], "its size is not ours"
 
 
 def test_too_little_memory_warns_and_does_not_refuse(tmp_path: Path) -> None:

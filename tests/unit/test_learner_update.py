@@ -53,7 +53,7 @@ def plain_logprobs(model: PreTrainedModel, batch: Batch) -> list[list[torch.Tens
 def plain_step(
     config: Config, path: Path, batches: Sequence[Batch], anchors: str
 ) -> tuple[list[float], PreTrainedModel]:
-    """Losses of the mini-batches and the trained model, written again from spec A.6 token by token."""
+    """Losses of the mini-batches and the trained model, written again from docs/paper.md, Equations, token by token."""
     model = plain_model(path)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learner.lr, weight_decay=0.0)
     losses = [loss for batch in batches for loss in plain_losses(config, model, optimizer, batch, anchors)]

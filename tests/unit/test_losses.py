@@ -1,4 +1,4 @@
-"""Every method's loss against the vectors of the specification (V3 to V5, V17, V19, V22), token by token by hand."""
+"""Every method's loss against the reference vectors (V3 to V5, V17, V19, V22), token by token by hand."""
 
 from __future__ import annotations
 

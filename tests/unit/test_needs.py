@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from bapo.config.load import load_config
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, StorageError
-from bapo.needs import GIB, engine_bytes, learner_bytes, memory_gib, run_bytes, runs_at_once
+from bapo.needs import GIB, engine_bytes, learner_bytes, memory_gib, resident_bytes, run_bytes, runs_at_once
 from bapo.storage import locked
 
 
@@ -37,6 +38,17 @@ def test_bfloat16_a_reference_and_a_critic_change_the_sums() -> None:
     assert learner_bytes(config, 10) == 10 * (16 + 16 + 4)
     assert engine_bytes(config, 10) == 20
     assert run_bytes(config, 10) == 4 * 10 * (12 + 12 + 2) + 2 * 20
+
+
+@pytest.mark.parametrize("preset", sorted(path.stem for path in Path("bapo/config/presets").glob("*.toml")))
+def test_every_preset_gives_redis_room_for_its_groups(preset: str) -> None:
+    config = load_config([preset], [])
+    assert resident_bytes(config) <= config.buffer.maxmemory
+
+
+def test_what_redis_holds_is_a_sum_over_steps() -> None:
+    # 256 x (5 + 3 + 10) groups of 8 x 8,192 tokens of 8 bytes.
+    assert resident_bytes(load_config(["bapo"], [])) == 256 * 18 * 8 * 8192 * 8
 
 
 def test_what_lies_on_gpus_takes_no_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from bapo.errors import FullError
-from buffer_service.memory_store import MemoryStore
 from buffer_service.pressure import Pressure
+from buffer_service.redis_link import RedisLink
+from buffer_service.redis_store import RedisStore
 from buffer_service.values import Memory, Readiness
 from tests.buffer_app import small_config
 from tests.buffer_setup import an_assembly, stored
@@ -19,11 +20,11 @@ from tests.buffer_setup import an_assembly, stored
 MB = 1 << 20
 
 
-class Measured(MemoryStore):
+class Measured(RedisStore):
     """A store that says of its memory and its bytes what the test wants, and counts looks."""
 
-    def __init__(self) -> None:
-        super().__init__("run", lease_s=60, max_attempts=3)
+    def __init__(self, redis_url: str) -> None:
+        super().__init__(RedisLink(redis_url), "run", lease_s=60, max_attempts=3)
         self.held = Memory(used=0, limit=0)
         self.fresh_bytes: int | None = None
         self.round_left: int | None = None
@@ -67,8 +68,8 @@ def why(pressure: Pressure) -> str:
     return pressure.why_full()
 
 
-def test_the_limit_of_groups_is_reached_at_its_number() -> None:
-    store = Measured()
+def test_the_limit_of_groups_is_reached_at_its_number(redis_url: str) -> None:
+    store = Measured(redis_url)
     pressure = pressure_of(store, max_fresh_groups=5)
     stored(store, "abcd")
     assert why(pressure) == ""
@@ -79,8 +80,8 @@ def test_the_limit_of_groups_is_reached_at_its_number() -> None:
 
 
 @pytest.mark.parametrize(("num_bytes", "is_full"), [(2 * MB - 1, False), (2 * MB, True)])
-def test_the_limit_of_megabytes_is_reached_at_its_last_byte(num_bytes: int, is_full: bool) -> None:
-    store = Measured()
+def test_the_limit_of_megabytes_is_reached_at_its_last_byte(redis_url: str, num_bytes: int, is_full: bool) -> None:
+    store = Measured(redis_url)
     stored(store, "abcd")
     store.fresh_bytes = num_bytes
     assert bool(why(pressure_of(store, max_fresh_mb=2))) is is_full
@@ -90,8 +91,8 @@ LIMIT = "its maxmemory = 100.0 (of an embedded one: nine tenths of buffer.max_me
 
 
 @pytest.mark.parametrize(("used", "is_full"), [(94 * MB, False), (95 * MB, True)])
-def test_a_twentieth_of_redis_memory_is_kept(used: int, is_full: bool) -> None:
-    store = Measured()
+def test_a_twentieth_of_redis_memory_is_kept(redis_url: str, used: int, is_full: bool) -> None:
+    store = Measured(redis_url)
     stored(store, "abcd")
     store.held = Memory(used=used, limit=100 * MB)
     said = why(pressure_of(store))
@@ -101,9 +102,9 @@ def test_a_twentieth_of_redis_memory_is_kept(used: int, is_full: bool) -> None:
 PAPER = {"v": 1, "m": 1, "slack": 1000, "wait_for_reevaluation": True}
 
 
-def test_memory_is_kept_for_the_round_that_the_next_batch_waits_for() -> None:
+def test_memory_is_kept_for_the_round_that_the_next_batch_waits_for(redis_url: str) -> None:
     """All 4 fresh groups are there, of 1 MB each, and 10 re-evaluations are open: 10 of 100 MB are kept for them."""
-    store = Measured()
+    store = Measured(redis_url)
     pressure = Pressure(store, small_config(cadence=PAPER, buffer={"max_fresh_groups": 4}), now=Clock())
     store.fresh_bytes, store.held = 4 * MB, Memory(used=95 * MB, limit=100 * MB)
     stored(store, "abc")
@@ -120,8 +121,8 @@ def test_memory_is_kept_for_the_round_that_the_next_batch_waits_for() -> None:
     assert why(pressure) == "4 fresh groups wait, buffer.max_fresh_groups = 4"
 
 
-def test_in_step_order_the_last_open_group_of_a_step_is_taken_when_memory_is_short() -> None:
-    store = Measured()
+def test_in_step_order_the_last_open_group_of_a_step_is_taken_when_memory_is_short(redis_url: str) -> None:
+    store = Measured(redis_url)
     store.held = Memory(used=99, limit=100)
     pressure = Pressure(store, small_config(cadence={"v": 1, "m": 1, "slack": 0}), now=Clock())
     stored(store, "abcde")
@@ -131,15 +132,15 @@ def test_in_step_order_the_last_open_group_of_a_step_is_taken_when_memory_is_sho
     assert why(pressure).startswith("Redis holds ")
 
 
-def test_without_limits_nothing_is_ever_full() -> None:
-    store = Measured()
+def test_without_limits_nothing_is_ever_full(redis_url: str) -> None:
+    store = Measured(redis_url)
     stored(store, [f"p{i}" for i in range(50)])
     store.held = Memory(used=1 << 40, limit=0)
     assert why(pressure_of(store)) == ""
 
 
-def test_what_the_next_batch_lacks_is_taken_and_a_starved_learner_hears_why() -> None:
-    store = Measured()
+def test_what_the_next_batch_lacks_is_taken_and_a_starved_learner_hears_why(redis_url: str) -> None:
+    store = Measured(redis_url)
     store.held = Memory(used=99, limit=100)
     pressure = pressure_of(store, max_fresh_groups=4)
     stored(store, "abc")
@@ -151,8 +152,8 @@ def test_what_the_next_batch_lacks_is_taken_and_a_starved_learner_hears_why() ->
     assert pressure.why_starved() == ""
 
 
-def test_pushes_do_not_wait_for_a_store_that_is_slow_to_answer_a_look_and_are_counted_behind_it() -> None:
-    store = Measured()
+def test_pushes_do_not_wait_for_a_store_that_is_slow_to_answer_a_look_and_are_counted_behind_it(redis_url: str) -> None:
+    store = Measured(redis_url)
     stored(store, "abcd")
     store.fresh_bytes = MB
     pressure = pressure_of(store, max_fresh_mb=2)
@@ -180,9 +181,9 @@ def test_pushes_do_not_wait_for_a_store_that_is_slow_to_answer_a_look_and_are_co
     ],
 )
 def test_a_checkpoint_is_wanted_when_what_waits_for_one_fills_redis(
-    used_mb: int, limit_mb: int, checkpointed: int, is_wanted: bool
+    redis_url: str, used_mb: int, limit_mb: int, checkpointed: int, is_wanted: bool
 ) -> None:
-    store = Measured()
+    store = Measured(redis_url)
     for step, num_mb in enumerate([2, 2, 8, 12], start=1):
         names = [f"{step}{name}" for name in "abcd"]
         stored(store, names, step=step)

@@ -32,6 +32,14 @@ def test_two_runs_never_share_a_directory(run: RunDirectory) -> None:
     assert str(run.path) in str(refused.value)
 
 
+def test_a_run_of_another_format_is_refused(run: RunDirectory) -> None:
+    run.update_run(status="finished")
+    assert RunDirectory.open(run.path).read_run()["format"] == 1
+    run.update_run(format=2)
+    with pytest.raises(ConfigError, match="has format 2, this version reads and continues format 1"):
+        RunDirectory.open(run.path)
+
+
 def test_a_folder_without_config_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.toml"):
         RunDirectory.open(tmp_path)

@@ -1,4 +1,4 @@
-"""Groups of X3 that are judged by their effective sample size (ADR 0120)."""
+"""Groups of X3 that are judged by their effective sample size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A study takes finished runs of another one that have the same settings (ADR 0123)."""
+"""A study takes finished runs of another one that have the same settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""X3 that takes the youngest informative groups, behind the window of eq. 7 or instead of it, by hand (ADR 0122)."""
+"""X3 that takes the youngest informative groups, behind the window of eq. 7 or instead of it, by hand."""
 
 from __future__ import annotations
 

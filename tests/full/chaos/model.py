@@ -1,7 +1,7 @@
 """What Algorithm 1 makes of the groups that a ledger names: B_bad, B_high, r_tot and the batch of every step.
 
-Written from the paper and spec A.3 in counts of right responses, like `tests.algorithm1`, whose window and draws it
-shares; no code of the composer or of a store. It says nothing of *which* groups a step got: that is the ledger's.
+Written from docs/paper.md, Algorithm 1, in counts of right responses, like `tests.algorithm1`, whose window and draws
+it shares; no code of the composer or of a store. It says nothing of *which* groups a step got: that is the ledger's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m tests.full.fuzz.api --examples N [--redis URL] [--seed S]`: the API against its description.
+"""`python -m tests.full.fuzz.api --redis URL [--examples N] [--seed S]`: the API against its own description (schemathesis).
 
 Every operation gets N requests, half of them such as the description allows and half such as it forbids. The service
 must answer each without a 5xx, with a status, a type and a body that the description names, and in time. Prints one
@@ -35,7 +35,11 @@ from tests.factories import make_request
 from tests.rollout_run import write_rollout_run
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+
+
 SLOW_S = 5.0
+
+
 LONGEST_WAIT_S = 0.01
 """Long polls are cut to this, because nobody comes."""
 
@@ -58,12 +62,12 @@ class Outcome:
             self.slowest_s, self.slowest = seconds, operation
 
 
-def fuzz(examples: int, *, number: int = 1, redis_url: str = "", only: str = "") -> Outcome:
+def fuzz(examples: int, *, number: int = 1, redis_url: str, only: str = "") -> Outcome:
     """Fuzz all operations of the buffer's API, the web page's among them, or those whose label holds `only`.
 
     Raises: what a check found.
     """
-    store = new_store("redis" if redis_url else "memory", redis_url, run="fuzz")
+    store = new_store("redis", redis_url, run="fuzz")
     stored(store, "abcd")
     store.enqueue([make_request(prompt_id="open")], cursor=None)
     outcome, process = Outcome(), psutil.Process()
@@ -114,7 +118,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--examples", type=int, default=200, help="requests per operation (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--redis", default="", help="a Redis to put behind the service; default: the store in memory")
+    parser.add_argument(
+        "--redis", required=True, help="URL of the Redis behind the service; run `fuzz` in it is replaced"
+    )
     parser.add_argument("--only", default="", help="part of an operation's label")
     flags = parser.parse_args()
     outcome = fuzz(flags.examples, number=flags.seed, redis_url=flags.redis, only=flags.only)

@@ -30,18 +30,12 @@ if not PLAIN:
     INSTRUMENTED = atheris.instrument_imports(include=["bapo", "buffer_service"], enable_loader_override=False)
 
 with INSTRUMENTED:
-    from bapo.algorithms.registry import load_composer
     from bapo.errors import ContractError
     from bapo.frames import FORMAT, KIND_GROUP, MAGIC, PREFIX, open_frame, split_frames
     from bapo.messages import request_map
-    from bapo.telemetry import Telemetry
-    from bapo.wire import pack_batch, pack_group, read_group_header, unpack_batch, unpack_group
-    from buffer_service.memory_store import MemoryStore
-    from buffer_service.metrics import BufferMetrics
+    from bapo.wire import check_group, pack_batch, pack_group, read_group_header, unpack_batch, unpack_group
     from buffer_service.schemas import ClaimBody, EnqueueBody, FailBody
-    from buffer_service.service import BufferService
     from buffer_service.snapshot import unpack_snapshot
-    from tests.buffer_app import small_config
     from tests.buffer_setup import answer
     from tests.factories import make_batch, make_group, make_request
 
@@ -56,35 +50,10 @@ WORDS = [0, 1, -1, 2, 7, 8, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**64 - 1, -(2**
 ALLOWED: tuple[type[Exception], ...] = () if os.environ.get("BAPO_FUZZ_STRICT") else (ContractError,)
 
 
-def new_service() -> BufferService:
-    """A service that was asked for four groups."""
-    config = small_config()
-    store = MemoryStore("fuzz", lease_s=60, max_attempts=3)
-    store.enqueue(REQUESTS, cursor=None)
-    return BufferService(store, load_composer(config.algorithm), config, BufferMetrics(Telemetry(), config))
-
-
-class Served:
-    """A service that is new from time to time, so that groups are stored again and again and nothing piles up."""
-
-    def __init__(self) -> None:
-        self._service, self._calls = new_service(), 0
-
-    @property
-    def service(self) -> BufferService:
-        """The one of now."""
-        self._calls += 1
-        if self._calls % 64 == 0:
-            self._service = new_service()
-        return self._service
-
-
-SERVED = Served()
-
-
 def push(frames: bytes) -> None:
-    """As a worker would."""
-    SERVED.service.push(frames)
+    """What the service looks at before it asks the store."""
+    for frame in split_frames(memoryview(frames)):
+        check_group(frame)
 
 
 def group_with_fields(data: bytes) -> bytes:
@@ -122,7 +91,7 @@ def bodies(data: bytes) -> None:
         except pydantic.ValidationError:
             continue
         if isinstance(made, EnqueueBody):
-            SERVED.service.enqueue([item.to_request() for item in made.requests], made.cursor)
+            [item.to_request() for item in made.requests]
 
 
 READERS: list[Callable[[bytes], Any]] = [

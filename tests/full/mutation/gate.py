@@ -29,9 +29,6 @@ from tests.full.mutation.python_mutants import python_mutants
 REPOSITORY = Path(__file__).resolve().parents[3]
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 STORES = (
-    "memory_store.py",
-    "memory_state.py",
-    "memory_status.py",
     "redis_store.py",
     "redis_args.py",
     "redis_look.py",

@@ -90,7 +90,7 @@ const promptsOf = (first, last, until) => `#/prompts?first=${first}&last=${last}
 function rescued(grid) {
   return chartCard(grid, {
     title: "Rescued prompts", id: "rescued", height: 190,
-    note: "Training prompts without a right response at their first visit, and with one at their latest; beside it, the subsets that trained them in between. “None of them”: only other prompts’ training moved it (ADR 0080).",
+    note: "Training prompts without a right response at their first visit, and with one at their latest; beside it, the subsets that trained them in between. “None of them”: only other prompts’ training moved it.",
     empty: "No prompt came a second time yet.",
     draw({ steps, index, length }) {
       if (!length || !column(steps, "revisited")[index]) return null;
