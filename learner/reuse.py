@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from bapo.algorithms.divergences import effective_share
 from bapo.config.tree import Config
 from bapo.types import Origin
 from learner.batching import Columns, Int64s
@@ -60,7 +61,4 @@ def group_ess(columns: Columns, theta_t_M: Float32s, groups: Int64s) -> Float64s
 
 def _ess(log_weights: Float64s) -> float:
     known = log_weights[~np.isnan(log_weights)]
-    if not len(known):
-        return 1.0
-    weights = np.exp(known - known.max())  # a common factor changes nothing
-    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
+    return effective_share(known) if len(known) else 1.0

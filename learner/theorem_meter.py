@@ -207,7 +207,7 @@ def bounds_of(
     rewards_R = np.concatenate([entry.group.rewards for entry in batch.entries]).astype(np.float64)
     mu_P = np.bincount(columns.group_R, rewards_R) / size_P
     variance_P = np.bincount(columns.group_R, (rewards_R - mu_P[columns.group_R]) ** 2) / size_P
-    j_P = reweighted_rewards(newest.responses.weight, rewards_R[newest.index_R], newest.group_R, len(size_P))
+    j_P = reweighted_rewards(newest.responses.log_weight, rewards_R[newest.index_R], newest.group_R, len(size_P))
     theta_P, current_P = newest.deltas(size_P), _current_deltas(batch, now, size_P)
     usable_P = ~np.isnan(theta_P) & ~np.isnan(current_P) & (variance_P > 0)
     for origin in Origin:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from learner.losses.base import Rows
@@ -28,4 +27,5 @@ def sequence_ratio(numerator_M: Tensor, denominator_M: Tensor, rows: Rows) -> Te
 
 def geometric_ratio(numerator_M: Tensor, denominator_M: Tensor, rows: Rows) -> Tensor:
     """[R] the geometric mean of numerator / denominator over the tokens of each response."""
-    return torch.exp(rows.mean(log_ratio(numerator_M, denominator_M)))
+    # The mean is bounded, not its tokens: each of them counts for what it is.
+    return rows.mean(numerator_M - denominator_M).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
