@@ -8,7 +8,7 @@ import sys
 
 from bapo.process import Flags, run_process
 from bapo.rank_environment import RANK, WORLD_SIZE, meeting_place, rank_environments
-from learner.local_ranks import run_ranks
+from learner.distributed.spawn_ranks import run_ranks
 
 EXAMPLES = """\
 All ranks:   python -m learner --config RUN/config.toml --run-dir RUN
@@ -29,7 +29,7 @@ def main(flags: Flags) -> None:
         with meeting_place() as meeting:
             sys.exit(run_ranks(command, rank_environments(settings.num_ranks, settings.num_threads, meeting)))
     # Only here: torch takes seconds and a quarter of a gigabyte, for which the parent of ranks has no use.
-    from learner.rank import train
+    from learner.startup import train
 
     train(flags)
 

@@ -19,12 +19,12 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -35,12 +35,12 @@ from bapo.config.tree import Config
 from bapo.errors import ConfigError, StorageError
 from bapo.storage import storing, to_disk
 from bapo.types import Canary
-from learner.anchors import GenerationMemory
-from learner.distributed import World
-from learner.moments import gather_moments, load_moments, num_updates
-from learner.policy import Policy
-from learner.stored_tensors import StoredTensors
-from learner.weights import WeightPublisher, gather_weights, link, write_weights
+from learner.distributed.sharding import gather_moments, load_moments, num_updates
+from learner.distributed.world import World
+from learner.model.policy import Policy
+from learner.publish_weights import WeightPublisher, gather_weights, link, write_weights
+from learner.update.anchors import GenerationMemory
+from learner.update.update import Saved
 
 log = logging.getLogger(__name__)
 
@@ -76,21 +76,6 @@ class CheckpointState:
     """Group id -> step of its first use."""
     parts: Sequence[str] = ()
     """Names of the parts that had state of their own; earlier versions did not write them down."""
-
-
-class Saved(Protocol):
-    """A part of the learner with state of its own: a critic, a second optimizer, a reference that was replaced."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Whole, on the CPU of rank 0; empty on the others, and as long as there is nothing to be saved.
-
-        All ranks must call it.
-        """
-        ...
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `tensors` gave."""
-        ...
 
 
 class CheckpointWriter:
@@ -300,3 +285,26 @@ def _finish(partial: Path) -> None:
     # What this one replaces is removed next, and the buffer forgets its batches: its name must not get lost.
     to_disk(final.parent)
     log.info("checkpoint %s sync_s=%.3f", final, time.perf_counter() - started)
+
+
+class StoredTensors(Mapping[str, Tensor]):
+    """Name -> tensor on the CPU."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = safe_open(path, framework="pt")
+        self._names = frozenset(self._file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

@@ -24,19 +24,18 @@ from bapo.config.tree import Config
 from bapo.telemetry import Telemetry
 from bapo.types import Batch, Progress
 from bapo.wire import unpack_batch
-from learner.alarm import QuietLog, alarm_of
 from learner.checkpoint import CheckpointWriter
-from learner.diagnostics import Stopwatch, UpdateReport, log_step, metrics_row
-from learner.distributed import World
-from learner.gauges import show
-from learner.policy import Policy
-from learner.prompts_seen import PromptsSeen
+from learner.diagnostics.gauges import PromptsSeen, show
+from learner.diagnostics.off_policy_alarm import QuietLog, alarm_of
+from learner.diagnostics.response_recorder import TokenRecorder
+from learner.diagnostics.step_report import Stopwatch, UpdateReport, log_step, metrics_row
+from learner.distributed.shared_buffer import SharedBuffer
+from learner.distributed.stopping import StopFlag
+from learner.distributed.world import World
+from learner.model.policy import Policy
 from learner.protocols import Records
-from learner.shared_buffer import SharedBuffer
-from learner.stopping import StopFlag
-from learner.token_records import TokenRecorder
-from learner.update import Updater
-from learner.weights import WeightPublisher
+from learner.publish_weights import WeightPublisher
+from learner.update.update import Updater
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from bapo.config.objective import LossConfig
-from learner.batching import rows_of
-from learner.loss import TokenLosses, token_losses
+from learner.batch.packing import rows_of
 from learner.losses.aggregation import token_weights
-from learner.losses.base import TokenInputs
-from learner.losses.registry import load_loss
+from learner.losses.base import TokenInputs, load_loss
+from learner.losses.objective import TokenLosses, token_losses
 from tests.learner_setup import CPU
 from tests.vectors import tokens, vector
 

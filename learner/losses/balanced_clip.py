@@ -22,8 +22,7 @@ from torch import Tensor
 
 from bapo.config.objective import LossConfig
 from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
-from learner.losses.clips import clipped_surrogate, dual_clipped
-from learner.losses.ratios import ratio
+from learner.losses.ratios import clipped_surrogate, dual_clipped, ratio
 
 TIE = 1e-9
 """A metric this close to the target meets it exactly. That is enough, except for `code`: the released code adds its

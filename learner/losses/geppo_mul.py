@@ -11,8 +11,7 @@ from torch import Tensor
 
 from bapo.config.objective import LossConfig
 from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
-from learner.losses.clips import bounds_around_one, clipped_surrogate
-from learner.losses.ratios import ratio
+from learner.losses.ratios import bounds_around_one, clipped_surrogate, ratio
 
 
 class GeppoMul(PolicyLoss):

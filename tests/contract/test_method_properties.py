@@ -24,9 +24,9 @@ from bapo.config.load import load_config
 from bapo.config.objective import LossConfig, ShapingConfig
 from bapo.config.tree import Config
 from bapo.types import Batch
-from learner.advantages import row_advantages
-from learner.batching import columns_of
-from learner.critic import load_critic
+from learner.batch.advantages import row_advantages
+from learner.batch.packing import columns_of
+from learner.update.critic import load_critic
 from tests.integration.methods_rank import METHODS, sections_of
 from tests.learner_setup import ALONE, make_updater, random_batch, tiny_policy, with_experts, with_supervised
 from tests.tiny_model import write_tiny_model

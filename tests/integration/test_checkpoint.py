@@ -21,10 +21,10 @@ from bapo.config.tree import Config
 from bapo.errors import ConfigError, ContractError, StorageError
 from bapo.types import Batch, Origin
 from learner.checkpoint import complete_steps
+from learner.distributed.stopping import Stopped
 from learner.loop import Learner
-from learner.resume import agreed_checkpoint, load_state, newest_checkpoint, republish, resume_buffer
-from learner.stopping import Stopped
-from learner.weights import digest_of
+from learner.publish_weights import digest_of
+from learner.startup import agreed_checkpoint, load_state, newest_checkpoint, republish, resume_buffer
 from tests.learner_setup import (
     FakeBuffer,
     FakeFleet,

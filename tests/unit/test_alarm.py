@@ -10,8 +10,8 @@ import pytest
 from bapo.algorithms.divergences import divergences
 from bapo.config.diagnostics import DiagnosticsConfig
 from bapo.types import Origin
-from learner.alarm import Alarm, QuietLog, alarm_of
-from learner.theorem_meter import Cell
+from learner.diagnostics.off_policy_alarm import Alarm, QuietLog, alarm_of
+from learner.diagnostics.theorem_meter import Cell
 
 NEAR = divergences(np.zeros(1), np.zeros(1), np.ones(1, dtype=int))
 LIMITS = DiagnosticsConfig(tv_warn=0.05, ess_warn=0.5)

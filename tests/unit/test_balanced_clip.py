@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from learner.loss import token_losses
 from learner.losses.balanced_clip import balance, search
-from learner.losses.registry import load_loss
+from learner.losses.base import load_loss
+from learner.losses.objective import token_losses
 from tests.loss_setup import NEW, OLD, doubles, inputs, run, settings
 from tests.vectors import vector
 

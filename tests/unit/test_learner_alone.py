@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from bapo.errors import UnavailableError
-from learner.alone import FILE_NAME, alone
+from learner.startup import FILE_NAME, alone
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from learner.alone import alone
+from learner.startup import alone
 with alone(Path(sys.argv[1])):
     print("alone", flush=True)
     time.sleep(600)

@@ -13,8 +13,8 @@ from bapo.config.tree import Config
 from bapo.errors import OutOfMemoryError, UnavailableError
 from bapo.process import run_process
 from learner import __main__ as learner_main
-from learner import rank
-from learner.memory import out_of_memory
+from learner import startup as rank
+from learner.startup import out_of_memory
 
 OF_TORCH = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.20 GiB is free"

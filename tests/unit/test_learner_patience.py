@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bapo.errors import RankLostError
-from learner.distributed import lost_rank
-from learner.rank import RANKS_SLACK_S, longest_silence_s
+from learner.distributed.world import lost_rank
+from learner.startup import RANKS_SLACK_S, longest_silence_s
 from tests.learner_setup import learner_config
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from bapo.rank_environment import LISTENER, rank_environments
 from bapo.records import RunDirectory
-from learner import local_ranks
-from learner.local_ranks import exit_code, run_ranks
+from learner.distributed import spawn_ranks as local_ranks
+from learner.distributed.spawn_ranks import exit_code, run_ranks
 from services.launcher.processes import Starter
 from tests.learner_setup import learner_config
 
@@ -120,7 +120,7 @@ def test_a_verdict_of_ours_counts_before_what_follows_from_a_lost_peer(
 PARENT = """
 import sys
 from bapo.rank_environment import rank_environments
-from learner.local_ranks import run_ranks
+from learner.distributed.spawn_ranks import run_ranks
 SCRIPT = '''
 import os, signal, sys, time
 def leave(number, frame):

@@ -12,14 +12,12 @@ import torch
 
 from bapo.algorithms.advantages import group_advantages
 from bapo.config.objective import LossName
-from learner.batching import rows_of
-from learner.loss import objective, token_losses
+from learner.batch.packing import rows_of
 from learner.losses.aggregation import token_weights
-from learner.losses.base import TokenInputs
-from learner.losses.corrections import importance_weight
+from learner.losses.base import TokenInputs, load_loss, loss_names
 from learner.losses.luffy import shaped_probability
+from learner.losses.objective import importance_weight, objective, token_losses
 from learner.losses.ratios import geometric_ratio, sequence_ratio
-from learner.losses.registry import load_loss, loss_names
 from tests.learner_setup import CPU
 from tests.loss_setup import ADVANTAGE, BEHAVE, LENGTHS, NEW, OLD, ROWS, doubles, gradient, inputs, mean, run, settings
 from tests.vectors import tokens, vector

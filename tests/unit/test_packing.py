@@ -22,9 +22,9 @@ from transformers import (
 )
 
 from bapo.errors import ConfigError
-from learner.attention import NARROWEST, pack_rows
-from learner.batching import Piece, build, columns_of
-from learner.policy import Policy, check_head
+from learner.batch.packed_attention import NARROWEST, pack_rows
+from learner.batch.packing import Piece, build, columns_of
+from learner.model.policy import Policy, check_head
 from tests.learner_setup import CPU, learner_config, random_batch
 
 VOCAB = 218

@@ -14,7 +14,7 @@ from bapo.errors import ConfigError, DeadlineError
 from bapo.prompt_embeddings import embeddings_path, read_embeddings, write_embeddings
 from bapo.records import RunDirectory
 from bapo.tasks.registry import load_task
-from learner.embeddings import embed, make_embeddings
+from learner.model.embeddings import embed, make_embeddings
 from services.scheduler.pool import _wait_for, make_pool
 from tests.tiny_model import write_tiny_model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bapo.metrics.metric import Process
 from bapo.telemetry import Telemetry
 from bapo.types import Fate, Purpose
-from learner.prompts_seen import PromptsSeen
+from learner.diagnostics.gauges import PromptsSeen
 
 
 def fate(prompt: str, rewards: tuple[float, ...], purpose: Purpose = Purpose.FRESH) -> Fate:

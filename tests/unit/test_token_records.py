@@ -15,11 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from bapo.errors import StorageError, UnavailableError
 from bapo.token_files import TokenFiles, TokenRow
 from bapo.types import Batch, Group
-from learner import token_rows
-from learner.pieces import Pieces
-from learner.token_records import TokenRecorder
-from learner.token_rows import Recorded, RowMaker
-from learner.token_trace import TokenValues
+from learner.diagnostics import response_rows as token_rows
+from learner.diagnostics.response_recorder import TokenRecorder
+from learner.diagnostics.response_rows import Pieces, Recorded, RowMaker
+from learner.diagnostics.token_values import TokenValues
 from tests.learner_setup import (
     FakeBuffer,
     FakeFleet,
