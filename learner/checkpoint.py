@@ -251,7 +251,7 @@ def _instead(folder: Path, step: int) -> str:
     older = [found for found in complete_steps(folder) if found < step]
     if not older:
         return "there is no older one, so start a new run"
-    return f"move it away, then `bapo train --resume` goes on behind step {older[-1]}"
+    return f"move it away, then `bapo train --resume` resumes after step {older[-1]}"
 
 
 def complete_steps(folder: Path) -> list[int]:

@@ -1,4 +1,16 @@
-"""One rank of the learner: its parts put together, and run."""
+"""How a rank of the learner starts: it meets the others, finds where to begin, puts its parts together, and runs.
+
+    start        step 1, with the base model
+    --resume     after the newest checkpoint, or at step 1 when there is none
+
+A resumed run trains the steps after its checkpoint again, on the batches that the buffer still retains, so it goes the
+same way as a run that was never interrupted. When the buffer has lost them, or a restore of it was cut off, the
+checkpoint's snapshot of the buffer is restored first.
+
+One learner per run: two would append to the same records, write the same checkpoints and take turns with the workers'
+weights. On one machine the launcher sees to it; a pod on a host that was lost, or a second start by hand, meets the
+lock here.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +66,21 @@ from learner.update.update import Updater
 log = logging.getLogger("learner")
 
 RANKS_SLACK_S = 300.0
-"""Longer than rank 0 needs for anything but its waits for others: loading, saving, restoring."""
+"""More than rank 0 needs for anything except waiting for others: loading, saving, restoring."""
+
+LOCK_FILE = ".learner.lock"
+LOCK_TIMEOUT_S = 60.0
+"""For the end of a learner that was killed just now, also where a file server takes this long to notice."""
+LOCK_POLL_S = 0.2
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
+"""Messages of CUDA, NCCL and torch's allocator on CPUs, where it is not a class of its own."""
+ADVICE_OF_TORCH = " If reserved but unallocated memory"
+"""Beginning of the part of torch's message that does not help here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """Whom rank 0 talks to."""
+    """The services that rank 0 talks to."""
 
     buffer: Buffer
     fleet: Fleet
@@ -73,50 +94,43 @@ def train(flags: Flags) -> None:
     torch.set_num_threads(config.learner.num_threads)
     stop = StopFlag()
     stop.install()
-    world = join(config.learner.num_ranks, pick_device(config.learner.device), longest_silence_s(config))
+    world = join(config.learner.num_ranks, pick_device(config.learner.device), collective_timeout_s(config))
     finished = False
     try:
-        with _as_only_learner(flags, world, stop):
+        with ExitStack() as held:
+            if world.leads:  # for all ranks
+                with stop.waiting():
+                    held.enter_context(only_learner(flags.run.path))
             _run(flags, world, stop)
         finished = True
     except Stopped as reason:
         _end_as_asked(flags, str(reason))
     except RuntimeError as error:
-        told = out_of_memory(error, config.learner, rank=world.rank, device=world.device)
-        told = told or lost_rank(error, world.rank)
-        if told is None:
+        cause = out_of_memory(error, config.learner, rank=world.rank, device=world.device)
+        cause = cause or lost_rank(error, world.rank)
+        if cause is None:
             raise
-        if not (stop.asked and isinstance(told, RankLostError)):
-            raise told from error
+        if not (stop.asked and isinstance(cause, RankLostError)):
+            raise cause from error
         _end_as_asked(flags, "asked to end, and another rank has ended before")
     finally:
         leave(world, together=finished)
 
 
 def _end_as_asked(flags: Flags, reason: str) -> None:
-    log.info("ended: %s; go on with --resume", reason)
+    log.info("ended: %s; continue with --resume", reason)
     if flags.extra.restart:
         sys.exit(ASKED)
 
 
-def longest_silence_s(config: Config) -> float:
-    """For so long rank 0 may keep the others waiting in seconds, and no setting is exceeded.
+def collective_timeout_s(config: Config) -> float:
+    """How long rank 0 may keep the others waiting, in seconds, without exceeding any setting.
 
-    At the start it waits for the buffer, on a resume once more behind a restore, and for the first worker, and then it
+    At the start it waits for the buffer, on a resume once more after a restore, and for the first worker, and then it
     publishes; later for a batch or an update of the weights.
     """
     rollout = config.rollout
     return max(config.learner.batch_timeout_s, 3 * rollout.start_timeout_s) + rollout.sync_timeout_s + RANKS_SLACK_S
-
-
-@contextmanager
-def _as_only_learner(flags: Flags, world: World, stop: StopFlag) -> Iterator[None]:
-    """Rank 0 stands for all."""
-    with ExitStack() as held:
-        if world.leads:
-            with stop.waiting():
-                held.enter_context(alone(flags.run.path))
-        yield
 
 
 def _run(flags: Flags, world: World, stop: StopFlag) -> None:
@@ -134,7 +148,7 @@ def _run(flags: Flags, world: World, stop: StopFlag) -> None:
     show_checkpoint(telemetry, flags.run.path / "checkpoints", learner.checkpoints.newest)
     if flags.extra.resume:
         _resume(flags, learner, peers, checkpoint)
-    # On a resume the scheduler starts behind this: work that is asked for before the buffer is brought back is lost.
+    # On a resume the scheduler starts after this: what it requests before the buffer is brought back is lost.
     ready[0] = True
     if peers:
         with stop.waiting():
@@ -158,7 +172,7 @@ def make_learner(
     peers: Peers | None,
     checkpoint: Checkpoint | None,
 ) -> Learner:
-    """All parts, with the weights of the base model or of the checkpoint; `peers` on rank 0 only."""
+    """All parts, with the weights of the base model or of the checkpoint. `peers`: on rank 0 only."""
     config, run_path = flags.config, flags.run.path
     policy = load_policy(checkpoint.model_path if checkpoint else config.model.path, config, world)
     reference = load_policy(config.model.path, config, world, frozen=True) if config.loss.needs_reference else None
@@ -202,33 +216,8 @@ def _peers(flags: Flags) -> Peers:
     )
 
 
-def _look_again(run: RunDirectory, prompts: PromptsSeen) -> None:
-    """Bring a gauge to where it was; a record that is lost must not keep the run from going on."""
-    for step in run.group_steps():
-        try:
-            for _, fates in run.read_groups([step]):
-                prompts.look(fates, is_new=False)
-        except ContractError as error:
-            log.warning("prompts that only step %d saw are not counted: %s", step, error)
-
-
-def _resume(flags: Flags, learner: Learner, peers: Peers | None, checkpoint: Checkpoint | None) -> None:
-    """Buffer, records and optimizer as they were at the checkpoint, or at the beginning."""
-    if peers:
-        with learner.stop.waiting():
-            peers.buffer.wait_ready(flags.config.rollout.start_timeout_s)
-        resume_buffer(learner.buffer, checkpoint)
-        # An evaluator that runs is the writer of its file, and the steps are trained again to the same weights.
-        step = checkpoint.state.step if checkpoint else 0
-        flags.run.truncate_after(step, keep_evaluations=flags.extra.restart)
-        _look_again(flags.run, learner.prompts)
-    if checkpoint is not None:
-        load_state(learner, checkpoint)
-        log.info("resumes after step %d with rollout policy %d", checkpoint.state.step, checkpoint.state.alpha_version)
-
-
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """What `--resume` goes on from; None when the run has not saved anything yet. Raises: StorageError, ConfigError."""
+    """The checkpoint that `--resume` continues from; None before the first. Raises: StorageError, ConfigError."""
     steps = complete_steps(folder)
     return open_checkpoint(folder, steps[-1]) if steps else None
 
@@ -236,8 +225,8 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 def agreed_checkpoint(folder: Path, world: World) -> Checkpoint | None:
     """`newest_checkpoint` as rank 0 finds it, on every rank; the others open that one. All ranks must call it.
 
-    Each by itself might find another: rank 0 waits for the end of an earlier learner, which saves meanwhile, and what
-    is on a file server is not seen everywhere at once. Ranks that go on behind different steps train on moments of
+    Each by itself might find another: rank 0 waits for the end of an earlier learner, which saves meanwhile, and a file
+    server does not show a file everywhere at once. Ranks that resume after different steps train on moments of
     different steps, or wait for each other until their deadline.
 
     Raises: StorageError, ConfigError; on the ranks that follow Stopped when rank 0 ended instead.
@@ -247,7 +236,7 @@ def agreed_checkpoint(folder: Path, world: World) -> Checkpoint | None:
     try:
         found = newest_checkpoint(folder)
     except BapoError:
-        with suppress(RuntimeError):  # who is gone cannot be told, and must not hide why we end
+        with suppress(RuntimeError):  # a rank that is gone must not hide why this one ends
             world.share(None)
         raise
     world.share(str(found.state.step if found else 0).encode())
@@ -263,9 +252,34 @@ def _followed(folder: Path, world: World) -> Checkpoint | None:
         return open_checkpoint(folder, step) if step else None
     except StorageError as error:
         raise StorageError(
-            f"rank {world.rank} cannot go on behind step {step}, as rank 0 does: {error}. Or do the ranks see "
+            f"rank {world.rank} cannot resume after step {step}, as rank 0 does: {error}. Or do the ranks see "
             "different disks?"
         ) from error
+
+
+def _count_prompts(run: RunDirectory, prompts: PromptsSeen) -> None:
+    """Bring a gauge to where it was; a lost record does not keep the run from resuming."""
+    for step in run.group_steps():
+        try:
+            for _, fates in run.read_groups([step]):
+                prompts.count(fates, is_new=False)
+        except ContractError as error:
+            log.warning("prompts that only step %d saw are not counted: %s", step, error)
+
+
+def _resume(flags: Flags, learner: Learner, peers: Peers | None, checkpoint: Checkpoint | None) -> None:
+    """Buffer, records and optimizer as they were at the checkpoint, or at the beginning."""
+    if peers:
+        with learner.stop.waiting():
+            peers.buffer.wait_ready(flags.config.rollout.start_timeout_s)
+        resume_buffer(learner.buffer, checkpoint)
+        # An evaluator that runs is the writer of its file, and the steps are trained again to the same weights.
+        step = checkpoint.state.step if checkpoint else 0
+        flags.run.truncate_after(step, keep_evaluations=flags.extra.restart)
+        _count_prompts(flags.run, learner.prompts)
+    if checkpoint is not None:
+        load_state(learner, checkpoint)
+        log.info("resumes after step %d with rollout policy %d", checkpoint.state.step, checkpoint.state.alpha_version)
 
 
 def load_state(learner: Learner, checkpoint: Checkpoint) -> None:
@@ -305,38 +319,32 @@ def republish(learner: Learner, checkpoint: Checkpoint) -> None:
     learner.publisher.publish_again(checkpoint.state.alpha_version, checkpoint.alpha_path, checkpoint.state.canary)
 
 
-FILE_NAME = ".learner.lock"
-PATIENCE_S = 60.0
-"""For the end of one that was killed just now, also where it takes a file server so long to hear of it."""
-POLL_S = 0.2
-
-
 @contextmanager
-def alone(run: Path, *, patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """Be the only learner of a run in this block; the kernel gives the lock back however we end.
+def only_learner(run: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    """Hold the run's lock in this block; the kernel releases it however the process ends.
 
     Args:
-        patience_s: how long to wait for the end of another.
-    Raises: UnavailableError when it lives on; StorageError.
+        timeout_s: how long to wait for the end of another learner.
+    Raises: UnavailableError when it does not end; StorageError.
     """
-    path = run / FILE_NAME
+    path = run / LOCK_FILE
     with storing(path):
         file = path.open("a")
     with file:
-        deadline = time.monotonic() + patience_s
-        if not _is_ours(file):
-            log.warning("another learner trains %s: waiting for its end, at most %.0f s", run, patience_s)
-            while not _is_ours(file):
+        deadline = time.monotonic() + timeout_s
+        if not _is_locked(file):
+            log.warning("another learner trains %s: waiting for its end, at most %.0f s", run, timeout_s)
+            while not _is_locked(file):
                 if time.monotonic() > deadline:
                     raise UnavailableError(
-                        f"another learner still trains {run}, after {patience_s:.0f} s: end it, then start this one "
+                        f"another learner still trains {run}, after {timeout_s:.0f} s: end it, then start this one "
                         "again"
                     )
-                time.sleep(POLL_S)
+                time.sleep(LOCK_POLL_S)
         yield
 
 
-def _is_ours(file: IO[str]) -> bool:
+def _is_locked(file: IO[str]) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -346,15 +354,9 @@ def _is_ours(file: IO[str]) -> bool:
     return True
 
 
-REFUSALS = ("out of memory", "can't allocate memory")
-"""How CUDA, NCCL and torch's allocator on CPUs say it, where it is no class of its own."""
-ADVICE_OF_TORCH = " If reserved but unallocated memory"
-"""How the part of torch's message begins that is of no use here."""
-
-
 def out_of_memory(error: RuntimeError, learner: LearnerConfig, *, rank: int, device: torch.device) -> Exception | None:
-    """`OutOfMemoryError` naming what to change; None when memory was not the cause."""
-    if not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in REFUSALS):
+    """`OutOfMemoryError` with the settings that need less memory, as they are now; None when that was not the cause."""
+    if not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in OUT_OF_MEMORY):
         return None
     reason = " ".join(str(error).partition(ADVICE_OF_TORCH)[0].split()).rstrip(".")
     return OutOfMemoryError(
@@ -365,7 +367,7 @@ def out_of_memory(error: RuntimeError, learner: LearnerConfig, *, rank: int, dev
 
 
 def _advice(learner: LearnerConfig) -> list[str]:
-    """In the order in which they cost least."""
+    """Cheapest first."""
     now = learner.gradient_checkpointing
     recompute = [] if now is True else [f"learner.gradient_checkpointing = true (now {str(now).lower()})"]
     return [

@@ -1,4 +1,4 @@
-"""How far a policy pi is from the policy alpha that sampled, estimated from log-probs alone (spec A.10).
+"""How far a policy pi is from the policy alpha that sampled, from log-probs alone (docs/paper.md, Eqs. 9, 10).
 
 Estimators take y ~ alpha: d = log pi - log alpha on response tokens, rho = e^d; D = sum of d over one response,
 W = e^D.

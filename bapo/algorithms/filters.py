@@ -1,4 +1,4 @@
-"""The online filter: which fresh groups become X1 (appendix A.3 of the paper, spec A.5).
+"""The online filter: which fresh groups become X1 (docs/paper.md, Eq. 5; appendix A.3 of the paper).
 
 range           1/G <= mu <= (G-1)/G                                               the paper's default
 gaussian        range, then each group stays with probability p(mu), by its own draw

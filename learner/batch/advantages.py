@@ -1,4 +1,4 @@
-"""ADV: from the rewards of a batch to an advantage per response (spec A.3 line 10).
+"""ADV: from the rewards of a batch to an advantage per response (docs/paper.md, Eq. 2).
 
     stored rewards -> shaped (shaping) -> against the baseline of their group -> weights of origin and entry
                    -> over the batch, where so configured

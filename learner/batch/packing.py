@@ -1,4 +1,4 @@
-"""From the batch D_t to packed micro-batches (spec A.3 lines 9-11).
+"""From the batch D_t to packed micro-batches (docs/paper.md, Algorithm 1 line 18).
 
     Batch --columns_of--> Columns --deal--> each rank's share --cut--> pieces --build--> MicroBatch (tensors)
 

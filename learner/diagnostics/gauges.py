@@ -158,7 +158,12 @@ def show_divergences(telemetry: Telemetry, row: Mapping[str, Any]) -> None:
 
 
 class PromptsSeen:
-    """Remembers the ids of all prompts that a run has sampled."""
+    """Which prompts of a run never had a correct response, and which have their first one now.
+
+    Held by rank 0, which sees every batch; after a resume it counts the records of the steps that stay once more. It
+    counts every first correct response after an all-incorrect first group, so also those of a prompt that was merely
+    sampled again: for what is compared between methods see ADR 0080.
+    """
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._unsolved_gauge = telemetry.gauge("bapo_prompts_unsolved")
@@ -166,7 +171,7 @@ class PromptsSeen:
         self._solved: set[str] = set()
         self._unsolved: set[str] = set()
 
-    def look(self, fates: Iterable[Fate], *, is_new: bool = True) -> None:
+    def count(self, fates: Iterable[Fate], *, is_new: bool = True) -> None:
         """The groups of one step, in the order of its assembly. `is_new`: False for records of a step before."""
         for fate in fates:
             if max(fate.rewards, default=0.0) <= 0.0:

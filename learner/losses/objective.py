@@ -1,4 +1,4 @@
-"""The objective (eqs. 1-3; spec A.6): a surrogate of `learner/losses`, its importance weight, KL and entropy.
+"""The objective (docs/paper.md, Eqs. 1-3): a surrogate of `learner/losses`, its importance weight, KL and entropy.
 
 Suffixes: M response tokens of a micro-batch, R responses.
 

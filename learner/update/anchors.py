@@ -1,4 +1,4 @@
-"""The policy that the trust region is centred on, and what must be remembered for it (spec A.6, ADR 0022).
+"""The policy that the trust region is centred on, and what must be remembered for it (docs/paper.md, Eq. 3).
 
     direct      anchor = alpha, the rollout policy: nothing to compute
     decoupled   anchor = pi_theta_t, for all of D_t

@@ -1,4 +1,4 @@
-"""PPO's value function (BA-PPO, appendix A.9; spec B.18): a second copy of the backbone with a linear head.
+"""PPO's value function (BA-PPO, appendix A.9 of the paper): a second copy of the backbone with a linear head.
 
     V of all tokens with the current critic -> GAE -> advantages, whitened over the batch; returns
     value loss of a token = 1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), mean over tokens

@@ -1,4 +1,4 @@
-"""PROX, ADV and UPDATE: theta_t and D_t become theta_{t+1} (spec A.3 lines 9-11; algorithm 1, line 18).
+"""PROX, ADV and UPDATE: theta_t and D_t become theta_{t+1} (docs/paper.md, Algorithm 1 line 18).
 
     columns (with advantages) -> anchors and reference where the loss needs them -> critic, if any
                               -> one AdamW step per mini-batch -> cross-entropy on entries of kind sft, if any

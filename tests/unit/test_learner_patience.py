@@ -6,7 +6,7 @@ import pytest
 
 from bapo.errors import RankLostError
 from learner.distributed.world import lost_rank
-from learner.startup import RANKS_SLACK_S, longest_silence_s
+from learner.startup import RANKS_SLACK_S, collective_timeout_s
 from tests.learner_setup import learner_config
 
 
@@ -23,7 +23,7 @@ def test_no_wait_that_a_setting_allows_is_too_long_for_the_other_ranks(
 ) -> None:
     rollout = {"start_timeout_s": start_s, "sync_timeout_s": 120.0, "max_prompt_tokens": 12, "max_response_tokens": 24}
     config = learner_config(rollout=rollout, learner={"batch_timeout_s": batch_s})
-    assert longest_silence_s(config) == longest_s + 120.0 + RANKS_SLACK_S
+    assert collective_timeout_s(config) == longest_s + 120.0 + RANKS_SLACK_S
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""DOTS: measure a few prompts, predict all others, choose those that are predicted to be half right (spec B.10).
+"""DOTS: measure a few prompts, predict all others, choose those that are predicted to be half right (docs/methods.md).
 
 Sun et al., *Improving Data Efficiency for LLM Reinforcement Fine-tuning Through Difficulty-targeted Online Data
 Selection and Rollout Replay*. Reduced: one linear projection, trained while the run goes on, where the authors train a
