@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -120,6 +120,12 @@ def columns_of(batch: Batch, config: Config) -> Columns:
         sft_R=of_kind_sft(batch),
         left_out_R=left_out(batch, config),
     )
+
+
+def token_spans(batch: Batch) -> list[slice]:
+    """Where the tokens of each entry stand in the batch's columns."""
+    ends = np.cumsum([0, *(len(entry.group.token_ids) for entry in batch.entries)]).tolist()
+    return [slice(start, end) for start, end in pairwise(ends)]
 
 
 def minibatches(num_groups: int, minibatch_size: int, *, seed: int, step: int, epoch: int) -> list[list[int]]:

@@ -94,7 +94,7 @@ class TokenRecorder:
         try:
             self._serve_all()
         except Exception as error:
-            # Also a bug of ours: the steps after it must not seem to be left out because the disk is slow.
+            # The end of a thread of its own: a bug here ends the recording and says so, and never the training.
             self._failed = True
             log.exception("token records end, training goes on: %s", type(error).__name__)
 

@@ -18,6 +18,7 @@ from bapo.tasks.base import Task
 from bapo.tasks.registry import extract_of, load_task
 from bapo.token_files import TokenRow
 from bapo.types import Batch, BatchEntry, Group, Outcome, Prompt, Response
+from learner.batch.packing import token_spans
 from learner.diagnostics.token_values import Float32s, TokenValues
 
 log = logging.getLogger(__name__)
@@ -48,13 +49,13 @@ class RowMaker:
         self._said = False
 
     @cached_property
-    def _pieces(self) -> Pieces:
+    def _texts(self) -> TokenTexts:
         path = self._config.model.path
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(path)
         except (OSError, ValueError) as error:
             raise ConfigError(f"the tokenizer of {path} cannot be loaded: {error}") from error
-        return Pieces(tokenizer)
+        return TokenTexts(tokenizer)
 
     @cached_property
     def _task(self) -> Task | None:
@@ -77,11 +78,11 @@ class RowMaker:
         room, token_bytes = float(max_bytes), TOKEN_BYTES
         if recorded.values is None:
             room, token_bytes = float(self._config.diagnostics.texts_mb * MB), FRAME_TOKEN_BYTES
-        for entry, start in zip(batch.entries, _starts(batch), strict=True):
+        for entry, span in zip(batch.entries, token_spans(batch), strict=True):
             room -= token_bytes * len(entry.group.token_ids)
             if room < 0 and found:
                 break
-            found.append(list(self._entry(batch.step, entry, start, recorded)))
+            found.append(list(self._entry(batch.step, entry, span.start, recorded)))
         return found, len(batch.entries) - len(found)
 
     def untrained(self, step: int, groups: Iterable[Group]) -> list[list[TokenRow]]:
@@ -131,7 +132,7 @@ class RowMaker:
 
     def _text_alone(self, group: Group, response: Response) -> dict[str, Any]:
         token_ids = response.token_ids.tolist()
-        text = self._pieces.graded(token_ids)
+        text = self._texts.graded(token_ids)
         return {
             "origin": None,
             "kind": "rl",
@@ -145,9 +146,9 @@ class RowMaker:
     def _numbers(self, group: Group, response: Response, values: TokenValues, span: slice) -> dict[str, Any]:
         token_ids = response.token_ids.tolist()
         return {
-            "extracted": self._extracted(group.prompt, self._pieces.graded(token_ids)),
+            "extracted": self._extracted(group.prompt, self._texts.graded(token_ids)),
             "token_ids": token_ids,
-            "pieces": self._pieces.of(token_ids),
+            "pieces": self._texts.of(token_ids),
             "rollout_logprobs": response.rollout_logprobs.tolist(),
             "logprobs": _known(values.logprobs_M[span]),
             "entropy": _known(values.entropy_M[span]),
@@ -168,18 +169,12 @@ class RowMaker:
         """What a task says of a prompt or a text, as text; None when it raises, which is said once."""
         try:
             found = ask(*arguments)
-        except Exception as error:  # noqa: BLE001 - a user's function may raise anything
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and a record needs no answer
             if not self._said:
                 log.warning("token records: the task raised %s: %s", type(error).__name__, error)
             self._said = True
             return None
         return None if found is None else str(found)
-
-
-def _starts(batch: Batch) -> list[int]:
-    """Where the tokens of each entry begin in the batch's columns."""
-    ends = np.cumsum([len(entry.group.token_ids) for entry in batch.entries], dtype=np.int64)
-    return [0, *ends.tolist()][:-1]
 
 
 def _known(values_T: NDArray[np.float32]) -> list[float] | None:
@@ -195,19 +190,19 @@ UNFINISHED = "\ufffd"
 
 
 class Tokenizer(Protocol):
-    """What is used of transformers' tokenizers."""
+    """The part of a transformers tokenizer that is used."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of these tokens."""
         ...
 
 
-class Pieces:
-    """Cuts responses into the text of their tokens; remembers the text of each token id."""
+class TokenTexts:
+    """The text of each token of a response, so that joined they are the response; remembers those of single tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._alone: dict[int, str] = {}
+        self._of_one: dict[int, str] = {}
 
     def of(self, token_ids: Sequence[int]) -> list[str]:
         """One text per token, special tokens as they are written. A character of several tokens is the last one's."""
@@ -221,9 +216,9 @@ class Pieces:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
     def _one(self, token_id: int) -> str:
-        if token_id not in self._alone:
-            self._alone[token_id] = self._text([token_id])
-        return self._alone[token_id]
+        if token_id not in self._of_one:
+            self._of_one[token_id] = self._text([token_id])
+        return self._of_one[token_id]
 
     def _grown(self, token_ids: Sequence[int]) -> list[str]:
         """What each token adds to the text of those before it, looking back no further than the last whole character:

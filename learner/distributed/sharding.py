@@ -43,7 +43,7 @@ def shard(module: nn.Module, world: World, dtype: torch.dtype = torch.float32) -
     """
     if not is_spread(world, dtype):
         return
-    _meet_alone(world)
+    _init_single_process_group(world)
     mesh = init_device_mesh(world.device.type, (world.size,))
     layers = decoder_layers(module)
     if not layers:
@@ -57,15 +57,15 @@ def shard(module: nn.Module, world: World, dtype: torch.dtype = torch.float32) -
         fully_shard(unit, mesh=mesh, mp_policy=precision)
 
 
-def _meet_alone(world: World) -> None:
-    """FSDP asks for a process group also where there is nobody to meet."""
+def _init_single_process_group(world: World) -> None:
+    """FSDP needs a process group also for one process."""
     if dist.is_initialized():
         return
     dist.init_process_group(backend(world.device), store=HashStore(), rank=0, world_size=1)
-    atexit.register(_part)
+    atexit.register(_destroy_process_group)
 
 
-def _part() -> None:
+def _destroy_process_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
 

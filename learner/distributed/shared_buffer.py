@@ -12,7 +12,7 @@ from learner.protocols import Buffer
 
 WANTED, NOT_WANTED = b"1", b"0"
 STILL_WAITING = b"."
-"""No batch: the other ranks hear that rank 0 lives, since a wait that makes progress has no longest time."""
+"""No batch yet: the other ranks hear that rank 0 lives, because a wait that makes progress has no time limit."""
 
 
 class StoppedTogether(Stopped):
@@ -36,7 +36,7 @@ class SharedBuffer:
         Raises: Stopped on all ranks; on rank 0 what the buffer raised, and on the others Stopped then.
         """
 
-        def tell(reason: str) -> None:
+        def relay(reason: str) -> None:
             with self._stop.busy():
                 self._world.share(STILL_WAITING)
                 self.stop_together()
@@ -45,9 +45,9 @@ class SharedBuffer:
 
         def ask(buffer: Buffer) -> bytes | memoryview:
             with self._stop.waiting():
-                return buffer.batch_frame(step, timeout_s=timeout_s, on_wait=tell)
+                return buffer.batch_frame(step, timeout_s=timeout_s, on_wait=relay)
 
-        return self._asked_once(ask, f"waited for batch {step}")
+        return self._from_leader(ask, f"waited for batch {step}")
 
     def stop_together(self) -> None:
         """All ranks must call it. Raises: Stopped on all when any was asked to end."""
@@ -56,13 +56,13 @@ class SharedBuffer:
 
     def commit(self, step: int, *, checkpointed: int) -> bool:
         """By rank 0; every rank hears whether the buffer wants a checkpoint. Raises: as `batch_frame`."""
-        answer = self._asked_once(
+        answer = self._from_leader(
             lambda buffer: WANTED if buffer.commit(step, checkpointed=checkpointed) else NOT_WANTED,
             f"committed step {step}",
         )
         return answer == WANTED
 
-    def _asked_once(self, ask: Callable[[Buffer], bytes | memoryview], doing: str) -> bytes | memoryview:
+    def _from_leader(self, ask: Callable[[Buffer], bytes | memoryview], doing: str) -> bytes | memoryview:
         """What rank 0 gets by asking, on every rank. `doing`: in words, for the ranks that do not hear of it."""
         if not self._world.leads:
             while (answer := self._world.share(None)) == STILL_WAITING:
@@ -74,8 +74,8 @@ class SharedBuffer:
             answer = ask(self._leader)
         except StoppedTogether:
             raise
-        except BaseException:
-            with suppress(RuntimeError):  # who is gone cannot be told, and must not hide why we end
+        except BaseException:  # also Stopped, which is no Exception: the other ranks wait for rank 0, whatever ends it
+            with suppress(RuntimeError):  # a rank that is gone must not hide why this one ends
                 self._world.share(None)
             raise
         self._world.share(answer)

@@ -4,10 +4,13 @@
 
     SIGTERM, SIGINT      -> passed on to each
     a rank fails         -> SIGTERM to the others, SIGKILL to who is still there after END_S
-    a rank is stopped    -> said, once: nothing else names the one that all others wait for
+    a rank is stopped    -> logged once: nothing else names the one that all others wait for
     this process dies    -> the kernel kills them
 
 The exit code is that of the rank that failed first; what others made of losing it is not the cause.
+
+Not torchrun: a killed agent leaves its ranks running, its exit code is always 1, and a stopped rank is not named. Not
+torch.multiprocessing.spawn: the same last two, and its parent holds torch (seconds, a quarter of a gigabyte).
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ class _Ranks:
         self._ends: dict[int, int] = {}
         """Rank -> exit code, in the order of their ends."""
         self._stopped_at: dict[int, float] = {}
-        self._said: set[int] = set()
+        self._reported: set[int] = set()
         """Of those that are stopped."""
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -101,7 +104,7 @@ class _Ranks:
             self._pass_on()
             if failed:
                 self._send(signal.SIGTERM)
-            self._look_for_stopped()
+            self._report_stopped()
             if self._ends and deadline is None:
                 deadline = time.monotonic() + END_S
             if deadline is not None and time.monotonic() > deadline:
@@ -112,15 +115,15 @@ class _Ranks:
             reader.join()
         return exit_code(list(self._ends.values()), was_asked=self._was_asked)
 
-    def _look_for_stopped(self) -> None:
+    def _report_stopped(self) -> None:
         now = time.monotonic()
         for rank, process in enumerate(self._processes):
             if rank in self._ends or not _is_stopped(process.pid):
                 self._stopped_at.pop(rank, None)
-                self._said.discard(rank)
-            elif now - self._stopped_at.setdefault(rank, now) >= STOPPED_S and rank not in self._said:
-                self._said.add(rank)
-                self._say(
+                self._reported.discard(rank)
+            elif now - self._stopped_at.setdefault(rank, now) >= STOPPED_S and rank not in self._reported:
+                self._reported.add(rank)
+                self._log(
                     f"rank {rank} is stopped (SIGSTOP; `kill -CONT {process.pid}` lets it go on), and all others wait "
                     "for it"
                 )
@@ -139,7 +142,7 @@ class _Ranks:
         for rank, code in sorted(new, key=lambda end: end[1] >= 0):
             self._ends[rank] = 128 - code if code < 0 else code
             if code:
-                self._say(f"rank {rank} ended with {'signal' if code < 0 else 'exit code'} {abs(code)}")
+                self._log(f"rank {rank} ended with {'signal' if code < 0 else 'exit code'} {abs(code)}")
         return not had_failed and any(self._ends.values())
 
     def _pass_on(self) -> None:
@@ -156,7 +159,7 @@ class _Ranks:
         for line in lines:
             self._write(prefix + line.removesuffix(b"\n") + b"\n")
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         self._write(f"learner: {text}\n".encode())
 
     def _write(self, line: bytes) -> None:

@@ -1,8 +1,8 @@
 """One learner or many: the same code for one process and for FSDP2 over several.
 
 Rank 0 talks to the buffer service, to the workers and to the disk; the others follow. Each rank trains its share of
-every mini-batch (`batching.deal`); sums over ranks are taken where the loss needs them. With one rank in float32 every
-function here is the identity and torch.distributed is not started.
+every mini-batch (`batch.packing.deal`); sums over ranks are taken where the loss needs them. With one rank in float32
+torch.distributed is not started.
 
     WORLD_SIZE, RANK, MASTER_ADDR, MASTER_PORT (and LOCAL_RANK on several GPUs), as torchrun sets them
 """
@@ -96,7 +96,7 @@ def pick_device(name: str, environment: Mapping[str, str] = os.environ) -> torch
 
 
 def join(num_ranks: int, device: torch.device, timeout_s: float, environment: Mapping[str, str] = os.environ) -> World:
-    """Meet the other ranks; with one rank, nothing to meet.
+    """Join the process group of all ranks; with one rank there is none.
 
     Args:
         timeout_s: longest that one rank may keep the others waiting, for example for a batch.
@@ -118,15 +118,15 @@ def join(num_ranks: int, device: torch.device, timeout_s: float, environment: Ma
             store = _opened_store(rank, size, timeout, environment)
             dist.init_process_group(backend(device), store=store, rank=rank, world_size=size, timeout=timeout)
         except RuntimeError as error:
-            told = lost_rank(error, rank)
-            if told is None:
+            lost = lost_rank(error, rank)
+            if lost is None:
                 raise
-            raise told from error
+            raise lost from error
     return World(rank=rank, size=size, device=device)
 
 
 def _opened_store(rank: int, size: int, timeout: timedelta, environment: Mapping[str, str]) -> TCPStore | None:
-    """Where the ranks meet, at the socket that their parent keeps open; None where torch finds the place by itself."""
+    """The rendezvous store, at the socket that the ranks' parent keeps open; None where torch opens it by itself."""
     if LISTENER not in environment:
         return None
     return TCPStore(
@@ -140,7 +140,7 @@ def _opened_store(rank: int, size: int, timeout: timedelta, environment: Mapping
 
 
 def lost_rank(error: RuntimeError, rank: int) -> BapoError | None:
-    """What to raise where torch.distributed failed for another rank's sake; None when something else is wrong."""
+    """The error to raise where torch.distributed failed because of another rank; None when something else is wrong."""
     reason = " ".join(str(error).partition(ADVICE_OF_GLOO)[0].split())
     if "EADDRINUSE" in reason:
         return UnavailableError(f"rank {rank}: the port where the ranks meet (MASTER_PORT) is taken: {reason}")
@@ -161,7 +161,7 @@ def backend(device: torch.device) -> str:
 
 
 def leave(world: World, *, together: bool) -> None:
-    """End the meeting.
+    """Leave the process group.
 
     Args:
         together: all ranks have come to the end. They wait for each other and then end at once, with exit code 0 and

@@ -1,4 +1,4 @@
-"""What a policy loss is given and what it gives: everything per response token of one micro-batch.
+"""What a policy loss is given and what it gives, per response token of one micro-batch; and how a name finds its loss.
 
 Suffixes: M response tokens, R responses of the micro-batch, one after the other.
 """

@@ -5,7 +5,7 @@ Suffixes: M response tokens of a micro-batch, R responses.
 Four policies meet at each token, all as log-probabilities in nats:
 
     logprobs      pi_theta       being trained
-    anchor        the policy that the trust region is centred on; the ratio mode decides which (`anchors.py`)
+    anchor        the policy that the trust region is centred on; the ratio mode decides which (`update/anchors.py`)
     rollout       alpha          sampled the token (for a reused group: alpha_B)
     reference     pi_ref         frozen base model, only for kl_ref = reference and convex
 
@@ -14,6 +14,23 @@ Four policies meet at each token, all as log-probabilities in nats:
 
 Each aggregation is a weight per token over the whole mini-batch of all ranks, so L is a plain sum over tokens: it
 does not depend on how tokens are packed, ordered or dealt.
+
+Importance weight w, of a policy that sampled but is not the one that the ratio is centred on (AReaL `ppo_actor_loss_fn`
+and `apply_rejection_sampling`; verl `rollout_corr_helper`; TRL):
+
+    level     token      w_t = anchor_t / alpha_t
+              sequence   the product over the response, for each of its tokens
+              geometric  the geometric mean over the response
+    mode      truncate   min(w, C)
+              mask       w within [floor, C], and what is outside is left out
+    veto      a response with any token of anchor / alpha below the bound is left out, whatever the level
+
+Estimators of KL(pi_theta | anchor) per token, with d = log(pi_theta / anchor); all are d^2 / 2 to second order:
+
+    k1       d                     unbiased, may be negative        tokens from pi_theta
+    k2       d^2 / 2               biased by third order
+    k3       e^-d - 1 + d          unbiased, >= 0                   tokens from pi_theta; biased for the anchor's
+    is_rev   e^d d - e^d + 1       unbiased, >= 0                   tokens from the anchor
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Probability ratios, from log-probs in nats."""
+"""Probability ratios, from log-probs in nats, and how they are clipped: PPO's pessimistic bound and the dual clip."""
 
 from __future__ import annotations
 

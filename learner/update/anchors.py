@@ -1,4 +1,4 @@
-"""The policy that the trust region is centred on, and what must be remembered for it (docs/paper.md, Eq. 3).
+"""The policies that an update refers to: the anchor of the trust region, and the reference of the KL term (Eqs. 1, 3).
 
     direct      anchor = alpha, the rollout policy: nothing to compute
     decoupled   anchor = pi_theta_t, for all of D_t
@@ -25,7 +25,7 @@ from torch import Tensor
 from bapo.algorithms.annealing import reference_share
 from bapo.config.objective import LossConfig
 from bapo.types import Batch
-from learner.batch.packing import Columns
+from learner.batch.packing import Columns, token_spans
 from learner.distributed.sharding import copy_parameters, gather, load_parameters, reshard
 from learner.model.policy import Policy
 
@@ -54,7 +54,7 @@ class GenerationMemory:
             self._logprobs[group_id] = logprobs
             self._steps[group_id] = step
 
-    def forget_before(self, step: int) -> None:
+    def drop_before(self, step: int) -> None:
         """Drop what can no longer come back at `step` or later."""
         for group_id in [found for found, used in self._steps.items() if used < step - self._window]:
             del self._logprobs[group_id], self._steps[group_id]
@@ -80,8 +80,8 @@ def known_anchors(batch: Batch, columns: Columns, settings: LossConfig, memory: 
         return columns.rollout_logprobs_M.copy()
     anchors_M = np.full(len(columns.token_ids_M), np.nan, dtype=np.float32)
     if settings.ratio_mode == "official":
-        for group_id, span in spans_of(batch):
-            remembered = memory.recall(group_id)
+        for entry, span in zip(batch.entries, token_spans(batch), strict=True):
+            remembered = memory.recall(entry.group.group_id)
             if remembered is not None:
                 anchors_M[span] = remembered
     return anchors_M
@@ -91,24 +91,14 @@ def remember_anchors(batch: Batch, anchors_M: Float32s, settings: LossConfig, me
     """After the step: keep pi_gen of its groups for their reuse, drop what is too old."""
     if settings.ratio_mode != "official":
         return
-    for group_id, span in spans_of(batch):
+    for entry, span in zip(batch.entries, token_spans(batch), strict=True):
         if not np.isnan(anchors_M[span]).any():  # a group that added nothing to the loss was not evaluated
-            memory.remember(batch.step, group_id, anchors_M[span].copy())
-    memory.forget_before(batch.step + 1)
-
-
-def spans_of(batch: Batch) -> list[tuple[str, slice]]:
-    """Where the tokens of each group stand in the batch's columns."""
-    sizes = [len(entry.group.token_ids) for entry in batch.entries]
-    ends = np.cumsum(sizes).tolist()
-    return [
-        (entry.group.group_id, slice(end - size, end))
-        for entry, size, end in zip(batch.entries, sizes, ends, strict=True)
-    ]
+            memory.remember(batch.step, entry.group.group_id, anchors_M[span].copy())
+    memory.drop_before(batch.step + 1)
 
 
 class Reference:
-    """A frozen policy, and the step from which on it is another one."""
+    """pi_ref of the KL term: the base model, frozen, until a restart puts the policy in its place (ReMix)."""
 
     def __init__(self, policy: Policy, settings: LossConfig) -> None:
         """`policy`: frozen, with the weights of the base model."""
@@ -117,7 +107,7 @@ class Reference:
         self._replaced = False
 
     def begin_step(self, step: int, trained: Policy) -> None:
-        """Behind step T, once: take the weights that the policy has at the beginning of this step."""
+        """After step T, once: take the weights that the policy has at the beginning of this step."""
         restart = self._settings.kl_restart_step
         if restart is None or step <= restart or self._replaced:
             return

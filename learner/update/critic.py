@@ -27,7 +27,6 @@ from learner.batch.packed_attention import NAME as PACKED
 from learner.batch.packing import MicroBatch
 from learner.distributed.sharding import gather, gather_optimizer, load_optimizer, load_parameters, reshard
 from learner.distributed.world import World
-from learner.losses.aggregation import token_weights
 from learner.model.loading import checkpoints_activations, load_module
 from learner.update.passes import Passes
 from learner.update.step_state import StepInputs
@@ -129,10 +128,8 @@ class CriticTrainer:
         return advantage_M.astype(np.float32), return_M.astype(np.float32)
 
     def _minibatch(self, inputs: StepInputs, k: int, old_M: Tensor, target_M: Tensor) -> float:
-        settings, responses, lengths_R = self._config.critic, inputs.active(k), inputs.columns.lengths_R
-        weight_R = np.zeros(len(lengths_R))
-        weight_R[responses] = token_weights(lengths_R[responses], "token_mean", 1)
-        weight_M = torch.from_numpy(np.repeat(weight_R, lengths_R).astype(np.float32)).to(old_M)
+        settings, responses = self._config.critic, inputs.active(k)
+        weight_M = inputs.spread(inputs.token_mean(responses))
 
         def loss_of(micro: MicroBatch) -> Tensor:
             slot_M = micro.slot_M

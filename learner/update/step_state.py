@@ -67,6 +67,17 @@ class StepInputs:
         mask_R[responses] = True
         return np.repeat(mask_R, self.columns.lengths_R)
 
+    def spread(self, values_R: NDArray[np.floating]) -> Tensor:
+        """[M] float32: the value of each token's response."""
+        values_M = np.repeat(values_R, self.columns.lengths_R)
+        return torch.from_numpy(values_M.astype(np.float32)).to(self.rollout_M.device)
+
+    def token_mean(self, responses: Int64s) -> NDArray[np.float64]:
+        """[R] weight of each token in a mean over the tokens of these responses."""
+        weights_R = np.zeros(len(self.columns.lengths_R))
+        weights_R[responses] = token_weights(self.columns.lengths_R[responses], "token_mean", 1)
+        return weights_R
+
     def without(self, groups: Int64s, config: Config) -> Self:
         """The step without these groups: they are in no mini-batch, no loss and no denominator."""
         if not len(groups):
@@ -81,8 +92,7 @@ class StepInputs:
 
     def scaled(self, factor_R: NDArray[np.float32]) -> Self:
         """The step with the advantage of every response multiplied by its factor."""
-        factor_M = torch.from_numpy(np.repeat(factor_R, self.columns.lengths_R)).to(self.advantage_M.device)
-        return replace(self, advantage_M=self.advantage_M * factor_M)
+        return replace(self, advantage_M=self.advantage_M * self.spread(factor_R))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -16,7 +16,6 @@ from torch import Tensor
 from bapo.config.tree import Config
 from learner.batch.packing import MicroBatch, minibatches
 from learner.distributed.sharding import gather_optimizer, load_optimizer
-from learner.losses.aggregation import token_weights
 from learner.model.policy import Policy
 from learner.update.passes import Passes
 from learner.update.step_state import StepInputs
@@ -48,28 +47,19 @@ class Supervised:
         return {"supervised_loss": sum(losses) / len(losses)}
 
     def _minibatch(self, inputs: StepInputs, groups: Sequence[int]) -> float:
-        settings, weight_M = self._config.supervised, self._weights(inputs, groups)
+        settings, responses = self._config.supervised, inputs.columns.responses_of(groups)
+        factor_E = np.array([entry.weight for entry in inputs.batch.entries])
+        weight_M = inputs.spread(inputs.token_mean(responses) * factor_E[inputs.columns.group_R])
 
         def loss_of(micro: MicroBatch) -> Tensor:
             logprobs_M, entropy_M = self._policy(micro)
             loss: Tensor = ((-logprobs_M - settings.entropy_coef * entropy_M) * weight_M[micro.slot_M]).sum()
             return loss
 
-        responses = inputs.columns.responses_of(groups)
         return self._passes.optimizer_step(
             loss_of, inputs, groups, responses, optimizer=self.optimizer, grad_clip=settings.grad_clip,
             where="cross-entropy",
         )  # fmt: skip
-
-    def _weights(self, inputs: StepInputs, groups: Sequence[int]) -> Tensor:
-        """[M] token mean over these groups, times the weight of the entry."""
-        columns = inputs.columns
-        responses = columns.responses_of(groups)
-        weights_R = np.zeros(len(columns.group_R))
-        weights_R[responses] = token_weights(columns.lengths_R[responses], "token_mean", 1)
-        factor_E = np.array([entry.weight for entry in inputs.batch.entries])
-        weights_M = np.repeat(weights_R * factor_E[columns.group_R], columns.lengths_R)
-        return torch.from_numpy(weights_M.astype(np.float32)).to(inputs.rollout_M.device)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint must hold. All ranks must call it."""

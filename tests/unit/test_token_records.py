@@ -17,7 +17,7 @@ from bapo.token_files import TokenFiles, TokenRow
 from bapo.types import Batch, Group
 from learner.diagnostics import response_rows as token_rows
 from learner.diagnostics.response_recorder import TokenRecorder
-from learner.diagnostics.response_rows import Pieces, Recorded, RowMaker
+from learner.diagnostics.response_rows import Recorded, RowMaker, TokenTexts
 from learner.diagnostics.token_values import TokenValues
 from tests.learner_setup import (
     FakeBuffer,
@@ -227,16 +227,16 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 )
 def test_a_character_of_several_tokens_stands_at_the_last_of_them(text: str, want: list[str]) -> None:
     tokenizer = byte_tokenizer()
-    assert Pieces(tokenizer).of(tokenizer.encode(text)) == want
+    assert TokenTexts(tokenizer).of(tokenizer.encode(text)) == want
 
 
 def test_half_a_character_at_the_end_is_shown_as_unreadable_and_special_tokens_are_written_out() -> None:
     tokenizer = byte_tokenizer()
     half = tokenizer.encode("aé")[:2]
-    assert Pieces(tokenizer).of(half) == ["a", "\ufffd"]
+    assert TokenTexts(tokenizer).of(half) == ["a", "\ufffd"]
     ended = [*tokenizer.encode("é"), tokenizer.eos_token_id]
-    assert Pieces(tokenizer).of(ended) == ["", "é", "<eos>"]
-    assert Pieces(tokenizer).graded(ended) == "é"
+    assert TokenTexts(tokenizer).of(ended) == ["", "é", "<eos>"]
+    assert TokenTexts(tokenizer).graded(ended) == "é"
 
 
 def row(group_id: str, number: int = 0, **changed: Any) -> TokenRow:
