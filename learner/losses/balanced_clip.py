@@ -137,6 +137,4 @@ def _grid(bound: tuple[float, float, float], *, with_end: bool) -> list[float]:
     return [*grid, stop] if with_end and grid[-1] < stop else grid
 
 
-def make_loss(settings: LossConfig) -> BalancedClip:
-    """Called by the registry."""
-    return BalancedClip(settings)
+make_loss = BalancedClip

@@ -6,16 +6,13 @@ Suffixes: M response tokens, R responses of the micro-batch, one after the other
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-import learner.losses
 from bapo.config.objective import LossConfig
 
 
@@ -103,20 +100,7 @@ class PolicyLoss:
         return {}
 
 
-FACTORY = "make_loss"
-
-
 def load_loss(settings: LossConfig) -> PolicyLoss:
-    """The loss `settings.name`, made from the settings. The configuration has refused unknown names."""
-    return cast(PolicyLoss, getattr(_module(settings.name), FACTORY)(settings))
-
-
-@cache
-def loss_names() -> tuple[str, ...]:
-    """Names of the modules of this folder that make a loss, sorted."""
-    names = (module.name for module in pkgutil.iter_modules(learner.losses.__path__))
-    return tuple(sorted(name for name in names if hasattr(_module(name), FACTORY)))
-
-
-def _module(name: str) -> Any:
-    return importlib.import_module(f"{learner.losses.__name__}.{name}")
+    """The loss that `learner/losses/<settings.name>.py` makes. The configuration has refused unknown names."""
+    module: Any = importlib.import_module(f"learner.losses.{settings.name}")
+    return cast(PolicyLoss, module.make_loss(settings))

@@ -30,6 +30,4 @@ class GeppoAdd(PolicyLoss):
         return Surrogate(loss_M=loss_M, ratio_M=ratio_M.detach(), clipped_M=clipped_M)
 
 
-def make_loss(settings: LossConfig) -> GeppoAdd:
-    """Called by the registry."""
-    return GeppoAdd(settings)
+make_loss = GeppoAdd

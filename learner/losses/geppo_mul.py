@@ -31,6 +31,4 @@ class GeppoMul(PolicyLoss):
         return Surrogate(loss_M=loss_M, ratio_M=ratio_M.detach(), clipped_M=clipped_M)
 
 
-def make_loss(settings: LossConfig) -> GeppoMul:
-    """Called by the registry."""
-    return GeppoMul(settings)
+make_loss = GeppoMul

@@ -28,6 +28,4 @@ class Gspo(PolicyLoss):
         return Surrogate(loss_M=loss_M, ratio_M=ratio_M.detach(), clipped_M=clipped_M)
 
 
-def make_loss(settings: LossConfig) -> Gspo:
-    """Called by the registry."""
-    return Gspo(settings)
+make_loss = Gspo

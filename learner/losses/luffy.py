@@ -42,6 +42,4 @@ def shaped_probability(probability_M: Tensor, gamma: float) -> Tensor:
     return probability_M / (probability_M + gamma)
 
 
-def make_loss(settings: LossConfig) -> Luffy:
-    """Called by the registry."""
-    return Luffy(settings)
+make_loss = Luffy

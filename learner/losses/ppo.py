@@ -29,6 +29,4 @@ class Ppo(PolicyLoss):
         return Surrogate(loss_M=loss_M, ratio_M=ratio_M.detach(), clipped_M=clipped_M)
 
 
-def make_loss(settings: LossConfig) -> Ppo:
-    """Called by the registry."""
-    return Ppo(settings)
+make_loss = Ppo

@@ -18,7 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
 from learner.batch.packed_attention import NAME as PACKED
-from learner.batch.packing import Columns, MicroBatch, Piece, build
+from learner.batch.packed_attention import pack_rows
+from learner.batch.packing import MicroBatch, rows_of
 from learner.distributed.world import World
 from learner.model.loading import checkpoints_activations, load_module
 from learner.model.logprobs import response_logprobs
@@ -132,20 +133,17 @@ def _unreadable(path: str | Path, error: Exception) -> ConfigError:
 
 def sequence_microbatch(token_ids: tuple[int, ...], device: torch.device) -> MicroBatch:
     """One sequence whose every token but the first is a response token."""
-    columns = Columns(
-        prompts_E=(np.array(token_ids[:1], dtype=np.int64),),
-        group_R=np.zeros(1, dtype=np.int64),
-        starts_R=np.array([0, len(token_ids) - 1], dtype=np.int64),
-        lengths_R=np.array([len(token_ids) - 1], dtype=np.int64),
-        token_ids_M=np.array(token_ids[1:], dtype=np.int64),
-        rollout_logprobs_M=np.zeros(len(token_ids) - 1, dtype=np.float32),
-        advantage_R=np.zeros(1, dtype=np.float32),
-        replayed_R=np.zeros(1, dtype=bool),
-        expert_R=np.zeros(1, dtype=bool),
-        sft_R=np.zeros(1, dtype=bool),
-        left_out_R=np.zeros(1, dtype=bool),
+    places = np.arange(len(token_ids) - 1)
+    ids, places_N = torch.tensor(token_ids, device=device), torch.from_numpy(places).to(device)
+    return MicroBatch(
+        token_ids_N=ids[:-1],
+        positions_N=places_N,
+        packing=pack_rows([places], len(places), device),
+        predict_M=places_N,
+        target_M=ids[1:],
+        slot_M=places_N,
+        rows=rows_of(np.array([len(places)]), device),
     )
-    return build(columns, [Piece(group=0, responses=(0,))], device)
 
 
 @torch.no_grad()

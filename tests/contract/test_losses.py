@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from bapo.config.tree import Config
 from bapo.types import Batch
 from learner.batch.packing import minibatches, rows_of
-from learner.losses.base import PolicyLoss, TokenInputs, load_loss, loss_names
+from learner.losses.base import PolicyLoss, TokenInputs, load_loss
 from learner.losses.objective import token_losses
 from learner.model.policy import Policy
 from tests.learner_setup import (
@@ -28,6 +28,7 @@ from tests.learner_setup import (
     tiny_policy,
     with_experts,
 )
+from tests.loss_setup import loss_names
 from tests.tiny_model import write_tiny_model
 
 

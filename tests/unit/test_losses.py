@@ -14,12 +14,26 @@ from bapo.algorithms.advantages import group_advantages
 from bapo.config.objective import LossName
 from learner.batch.packing import rows_of
 from learner.losses.aggregation import token_weights
-from learner.losses.base import TokenInputs, load_loss, loss_names
+from learner.losses.base import TokenInputs, load_loss
 from learner.losses.luffy import shaped_probability
 from learner.losses.objective import importance_weight, objective, token_losses
 from learner.losses.ratios import geometric_ratio, sequence_ratio
 from tests.learner_setup import CPU
-from tests.loss_setup import ADVANTAGE, BEHAVE, LENGTHS, NEW, OLD, ROWS, doubles, gradient, inputs, mean, run, settings
+from tests.loss_setup import (
+    ADVANTAGE,
+    BEHAVE,
+    LENGTHS,
+    NEW,
+    OLD,
+    ROWS,
+    doubles,
+    gradient,
+    inputs,
+    loss_names,
+    mean,
+    run,
+    settings,
+)
 from tests.vectors import tokens, vector
 
 
