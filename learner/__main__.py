@@ -22,7 +22,7 @@ Exit codes:  0 done, or asked to end (143 with --restart: the run is not over), 
 
 
 def main(flags: Flags) -> None:
-    """This rank, or, where nobody has said which one this is, all of them."""
+    """Run this rank, or all of them where RANK and WORLD_SIZE are not set."""
     settings = flags.config.learner
     if settings.num_ranks > 1 and not {RANK, WORLD_SIZE} & os.environ.keys():
         command = [sys.executable, "-m", "learner", *sys.argv[1:]]
@@ -39,9 +39,9 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
     parser.add_argument("--fleet-url", help="the rollout server; default: from the configuration and RUN/ports")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of the run")
     parser.add_argument(
-        "--restart", action="store_true", help="as --resume, while the other processes of the run go on"
+        "--restart", action="store_true", help="as --resume, while the other processes of the run keep running"
     )
 
 

@@ -126,7 +126,7 @@ class WeightPublisher:
         self.version, self.seconds = version, watch.seconds
 
     def publish_again(self, version: int, saved: Path, canary: Canary) -> None:
-        """alpha <- weights that a checkpoint kept: the workers of a resumed run go on with the same rollout policy.
+        """alpha <- weights that a checkpoint kept: the workers of a resumed run continue with the same rollout policy.
 
         Raises: StorageError; what the fleet raises.
         """

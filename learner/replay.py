@@ -4,7 +4,7 @@
 
 Every step that is redone is compared with its row of metrics.jsonl, and the weights with the checkpoint of step N where
 there is one. On the CPU, with as many threads and one rank, all of it is equal to the last bit. Nothing in the run
-directory is changed, but for token records when they are asked for.
+directory is changed, except token records on request.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def replay(flags: Flags, plan: ReplayPlan, *, token_records: bool = False) -> Re
         try:
             steps = tuple(_repeat(learner, frame, recorded) for frame in plan.frames)
         except DivergenceError as error:
-            # The learner wrote the batch where it was told to keep its files, which goes away with the replay.
+            # The learner wrote the batch into its scratch folder, which is removed after the replay.
             message = str(error).replace(scratch, str(flags.run.path))
             raise DivergenceError(f"in the replay from step {plan.start} on: {message}") from error
         finally:
@@ -90,7 +90,7 @@ def replay(flags: Flags, plan: ReplayPlan, *, token_records: bool = False) -> Re
 
 
 def _learner_at(flags: Flags, step: int, scratch: Path) -> Learner:
-    """All parts of a learner that has no neighbours, behind `step`; what it would write goes to `scratch`."""
+    """All parts of a learner without services, after `step`; what it writes goes to `scratch`."""
     checkpoint = open_checkpoint(flags.run.path / "checkpoints", step) if step else None
     alone = replace(flags, run=RunDirectory(scratch), extra=argparse.Namespace(resume=False))
     world = World(rank=0, size=1, device=pick_device(flags.config.learner.device))
@@ -139,7 +139,7 @@ class OnlyRows:
 
 
 def _recording_every_step(config: Config) -> Config:
-    """The run's configuration, but for what is measured beside the training: the numbers stay the same."""
+    """The run's configuration with token records in every step, which change no number."""
     return config.model_copy(update={"diagnostics": config.diagnostics.model_copy(update={"token_records": 1})})
 
 
@@ -153,7 +153,7 @@ def _weights_difference(learner: Learner, run: RunDirectory, step: int) -> float
 
 
 NOT_COMPARED = ("time", "tokens_per_s", "policy_version")
-"""Fields of a row that depend on the clock or on the workers, besides those that end in _s."""
+"""Fields of a row that depend on the clock or on the workers, in addition to those that end in _s."""
 SHOWN = ("loss", "grad_norm", "entropy", "clip_ratio", "kl", "ratio_max", "num_tokens")
 
 

@@ -302,7 +302,7 @@ def resume_buffer(buffer: SharedBuffer, checkpoint: Checkpoint | None) -> None:
             raise ConfigError(
                 f"the run has no checkpoint yet and its buffer cannot begin at step 1 again: {error}; start a new run"
             ) from error
-        log.warning("the buffer cannot go on after step %d (%s): its snapshot is restored", step, error)
+        log.warning("the buffer cannot continue after step %d (%s): its snapshot is restored", step, error)
         _restore(buffer, checkpoint)
         buffer.resume(step)
 

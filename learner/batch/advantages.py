@@ -65,7 +65,7 @@ def _of_entry(entry: BatchEntry, step: int, config: Config) -> Float64s:
     if entry.kind == "sft":
         return np.zeros(entry.group.size)
     settings = config.loss
-    # A group that comes back whole (X3) is its own baseline: only rows beside fresh ones make two pools.
+    # A group that comes back whole (X3) is its own baseline: only rows joined to fresh ones make two pools.
     fresh = ~(entry.replayed_rows | entry.expert_rows)
     rewards = shaped_rewards(entry, step, config)
     return entry_factor(entry, config) * pooled_advantages(

@@ -48,7 +48,7 @@ DIVERGENCE_GAUGES: tuple[tuple[str, dict[str, str], str], ...] = (
     ("bapo_learner_ess_ratio", {"level": "token"}, "ess_tok"),
     ("bapo_learner_importance_ratio_max", {}, "max_ratio"),
 )
-"""Gauge, its labels beside the origin, key of a cell of the theorem meter."""
+"""Gauge, its labels in addition to the origin, key of a cell of the theorem meter."""
 
 
 def show_run(telemetry: Telemetry, config: Config, run_path: Path) -> None:

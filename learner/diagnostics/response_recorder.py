@@ -1,9 +1,9 @@
-"""Write texts and token records beside the training: a step is handed over, a thread makes text and file of it.
+"""Write texts and token records while training continues: a step is handed over, a thread writes its file.
 
     batch t is here --expect--> queue --thread--> ask the buffer for the groups that t does not train
     step t is done  --put-----> queue --thread--> decode, extract, write RUN/token_records, remove the oldest
 
-Nothing that happens here ends or delays a run: a step that comes while two wait is left out and said so in the log, a
+Nothing that happens here ends or delays a run: a step that comes while two wait is left out with a warning, a
 disk that refuses ends the recording and not the training, and a user's `extract` that hangs holds up this thread alone.
 """
 
@@ -54,8 +54,8 @@ class TokenRecorder:
         self._failed = False
 
     def expect(self, step: int) -> None:
-        """The batch of a step is here: ask for what it does not train while it trains, because the checkpoint behind
-        it may release that. Returns at once."""
+        """The batch of a step is here: request now the groups that it does not train, because its checkpoint may
+        release them. Returns at once."""
         if not self._failed and self._untrained is not None and self._keeps_texts(step):
             self._newest = step
             self._start()
@@ -96,7 +96,7 @@ class TokenRecorder:
         except Exception as error:
             # The end of a thread of its own: a bug here ends the recording and says so, and never the training.
             self._failed = True
-            log.exception("token records end, training goes on: %s", type(error).__name__)
+            log.exception("token records end, training continues: %s", type(error).__name__)
 
     def _serve_all(self) -> None:
         rows, found = RowMaker(self._config), Found(step=0, groups=())
@@ -110,7 +110,7 @@ class TokenRecorder:
                 self._write(what, rows, found)
             except BapoError as error:
                 self._failed = True
-                log.warning("token records end at step %d, training goes on: %s", what.batch.step, error)
+                log.warning("token records end at step %d, training continues: %s", what.batch.step, error)
                 return
 
     def _ask(self, step: int) -> Found:

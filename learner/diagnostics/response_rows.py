@@ -1,4 +1,4 @@
-"""Rows of token records: batches, what the passes said of their tokens, and groups that did not train, as text."""
+"""Rows of token records: batches, the values of their tokens, and groups that did not train, as text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RowMaker:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._said = False
+        self._warned = False
 
     @cached_property
     def _texts(self) -> TokenTexts:
@@ -86,7 +86,7 @@ class RowMaker:
         return found, len(batch.entries) - len(found)
 
     def untrained(self, step: int, groups: Iterable[Group]) -> list[list[TokenRow]]:
-        """Rows of groups that the step looked at and did not train: text alone."""
+        """Rows of groups that the step's assembly read and did not train: text alone."""
         return [
             [TokenRow(**self._fields(step, group, row, gold), **self._text_alone(group, response))
              for row, response in enumerate(group.responses)]
@@ -166,13 +166,13 @@ class RowMaker:
         return None if extract is None else self._safely(extract, prompt, text)
 
     def _safely(self, ask: Callable[..., object], *arguments: object) -> str | None:
-        """What a task says of a prompt or a text, as text; None when it raises, which is said once."""
+        """The answer of a task's function, as text; None when it raises, which is logged once."""
         try:
             found = ask(*arguments)
         except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and a record needs no answer
-            if not self._said:
+            if not self._warned:
                 log.warning("token records: the task raised %s: %s", type(error).__name__, error)
-            self._said = True
+            self._warned = True
             return None
         return None if found is None else str(found)
 

@@ -162,7 +162,7 @@ def gaps_of(columns: Columns, logprobs_M: Float32s) -> Gaps | None:
 def cells_of(
     batch: Batch, policy: Literal["theta_t", "theta"], gaps: Gaps | None, ages_P: Int64s | None
 ) -> Iterator[Cell]:
-    """Each subset that is there, and behind it each of its ages if they are given."""
+    """Each subset that is there, followed by each of its ages if they are given."""
     if gaps is None:
         return
     for origin in Origin:

@@ -1,6 +1,6 @@
-"""What the passes of one step said of each token: kept while they are made, so that recording costs no pass.
+"""Values of each token from the passes of one step: kept while they are made, so that recording costs no pass.
 
-A response that several mini-batches or epochs compute keeps what the last pass said. Suffix: M tokens of the batch.
+A response that several mini-batches or epochs compute keeps those of the last pass. Suffix: M tokens of the batch.
 """
 
 from __future__ import annotations

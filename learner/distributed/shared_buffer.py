@@ -31,7 +31,7 @@ class SharedBuffer:
     def batch_frame(
         self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None
     ) -> bytes | memoryview:
-        """D_t on every rank, as it came. A signal ends the wait of rank 0 at once, that of the others at its next word.
+        """D_t on every rank, as bytes. A signal ends the wait of rank 0 at once, that of others at its next message.
 
         Raises: Stopped on all ranks; on rank 0 what the buffer raised, and on the others Stopped then.
         """

@@ -1,4 +1,4 @@
-"""All ranks of a learner that nobody else starts, as in a container: one process each, and they end together.
+"""Start all ranks of a learner without a launcher, as in a container: one process each, and they end together.
 
     python -m learner, num_ranks = 4  -->  4 x python -m learner with RANK, WORLD_SIZE, ...; their lines as [rank 2] ...
 
@@ -45,7 +45,7 @@ def run_ranks(command: Sequence[str], environments: Iterable[Mapping[str, str]],
     """Start them and wait for all; returns the exit code. Main thread only.
 
     Args:
-        environments: of each rank, beside ours.
+        environments: of each rank, added to ours.
         out: where their lines go; default: stderr.
     """
     ranks = _Ranks(out or sys.stderr.buffer)
@@ -176,7 +176,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def exit_code(ends: Sequence[int], *, was_asked: bool) -> int:
-    """Of all ranks together: an error of ours (2 to 127) first, since who only lost a peer is no cause.
+    """Of all ranks together: an error of ours (2 to 127) first, because losing a peer is not the cause.
 
     That one ends with the code of `RankLostError`, or gloo aborts it.
 

@@ -44,7 +44,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenInputs:
-    """What the loss of each response token is made of, besides the policy. All [M], float32 but where said."""
+    """What the loss of each response token is made of, in addition to the policy. All [M], float32 unless stated."""
 
     rows: Rows
     anchor_M: Tensor

@@ -31,7 +31,7 @@ class Luffy(PolicyLoss):
         shaped_M = -inputs.advantage_M * shaped_probability(logprobs_M.exp(), self._gamma)
         return Surrogate(
             loss_M=torch.where(expert_M, shaped_M, sampled_M),
-            # An expert's token has no ratio: nobody sampled it.
+            # An expert's token has no ratio: no policy sampled it.
             ratio_M=torch.where(expert_M, torch.ones_like(ratio_M), ratio_M).detach(),
             clipped_M=torch.where(expert_M, torch.zeros_like(clipped_M), clipped_M),
         )

@@ -92,7 +92,7 @@ def known_anchor(logprobs_M: Tensor, inputs: TokenInputs) -> Tensor:
 
 
 def takes_importance_weight(settings: LossConfig) -> bool:
-    """Whether w stands beside the surrogate. In mode `direct` the ratio is the whole correction already."""
+    """Whether w multiplies the surrogate. In mode `direct` the ratio is the whole correction already."""
     return settings.ratio_mode != "direct" and settings.importance_level != "none"
 
 
@@ -102,7 +102,7 @@ def _kl(logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs, settings: Los
         # Without a reference kl_coef is 0: the distance to alpha still is worth a record.
         name = settings.kl_estimator if settings.kl_ref == "behaviour" else None
         kl_M = ESTIMATORS[name or "is_rev"](logprobs_M, inputs.rollout_M)
-        return torch.where(inputs.expert_M, torch.zeros_like(kl_M), kl_M)  # nobody sampled an expert's token
+        return torch.where(inputs.expert_M, torch.zeros_like(kl_M), kl_M)  # no policy sampled an expert's token
     estimate = ESTIMATORS[settings.kl_estimator or "k3"]
     kl_M = estimate(logprobs_M, inputs.reference_M)
     if settings.kl_ref == "reference" or inputs.reference_share == 1.0:

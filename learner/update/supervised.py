@@ -1,4 +1,4 @@
-"""Cross-entropy on the entries of kind sft (ReLIFT): one pass over them behind the step's policy updates.
+"""Cross-entropy on the entries of kind sft (ReLIFT): one pass over them after the step's policy updates.
 
     loss = mean over tokens of (-log pi_theta) - entropy_coef * mean entropy        its own AdamW, its own clip
 
@@ -39,7 +39,7 @@ class Supervised:
         if not groups:
             return {}
         settings = self._config.learner
-        plan = minibatches(  # the epoch behind those of the policy, so that its order is its own
+        plan = minibatches(  # the epoch after those of the policy, so that its order is its own
             len(groups), settings.minibatch_size, seed=self._config.run.seed, step=inputs.batch.step,
             epoch=settings.epochs,
         )  # fmt: skip

@@ -111,7 +111,7 @@ class Updater:
 
     @property
     def parts(self) -> Mapping[str, Saved]:
-        """What a checkpoint must hold besides policy, optimizer and memory."""
+        """What a checkpoint must hold in addition to policy, optimizer and memory."""
         parts = {"reference": self._reference, "critic": self._critic, "supervised": self._supervised}
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -282,7 +282,7 @@ def lr_at(settings: LearnerConfig, step: int, num_steps: int) -> float:
     """Learning rate of step `step` (from 1) of a run of `num_steps`.
 
     The last warm-up step has the peak; the last step of the run has `lr_final` of it. A run that is made longer and
-    resumed goes on with the rates of the longer run.
+    resumed continues with the rates of the longer run.
     """
     warmup = settings.warmup_steps
     if step < warmup:

@@ -345,7 +345,7 @@ def test_a_disk_that_refuses_ends_the_recording_and_not_the_training(
     recorder.put(batch, values_like(batch))
     recorder.close(60)
     recorder.put(batch, values_like(batch))
-    assert caplog.text.count("token records end at step 1, training goes on: the disk is full") == 1
+    assert caplog.text.count("token records end at step 1, training continues: the disk is full") == 1
 
 
 def test_a_step_that_trains_nothing_is_recorded_and_so_are_the_steps_after_it(model_path: Path, tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def test_an_unforeseen_error_ends_the_recording_with_its_own_name_and_not_the_tr
     recorder.close(60)
     for step in range(2, 8):  # more than may wait
         recorder.put(random_batch(step=step, num_groups=1), None)
-    assert "token records end, training goes on: ZeroDivisionError" in caplog.text
+    assert "token records end, training continues: ZeroDivisionError" in caplog.text
     assert "has no token record" not in caplog.text
 
 
