@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.diagnostics_cost [--rounds 15] [--out diagnostics_cost.json]
 
-demo: `learner.update.update.Updater.run`, the metrics row, its JSON and the gauges, on a batch of the demo's size (32 groups
+demo: `Updater.run`, the metrics row, its JSON and the gauges, on a batch of the demo's size (32 groups
 of 8, its settings, the shipped model), with `diagnostics.every` 1 and 0. `share` is the median over rounds of
 with/without - 1. The noise of a whole step is larger than what is looked for, so `diagnostics_share` relates the time
 of the added parts alone, measured in the same rounds, to the step without them.

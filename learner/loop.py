@@ -26,8 +26,8 @@ from bapo.types import Batch, Progress
 from bapo.wire import unpack_batch
 from learner.checkpoint import CheckpointWriter
 from learner.diagnostics.gauges import PromptsSeen, show
-from learner.diagnostics.off_policy_alarm import QuietLog, alarm_of
-from learner.diagnostics.response_recorder import TokenRecorder
+from learner.diagnostics.off_policy_alarm import AlarmLog, alarm_of
+from learner.diagnostics.response_recorder import ResponseRecorder
 from learner.diagnostics.step_report import Stopwatch, UpdateReport, log_step, metrics_row
 from learner.distributed.shared_buffer import SharedBuffer
 from learner.distributed.stopping import StopFlag
@@ -54,9 +54,9 @@ class Learner:
     records: Records
     telemetry: Telemetry
     stop: StopFlag
-    alarms: QuietLog
+    alarms: AlarmLog
     prompts: PromptsSeen
-    token_records: TokenRecorder | None = None
+    token_records: ResponseRecorder | None = None
     """On rank 0."""
     between_steps: dict[str, float] = field(default_factory=dict)
     """Seconds of the checkpoint since the last record; they go into the row of the next step."""

@@ -14,7 +14,7 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,10 @@ from bapo.errors import ConfigError, DivergenceError
 from bapo.process import Flags, run_process
 from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry
-from bapo.types import Fate
 from bapo.whatif.replayable import ReplayPlan, plan_replay, plan_replay_of
 from bapo.wire import unpack_batch
 from learner.checkpoint import open_checkpoint
-from learner.diagnostics.response_recorder import TokenRecorder
+from learner.diagnostics.response_recorder import ResponseRecorder
 from learner.diagnostics.step_report import MinibatchResult, Stopwatch
 from learner.distributed.stopping import StopFlag
 from learner.distributed.world import World, pick_device
@@ -70,10 +69,10 @@ def replay(flags: Flags, plan: ReplayPlan, *, token_records: bool = False) -> Re
     with tempfile.TemporaryDirectory(prefix="bapo-replay-") as scratch:
         learner = _learner_at(flags, plan.start, Path(scratch))
         if token_records:
-            learner.token_records = TokenRecorder(flags.config, flags.run.token_files)
+            learner.token_records = ResponseRecorder(flags.config, flags.run.token_files)
         recorded = {row["step"]: row for row in flags.run.read_metrics()}
         try:
-            steps = tuple(_repeat(learner, frame, recorded) for frame in plan.frames)
+            steps = tuple(_repeat(learner, RunDirectory(Path(scratch)), frame, recorded) for frame in plan.frames)
         except DivergenceError as error:
             # The learner wrote the batch into its scratch folder, which is removed after the replay.
             message = str(error).replace(scratch, str(flags.run.path))
@@ -100,42 +99,18 @@ def _learner_at(flags: Flags, step: int, scratch: Path) -> Learner:
     return learner
 
 
-def _repeat(learner: Learner, frame: Path, recorded: Mapping[int, Mapping[str, Any]]) -> RepeatedStep:
+def _repeat(
+    learner: Learner, scratch: RunDirectory, frame: Path, recorded: Mapping[int, Mapping[str, Any]]
+) -> RepeatedStep:
     batch = unpack_batch(frame.read_bytes())
     log.info("step %d: %d groups from %s", batch.step, len(batch.entries), frame)
     watch = Stopwatch()
     with watch.phase("step"):
         report = learner.updater.run(batch)
     # The learner's own way to a row, so that a replay has every value that the run has.
-    rows = OnlyRows()
-    learner.records = rows
     learner.record(batch, report, watch)
-    return RepeatedStep(
-        step=batch.step, row=rows.newest, recorded=recorded.get(batch.step), minibatches=report.minibatches
-    )
-
-
-class OnlyRows:
-    """Records that keep the newest row of metrics and write nothing."""
-
-    def __init__(self) -> None:
-        self.newest: Mapping[str, Any] = {}
-
-    def append_metrics(self, row: Mapping[str, Any]) -> None:
-        # As it would be read back: a tuple is a list there.
-        self.newest = json.loads(json.dumps(row))
-
-    def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
-        return
-
-    def make_durable(self, steps: Iterable[int]) -> None:
-        return
-
-    def write_batch(self, step: int, frame: bytes | memoryview) -> None:
-        return
-
-    def forget_batches(self, through: int) -> None:
-        return
+    row = scratch.read_metrics()[-1]
+    return RepeatedStep(step=batch.step, row=row, recorded=recorded.get(batch.step), minibatches=report.minibatches)
 
 
 def _recording_every_step(config: Config) -> Config:

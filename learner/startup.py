@@ -49,8 +49,8 @@ from bapo.storage import storing
 from bapo.telemetry import Telemetry, serve_health
 from learner.checkpoint import Checkpoint, CheckpointWriter, complete_steps, open_checkpoint
 from learner.diagnostics.gauges import PromptsSeen, show_checkpoint, show_run
-from learner.diagnostics.off_policy_alarm import QuietLog
-from learner.diagnostics.response_recorder import TokenRecorder
+from learner.diagnostics.off_policy_alarm import AlarmLog
+from learner.diagnostics.response_recorder import ResponseRecorder
 from learner.distributed.shared_buffer import SharedBuffer
 from learner.distributed.spawn_ranks import ASKED
 from learner.distributed.stopping import StopFlag, Stopped
@@ -203,8 +203,8 @@ def make_learner(
         records=flags.run,
         telemetry=telemetry,
         stop=stop,
-        alarms=QuietLog(config.diagnostics.quiet_steps),
-        token_records=TokenRecorder(config, flags.run.token_files, peers.buffer.untrained) if peers else None,
+        alarms=AlarmLog(config.diagnostics.quiet_steps),
+        token_records=ResponseRecorder(config, flags.run.token_files, peers.buffer.untrained) if peers else None,
         prompts=PromptsSeen(telemetry),
     )
 

@@ -58,7 +58,8 @@ class ResponseGaps:
     @property
     def tv_seq(self) -> Floats:
         """|W - 1| / 2, with W at most e^20: means of it are reported as at most 1."""
-        return 0.5 * np.abs(np.exp(np.minimum(self.log_weight, MAX_LOG_RATIO)) - 1)
+        weight: Floats = np.exp(np.minimum(self.log_weight, MAX_LOG_RATIO))
+        return 0.5 * np.abs(weight - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""When the policy has left those that sampled its batch: one sentence that says where, how far and what helps.
+"""Off-policy alarm: one sentence when the policy is too far from those that sampled its batch: where, how far, remedy.
 
 The total variation per token says how far a step of the policy is from alpha's, whatever the length; the effective
 share of responses says how many of them still count once they are reweighted. Bounds over whole sequences are no
@@ -70,8 +70,8 @@ def _remedy(cell: Cell) -> str:
     return "lower cadence.v, cadence.slack or learner.lr"
 
 
-class QuietLog:
-    """Lets an alarm about a subset through, and the next one about it some steps later at the earliest."""
+class AlarmLog:
+    """Logs an alarm about a subset, and the next one about the same subset `quiet_steps` later at the earliest."""
 
     def __init__(self, quiet_steps: int) -> None:
         self._quiet_steps = quiet_steps

@@ -38,7 +38,7 @@ class Found:
     groups: Sequence[Group]
 
 
-class TokenRecorder:
+class ResponseRecorder:
     """One per run, on the rank that writes records. The thread starts with the first step that is recorded."""
 
     def __init__(self, config: Config, files: TokenFiles, untrained: Untrained | None = None) -> None:

@@ -19,7 +19,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bapo.algorithms.divergences import Divergences, GroupGaps, ResponseGaps, group_gaps, pooled, response_gaps
+from bapo.algorithms.divergences import (
+    MAX_LOG_RATIO,
+    Divergences,
+    GroupGaps,
+    ResponseGaps,
+    group_gaps,
+    pooled,
+    response_gaps,
+)
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.algorithms.theory import Bound, k1, k2, k2_on_grid, k3, reweighted_rewards, subset_bound
 from bapo.types import Batch, Origin
@@ -30,8 +38,6 @@ Float64s = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 
 NUM_RATIOS = 512
-MOST_NATS = 20.0
-"""A token's ratio beyond e^20 adds nothing to what a histogram says, but would ruin its sum."""
 SPREADS = {"p50": 50, "p95": 95, "max": 100}
 """Percentiles over the groups of a cell."""
 
@@ -132,7 +138,7 @@ def ratios_of(batch: Batch, columns: Columns, theta_t_M: Float32s) -> dict[Origi
         tokens = np.flatnonzero(chosen_M)
         if len(tokens):
             spread = tokens[np.linspace(0, len(tokens) - 1, min(NUM_RATIOS, len(tokens))).astype(np.int64)]
-            log_ratios = np.clip(theta_t_M[spread] - columns.rollout_logprobs_M[spread], -MOST_NATS, MOST_NATS)
+            log_ratios = np.clip(theta_t_M[spread] - columns.rollout_logprobs_M[spread], -MAX_LOG_RATIO, MAX_LOG_RATIO)
             found[origin] = tuple(np.exp(log_ratios.astype(np.float64)).tolist())
     return found
 

@@ -16,7 +16,7 @@ from bapo.errors import StorageError, UnavailableError
 from bapo.token_files import TokenFiles, TokenRow
 from bapo.types import Batch, Group
 from learner.diagnostics import response_rows as token_rows
-from learner.diagnostics.response_recorder import TokenRecorder
+from learner.diagnostics.response_recorder import ResponseRecorder
 from learner.diagnostics.response_rows import Recorded, RowMaker, TokenTexts
 from learner.diagnostics.token_values import TokenValues
 from tests.learner_setup import (
@@ -182,7 +182,7 @@ def test_a_recorder_without_a_buffer_leaves_what_a_file_has_of_groups_that_did_n
 ) -> None:
     files, batch = TokenFiles(tmp_path), random_batch(num_groups=1)
     files.write(1, [[row("trained before")], [row("not trained", origin=None, advantage=None)]])
-    recorder = TokenRecorder(learner_config(model_path), files)
+    recorder = ResponseRecorder(learner_config(model_path), files)
     recorder.put(batch, values_like(batch))
     recorder.close(60)
     assert [rows[0].group_id for rows in files.read_untrained(1)] == ["not trained"]
@@ -196,7 +196,7 @@ def test_a_buffer_that_does_not_answer_costs_the_texts_of_untrained_groups_alone
     def away(step: int) -> list[Group]:
         raise UnavailableError("the buffer service is away")
 
-    recorder = TokenRecorder(learner_config(model_path, diagnostics={"texts": 1}), TokenFiles(tmp_path), away)
+    recorder = ResponseRecorder(learner_config(model_path, diagnostics={"texts": 1}), TokenFiles(tmp_path), away)
     batch = random_batch(num_groups=1)
     recorder.expect(1)
     recorder.put(batch, None, values_like(batch).advantage_M)
@@ -326,7 +326,7 @@ def test_a_slow_disk_costs_records_and_never_makes_the_learner_wait(
     model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = SlowFiles(tmp_path)
-    recorder = TokenRecorder(learner_config(model_path), files)
+    recorder = ResponseRecorder(learner_config(model_path), files)
     for step in range(1, 8):  # returns although nothing can be written
         batch = random_batch(step=step, num_groups=1)
         recorder.put(batch, values_like(batch))
@@ -340,7 +340,7 @@ def test_a_slow_disk_costs_records_and_never_makes_the_learner_wait(
 def test_a_disk_that_refuses_ends_the_recording_and_not_the_training(
     model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recorder = TokenRecorder(learner_config(model_path), SlowFiles(tmp_path, refuses=True))
+    recorder = ResponseRecorder(learner_config(model_path), SlowFiles(tmp_path, refuses=True))
     batch = random_batch(num_groups=1)
     recorder.put(batch, values_like(batch))
     recorder.close(60)
@@ -350,7 +350,7 @@ def test_a_disk_that_refuses_ends_the_recording_and_not_the_training(
 
 def test_a_step_that_trains_nothing_is_recorded_and_so_are_the_steps_after_it(model_path: Path, tmp_path: Path) -> None:
     files = TokenFiles(tmp_path)
-    recorder = TokenRecorder(learner_config(model_path, diagnostics={"texts": 1}), files)
+    recorder = ResponseRecorder(learner_config(model_path, diagnostics={"texts": 1}), files)
     some = random_batch(step=2, num_groups=1)
     recorder.put(random_batch(step=1, num_groups=0), None)
     recorder.put(some, None)
@@ -364,7 +364,7 @@ def test_an_unforeseen_error_ends_the_recording_with_its_own_name_and_not_the_tr
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(RowMaker, "groups", lambda *_: 1 // 0)
-    recorder = TokenRecorder(learner_config(model_path, diagnostics={"texts": 1}), TokenFiles(tmp_path))
+    recorder = ResponseRecorder(learner_config(model_path, diagnostics={"texts": 1}), TokenFiles(tmp_path))
     recorder.put(random_batch(num_groups=1), None)
     recorder.close(60)
     for step in range(2, 8):  # more than may wait
@@ -379,7 +379,7 @@ def test_a_step_that_would_pass_the_limit_alone_keeps_its_first_groups_and_says_
     config = learner_config(model_path, diagnostics={"token_records_mb": 1})
     batch = random_batch(num_groups=3)
     wide = [entry.group for entry in batch.entries]
-    recorder = TokenRecorder(config, TokenFiles(tmp_path))
+    recorder = ResponseRecorder(config, TokenFiles(tmp_path))
     room = token_rows.TOKEN_BYTES * (len(wide[0].token_ids) + len(wide[1].token_ids))
     rows = RowMaker(config)
     found, left_out = rows.groups(recorded(batch), room)
