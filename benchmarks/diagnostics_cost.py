@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.diagnostics_cost [--rounds 15] [--out diagnostics_cost.json]
 
-demo: `learner.update.Updater.run`, the metrics row, its JSON and the gauges, on a batch of the demo's size (32 groups
+demo: `Updater.run`, the metrics row, its JSON and the gauges, on a batch of the demo's size (32 groups
 of 8, its settings, the shipped model), with `diagnostics.every` 1 and 0. `share` is the median over rounds of
 with/without - 1. The noise of a whole step is larger than what is looked for, so `diagnostics_share` relates the time
 of the added parts alone, measured in the same rounds, to the step without them.
@@ -30,15 +30,15 @@ from bapo.config.load import load_config
 from bapo.config.tree import Config
 from bapo.telemetry import Telemetry
 from bapo.types import Batch, BatchEntry, Fate, Group, Origin, Prompt, Purpose, Timing
-from learner.alarm import alarm_of
-from learner.batching import columns_of
-from learner.diagnostics import UpdateReport, metrics_row
-from learner.distributed import World
-from learner.gauges import show_divergences
-from learner.policy import load_policy
-from learner.stopping import StopFlag
-from learner.theorem_meter import diagnose
-from learner.update import Updater
+from learner.batch.packing import columns_of
+from learner.diagnostics.gauges import show_divergences
+from learner.diagnostics.off_policy_alarm import alarm_of
+from learner.diagnostics.step_report import UpdateReport, metrics_row
+from learner.diagnostics.theorem_meter import diagnose
+from learner.distributed.stopping import StopFlag
+from learner.distributed.world import World
+from learner.model.policy import load_policy
+from learner.update.update import Updater
 
 TARGET = 0.03
 STEP = 20

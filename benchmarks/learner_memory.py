@@ -28,9 +28,9 @@ from transformers.utils.logging import disable_progress_bar
 
 from bapo.config.tree import Config
 from benchmarks.learner_throughput import WORLD, make_batch
-from learner.policy import load_policy
-from learner.stopping import StopFlag
-from learner.update import Updater
+from learner.distributed.stopping import StopFlag
+from learner.model.policy import load_policy
+from learner.update.update import Updater
 
 VOCAB_SIZE = 218
 NUM_GROUPS = 8

@@ -2,11 +2,11 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.learner_throughput [--rounds 7] [--out learner_throughput.json]
 
-Ours: `learner.update.Updater.run` on one batch, everything included: columns, advantages, packing, chunked log-probs
+Ours: `Updater.run` on one batch, everything included: columns, advantages, packing, chunked log-probs
 with entropies, clipped surrogate, KL, clipping, divergence check, metrics, AdamW.
 Bare: micro-batches packed beforehand (not timed), the same model and packed attention, log_softmax over all logits of a
 micro-batch, policy-gradient loss, backward, gradient clipping, fused AdamW. Nothing else.
-`bare` multiplies matrices as PyTorch does, `bare_onednn` as our learner does (`learner/onednn.py`): `ratio` compares
+`bare` multiplies matrices as PyTorch does, `bare_onednn` as ours does (`learner/model/cpu_matmul.py`): `ratio` compares
 with the first, `ratio_same_kernels` with the second and is what our bookkeeping costs. `target` is for both.
 They alternate within one process, so that a busy machine hits all alike. Seconds are CPU seconds of this process;
 tokens are the packed tokens that go through the model, the same for all.
@@ -31,13 +31,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from bapo.config.tree import Config
 from bapo.types import Batch, BatchEntry, Group, Origin, Prompt, Purpose, Timing
-from learner.attention import NAME as PACKED
-from learner.batching import MicroBatch, columns_of, microbatches_of, minibatches
-from learner.distributed import World
-from learner.onednn import use_onednn
-from learner.policy import load_policy
-from learner.stopping import StopFlag
-from learner.update import Updater
+from learner.batch.packed_attention import NAME as PACKED
+from learner.batch.packing import MicroBatch, columns_of, microbatches_of, minibatches
+from learner.distributed.stopping import StopFlag
+from learner.distributed.world import World
+from learner.model.cpu_matmul import use_onednn
+from learner.model.policy import load_policy
+from learner.update.update import Updater
 
 TARGET = 0.85
 WORLD = World(rank=0, size=1, device=torch.device("cpu"))

@@ -8,7 +8,7 @@ import sys
 
 from bapo.process import Flags, run_process
 from bapo.rank_environment import RANK, WORLD_SIZE, meeting_place, rank_environments
-from learner.local_ranks import run_ranks
+from learner.distributed.spawn_ranks import run_ranks
 
 EXAMPLES = """\
 All ranks:   python -m learner --config RUN/config.toml --run-dir RUN
@@ -22,14 +22,14 @@ Exit codes:  0 done, or asked to end (143 with --restart: the run is not over), 
 
 
 def main(flags: Flags) -> None:
-    """This rank, or, where nobody has said which one this is, all of them."""
+    """Run this rank, or all of them where RANK and WORLD_SIZE are not set."""
     settings = flags.config.learner
     if settings.num_ranks > 1 and not {RANK, WORLD_SIZE} & os.environ.keys():
         command = [sys.executable, "-m", "learner", *sys.argv[1:]]
         with meeting_place() as meeting:
             sys.exit(run_ranks(command, rank_environments(settings.num_ranks, settings.num_threads, meeting)))
     # Only here: torch takes seconds and a quarter of a gigabyte, for which the parent of ranks has no use.
-    from learner.rank import train
+    from learner.startup import train
 
     train(flags)
 
@@ -39,9 +39,9 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
     parser.add_argument("--fleet-url", help="the rollout server; default: from the configuration and RUN/ports")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint of the run")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of the run")
     parser.add_argument(
-        "--restart", action="store_true", help="as --resume, while the other processes of the run go on"
+        "--restart", action="store_true", help="as --resume, while the other processes of the run keep running"
     )
 
 

@@ -1,4 +1,4 @@
-"""One checkpoint joins all that a run needs to go on: `RUN/checkpoints/step-000010`.
+"""A checkpoint: all that a run needs to resume, `RUN/checkpoints/step-000010`.
 
     hf/                     the model in Hugging Face format with its tokenizer, float32: also the learner's own weights
     optimizer.safetensors   Adam's moments, by parameter name
@@ -19,12 +19,11 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -35,12 +34,12 @@ from bapo.config.tree import Config
 from bapo.errors import ConfigError, StorageError
 from bapo.storage import storing, to_disk
 from bapo.types import Canary
-from learner.anchors import GenerationMemory
-from learner.distributed import World
-from learner.moments import gather_moments, load_moments, num_updates
-from learner.policy import Policy
-from learner.stored_tensors import StoredTensors
-from learner.weights import WeightPublisher, gather_weights, link, write_weights
+from learner.distributed.sharding import gather_moments, load_moments, num_updates
+from learner.distributed.world import World
+from learner.model.policy import Policy
+from learner.publish_weights import WeightPublisher, gather_weights, link, write_weights
+from learner.update.anchors import GenerationMemory
+from learner.update.update import Saved
 
 log = logging.getLogger(__name__)
 
@@ -78,23 +77,8 @@ class CheckpointState:
     """Names of the parts that had state of their own; earlier versions did not write them down."""
 
 
-class Saved(Protocol):
-    """A part of the learner with state of its own: a critic, a second optimizer, a reference that was replaced."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Whole, on the CPU of rank 0; empty on the others, and as long as there is nothing to be saved.
-
-        All ranks must call it.
-        """
-        ...
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what `tensors` gave."""
-        ...
-
-
 class CheckpointWriter:
-    """Saves, and forgets old ones. Every rank must call `save`; rank 0 writes."""
+    """Saves checkpoints and removes old ones. Every rank must call `save`; rank 0 writes."""
 
     def __init__(self, *, config: Config, folder: Path, world: World) -> None:
         """`folder`: RUN/checkpoints."""
@@ -106,7 +90,7 @@ class CheckpointWriter:
 
     @property
     def oldest_kept(self) -> int:
-        """Step behind which everything can be repeated; 0, the beginning, until `keep_last` checkpoints are there."""
+        """Step after which everything can be repeated; 0, the beginning, before there are `keep_last` checkpoints."""
         steps = complete_steps(self._folder)
         return steps[0] if len(steps) >= self._config.checkpoint.keep_last else 0
 
@@ -126,9 +110,14 @@ class CheckpointWriter:
         buffer_snapshot: bytes,
     ) -> None:
         """Write the checkpoint of `step`. Raises: StorageError; the older checkpoints stay."""
-        weights = gather_weights(policy, torch.float32)
-        moments = gather_moments(policy.model, optimizer)
-        more = dict(filter(itemgetter(1), ((name, part.tensors()) for name, part in parts.items())))
+        saved = ((name, part.tensors()) for name, part in parts.items())
+        of_parts = {name: tensors for name, tensors in saved if tensors}
+        files = {
+            "hf/model": gather_weights(policy, torch.float32),
+            "optimizer": gather_moments(policy.model, optimizer),
+            "anchors": {name: torch.from_numpy(values) for name, values in memory.columns.items()},
+            **of_parts,
+        }
         if self._world.leads:
             assert publisher.newest is not None, "step 1 publishes before anything is saved"
             state = CheckpointState(
@@ -138,28 +127,30 @@ class CheckpointWriter:
                 num_updates=num_updates(optimizer),
                 canary=publisher.newest.canary,
                 anchor_steps=dict(memory.steps),
-                parts=sorted(more),
+                parts=sorted(of_parts),
             )
-            partial = self._folder / f"step-{step:06d}.partial"
-            with storing(partial):
-                try:
-                    shutil.rmtree(partial, ignore_errors=True)
-                    (partial / "hf").mkdir(parents=True)
-                    write_weights(weights, partial / "hf" / "model.safetensors")
-                    write_weights(moments, partial / "optimizer.safetensors")
-                    write_weights(_tensors(memory.columns), partial / "anchors.safetensors")
-                    for name, tensors in more.items():
-                        write_weights(tensors, partial / f"{name}.safetensors")
-                    self._write_model_files(policy, partial / "hf")
-                    link(Path(publisher.newest.path), partial / "alpha.safetensors")
-                    (partial / "buffer.bin").write_bytes(buffer_snapshot)
-                    (partial / "state.json").write_text(json.dumps(asdict(state)))
-                    _finish(partial)
-                except (OSError, StorageError):
-                    shutil.rmtree(partial, ignore_errors=True)
-                    raise
+            self._write(state, files, policy, Path(publisher.newest.path), buffer_snapshot)
         self.newest = step
         self._prune()
+
+    def _write(
+        self, state: CheckpointState, files: Mapping[str, dict[str, Tensor]], policy: Policy, alpha: Path, buffer: bytes
+    ) -> None:
+        partial = self._folder / f"step-{state.step:06d}.partial"
+        with storing(partial):
+            try:
+                shutil.rmtree(partial, ignore_errors=True)
+                (partial / "hf").mkdir(parents=True)
+                for name, tensors in files.items():
+                    write_weights(tensors, partial / f"{name}.safetensors")
+                self._write_model_files(policy, partial / "hf")
+                link(alpha, partial / "alpha.safetensors")
+                (partial / "buffer.bin").write_bytes(buffer)
+                (partial / "state.json").write_text(json.dumps(asdict(state)))
+                _finish(partial)
+            except (OSError, StorageError):
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
 
     def _write_model_files(self, policy: Policy, folder: Path) -> None:
         """Everything of the Hugging Face format but the weights."""
@@ -182,6 +173,29 @@ class CheckpointWriter:
             for step in complete_steps(self._folder)[: -self._config.checkpoint.keep_last]:
                 _remove(self._folder / f"step-{step:06d}")
                 log.info("checkpoint of step %d removed: keep_last=%d", step, self._config.checkpoint.keep_last)
+
+
+class StoredTensors(Mapping[str, Tensor]):
+    """A safetensors file as a mapping, name -> tensor on the CPU, read on access: no rank holds a whole checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = safe_open(path, framework="pt")
+        self._names = frozenset(self._file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +243,7 @@ class Checkpoint:
 def open_checkpoint(folder: Path, step: int) -> Checkpoint:
     """The checkpoint of one step. Raises: StorageError when it is not whole, ConfigError when it is of another format.
 
-    What is not looked for are bits that a disk has changed: all of it would have to be read.
+    Does not detect bits that a disk has changed: that needs reading all of it.
     """
     path = folder / f"step-{step:06d}"
     try:
@@ -266,17 +280,13 @@ def _instead(folder: Path, step: int) -> str:
     older = [found for found in complete_steps(folder) if found < step]
     if not older:
         return "there is no older one, so start a new run"
-    return f"move it away, then `bapo train --resume` goes on behind step {older[-1]}"
+    return f"move it away, then `bapo train --resume` resumes after step {older[-1]}"
 
 
 def complete_steps(folder: Path) -> list[int]:
     """Steps with a whole checkpoint, in order."""
     found = folder.glob("step-[0-9]*/state.json")
     return sorted(int(path.parent.name.removeprefix("step-")) for path in found if path.parent.suffix != ".partial")
-
-
-def _tensors(columns: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(values) for name, values in columns.items()}
 
 
 def _remove(folder: Path) -> None:
@@ -297,6 +307,6 @@ def _finish(partial: Path) -> None:
     if final.exists():
         shutil.rmtree(final)
     os.replace(partial, final)
-    # What this one replaces is removed next, and the buffer forgets its batches: its name must not get lost.
+    # The checkpoint that this one replaces is removed next, and the buffer deletes its batches.
     to_disk(final.parent)
     log.info("checkpoint %s sync_s=%.3f", final, time.perf_counter() - started)

@@ -1,15 +1,15 @@
-"""Read me first: the learner is Algorithm 1 with the sampling taken out.
+"""Read me first: the learner is Algorithm 1 (docs/paper.md) with the sampling taken out.
 
     for t = 1 .. T:
-        if t = 1 or v divides t:  alpha <- pi_theta_t                    lines 3-5    weights.py
-        tell the others: step t                                                       (the scheduler asks B_bad again)
-        D_t = X1 + X2 + X3        from the buffer service                lines 6-17   shared_buffer.py
-        theta_t -> theta_{t+1}    advantages, loss, AdamW                line 18      update.py, batching.py, loss.py
-        checkpoint, if due or if the buffer runs full                                 checkpoint.py
-        commit t: the buffer may forget what the newest checkpoint has   line 19
+        if t = 1 or v divides t:  alpha <- pi_theta_t             lines 3-5    publish_weights.py
+        report progress: step t                                                (the scheduler re-evaluates B_bad)
+        D_t = X1 + X2 + X3        from the buffer service         lines 6-17   distributed/shared_buffer.py
+        theta_t -> theta_{t+1}    advantages, loss, AdamW         line 18      update/update.py
+        checkpoint, if due or if the buffer runs full                          checkpoint.py
+        commit t: the buffer may delete what the newest checkpoint has         line 19
     alpha <- pi_theta_{T+1}, so that the evaluator can measure the result
 
-The loop knows no algorithm: which groups are in D_t was decided by the buffer service.
+The loop knows no algorithm: the buffer service decided which groups are in D_t.
 Waits for: the acknowledgement of new weights by the workers, and the batch.
 Unblocked by: the rollout server, and the groups that workers push.
 """
@@ -24,26 +24,25 @@ from bapo.config.tree import Config
 from bapo.telemetry import Telemetry
 from bapo.types import Batch, Progress
 from bapo.wire import unpack_batch
-from learner.alarm import QuietLog, alarm_of
 from learner.checkpoint import CheckpointWriter
-from learner.diagnostics import Stopwatch, UpdateReport, log_step, metrics_row
-from learner.distributed import World
-from learner.gauges import show
-from learner.policy import Policy
-from learner.prompts_seen import PromptsSeen
+from learner.diagnostics.gauges import PromptsSeen, show
+from learner.diagnostics.off_policy_alarm import AlarmLog, alarm_of
+from learner.diagnostics.response_recorder import ResponseRecorder
+from learner.diagnostics.step_report import Stopwatch, UpdateReport, log_step, metrics_row
+from learner.distributed.shared_buffer import SharedBuffer
+from learner.distributed.stopping import StopFlag
+from learner.distributed.world import World
+from learner.model.policy import Policy
 from learner.protocols import Records
-from learner.shared_buffer import SharedBuffer
-from learner.stopping import StopFlag
-from learner.token_records import TokenRecorder
-from learner.update import Updater
-from learner.weights import WeightPublisher
+from learner.publish_weights import WeightPublisher
+from learner.update.update import Updater
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
 class Learner:
-    """The parts of one run, put together in `rank.py`; every rank has one."""
+    """The parts of one run, put together in `startup.py`; every rank has one."""
 
     config: Config
     world: World
@@ -55,12 +54,12 @@ class Learner:
     records: Records
     telemetry: Telemetry
     stop: StopFlag
-    alarms: QuietLog
+    alarms: AlarmLog
     prompts: PromptsSeen
-    token_records: TokenRecorder | None = None
+    token_records: ResponseRecorder | None = None
     """On rank 0."""
     between_steps: dict[str, float] = field(default_factory=dict)
-    """Seconds of the checkpoint since the last record: they stand in the row of the step behind it."""
+    """Seconds of the checkpoint since the last record; they go into the row of the next step."""
 
     def run(self, first_step: int) -> None:
         """Steps first_step .. T, then the final weights.
@@ -87,9 +86,9 @@ class Learner:
                 batch = unpack_batch(frame)
             if self.token_records is not None:
                 self.token_records.expect(step)
-            self.keep(step, frame)
+            self.write_batch(step, frame)
             report = self.updater.run(batch)
-        # Before the checkpoint: a run that resumes behind this step must find the step's records.
+        # Before the checkpoint: a run that resumes after this step must find the step's records.
         self.record(batch, report, watch)
         if self.checkpoints.is_due(step):
             self.save_checkpoint(step)
@@ -99,18 +98,18 @@ class Learner:
             self.buffer.commit(step, checkpointed=self.checkpoints.newest)
 
     def next_frame(self, step: int) -> bytes | memoryview:
-        """D_t as it came, once it can be assembled. Raises: DeadlineError that names what is missing; Stopped."""
+        """D_t as bytes, once it can be assembled. Raises: DeadlineError that names what is missing; Stopped."""
 
-        def tell(reason: str) -> None:
+        def on_wait(reason: str) -> None:
             log.info("step %d waits for its batch: %s", step, reason)
-            # Again: a Redis that came back without its last second may not know where we are, and the scheduler asks
-            # for nothing then.
+            # Again: a Redis that came back without its last second may not know the step, and then the scheduler
+            # requests nothing.
             self.buffer.report_progress(Progress(step=step, policy_version=self.publisher.version))
 
-        return self.buffer.batch_frame(step, timeout_s=self.config.learner.batch_timeout_s, on_wait=tell)
+        return self.buffer.batch_frame(step, timeout_s=self.config.learner.batch_timeout_s, on_wait=on_wait)
 
-    def keep(self, step: int, frame: bytes | memoryview) -> None:
-        """Before the update: a batch that ends the run is the one that somebody wants to repeat."""
+    def write_batch(self, step: int, frame: bytes | memoryview) -> None:
+        """Write the batch down before the update: one that ends the run is the one to replay."""
         if self.world.leads and self.config.checkpoint.keep_batches:
             self.records.write_batch(step, frame)
 
@@ -136,7 +135,7 @@ class Learner:
         self.telemetry.gauge("bapo_checkpoint_last_step").set(step)
 
     def record(self, batch: Batch, report: UpdateReport, watch: Stopwatch) -> None:
-        """Write down what the step was; rank 0 alone."""
+        """Write the records, the metrics and the log line of one step; on rank 0 alone."""
         if not self.world.leads:
             return
         alarm = alarm_of(batch.step, report.diagnosis.cells, self.config.diagnostics)
@@ -154,7 +153,7 @@ class Learner:
         if self.token_records is not None:
             self.token_records.put(batch, report.tokens, report.advantage_M)
         show(self.telemetry, batch, row, report.diagnosis, self.publisher.seconds if row["sync_s"] else {})
-        self.prompts.look(batch.fates)
+        self.prompts.count(batch.fates)
         log_step(row, self.config)
         if alarm:
             self.alarms.warn(alarm)

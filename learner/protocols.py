@@ -72,7 +72,7 @@ class Records(Protocol):
         ...
 
     def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
-        """One row per group that the assembly of the step looked at."""
+        """One row per group that the assembly of the step read."""
         ...
 
     def make_durable(self, steps: Iterable[int]) -> None:

@@ -4,7 +4,7 @@
 
 Every step that is redone is compared with its row of metrics.jsonl, and the weights with the checkpoint of step N where
 there is one. On the CPU, with as many threads and one rank, all of it is equal to the last bit. Nothing in the run
-directory is changed, but for token records when they are asked for.
+directory is changed, except token records on request.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +28,16 @@ from bapo.errors import ConfigError, DivergenceError
 from bapo.process import Flags, run_process
 from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry
-from bapo.types import Fate
 from bapo.whatif.replayable import ReplayPlan, plan_replay, plan_replay_of
 from bapo.wire import unpack_batch
 from learner.checkpoint import open_checkpoint
-from learner.diagnostics import Stopwatch
-from learner.distributed import World, pick_device
+from learner.diagnostics.response_recorder import ResponseRecorder
+from learner.diagnostics.step_report import MinibatchResult, Stopwatch
+from learner.distributed.stopping import StopFlag
+from learner.distributed.world import World, pick_device
 from learner.loop import Learner
-from learner.rank import make_learner
-from learner.replay_text import RepeatedStep, Replay, as_json, as_text
-from learner.resume import load_state
-from learner.stopping import StopFlag
-from learner.token_records import TokenRecorder
-from learner.weights import gather_weights
+from learner.publish_weights import gather_weights
+from learner.startup import load_state, make_learner
 
 log = logging.getLogger("learner.replay")
 
@@ -72,12 +69,12 @@ def replay(flags: Flags, plan: ReplayPlan, *, token_records: bool = False) -> Re
     with tempfile.TemporaryDirectory(prefix="bapo-replay-") as scratch:
         learner = _learner_at(flags, plan.start, Path(scratch))
         if token_records:
-            learner.token_records = TokenRecorder(flags.config, flags.run.token_files)
+            learner.token_records = ResponseRecorder(flags.config, flags.run.token_files)
         recorded = {row["step"]: row for row in flags.run.read_metrics()}
         try:
-            steps = tuple(_repeat(learner, frame, recorded) for frame in plan.frames)
+            steps = tuple(_repeat(learner, RunDirectory(Path(scratch)), frame, recorded) for frame in plan.frames)
         except DivergenceError as error:
-            # The learner wrote the batch where it was told to keep its files, which goes away with the replay.
+            # The learner wrote the batch into its scratch folder, which is removed after the replay.
             message = str(error).replace(scratch, str(flags.run.path))
             raise DivergenceError(f"in the replay from step {plan.start} on: {message}") from error
         finally:
@@ -92,7 +89,7 @@ def replay(flags: Flags, plan: ReplayPlan, *, token_records: bool = False) -> Re
 
 
 def _learner_at(flags: Flags, step: int, scratch: Path) -> Learner:
-    """All parts of a learner that has no neighbours, behind `step`; what it would write goes to `scratch`."""
+    """All parts of a learner without services, after `step`; what it writes goes to `scratch`."""
     checkpoint = open_checkpoint(flags.run.path / "checkpoints", step) if step else None
     alone = replace(flags, run=RunDirectory(scratch), extra=argparse.Namespace(resume=False))
     world = World(rank=0, size=1, device=pick_device(flags.config.learner.device))
@@ -102,46 +99,22 @@ def _learner_at(flags: Flags, step: int, scratch: Path) -> Learner:
     return learner
 
 
-def _repeat(learner: Learner, frame: Path, recorded: Mapping[int, Mapping[str, Any]]) -> RepeatedStep:
+def _repeat(
+    learner: Learner, scratch: RunDirectory, frame: Path, recorded: Mapping[int, Mapping[str, Any]]
+) -> RepeatedStep:
     batch = unpack_batch(frame.read_bytes())
     log.info("step %d: %d groups from %s", batch.step, len(batch.entries), frame)
     watch = Stopwatch()
     with watch.phase("step"):
         report = learner.updater.run(batch)
     # The learner's own way to a row, so that a replay has every value that the run has.
-    rows = OnlyRows()
-    learner.records = rows
     learner.record(batch, report, watch)
-    return RepeatedStep(
-        step=batch.step, row=rows.newest, recorded=recorded.get(batch.step), minibatches=report.minibatches
-    )
-
-
-class OnlyRows:
-    """Records that keep the newest row of metrics and write nothing."""
-
-    def __init__(self) -> None:
-        self.newest: Mapping[str, Any] = {}
-
-    def append_metrics(self, row: Mapping[str, Any]) -> None:
-        # As it would be read back: a tuple is a list there.
-        self.newest = json.loads(json.dumps(row))
-
-    def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
-        return
-
-    def make_durable(self, steps: Iterable[int]) -> None:
-        return
-
-    def write_batch(self, step: int, frame: bytes | memoryview) -> None:
-        return
-
-    def forget_batches(self, through: int) -> None:
-        return
+    row = scratch.read_metrics()[-1]
+    return RepeatedStep(step=batch.step, row=row, recorded=recorded.get(batch.step), minibatches=report.minibatches)
 
 
 def _recording_every_step(config: Config) -> Config:
-    """The run's configuration, but for what is measured beside the training: the numbers stay the same."""
+    """The run's configuration with token records in every step, which change no number."""
     return config.model_copy(update={"diagnostics": config.diagnostics.model_copy(update={"token_records": 1})})
 
 
@@ -152,6 +125,151 @@ def _weights_difference(learner: Learner, run: RunDirectory, step: int) -> float
         return None
     stored, mine = load_file(path), gather_weights(learner.policy, torch.float32)
     return max(float((mine[name] - stored[name]).abs().max()) for name in stored)
+
+
+NOT_COMPARED = ("time", "tokens_per_s", "policy_version")
+"""Fields of a row that depend on the clock or on the workers, in addition to those that end in _s."""
+SHOWN = ("loss", "grad_norm", "entropy", "clip_ratio", "kl", "ratio_max", "num_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One value that came out otherwise."""
+
+    name: str
+    recorded: Any
+    replayed: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedStep:
+    """One step that was redone."""
+
+    step: int
+    row: Mapping[str, Any]
+    """As the learner would write it to metrics.jsonl."""
+    recorded: Mapping[str, Any] | None
+    """As the run wrote it; None when it never did, as for a step that diverged."""
+    minibatches: Sequence[MinibatchResult]
+
+    @property
+    def compared(self) -> list[str]:
+        """Fields that both rows have and that should be equal."""
+        both = [name for name in self.row if self.recorded is not None and name in self.recorded]
+        return [name for name in both if name not in NOT_COMPARED and not name.endswith("_s")]
+
+    @property
+    def differences(self) -> list[Difference]:
+        """Fields that are not equal to the last bit."""
+        recorded = self.recorded or {}
+        pairs = ((name, recorded[name], self.row[name]) for name in self.compared)
+        return [
+            Difference(name=name, recorded=then, replayed=now) for name, then, now in pairs if not _equal(then, now)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """The redone steps, the wanted one last."""
+
+    run: str
+    start: int
+    steps: Sequence[RepeatedStep]
+    weights_differ_by: float | None
+    """Largest difference of any weight from the checkpoint of the last step; None when there is no such checkpoint."""
+
+    @property
+    def exact(self) -> bool:
+        """Everything that could be compared is equal to the last bit."""
+        return not any(step.differences for step in self.steps) and not self.weights_differ_by
+
+
+def as_json(found: Replay) -> str:
+    """One document."""
+    steps = [
+        {
+            "step": step.step,
+            "compared": len(step.compared),
+            "differences": [asdict(difference) for difference in step.differences],
+            "row": dict(step.row),
+            "minibatches": [asdict(result) for result in step.minibatches],
+        }
+        for step in found.steps
+    ]
+    document = {"run": found.run, "start": found.start, "exact": found.exact, "steps": steps}
+    return json.dumps({**document, "weights_differ_by": found.weights_differ_by}, indent=2)
+
+
+def as_text(found: Replay, config: Config) -> str:
+    """The wanted step in full, the ones before it in a line each."""
+    return "\n".join(_lines(found, config))
+
+
+def _lines(found: Replay, config: Config) -> Iterator[str]:
+    last = found.steps[-1]
+    origin = f"the checkpoint of step {found.start}" if found.start else "the base model"
+    yield f"run {found.run}, step {last.step}, repeated from {origin} with the kept batches of {len(found.steps)} steps"
+    yield from (_line(step) for step in found.steps[:-1])
+    yield ""
+    yield f"{'':<16}{'recorded':>16}{'replayed':>16}{'difference':>14}"
+    recorded = last.recorded or {}
+    numbers = [value.name for value in last.differences if isinstance(value.replayed, int | float)]
+    for name in dict.fromkeys([*SHOWN, *numbers]):
+        cells = f"{_shown(recorded.get(name)):>16}{_shown(last.row.get(name)):>16}{_gap(recorded, last, name):>14}"
+        yield f"{name:<16}{cells}"
+    yield ""
+    yield from _minibatch_lines(last.minibatches)
+    yield ""
+    yield _line(last)
+    if found.weights_differ_by is not None:
+        equal = not found.weights_differ_by
+        how = "are, bit by bit, those" if equal else f"differ by at most {found.weights_differ_by:.3g} from those"
+        yield f"weights after it {how} of the checkpoint of step {last.step}"
+    yield from _notes(found, config)
+
+
+def _line(step: RepeatedStep) -> str:
+    if step.recorded is None:
+        return f"step {step.step}: the run has no row of this step to compare with"
+    num, different = len(step.compared), step.differences
+    text = f"step {step.step}: {num - len(different)} of {num} values are exactly those of metrics.jsonl"
+    return f"{text}; others: {', '.join(difference.name for difference in different)}" if different else text
+
+
+def _minibatch_lines(results: Sequence[MinibatchResult]) -> Iterator[str]:
+    yield f"{'mini-batch':<12}{'loss':>14}{'grad_norm':>14}{'entropy':>12}{'kl':>14}{'ratio_max':>12}{'tokens':>10}"
+    for number, result in enumerate(results, start=1):
+        yield (
+            f"{number:<12}{result.loss:>14.6g}{result.grad_norm:>14.6g}{result.entropy:>12.5g}{result.kl:>14.5g}"
+            f"{result.ratio_max:>12.5g}{result.num_tokens:>10}"
+        )
+
+
+def _notes(found: Replay, config: Config) -> Iterator[str]:
+    """Why it may not be exact."""
+    if found.exact:
+        return
+    if config.learner.num_ranks > 1:
+        yield f"the run had {config.learner.num_ranks} ranks and the replay has one: sums are taken in another order"
+    if config.learner.device != "cpu":
+        yield "on a GPU sums may be taken in another order each time; on the CPU a replay is exact"
+    yield "another version of torch, another processor or another number of threads also changes the last bits"
+
+
+def _gap(recorded: Mapping[str, Any], step: RepeatedStep, name: str) -> str:
+    then, now = recorded.get(name), step.row.get(name)
+    if then is None or now is None:
+        return "-"
+    return "0" if _equal(then, now) else f"{now - then:.3g}"
+
+
+def _equal(then: Any, now: Any) -> bool:
+    """To the last bit, also for NaN, which is unlike itself."""
+    return json.dumps(then, sort_keys=True) == json.dumps(now, sort_keys=True)
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else f"{value:.8g}" if isinstance(value, float) else str(value)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 from bapo.config.tree import Config
 from bapo.types import Batch
-from learner.distributed import join, leave
-from learner.resume import load_state, newest_checkpoint, republish
+from learner.distributed.world import join, leave
+from learner.startup import load_state, newest_checkpoint, republish
 from tests.learner_setup import CPU, FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch
 
 METER_FILE = "meter.json"

@@ -22,13 +22,13 @@ from bapo.telemetry import Telemetry
 from bapo.types import Batch, BatchEntry, Fate, Group, Origin, Outcome, Progress, WeightUpdate
 from bapo.wire import pack_batch
 from learner.checkpoint import Checkpoint
-from learner.critic import Critic
-from learner.distributed import World
+from learner.distributed.stopping import StopFlag
+from learner.distributed.world import World
 from learner.loop import Learner
-from learner.policy import Policy, load_policy
-from learner.rank import Peers, make_learner
-from learner.stopping import StopFlag
-from learner.update import Updater
+from learner.model.policy import Policy, load_policy
+from learner.startup import Peers, make_learner
+from learner.update.critic import Critic
+from learner.update.update import Updater
 from tests.factories import make_batch, make_group
 from tests.tiny_model import VOCAB_SIZE, reference_logprobs
 

@@ -20,9 +20,10 @@ from transformers import AutoModelForCausalLM
 
 from bapo.errors import ConfigError
 from bapo.types import Batch
-from learner import distributed, loading
-from learner.distributed import join, leave
+from learner.distributed import world as distributed
+from learner.distributed.world import join, leave
 from learner.loop import Learner
+from learner.model import loading
 from tests.learner_setup import CPU, FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch
 
 

@@ -20,9 +20,9 @@ from bapo.config.layers import preset_names
 from bapo.config.load import load_config
 from bapo.config.tree import Config
 from bapo.types import Batch
-from learner.critic import load_critic
-from learner.distributed import World, join, leave
-from learner.policy import load_policy
+from learner.distributed.world import World, join, leave
+from learner.model.policy import load_policy
+from learner.update.critic import load_critic
 from tests.learner_setup import (
     CPU,
     learner_config,

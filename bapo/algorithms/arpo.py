@@ -1,4 +1,4 @@
-"""ARPO's experience replay (spec B.11): a group that fails as a whole gets one stored success of its prompt.
+"""ARPO's experience replay (docs/methods.md): a group that fails as a whole gets one stored success of its prompt.
 
 Each prompt keeps its last `replay.per_prompt` successes (8; a reward above `replay.min_success`). A fresh group whose
 rewards have std < 0.05 and mean < 0.2 has its first response replaced by one of them, drawn with replacement over the

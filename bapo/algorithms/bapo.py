@@ -4,8 +4,8 @@
     B_bad --asked again with pi_theta_t--> c1 < mu' < 1 -----> X2 --+--> D_t
     B_high --c2 <= mu <= c3, the latest S steps--------------> X3 --'
 
-`compose` is lines 4-8, 12 and 13 of the step in spec A.3; the learner does the rest. No prompt occurs twice in D_t:
-X1 goes before X2 and X2 before X3. The mini-test (spec A.9) is settings alone: c1 = 0 and x3_exactly_half.
+`compose` is lines 8-17 of docs/paper.md, Algorithm 1; the learner does the rest. No prompt occurs twice in D_t:
+X1 goes before X2 and X2 before X3. The mini-test (docs/paper.md) is settings alone: c1 = 0 and x3_exactly_half.
 """
 
 from __future__ import annotations

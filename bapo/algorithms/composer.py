@@ -166,7 +166,7 @@ class Composer(Protocol):
     def hard_prompts_to_ask(
         self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng, paid: Paid | None = None
     ) -> tuple[str, ...]:
-        """Ids of the hard prompts to re-evaluate at a step t with t mod m == 0 (spec A.3 line 6).
+        """Ids of the hard prompts to re-evaluate at a step t with t mod m == 0 (docs/paper.md, Algorithm 1 line 13).
 
         Args:
             excluded: prompt ids of X_on(t).

@@ -1,4 +1,4 @@
-"""The order of prompts: epoch after epoch, each a new permutation, `drop_last` (spec A.3 line 1)."""
+"""The order of prompts: epoch after epoch, each a new permutation, `drop_last` (docs/paper.md, Algorithm 1 line 6)."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
     round 1 --fewer than B informative--> NeedMore --> round 2 --> ... --> the first B informative ones train
 
+Informative is what has a standard deviation above 0, also with fractional rewards whose sum is below 1 or above G - 1.
+
 At most `max_rounds` rounds; then what there is trains, and the batch is underfilled (the BAPO paper's comparison; verl
 raises instead). What is informative beyond B is consumed and counted as `surplus`. The filter looks at the rewards of
 the verifier: with overlong shaping on top of them, an all-wrong group has differences and still nothing to learn from.
@@ -13,7 +15,6 @@ from __future__ import annotations
 from bapo.algorithms.composer import AssemblyView, Decision, NeedMore, Reason, Rng, whole_groups
 from bapo.algorithms.filters import why_left_out
 from bapo.algorithms.fresh_only import FreshOnly, r_tot_of, unused
-from bapo.algorithms.levels import is_informative
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.types import GroupStat
 
@@ -32,7 +33,7 @@ class Dapo(FreshOnly):
         reasons = unused(view)
         informative: dict[str, GroupStat] = {}
         for stat in view.fresh:
-            if not is_informative(stat):
+            if stat.homogeneous:
                 reasons[stat.group_id] = why_left_out(stat)
             elif stat.prompt_id in informative:
                 reasons[stat.group_id] = Reason.DUPLICATE_PROMPT

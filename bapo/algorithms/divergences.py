@@ -1,4 +1,4 @@
-"""How far a policy pi is from the policy alpha that sampled, estimated from log-probs alone (spec A.10).
+"""How far a policy pi is from the policy alpha that sampled, from log-probs alone (docs/paper.md, Eqs. 9, 10).
 
 Estimators take y ~ alpha: d = log pi - log alpha on response tokens, rho = e^d; D = sum of d over one response,
 W = e^D.
@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 MAX_LOG_RATIO = 20.0
-"""d and D are clamped to +-20 nats, so that e^d stays finite and one token cannot be the whole estimate."""
+"""d is clamped to +-20 nats, so that e^d stays finite and one token cannot be the whole estimate. D is not: the
+weights of long responses differ by their ratio, also where each of them is tiny."""
 BLOCK_TOKENS = 32768
 """Tokens per pass: 256 KiB per column stay in the cache of one core, which is three times faster than all at once."""
 
@@ -36,7 +37,7 @@ class ResponseGaps:
 
     num_tokens: Floats
     log_weight: Floats
-    """D, clamped: log of the importance weight W of the response."""
+    """D: log of the importance weight W of the response; e^D may overflow."""
     tv_sum: Floats
     """Sum of |rho - 1| / 2."""
     kl_fwd: Floats
@@ -55,9 +56,10 @@ class ResponseGaps:
         return type(self)(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
     @property
-    def weight(self) -> Floats:
-        """W."""
-        return np.exp(self.log_weight)
+    def tv_seq(self) -> Floats:
+        """|W - 1| / 2, with W at most e^20: means of it are reported as at most 1."""
+        weight: Floats = np.exp(np.minimum(self.log_weight, MAX_LOG_RATIO))
+        return 0.5 * np.abs(weight - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,7 +124,7 @@ def response_gaps(logp: NDArray[Any], rollout_logprobs: NDArray[Any], lengths: N
     log_weight, tv_sum, kl_fwd, kl_rev, rho_sum, rho_square_sum, rho_max = np.concatenate(blocks, axis=1)
     return ResponseGaps(
         num_tokens=num_tokens,
-        log_weight=np.clip(log_weight, -MAX_LOG_RATIO, MAX_LOG_RATIO),
+        log_weight=log_weight,
         tv_sum=tv_sum,
         kl_fwd=kl_fwd,
         kl_rev=kl_rev,
@@ -176,7 +178,7 @@ def group_gaps(gaps: ResponseGaps, group_R: NDArray[Any]) -> GroupGaps:
     tv_union, kl_fwd = mean(gaps.tv_sum), mean(gaps.kl_fwd)
     return GroupGaps(
         tv_tok=tv_union / mean(gaps.num_tokens),
-        tv_seq=np.minimum(mean(0.5 * np.abs(gaps.weight - 1)), 1.0),
+        tv_seq=np.minimum(mean(gaps.tv_seq), 1.0),
         tv_union=tv_union,
         kl_fwd=kl_fwd,
         kl_rev=mean(gaps.kl_rev),
@@ -186,18 +188,18 @@ def group_gaps(gaps: ResponseGaps, group_R: NDArray[Any]) -> GroupGaps:
 
 def pooled(gaps: ResponseGaps) -> Divergences:
     """One number for all responses of `gaps`, of which there is at least one."""
-    num_responses, num_tokens, weight = len(gaps), float(gaps.num_tokens.sum()), gaps.weight
+    num_tokens = float(gaps.num_tokens.sum())
     kl = float(gaps.kl_fwd.mean())
     return Divergences(
         tv_tok=float(gaps.tv_sum.sum() / num_tokens),
-        tv_seq=min(1.0, float(0.5 * np.abs(weight - 1).mean())),
+        tv_seq=min(1.0, float(gaps.tv_seq.mean())),
         tv_union=float(gaps.tv_sum.mean()),
         tv_pinsker=math.sqrt(kl / 2),
         tv_bh=float(bretagnolle_huber(kl)),
         kl_fwd=kl,
         kl_rev=float(gaps.kl_rev.mean()),
         kl_rev_tok=float(gaps.kl_rev.sum() / num_tokens),
-        ess=float(weight.sum() ** 2 / (num_responses * (weight**2).sum())),
+        ess=effective_share(gaps.log_weight),
         ess_tok=float(gaps.rho_sum.sum() ** 2 / (num_tokens * gaps.rho_square_sum.sum())),
         max_ratio=float(gaps.rho_max.max()),
     )
@@ -206,6 +208,12 @@ def pooled(gaps: ResponseGaps) -> Divergences:
 def divergences(logp: NDArray[Any], rollout_logprobs: NDArray[Any], lengths: NDArray[Any]) -> Divergences:
     """All pooled divergences at once; arguments and errors of `response_gaps`."""
     return pooled(response_gaps(logp, rollout_logprobs, lengths))
+
+
+def effective_share(log_weight: Floats) -> float:
+    """(sum W)^2 / (n sum W^2) of n >= 1 weights W = e^log_weight: 1/n (one counts) .. 1 (all count alike)."""
+    weight = np.exp(log_weight - log_weight.max())  # a common factor changes nothing
+    return float(weight.sum() ** 2 / (len(weight) * (weight**2).sum()))
 
 
 def bretagnolle_huber(kl: Any) -> Any:

@@ -1,4 +1,4 @@
-"""DOTS' rollout replay (spec B.10): sigma B fresh groups, and (1 - sigma) B from a first-in-first-out memory.
+"""DOTS' rollout replay (docs/methods.md): sigma B fresh groups, and (1 - sigma) B from a first-in-first-out memory.
 
 The memory holds the newest group of each prompt, `replay.capacity` groups in all; 1 - sigma is `replay.share`, and the
 steps before `replay.first_step` are all fresh. Groups whose rewards are all equal are not kept, unless

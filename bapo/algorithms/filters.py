@@ -1,4 +1,4 @@
-"""The online filter: which fresh groups become X1 (appendix A.3 of the paper, spec A.5).
+"""The online filter: which fresh groups become X1 (docs/paper.md, Eq. 5; appendix A.3 of the paper).
 
 range           1/G <= mu <= (G-1)/G                                               the paper's default
 gaussian        range, then each group stays with probability p(mu), by its own draw
@@ -62,7 +62,10 @@ def keep_probability(mu: float, center: float, width: float) -> float:
 
 def level_quotas(levels: Sequence[int], group_size: int, center: float, width: float, num: float) -> dict[int, int]:
     """Level k -> floor(num * w_k), where the weights w_k ~ p(k/G) of the given levels sum to 1."""
-    weights = {k: keep_probability(k / group_size, center, width) for k in levels}
+    distances = {k: abs(k / group_size - center) for k in levels}
+    nearest = min(distances.values(), default=0.0)
+    # p(k/G) / p(nearest level): a narrow p leaves all weight to the nearest levels instead of none to any.
+    weights = {k: math.exp(-(d - nearest) * (d + nearest) / (2 * width) / width) for k, d in distances.items()}
     total = sum(weights.values())
     return {k: _whole(num * weight / total) for k, weight in weights.items()}
 

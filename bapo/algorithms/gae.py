@@ -1,4 +1,4 @@
-"""Generalised advantage estimation of PPO (spec B.18). Suffixes: M tokens of all responses, in
+"""Generalised advantage estimation of PPO. Suffixes: M tokens of all responses, in
 the order of sampling; R responses.
 
     delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lambda A_{t+1}        return_t = A_t + V_t

@@ -1,6 +1,6 @@
 """Where a group's mean reward lies: the membership tests of eqs. 5-7, decided on k = G mu instead of mu.
 
-k is an integer for rewards in {0, 1}, so mu = 1/8 against c1 = 1/8 is never a question of rounding (spec A.1).
+k is an integer for rewards in {0, 1}, so mu = 1/8 against c1 = 1/8 is never a question of rounding.
 Fractional rewards travel as float32: their sum is right to about G * 6e-8, far inside TOLERANCE.
 """
 

@@ -1,4 +1,4 @@
-"""How a batch is cut into mini-batches, one optimizer step each (spec A.3 line 11, ADR 0018)."""
+"""How a batch is cut into mini-batches, one optimizer step each (docs/paper.md, Algorithm 1 line 18)."""
 
 from __future__ import annotations
 

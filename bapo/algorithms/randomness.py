@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def rng_for(seed: int, step: int, purpose: str) -> random.Random:
-    """A generator for one purpose at one step (spec A.2): a resumed run draws the same as an uninterrupted one."""
+    """A generator for one purpose at one step: a resumed run draws the same as an uninterrupted one."""
     return random.Random(_key(seed, step, purpose))
 
 

@@ -1,4 +1,4 @@
-"""ReLIFT (spec B.13): reinforcement on what is within reach, supervised steps on what is not.
+"""ReLIFT (docs/methods.md): reinforcement on what is within reach, supervised steps on what is not.
 
     fresh group --sampled rows--------------------------------------------> item of kind rl
          '--all wrong, well formatted--> queue (newest first) --N wait--> N items of kind sft: the expert rows

@@ -1,4 +1,4 @@
-"""ReMix (Remix-GRPO, spec B.8): a part of the batch comes from the fresh groups of the latest N steps.
+"""ReMix (Remix-GRPO): a part of the batch comes from the fresh groups of the latest N steps.
 
     t <= T   (1 - p) B fresh groups, and p B of those that were fresh in steps t - N .. t - 1, uniformly
     t > T    "reincarnation": plain on-policy, B fresh groups and no memory

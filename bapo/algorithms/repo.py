@@ -1,4 +1,4 @@
-"""RePO: replay-enhanced policy optimization (spec B.7), stored responses of a prompt join its fresh ones.
+"""RePO: replay-enhanced policy optimization, stored responses of a prompt join its fresh ones.
 
 Each prompt keeps its last `replay.per_prompt` responses (16: two groups of 8). When a prompt comes again and that many
 are there, k = `replay.num_rows` of them train with its fresh group, as rows of the same item:

@@ -178,7 +178,7 @@ class CadenceConfig(Frozen):
         return self.v + self.slack
 
     def is_sync_step(self, step: int) -> bool:
-        """Whether alpha <- theta_t at the start of step t (spec A.3 line 2)."""
+        """Whether alpha <- theta_t at the start of step t (docs/paper.md, Algorithm 1 line 3)."""
         return step == 1 or step % self.v == 0
 
     def synced_version(self, step: int) -> int:

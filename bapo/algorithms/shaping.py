@@ -1,4 +1,4 @@
-"""Rewards as the advantages see them (spec B.2, B.14, B.15). The stored rewards are never changed.
+"""Rewards as the advantages see them (docs/methods.md). The stored rewards are never changed.
 
 Suffix: G responses to one prompt.
 """

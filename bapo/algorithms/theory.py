@@ -124,12 +124,15 @@ def subset_bound(*, j_theta: Floats, mu: Floats, sigma: Floats, tv_theta: Floats
     )
 
 
-def reweighted_rewards(weight: Floats, rewards: Floats, groups: NDArray[np.int64], num_groups: int) -> Floats:
+def reweighted_rewards(log_weight: Floats, rewards: Floats, groups: NDArray[np.int64], num_groups: int) -> Floats:
     """[P] J(pi_theta | x) from responses of alpha: sum_j W_j r_j / sum_j W_j over each group; NaN without a response.
 
     Args:
-        weight: [R] W_j > 0; rewards: [R]; groups: [R] which of the P = `num_groups` groups a response belongs to.
+        log_weight: [R] log W_j; rewards: [R]; groups: [R] which of the P = `num_groups` groups a response belongs to.
     """
+    largest = np.full(num_groups, -np.inf)
+    np.maximum.at(largest, groups, log_weight)
+    weight = np.exp(log_weight - largest[groups])  # a factor that a group has in common changes nothing
     total = np.bincount(groups, weight, minlength=num_groups)
     rewarded = np.bincount(groups, weight * rewards, minlength=num_groups)
     found: Floats = np.full(num_groups, np.nan)

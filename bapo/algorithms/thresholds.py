@@ -1,4 +1,4 @@
-"""The moving window [c2, c3] of B_high (eq. 8), its four schedules, and r_tot (spec A.4, ADR 0001, ADR 0002)."""
+"""The moving window [c2, c3] of B_high (docs/paper.md, Eq. 8), its four schedules, and r_tot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OFFICIAL_MIN_PROMPTS = 5
 
 
 def global_mean_reward(fresh: Sequence[GroupStat], previous: float | None, decay: float) -> float:
-    """r_tot: mean reward of all fresh responses of the step, before any filter (spec A.3 line 4, ADR 0002).
+    """r_tot: mean reward of all fresh responses of the step, before any filter (docs/paper.md, Eq. 8).
 
     Args:
         previous: r_tot of the step before; None at the first step.
@@ -33,7 +33,7 @@ def global_mean_reward(fresh: Sequence[GroupStat], previous: float | None, decay
 def reuse_window(settings: AlgorithmConfig, view: AssemblyView, r_tot: float) -> tuple[float, float]:
     """(c2, c3) of this step: a group of B_high may train while c2 <= mu <= c3.
 
-    The mini-test takes mu = 1/2 alone (spec A.9). A window that holds no level of G snaps to the nearest one.
+    The mini-test takes mu = 1/2 alone (docs/paper.md). A window that holds no level of G snaps to the nearest one.
     """
     if settings.x3_exactly_half:
         return 0.5, 0.5
@@ -67,7 +67,7 @@ def official_mean_reward(view: AssemblyView) -> float | None:
 
 
 def snap(c2: float, c3: float, group_size: int) -> tuple[float, float]:
-    """The window itself, or its nearest level k/G when it holds none (spec A.4: possible for G < 8).
+    """The window itself, or its nearest level k/G when it holds none (possible for G < 8).
 
     Never level 0 or G, which have no advantage.
     """

@@ -1,7 +1,7 @@
-"""Policy losses: one file per method, found by `registry`; the parts that they share have no `make_loss`.
+"""Policy losses: one file per method, which has a `make_loss`.
 
-    ratios  clips  corrections  divergences  aggregation      formulas, written once
-    base                                                      what a loss is given and what it gives
-
-`learner/loss.py` joins a loss with its importance weight, its KL term and its entropy.
+base         what a loss is given, what it gives, and how the config's name finds it
+ratios       probability ratios and how they are clipped
+aggregation  a weight per token over the mini-batch
+objective    a loss with its importance weight, its KL term and its entropy
 """

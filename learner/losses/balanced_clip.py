@@ -22,11 +22,11 @@ from torch import Tensor
 
 from bapo.config.objective import LossConfig
 from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
-from learner.losses.clips import clipped_surrogate, dual_clipped
-from learner.losses.ratios import ratio
+from learner.losses.ratios import clipped_surrogate, dual_clipped, ratio
 
 TIE = 1e-9
-"""A target that is met exactly is not yet reached: the released code adds its steps up, which ends just below."""
+"""A metric this close to the target meets it exactly. That is enough, except for `code`: the released code adds its
+steps up, which ends just below."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def search(ratio_M: Tensor, advantage_M: Tensor, rollout_M: Tensor, settings: Lo
     low, high = settings.balanced_low[0], settings.balanced_high[0]
     for number, (low, high) in enumerate(_path(settings), start=1):  # noqa: B007 - the last pair is the answer
         reached = balance(settings.balanced_metric, ratio_M, advantage_M, rollout_M, low, high)
-        if reached > settings.balanced_target + TIE:
+        if reached > settings.balanced_target + (TIE if settings.balanced_metric == "code" else -TIE):
             break
     return Bounds(low=low, high=high, metric=reached, num_evaluations=number)
 
@@ -108,23 +108,33 @@ def balance(metric: str, ratio_M: Tensor, advantage_M: Tensor, rollout_M: Tensor
 
 
 def _path(settings: LossConfig) -> Iterator[tuple[float, float]]:
-    """Bounds in the order in which they are tried; each changes one bound by one step."""
-    lows, highs = _grid(settings.balanced_low), _grid(settings.balanced_high)
-    if settings.balanced_metric == "code":
+    """Bounds in the order in which they are tried; each changes one bound by one step.
+
+    `paper` searches as long as c_low can still be raised: where it is fixed, the bounds stay where they begin.
+    `code` cuts a step that would pass the end of the range; the others leave it out.
+    """
+    is_code = settings.balanced_metric == "code"
+    lows, highs = (_grid(bound, with_end=is_code) for bound in (settings.balanced_low, settings.balanced_high))
+    if is_code:
         yield from ((low, highs[0]) for low in lows)
         yield from ((lows[-1], high) for high in highs[1:])
+    elif settings.balanced_metric == "paper" and len(lows) == 1:
+        yield lows[0], highs[0]
     else:
         yield from ((lows[0], high) for high in highs)
         yield from ((low, highs[-1]) for low in lows[1:])
 
 
-def _grid(bound: tuple[float, float, float]) -> list[float]:
-    """From, from + step, ... to; without the rounding errors of repeated addition."""
+def _grid(bound: tuple[float, float, float], *, with_end: bool) -> list[float]:
+    """From, from + step, ... to, without the rounding errors of repeated addition.
+
+    Args:
+        with_end: the last value is `to`, also where the steps do not end there.
+    """
     start, stop, step = bound
     count = int((stop - start) / step + 1e-6)
-    return [round(start + i * step, 10) for i in range(count + 1)]
+    grid = [round(start + i * step, 10) for i in range(count + 1)]
+    return [*grid, stop] if with_end and grid[-1] < stop else grid
 
 
-def make_loss(settings: LossConfig) -> BalancedClip:
-    """Called by the registry."""
-    return BalancedClip(settings)
+make_loss = BalancedClip

@@ -1,15 +1,19 @@
-"""What a policy loss is given and what it gives: everything per response token of one micro-batch.
+"""What a policy loss is given and what it gives, per response token of one micro-batch; and how a name finds its loss.
 
 Suffixes: M response tokens, R responses of the micro-batch, one after the other.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+from bapo.config.objective import LossConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,7 +44,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenInputs:
-    """What the loss of each response token is made of, besides the policy. All [M], float32 but where said."""
+    """What the loss of each response token is made of, in addition to the policy. All [M], float32 unless stated."""
 
     rows: Rows
     anchor_M: Tensor
@@ -94,3 +98,9 @@ class PolicyLoss:
     def facts(self) -> Mapping[str, float]:
         """What the records should say of a fitted loss."""
         return {}
+
+
+def load_loss(settings: LossConfig) -> PolicyLoss:
+    """The loss that `learner/losses/<settings.name>.py` makes. The configuration has refused unknown names."""
+    module: Any = importlib.import_module(f"learner.losses.{settings.name}")
+    return cast(PolicyLoss, module.make_loss(settings))

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from bapo.config.objective import LossConfig
 from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
-from learner.losses.clips import bounds_around_one, clamped
-from learner.losses.ratios import ratio
+from learner.losses.ratios import bounds_around_one, clamped, ratio
 
 
 class Cispo(PolicyLoss):
@@ -32,6 +31,4 @@ class Cispo(PolicyLoss):
         )
 
 
-def make_loss(settings: LossConfig) -> Cispo:
-    """Called by the registry."""
-    return Cispo(settings)
+make_loss = Cispo

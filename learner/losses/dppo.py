@@ -33,6 +33,4 @@ class Dppo(PolicyLoss):
         return Surrogate(loss_M=loss_M, ratio_M=ratio_M.detach(), clipped_M=dropped_M.float())
 
 
-def make_loss(settings: LossConfig) -> Dppo:
-    """Called by the registry."""
-    return Dppo(settings)
+make_loss = Dppo

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from bapo.config.objective import LossConfig
 from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
-from learner.losses.clips import clipped_surrogate
-from learner.losses.ratios import ratio
+from learner.losses.ratios import clipped_surrogate, ratio
 
 
 class GeppoAdd(PolicyLoss):
@@ -31,6 +30,4 @@ class GeppoAdd(PolicyLoss):
         return Surrogate(loss_M=loss_M, ratio_M=ratio_M.detach(), clipped_M=clipped_M)
 
 
-def make_loss(settings: LossConfig) -> GeppoAdd:
-    """Called by the registry."""
-    return GeppoAdd(settings)
+make_loss = GeppoAdd

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from bapo.config.objective import LossConfig
 from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
-from learner.losses.clips import bounds_around_one, clipped_surrogate
-from learner.losses.ratios import ratio
+from learner.losses.ratios import bounds_around_one, clipped_surrogate, ratio
 
 
 class GeppoMul(PolicyLoss):
@@ -32,6 +31,4 @@ class GeppoMul(PolicyLoss):
         return Surrogate(loss_M=loss_M, ratio_M=ratio_M.detach(), clipped_M=clipped_M)
 
 
-def make_loss(settings: LossConfig) -> GeppoMul:
-    """Called by the registry."""
-    return GeppoMul(settings)
+make_loss = GeppoMul

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from bapo.config.objective import LossConfig
 from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
-from learner.losses.clips import bounds_around_one, clipped_surrogate
-from learner.losses.ratios import geometric_ratio
+from learner.losses.ratios import bounds_around_one, clipped_surrogate, geometric_ratio
 
 
 class Gspo(PolicyLoss):
@@ -29,6 +28,4 @@ class Gspo(PolicyLoss):
         return Surrogate(loss_M=loss_M, ratio_M=ratio_M.detach(), clipped_M=clipped_M)
 
 
-def make_loss(settings: LossConfig) -> Gspo:
-    """Called by the registry."""
-    return Gspo(settings)
+make_loss = Gspo

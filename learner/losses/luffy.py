@@ -13,8 +13,7 @@ from torch import Tensor
 
 from bapo.config.objective import LossConfig
 from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
-from learner.losses.clips import bounds_around_one, clipped_surrogate
-from learner.losses.ratios import ratio
+from learner.losses.ratios import bounds_around_one, clipped_surrogate, ratio
 
 
 class Luffy(PolicyLoss):
@@ -32,7 +31,7 @@ class Luffy(PolicyLoss):
         shaped_M = -inputs.advantage_M * shaped_probability(logprobs_M.exp(), self._gamma)
         return Surrogate(
             loss_M=torch.where(expert_M, shaped_M, sampled_M),
-            # An expert's token has no ratio: nobody sampled it.
+            # An expert's token has no ratio: no policy sampled it.
             ratio_M=torch.where(expert_M, torch.ones_like(ratio_M), ratio_M).detach(),
             clipped_M=torch.where(expert_M, torch.zeros_like(clipped_M), clipped_M),
         )
@@ -43,6 +42,4 @@ def shaped_probability(probability_M: Tensor, gamma: float) -> Tensor:
     return probability_M / (probability_M + gamma)
 
 
-def make_loss(settings: LossConfig) -> Luffy:
-    """Called by the registry."""
-    return Luffy(settings)
+make_loss = Luffy

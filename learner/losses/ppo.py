@@ -11,8 +11,7 @@ from torch import Tensor
 
 from bapo.config.objective import LossConfig
 from learner.losses.base import PolicyLoss, Surrogate, TokenInputs
-from learner.losses.clips import bounds_around_one, clipped_surrogate, dual_clipped
-from learner.losses.ratios import ratio
+from learner.losses.ratios import bounds_around_one, clipped_surrogate, dual_clipped, ratio
 
 
 class Ppo(PolicyLoss):
@@ -30,6 +29,4 @@ class Ppo(PolicyLoss):
         return Surrogate(loss_M=loss_M, ratio_M=ratio_M.detach(), clipped_M=clipped_M)
 
 
-def make_loss(settings: LossConfig) -> Ppo:
-    """Called by the registry."""
-    return Ppo(settings)
+make_loss = Ppo

@@ -15,11 +15,10 @@ from pydantic import ValidationError
 
 from bapo.config.tree import Config
 from bapo.types import Batch
-from learner.batching import minibatches, rows_of
-from learner.loss import token_losses
-from learner.losses.base import PolicyLoss, TokenInputs
-from learner.losses.registry import load_loss, loss_names
-from learner.policy import Policy
+from learner.batch.packing import minibatches, rows_of
+from learner.losses.base import PolicyLoss, TokenInputs, load_loss
+from learner.losses.objective import token_losses
+from learner.model.policy import Policy
 from tests.learner_setup import (
     CPU,
     learner_config,
@@ -29,6 +28,7 @@ from tests.learner_setup import (
     tiny_policy,
     with_experts,
 )
+from tests.loss_setup import loss_names
 from tests.tiny_model import write_tiny_model
 
 

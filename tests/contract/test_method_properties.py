@@ -24,14 +24,16 @@ from bapo.config.load import load_config
 from bapo.config.objective import LossConfig, ShapingConfig
 from bapo.config.tree import Config
 from bapo.types import Batch
-from learner.advantages import row_advantages
-from learner.batching import columns_of
-from learner.critic import load_critic
+from learner.batch.advantages import row_advantages
+from learner.batch.packing import columns_of
+from learner.update.critic import load_critic
 from tests.learner_setup import ALONE, make_updater, random_batch, tiny_policy, with_experts, with_supervised
 from tests.methods_rank import METHODS, sections_of
 from tests.tiny_model import write_tiny_model
 
 PRESETS = preset_names()
+
+
 WITH_GROUP_BASELINE = [name for name in PRESETS if load_config([name], []).loss.advantage == "group"]
 """A critic's advantages are whitened over the batch, which is another sum that is 0 (test_learner_methods.py)."""
 

@@ -16,7 +16,7 @@ from bapo.config.document import about_preset
 from bapo.config.layers import preset_names
 from bapo.config.load import dump_toml, load_config, load_resolved
 from learner.checkpoint import complete_steps
-from learner.losses.registry import load_loss
+from learner.losses.base import load_loss
 from tests.learner_setup import (
     FakeBuffer,
     FakeFleet,

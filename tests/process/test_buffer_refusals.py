@@ -18,8 +18,8 @@ from bapo.types import Group, Purpose, RolloutRequest
 from bapo.wire import pack_group
 from buffer_service.redis_link import RedisLink
 from learner.checkpoint import Checkpoint
-from learner.resume import resume_buffer
-from learner.shared_buffer import SharedBuffer
+from learner.distributed.shared_buffer import SharedBuffer
+from learner.startup import resume_buffer
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, incoming, new_store
 from tests.factories import make_group, make_request

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from bapo.errors import UnavailableError
-from learner.alone import FILE_NAME, alone
+from learner.startup import LOCK_FILE, only_learner
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from learner.alone import alone
-with alone(Path(sys.argv[1])):
+from learner.startup import only_learner
+with only_learner(Path(sys.argv[1])):
     print("alone", flush=True)
     time.sleep(600)
 """
@@ -40,14 +40,14 @@ def test_a_second_learner_is_refused_as_long_as_the_first_one_lives(
 ) -> None:
     with (
         pytest.raises(UnavailableError, match=r"another learner still trains .* end it"),
-        alone(tmp_path, patience_s=0.5),
+        only_learner(tmp_path, timeout_s=0.5),
     ):
         raise AssertionError("two at once")
 
 
 def test_what_kill_9_has_ended_is_in_nobodys_way(tmp_path: Path, other: subprocess.Popen[str]) -> None:
     threading.Timer(0.5, other.kill).start()
-    with alone(tmp_path, patience_s=60.0):
+    with only_learner(tmp_path, timeout_s=60.0):
         assert other.wait() == -9
 
 
@@ -58,6 +58,6 @@ def test_where_there_are_no_locks_a_learner_starts_all_the_same(
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", without)
-    with alone(tmp_path):
-        assert (tmp_path / FILE_NAME).exists()
+    with only_learner(tmp_path):
+        assert (tmp_path / LOCK_FILE).exists()
     assert "has no locks (Function not implemented)" in caplog.text

@@ -130,7 +130,7 @@ def test_a_rank_that_is_asked_to_end_alone_ends_with_all_others(tmp_path: Path, 
     finally:
         ends = [end_of(rank) for rank in ranks]
     assert [code for code, _ in ends] == [143, 143], ends
-    assert all("go on with --resume" in log for _, log in ends)
+    assert all("continue with --resume" in log for _, log in ends)
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path, peers: Peers) -> None:
@@ -184,7 +184,7 @@ def test_sigterm_ends_both_ranks_and_is_no_end_of_the_run_for_what_starts_them_a
     finally:
         code, log = end_of(process)
     assert code == 143, log
-    assert "SIGTERM while waiting; go on with --resume" in log
+    assert "SIGTERM while waiting; continue with --resume" in log
 
 
 def test_what_fails_the_job_on_kubernetes_is_the_exit_code(tmp_path: Path, peers: Peers) -> None:

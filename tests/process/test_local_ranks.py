@@ -14,8 +14,8 @@ import pytest
 
 from bapo.rank_environment import LISTENER, rank_environments
 from bapo.records import RunDirectory
-from learner import local_ranks
-from learner.local_ranks import exit_code, run_ranks
+from learner.distributed import spawn_ranks
+from learner.distributed.spawn_ranks import exit_code, run_ranks
 from services.launcher.processes import Starter
 from tests.learner_setup import learner_config
 
@@ -81,7 +81,7 @@ def test_one_that_fails_ends_the_others_and_gives_the_exit_code(failing: str, co
 
 
 def test_one_that_does_not_heed_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_ranks, "END_S", 0.5)
+    monkeypatch.setattr(spawn_ranks, "END_S", 0.5)
     told = str(tmp_path / "deaf")
     deaf = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({told!r}, 'w'); {FOREVER}"
     fails = f"import os, time\nwhile not os.path.exists({told!r}): time.sleep(0.05)\nraise SystemExit(3)"
@@ -120,7 +120,7 @@ def test_a_verdict_of_ours_counts_before_what_follows_from_a_lost_peer(
 PARENT = """
 import sys
 from bapo.rank_environment import rank_environments
-from learner.local_ranks import run_ranks
+from learner.distributed.spawn_ranks import run_ranks
 SCRIPT = '''
 import os, signal, sys, time
 def leave(number, frame):
@@ -176,7 +176,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_a_rank_that_is_stopped_is_named_once_while_the_others_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_ranks, "STOPPED_S", 0.3)
+    monkeypatch.setattr(spawn_ranks, "STOPPED_S", 0.3)
     stopped = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
     others = (
         "import os, psutil, signal, time; time.sleep(2.0)\n"

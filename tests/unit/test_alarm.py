@@ -10,8 +10,8 @@ import pytest
 from bapo.algorithms.divergences import divergences
 from bapo.config.diagnostics import DiagnosticsConfig
 from bapo.types import Origin
-from learner.alarm import Alarm, QuietLog, alarm_of
-from learner.theorem_meter import Cell
+from learner.diagnostics.off_policy_alarm import Alarm, AlarmLog, alarm_of
+from learner.diagnostics.theorem_meter import Cell
 
 NEAR = divergences(np.zeros(1), np.zeros(1), np.ones(1, dtype=int))
 LIMITS = DiagnosticsConfig(tv_warn=0.05, ess_warn=0.5)
@@ -77,7 +77,7 @@ def test_no_alarm(cell: Cell) -> None:
 
 
 def test_a_subset_that_stays_far_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    log = QuietLog(quiet_steps=20)
+    log = AlarmLog(quiet_steps=20)
     for step in range(1, 43):
         log.warn(Alarm(step=step, origin=Origin.X1, text="x1"))
     log.warn(Alarm(step=43, origin=Origin.X3, text="x3"))

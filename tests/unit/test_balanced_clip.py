@@ -8,9 +8,9 @@ import math
 import pytest
 import torch
 
-from learner.loss import token_losses
 from learner.losses.balanced_clip import balance, search
-from learner.losses.registry import load_loss
+from learner.losses.base import load_loss
+from learner.losses.objective import token_losses
 from tests.loss_setup import NEW, OLD, doubles, inputs, run, settings
 from tests.vectors import vector
 
@@ -64,6 +64,35 @@ def test_v6_raising_the_upper_bound_always_works_for_the_released_metric() -> No
     highs = [1.2, 1.5, 2.0, 3.0]
     found = [balance("code", V6_RATIO, V6_ADVANTAGE, V6_ROLLOUT, 0.6, high) for high in highs]
     assert found == pytest.approx(vector("V6.metric_direction", "code_posneg_at_chigh"), abs=1e-6)
+
+
+HALF = (doubles([1.0, 1.0]), doubles([1.0, -1.0]), doubles([0.4, 0.6]))
+"""Ratios, advantages and sampling probabilities of a correct and an incorrect token that no bound touches: the
+contribution of the first is .4 / (.4 + .6) for `paper`, 1 / 2 for `gradient` and 1 / 1 for `code`, at all bounds."""
+
+
+@pytest.mark.parametrize(("metric", "target"), [("paper", 0.4), ("gradient", 0.5)])
+def test_a_target_that_is_met_exactly_is_met(metric: str, target: float) -> None:
+    found = search(*HALF, settings("balanced_clip", balanced_metric=metric, balanced_target=target))
+    assert (found.low, found.high, found.num_evaluations) == (0.6, 1.2, 1)
+
+
+def test_the_paper_searches_only_as_long_as_the_lower_bound_can_be_raised() -> None:
+    fixed = {"balanced_low": [0.7, 0.7, 0.02], "balanced_high": [1.2, 1.3, 0.05], "balanced_target": 0.9}
+    paper = search(*HALF, settings("balanced_clip", balanced_metric="paper", **fixed))
+    assert (paper.low, paper.high, paper.num_evaluations) == (0.7, 1.2, 1)
+    gradient = search(*HALF, settings("balanced_clip", balanced_metric="gradient", **fixed))
+    assert (gradient.low, gradient.high, gradient.num_evaluations) == (0.7, 1.3, 3)
+
+
+def test_the_released_search_tries_the_end_of_a_range_that_its_steps_pass() -> None:
+    ranges = {"balanced_low": [0.6, 0.9, 0.2], "balanced_high": [1.2, 1.5, 0.2], "balanced_target": 2.0}
+    # .6, .8, .9 at 1.2, then 1.4 and 1.5 at .9.
+    code = search(*HALF, settings("balanced_clip", balanced_metric="code", **ranges))
+    assert (code.low, code.high, code.num_evaluations) == (0.9, 1.5, 5)
+    # 1.2, 1.4 at .6, then .8 at 1.4: the paper's steps stay within the range.
+    paper = search(*HALF, settings("balanced_clip", balanced_metric="paper", **ranges))
+    assert (paper.low, paper.high, paper.num_evaluations) == (0.8, 1.4, 3)
 
 
 def test_balanced_clip_is_ppo_within_the_bounds_that_were_found() -> None:

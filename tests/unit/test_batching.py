@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bapo.errors import ContractError
 from bapo.types import Batch, BatchEntry, Origin
-from learner.batching import Columns, columns_of, cut, deal, microbatches_of, minibatches
+from learner.batch.packing import Columns, columns_of, cut, deal, microbatches_of, minibatches
 from tests.factories import make_batch, make_group
 from tests.learner_setup import CPU, learner_config, random_batch
 

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from learner.batching import columns_of, microbatches_of
-from learner.critic import load_critic
-from learner.logprobs import response_logprobs
-from learner.moments import gather_moments
-from learner.policy import Policy
-from learner.weights import gather_weights
+from learner.batch.packing import columns_of, microbatches_of
+from learner.distributed.sharding import gather_moments
+from learner.model.logprobs import response_logprobs
+from learner.model.policy import Policy
+from learner.publish_weights import gather_weights
+from learner.update.critic import load_critic
 from tests.learner_setup import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy
 from tests.tiny_model import write_tiny_model
 

@@ -21,10 +21,10 @@ from bapo.config.tree import Config
 from bapo.errors import ConfigError, ContractError, StorageError
 from bapo.types import Batch, Origin
 from learner.checkpoint import complete_steps
+from learner.distributed.stopping import Stopped
 from learner.loop import Learner
-from learner.resume import agreed_checkpoint, load_state, newest_checkpoint, republish, resume_buffer
-from learner.stopping import Stopped
-from learner.weights import digest_of
+from learner.publish_weights import digest_of
+from learner.startup import agreed_checkpoint, load_state, newest_checkpoint, republish, resume_buffer
 from tests.learner_setup import (
     FakeBuffer,
     FakeFleet,
@@ -320,7 +320,7 @@ def test_a_checkpoint_with_a_file_that_is_cut_off_is_refused_before_anything_is_
         whole = (folder / name).read_bytes()
         for left in (len(whole) // 2, 0):
             (folder / name).write_bytes(whole[:left])
-            with pytest.raises(StorageError, match=r"step-000004 is not a whole checkpoint: .* goes on behind step 2$"):
+            with pytest.raises(StorageError, match=r"step-000004 is not a whole checkpoint: .* resumes after step 2$"):
                 newest_checkpoint(tmp_path / "checkpoints")
         (folder / name).write_bytes(whole)
     for name in ("optimizer.safetensors", "reference.safetensors", "buffer.bin"):
@@ -354,7 +354,7 @@ def test_a_rank_that_follows_opens_the_checkpoint_of_rank_0_or_none(model_path: 
     assert found is not None
     assert found.state.step == 2, "although there is one of step 4"
     assert agreed_checkpoint(folder, Follower(b"0")) is None  # type: ignore[arg-type]
-    with pytest.raises(StorageError, match=r"rank 1 cannot go on behind step 6, as rank 0 does: .*different disks"):
+    with pytest.raises(StorageError, match=r"rank 1 cannot resume after step 6, as rank 0 does: .*different disks"):
         agreed_checkpoint(folder, Follower(b"6"))  # type: ignore[arg-type]
     with pytest.raises(Stopped, match="rank 0 ended"):
         agreed_checkpoint(folder, Follower(None))  # type: ignore[arg-type]

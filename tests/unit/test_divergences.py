@@ -55,6 +55,21 @@ def test_effective_sample_sizes_by_hand() -> None:
     assert found.ess_tok == pytest.approx(0.75)
 
 
+def test_long_responses_keep_the_ratio_of_their_weights_however_small_these_are() -> None:
+    # D = -30 and -25: weights e^-5 and 1, (1 + .0067379)^2 / (2 (1 + .0000454)) = 1.0135213 / 2.0000908 = .506738.
+    found = divergences(np.array([-15.0, -15.0, -12.5, -12.5]), np.zeros(4), np.array([2, 2]))
+    assert found.ess == pytest.approx(0.506738, abs=1e-6)
+    assert found.tv_seq == pytest.approx(0.5), "|W - 1| / 2 of weights near 0"
+
+
+def test_a_weight_that_overflows_leaves_every_estimate_finite() -> None:
+    # 50 tokens of +20 nats: D = 1000 beside D = 0, so only the first response counts.
+    found = divergences(np.array([20.0] * 50 + [0.0]), np.zeros(51), np.array([50, 1]))
+    assert found.ess == pytest.approx(0.5)
+    assert found.tv_seq == 1.0
+    assert math.isfinite(found.kl_fwd)
+
+
 # A chain of two tokens out of two. alpha starts 0 with .6; behind 0 it stays with .7, behind 1 with .2.
 ALPHA_CHAIN = {(): 0.6, (0,): 0.7, (1,): 0.8}
 """Probability of token 0 behind a prefix."""
@@ -81,7 +96,7 @@ def test_on_an_enumerated_chain_every_estimator_has_its_exact_expectation() -> N
     tv = sum(abs(a - p) for a, p in exact) / 2
     # 00 .42/.225, 01 .18/.225, 10 .32/.495, 11 .08/.055
     assert tv == pytest.approx((0.195 + 0.045 + 0.175 + 0.025) / 2)
-    assert gaps.weight.mean() == pytest.approx(1.0, abs=1e-12), "E_alpha[W] = 1"
+    assert np.exp(gaps.log_weight).mean() == pytest.approx(1.0, abs=1e-12), "E_alpha[W] = 1"
     assert found.tv_seq == pytest.approx(tv, abs=1e-12)
     assert found.kl_fwd == pytest.approx(sum(a * math.log(a / p) for a, p in exact), abs=1e-12)
     assert found.ess == pytest.approx(1 / sum(p * p / a for a, p in exact), abs=1e-12), "1 / E_alpha[W^2]"

@@ -90,6 +90,14 @@ def test_gaussian_quota_takes_at_most_the_quota_and_at_most_what_is_there() -> N
     assert kept == {1: 1, 4: 163}  # floor(192 / 1.172422) = 163; level 1 may have 28, but there is 1
 
 
+@pytest.mark.parametrize("width", [0.009, 0.001, 1e-200])
+def test_a_narrow_quota_leaves_all_weight_to_the_levels_next_to_its_centre(width: float) -> None:
+    assert level_quotas([1, 4, 7], 8, 0.5, width, 12) == {1: 0, 4: 12, 7: 0}
+    assert level_quotas([1, 3, 5], 8, 0.5, width, 15) == {1: 0, 3: 7, 5: 7}  # half of 15 each
+    assert level_quotas([1, 2], 8, 0.5, width, 9) == {1: 0, 2: 9}
+    assert level_quotas([], 8, 0.5, width, 9) == {}
+
+
 def test_uniform_asks_no_question_about_quality() -> None:
     settings = AlgorithmConfig(online_filter="uniform")
     fresh = stats(*[0] * 5, *[8] * 5)

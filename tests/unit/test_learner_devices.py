@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bapo.errors import ConfigError
-from learner.distributed import pick_device
+from learner.distributed.world import pick_device
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import torch
 
 from bapo.telemetry import Telemetry
 from bapo.types import Origin
-from learner.alarm import Alarm
-from learner.diagnostics import Meter, MinibatchResult, UpdateReport, metrics_row
-from learner.gauges import show_divergences
-from learner.loss import TokenLosses
+from learner.diagnostics.gauges import show_divergences
+from learner.diagnostics.off_policy_alarm import Alarm
+from learner.diagnostics.step_report import Meter, MinibatchResult, UpdateReport, metrics_row
+from learner.losses.objective import TokenLosses
 from tests.factories import make_batch, make_group
 from tests.learner_setup import ALONE, learner_config
 
@@ -87,7 +87,7 @@ def test_a_meter_adds_microbatches_and_divides_by_the_tokens_of_the_whole_miniba
         surrogate_M=torch.zeros(0), kl_M=torch.zeros(0), ratio_M=torch.zeros(0), clipped_M=torch.zeros(0)
     )
     meter.add(torch.tensor(0.0), idle, torch.zeros(0))
-    found = meter.result(torch.tensor(7.0), num_tokens=9, num_active=4, stop=True)
+    found = meter.result(torch.tensor(7.0), num_tokens=9, num_active=4, stop=True, facts={})
     assert (found.loss, found.grad_norm, found.entropy, found.clip_ratio) == (0.75, 7.0, 1.5, 0.5)
     assert found.kl == pytest.approx(0.15)
     assert (found.ratio_max, found.stop) == (3.0, True)
@@ -99,7 +99,7 @@ def test_a_loss_that_is_not_a_number_is_reported_as_it_is() -> None:
         surrogate_M=torch.zeros(1), kl_M=torch.zeros(1), ratio_M=torch.ones(1), clipped_M=torch.zeros(1)
     )
     meter.add(torch.tensor(math.nan), losses, torch.zeros(1))
-    assert math.isnan(meter.result(torch.tensor(1.0), num_tokens=1, num_active=1, stop=False).loss)
+    assert math.isnan(meter.result(torch.tensor(1.0), num_tokens=1, num_active=1, stop=False, facts={}).loss)
 
 
 def test_the_gauges_show_the_subsets_of_this_step_and_forget_those_of_the_last() -> None:

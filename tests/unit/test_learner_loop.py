@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from bapo.errors import DeadlineError, StorageError
 from bapo.types import Batch, Origin, WeightUpdate
 from learner.checkpoint import complete_steps
-from learner.stopping import StopFlag, Stopped
-from learner.weights import digest_of
+from learner.distributed.stopping import StopFlag, Stopped
+from learner.publish_weights import digest_of
 from tests.learner_setup import (
     FakeBuffer,
     FakeFleet,

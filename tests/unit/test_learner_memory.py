@@ -13,8 +13,8 @@ from bapo.config.tree import Config
 from bapo.errors import OutOfMemoryError, UnavailableError
 from bapo.process import run_process
 from learner import __main__ as learner_main
-from learner import rank
-from learner.memory import out_of_memory
+from learner import startup
+from learner.startup import out_of_memory
 
 OF_TORCH = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.20 GiB is free"
@@ -59,8 +59,8 @@ def run_learner(error: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyP
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(rank, "_run", fail)
-    monkeypatch.setattr(rank.StopFlag, "install", lambda self: None)
+    monkeypatch.setattr(startup, "_run", fail)
+    monkeypatch.setattr(startup.StopFlag, "install", lambda self: None)
     monkeypatch.setattr("bapo.process.load_resolved", lambda path: Config())
     (tmp_path / "run").mkdir()
     argv = ["--config", "config.toml", "--run-dir", str(tmp_path / "run")]

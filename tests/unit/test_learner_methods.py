@@ -14,9 +14,8 @@ from bapo.algorithms.gae import whitened
 from bapo.config.tree import Config
 from bapo.errors import DivergenceError
 from bapo.types import Batch, Group
-from learner.critic import load_critic, value_loss
-from learner.step import Step, make_step
-from learner.update import Updater
+from learner.update.critic import load_critic, value_loss
+from learner.update.step_state import StepInputs, minibatch_weights, step_inputs, step_logprobs
 from tests.learner_setup import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy, with_supervised
 from tests.tiny_model import perturb, write_tiny_model
 from tests.vectors import vector
@@ -29,8 +28,8 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def step_of(config: Config, batch: Batch, updater: Updater) -> Step:
-    return make_step(batch, config, updater.memory, CPU)
+def step_of(config: Config, batch: Batch) -> StepInputs:
+    return step_inputs(batch, config, CPU)
 
 
 # -- a critic
@@ -51,9 +50,8 @@ def test_a_new_critic_values_everything_at_0_so_advantages_are_whitened_rewards(
 ) -> None:
     config, batch = learner_config(model_path, loss=PPO), random_batch()
     updater = make_updater(config, tiny_policy(config), tmp_path, critic=load_critic(config, ALONE))
-    step = step_of(config, batch, updater)
     assert updater._critic is not None
-    facts = updater._critic.run(step)
+    step, facts = updater._critic.run(step_of(config, batch))
     rewards = np.concatenate([np.repeat(entry.group.rewards, entry.group.lengths) for entry in batch.entries])
     np.testing.assert_allclose(step.advantage_M.numpy(), whitened(rewards), atol=1e-5)
     # Three mini-batches; the first sees V = 0, so its loss is half the share of tokens of right responses.
@@ -69,7 +67,7 @@ def test_the_critic_learns_the_reward_and_its_values_are_those_of_a_plain_pass(
     updater = make_updater(config, tiny_policy(config), tmp_path, critic=critic)
     losses = [updater.run(dataclasses.replace(batch, step=step)).facts["value_loss"] for step in range(1, 13)]
     assert losses[-1] < 0.5 * losses[0]
-    step = step_of(config, batch, updater)
+    step = step_of(config, batch)
     values = updater._passes.evaluate(critic, step, np.arange(32)).split(step.columns.lengths_R.tolist())
     plain = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).base_model.eval()
     plain.load_state_dict(critic.model.state_dict())
@@ -115,7 +113,7 @@ def test_entries_of_kind_sft_are_trained_by_cross_entropy_and_by_nothing_else(mo
     policy, batch = tiny_policy(config), with_supervised(random_batch(), 1, 4)
     updater = make_updater(config, policy, tmp_path)
     with torch.no_grad():
-        step = step_of(config, batch, updater)
+        step = step_of(config, batch)
         assert sorted(group for groups in step.plan for group in groups) == [0, 2, 3, 5, 6, 7]
         responses = step.columns.responses_of([1, 4])
         logprobs = updater._passes.evaluate(lambda micro: policy(micro)[0], step, responses)
@@ -169,10 +167,9 @@ def test_the_convex_kl_is_to_the_base_model_alone_for_50_steps(model_path: Path,
 # -- passes and moments
 
 
-def test_behind_epochs_until_one_pass_is_made(model_path: Path, tmp_path: Path) -> None:
+def test_behind_epochs_until_one_pass_is_made(model_path: Path) -> None:
     config = learner_config(model_path, learner={"minibatch_size": 8, "epochs": 2, "epochs_until": 3})
-    updater = make_updater(config, tiny_policy(config), tmp_path)
-    assert [len(step_of(config, random_batch(step=step), updater).plan) for step in (3, 4)] == [2, 1]
+    assert [len(step_of(config, random_batch(step=step)).plan) for step in (3, 4)] == [2, 1]
 
 
 def test_a_reset_optimizer_begins_each_step_without_moments(model_path: Path, tmp_path: Path) -> None:
@@ -200,7 +197,8 @@ def test_truncated_responses_are_in_no_loss_and_no_denominator(model_path: Path,
     [result] = updater.run(marked).minibatches
     left_out = int(group.lengths[1] + group.lengths[3])
     assert result.num_tokens == result.num_active == sum(len(e.group.token_ids) for e in batch.entries) - left_out
-    weights = step_of(config, marked, updater).weights(0, config.loss, 24)
+    step = step_of(config, marked)
+    weights = minibatch_weights(step, step_logprobs(step, config.loss, updater.memory), 0, config)
     assert float(weights.sum()) == pytest.approx(1.0, abs=1e-5)
 
 
@@ -210,15 +208,16 @@ def test_the_mean_over_kept_tokens_counts_those_within_the_bounds(model_path: Pa
     batch = random_batch()  # its rollout log-probs are noise, so that many ratios are far from 1
     policy = tiny_policy(config)
     updater = make_updater(config, policy, tmp_path)
-    step = step_of(config, batch, updater)
-    updater._evaluate_anchors(step)
-    assert not bool(step.anchor_M.isnan().any()), "known before the first pass, which must have its denominator"
-    kept = ((step.anchor_M - step.rollout_M).exp() <= 2.0).numpy()
-    weights = step.weights(0, config.loss, 24).numpy()
+    step = step_of(config, batch)
+    known = step_logprobs(step, config.loss, updater.memory)
+    updater._evaluate_anchors(step, known)
+    assert not bool(known.anchor_M.isnan().any()), "known before the first pass, which must have its denominator"
+    kept = ((known.anchor_M - step.rollout_M).exp() <= 2.0).numpy()
+    weights = minibatch_weights(step, known, 0, config).numpy()
     assert 0 < kept.sum() < len(kept)
     np.testing.assert_allclose(weights, kept / kept.sum(), rtol=1e-5)
     [result] = updater.run(batch).minibatches
-    ratio = np.exp(step.anchor_M.numpy() - step.rollout_M.numpy())
+    ratio = np.exp(known.anchor_M.numpy() - step.rollout_M.numpy())
     want = -(ratio * step.advantage_M.numpy())[kept].sum() / kept.sum() - 0.001 * result.entropy
     # The entropy bonus is over kept tokens as well, so it differs a little from the record's mean over all.
     assert result.loss == pytest.approx(want, abs=2e-3)

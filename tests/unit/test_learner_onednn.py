@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from learner import onednn
-from learner.onednn import OneDnnLinear, product, use_onednn
+from learner.model import cpu_matmul as onednn
+from learner.model.cpu_matmul import OneDnnLinear, product, use_onednn
 
 
 def example(*shape: int, seed: int = 0) -> torch.Tensor:

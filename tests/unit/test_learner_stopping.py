@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from learner.stopping import StopFlag, Stopped
+from learner.distributed.stopping import StopFlag, Stopped
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from bapo.config.tree import Config
 from bapo.errors import DivergenceError
 from bapo.types import Batch, Group, Origin
 from bapo.wire import unpack_batch
-from learner.batching import minibatches
-from learner.policy import Policy
-from learner.stopping import StopFlag, Stopped
-from learner.update import Updater
+from learner.batch.packing import minibatches
+from learner.distributed.stopping import StopFlag, Stopped
+from learner.model.policy import Policy
+from learner.update.update import Updater
 from tests.learner_setup import ALONE, learner_config, make_updater, random_batch, tiny_policy, with_groups
 from tests.tiny_model import perturb, write_tiny_model
 

@@ -11,14 +11,11 @@ import torch
 from torch import Tensor
 
 from bapo.config.objective import LossConfig
-from learner.batching import rows_of
-from learner.loss import TokenLosses, objective, token_losses
+from learner.batch.packing import rows_of
 from learner.losses.aggregation import token_weights
-from learner.losses.base import TokenInputs
-from learner.losses.clips import clipped_surrogate, dual_clipped
-from learner.losses.corrections import importance_weight
-from learner.losses.divergences import is_rev, k1, k2, k3
-from learner.losses.registry import load_loss
+from learner.losses.base import TokenInputs, load_loss
+from learner.losses.objective import TokenLosses, importance_weight, is_rev, k1, k2, k3, objective, token_losses
+from learner.losses.ratios import clipped_surrogate, dual_clipped
 from tests.learner_setup import CPU
 from tests.vectors import tokens, vector
 

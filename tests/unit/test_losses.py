@@ -12,16 +12,28 @@ import torch
 
 from bapo.algorithms.advantages import group_advantages
 from bapo.config.objective import LossName
-from learner.batching import rows_of
-from learner.loss import objective, token_losses
+from learner.batch.packing import rows_of
 from learner.losses.aggregation import token_weights
-from learner.losses.base import TokenInputs
-from learner.losses.corrections import importance_weight
+from learner.losses.base import TokenInputs, load_loss
 from learner.losses.luffy import shaped_probability
+from learner.losses.objective import importance_weight, objective, token_losses
 from learner.losses.ratios import geometric_ratio, sequence_ratio
-from learner.losses.registry import load_loss, loss_names
 from tests.learner_setup import CPU
-from tests.loss_setup import ADVANTAGE, BEHAVE, LENGTHS, NEW, OLD, ROWS, doubles, gradient, inputs, mean, run, settings
+from tests.loss_setup import (
+    ADVANTAGE,
+    BEHAVE,
+    LENGTHS,
+    NEW,
+    OLD,
+    ROWS,
+    doubles,
+    gradient,
+    inputs,
+    loss_names,
+    mean,
+    run,
+    settings,
+)
 from tests.vectors import tokens, vector
 
 
@@ -217,6 +229,33 @@ def test_v22_dppo_drops_tokens_whose_probability_has_moved_far_and_holds_all_nea
     assert (losses.surrogate_M + 2e-3 * losses.kl_M).tolist() == pytest.approx(want["loss_tok"], abs=1e-6)
     total = float(objective(losses, torch.zeros(3), given.weight_M, config))
     assert total == pytest.approx(want["sum"], abs=1e-6)
+
+
+def test_a_geometric_ratio_counts_each_token_for_what_it_is_and_bounds_the_mean() -> None:
+    rows, zeros = rows_of(np.array([2, 2]), CPU), torch.zeros(4, dtype=torch.float64)
+    # (-30 + 10) / 2 = -10; (60 + 0) / 2 = 30 is cut to 20.
+    found = geometric_ratio(doubles([-30.0, 10.0, 60.0, 0.0]), zeros, rows)
+    assert found.tolist() == pytest.approx([4.539993e-05, 4.851652e08], rel=1e-6)
+
+
+def test_the_squared_term_of_dppo_grows_beyond_20_nats_and_keeps_its_gradient() -> None:
+    config = settings("dppo", ratio_mode="direct", clip_low=0.2, clip_high=0.2, kl_coef=2e-3, kl_estimator="k2")
+    logprobs = doubles([-26.0]).requires_grad_()
+    infer = doubles([-1.0])
+    given = TokenInputs(
+        rows=rows_of(np.array([1]), CPU),
+        anchor_M=infer,
+        rollout_M=infer,
+        reference_M=None,
+        advantage_M=doubles([0.0]),
+        weight_M=doubles([1.0]),
+        expert_M=torch.zeros(1, dtype=torch.bool),
+    )
+    total = objective(token_losses(logprobs, given, load_loss(config), config), torch.zeros(1), given.weight_M, config)
+    total.backward()
+    assert logprobs.grad is not None
+    assert total.item() == pytest.approx(0.625)  # 1e-3 * 25^2
+    assert logprobs.grad.tolist() == pytest.approx([-0.05])  # 2e-3 * -25
 
 
 def test_an_experts_token_has_no_kl_to_a_policy_that_did_not_sample_it() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from bapo.config.learner import LearnerConfig
-from learner.schedule import lr_at
+from learner.update.update import lr_at
 
 
 def _rates(num_steps: int, **settings: object) -> list[float]:

@@ -19,11 +19,13 @@ from transformers import (
 )
 
 from bapo.errors import ConfigError
-from learner.batching import Piece, build, columns_of
-from learner.policy import Policy, check_head
+from learner.batch.packing import Piece, build, columns_of
+from learner.model.policy import Policy, check_head
 from tests.learner_setup import CPU, learner_config, random_batch
 
 VOCAB = 218
+
+
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -33,6 +35,8 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 128,
     "initializer_range": 0.15,
 }
+
+
 MODELS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SMALL, num_key_value_heads=2, tie_word_embeddings=True),
     "qwen2": Qwen2Config(**SMALL, num_key_value_heads=1),

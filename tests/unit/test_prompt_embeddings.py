@@ -14,7 +14,7 @@ from bapo.errors import ConfigError, DeadlineError
 from bapo.prompt_embeddings import embeddings_path, read_embeddings, write_embeddings
 from bapo.records import RunDirectory
 from bapo.tasks.registry import load_task
-from learner.embeddings import embed, make_embeddings
+from learner.model.embeddings import embed, make_embeddings
 from services.scheduler.pool import _wait_for, make_pool
 from tests.tiny_model import write_tiny_model
 
@@ -103,5 +103,5 @@ def test_a_file_that_is_missing_broken_or_incomplete_is_refused_with_its_name(tm
 
 
 def test_a_scheduler_whose_learner_makes_no_embeddings_ends_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(DeadlineError, match=r"the learner makes them before its first step, or python -m learner\.emb"):
+    with pytest.raises(DeadlineError, match=r"makes them before its first step, or python -m learner\.model\.emb"):
         _wait_for(tmp_path / "never.npz", 0.0)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner.critic import load_critic
-from learner.policy import Policy, sequence_microbatch
-from learner.recomputation import decoder_layers, recomputes
+from learner.distributed.sharding import decoder_layers
+from learner.model.loading import checkpoints_activations
+from learner.model.policy import Policy, sequence_microbatch
+from learner.update.critic import load_critic
 from tests.learner_setup import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy
 from tests.tiny_model import write_tiny_model
 
@@ -52,7 +53,7 @@ def counted_calls(policy: Policy) -> Iterator[list[int]]:
     ("auto", "cpu", False), ("auto", "cuda", True), (True, "cpu", True), (False, "cuda", False),
 ])  # fmt: skip
 def test_auto_is_on_for_cuda_alone(setting: bool | str, device: str, found: bool) -> None:
-    assert recomputes(setting, torch.device(device)) is found
+    assert checkpoints_activations(setting, torch.device(device)) is found
 
 
 @pytest.mark.parametrize("advantage", ["group", "gae"])

@@ -17,8 +17,7 @@ from bapo.types import Batch
 from bapo.whatif.replayable import plan_replay, plan_replay_of
 from bapo.wire import pack_batch
 from learner.loop import Learner
-from learner.replay import replay
-from learner.replay_text import Replay, as_json, as_text
+from learner.replay import Replay, as_json, as_text, replay
 from tests.learner_setup import FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch
 from tests.tiny_model import write_tiny_model
 

@@ -80,6 +80,17 @@ def test_dapo_trains_what_there_is_after_its_last_round() -> None:
     assert decided(composer("dapo", max_rounds=2), rounds, round=2).x1 == ("h",)
 
 
+def test_dapo_keeps_every_group_of_fractional_rewards_that_has_a_deviation() -> None:
+    fresh = [
+        make_stat(rewards=(0.1, 0.2, 0.3, 0.3), prompt_id="a", group_id="a"),  # sum .9, less than 1
+        make_stat(rewards=(1.0, 1.0, 1.0, 0.5), prompt_id="b", group_id="b"),  # sum 3.5, more than G - 1
+        make_stat(rewards=(0.5, 0.5, 0.5, 0.5), prompt_id="c", group_id="c"),
+    ]
+    decision = decided(composer("dapo", max_rounds=1), fresh)
+    assert decision.x1 == ("a", "b")
+    assert decision.reasons["c"] == Reason.NO_VARIANCE
+
+
 # -- RePO
 
 

@@ -12,10 +12,10 @@ import torch
 
 from bapo.config.tree import Config
 from bapo.types import Batch, Group, Origin
-from learner.anchors import GenerationMemory
-from learner.batching import columns_of
-from learner.reuse import group_ess, reused_groups, reused_responses, weigh_reused
-from learner.step import Step, make_step
+from learner.batch.packing import columns_of
+from learner.update.anchors import GenerationMemory
+from learner.update.reuse import group_ess, reused_groups, reused_responses, weigh_reused
+from learner.update.step_state import StepInputs, minibatch_weights, step_inputs, step_logprobs
 from tests.factories import make_batch, make_group
 from tests.learner_setup import CPU, learner_config, make_updater, random_batch, tiny_policy
 from tests.tiny_model import write_tiny_model
@@ -43,12 +43,12 @@ def batch_of(*groups: tuple[Origin, tuple[float, float]]) -> Batch:
     return make_batch(groups=made, origins=[origin for origin, _ in groups], step=1)
 
 
-def weighed(config: Config, batch: Batch) -> Step:
+def weighed(config: Config, batch: Batch) -> tuple[StepInputs, dict[str, float]]:
     """As the updater does it, with pi_theta_t(y_t) = 1 everywhere."""
-    step = make_step(batch, config, GenerationMemory(config.algorithm.high_window), CPU)
-    step.fill_anchors(reused_responses(step), torch.zeros_like(step.rollout_M))
-    weigh_reused(step, config)
-    return step
+    step = step_inputs(batch, config, CPU)
+    known = step_logprobs(step, config.loss, GenerationMemory(config.algorithm.high_window))
+    known.fill_theta_t(step, reused_responses(step), torch.zeros_like(step.rollout_M))
+    return weigh_reused(step, known.theta_t_M, config)
 
 
 def config_of(**loss: object) -> Config:
@@ -74,24 +74,25 @@ def test_the_effective_sample_size_of_a_group(log_weights: tuple[float, float], 
 def test_only_groups_of_x3_are_judged() -> None:
     far = (0.0, math.log(3))
     batch = batch_of((Origin.X1, far), (Origin.X3, far), (Origin.X2, far), (Origin.X3, (0.0, 0.0)))
-    step = weighed(config_of(x3_ess_weight=True), batch)
+    step, facts = weighed(config_of(x3_ess_weight=True), batch)
     assert reused_groups(step).tolist() == [1, 3]
     # A of one right of two is 1 and -1; the second group stands for .8 of its responses.
     assert step.advantage_M.tolist() == pytest.approx(
         [1, 1, -1, -1, 0.8, 0.8, -0.8, -0.8, 1, 1, -1, -1, 1, 1, -1, -1], abs=1e-5
     )
-    assert step.facts == {"x3_group_ess": pytest.approx(0.9), "x3_left_out": 0}
+    assert facts == {"x3_group_ess": pytest.approx(0.9), "x3_left_out": 0}
 
 
 def test_a_group_below_the_floor_is_in_no_loss_and_in_no_denominator() -> None:
     far, near = (0.0, 60.0), (0.0, math.log(3))
     batch = batch_of((Origin.X1, far), (Origin.X3, far), (Origin.X3, near), (Origin.X2, far))
     config = config_of(x3_min_ess=0.6)
-    step = weighed(config, batch)
-    assert step.facts["x3_left_out"] == 1
+    step, facts = weighed(config, batch)
+    assert facts["x3_left_out"] == 1
     assert sorted(group for groups in step.plan for group in groups) == [0, 2, 3]
     assert len(step.plan) == 1
-    assert step.weights(0, config.loss, 24).tolist() == pytest.approx([1 / 12] * 4 + [0] * 4 + [1 / 12] * 8)
+    known = step_logprobs(step, config.loss, GenerationMemory(config.algorithm.high_window))
+    assert minibatch_weights(step, known, 0, config).tolist() == pytest.approx([1 / 12] * 4 + [0] * 4 + [1 / 12] * 8)
     assert step.advantage_M.tolist() == pytest.approx([1, 1, -1, -1] * 4, abs=1e-5), "the floor alone weighs nothing"
 
 

@@ -12,7 +12,7 @@ from bapo.algorithms.gae import gae, whitened
 from bapo.algorithms.shaping import length_reward, overlong_penalty
 from bapo.config.load import load_config
 from bapo.types import BatchEntry, Origin
-from learner.advantages import row_advantages, shaped_rewards
+from learner.batch.advantages import row_advantages, shaped_rewards
 from tests.factories import make_batch, make_group
 from tests.learner_setup import learner_config
 from tests.vectors import vector

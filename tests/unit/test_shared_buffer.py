@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from learner.distributed import World
-from learner.shared_buffer import SharedBuffer
-from learner.stopping import StopFlag, Stopped
+from learner.distributed.shared_buffer import SharedBuffer
+from learner.distributed.stopping import StopFlag, Stopped
+from learner.distributed.world import World
 
 
 class Wire:

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.types import Batch, Group, Origin
-from learner.batching import columns_of, minibatches
-from learner.theorem_meter import Cell, Diagnosis, diagnose, theorem_fields
+from learner.batch.packing import columns_of, minibatches
+from learner.diagnostics.theorem_meter import Cell, Diagnosis, diagnose, theorem_fields
 from tests.factories import make_batch, make_group
 from tests.learner_setup import learner_config, make_updater, random_batch, tiny_policy, true_logprobs
 from tests.tiny_model import write_tiny_model

@@ -127,8 +127,13 @@ def test_a_bound_promises_something_only_above_zero_and_above_its_noise(
 
 def test_rewards_are_reweighted_within_their_group() -> None:
     # Group 0: weights 1 and 3, the heavier one right: 3/4. Group 2: 2 of 2 wrong. Group 1 has no response.
-    found = reweighted_rewards(
-        np.array([1.0, 3.0, 2.0, 2.0]), np.array([0.0, 1.0, 0.0, 0.0]), np.array([0, 0, 2, 2]), 3
-    )
-    assert found[[0, 2]].tolist() == [0.75, 0.0]
+    found = reweighted_rewards(np.log([1.0, 3.0, 2.0, 2.0]), np.array([0.0, 1.0, 0.0, 0.0]), np.array([0, 0, 2, 2]), 3)
+    assert found[[0, 2]].tolist() == pytest.approx([0.75, 0.0])
     assert math.isnan(found[1])
+
+
+def test_reweighted_rewards_of_long_responses_depend_on_the_ratio_of_their_weights() -> None:
+    # e^-30 and e^-25: e^-5 / (e^-5 + 1) = .0066929. Group 1 has e^1000 and e^1001: 1 / (1 + e) = .2689414.
+    log_weight = np.array([-30.0, -25.0, 1000.0, 1001.0])
+    found = reweighted_rewards(log_weight, np.array([1.0, 0.0, 1.0, 0.0]), np.array([0, 0, 1, 1]), 2)
+    assert found.tolist() == pytest.approx([0.0066929, 0.2689414], abs=1e-7)

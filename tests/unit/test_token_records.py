@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bapo.errors import StorageError, UnavailableError
 from bapo.token_files import TokenFiles, TokenRow
 from bapo.types import Batch, Group
-from learner.token_records import TokenRecorder
-from learner.token_trace import TokenValues
+from learner.diagnostics.response_recorder import ResponseRecorder
+from learner.diagnostics.token_values import TokenValues
 from tests.learner_setup import (
     FakeBuffer,
     FakeFleet,
@@ -179,7 +179,7 @@ def test_a_recorder_without_a_buffer_leaves_what_a_file_has_of_groups_that_did_n
 ) -> None:
     files, batch = TokenFiles(tmp_path), random_batch(num_groups=1)
     files.write(1, [[row("trained before")], [row("not trained", origin=None, advantage=None)]])
-    recorder = TokenRecorder(learner_config(model_path), files)
+    recorder = ResponseRecorder(learner_config(model_path), files)
     recorder.put(batch, values_like(batch))
     recorder.close(60)
     assert [rows[0].group_id for rows in files.read_untrained(1)] == ["not trained"]
@@ -193,7 +193,7 @@ def test_a_buffer_that_does_not_answer_costs_the_texts_of_untrained_groups_alone
     def away(step: int) -> list[Group]:
         raise UnavailableError("the buffer service is away")
 
-    recorder = TokenRecorder(learner_config(model_path, diagnostics={"texts": 1}), TokenFiles(tmp_path), away)
+    recorder = ResponseRecorder(learner_config(model_path, diagnostics={"texts": 1}), TokenFiles(tmp_path), away)
     batch = random_batch(num_groups=1)
     recorder.expect(1)
     recorder.put(batch, None, values_like(batch).advantage_M)
@@ -274,17 +274,17 @@ def values_like(batch: Batch) -> TokenValues:
 def test_a_disk_that_refuses_ends_the_recording_and_not_the_training(
     model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recorder = TokenRecorder(learner_config(model_path), SlowFiles(tmp_path, refuses=True))
+    recorder = ResponseRecorder(learner_config(model_path), SlowFiles(tmp_path, refuses=True))
     batch = random_batch(num_groups=1)
     recorder.put(batch, values_like(batch))
     recorder.close(60)
     recorder.put(batch, values_like(batch))
-    assert caplog.text.count("token records end at step 1, training goes on: the disk is full") == 1
+    assert caplog.text.count("token records end at step 1, training continues: the disk is full") == 1
 
 
 def test_a_step_that_trains_nothing_is_recorded_and_so_are_the_steps_after_it(model_path: Path, tmp_path: Path) -> None:
     files = TokenFiles(tmp_path)
-    recorder = TokenRecorder(learner_config(model_path, diagnostics={"texts": 1}), files)
+    recorder = ResponseRecorder(learner_config(model_path, diagnostics={"texts": 1}), files)
     some = random_batch(step=2, num_groups=1)
     recorder.put(random_batch(step=1, num_groups=0), None)
     recorder.put(some, None)

@@ -5,7 +5,7 @@
     d = sum_i a_i d_i            mean reward of the references, weighted
     d' = sigmoid(logit(d) / T + b),  T = softplus(t . x), b = tanh(s . x),  x = (1, mean, std) of the references' d_i
 
-W, t and s are trained by binary cross-entropy, each reference predicted from the others (spec B.10, ADR 0088).
+W, t and s are trained by binary cross-entropy, each reference predicted from the others (docs/methods.md).
 Shapes: N prompts, K references, D and H dimensions. numpy: a few hundred rows need no torch.
 """
 

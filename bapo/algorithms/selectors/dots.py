@@ -1,4 +1,4 @@
-"""DOTS: measure a few prompts, predict all others, choose those that are predicted to be half right (spec B.10).
+"""DOTS: measure a few prompts, predict all others, choose those that are predicted to be half right (docs/methods.md).
 
 Sun et al., *Improving Data Efficiency for LLM Reinforcement Fine-tuning Through Difficulty-targeted Online Data
 Selection and Rollout Replay*. Reduced: one linear projection, trained while the run goes on, where the authors train a
@@ -30,7 +30,7 @@ class Dots(Stateless):
     def __init__(self, settings: SelectorConfig, pool: PromptPool, *, seed: int, batch_size: int) -> None:
         if pool.embed is None:
             raise ConfigError(
-                'algorithm.selector = "dots" needs embeddings of the prompts: python -m learner.embeddings'
+                'algorithm.selector = "dots" needs embeddings of the prompts: python -m learner.model.embeddings'
             )
         self._settings, self._pool, self._seed, self._batch_size = settings, pool, seed, batch_size
         self._embed = pool.embed

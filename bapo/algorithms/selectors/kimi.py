@@ -1,4 +1,4 @@
-"""Kimi k1.5: prompts are sampled in proportion to how often they fail, on request from easy to hard (spec B.14)."""
+"""Kimi k1.5: prompts are sampled in proportion to how often they fail, on request from easy to hard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MoPPS: each prompt's success rate is a Beta posterior, and sampled rates near 1/2 are chosen (spec B.9).
+"""MoPPS: each prompt's success rate is a Beta posterior, and sampled rates near 1/2 are chosen (docs/methods.md).
 
 Qu et al., *Can Prompt Difficulty be Online Predicted for Accelerating RL Finetuning of Reasoning Models?*
 """

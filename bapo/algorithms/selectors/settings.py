@@ -1,4 +1,4 @@
-"""The settings of the prompt selectors (spec B.9, B.10, B.14)."""
+"""The settings of the prompt selectors (docs/methods.md)."""
 
 from __future__ import annotations
 

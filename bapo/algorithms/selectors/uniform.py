@@ -1,4 +1,4 @@
-"""The data order: epoch after epoch, each a new permutation (spec A.3 line 1). Learns nothing."""
+"""The data order: epoch after epoch, each a new permutation (docs/paper.md, Algorithm 1 line 6). Learns nothing."""
 
 from __future__ import annotations
 

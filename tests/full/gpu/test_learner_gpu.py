@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner.critic import load_critic
-from learner.distributed import World
-from learner.losses.registry import loss_names
-from learner.policy import load_policy
-from learner.stopping import StopFlag
-from learner.update import Updater
+from learner.distributed.stopping import StopFlag
+from learner.distributed.world import World
+from learner.model.policy import load_policy
+from learner.update.critic import load_critic
+from learner.update.update import Updater
 from tests.learner_setup import learner_config, loss_settings, make_updater, random_batch, with_experts
+from tests.loss_setup import loss_names
 from tests.tiny_model import write_tiny_model
 
 pytestmark = [

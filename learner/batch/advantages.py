@@ -1,0 +1,73 @@
+"""ADV: from the rewards of a batch to an advantage per response (docs/paper.md, Eq. 2).
+
+    stored rewards -> shaped (shaping) -> against the baseline of their group -> weights of origin and entry
+                   -> over the batch, where so configured
+
+Where a critic is the baseline, `critic.py` does the rest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bapo.algorithms.advantages import batch_normalised, pooled_advantages
+from bapo.algorithms.shaping import length_reward, overlong_penalty
+from bapo.config.tree import Config
+from bapo.types import Batch, BatchEntry, Origin, Outcome
+
+Float64s = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+def row_advantages(batch: Batch, config: Config) -> Float64s:
+    """[R] advantage of each response of the batch; 0 for entries of kind sft."""
+    settings = config.loss
+    advantage_R = np.concatenate([_of_entry(entry, batch.step, config) for entry in batch.entries])
+    if settings.advantage_batch_norm:
+        used_R = np.flatnonzero(~left_out(batch, config) & ~of_kind_sft(batch))
+        lengths_R = np.concatenate([entry.group.lengths for entry in batch.entries])
+        advantage_R[used_R] = batch_normalised(advantage_R[used_R], lengths_R[used_R])
+    return advantage_R
+
+
+def shaped_rewards(entry: BatchEntry, step: int, config: Config) -> Float64s:
+    """[G] rewards as the advantages see them: scaled, with the penalties and bonuses that are on."""
+    settings, group = config.shaping, entry.group
+    rewards = (group.rewards.astype(np.float64) + settings.shift) * settings.scale
+    if settings.overlong_cache is not None:
+        limit = config.rollout.max_response_tokens
+        rewards += settings.overlong_factor * overlong_penalty(group.lengths, limit, settings.overlong_cache)
+    if settings.length_weight and step > settings.length_warmup_steps:
+        rewards += settings.length_weight * length_reward(group.rewards, group.lengths)
+    return rewards
+
+
+def entry_factor(entry: BatchEntry, config: Config) -> float:
+    """Weight of the entry times that of its origin."""
+    by_origin = {Origin.X1: 1.0, Origin.X2: config.loss.x2_weight, Origin.X3: config.loss.x3_weight}
+    return entry.weight * by_origin[entry.origin]
+
+
+def left_out(batch: Batch, config: Config) -> Bools:
+    """[R] responses that neither loss nor denominators see: truncated ones, under `shaping.overlong_filter`."""
+    outcomes_R = np.concatenate([entry.group.outcomes for entry in batch.entries])
+    truncated_R: Bools = np.equal(outcomes_R, Outcome.TRUNCATED)
+    return truncated_R if config.shaping.overlong_filter else np.zeros_like(truncated_R)
+
+
+def of_kind_sft(batch: Batch) -> Bools:
+    """[R] responses that are trained by cross-entropy."""
+    return np.repeat([entry.kind == "sft" for entry in batch.entries], [entry.group.size for entry in batch.entries])
+
+
+def _of_entry(entry: BatchEntry, step: int, config: Config) -> Float64s:
+    if entry.kind == "sft":
+        return np.zeros(entry.group.size)
+    settings = config.loss
+    # A group that comes back whole (X3) is its own baseline: only rows joined to fresh ones make two pools.
+    fresh = ~(entry.replayed_rows | entry.expert_rows)
+    rewards = shaped_rewards(entry, step, config)
+    return entry_factor(entry, config) * pooled_advantages(
+        rewards, fresh, settings.advantage_pool, settings.advantage_norm, settings.advantage_eps
+    )

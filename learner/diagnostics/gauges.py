@@ -1,0 +1,186 @@
+"""What /metrics of the learner says of one step: names and meanings are in `bapo.metrics.learner`.
+
+A value that the step does not have (no group of that subset, no update) is NaN, not the last one that there was.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bapo.algorithms.composer import Reason
+from bapo.config.tree import Config
+from bapo.metrics.learner import PHASES
+from bapo.metrics.metric import RATIOS, TRAINING
+from bapo.telemetry import Telemetry, show_disk
+from bapo.types import Batch, Fate, Origin
+from learner.diagnostics.step_report import staleness_of
+from learner.diagnostics.theorem_meter import Diagnosis
+
+OF_THE_ROW = {
+    "bapo_learner_step": "step",
+    "bapo_learner_policy_version": "policy_version",
+    "bapo_learner_loss": "loss",
+    "bapo_learner_grad_norm": "grad_norm",
+    "bapo_learner_entropy_nats": "entropy",
+    "bapo_learner_clip_ratio": "clip_ratio",
+    "bapo_learner_kl_penalty_nats": "kl",
+    "bapo_learner_learning_rate": "lr",
+    "bapo_learner_last_step_timestamp_seconds": "time",
+}
+"""Gauge -> key of metrics.jsonl."""
+DIVERGENCE_GAUGES: tuple[tuple[str, dict[str, str], str], ...] = (
+    ("bapo_learner_tv_distance_ratio", {"kind": "token"}, "tv_tok"),
+    ("bapo_learner_tv_distance_ratio", {"kind": "sequence"}, "tv_seq"),
+    ("bapo_learner_tv_distance_ratio", {"kind": "union"}, "tv_union"),
+    ("bapo_learner_tv_distance_ratio", {"kind": "pinsker"}, "tv_pinsker"),
+    ("bapo_learner_tv_distance_ratio", {"kind": "bretagnolle_huber"}, "tv_bh"),
+    ("bapo_learner_tv_distance_ratio", {"kind": "delta_max"}, "delta_max"),
+    ("bapo_learner_kl_nats", {"direction": "forward"}, "kl_fwd"),
+    ("bapo_learner_kl_nats", {"direction": "reverse"}, "kl_rev"),
+    ("bapo_learner_ess_ratio", {"level": "sequence"}, "ess"),
+    ("bapo_learner_ess_ratio", {"level": "token"}, "ess_tok"),
+    ("bapo_learner_importance_ratio_max", {}, "max_ratio"),
+)
+"""Gauge, its labels in addition to the origin, key of a cell of the theorem meter."""
+
+
+def show_run(telemetry: Telemetry, config: Config, run_path: Path) -> None:
+    """What does not change, and what is looked up at each scrape."""
+    telemetry.gauge("bapo_checkpoint_interval_steps").set(config.checkpoint.every)
+    show_disk(telemetry, run_path)
+    memory = telemetry.gauge("bapo_learner_peak_memory_bytes")
+    # In KiB, on Linux.
+    memory.labels(kind="resident").set_function(lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    if torch.cuda.is_available():
+        memory.labels(kind="cuda").set_function(torch.cuda.max_memory_allocated)
+
+
+def show_checkpoint(telemetry: Telemetry, folder: Path, step: int) -> None:
+    """The newest checkpoint, which a learner that resumes did not write itself. `step`: 0 before the first."""
+    telemetry.gauge("bapo_checkpoint_last_step").set(step)
+    state = folder / f"step-{step:06d}" / "state.json"
+    if state.exists():
+        telemetry.gauge("bapo_checkpoint_last_success_timestamp_seconds").set(state.stat().st_mtime)
+
+
+def show(
+    telemetry: Telemetry,
+    batch: Batch,
+    row: Mapping[str, Any],
+    diagnosis: Diagnosis,
+    sync_seconds: Mapping[str, float],
+) -> None:
+    """Set the gauges of one step.
+
+    Args:
+        row: of metrics.jsonl.
+        sync_seconds: of the phases of this step's weight update; empty when there was none.
+    """
+    for name, key in OF_THE_ROW.items():
+        telemetry.gauge(name).set(math.nan if row[key] is None else row[key])
+    telemetry.counter("bapo_learner_steps_total").inc()
+    telemetry.counter("bapo_learner_tokens_total").inc(row["num_tokens"])
+    for phase in PHASES:
+        if row[f"{phase}_s"]:  # a step without a sync did not sync in 0 s
+            telemetry.histogram("bapo_learner_phase_seconds").labels(phase=phase).observe(row[f"{phase}_s"])
+    for phase, seconds in sync_seconds.items():
+        telemetry.histogram("bapo_sync_duration_seconds").labels(phase=phase).observe(seconds)
+    show_staleness(telemetry, batch)
+    show_groups(telemetry, batch)
+    show_divergences(telemetry, row)
+    show_ratios(telemetry, diagnosis)
+
+
+def show_staleness(telemetry: Telemetry, batch: Batch) -> None:
+    """How old the groups are that trained."""
+    for origin in Origin:
+        found = staleness_of(batch, origin)
+        histogram = telemetry.histogram("bapo_learner_staleness_steps").labels(origin=origin.value)
+        for staleness in found:
+            histogram.observe(staleness)
+        oldest = telemetry.gauge("bapo_learner_staleness_max_steps").labels(origin=origin.value)
+        oldest.set(max(found, default=math.nan))
+
+
+def show_groups(telemetry: Telemetry, batch: Batch) -> None:
+    """How many right responses the groups have that were sampled for this step: reused and stale ones are none."""
+    sizes = [len(fate.rewards) for fate in batch.fates]
+    found = Counter(
+        (round(sum(fate.rewards)), fate.purpose.value)
+        for fate in {fate.group_id: fate for fate in batch.fates}.values()
+        if fate.origin is not Origin.X3 and fate.reason != Reason.STALE
+    )
+    for purpose in TRAINING.values:
+        for number in range(max(sizes, default=0) + 1):
+            gauge = telemetry.gauge("bapo_group_accuracy_groups").labels(bin=str(number), purpose=purpose)
+            gauge.set(found[number, purpose])
+
+
+def show_ratios(telemetry: Telemetry, diagnosis: Diagnosis) -> None:
+    """The token ratios that the theorem meter kept, and the KL of engine and learner under the same weights."""
+    totals = telemetry.totals("bapo_learner_importance_ratio")
+    for origin, ratios in diagnosis.ratios.items():
+        places = Counter(sum(ratio > bound for bound in RATIOS) for ratio in ratios)
+        totals.add([origin.value], [places[place] for place in range(len(RATIOS) + 1)], sum(ratios))
+    young = [cell for cell in diagnosis.cells if cell.policy == "theta_t" and cell.age == 0]
+    if diagnosis.cells:
+        tokens = sum(cell.num_tokens for cell in young)
+        total = sum(cell.means.kl_rev_tok * cell.num_tokens for cell in young)
+        telemetry.gauge("bapo_learner_mismatch_kl_nats").set(total / tokens if tokens else math.nan)
+
+
+def show_divergences(telemetry: Telemetry, row: Mapping[str, Any]) -> None:
+    """Set the gauges of the theorem meter, when the step was measured.
+
+    A subset that a measured step does not have is NaN, not its last value.
+    """
+    if not row["divergences"]:
+        return
+    cells = {cell["origin"]: cell for cell in row["divergences"] if cell["policy"] == "theta_t" and cell["age"] is None}
+    bounds = {bound["origin"]: bound for bound in row["bounds"]}
+    for number, origin in enumerate(Origin, start=1):
+        cell, bound = cells.get(origin.value, {}), bounds.get(origin.value, {})
+        values = [(name, labels, cell.get(key)) for name, labels, key in DIVERGENCE_GAUGES]
+        values += [("bapo_learner_improvement_bound", {"form": form}, bound.get(form)) for form in ("paper", "tight")]
+        penalties = {"theta": "penalty_theta", "theta_t": "penalty_current"}
+        values += [("bapo_learner_improvement_penalty", {"of": of}, bound.get(key)) for of, key in penalties.items()]
+        values.append(("bapo_learner_stability_constant", {}, row[f"k{number}"]))
+        for name, labels, value in values:
+            gauge = telemetry.gauge(name).labels(origin=origin.value, **labels)
+            gauge.set(math.nan if value is None else value)
+
+
+class PromptsSeen:
+    """Which prompts of a run never had a correct response, and which have their first one now.
+
+    Held by rank 0, which sees every batch; after a resume it counts the records of the steps that stay once more. It
+    counts every first correct response after an all-incorrect first group, so also those of a prompt that was merely
+    sampled again: for what is compared between methods see ADR 0080.
+    """
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._unsolved_gauge = telemetry.gauge("bapo_prompts_unsolved")
+        self._rescued = telemetry.counter("bapo_prompts_rescued_total")
+        self._solved: set[str] = set()
+        self._unsolved: set[str] = set()
+
+    def count(self, fates: Iterable[Fate], *, is_new: bool = True) -> None:
+        """The groups of one step, in the order of its assembly. `is_new`: False for records of a step before."""
+        for fate in fates:
+            if max(fate.rewards, default=0.0) <= 0.0:
+                if fate.prompt_id not in self._solved:
+                    self._unsolved.add(fate.prompt_id)
+                continue
+            if fate.prompt_id in self._unsolved:
+                self._unsolved.remove(fate.prompt_id)
+                if is_new:
+                    self._rescued.labels(purpose=fate.purpose.value).inc()
+            self._solved.add(fate.prompt_id)
+        self._unsolved_gauge.set(len(self._unsolved))

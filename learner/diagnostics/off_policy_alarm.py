@@ -1,0 +1,85 @@
+"""Off-policy alarm: one sentence when the policy is too far from those that sampled its batch: where, how far, remedy.
+
+The total variation per token says how far a step of the policy is from alpha's, whatever the length; the effective
+share of responses says how many of them still count once they are reweighted. Bounds over whole sequences are no
+alarm: long responses make them vacuous in a healthy run too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bapo.config.diagnostics import DiagnosticsConfig
+from bapo.types import Origin
+from learner.diagnostics.theorem_meter import Cell
+
+log = logging.getLogger(__name__)
+
+MIN_RESPONSES = 16
+"""A cell with fewer is too small to warn of: one unusual response of 8 halves their effective share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """The worst cell of a step."""
+
+    step: int
+    origin: Origin
+    text: str
+    """Subset, age, value and remedy."""
+
+
+def alarm_of(step: int, cells: Sequence[Cell], settings: DiagnosticsConfig) -> Alarm | None:
+    """The cell that is furthest beyond its limit; None when none is."""
+    found = [excess for cell in cells if _counts(cell) for excess in _excesses(cell, settings)]
+    if not found:
+        return None
+    # An age says more than its whole subset, which is named when no single age is large enough.
+    _, _, cell, measure = max(found, key=lambda excess: excess[:2])
+    return Alarm(step=step, origin=cell.origin, text=f"{_name(cell)}: {measure}; {_remedy(cell)}")
+
+
+def _counts(cell: Cell) -> bool:
+    return cell.policy == "theta_t" and cell.num_responses >= MIN_RESPONSES
+
+
+def _excesses(cell: Cell, settings: DiagnosticsConfig) -> Iterator[tuple[bool, float, Cell, str]]:
+    """(whether it is one age, how many times beyond the limit, cell, what was measured)."""
+    tv, ess = cell.means.tv_tok, cell.means.ess
+    is_one_age = cell.age is not None
+    if tv > settings.tv_warn:
+        yield is_one_age, tv / settings.tv_warn, cell, f"tv_tok={tv:.3f} is more than {settings.tv_warn:g}"
+    if ess < settings.ess_warn:
+        yield is_one_age, settings.ess_warn / ess, cell, f"ess={ess:.2f} is less than {settings.ess_warn:g}"
+
+
+def _name(cell: Cell) -> str:
+    age = "" if cell.age is None else f" of age {cell.age}"
+    return f"{cell.origin.value}{age} ({cell.num_groups} groups)"
+
+
+def _remedy(cell: Cell) -> str:
+    if cell.origin is Origin.X3:
+        return "lower algorithm.high_window or learner.lr"
+    if cell.age == 0:
+        return (
+            "the weights are the same, so engine and learner disagree: compare model.dtype and rollout.engine_options"
+        )
+    return "lower cadence.v, cadence.slack or learner.lr"
+
+
+class AlarmLog:
+    """Logs an alarm about a subset, and the next one about the same subset `quiet_steps` later at the earliest."""
+
+    def __init__(self, quiet_steps: int) -> None:
+        self._quiet_steps = quiet_steps
+        self._last: dict[Origin, int] = {}
+
+    def warn(self, alarm: Alarm) -> None:
+        """One line, or none."""
+        last = self._last.get(alarm.origin)
+        if last is None or alarm.step - last >= self._quiet_steps:
+            self._last[alarm.origin] = alarm.step
+            log.warning("step %d policy is far from those that sampled %s", alarm.step, alarm.text)

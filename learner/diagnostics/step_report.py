@@ -1,0 +1,205 @@
+"""What one step is measured by: sums over mini-batches, the row of metrics.jsonl, the log line, the gauges."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bapo.config.tree import Config
+from bapo.metrics.learner import PHASES
+from bapo.types import Batch, Origin
+from learner.diagnostics.off_policy_alarm import Alarm
+from learner.diagnostics.theorem_meter import Diagnosis, theorem_fields
+from learner.diagnostics.token_values import Float32s, TokenValues
+from learner.distributed.world import World
+from learner.losses.objective import TokenLosses
+
+log = logging.getLogger(__name__)
+
+
+class Stopwatch:
+    """Seconds per named phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time of this block to `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MinibatchResult:
+    """One optimizer step, over all ranks."""
+
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    num_tokens: int
+    """Response tokens of the mini-batch: the denominator of the loss."""
+    num_active: int
+    """Those that were computed, because they add to the loss; the denominator of the means below."""
+    entropy: float
+    """Mean over active tokens, nats."""
+    clip_ratio: float
+    """Share of active tokens whose objective was clipped."""
+    kl: float
+    """Mean over active tokens, nats."""
+    ratio_max: float
+    """Largest rho."""
+    stop: bool
+    """Some rank was asked to end."""
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """What a fitted loss says of itself: clip_low, clip_high, balance."""
+
+
+class Meter:
+    """Adds up a mini-batch on the device; one transfer to the host at its end."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._sums = torch.zeros(4, device=world.device)
+        self._ratio_max = torch.zeros(1, device=world.device)
+
+    @torch.no_grad()
+    def add(self, loss: Tensor, losses: TokenLosses, entropy_M: Tensor) -> None:
+        """One micro-batch."""
+        self._sums += torch.stack((loss, entropy_M.sum(), losses.clipped_M.sum(), losses.kl_M.sum()))
+        if len(losses.ratio_M):
+            self._ratio_max = torch.maximum(self._ratio_max, losses.ratio_M.max())
+
+    def result(
+        self, grad_norm: Tensor, *, num_tokens: int, num_active: int, stop: bool, facts: Mapping[str, float]
+    ) -> MinibatchResult:
+        """What the mini-batch was; the same on every rank."""
+        flag = torch.tensor([float(stop)], device=self._world.device)
+        sums = self._world.sum(self._sums)
+        peaks = self._world.max(torch.cat((self._ratio_max, flag)))
+        loss, entropy, clipped, kl, norm, ratio_max, stopped = torch.cat((sums, grad_norm.view(1), peaks)).tolist()
+        return MinibatchResult(
+            loss=loss,
+            grad_norm=norm,
+            num_tokens=num_tokens,
+            num_active=num_active,
+            entropy=entropy / max(1, num_active),
+            clip_ratio=clipped / max(1, num_active),
+            kl=kl / max(1, num_active),
+            ratio_max=ratio_max,
+            stop=stopped > 0,
+            facts=facts,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    """One step's update."""
+
+    lr: float
+    minibatches: tuple[MinibatchResult, ...]
+    """Empty when the batch was empty."""
+    num_tokens: int
+    """Response tokens of the batch."""
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """What only some methods have: value_loss, value_mean, supervised_loss, clip_low, clip_high, balance."""
+    tokens: TokenValues | None = None
+    """In steps whose tokens are recorded."""
+    advantage_M: Float32s | None = None
+    """In steps whose texts are kept: of every token of the batch."""
+
+    def mean(self, name: str, *, over: str = "num_tokens") -> float | None:
+        """Mean of a field over the mini-batches, weighted by the field `over`; None without any weight."""
+        weights = [getattr(result, over) for result in self.minibatches]
+        if not sum(weights):
+            return None
+        values = [getattr(result, name) for result in self.minibatches]
+        return float(np.average(values, weights=weights))
+
+
+def metrics_row(
+    batch: Batch,
+    report: UpdateReport,
+    *,
+    policy_version: int,
+    config: Config,
+    seconds: Mapping[str, float],
+    alarm: Alarm | None = None,
+) -> dict[str, Any]:
+    """One line of metrics.jsonl. A value that the step does not have (no group of that origin, no update) is null.
+
+    Args:
+        seconds: of the phases wait_batch, sync and step, and of the checkpoint before this step.
+    """
+    phases = {**dict.fromkeys(PHASES, 0.0), **report.seconds, **seconds}
+    row: dict[str, Any] = {
+        "step": batch.step,
+        "policy_version": policy_version,
+        "reward_mean": batch.r_tot,
+        "c2": batch.c2,
+        "c3": batch.c3,
+        **{origin.value: sum(entry.origin is origin for entry in batch.entries) for origin in Origin},
+        "batch_size": config.algorithm.batch_size,
+        "num_bad": batch.num_bad,
+        "num_high": batch.num_high,
+        **_staleness_fields(batch),
+        "loss": report.mean("loss"),
+        "grad_norm": report.mean("grad_norm"),
+        "entropy": report.mean("entropy", over="num_active"),
+        "clip_ratio": report.mean("clip_ratio", over="num_active"),
+        "kl": report.mean("kl", over="num_active"),
+        "ratio_max": max((result.ratio_max for result in report.minibatches), default=None),
+        "first_ratio_max": report.minibatches[0].ratio_max if report.minibatches else None,
+        **theorem_fields(batch, report.diagnosis, config.algorithm, config.loss.advantage_eps),
+        "warning": alarm.text if alarm else None,
+        "lr": report.lr,
+        "num_tokens": report.num_tokens,
+        "num_active_tokens": sum(result.num_active for result in report.minibatches),
+        "num_updates": len(report.minibatches),
+        **{f"{name}_s": round(value, 6) for name, value in phases.items()},
+        **report.facts,
+        "tokens_per_s": report.num_tokens / max(phases["step"], 1e-9),
+        "time": time.time(),
+    }
+    return row
+
+
+def _staleness_fields(batch: Batch) -> dict[str, float | None]:
+    """staleness = step - policy version at consumption, per origin; and over tokens where a response has several."""
+    fields: dict[str, float | None] = {}
+    for origin in Origin:
+        found = staleness_of(batch, origin)
+        fields[f"staleness_{origin.value}_mean"] = sum(found) / len(found) if found else None
+        fields[f"staleness_{origin.value}_max"] = max(found, default=None)
+    groups = [entry.group for entry in batch.entries]
+    if any(group.spans is not None for group in groups):
+        versions = np.concatenate([group.token_versions for group in groups])
+        fields["staleness_tokens_mean"] = float(batch.step - versions.mean())
+    return fields
+
+
+def staleness_of(batch: Batch, origin: Origin) -> list[int]:
+    """Staleness of each group of this origin."""
+    return [batch.step - entry.group.policy_version for entry in batch.entries if entry.origin is origin]
+
+
+def log_step(row: Mapping[str, Any], config: Config) -> None:
+    """One line per step, with the words of the glossary."""
+    names = ("x1", "x2", "x3", "num_bad", "num_high", "num_updates", "num_tokens")
+    numbers = ("reward_mean", "loss", "grad_norm", "entropy", "clip_ratio", *(f"{phase}_s" for phase in PHASES))
+    counts = " ".join(f"{name}={row[name]}" for name in names)
+    values = " ".join(f"{name}={row[name]:.3g}" for name in numbers if row[name] is not None)
+    log.info("step %d/%d version=%d %s %s", row["step"], config.run.num_steps, row["policy_version"], counts, values)

@@ -1,0 +1,179 @@
+"""What is spread over the ranks: parameters, gradients and the optimizer's moments (FSDP2).
+
+With one rank in float32 every function here is the identity. Those that gather or scatter must be called by all ranks.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # exported without __all__
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from learner.distributed.world import World, backend
+
+log = logging.getLogger(__name__)
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+UPDATES = "num_updates"
+"""Name of the tensor that holds the number of updates, where it travels with the moments."""
+
+
+def is_spread(world: World, dtype: torch.dtype) -> bool:
+    """Whether FSDP holds the parameters: over several ranks, and where the forward pass is not in their own float32."""
+    return world.size > 1 or dtype != torch.float32
+
+
+def shard(module: nn.Module, world: World, dtype: torch.dtype = torch.float32) -> None:
+    """Spread the parameters over the ranks: FSDP2, one unit per decoder layer and one for the rest.
+
+    Gradients come back averaged over ranks, so the loss of each rank is multiplied by `world.size`.
+
+    Args:
+        module: with a transformers model as `.model`, and maybe `float32_parts`: modules that compute in float32.
+        dtype: of the forward and backward pass. Parameters are gathered in it, layer by layer; what is kept of them,
+            and gradients when they are added over ranks and seen by the optimizer, stay float32.
+    """
+    if not is_spread(world, dtype):
+        return
+    _init_single_process_group(world)
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    layers = decoder_layers(module)
+    if not layers:
+        log.warning("no decoder layers found in %s: FSDP gathers the whole model at once", type(module.model).__name__)
+    precision = MixedPrecisionPolicy()
+    if dtype != torch.float32:
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        for part in getattr(module, "float32_parts", ()):
+            fully_shard(part, mesh=mesh)
+    for unit in (*layers, module):
+        fully_shard(unit, mesh=mesh, mp_policy=precision)
+
+
+def _init_single_process_group(world: World) -> None:
+    """FSDP needs a process group also for one process."""
+    if dist.is_initialized():
+        return
+    dist.init_process_group(backend(world.device), store=HashStore(), rank=0, world_size=1)
+    atexit.register(_destroy_process_group)
+
+
+def _destroy_process_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def reshard(module: nn.Module) -> None:
+    """Let the parameters be what every rank keeps: after a pass without gradients, FSDP's root still has whole ones,
+    in the dtype of the pass."""
+    for unit in module.modules():
+        if isinstance(unit, FSDPModule):
+            unit.reshard()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that may be spread over ranks, detached; every rank must ask."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gather(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Whole, on the CPU, on rank 0; the other ranks help and keep nothing. All ranks must call it.
+
+    Args:
+        dtype: of the result, where a tensor is of floating point; that of the tensor when not given.
+    """
+    keeps = not dist.is_initialized() or dist.get_rank() == 0
+    found = {}
+    for name, tensor in tensors.items():
+        full = whole(tensor)
+        if keeps:
+            found[name] = full.to("cpu", dtype if full.is_floating_point() else None).contiguous()
+        del full  # before the next one is made
+    return found
+
+
+def scatter_like(value: Tensor | None, model: Tensor) -> Tensor:
+    """`value` of rank 0, spread like `model`. All ranks must call it; the others give nothing."""
+    assert isinstance(model, DTensor)
+    if value is None:
+        value = torch.empty(model.shape, dtype=model.dtype, device=model.device)
+    return distribute_tensor(value.to(model.device, model.dtype), model.device_mesh, model.placements)
+
+
+def broadcast(tensor: Tensor) -> None:
+    """Rank 0's values into the same tensor of every rank."""
+    dist.broadcast(tensor, src=0)
+
+
+def spread_like(value: Tensor, model: Tensor) -> Tensor:
+    """`value`, whole on every rank, spread like `model`."""
+    value = value.to(model.device, model.dtype)
+    if not isinstance(model, DTensor):
+        return value
+    # Every rank cuts its own part out of its own copy: nothing travels.
+    return distribute_tensor(value, model.device_mesh, model.placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def copy_parameters(source: nn.Module, target: nn.Module) -> None:
+    """Give `target` the parameters of `source`, which is spread in the same way. All ranks must call it."""
+    reshard(source)
+    reshard(target)
+    for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
+        mine.copy_(theirs)
+
+
+@torch.no_grad()
+def load_parameters(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give `module`, which has not computed anything yet, these whole parameters by their names."""
+    for name, parameter in module.named_parameters():
+        parameter.copy_(spread_like(tensors[name], parameter))
+
+
+def decoder_layers(module: nn.Module) -> list[nn.Module]:
+    """The layers of `module.model`, a transformers model, as it names them itself."""
+    classes = set(getattr(module.model, "_no_split_modules", None) or ())
+    return [layer for layer in module.modules() if type(layer).__name__ in classes]
+
+
+def gather_moments(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Whole, on the CPU of rank 0. All ranks must call it, with the parameters that they keep (`reshard`)."""
+    states = {name: optimizer.state.get(parameter) for name, parameter in module.named_parameters()}
+    return gather({f"{moment}/{name}": state[moment] for name, state in states.items() if state for moment in MOMENTS})
+
+
+def load_moments(
+    module: nn.Module, optimizer: torch.optim.Optimizer, stored: Mapping[str, Tensor], updates: int
+) -> None:
+    """Spread like the parameters. A parameter without moments never had a gradient."""
+    for name, parameter in module.named_parameters():
+        if f"{MOMENTS[0]}/{name}" in stored:
+            optimizer.state[parameter] = {
+                "step": torch.tensor(float(updates), device=parameter.device),
+                **{moment: spread_like(stored[f"{moment}/{name}"], parameter) for moment in MOMENTS},
+            }
+
+
+def num_updates(optimizer: torch.optim.Optimizer) -> int:
+    """Optimizer steps so far."""
+    return max((int(state["step"]) for state in optimizer.state.values()), default=0)
+
+
+def gather_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Moments with their number of updates, on rank 0; empty before the first. All ranks must call it."""
+    moments = gather_moments(module, optimizer)
+    return {**moments, UPDATES: torch.tensor(num_updates(optimizer))} if moments else {}
+
+
+def load_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, stored: Mapping[str, Tensor]) -> None:
+    """What `gather_optimizer` gave."""
+    if UPDATES in stored:
+        load_moments(module, optimizer, stored, int(stored[UPDATES]))

@@ -1,0 +1,191 @@
+"""Start all ranks of a learner without a launcher, as in a container: one process each, and they end together.
+
+    python -m learner, num_ranks = 4  -->  4 x python -m learner with RANK, WORLD_SIZE, ...; their lines as [rank 2] ...
+
+    SIGTERM, SIGINT      -> passed on to each
+    a rank fails         -> SIGTERM to the others, SIGKILL to who is still there after END_S
+    a rank is stopped    -> logged once: nothing else names the one that all others wait for
+    this process dies    -> the kernel kills them
+
+The exit code is that of the rank that failed first; what others made of losing it is not the cause.
+
+Not torchrun: a killed agent leaves its ranks running, its exit code is always 1, and a stopped rank is not named. Not
+torch.multiprocessing.spawn: the same last two, and its parent holds torch (seconds, a quarter of a gigabyte).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import BinaryIO
+
+import psutil
+
+from bapo.errors import RankLostError
+from bapo.parenthood import dying_with_parent
+from bapo.rank_environment import inherited
+
+ASKED = 128 + signal.SIGTERM
+"""Exit code of a learner that was asked to end, where something starts it again: 0 would say that the run is over."""
+END_S = 30.0
+"""How long the others have when one has ended: on GPUs a rank may wait for a lost one until its deadline."""
+POLL_S = 0.1
+STOPPED_S = 10.0
+"""A rank that a signal has stopped for so long was forgotten, or its machine swaps."""
+
+
+def run_ranks(command: Sequence[str], environments: Iterable[Mapping[str, str]], out: BinaryIO | None = None) -> int:
+    """Start them and wait for all; returns the exit code. Main thread only.
+
+    Args:
+        environments: of each rank, added to ours.
+        out: where their lines go; default: stderr.
+    """
+    ranks = _Ranks(out or sys.stderr.buffer)
+    handlers = {number: signal.signal(number, ranks.on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        ranks.start(command, environments)
+        return ranks.wait()
+    finally:
+        ranks.kill()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+class _Ranks:
+    def __init__(self, out: BinaryIO) -> None:
+        self._out, self._lock = out, threading.Lock()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._readers: list[threading.Thread] = []
+        self._signals: list[int] = []
+        self._was_asked = False
+        self._ends: dict[int, int] = {}
+        """Rank -> exit code, in the order of their ends."""
+        self._stopped_at: dict[int, float] = {}
+        self._reported: set[int] = set()
+        """Of those that are stopped."""
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def start(self, command: Sequence[str], environments: Iterable[Mapping[str, str]]) -> None:
+        for environment in environments:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C of a terminal comes to us alone, who pass it on once.
+                start_new_session=True,
+                preexec_fn=dying_with_parent(signal.SIGKILL),
+                pass_fds=inherited(environment),
+            )
+            self._processes.append(process)
+        for rank, process in enumerate(self._processes):
+            assert process.stdout is not None
+            reader = threading.Thread(target=self._copy, args=(f"[rank {rank}] ".encode(), process.stdout), daemon=True)
+            reader.start()
+            self._readers.append(reader)
+
+    def wait(self) -> int:
+        deadline: float | None = None
+        while True:
+            failed = self._collect()
+            if len(self._ends) == len(self._processes):
+                break
+            self._pass_on()
+            if failed:
+                self._send(signal.SIGTERM)
+            self._report_stopped()
+            if self._ends and deadline is None:
+                deadline = time.monotonic() + END_S
+            if deadline is not None and time.monotonic() > deadline:
+                self.kill()
+            time.sleep(POLL_S)
+        self.kill()  # what a rank has left in its session would keep its output open
+        for reader in self._readers:
+            reader.join()
+        return exit_code(list(self._ends.values()), was_asked=self._was_asked)
+
+    def _report_stopped(self) -> None:
+        now = time.monotonic()
+        for rank, process in enumerate(self._processes):
+            if rank in self._ends or not _is_stopped(process.pid):
+                self._stopped_at.pop(rank, None)
+                self._reported.discard(rank)
+            elif now - self._stopped_at.setdefault(rank, now) >= STOPPED_S and rank not in self._reported:
+                self._reported.add(rank)
+                self._log(
+                    f"rank {rank} is stopped (SIGSTOP; `kill -CONT {process.pid}` lets it go on), and all others wait "
+                    "for it"
+                )
+
+    def kill(self) -> None:
+        """SIGKILL to all that are left, and to what they have started."""
+        for process in self._processes:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _collect(self) -> bool:
+        """Note who has ended since the last look; returns whether the first failure is among them."""
+        had_failed = any(self._ends.values())
+        # In one look, those that a signal ended come first: the others may have ended because they lost them.
+        new = [(r, c) for r, p in enumerate(self._processes) if r not in self._ends and (c := p.poll()) is not None]
+        for rank, code in sorted(new, key=lambda end: end[1] >= 0):
+            self._ends[rank] = 128 - code if code < 0 else code
+            if code:
+                self._log(f"rank {rank} ended with {'signal' if code < 0 else 'exit code'} {abs(code)}")
+        return not had_failed and any(self._ends.values())
+
+    def _pass_on(self) -> None:
+        while self._signals:
+            self._was_asked = True
+            self._send(self._signals.pop(0))
+
+    def _send(self, number: int) -> None:
+        for rank, process in enumerate(self._processes):
+            if rank not in self._ends:
+                process.send_signal(number)
+
+    def _copy(self, prefix: bytes, lines: BinaryIO) -> None:
+        for line in lines:
+            self._write(prefix + line.removesuffix(b"\n") + b"\n")
+
+    def _log(self, text: str) -> None:
+        self._write(f"learner: {text}\n".encode())
+
+    def _write(self, line: bytes) -> None:
+        with self._lock:
+            self._out.write(line)
+            self._out.flush()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
+
+
+def exit_code(ends: Sequence[int], *, was_asked: bool) -> int:
+    """Of all ranks together: an error of ours (2 to 127) first, because losing a peer is not the cause.
+
+    That one ends with the code of `RankLostError`, or gloo aborts it.
+
+    Args:
+        ends: exit codes in the order of the ends, 128 + n for signal n.
+        was_asked: they were asked to end, so that losing each other is no failure: 0, or `ASKED`.
+    """
+    failures = sorted((code for code in ends if code), key=lambda code: code == RankLostError.exit_code)
+    ours = [code for code in failures if 2 <= code < 128 and code != RankLostError.exit_code]
+    if was_asked:
+        failures = [code for code in failures if code == ASKED]
+    return next(iter(ours or failures), 0)

@@ -1,0 +1,176 @@
+"""The objective (docs/paper.md, Eqs. 1-3): a surrogate of `learner/losses`, its importance weight, KL and entropy.
+
+Suffixes: M response tokens of a micro-batch, R responses.
+
+Four policies meet at each token, all as log-probabilities in nats:
+
+    logprobs      pi_theta       being trained
+    anchor        the policy that the trust region is centred on; the ratio mode decides which (`update/anchors.py`)
+    rollout       alpha          sampled the token (for a reused group: alpha_B)
+    reference     pi_ref         frozen base model, only for kl_ref = reference and convex
+
+    rho = pi_theta / anchor      w = min(anchor / alpha, C)  (1 in mode `direct`, where anchor = alpha)
+    L = agg(w surrogate(rho, A)) + kl_coef agg(kl) - entropy_coef agg(H)
+
+Each aggregation is a weight per token over the whole mini-batch of all ranks, so L is a plain sum over tokens: it
+does not depend on how tokens are packed, ordered or dealt.
+
+Importance weight w, of a policy that sampled but is not the one that the ratio is centred on (AReaL `ppo_actor_loss_fn`
+and `apply_rejection_sampling`; verl `rollout_corr_helper`; TRL):
+
+    level     token      w_t = anchor_t / alpha_t
+              sequence   the product over the response, for each of its tokens
+              geometric  the geometric mean over the response
+    mode      truncate   min(w, C)
+              mask       w within [floor, C], and what is outside is left out
+    veto      a response with any token of anchor / alpha below the bound is left out, whatever the level
+
+Estimators of KL(pi_theta | anchor) per token, with d = log(pi_theta / anchor); all are d^2 / 2 to second order:
+
+    k1       d                     unbiased, may be negative        tokens from pi_theta
+    k2       d^2 / 2               biased by third order
+    k3       e^-d - 1 + d          unbiased, >= 0                   tokens from pi_theta; biased for the anchor's
+    is_rev   e^d d - e^d + 1       unbiased, >= 0                   tokens from the anchor
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bapo.config.objective import LossConfig
+from learner.losses.base import PolicyLoss, Rows, TokenInputs
+from learner.losses.ratios import geometric_ratio, log_ratio, ratio, sequence_ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenLosses:
+    """The parts of the objective per token. All [M] float32."""
+
+    surrogate_M: Tensor
+    """With its importance weight."""
+    kl_M: Tensor
+    ratio_M: Tensor
+    """rho, detached."""
+    clipped_M: Tensor
+    """1 where clipping changed the objective."""
+
+
+def token_losses(logprobs_M: Tensor, inputs: TokenInputs, loss: PolicyLoss, settings: LossConfig) -> TokenLosses:
+    """Surrogate and KL of each token; differentiable in `logprobs_M` alone."""
+    anchor_M = known_anchor(logprobs_M, inputs)
+    found = loss.surrogate(logprobs_M, anchor_M, inputs)
+    surrogate_M = found.loss_M
+    if takes_importance_weight(settings):
+        weight_M, kept_M = importance_weight(anchor_M, inputs.rollout_M, inputs.rows, settings)
+        surrogate_M = surrogate_M * weight_M
+        if kept_M is not None:  # where, not a product: 0 times an infinite loss is no number
+            surrogate_M = torch.where(kept_M, surrogate_M, torch.zeros_like(surrogate_M))
+    return TokenLosses(
+        surrogate_M=surrogate_M,
+        kl_M=_kl(logprobs_M, anchor_M, inputs, settings),
+        ratio_M=found.ratio_M,
+        clipped_M=found.clipped_M,
+    )
+
+
+def objective(losses: TokenLosses, entropy_M: Tensor, weight_M: Tensor, settings: LossConfig) -> Tensor:
+    """This micro-batch's part of L: a scalar; the parts of all micro-batches and ranks add up to L."""
+    loss_M = losses.surrogate_M
+    if settings.kl_coef:
+        loss_M = loss_M + settings.kl_coef * losses.kl_M
+    if settings.entropy_coef:
+        loss_M = loss_M - settings.entropy_coef * entropy_M
+    return (loss_M * weight_M).sum()
+
+
+def known_anchor(logprobs_M: Tensor, inputs: TokenInputs) -> Tensor:
+    """The anchor, and where it is not known the policy itself, without gradient."""
+    return torch.where(inputs.anchor_M.isnan(), logprobs_M.detach(), inputs.anchor_M)
+
+
+def takes_importance_weight(settings: LossConfig) -> bool:
+    """Whether w multiplies the surrogate. In mode `direct` the ratio is the whole correction already."""
+    return settings.ratio_mode != "direct" and settings.importance_level != "none"
+
+
+def _kl(logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs, settings: LossConfig) -> Tensor:
+    """KL per token: to alpha, to pi_ref, or to pi_ref and pi_theta_t in shares (ReMix)."""
+    if settings.kl_ref == "behaviour" or inputs.reference_M is None:
+        # Without a reference kl_coef is 0: the distance to alpha still is worth a record.
+        name = settings.kl_estimator if settings.kl_ref == "behaviour" else None
+        kl_M = ESTIMATORS[name or "is_rev"](logprobs_M, inputs.rollout_M)
+        return torch.where(inputs.expert_M, torch.zeros_like(kl_M), kl_M)  # no policy sampled an expert's token
+    estimate = ESTIMATORS[settings.kl_estimator or "k3"]
+    kl_M = estimate(logprobs_M, inputs.reference_M)
+    if settings.kl_ref == "reference" or inputs.reference_share == 1.0:
+        return kl_M
+    return inputs.reference_share * kl_M + (1 - inputs.reference_share) * estimate(logprobs_M, anchor_M)
+
+
+def k1(logprobs_M: Tensor, anchor_M: Tensor) -> Tensor:
+    """log(pi_theta / anchor)."""
+    return logprobs_M - anchor_M
+
+
+def k2(logprobs_M: Tensor, anchor_M: Tensor) -> Tensor:
+    """Half the squared log-ratio."""
+    return 0.5 * (logprobs_M - anchor_M) ** 2
+
+
+def k3(logprobs_M: Tensor, anchor_M: Tensor) -> Tensor:
+    """anchor / pi_theta - 1 - log(anchor / pi_theta): the KL term of eq. 1."""
+    inverse_M = log_ratio(anchor_M, logprobs_M)
+    return inverse_M.exp() - inverse_M - 1
+
+
+def is_rev(logprobs_M: Tensor, anchor_M: Tensor) -> Tensor:
+    """rho log rho - rho + 1 with rho = pi_theta / anchor: the KL term of eq. 3, whose tokens alpha sampled."""
+    log_ratio_M = log_ratio(logprobs_M, anchor_M)
+    ratio_M = log_ratio_M.exp()
+    return ratio_M * log_ratio_M - ratio_M + 1
+
+
+ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "is_rev": is_rev}
+"""By the name that `loss.kl_estimator` gives them."""
+
+
+def importance_weight(
+    anchor_M: Tensor, rollout_M: Tensor, rows: Rows, settings: LossConfig
+) -> tuple[Tensor, Tensor | None]:
+    """[M] w without gradient, and [M] bool which tokens stay in the loss (None: all)."""
+    anchor_M = anchor_M.detach()
+    weight_M = _raw_weight(anchor_M, rollout_M, rows, settings.importance_level)
+    kept_M = None
+    if settings.importance_mode == "mask":
+        kept_M = _within(weight_M, settings.importance_floor, settings.importance_cap)
+    elif settings.importance_cap is not None:
+        weight_M = weight_M.clamp(max=settings.importance_cap)
+    if settings.importance_veto is not None:
+        stays_M = _without_veto(anchor_M, rollout_M, rows, settings.importance_veto)
+        kept_M = stays_M if kept_M is None else kept_M & stays_M
+    return weight_M, kept_M
+
+
+def _raw_weight(anchor_M: Tensor, rollout_M: Tensor, rows: Rows, level: str) -> Tensor:
+    if level == "sequence":
+        return rows.spread(sequence_ratio(anchor_M, rollout_M, rows))
+    if level == "geometric":
+        return rows.spread(geometric_ratio(anchor_M, rollout_M, rows))
+    return ratio(anchor_M, rollout_M)
+
+
+def _within(weight_M: Tensor, floor: float | None, cap: float | None) -> Tensor:
+    kept_M = torch.ones_like(weight_M, dtype=torch.bool)
+    if floor is not None:
+        kept_M &= weight_M >= floor
+    if cap is not None:
+        kept_M &= weight_M <= cap
+    return kept_M
+
+
+def _without_veto(anchor_M: Tensor, rollout_M: Tensor, rows: Rows, veto: float) -> Tensor:
+    below_R = rows.sum((ratio(anchor_M, rollout_M) < veto).float())
+    return rows.spread(below_R) == 0

@@ -1,0 +1,80 @@
+"""`python -m learner.model.embeddings --config RUN/config.toml --run-dir RUN`: embed the training prompts, once.
+
+An embedding is the mean of the base model's last hidden states over the prompt's tokens. The learner does this itself
+before its first step when the prompt selector needs it; by hand it is for another place or an earlier time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModel, AutoTokenizer
+
+from bapo.algorithms.selectors.registry import needs_embeddings
+from bapo.config.tree import Config
+from bapo.errors import ConfigError
+from bapo.process import Flags, run_process
+from bapo.prompt_embeddings import embeddings_path, write_embeddings
+from bapo.records import RunDirectory
+from bapo.tasks.registry import load_task
+from learner.distributed.world import pick_device
+
+log = logging.getLogger(__name__)
+
+PROMPTS_AT_ONCE = 64
+
+
+def make_embeddings(config: Config, run: RunDirectory) -> None:
+    """Write the file when the selector needs one and it is not there. Raises: ConfigError, StorageError."""
+    path = embeddings_path(config, run)
+    if not needs_embeddings(config.algorithm.selector) or path.exists():
+        return
+    if config.selector.embeddings is not None:
+        raise ConfigError(f"selector.embeddings = {path}: there is no such file; null makes one of the base model")
+    prompts = load_task(config.task.name, config.task.options, tokenizer=config.model.path).prompts("train")
+    embeddings = embed(config.model.path, [prompt.text for prompt in prompts], pick_device(config.learner.device))
+    write_embeddings(path, [prompt.prompt_id for prompt in prompts], embeddings)
+    log.info("embedded %d prompts in %d dimensions: %s", *embeddings.shape, path)
+
+
+@torch.inference_mode()
+def embed(model_path: str, texts: Sequence[str], device: torch.device) -> NDArray[np.float32]:
+    """[N, D] mean last hidden state over the tokens of each text. Raises: ConfigError when the model does not load."""
+    try:
+        model: Any = AutoModel.from_pretrained(model_path, dtype=torch.float32).to(device).eval()
+        tokenizer = AutoTokenizer.from_pretrained(model_path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path={model_path}: cannot embed prompts with it: {error}") from error
+    encoded = [tokenizer.encode(text) for text in texts]
+    # Of like lengths together, so that little is padding; the order of the result is that of the texts.
+    order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
+    found = np.empty((len(encoded), model.config.hidden_size), dtype=np.float32)
+    for first in range(0, len(order), PROMPTS_AT_ONCE):
+        chosen = order[first : first + PROMPTS_AT_ONCE]
+        found[chosen] = _mean_hidden([encoded[i] for i in chosen], model, device).cpu().numpy()
+    return found
+
+
+def _mean_hidden(rows: Sequence[list[int]], model: Any, device: torch.device) -> torch.Tensor:
+    """[len(rows), D]. Padded on the right, where a causal model's other tokens do not see it."""
+    longest = max(map(len, rows))
+    tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device)
+    hidden = model(input_ids=tokens, attention_mask=mask, use_cache=False).last_hidden_state.float()
+    weights = mask.unsqueeze(-1).float()
+    mean: torch.Tensor = (hidden * weights).sum(1) / weights.sum(1)
+    return mean
+
+
+def main(flags: Flags) -> None:
+    """Embed, if it is not done."""
+    make_embeddings(flags.config, flags.run)
+
+
+if __name__ == "__main__":
+    run_process("learner.model.embeddings", main)

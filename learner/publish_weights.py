@@ -1,0 +1,180 @@
+"""Sending end of a weight update: pi_theta_t becomes the rollout policy alpha (algorithm 1, line 4).
+
+    gather (all ranks) --> file (temporary name, then rename) --> digest and canary --> fleet: every worker loads,
+    checks and acknowledges
+
+The file holds Hugging Face parameter names in safetensors, in the dtype of the engines, under `RUN/weights`. The two
+newest files stay: the one that workers sample with, and the one that a worker may still be reading.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bapo.algorithms.randomness import rng_for
+from bapo.config.tree import Config
+from bapo.storage import storing
+from bapo.types import Canary, WeightUpdate
+from learner.diagnostics.step_report import Stopwatch
+from learner.distributed.sharding import gather, reshard
+from learner.distributed.world import World
+from learner.model.policy import Policy, sequence_microbatch
+from learner.protocols import Fleet
+
+log = logging.getLogger(__name__)
+
+NUM_FILES = 2
+FILE_MODE = 0o644
+"""safetensors makes files that only their owner can read; workers may run as another user."""
+NUM_CANARY_TOKENS = 32
+CANARY_TOLERANCE = {"float32": 2e-3, "bfloat16": 0.5}
+"""Nats per token. Engines were within 1e-4 in float32; bfloat16 keeps 8 bits, and log-probs of random tokens are
+about -20, so a few units of the last bit are 0.2."""
+
+
+@torch.no_grad()
+def gather_weights(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Every parameter and persistent buffer, whole, on the CPU of rank 0, once (tied parameters have one name).
+
+    All ranks must call it; the others keep nothing.
+    """
+    reshard(policy)
+    saved = policy.model.state_dict().keys()
+    buffers = ((name, buffer) for name, buffer in policy.model.named_buffers() if name in saved)
+    return gather({**dict(policy.model.named_parameters()), **dict(buffers)}, dtype)
+
+
+def canary_tokens(seed: int, vocab_size: int) -> tuple[int, ...]:
+    """The token sequence on which engines and learner must agree: fixed for the run, known before the first batch."""
+    rng = rng_for(seed, 0, "canary")
+    return tuple(rng.randrange(vocab_size) for _ in range(NUM_CANARY_TOKENS))
+
+
+@torch.no_grad()
+def make_canary(policy: Policy, token_ids: tuple[int, ...], dtype: str) -> Canary:
+    """The learner's own log-probs at temperature 1. All ranks must call it."""
+    logprobs, _ = policy(sequence_microbatch(token_ids, policy.device), temperature=1.0)
+    reshard(policy)
+    return Canary(token_ids=token_ids, logprobs=tuple(logprobs.tolist()), tolerance=CANARY_TOLERANCE[dtype])
+
+
+def write_weights(tensors: dict[str, Tensor], path: Path) -> None:
+    """A safetensors file that appears whole or not at all. Raises: StorageError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with storing(path, SafetensorError):
+        try:
+            save_file(tensors, temporary, metadata={"format": "pt"})
+            temporary.chmod(FILE_MODE)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def digest_of(path: Path) -> str:
+    """sha256 of a file, hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class WeightPublisher:
+    """Gives the workers new weights and remembers what they have."""
+
+    def __init__(
+        self, *, config: Config, policy: Policy, world: World, folder: Path, fleet: Fleet | None, rollback: bool = False
+    ) -> None:
+        """`fleet`: None on ranks that follow. `rollback`: the first update may be older than what workers have."""
+        self._config = config
+        self._policy = policy
+        self._world = world
+        self._folder = folder
+        self._fleet = fleet
+        self._rollback = rollback
+        self._canary_tokens = canary_tokens(config.run.seed, policy.model.config.vocab_size)
+        self.version = 0
+        """Newest version that the workers were given; 0 before the first."""
+        self.newest: WeightUpdate | None = None
+        """Its message; on rank 0 only."""
+        self.seconds: Mapping[str, float] = {}
+        """Of the newest update: gather, write, send (until all workers sample with it)."""
+
+    def publish(self, version: int) -> None:
+        """alpha <- the policy as it is now. Returns when every worker samples with it or is being replaced.
+
+        All ranks must call it. Raises: StorageError; what the fleet raises.
+        """
+        watch = Stopwatch()
+        with watch.phase("gather"):
+            tensors = gather_weights(self._policy, getattr(torch, self._config.model.dtype))
+            canary = make_canary(self._policy, self._canary_tokens, self._config.model.dtype)
+        if self._world.leads:
+            path = self._path(version)
+            with watch.phase("write"), storing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_weights(tensors, path)
+            with watch.phase("send"):
+                self._send(version, path, canary)
+            log.info("published version=%d %s", version, " ".join(f"{k}_s={v:.3f}" for k, v in watch.seconds.items()))
+        self.version, self.seconds = version, watch.seconds
+
+    def publish_again(self, version: int, saved: Path, canary: Canary) -> None:
+        """alpha <- weights that a checkpoint kept: the workers of a resumed run continue with the same rollout policy.
+
+        Raises: StorageError; what the fleet raises.
+        """
+        if self._world.leads:
+            path = self._path(version)
+            with storing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                link(saved, path)
+            self._send(version, path, canary)
+            log.info("published again version=%d", version)
+        self.version = version
+
+    def _send(self, version: int, path: Path, canary: Canary) -> None:
+        assert self._fleet is not None, "rank 0 knows the fleet"
+        update = WeightUpdate(
+            version=version,
+            path=str(path.resolve()),
+            digest=digest_of(path),
+            num_bytes=path.stat().st_size,
+            canary=canary,
+        )
+        timeout_s = self._config.rollout.sync_timeout_s
+        seconds = self._fleet.update_weights(update, timeout_s=timeout_s, rollback=self._rollback)
+        log.debug("version=%d workers=%s", version, seconds)
+        self._rollback = False
+        self.newest = update
+        self._prune(version)
+
+    def _prune(self, version: int) -> None:
+        """Keep the newest files up to `version`, and nothing of a future that a rollback has undone."""
+        files = sorted(self._folder.glob("version-*.safetensors"))
+        keep = [file for file in files if file <= self._path(version)][-NUM_FILES:]
+        for file in files:
+            if file not in keep:
+                file.unlink(missing_ok=True)
+
+    def _path(self, version: int) -> Path:
+        return self._folder / f"version-{version:06d}.safetensors"
+
+
+def link(source: Path, target: Path) -> None:
+    """Make `target` the same file as `source`; a copy where the file system cannot link."""
+    if target.exists() and target.samefile(source):
+        return
+    temporary = target.with_name(f".{target.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:
+        temporary.write_bytes(source.read_bytes())
+    os.replace(temporary, target)

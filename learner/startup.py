@@ -1,0 +1,378 @@
+"""How a rank of the learner starts: it meets the others, finds where to begin, puts its parts together, and runs.
+
+    start        step 1, with the base model
+    --resume     after the newest checkpoint, or at step 1 when there is none
+
+A resumed run trains the steps after its checkpoint again, on the batches that the buffer still retains, so it goes the
+same way as a run that was never interrupted. When the buffer has lost them, or a restore of it was cut off, the
+checkpoint's snapshot of the buffer is restored first.
+
+One learner per run: two would append to the same records, write the same checkpoints and take turns with the workers'
+weights. On one machine the launcher sees to it; a pod on a host that was lost, or a second start by hand, meets the
+lock here.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from bapo.addresses import buffer_url, fleet_url
+from bapo.clients import BufferClient
+from bapo.config.learner import LearnerConfig
+from bapo.config.tree import Config
+from bapo.errors import (
+    BapoError,
+    ConfigError,
+    ContractError,
+    OutOfMemoryError,
+    RankLostError,
+    StorageError,
+    UnavailableError,
+)
+from bapo.fleet_client import FleetClient
+from bapo.metrics.metric import Process
+from bapo.process import Flags
+from bapo.records import RunDirectory
+from bapo.storage import storing
+from bapo.telemetry import Telemetry, serve_health
+from learner.checkpoint import Checkpoint, CheckpointWriter, complete_steps, open_checkpoint
+from learner.diagnostics.gauges import PromptsSeen, show_checkpoint, show_run
+from learner.diagnostics.off_policy_alarm import AlarmLog
+from learner.diagnostics.response_recorder import ResponseRecorder
+from learner.distributed.shared_buffer import SharedBuffer
+from learner.distributed.spawn_ranks import ASKED
+from learner.distributed.stopping import StopFlag, Stopped
+from learner.distributed.world import World, join, leave, lost_rank, pick_device
+from learner.loop import Learner
+from learner.model.embeddings import make_embeddings
+from learner.model.policy import load_policy
+from learner.protocols import Buffer, Fleet
+from learner.publish_weights import WeightPublisher
+from learner.update.critic import load_critic
+from learner.update.update import Updater
+
+log = logging.getLogger("learner")
+
+RANKS_SLACK_S = 300.0
+"""More than rank 0 needs for anything except waiting for others: loading, saving, restoring."""
+
+LOCK_FILE = ".learner.lock"
+LOCK_TIMEOUT_S = 60.0
+"""For the end of a learner that was killed just now, also where a file server takes this long to notice."""
+LOCK_POLL_S = 0.2
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
+"""Messages of CUDA, NCCL and torch's allocator on CPUs, where it is not a class of its own."""
+ADVICE_OF_TORCH = " If reserved but unallocated memory"
+"""Beginning of the part of torch's message that does not help here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """The services that rank 0 talks to."""
+
+    buffer: Buffer
+    fleet: Fleet
+
+
+def train(flags: Flags) -> None:
+    """Put the parts together and run the loop. Raises: BapoError."""
+    config = flags.config
+    flags.extra.resume = flags.extra.resume or flags.extra.restart
+    disable_progress_bar()
+    torch.set_num_threads(config.learner.num_threads)
+    stop = StopFlag()
+    stop.install()
+    world = join(config.learner.num_ranks, pick_device(config.learner.device), collective_timeout_s(config))
+    finished = False
+    try:
+        with ExitStack() as held:
+            if world.leads:  # for all ranks
+                with stop.waiting():
+                    held.enter_context(only_learner(flags.run.path))
+            _run(flags, world, stop)
+        finished = True
+    except Stopped as reason:
+        _end_as_asked(flags, str(reason))
+    except RuntimeError as error:
+        cause = out_of_memory(error, config.learner, rank=world.rank, device=world.device)
+        cause = cause or lost_rank(error, world.rank)
+        if cause is None:
+            raise
+        if not (stop.asked and isinstance(cause, RankLostError)):
+            raise cause from error
+        _end_as_asked(flags, "asked to end, and another rank has ended before")
+    finally:
+        leave(world, together=finished)
+
+
+def _end_as_asked(flags: Flags, reason: str) -> None:
+    log.info("ended: %s; continue with --resume", reason)
+    if flags.extra.restart:
+        sys.exit(ASKED)
+
+
+def collective_timeout_s(config: Config) -> float:
+    """How long rank 0 may keep the others waiting, in seconds, without exceeding any setting.
+
+    At the start it waits for the buffer, on a resume once more after a restore, and for the first worker, and then it
+    publishes; later for a batch or an update of the weights.
+    """
+    rollout = config.rollout
+    return max(config.learner.batch_timeout_s, 3 * rollout.start_timeout_s) + rollout.sync_timeout_s + RANKS_SLACK_S
+
+
+def _run(flags: Flags, world: World, stop: StopFlag) -> None:
+    telemetry = Telemetry(Process.LEARNER, run=flags.config.run.name)
+    ready = [False]
+    if world.leads:
+        config = flags.config
+        port = serve_health(telemetry, config.learner.port, lambda: ready[0], tokens=config.security.tokens)
+        flags.run.write_port("learner", port)
+        make_embeddings(config, flags.run)
+        show_run(telemetry, config, flags.run.path)
+    checkpoint = agreed_checkpoint(flags.run.path / "checkpoints", world) if flags.extra.resume else None
+    peers = _peers(flags) if world.leads else None
+    learner = make_learner(flags, world, stop, telemetry, peers, checkpoint)
+    show_checkpoint(telemetry, flags.run.path / "checkpoints", learner.checkpoints.newest)
+    if flags.extra.resume:
+        _resume(flags, learner, peers, checkpoint)
+    # On a resume the scheduler starts after this: what it requests before the buffer is brought back is lost.
+    ready[0] = True
+    if peers:
+        with stop.waiting():
+            peers.buffer.wait_ready(flags.config.rollout.start_timeout_s)
+            peers.fleet.wait_ready(flags.config.rollout.start_timeout_s)
+    if checkpoint:
+        republish(learner, checkpoint)
+    try:
+        learner.run(checkpoint.state.step + 1 if checkpoint else 1)
+    finally:
+        if learner.token_records is not None:
+            learner.token_records.close()
+    log.info("finished %d steps", flags.config.run.num_steps)
+
+
+def make_learner(
+    flags: Flags,
+    world: World,
+    stop: StopFlag,
+    telemetry: Telemetry,
+    peers: Peers | None,
+    checkpoint: Checkpoint | None,
+) -> Learner:
+    """All parts, with the weights of the base model or of the checkpoint. `peers`: on rank 0 only."""
+    config, run_path = flags.config, flags.run.path
+    policy = load_policy(checkpoint.model_path if checkpoint else config.model.path, config, world)
+    reference = load_policy(config.model.path, config, world, frozen=True) if config.loss.needs_reference else None
+    critic = load_critic(config, world) if config.loss.advantage == "gae" else None
+    return Learner(
+        config=config,
+        world=world,
+        policy=policy,
+        updater=Updater(
+            config=config,
+            policy=policy,
+            reference=reference,
+            world=world,
+            stop=stop,
+            run_path=run_path,
+            critic=critic,
+        ),
+        publisher=WeightPublisher(
+            config=config,
+            policy=policy,
+            world=world,
+            folder=flags.run.weights_path,
+            fleet=peers.fleet if peers else None,
+            rollback=flags.extra.resume,
+        ),
+        checkpoints=CheckpointWriter(config=config, folder=run_path / "checkpoints", world=world),
+        buffer=SharedBuffer(peers.buffer if peers else None, world, stop),
+        records=flags.run,
+        telemetry=telemetry,
+        stop=stop,
+        alarms=AlarmLog(config.diagnostics.quiet_steps),
+        token_records=ResponseRecorder(config, flags.run.token_files, peers.buffer.untrained) if peers else None,
+        prompts=PromptsSeen(telemetry),
+    )
+
+
+def _peers(flags: Flags) -> Peers:
+    return Peers(
+        buffer=BufferClient(flags.extra.buffer_url or buffer_url(flags.config, flags.run)),
+        fleet=FleetClient(flags.extra.fleet_url or fleet_url(flags.config, flags.run)),
+    )
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """The checkpoint that `--resume` continues from; None before the first. Raises: StorageError, ConfigError."""
+    steps = complete_steps(folder)
+    return open_checkpoint(folder, steps[-1]) if steps else None
+
+
+def agreed_checkpoint(folder: Path, world: World) -> Checkpoint | None:
+    """`newest_checkpoint` as rank 0 finds it, on every rank; the others open that one. All ranks must call it.
+
+    Each by itself might find another: rank 0 waits for the end of an earlier learner, which saves meanwhile, and a file
+    server does not show a file everywhere at once. Ranks that resume after different steps train on moments of
+    different steps, or wait for each other until their deadline.
+
+    Raises: StorageError, ConfigError; on the ranks that follow Stopped when rank 0 ended instead.
+    """
+    if not world.leads:
+        return _followed(folder, world)
+    try:
+        found = newest_checkpoint(folder)
+    except BapoError:
+        with suppress(RuntimeError):  # a rank that is gone must not hide why this one ends
+            world.share(None)
+        raise
+    world.share(str(found.state.step if found else 0).encode())
+    return found
+
+
+def _followed(folder: Path, world: World) -> Checkpoint | None:
+    answer = world.share(None)
+    if answer is None:
+        raise Stopped("rank 0 ended while it looked for a checkpoint")
+    step = int(bytes(answer))
+    try:
+        return open_checkpoint(folder, step) if step else None
+    except StorageError as error:
+        raise StorageError(
+            f"rank {world.rank} cannot resume after step {step}, as rank 0 does: {error}. Or do the ranks see "
+            "different disks?"
+        ) from error
+
+
+def _count_prompts(run: RunDirectory, prompts: PromptsSeen) -> None:
+    """Bring a gauge to where it was; a lost record does not keep the run from resuming."""
+    for step in run.group_steps():
+        try:
+            for _, fates in run.read_groups([step]):
+                prompts.count(fates, is_new=False)
+        except ContractError as error:
+            log.warning("prompts that only step %d saw are not counted: %s", step, error)
+
+
+def _resume(flags: Flags, learner: Learner, peers: Peers | None, checkpoint: Checkpoint | None) -> None:
+    """Buffer, records and optimizer as they were at the checkpoint, or at the beginning."""
+    if peers:
+        with learner.stop.waiting():
+            peers.buffer.wait_ready(flags.config.rollout.start_timeout_s)
+        resume_buffer(learner.buffer, checkpoint)
+        # An evaluator that runs is the writer of its file, and the steps are trained again to the same weights.
+        step = checkpoint.state.step if checkpoint else 0
+        flags.run.truncate_after(step, keep_evaluations=flags.extra.restart)
+        _count_prompts(flags.run, learner.prompts)
+    if checkpoint is not None:
+        load_state(learner, checkpoint)
+        log.info("resumes after step %d with rollout policy %d", checkpoint.state.step, checkpoint.state.alpha_version)
+
+
+def load_state(learner: Learner, checkpoint: Checkpoint) -> None:
+    """Optimizer, remembered anchors and the parts; the weights were loaded with the model."""
+    checkpoint.load_optimizer(learner.policy, learner.updater.optimizer)
+    checkpoint.load_memory(learner.updater.memory)
+    checkpoint.load_parts(learner.updater.parts)
+
+
+def resume_buffer(buffer: SharedBuffer, checkpoint: Checkpoint | None) -> None:
+    """Bring the buffer to where step + 1 can begin.
+
+    Raises: ConfigError when it cannot be brought there; StorageError when its snapshot is damaged.
+    """
+    step = checkpoint.state.step if checkpoint else 0
+    try:
+        buffer.resume(step)
+    except ContractError as error:
+        if checkpoint is None:
+            raise ConfigError(
+                f"the run has no checkpoint yet and its buffer cannot begin at step 1 again: {error}; start a new run"
+            ) from error
+        log.warning("the buffer cannot continue after step %d (%s): its snapshot is restored", step, error)
+        _restore(buffer, checkpoint)
+        buffer.resume(step)
+
+
+def _restore(buffer: SharedBuffer, checkpoint: Checkpoint) -> None:
+    try:
+        buffer.restore(checkpoint.read_buffer())
+    except ContractError as error:
+        raise StorageError(f"{checkpoint.folder} is not a whole checkpoint: buffer.bin: {error}") from error
+
+
+def republish(learner: Learner, checkpoint: Checkpoint) -> None:
+    """Give the workers the rollout policy that they had at the checkpoint."""
+    learner.publisher.publish_again(checkpoint.state.alpha_version, checkpoint.alpha_path, checkpoint.state.canary)
+
+
+@contextmanager
+def only_learner(run: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    """Hold the run's lock in this block; the kernel releases it however the process ends.
+
+    Args:
+        timeout_s: how long to wait for the end of another learner.
+    Raises: UnavailableError when it does not end; StorageError.
+    """
+    path = run / LOCK_FILE
+    with storing(path):
+        file = path.open("a")
+    with file:
+        deadline = time.monotonic() + timeout_s
+        if not _is_locked(file):
+            log.warning("another learner trains %s: waiting for its end, at most %.0f s", run, timeout_s)
+            while not _is_locked(file):
+                if time.monotonic() > deadline:
+                    raise UnavailableError(
+                        f"another learner still trains {run}, after {timeout_s:.0f} s: end it, then start this one "
+                        "again"
+                    )
+                time.sleep(LOCK_POLL_S)
+        yield
+
+
+def _is_locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        log.warning("this file system has no locks (%s), so nothing keeps a second learner away", error.strerror)
+    return True
+
+
+def out_of_memory(error: RuntimeError, learner: LearnerConfig, *, rank: int, device: torch.device) -> Exception | None:
+    """`OutOfMemoryError` with the settings that need less memory, as they are now; None when that was not the cause."""
+    if not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+        return None
+    reason = " ".join(str(error).partition(ADVICE_OF_TORCH)[0].split()).rstrip(".")
+    return OutOfMemoryError(
+        f"rank {rank} of the learner on {device.type}: {reason or type(error).__name__}. In a run of another name: "
+        f"{'; '.join(_advice(learner))}. Where a worker shares the GPU, its rollout.engine_options may take less "
+        "(gpu_memory_utilization, kv_cache_memory_bytes)"
+    )
+
+
+def _advice(learner: LearnerConfig) -> list[str]:
+    """Cheapest first."""
+    now = learner.gradient_checkpointing
+    recompute = [] if now is True else [f"learner.gradient_checkpointing = true (now {str(now).lower()})"]
+    return [
+        *recompute,
+        f"a smaller learner.microbatch_tokens (now {learner.microbatch_tokens}), down to one prompt with its response",
+        f"a smaller learner.logprob_chunk_tokens (now {learner.logprob_chunk_tokens})",
+        f"more learner.num_ranks (now {learner.num_ranks}), which share weights, gradients and moments",
+    ]

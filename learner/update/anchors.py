@@ -1,0 +1,134 @@
+"""The policies that an update refers to: the anchor of the trust region, and the reference of the KL term (Eqs. 1, 3).
+
+    direct      anchor = alpha, the rollout policy: nothing to compute
+    decoupled   anchor = pi_theta_t, for all of D_t
+    official    anchor = pi_gen, the trained weights at the step in which the group was generated
+
+The learner sees a group for the first time in the step whose assembly took it, so for X1 and X2 pi_gen is pi_theta_t of
+that step. X3 comes back within the window of B_high; its pi_gen is remembered here by group id and is part of every
+checkpoint. A group of X3 that was never trained before (its filter left it out at birth) was never evaluated: its
+anchor is pi_theta_t of its first use.
+
+Unknown anchors are NaN. Those of the first mini-batch need no pass of their own: the policy that trains on it still is
+theta_t, so the policy's own log-probs are the anchor, and the ratio is exactly 1.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bapo.algorithms.annealing import reference_share
+from bapo.config.objective import LossConfig
+from bapo.types import Batch
+from learner.batch.packing import Columns, token_spans
+from learner.distributed.sharding import copy_parameters, gather, load_parameters, reshard
+from learner.model.policy import Policy
+
+Float32s = NDArray[np.float32]
+
+
+log = logging.getLogger(__name__)
+
+
+class GenerationMemory:
+    """log pi_gen of groups that may be reused, by group id."""
+
+    def __init__(self, window: int) -> None:
+        """`window`: steps after its first use during which a group may come back (S of B_high)."""
+        self._window = window
+        self._logprobs: dict[str, Float32s] = {}
+        self._steps: dict[str, int] = {}
+
+    def recall(self, group_id: str) -> Float32s | None:
+        """[T] in nats; None when this group was not trained within the window."""
+        return self._logprobs.get(group_id)
+
+    def remember(self, step: int, group_id: str, logprobs: Float32s) -> None:
+        """Keep what pi_theta_step gave; the first use counts, later ones change nothing."""
+        if group_id not in self._logprobs:
+            self._logprobs[group_id] = logprobs
+            self._steps[group_id] = step
+
+    def drop_before(self, step: int) -> None:
+        """Drop what can no longer come back at `step` or later."""
+        for group_id in [found for found, used in self._steps.items() if used < step - self._window]:
+            del self._logprobs[group_id], self._steps[group_id]
+
+    @property
+    def columns(self) -> Mapping[str, Float32s]:
+        """Group id -> log-probs, for a checkpoint."""
+        return self._logprobs
+
+    @property
+    def steps(self) -> Mapping[str, int]:
+        """Group id -> step of first use, for a checkpoint."""
+        return self._steps
+
+    def load(self, columns: Mapping[str, Float32s], steps: Mapping[str, int]) -> None:
+        """Take over what a checkpoint holds."""
+        self._logprobs, self._steps = dict(columns), dict(steps)
+
+
+def known_anchors(batch: Batch, columns: Columns, settings: LossConfig, memory: GenerationMemory) -> Float32s:
+    """[M] anchors as far as they are known before the policy is asked; NaN elsewhere."""
+    if settings.ratio_mode == "direct":
+        return columns.rollout_logprobs_M.copy()
+    anchors_M = np.full(len(columns.token_ids_M), np.nan, dtype=np.float32)
+    if settings.ratio_mode == "official":
+        for entry, span in zip(batch.entries, token_spans(batch), strict=True):
+            remembered = memory.recall(entry.group.group_id)
+            if remembered is not None:
+                anchors_M[span] = remembered
+    return anchors_M
+
+
+def remember_anchors(batch: Batch, anchors_M: Float32s, settings: LossConfig, memory: GenerationMemory) -> None:
+    """After the step: keep pi_gen of its groups for their reuse, drop what is too old."""
+    if settings.ratio_mode != "official":
+        return
+    for entry, span in zip(batch.entries, token_spans(batch), strict=True):
+        if not np.isnan(anchors_M[span]).any():  # a group that added nothing to the loss was not evaluated
+            memory.remember(batch.step, entry.group.group_id, anchors_M[span].copy())
+    memory.drop_before(batch.step + 1)
+
+
+class Reference:
+    """pi_ref of the KL term: the base model, frozen, until a restart puts the policy in its place (ReMix)."""
+
+    def __init__(self, policy: Policy, settings: LossConfig) -> None:
+        """`policy`: frozen, with the weights of the base model."""
+        self.policy = policy
+        self._settings = settings
+        self._replaced = False
+
+    def begin_step(self, step: int, trained: Policy) -> None:
+        """After step T, once: take the weights that the policy has at the beginning of this step."""
+        restart = self._settings.kl_restart_step
+        if restart is None or step <= restart or self._replaced:
+            return
+        copy_parameters(trained, self.policy)
+        self._replaced = True
+        log.info("step %d the reference of the KL term is now the policy of this step", step)
+
+    def share(self, step: int) -> float:
+        """Weight of KL(pi_theta | pi_ref) in the KL term; the rest is to pi_theta_t."""
+        if self._settings.kl_ref != "convex" or self._replaced:
+            return 1.0
+        return reference_share(step)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold: nothing, as long as it is the base model. All ranks must call it."""
+        if not self._replaced:
+            return {}
+        reshard(self.policy)
+        return gather(dict(self.policy.model.named_parameters()))
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what a checkpoint holds."""
+        load_parameters(self.policy.model, tensors)
+        self._replaced = True

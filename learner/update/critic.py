@@ -1,0 +1,158 @@
+"""PPO's value function (BA-PPO, appendix A.9 of the paper): a second copy of the backbone with a linear head.
+
+    V of all tokens with the current critic -> GAE -> advantages, whitened over the batch; returns
+    value loss of a token = 1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), mean over tokens
+
+V stands for the state before a token, so it is read where the policy reads that token's log-prob. Values are never
+stored with a group: what is reused is valued again (ADR 0061). The head begins at 0.
+
+Suffixes: M response tokens, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+
+from bapo.algorithms.gae import gae, whitened
+from bapo.config.tree import Config
+from bapo.errors import ConfigError
+from learner.batch.advantages import entry_factor, shaped_rewards
+from learner.batch.packed_attention import NAME as PACKED
+from learner.batch.packing import MicroBatch
+from learner.distributed.sharding import gather, gather_optimizer, load_optimizer, load_parameters, reshard
+from learner.distributed.world import World
+from learner.model.loading import checkpoints_activations, load_module
+from learner.update.passes import Passes
+from learner.update.step_state import StepInputs
+
+
+class Critic(nn.Module):
+    """V of the state before each response token."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """`model`: a backbone without its output head, with packed attention."""
+        super().__init__()
+        self.model: PreTrainedModel = model
+        self.head = nn.Linear(model.config.hidden_size, 1, bias=False)
+        nn.init.zeros_(self.head.weight)
+
+    @property
+    def float32_parts(self) -> tuple[nn.Module, ...]:
+        """What is not computed in bfloat16: a value would keep 8 bits of the head's weights."""
+        return (self.head,)
+
+    def forward(self, micro: MicroBatch) -> Tensor:
+        """[M] float32, differentiable in the parameters."""
+        output = self.model(
+            input_ids=micro.token_ids_N.unsqueeze(0),
+            position_ids=micro.positions_N.unsqueeze(0),
+            use_cache=False,
+            packing=micro.packing,
+        )
+        hidden_MD = output.last_hidden_state[0].index_select(0, micro.predict_M)
+        values_M: Tensor = self.head(hidden_MD.float())
+        return values_M.squeeze(1).clone()  # FSDP's hooks do not stand views
+
+
+def load_critic(config: Config, world: World) -> Critic:
+    """A critic whose backbone has the weights of the base model, over all ranks. All ranks must call it.
+
+    Raises: ConfigError.
+    """
+    path, dtype = config.model.path, getattr(torch, config.model.dtype)
+
+    def read() -> Critic:
+        try:
+            return Critic(AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation=PACKED))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model.path={path}: cannot be loaded as the critic's backbone: {error}") from error
+
+    def build() -> Critic:
+        settings = AutoConfig.from_pretrained(path)
+        return Critic(AutoModel.from_config(settings, dtype=torch.float32, attn_implementation=PACKED))
+
+    recompute = checkpoints_activations(config.learner.gradient_checkpointing, world.device)
+    return load_module(read, build, world=world, dtype=dtype, recompute=recompute)
+
+
+class CriticTrainer:
+    """The baseline of a step, and how the critic learns from it."""
+
+    def __init__(self, *, config: Config, critic: Critic, passes: Passes) -> None:
+        self._config = config
+        self.critic = critic
+        self._passes = passes
+        settings = config.critic
+        self.optimizer = torch.optim.AdamW(
+            critic.parameters(), lr=settings.lr, betas=config.learner.betas, weight_decay=settings.weight_decay,
+            fused=True,
+        )  # fmt: skip
+
+    def run(self, inputs: StepInputs) -> tuple[StepInputs, Mapping[str, float]]:
+        """Train the critic on the step's mini-batches.
+
+        Returns: the inputs with the advantages of the critic as it was before, and facts for the records.
+        Raises: DivergenceError.
+        """
+        value_M = self._passes.evaluate(self.critic, inputs, np.flatnonzero(inputs.active_R))
+        advantage_M, return_M = self._estimate(inputs, value_M.cpu().numpy())
+        target_M = torch.from_numpy(return_M).to(value_M)
+        losses = [self._minibatch(inputs, k, value_M, target_M) for k in range(len(inputs.plan))]
+        seen_M = np.repeat(inputs.active_R, inputs.columns.lengths_R)
+        facts = {
+            "value_loss": sum(losses) / max(1, len(losses)),
+            "value_mean": float(value_M.cpu().numpy()[seen_M].mean()) if seen_M.any() else 0.0,
+        }
+        return replace(inputs, advantage_M=torch.from_numpy(advantage_M).to(value_M)), facts
+
+    def _estimate(self, inputs: StepInputs, value_M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """[M] whitened advantages times the weights of their entries, 0 where nothing is trained, and [M] returns."""
+        columns, entries, settings = inputs.columns, inputs.batch.entries, self._config.critic
+        reward_R = np.concatenate([shaped_rewards(entry, inputs.batch.step, self._config) for entry in entries])
+        reward_M = np.zeros(len(value_M))
+        reward_M[columns.starts_R[1:] - 1] = reward_R
+        advantage_M, return_M = gae(
+            reward_M, value_M, gamma=settings.gamma, gae_lambda=settings.gae_lambda, lengths=columns.lengths_R
+        )
+        seen_M = np.repeat(inputs.active_R, columns.lengths_R)
+        advantage_M[seen_M] = whitened(advantage_M[seen_M])
+        advantage_M[~seen_M] = 0.0
+        factor_E = np.array([entry_factor(entry, self._config) for entry in entries])
+        advantage_M *= np.repeat(factor_E[columns.group_R], columns.lengths_R)
+        return advantage_M.astype(np.float32), return_M.astype(np.float32)
+
+    def _minibatch(self, inputs: StepInputs, k: int, old_M: Tensor, target_M: Tensor) -> float:
+        settings, responses = self._config.critic, inputs.active(k)
+        weight_M = inputs.spread(inputs.token_mean(responses))
+
+        def loss_of(micro: MicroBatch) -> Tensor:
+            slot_M = micro.slot_M
+            loss_M = value_loss(self.critic(micro), old_M[slot_M], target_M[slot_M], settings.value_clip)
+            return (loss_M * weight_M[slot_M]).sum()
+
+        return self._passes.optimizer_step(
+            loss_of, inputs, inputs.plan[k], responses, optimizer=self.optimizer, grad_clip=settings.grad_clip,
+            where="critic",
+        )  # fmt: skip
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold. All ranks must call it."""
+        reshard(self.critic)
+        return {**gather(dict(self.critic.named_parameters())), **gather_optimizer(self.critic, self.optimizer)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what a checkpoint holds."""
+        load_parameters(self.critic, tensors)
+        load_optimizer(self.critic, self.optimizer, tensors)
+
+
+def value_loss(value_M: Tensor, old_M: Tensor, return_M: Tensor, value_clip: float) -> Tensor:
+    """1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) of each token."""
+    near_M = torch.maximum(torch.minimum(value_M, old_M + value_clip), old_M - value_clip)
+    return 0.5 * torch.maximum((value_M - return_M) ** 2, (near_M - return_M) ** 2)

@@ -1,0 +1,70 @@
+"""Cross-entropy on the entries of kind sft (ReLIFT): one pass over them after the step's policy updates.
+
+    loss = mean over tokens of (-log pi_theta) - entropy_coef * mean entropy        its own AdamW, its own clip
+
+Suffix: M response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bapo.config.tree import Config
+from learner.batch.packing import MicroBatch, minibatches
+from learner.distributed.sharding import gather_optimizer, load_optimizer
+from learner.model.policy import Policy
+from learner.update.passes import Passes
+from learner.update.step_state import StepInputs
+
+
+class Supervised:
+    """Owns the second optimizer of the policy."""
+
+    def __init__(self, *, config: Config, policy: Policy, passes: Passes) -> None:
+        self._config = config
+        self._policy = policy
+        self._passes = passes
+        settings = config.supervised
+        self.optimizer = torch.optim.AdamW(
+            policy.parameters(), lr=settings.lr, betas=config.learner.betas, weight_decay=0.0, fused=True
+        )
+
+    def run(self, inputs: StepInputs) -> Mapping[str, float]:
+        """Mean loss over the mini-batches; nothing without entries of kind sft. Raises: DivergenceError."""
+        groups = [i for i, entry in enumerate(inputs.batch.entries) if entry.kind == "sft"]
+        if not groups:
+            return {}
+        settings = self._config.learner
+        plan = minibatches(  # the epoch after those of the policy, so that its order is its own
+            len(groups), settings.minibatch_size, seed=self._config.run.seed, step=inputs.batch.step,
+            epoch=settings.epochs,
+        )  # fmt: skip
+        losses = [self._minibatch(inputs, [groups[i] for i in chosen]) for chosen in plan]
+        return {"supervised_loss": sum(losses) / len(losses)}
+
+    def _minibatch(self, inputs: StepInputs, groups: Sequence[int]) -> float:
+        settings, responses = self._config.supervised, inputs.columns.responses_of(groups)
+        factor_E = np.array([entry.weight for entry in inputs.batch.entries])
+        weight_M = inputs.spread(inputs.token_mean(responses) * factor_E[inputs.columns.group_R])
+
+        def loss_of(micro: MicroBatch) -> Tensor:
+            logprobs_M, entropy_M = self._policy(micro)
+            loss: Tensor = ((-logprobs_M - settings.entropy_coef * entropy_M) * weight_M[micro.slot_M]).sum()
+            return loss
+
+        return self._passes.optimizer_step(
+            loss_of, inputs, groups, responses, optimizer=self.optimizer, grad_clip=settings.grad_clip,
+            where="cross-entropy",
+        )  # fmt: skip
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold. All ranks must call it."""
+        return gather_optimizer(self._policy.model, self.optimizer)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what a checkpoint holds."""
+        load_optimizer(self._policy.model, self.optimizer, tensors)
