@@ -20,7 +20,7 @@ from bapo.addresses import BUFFER, buffer_url, fleet_url
 from bapo.config.tree import Config
 from bapo.errors import DeadlineError, StorageError
 from bapo.metrics.metric import Process
-from bapo.monitoring.targets import TargetFile
+from services.launcher.targets import TargetFile
 from bapo.provenance import commit
 from bapo.records import RunDirectory
 from bapo.storage import locked

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from bapo.metrics.metric import Process
-from bapo.monitoring.__main__ import DASHBOARDS
-from bapo.monitoring.grafana import DATASOURCE, dashboard_json
-from bapo.monitoring.prometheus import rules
+from deploy.monitoring.__main__ import DASHBOARDS
+from deploy.monitoring.grafana import DATASOURCE, dashboard_json
+from deploy.monitoring.prometheus import rules
 from tests.compose.stack import CheckError, Stack, get, wait_for
 
 WAIT_S = 300.0

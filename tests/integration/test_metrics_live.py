@@ -18,10 +18,10 @@ import yaml
 
 from bapo.metrics.metric import Process
 from bapo.metrics.registry import metrics_of
-from bapo.monitoring.__main__ import DASHBOARDS
-from bapo.monitoring.alert import Clock
-from bapo.monitoring.grafana import dashboard_json
-from bapo.monitoring.prometheus import rules, scrape_runs
+from deploy.monitoring.__main__ import DASHBOARDS
+from deploy.monitoring.alert import Clock
+from deploy.monitoring.grafana import dashboard_json
+from deploy.monitoring.prometheus import rules, scrape_runs
 from bapo.records import RunDirectory
 from tests.integration.launching import family, kill_family, start, train_arguments
 from tests.patience import wait_until

@@ -18,7 +18,7 @@ import yaml
 
 from tests.unit.docs_pages import PAGES, REPOSITORY, commands, program
 
-RUNS_HERE = {"bapo.monitoring"}
+RUNS_HERE = {"deploy.monitoring"}
 """Takes a second, without effects."""
 
 ELSEWHERE = {

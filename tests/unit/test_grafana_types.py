@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from bapo.monitoring.__main__ import DASHBOARDS, REPOSITORY
+from deploy.monitoring.__main__ import DASHBOARDS, REPOSITORY
 
 FOLDER = "BAPO_TEST_GRAFANA"
 TYPES = Path(__file__).with_name("grafana_page.ts")

@@ -15,12 +15,12 @@ import yaml
 
 from bapo.metrics.metric import Process
 from bapo.metrics.registry import METRICS
-from bapo.monitoring.__main__ import DASHBOARDS, REPOSITORY, files, main
-from bapo.monitoring.alert import Clock
-from bapo.monitoring.alerts import ALERTS
-from bapo.monitoring.grafana import DATASOURCE, dashboard_json, only, series_of
-from bapo.monitoring.prometheus import COMPOSE_NAMES, scrape_runs
-from bapo.monitoring.targets import TargetFile
+from deploy.monitoring.__main__ import DASHBOARDS, REPOSITORY, files, main
+from deploy.monitoring.alert import Clock
+from deploy.monitoring.alerts import ALERTS
+from deploy.monitoring.grafana import DATASOURCE, dashboard_json, only, series_of
+from deploy.monitoring.prometheus import COMPOSE_NAMES, scrape_runs
+from services.launcher.targets import TargetFile
 from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry, show_disk
 
@@ -47,7 +47,7 @@ def rows_of(dashboard: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.parametrize("path", sorted(files()))
 def test_what_is_committed_is_what_the_registry_gives(path: str) -> None:
     text = (REPOSITORY / path).read_text()
-    assert text == files()[path], f"{path} is out of date: run python -m bapo.monitoring"
+    assert text == files()[path], f"{path} is out of date: run python -m deploy.monitoring"
 
 
 def test_every_metric_is_shown_in_the_row_that_it_names() -> None:

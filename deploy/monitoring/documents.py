@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from bapo.metrics.metric import Metric, Process
 from bapo.metrics.registry import METRICS, metrics_of
-from bapo.monitoring.alert import Alert
-from bapo.monitoring.alerts import ALERTS
+from deploy.monitoring.alert import Alert
+from deploy.monitoring.alerts import ALERTS
 
 HEAD = """\
 # Metrics
 
-Generated from `bapo/metrics` by `python -m bapo.monitoring`: do not edit. How to look at them:
+Generated from `bapo/metrics` by `python -m deploy.monitoring`: do not edit. How to look at them:
 [monitoring.md](monitoring.md).
 
 * Every series carries the label `run`. What a process does not know is NaN or has no series; 0 means that there were

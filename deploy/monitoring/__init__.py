@@ -4,6 +4,5 @@ grafana.py      panels, rows and dashboards as the JSON that Grafana reads
 run.py          system.py    ledger.py      the three dashboards
 alert.py        alerts.py                   what an alert is; all of them
 prometheus.py   scrape configuration, rules and their unit tests as YAML
-targets.py      where the processes of a run listen, as a file that Prometheus discovers
-__main__.py     python -m bapo.monitoring writes everything; --check says what is out of date
+__main__.py     python -m deploy.monitoring writes everything; --check says what is out of date
 """

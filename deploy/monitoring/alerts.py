@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bapo.monitoring.alert import Alert, Case, Clock
+from deploy.monitoring.alert import Alert, Case, Clock
 
 MINUTE, HOUR = 60.0, 3600.0
 R = '{run="r"}'

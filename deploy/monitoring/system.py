@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bapo.monitoring.grafana import Dashboard, Panel, Query, Row
-from bapo.monitoring.run import newest, per_minute
+from deploy.monitoring.grafana import Dashboard, Panel, Query, Row
+from deploy.monitoring.run import newest, per_minute
 
 WAITS = Row("Who waits for whom", (
     Panel(title="Where a step's time goes", help="Mean seconds of each phase of a step. wait_batch: workers are the "
@@ -141,7 +141,7 @@ SYSTEM = Dashboard(
     uid="bapo-system",
     title="BAPO / System",
     help="Who waits for whom, workers, weights, verifiers, Redis, memory and disk. Generated: "
-    "python -m bapo.monitoring",
+    "python -m deploy.monitoring",
     rows=(WAITS, WORKERS, AUTOSCALING, WEIGHTS, VERIFIERS, BUFFER, PROCESSES, CHECKPOINTS),
     variables=("run", "worker"),
     links=(("Run", "/d/bapo-run"), ("Compute ledger", "/d/bapo-ledger")),

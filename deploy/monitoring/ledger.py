@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bapo.monitoring.grafana import Dashboard, Panel, Query, Row
-from bapo.monitoring.run import per_minute
+from deploy.monitoring.grafana import Dashboard, Panel, Query, Row
+from deploy.monitoring.run import per_minute
 
 TOKENS = "sum by (purpose) (bapo_rollout_tokens_total)"
 BUSY = 'scalar(sum(avg_over_time(bapo_rollout_workers{state="ready"}[5m])))'
@@ -53,7 +53,7 @@ LEDGER = Dashboard(
     uid="bapo-ledger",
     title="BAPO / Compute ledger",
     help="What sampling cost, by purpose, and what became of it. Counters begin at 0 when a process starts again. "
-    "Generated: python -m bapo.monitoring",
+    "Generated: python -m deploy.monitoring",
     rows=(SAMPLED, BECAME, TRAINED, ASKED),
     links=(("Run", "/d/bapo-run"), ("System", "/d/bapo-system")),
 )

@@ -8,9 +8,9 @@ from typing import Any
 
 from bapo.config.tree import Config
 from bapo.metrics.metric import Process
-from bapo.monitoring.alert import Alert, Clock
-from bapo.monitoring.alerts import ALERTS
-from bapo.monitoring.targets import FILE
+from deploy.monitoring.alert import Alert, Clock
+from deploy.monitoring.alerts import ALERTS
+from services.launcher.targets import FILE
 from bapo.token_sets import FOLDER, TokenSet
 from bapo.tokens import Role
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bapo.monitoring.grafana import Dashboard, Panel, Query, Row
+from deploy.monitoring.grafana import Dashboard, Panel, Query, Row
 
 
 def newest(name: str, *labels: str) -> str:
@@ -171,7 +171,7 @@ RUN = Dashboard(
     uid="bapo-run",
     title="BAPO / Run",
     help="What is trained, from which buffers, how far off the policy, and with what result. Generated: "
-    "python -m bapo.monitoring",
+    "python -m deploy.monitoring",
     rows=(OVERVIEW, BATCH, BUFFERS, DIFFICULTY, REEVALUATION, OFF_POLICYNESS, OPTIMISATION, EVALUATION),
     links=(("System", "/d/bapo-system"), ("Compute ledger", "/d/bapo-ledger")),
 )
