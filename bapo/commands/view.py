@@ -1,10 +1,9 @@
-"""`bapo view`: the web page of a run, from its run directory alone."""
+"""`bapo view`: the web page of a run, from its run directory."""
 
 from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -24,21 +23,19 @@ def view(
 ) -> None:
     """Show the web page of a run, finished or not, without Redis; or write it into one file.
 
-    A run that goes on serves the same page itself, with what only its buffer knows: http://127.0.0.1:8700/web/.
+    A run in progress serves the same page itself: `bapo train` prints its address.
 
     Example:  bapo view outputs/demo-001
               bapo view outputs/demo-001 --export demo.html
     """
     directory = RunDirectory.open(run)
     if export is not None:
-        from bapo.web.export import write_export
-
-        path = write_export(directory, Path(export))
-        typer.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
-        return
-    _hand_over("--run-dir", str(directory.path), "--port", str(port), "--host", host)
+        show_page(directory, "--export", export)
+    show_page(directory, "--port", str(port), "--host", host)
 
 
-def _hand_over(*arguments: str) -> NoReturn:
+def show_page(run: RunDirectory, *arguments: str) -> NoReturn:
+    """Become the dashboard's view of a run: Ctrl-C and exit code are then its own."""
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "buffer_service.view", *arguments])  # noqa: S606 - no shell
+    command = [sys.executable, "-m", "services.dashboard.view", str(run.path), *arguments]
+    os.execv(sys.executable, command)  # noqa: S606 - no shell

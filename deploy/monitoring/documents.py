@@ -27,6 +27,7 @@ TITLES = {
     Process.LEARNER: "Learner (rank 0)",
     Process.SCHEDULER: "Scheduler",
     Process.EVALUATOR: "Evaluator",
+    Process.DASHBOARD: "Dashboard",
 }
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from bapo.config.tree import Config
 from bapo.metrics.metric import Process
+from bapo.token_sets import FOLDER, TokenSet
+from bapo.tokens import Role
 from deploy.monitoring.alert import Alert, Clock
 from deploy.monitoring.alerts import ALERTS
 from services.launcher.targets import FILE
-from bapo.token_sets import FOLDER, TokenSet
-from bapo.tokens import Role
 
 SCRAPE_S = 5
 RULES_FILE = "rules.yml"
@@ -25,6 +25,7 @@ COMPOSE_NAMES = {
     Process.LEARNER: "learner",
     Process.SCHEDULER: "scheduler",
     Process.EVALUATOR: "evaluator",
+    Process.DASHBOARD: "dashboard",
 }
 """Process -> service of docker-compose.yml."""
 
@@ -38,6 +39,7 @@ def ports() -> dict[Process, int]:
         Process.LEARNER: config.learner.port,
         Process.SCHEDULER: config.scheduler.port,
         Process.EVALUATOR: config.evaluation.port,
+        Process.DASHBOARD: config.dashboard.port,
     }
 
 

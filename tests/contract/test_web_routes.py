@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bapo.web.assets import STATIC, all_assets
+from buffer_service.view import create_view_app
 from starlette.testclient import TestClient
 
 from bapo.records import RunDirectory
 from bapo.tokens import Keyring, Role, digest
-from bapo.web.assets import STATIC, all_assets
-from buffer_service.view import create_view_app
 from tests.made_up_runs import metrics_row, write_run
 from tests.patience import PATIENCE_S
 

@@ -18,11 +18,11 @@ import yaml
 
 from bapo.metrics.metric import Process
 from bapo.metrics.registry import metrics_of
+from bapo.records import RunDirectory
 from deploy.monitoring.__main__ import DASHBOARDS
 from deploy.monitoring.alert import Clock
 from deploy.monitoring.grafana import dashboard_json
 from deploy.monitoring.prometheus import rules, scrape_runs
-from bapo.records import RunDirectory
 from tests.integration.launching import family, kill_family, start, train_arguments
 from tests.patience import wait_until
 from tests.prometheus_server import HAVE_PROMETHEUS, MISSING, Prometheus, running

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bapo.web.export import write_export
 
 from bapo.records import RunDirectory
 from bapo.tokens import Keyring, Role, digest
-from bapo.web.export import write_export
 from benchmarks.synthetic_run import extend
 from tests.browser import visiting
 from tests.buffer_app import serving, small_config

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import uvicorn
-
 from bapo.web.export import write_export
 from buffer_service.view import create_view_app
+
 from tests.rollout_run import write_rollout_run
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

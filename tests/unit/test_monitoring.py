@@ -15,14 +15,14 @@ import yaml
 
 from bapo.metrics.metric import Process
 from bapo.metrics.registry import METRICS
+from bapo.records import RunDirectory
+from bapo.telemetry import Telemetry, show_disk
 from deploy.monitoring.__main__ import DASHBOARDS, REPOSITORY, files, main
 from deploy.monitoring.alert import Clock
 from deploy.monitoring.alerts import ALERTS
 from deploy.monitoring.grafana import DATASOURCE, dashboard_json, only, series_of
 from deploy.monitoring.prometheus import COMPOSE_NAMES, scrape_runs
 from services.launcher.targets import TargetFile
-from bapo.records import RunDirectory
-from bapo.telemetry import Telemetry, show_disk
 
 KNOWN = {series: metric for metric in METRICS for series in series_of(metric.name, metric.kind)}
 SELECTOR = re.compile(r"\b(bapo_[a-z0-9_]+)\b(\{[^}]*\})?")

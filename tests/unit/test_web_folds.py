@@ -7,6 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bapo.web.ages import by_range, table_ages
+from bapo.web.asking import Endpoint, all_endpoints, ask, view_of
+from bapo.web.following import Lines
+from bapo.web.held_out import held_out
+from bapo.web.steps import StepRows, number
+from bapo.web.view import RunView
+from bapo.web.visits import PromptVisits
 
 from bapo.comparison.gather import read_run
 from bapo.comparison.migration import attribution, rescues, training_matrix
@@ -15,13 +22,6 @@ from bapo.config.tree import Config
 from bapo.errors import ContractError
 from bapo.records import RunDirectory
 from bapo.types import Fate, Origin, Purpose
-from bapo.web.ages import by_range, table_ages
-from bapo.web.asking import Endpoint, all_endpoints, ask, view_of
-from bapo.web.following import Lines
-from bapo.web.held_out import held_out
-from bapo.web.steps import StepRows, number
-from bapo.web.view import RunView
-from bapo.web.visits import PromptVisits
 from bapo.whatif.history import History
 from bapo.whatif.recording import RecordedStep
 from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from bapo.config.load import load_resolved
-from bapo.errors import ContractError
-from bapo.records import RunDirectory
 from bapo.web import text_index
 from bapo.web.asking import all_endpoints, ask, view_of
 from bapo.web.export import answers
 from bapo.web.text_index import TextIndex
 from bapo.web.view import RunView
+
+from bapo.config.load import load_resolved
+from bapo.errors import ContractError
+from bapo.records import RunDirectory
 from tests.rollout_run import GROUP, HOSTILE, LONG, text_row, token_row, write_rollout_run
 
 

@@ -9,7 +9,7 @@ from bapo.errors import ConfigError
 BACKLOG = 512
 
 
-def listen(host: str, port: int, *, what: str = "the buffer service", key: str = "buffer.port") -> socket.socket:
+def listen(host: str, port: int, *, what: str, key: str) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises: ConfigError when the port is taken.
 
     Args:

@@ -12,7 +12,7 @@ export class Refused extends Error {}
 /** An exported file does not carry this answer. */
 export class NotExported extends Error {}
 
-/** The key of an answer: its endpoint and its query, sorted. As in bapo/web/export.py. */
+/** The key of an answer: its endpoint and its query, sorted. As in services/dashboard/export.py. */
 export function keyOf(endpoint, query = {}) {
   const pairs = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
   return pairs.length ? `${endpoint}?${new URLSearchParams(pairs.map(([k, v]) => [k, String(v)]).sort())}` : endpoint;

@@ -8,12 +8,10 @@ from typing import Any
 from bapo.errors import ContractError
 from bapo.token_files import TokenFiles, TokenRow
 from bapo.types import Fate
-from bapo.web.prompt_index import PromptIndex
-from bapo.web.steps import number
-from bapo.web.view import RunView
 from bapo.whatif.history import History, Visit
+from services.dashboard.prompts import PromptIndex
+from services.dashboard.run_view import RunView, number
 
-FOLDS = (PromptIndex, History)
 TOKENS = 2000
 """Of each response, unless the caller wants more."""
 CHARS = 4
@@ -22,8 +20,9 @@ EXPORTED_TOKENS = 300_000
 """Of all groups in an exported file: about 15 MB of it."""
 
 
-def answer(view: RunView, *, id: str, step: int = 0, most: int = TOKENS) -> dict[str, Any]:
-    """
+def group(view: RunView, *, id: str, step: int = 0, most: int = TOKENS) -> dict[str, Any]:
+    """One group with its responses.
+
     Args:
         step: which use of the group; 0: the newest one with a text, if possible one that was trained; else the newest.
         most: tokens of each response that are sent.
@@ -58,7 +57,7 @@ def answer(view: RunView, *, id: str, step: int = 0, most: int = TOKENS) -> dict
     }
 
 
-def exported(view: RunView) -> Iterable[dict[str, Any]]:
+def exported_group(view: RunView) -> Iterable[dict[str, Any]]:
     """The groups of the newest recorded steps, as many as fit."""
     room = EXPORTED_TOKENS
     for step in reversed(view.run.token_files.steps()):

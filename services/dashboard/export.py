@@ -1,7 +1,6 @@
 """The page as one file: its scripts, its style and its answers lie inside, and it calls nobody.
 
-An answer lies under its endpoint and its query, as `keyOf` of static/app/data.js makes it. What an endpoint exports
-besides its answer without a query is its own matter: `exported(view) -> iterable of queries`.
+An answer lies under its endpoint and its query, as `keyOf` of static/app/data.js makes it.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from bapo.config.load import load_resolved
 from bapo.errors import ConfigError
 from bapo.records import RunDirectory
 from bapo.storage import ELSEWHERE, replace_file, storing
-from bapo.web.asking import all_endpoints, ask, view_of
-from bapo.web.assets import all_assets, as_json, filled, scripts
-from bapo.web.view import RunView
+from services.dashboard.assets import all_assets, as_json, filled, scripts
+from services.dashboard.endpoints import ENDPOINTS, ask, view_of
+from services.dashboard.run_view import RunView
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
@@ -55,7 +54,7 @@ def page_of(view: RunView) -> str:
 def answers(view: RunView) -> dict[str, Any]:
     """Key of an answer -> the answer, for all that the file carries."""
     found = {}
-    for endpoint in all_endpoints().values():
+    for endpoint in ENDPOINTS:
         for query in endpoint.exported(view):
             pairs = urlencode(sorted((name, str(value)) for name, value in query.items()))
             found[f"{endpoint.name}?{pairs}" if pairs else endpoint.name] = ask(view, endpoint, **query)
