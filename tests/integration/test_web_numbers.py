@@ -16,6 +16,7 @@ from bapo.wire import pack_group
 from tests.browser import Visit, visiting
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, new_store
+from tests.dashboard_app import serving_dashboard
 from tests.factories import make_request
 from tests.web_setup import (
     BATCH,
@@ -219,8 +220,9 @@ def test_the_queues_are_those_of_the_buffer(browser: Any, tmp_path: Path) -> Non
     """Five fresh requests: one is done, one failed and waits again, one is at a worker; and one of an evaluation."""
     store = new_store("memory", "")
     with (
-        serving(store, small_config(), run=RunDirectory(tmp_path / "away")) as client,
-        visiting(browser, f"{client.url}/web/") as visit,
+        serving(store, small_config()) as client,
+        serving_dashboard(RunDirectory(tmp_path / "away"), buffer_url=client.url) as url,
+        visiting(browser, url) as visit,
     ):
         client.report_progress(Progress(step=1, policy_version=1))
         client.enqueue([make_request(prompt_id=f"p{i}", step=1) for i in range(5)])

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bapo.web.export import write_export
 
 from bapo.records import RunDirectory
 from bapo.tokens import Keyring, Role, digest
 from benchmarks.synthetic_run import extend
+from services.dashboard.export import write_export
 from tests.browser import visiting
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import new_store
+from tests.dashboard_app import serving_dashboard
 from tests.web_setup import NUM_STEPS, made_run, opened, summary, values, viewed
 
 
@@ -68,8 +69,8 @@ def test_an_exported_file_is_the_same_page_without_anybody(
 def test_a_run_with_tokens_asks_for_one_and_keeps_it_for_the_tab(browser: Any, finished: RunDirectory) -> None:
     token = "token-of-the-viewer-0123"
     keyring = Keyring(f"{Role.VIEWER}:{digest(token)}")
-    with serving(new_store("memory", ""), small_config(), keyring, run=finished) as client:
-        with visiting(browser, f"{client.url}/web/") as visit:
+    with serving_dashboard(finished, keyring) as url:
+        with visiting(browser, url) as visit:
             visit.page.fill("#token", "not-one-of-ours-0000")
             visit.page.click("text=Show the run")
             visit.page.wait_for_selector("text=this token is not accepted here")
@@ -80,7 +81,7 @@ def test_a_run_with_tokens_asks_for_one_and_keeps_it_for_the_tab(browser: Any, f
             opened(visit, NUM_STEPS)
             assert token not in visit.page.url
             assert visit.page.evaluate("[document.cookie, Object.keys(localStorage).join()]") == ["", ""]
-        with visiting(browser, f"{client.url}/web/") as other:
+        with visiting(browser, url) as other:
             other.page.wait_for_selector("#token-form")
 
 
@@ -90,8 +91,8 @@ def test_before_there_is_a_token_nothing_is_asked_and_nothing_is_on_the_console(
 ) -> None:
     keyring = Keyring(f"{Role.VIEWER}:{digest('token-of-the-viewer-0123')}")
     with (
-        serving(new_store("memory", ""), small_config(), keyring, run=finished) as client,
-        visiting(browser, f"{client.url}/web/#/{place}") as visit,
+        serving_dashboard(finished, keyring) as url,
+        visiting(browser, f"{url}#/{place}") as visit,
     ):
         visit.page.wait_for_selector("#token-form")
         visit.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # a tab that is seen again
@@ -106,8 +107,9 @@ def test_a_buffer_without_records_shows_what_it_knows_itself(browser: Any, tmp_p
     """No run directory: queues are there, and the page says what is not."""
     away = RunDirectory(tmp_path / "away")
     with (
-        serving(new_store("memory", ""), small_config(), run=away) as client,
-        visiting(browser, f"{client.url}/web/") as visit,
+        serving(new_store("memory", ""), small_config()) as client,
+        serving_dashboard(away, buffer_url=client.url) as url,
+        visiting(browser, url) as visit,
     ):
         visit.page.wait_for_selector("#queues .summary:has-text('requests wait for a worker')")
         assert "No step has ended yet" in visit.page.text_content("main")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from bapo.web.following import Lines
 
 from bapo.errors import ConfigError, ContractError, StorageError
 from bapo.records import _COLUMNS, METRICS_NEED, RunDirectory
 from bapo.types import Fate, Origin, Purpose
+from services.dashboard.run_view import Lines
 from tests.factories import make_fate
 
 

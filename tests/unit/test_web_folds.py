@@ -7,13 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bapo.web.ages import by_range, table_ages
-from bapo.web.asking import Endpoint, all_endpoints, ask, view_of
-from bapo.web.following import Lines
-from bapo.web.held_out import held_out
-from bapo.web.steps import StepRows, number
-from bapo.web.view import RunView
-from bapo.web.visits import PromptVisits
 
 from bapo.comparison.gather import read_run
 from bapo.comparison.migration import attribution, rescues, training_matrix
@@ -24,12 +17,16 @@ from bapo.records import RunDirectory
 from bapo.types import Fate, Origin, Purpose
 from bapo.whatif.history import History
 from bapo.whatif.recording import RecordedStep
+from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask, view_of
+from services.dashboard.overview import held_out
+from services.dashboard.run_view import Lines, RunView, number
+from services.dashboard.step_columns import PromptVisits, StepRows, by_range, table_ages
 from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
 
 CONFIG = Config.model_validate(
     {"algorithm": {"batch_size": 4, "group_size": 4}, "learner": {"minibatch_size": 4}, "rollout": {"num_workers": 1}}
 )
-OVERVIEW = all_endpoints()["overview"]
+OVERVIEW = next(endpoint for endpoint in ENDPOINTS if endpoint.name == "overview")
 
 
 def visit(prompt: str, rewards: str, step: int, **fields: Any) -> Fate:

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bapo.web import text_index
-from bapo.web.asking import all_endpoints, ask, view_of
-from bapo.web.export import answers
-from bapo.web.text_index import TextIndex
-from bapo.web.view import RunView
 
 from bapo.config.load import load_resolved
 from bapo.errors import ContractError
 from bapo.records import RunDirectory
+from services.dashboard import group, search
+from services.dashboard.endpoints import ENDPOINTS, ask, view_of
+from services.dashboard.export import answers
+from services.dashboard.run_view import RunView
+from services.dashboard.search import TextIndex
 from tests.rollout_run import GROUP, HOSTILE, LONG, text_row, token_row, write_rollout_run
 
 
@@ -32,7 +32,7 @@ def view(run: RunDirectory) -> RunView:
 
 
 def told(view: RunView, endpoint: str, **query: Any) -> dict[str, Any]:
-    return ask(view, all_endpoints()[endpoint], **query)
+    return ask(view, next(one for one in ENDPOINTS if one.name == endpoint), **query)
 
 
 def test_a_prompt_has_its_visits_and_its_way_through_the_buffers(view: RunView) -> None:
@@ -193,10 +193,9 @@ def test_an_exported_file_carries_the_prompts_and_the_recorded_groups_with_text_
 def test_a_group_that_does_not_fit_is_left_out_of_an_exported_file(
     view: RunView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bapo.web.endpoints import group
 
     monkeypatch.setattr(group, "EXPORTED_TOKENS", 2010)  # hard@2 has 4 + 2 + 3 + 2000 tokens, other@2 8 more
-    assert [query["id"] for query in group.exported(view)] == [GROUP, GROUP]
+    assert [query["id"] for query in group.exported_group(view)] == [GROUP, GROUP]
 
 
 def test_words_are_found_in_any_case_and_the_newest_first() -> None:
@@ -217,17 +216,8 @@ def test_a_hit_shows_the_text_around_the_word_as_it_was_written() -> None:
     assert index.find("needle", 1)[0][0].snippet == "a" * 60 + "NeedLe" + "b" * 60
 
 
-def test_documents_in_other_chunks_are_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_index, "CHUNK_CHARS", 10)
-    index = TextIndex()
-    for number in range(30):
-        index.add((number,), f"word{number:02d}")
-    assert [hit.key for hit in index.find("word07", 9)[0]] == [(7,)]
-    assert [hit.key for hit in index.find("word", 3)[0]] == [(29,), (28,), (27,)]
-
-
 def test_a_full_index_says_so_and_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_index, "MOST_CHARS", 10)
+    monkeypatch.setattr(search, "MOST_INDEX_CHARS", 10)
     index = TextIndex()
     index.add((1,), "12345678")
     index.add((2,), "abcdefgh")
