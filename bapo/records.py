@@ -99,7 +99,7 @@ class RunDirectory:
 
     @property
     def report_path(self) -> Path:
-        """The one-page report."""
+        """The page of the run as one file."""
         return self.path / "report.html"
 
     def log_path(self, process: str) -> Path:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -30,12 +32,16 @@ def view(
     """
     directory = RunDirectory.open(run)
     if export is not None:
-        show_page(directory, "--export", export)
-    show_page(directory, "--port", str(port), "--host", host)
-
-
-def show_page(run: RunDirectory, *arguments: str) -> NoReturn:
-    """Become the dashboard's view of a run: Ctrl-C and exit code are then its own."""
+        export_page(directory, export)
+    arguments = _command(directory, "--port", str(port), "--host", host)
     sys.stdout.flush()
-    command = [sys.executable, "-m", "services.dashboard.view", str(run.path), *arguments]
-    os.execv(sys.executable, command)  # noqa: S606 - no shell
+    os.execv(arguments[0], arguments)  # noqa: S606 - no shell; Ctrl-C and exit code are then the dashboard's own
+
+
+def export_page(run: RunDirectory, file: str | Path) -> NoReturn:
+    """Write the page of a run into one file, and end as that ends."""
+    raise typer.Exit(subprocess.run(_command(run, "--export", str(file)), check=False).returncode)
+
+
+def _command(run: RunDirectory, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "services.dashboard.view", str(run.path), *arguments]

@@ -136,3 +136,15 @@ def test_the_command_shows_a_run_and_writes_it_into_a_file(run: RunDirectory, tm
     file = tmp_path / "mine.html"
     subprocess.run([*command, "--export", str(file)], check=True, capture_output=True)
     assert "importmap" in file.read_text(encoding="utf-8")
+
+
+def test_a_report_is_the_page_in_the_run_directory_and_of_nothing_there_is_none(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "bapo.cli", "report"]
+    said = subprocess.run([*command, str(run.path)], check=True, capture_output=True, text=True).stdout
+    assert said.startswith(f"{run.report_path} (")
+    assert "importmap" in run.report_path.read_text(encoding="utf-8")
+    empty = RunDirectory.create(tmp_path / "empty", run.config_path.read_text())
+    refused = subprocess.run([*command, str(empty.path)], check=False, capture_output=True, text=True)
+    assert (refused.returncode, "no finished step" in refused.stderr) == (2, True)

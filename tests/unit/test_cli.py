@@ -187,11 +187,6 @@ def test_scale_of_a_run_that_is_not_up_says_so(tmp_path: Path, config_file: Path
     assert "only rollout workers" in str(refusal("scale", "learner", "2", "--run", str(run.path)))
 
 
-def test_a_report_of_nothing_is_refused(tmp_path: Path, config_file: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", dump_toml(load_config([config_file], [])))
-    assert "no finished step" in str(refusal("report", str(run.path)))
-
-
 def test_the_entry_point_turns_an_error_into_one_line_and_its_exit_code() -> None:
     code = "import sys; sys.argv = ['bapo', 'train', 'nowhere.toml']; from bapo.cli import main; main()"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

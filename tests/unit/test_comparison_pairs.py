@@ -122,7 +122,7 @@ def test_a_report_names_all_its_references(tmp_path: Path) -> None:
     compared = against(make_methods(tmp_path, "grpo", "dapo", "bapo"), ["bapo", "dapo"])
     page = write_comparison(compared, tmp_path / "report", paper=False).read_text()
     assert "compared with bapo and dapo" in page
-    assert "<td>grpo</td><td>dapo</td>" in page
+    assert "| grpo | dapo |" in page
 
 
 # -- one run at a number of responses
