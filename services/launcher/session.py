@@ -170,7 +170,10 @@ class Session:
         url = dashboard_url(self.config, self.run, timeout_s=0.0)
         self._watched.add(name)
         self._note_address(name, url)
-        self.display.say(f"dashboard  {url}  (token: {tokens_of(self.run).path_of(Role.OPERATOR)})")
+        token = (
+            f"  (token: {tokens_of(self.run).path_of(Role.OPERATOR)})" if self.config.security.tokens != "off" else ""
+        )
+        self.display.say(f"dashboard  {url}{token}")
 
     def _note_address(self, name: str, url: str) -> None:
         self.run.update_run(addresses=self.run.read_run().get("addresses", {}) | {name: url})

@@ -49,7 +49,7 @@ def queues_of(status: dict[str, Any]) -> dict[str, str]:
 
 def test_the_page_follows_a_run_that_trains_and_has_its_numbers(browser: Any, tmp_path: Path) -> None:
     slow = ["--rollout.engine_options.latency_s", "0.5"]
-    with run_under_way(tmp_path, *slow, "--dashboard.enabled", "true", "--dashboard.port", "0") as (run, process):
+    with run_under_way(tmp_path, *slow) as (run, process):
         token = (run.path / "tokens/viewer/token").read_text().strip()
         url = str(run.read_run()["addresses"]["dashboard_url"])
         with visiting(browser, url) as visit:

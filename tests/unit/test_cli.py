@@ -245,9 +245,9 @@ def default_ports() -> dict[str, int]:
 
 
 def test_a_run_can_be_looked_at_while_another_one_trains() -> None:
-    from buffer_service import view as server
+    from services.dashboard import view as server
 
-    assert {"buffer", "scheduler", "learner", "evaluation", "rollout"} <= default_ports().keys()
+    assert {"buffer", "scheduler", "learner", "evaluation", "rollout", "dashboard"} <= default_ports().keys()
     assert len(set(default_ports().values())) == len(default_ports())
     assert server.PORT not in default_ports().values()
     (option,) = (p for p in typer.main.get_command(app).commands["view"].params if p.name == "port")  # type: ignore[attr-defined]

@@ -30,6 +30,7 @@ OWN = {
     "learner-gpu": {"learner"},
     "scheduler": {"scheduler"},
     "evaluator": {"evaluator"},
+    "dashboard": {"viewer"},
     "create": set(),
     "redis": set(),
     "secrets": SECRET,
@@ -38,7 +39,7 @@ OWN = {
 }
 ONCE = {"secrets", "create"}
 UNTIL_THE_END = {"learner", "learner-gpu", "scheduler", "evaluator"}
-EVERYWHERE = {"redis", "buffer", "scheduler", "evaluator", *ONCE}
+EVERYWHERE = {"redis", "buffer", "scheduler", "evaluator", "dashboard", *ONCE}
 
 
 def mounted(service: str) -> dict[str, str]:

@@ -24,6 +24,7 @@ PORTS = {
     "bapo-learner": Config().learner.port,
     "bapo-scheduler": Config().scheduler.port,
     "bapo-evaluator": Config().evaluation.port,
+    "bapo-dashboard": Config().dashboard.port,
 }
 KEEPS_ACCOUNT = {"RayCluster/bapo-ray"}
 """KubeRay's autoscaler runs beside the head and asks the API server for pods."""
@@ -233,6 +234,7 @@ def test_a_pod_holds_its_own_token_alone(overlay: str) -> None:
         "bapo-scheduler": "scheduler",
         "bapo-evaluator": "evaluator",
         "bapo-rollout": "worker",
+        "bapo-dashboard": "viewer",
     }
     for where, template in pods(build(overlay)):
         name = labels_of(template)["app.kubernetes.io/name"]
@@ -253,7 +255,7 @@ def test_images_are_of_this_version_and_ours_are_the_same_everywhere(overlay: st
     assert by_name.pop("redis") == {"7.4.2-bookworm"}
     assert set(map(frozenset, by_name.values())) == {frozenset({bapo.__version__})}
     ending = "-gpu" if overlay.startswith("gpu") else ""
-    assert by_name.keys() == {"bapo-buffer", f"bapo-learner{ending}", f"bapo-rollout{ending}"}
+    assert by_name.keys() == {"bapo-buffer", "bapo-services", f"bapo-learner{ending}", f"bapo-rollout{ending}"}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -281,7 +283,7 @@ def test_the_configuration_is_ours_and_leads_to_the_buffer(overlay: str) -> None
     assert tomllib.loads(built)
     config = config_of(overlay)
     assert config.buffer.url == "http://bapo-buffer:8700"
-    ports = (config.buffer, config.rollout, config.learner, config.scheduler, config.evaluation)
+    ports = (config.buffer, config.rollout, config.learner, config.scheduler, config.evaluation, config.dashboard)
     assert [section.port for section in ports] == list(PORTS.values())
 
 
@@ -310,7 +312,8 @@ def test_commands_and_their_flags_exist(overlay: str) -> None:
             flags = re.findall(r"(--[a-z-]+)", tail)
             assert [flag for flag in flags if f'"{flag}"' not in source] == [], where
             seen.add(module[1])
-    assert seen == {"buffer_service", "rollout_server", "learner", "services.scheduler", "services.evaluator"}
+    services = {"services.scheduler", "services.evaluator", "services.dashboard"}
+    assert seen == {"buffer_service", "rollout_server", "learner", *services}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
