@@ -12,8 +12,8 @@ import pytest
 
 from bapo.errors import ConfigError, ContractError, StorageError
 from bapo.records import _COLUMNS, METRICS_NEED, RunDirectory
+from bapo.storage import Lines
 from bapo.types import Fate, Origin, Purpose
-from services.dashboard.run_view import Lines
 from tests.factories import make_fate
 
 

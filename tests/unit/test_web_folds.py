@@ -14,12 +14,13 @@ from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.errors import ContractError
 from bapo.records import RunDirectory
+from bapo.storage import Lines
 from bapo.types import Fate, Origin, Purpose
 from bapo.whatif.history import History
 from bapo.whatif.recording import RecordedStep
 from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask, view_of
 from services.dashboard.overview import held_out
-from services.dashboard.run_view import Lines, RunView, number
+from services.dashboard.run_view import RunView, number
 from services.dashboard.step_columns import PromptVisits, StepRows, by_range, table_ages
 from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
 

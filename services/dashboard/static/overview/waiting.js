@@ -51,7 +51,7 @@ function queues(grid) {
   return chartCard(grid, {
     title: "Queues now", id: "queues",
     note: "What the buffer holds at this moment: only a run that goes on has queues.",
-    empty: "The buffer service of this run is not asked here: these are its records alone.",
+    empty: "The buffer service of this run is not asked here, or does not answer: these are its records alone.",
     draw({ live }) {
       if (!live) return null;
       const now = live.status;
