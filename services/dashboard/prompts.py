@@ -68,10 +68,6 @@ class PromptIndex:
             if fate.purpose is Purpose.FRESH and fate.birth == step.step and len(fate.rewards) == self._size:
                 found.fresh.append((step.step, right(fate)))
 
-    def prompt(self, prompt_id: str) -> Summary | None:
-        """One prompt; None when no assembly saw it."""
-        return self._prompts.get(prompt_id)
-
     def prompts(self) -> Iterator[Summary]:
         """The prompt that was looked at last comes first."""
         return iter(sorted(self._prompts.values(), key=lambda found: -found.last_step))
