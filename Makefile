@@ -58,7 +58,7 @@ base-model: setup ## train the tiny base model again (about 5 minutes of one cor
 	$(BIN)/python -m models.train_base_model --out models/countdown-tiny
 
 monitoring: setup ## write dashboards, alerts and docs/metrics.md again, from the registry of metrics
-	$(BIN)/python -m bapo.monitoring
+	$(BIN)/python -m deploy.monitoring
 
 clean: ## remove the environment and all runs
 	rm -rf $(VENV) outputs

@@ -16,6 +16,7 @@ PAUSE_S = 0.05
 
 BUFFER = "buffer_service"
 FLEET = "rollout_server"
+DASHBOARD = "dashboard"
 
 
 def buffer_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE_TIMEOUT_S) -> str:
@@ -28,6 +29,11 @@ def buffer_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE
 def fleet_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE_TIMEOUT_S) -> str:
     """URL of the rollout server's control API. Raises: DeadlineError when it does not announce its port."""
     return f"http://{_reachable(config.rollout.host)}:{_port(run, FLEET, config.rollout.port, timeout_s)}"
+
+
+def dashboard_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE_TIMEOUT_S) -> str:
+    """URL of the run's web page. Raises: DeadlineError when it does not announce its port."""
+    return f"http://{_reachable(config.dashboard.host)}:{_port(run, DASHBOARD, config.dashboard.port, timeout_s)}/"
 
 
 def _reachable(host: str) -> str:

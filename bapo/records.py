@@ -2,7 +2,7 @@
 
     RUN/config.toml                     the resolved configuration
         run.json                        ids, process ids, addresses, versions, commit, status
-        prometheus.json                     where its processes listen, for Prometheus (bapo/monitoring/targets.py)
+        prometheus.json                     where its processes listen, for Prometheus (services/launcher/targets.py)
         metrics.jsonl                   one object per learner step
         evaluations.jsonl               one object per measured held-out split and version
         groups/step-000012.parquet      one row per Fate: every group that the assembly of step 12 looked at
@@ -103,7 +103,7 @@ class RunDirectory:
 
     @property
     def report_path(self) -> Path:
-        """The one-page report."""
+        """The page of the run as one file."""
         return self.path / "report.html"
 
     def log_path(self, process: str) -> Path:

@@ -31,6 +31,7 @@ ROLES = {
     "learner": Role.LEARNER,
     "scheduler": Role.SCHEDULER,
     "evaluator": Role.EVALUATOR,
+    "dashboard": Role.VIEWER,
 }
 """Whose token a process gets, by the last part of its module's name. The buffer service calls nobody."""
 TOKEN_BYTES = 32

@@ -53,7 +53,7 @@ def main() -> None:
     flags = parser.parse_args()
     run, rng = RunDirectory.open(flags.run), Random(1)
     num_steps = len(run.read_metrics())
-    command = [sys.executable, "-m", "buffer_service.view", "--run-dir", str(run.path), "--port", "0"]
+    command = [sys.executable, "-m", "services.dashboard.view", str(run.path), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, chromium() as browser:
         assert process.stdout is not None
         url = process.stdout.readline().split("shown at ")[1].split()[0]

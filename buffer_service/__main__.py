@@ -26,6 +26,7 @@ import uvicorn
 from bapo.algorithms.registry import load_composer
 from bapo.bounded_headers import BoundedHeaders
 from bapo.errors import ConfigError, UnavailableError
+from bapo.listening import BACKLOG, listen
 from bapo.metrics.metric import Process
 from bapo.process import Flags, end_now, run_process
 from bapo.redis_secrets import URL, password_file, problem_of_url, refuse_open, with_password
@@ -34,7 +35,6 @@ from bapo.telemetry import Telemetry, show_disk
 from bapo.tokens import keyring_for, listen_host
 from buffer_service.app import create_app
 from buffer_service.context import Context
-from buffer_service.listening import BACKLOG, listen
 from buffer_service.metrics import BufferMetrics
 from buffer_service.protocol import DirectProtocol
 from buffer_service.reasons import in_step_order
@@ -112,11 +112,11 @@ def main(flags: Flags) -> None:
     port = config.buffer.port if flags.extra.port is None else flags.extra.port
     host = listen_host(flags.extra.host, config.buffer.host)
     keyring = keyring_for("the buffer service", host, config.security.tokens)
-    listener = listen(host, port)
+    listener = listen(host, port, what="the buffer service", key="buffer.port")
     wait_for(lambda: prepare(store, link), flags.extra.redis_timeout_s)
     context = Context(service=BufferService(store, load_composer(config.algorithm), config, metrics), config=config)
     collect_rarely()
-    server = Server(uvicorn_config(create_app(context, metrics, keyring, flags.run)), context)
+    server = Server(uvicorn_config(create_app(context, metrics, keyring)), context)
     flags.run.write_port("buffer_service", int(listener.getsockname()[1]))
     log.info("run=%s listens on %s:%d, redis=%s", config.run.name, *listener.getsockname()[:2], link.where)
     server.run(sockets=[listener])

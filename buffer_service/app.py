@@ -17,16 +17,12 @@ import bapo
 from bapo.answers import no_route, wrong_fields
 from bapo.errors import BapoError, ContractError, Refusal
 from bapo.gate import BodyError, Gate
-from bapo.records import RunDirectory
 from bapo.tokens import Keyring
-from bapo.web.asking import view_of
 from buffer_service.context import Context, Here
-from buffer_service.live import live_numbers
 from buffer_service.metrics import BufferMetrics
 from buffer_service.refusals import error_response
 from buffer_service.rights import RULES
 from buffer_service.routes import batches, looking, selectors, tending, work
-from buffer_service.routes.web import web_router
 from buffer_service.schemas import ErrorAnswer
 from buffer_service.shortcut import PushShortcut
 from buffer_service.threads import aside
@@ -51,10 +47,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 health = APIRouter(tags=["health"])
 
 
-def create_app(
-    context: Context, metrics: BufferMetrics, keyring: Keyring | None = None, run: RunDirectory | None = None
-) -> FastAPI:
-    """The app of one run. Without a keyring everybody may do everything; without a run directory there is no page."""
+def create_app(context: Context, metrics: BufferMetrics, keyring: Keyring | None = None) -> FastAPI:
+    """The app of one run. Without a keyring everybody may do everything."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -73,9 +67,6 @@ def create_app(
     app.state.shortcut = PushShortcut(context, metrics, keyring)
     for router in (work.router, batches.router, looking.router, selectors.router, tending.router, health):
         app.include_router(router)
-    if run is not None:
-        view = view_of(run, context.config, lambda: live_numbers(context.service))
-        app.include_router(web_router(view, needs_token=keyring is not None))
     app.add_exception_handler(BapoError, _named_error)
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _no_route)

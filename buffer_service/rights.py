@@ -51,12 +51,6 @@ ROUTES = (
     allow("GET", "/counters", Role.VIEWER),
     allow("GET", "/metrics", Role.VIEWER),
     allow("GET", "/verify", Role.VIEWER),
-    allow("GET", "/web/api/v1/live", Role.VIEWER),
-    allow("GET", "/web/api/v1/overview", Role.VIEWER),
-    allow("GET", "/web/api/v1/prompt", Role.VIEWER),
-    allow("GET", "/web/api/v1/prompts", Role.VIEWER),
-    allow("GET", "/web/api/v1/group"),
-    allow("GET", "/web/api/v1/search"),
     allow("GET", "/groups"),
     allow("POST", "/groups/read"),
     allow("DELETE", "/groups/{group_id}"),
@@ -64,9 +58,7 @@ ROUTES = (
     allow("DELETE", "/bad"),
     allow("DELETE", "/runs/{name}"),
 )
-OPEN_PATHS = ("/", "/web/", "/web/{folder}/{file}")
-"""The files of the web page: a browser that opens a page can send no token. Its numbers are above."""
-RULES = Rules(ROUTES, open_paths=OPEN_PATHS)
+RULES = Rules(ROUTES)
 
 
 class RightError(AccessError):

@@ -28,6 +28,7 @@ from bapo.bounded_headers import BoundedHeaders
 from bapo.clients import BufferClient
 from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError, UnavailableError
+from bapo.listening import listen
 from bapo.metrics.metric import Process
 from bapo.process import Flags, run_process
 from bapo.records import RunDirectory
@@ -83,7 +84,7 @@ def main(flags: Flags) -> None:
     port = config.rollout.port if flags.extra.port is None else flags.extra.port
     host = listen_host(flags.extra.host, config.rollout.host)
     keyring = keyring_for("the rollout server", host, config.security.tokens)
-    listener = listen(host, port)
+    listener = listen(host, port, what="the rollout server", key="rollout.port")
     url = flags.extra.buffer_url or buffer_url(config, flags.run)
     own_url = f"http://{host}:{listener.getsockname()[1]}"
     runner = Runner(config, flags.run, url, telemetry, own_url=own_url, one_of_several=flags.extra.one_of_several)
@@ -233,22 +234,6 @@ class Runner:
         from rollout_server.fleet_ray import RayHandle
 
         return RayHandle(worker_id, self._config, self._url, self._run.log_path(worker_id))
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises: ConfigError when the port is taken."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"the rollout server cannot listen on {host}:{port}: {error.strerror}; "
-            "end what listens there, or choose another rollout.port (0 takes a free one)"
-        ) from error
-    listener.listen()
-    return listener
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,6 @@ from fastapi import FastAPI
 from bapo.algorithms.registry import load_composer
 from bapo.clients import BufferClient
 from bapo.config.tree import Config
-from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry
 from bapo.tokens import Keyring
 from buffer_service.__main__ import Server, listen, uvicorn_config
@@ -32,13 +31,11 @@ def small_config(**sections: dict[str, Any]) -> Config:
     return Config.model_validate(given)
 
 
-def served_app(
-    store: Store, config: Config, keyring: Keyring | None = None, run: RunDirectory | None = None
-) -> FastAPI:
-    """The app of a service on the store; with the web page of a run directory, if there is one."""
+def served_app(store: Store, config: Config, keyring: Keyring | None = None) -> FastAPI:
+    """The app of a service on the store."""
     metrics = BufferMetrics(Telemetry(), config)
     service = BufferService(store, load_composer(config.algorithm), config, metrics)
-    return create_app(Context(service=service, config=config), metrics, keyring, run)
+    return create_app(Context(service=service, config=config), metrics, keyring)
 
 
 @contextmanager
@@ -48,11 +45,10 @@ def serving(
     keyring: Keyring | None = None,
     *,
     port: int = 0,
-    run: RunDirectory | None = None,
 ) -> Iterator[BufferClient]:
     """A client of a service on the store; the service ends with the block."""
-    app = served_app(store, config, keyring, run)
-    listener = listen("127.0.0.1", port)
+    app = served_app(store, config, keyring)
+    listener = listen("127.0.0.1", port, what="the buffer service", key="buffer.port")
     server = Server(uvicorn_config(app), app.state.context)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

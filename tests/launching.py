@@ -16,7 +16,7 @@ from tests.tiny_model import write_tiny_model
 REPOSITORY = Path(__file__).resolve().parents[1]
 FREE_PORTS = [
     token
-    for section in ("buffer", "rollout", "learner", "scheduler", "evaluation")
+    for section in ("buffer", "rollout", "learner", "scheduler", "evaluation", "dashboard")
     for token in (f"--{section}.port", "0")
 ]
 

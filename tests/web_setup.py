@@ -32,7 +32,7 @@ def made_run(path: Path, num_steps: int = NUM_STEPS) -> tuple[RunDirectory, Synt
 @contextmanager
 def viewed(run: RunDirectory, port: int = 0) -> Iterator[str]:
     """`bapo view` as a process; its address."""
-    command = [sys.executable, "-m", "buffer_service.view", "--run-dir", str(run.path), "--port", str(port)]
+    command = [sys.executable, "-m", "services.dashboard.view", str(run.path), "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = process.stdout.readline()

@@ -1,4 +1,4 @@
-"""`bapo compare` and `bapo report`: runs beside each other, in the terminal and as a page with figures."""
+"""`bapo compare` and `bapo report`: runs beside each other as tables and figures, and the page of one run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from bapo.commands.view import export_page
 from bapo.errors import ConfigError
 from bapo.plain_text import plain_lines
 from bapo.records import RunDirectory
@@ -77,10 +78,10 @@ def report(
     against: Against = None,
     paper: Paper = False,
 ) -> None:
-    """Make a page that opens offline: of one run RUN/report.html; of a study or several runs tables and figures.
+    """Write the dashboard of one run into RUN/report.html, which opens offline; or the paper's figures and tables.
 
-    The latter also writes every figure as PNG and PDF and every table as CSV and Markdown. A figure of the paper that
-    these records do not hold is named with the reason.
+    Of a study, of several runs, or with --out: every figure as PNG and PDF, every table as CSV and Markdown, and
+    report.md with all of them. A figure of the paper that these records do not hold is named with the reason.
 
     Example:  bapo report outputs/demo-001
               bapo report outputs/study-countdown --paper --against dapo
@@ -90,10 +91,8 @@ def report(
     if len(runs) == 1 and not is_study and out is None:
         if against:
             raise ConfigError("--against compares methods, and this is one run; name several runs, or a study")
-        from bapo.report.page import write_report
-
-        typer.echo(str(write_report(RunDirectory.open(runs[0]))))
-        return
+        directory = RunDirectory.open(runs[0])
+        export_page(directory, directory.report_path)
     if out is None and not is_study:
         raise ConfigError("several runs have no folder in common; name one for their report with --out FOLDER")
     from bapo.comparison import contrasts

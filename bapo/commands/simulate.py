@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,9 +15,7 @@ from bapo.config.load import diff, load_resolved
 from bapo.config.tree import Config
 from bapo.plain_text import plain
 from bapo.records import RunDirectory
-from bapo.storage import ELSEWHERE, replace_file, storing
 from bapo.types import Origin
-from bapo.whatif.page import make_page
 from bapo.whatif.recording import Recording, read_recording
 from bapo.whatif.reevaluation import Source
 from bapo.whatif.reproduction import Reproduction, compare
@@ -70,7 +67,6 @@ def simulate(
         int, typer.Option("--within", min=0, help="Steps from which a group may stand in for a missing re-evaluation.")
     ] = WITHIN,
     rows: Annotated[int, typer.Option("--rows", min=1, help="Most rows of the table.")] = 20,
-    page: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write an offline page.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay a run's recorded groups through batch construction, with other settings, in seconds.
@@ -80,7 +76,7 @@ def simulate(
 
     Example:  bapo simulate outputs/demo-001
               bapo simulate outputs/demo-001 --c1 0.25 --m 10 --filter gaussian
-              bapo simulate outputs/demo-001 --algorithm.use_x3 false --html b.html
+              bapo simulate outputs/demo-001 --algorithm.use_x3 false
     """
     named = {
         "algorithm.c1": c1,
@@ -93,8 +89,6 @@ def simulate(
     }
     tokens = [token for key, value in named.items() if value is not None for token in (f"--{key}", str(value))]
     result = simulated(RunDirectory.open(run), [*tokens, *context.args], within=within)
-    if page is not None:
-        _write_page(page, result)
     if as_json:
         print_json(_as_map(result))
         return
@@ -160,14 +154,6 @@ def _totals(result: Result) -> Iterator[str]:
             f"re-evaluations: {answers[Source.RECORDED]} as recorded, {answers[Source.BORROWED]} from the prompt's "
             f"nearest recorded group, {answers[Source.UNKNOWN]} unknown (their prompts stayed in B_bad)"
         )
-
-
-def _write_page(path: Path, result: Result) -> None:
-    size = result.config.algorithm.batch_size
-    notes = [*_head(result), *_totals(result), NOT_ANSWERED]
-    text = make_page(f"{result.recording.name}: what if", result.recorded, result.simulated, size, notes)
-    with storing(path, when_full=ELSEWHERE):
-        replace_file(path, text.encode())
 
 
 def _as_map(result: Result) -> dict[str, Any]:

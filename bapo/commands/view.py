@@ -1,8 +1,9 @@
-"""`bapo view`: the web page of a run, from its run directory alone."""
+"""`bapo view`: the web page of a run, from its run directory."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -24,21 +25,23 @@ def view(
 ) -> None:
     """Show the web page of a run, finished or not, without Redis; or write it into one file.
 
-    A run that goes on serves the same page itself, with what only its buffer knows: http://127.0.0.1:8700/web/.
+    A run in progress serves the same page itself: `bapo train` prints its address.
 
     Example:  bapo view outputs/demo-001
               bapo view outputs/demo-001 --export demo.html
     """
     directory = RunDirectory.open(run)
     if export is not None:
-        from bapo.web.export import write_export
-
-        path = write_export(directory, Path(export))
-        typer.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
-        return
-    _hand_over("--run-dir", str(directory.path), "--port", str(port), "--host", host)
-
-
-def _hand_over(*arguments: str) -> NoReturn:
+        export_page(directory, export)
+    arguments = _command(directory, "--port", str(port), "--host", host)
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "buffer_service.view", *arguments])  # noqa: S606 - no shell
+    os.execv(arguments[0], arguments)  # noqa: S606 - no shell; Ctrl-C and exit code are then the dashboard's own
+
+
+def export_page(run: RunDirectory, file: str | Path) -> NoReturn:
+    """Write the page of a run into one file, and end as that ends."""
+    raise typer.Exit(subprocess.run(_command(run, "--export", str(file)), check=False).returncode)
+
+
+def _command(run: RunDirectory, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "services.dashboard.view", str(run.path), *arguments]

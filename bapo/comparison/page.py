@@ -1,6 +1,6 @@
-"""A comparison as one page that opens offline, with figures as PNG and PDF and tables as CSV and Markdown beside it.
+"""A comparison as Markdown, with figures as PNG and PDF and tables as CSV and Markdown beside it.
 
-FOLDER/index.html            tables and figures, nothing from outside
+FOLDER/report.md             tables and figures
        figures/figure-04.png, .pdf ...
        tables/table-1.csv, .md ...
 """
@@ -8,9 +8,8 @@ FOLDER/index.html            tables and figures, nothing from outside
 from __future__ import annotations
 
 import csv
-import html
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bapo.comparison.catalogue import CATALOGUE, Entry
@@ -22,28 +21,9 @@ from bapo.comparison.tables import all_tables
 from bapo.report import drawing
 from bapo.storage import ELSEWHERE, replace_file, storing
 
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem;
-       color: light-dark(#1f2328, #d7dbe0); background: light-dark(#fff, #14171b); }
-h1 { font-size: 1.5rem; margin-bottom: 0; } h2 { font-size: 1.1rem; margin: 2.2rem 0 .3rem; }
-p { margin: .3rem 0; } p.lead, p.note { opacity: .8; } p.note { font-size: .88rem; max-width: 60rem; }
-nav { display: flex; flex-wrap: wrap; gap: .2rem .9rem; font-size: .88rem; margin-top: .8rem; }
-a { color: light-dark(#0b57d0, #8ab4f8); }
-figure { margin: 0; max-width: 56rem; overflow-x: auto; } svg { width: 100%; min-width: 34rem; height: auto; }
-figcaption { font-size: .88rem; opacity: .8; position: sticky; left: 0; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; }
-th, td { text-align: left; padding: .15rem 1rem .15rem 0; border-bottom: 1px solid #8884; white-space: nowrap; }
-th { font-weight: 600; vertical-align: bottom; }
-td:last-child { white-space: normal; min-width: 8rem; }
-td:first-child, th:first-child { position: sticky; left: 0; background: light-dark(#fff, #14171b); }
-ul { padding-left: 1.2rem; } code { font-size: .9em; }
-"""
-
 
 def write_comparison(compared: Compared, folder: Path, *, paper: bool) -> Path:
-    """Everything into a folder; returns the page. Raises: StorageError, ConfigError without matplotlib."""
+    """Everything into a folder; returns the Markdown page. Raises: StorageError, ConfigError without matplotlib."""
     tables = all_tables(compared, paper=paper)
     with storing(folder, when_full=ELSEWHERE):
         for name in ("figures", "tables"):
@@ -51,11 +31,11 @@ def write_comparison(compared: Compared, folder: Path, *, paper: bool) -> Path:
         for table in tables:
             replace_file(folder / "tables" / f"{table.key}.csv", as_csv(table).encode())
             replace_file(folder / "tables" / f"{table.key}.md", as_markdown(table).encode())
-    pictures, missing = _draw(compared, folder / "figures")
-    page = _page(compared, tables, pictures, missing, paper=paper)
+    drawn, missing = _draw(compared, folder / "figures")
+    page = _page(compared, tables, drawn, missing, paper=paper)
     with storing(folder, when_full=ELSEWHERE):
-        replace_file(folder / "index.html", page.encode())
-    return folder / "index.html"
+        replace_file(folder / "report.md", page.encode())
+    return folder / "report.md"
 
 
 def as_csv(table: Table) -> str:
@@ -68,43 +48,38 @@ def as_csv(table: Table) -> str:
 def as_markdown(table: Table) -> str:
     """A heading, the table and its note."""
     lines = [table.header, ["---"] * len(table.header), *table.rows]
-    body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
     return f"### {table.title}\n\n{body}\n\n{table.note}\n"
 
 
-def _draw(compared: Compared, folder: Path) -> tuple[dict[Entry, str], dict[Entry, str]]:
-    """Figure -> its SVG, and figure -> why there is none; PNG and PDF are written."""
-    pictures: dict[Entry, str] = {}
+def _draw(compared: Compared, folder: Path) -> tuple[list[Entry], dict[Entry, str]]:
+    """The figures that were written as PNG and PDF, and figure -> why there is none."""
+    drawn: list[Entry] = []
     missing: dict[Entry, str] = {}
     for entry in CATALOGUE:
         with drawing.settings():
-            drawn = entry.draw(compared)
-            if isinstance(drawn, str):
-                missing[entry] = drawn
+            figure = entry.draw(compared)
+            if isinstance(figure, str):
+                missing[entry] = figure
                 continue
-            drawing.write_files(drawn, folder / entry.key)
-            pictures[entry] = drawing.svg(drawn)
-    return pictures, missing
+            drawing.write_files(figure, folder / entry.key)
+            drawn.append(entry)
+    return drawn, missing
 
 
 def _page(
-    compared: Compared, tables: Sequence[Table], pictures: dict[Entry, str], missing: dict[Entry, str], *, paper: bool
+    compared: Compared, tables: Sequence[Table], drawn: Sequence[Entry], missing: Mapping[Entry, str], *, paper: bool
 ) -> str:
-    title = html.escape(f"{compared.name}: comparison")
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    body = [
-        f"<h1>{html.escape(compared.name)}</h1>",
-        f'<p class="lead">{html.escape(_lead(compared))}</p>',
-        *_remarks(compared),
-        _contents(tables, pictures),
-        *(_table(table) for table in tables),
-        *([f'<p class="note">Columns of the paper: {published()["source"]}. {PAPER}</p>'] if paper else []),
-        *(_figure(entry, picture) for entry, picture in pictures.items()),
+    parts = [
+        f"# {compared.name}: comparison",
+        _lead(compared),
+        "\n".join(f"- {line}" for line in remarks(compared)),
+        *(as_markdown(table) for table in tables),
+        f"Columns of the paper: {published()['source']}. {PAPER}" if paper else "",
+        *map(_figure, drawn),
         *_missing(missing),
     ]
-    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head>\n<body>\n' + "\n".join(
-        [*body, "</body></html>\n"]
-    )
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
 PAPER = "Other models, other sizes: compare orders and ratios, not values."
@@ -125,39 +100,14 @@ def _references(compared: Compared) -> list[str]:
     return [labels[name] for name in compared.references] or [compared.reference.label]
 
 
-def _remarks(compared: Compared) -> Iterator[str]:
-    lines = remarks(compared)
-    if lines:
-        yield "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
-
-
-def _contents(tables: Sequence[Table], pictures: dict[Entry, str]) -> str:
-    links = [(table.key, table.title) for table in tables]
-    links += [(entry.key, f"Figure {entry.number}") for entry in pictures]
-    return "<nav>" + "".join(f'<a href="#{key}">{html.escape(words)}</a>' for key, words in links) + "</nav>"
-
-
-def _table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.header)
-    rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+def _figure(entry: Entry) -> str:
+    file = f"figures/{entry.key}"
     return (
-        f'<h2 id="{table.key}">{html.escape(table.title)}</h2>\n<div class="wide"><table><tr>{head}</tr>{rows}</table>'
-        f'</div>\n<p class="note">{html.escape(table.note)}</p>'
+        f"### Figure {entry.number}: {entry.title}\n\n![{entry.ours}]({file}.png)\n\n{entry.ours} ([PDF]({file}.pdf))."
     )
 
 
-def _figure(entry: Entry, picture: str) -> str:
-    title = html.escape(f"Figure {entry.number}: {entry.title}")
-    files = ", ".join(f'<a href="figures/{entry.key}.{kind}">{kind.upper()}</a>' for kind in ("png", "pdf"))
-    return (
-        f'<h2 id="{entry.key}">{title}</h2>\n<figure role="img" aria-label="{html.escape(entry.ours, quote=True)}">'
-        f"{picture}<figcaption>{html.escape(entry.ours)}. {files}</figcaption></figure>"
-    )
-
-
-def _missing(missing: dict[Entry, str]) -> Iterator[str]:
+def _missing(missing: Mapping[Entry, str]) -> Iterator[str]:
     if missing:
-        yield "<h2>Figures of the paper that are not here</h2><ul>"
-        for entry, reason in missing.items():
-            yield f"<li>Figure {entry.number}, {html.escape(entry.title)}: {html.escape(reason)}</li>"
-        yield "</ul>"
+        yield "### Figures of the paper that are not here"
+        yield "\n".join(f"- Figure {entry.number}, {entry.title}: {reason}" for entry, reason in missing.items())

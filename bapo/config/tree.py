@@ -100,6 +100,17 @@ class SchedulerConfig(Frozen):
     """Health and metrics of the scheduler; 0 takes a free port."""
 
 
+class DashboardConfig(Frozen):
+    """The web page of the run."""
+
+    enabled: bool = True
+    """Whether the launcher starts it. A run goes on without it, and `bapo view RUN` shows its records at any time."""
+    host: str = "127.0.0.1"
+    """Address that the page listens on, unless BAPO_HOST says otherwise."""
+    port: int = Field(8704, ge=0, le=65535)
+    """Port of the page; 0 takes a free port."""
+
+
 class SecurityConfig(Frozen):
     """Who may call whom. Tokens themselves are never part of a configuration (docs/threat_model.md)."""
 
@@ -131,6 +142,7 @@ class Config(Frozen):
     buffer: BufferConfig = BufferConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    dashboard: DashboardConfig = DashboardConfig()
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     security: SecurityConfig = SecurityConfig()

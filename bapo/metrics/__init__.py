@@ -5,5 +5,5 @@ buffer_service.py   rollout_server.py   learner.py   services.py     the lines, 
 registry.py         all of them, by name and by process
 
 To add one: append a `Metric` to the list of its process, set it there by name (`Telemetry.gauge(name)`), put a query of
-it into the row of the dashboard that it names (`bapo/monitoring/`), and run `python -m bapo.monitoring`.
+it into the row of the dashboard that it names (`deploy/monitoring/`), and run `python -m deploy.monitoring`.
 """

@@ -26,6 +26,7 @@ class Process(StrEnum):
     LEARNER = "learner"
     SCHEDULER = "scheduler"
     EVALUATOR = "evaluator"
+    DASHBOARD = "dashboard"
 
 
 ALL = tuple(Process)

@@ -60,7 +60,7 @@ SEVERAL = (
     ),
     Metric(
         "bapo_refused_requests_total", "counter", "Requests answered with 4xx, by reason.",
-        "system/Buffer API and Redis", (Process.BUFFER_SERVICE, Process.ROLLOUT_SERVER),
+        "system/Buffer API and Redis", (Process.BUFFER_SERVICE, Process.ROLLOUT_SERVER, Process.DASHBOARD),
         (Label("reason", tuple(reason.value for reason in Refusal)),),
     ),
     Metric(

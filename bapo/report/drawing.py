@@ -1,12 +1,7 @@
-"""The one door to matplotlib: settings, empty figures, and figures as SVG for a page, PNG and PDF for a file.
-
-Lines and texts of a page's figures take the colour of the page around them, so that they fit a light and a dark page.
-"""
+"""The one door to matplotlib: settings, empty figures, and figures as PNG and PDF."""
 
 from __future__ import annotations
 
-import io
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +13,7 @@ if TYPE_CHECKING:
 else:
     Axes = Figure = Any
 
-SIZE_IN = (7.2, 3.0)
 INK = "#010203"
-"""Stands for the page's text colour: replaced by `currentColor` in the SVG; as good as black in a file."""
 COLOURS = {"x1": "#3b82f6", "x2": "#f59e0b", "x3": "#22a06b"}
 RED = "#ef4444"
 LINE_COLOURS = ("#3b82f6", "#f59e0b", "#22a06b", "#a855f7", "#ec4899", "#0ea5b7", "#84703c", "#7c8694")
@@ -28,8 +21,6 @@ LINE_STYLES = ("-", "--", ":", "-.")
 PNG_DPI = 160
 
 SETTINGS: dict[Any, Any] = {
-    "svg.fonttype": "none",  # texts stay texts: small, searchable, in the page's font
-    "svg.hashsalt": "bapo",  # the same records give the same page
     "pdf.fonttype": 42,  # texts stay texts
     "font.family": "sans-serif",
     "font.size": 9,
@@ -54,13 +45,6 @@ def settings() -> Any:
     return matplotlib.rc_context(SETTINGS)
 
 
-def canvas(x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    """One empty figure with one pair of axes."""
-    figure, ((axes,),) = grid(1, 1, size=SIZE_IN)
-    label(axes, x_label, y_label)
-    return figure, axes
-
-
 def grid(rows: int, columns: int, *, size: tuple[float, float]) -> tuple[Figure, list[list[Axes]]]:
     """One empty figure with rows x columns of axes."""
     from matplotlib.figure import Figure as New
@@ -82,20 +66,6 @@ def line_style(index: int) -> dict[str, Any]:
     """Colour and dashes of the index-th line of a figure: 32 that differ."""
     dashes = LINE_STYLES[index // len(LINE_COLOURS) % len(LINE_STYLES)]
     return {"color": LINE_COLOURS[index % len(LINE_COLOURS)], "linestyle": dashes}
-
-
-def svg(figure: Figure) -> str:
-    """The figure as an `<svg>` element that takes its colours and its width from the page."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # An <svg> inside HTML needs no namespaces; without them no address of any host is in the page.
-    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
-    text = re.sub(r'<svg([^>]*?)\swidth="[^"]*"', r"<svg\1", text, count=1)
-    text = re.sub(r'<svg([^>]*?)\sheight="[^"]*"', r"<svg\1", text, count=1)
-    return text.replace(INK, "currentColor").replace("xlink:href", "href")
 
 
 def write_files(figure: Figure, stem: Path) -> list[Path]:

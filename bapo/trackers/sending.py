@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bapo.records import METRICS_NEED, RunDirectory
+from bapo.storage import Lines
 from bapo.trackers.base import Tracker
-from bapo.web.following import Lines
 
 
 class Sender:

@@ -1,15 +1,16 @@
-# The buffer service, the scheduler, the evaluator and the commands: no torch, no vLLM.
+# Two images without torch and vLLM: the buffer service; and, with NAME=services and REQUIREMENTS that add pyarrow, what
+# reads or writes Parquet files: scheduler, evaluator, dashboard and the commands.
 ARG PYTHON=python:3.11.13-slim-bookworm
 
 # The packages have no pip among them: that of the base image installs them.
 FROM ${PYTHON} AS requirements
 RUN python3 -m venv --without-pip /venv
 WORKDIR /src
-COPY requirements/buffer.txt requirements/
-COPY deploy/docker/trim_pyarrow.sh ./
+COPY requirements requirements
+ARG REQUIREMENTS="-r requirements/buffer.txt"
+# Not quoted: these are several arguments.
 RUN --mount=type=cache,target=/root/.cache/pip \
-    python3 -m pip --python /venv/bin/python install --no-deps -r requirements/buffer.txt && \
-    ./trim_pyarrow.sh "$(echo /venv/lib/python3*/site-packages/pyarrow)"
+    python3 -m pip --python /venv/bin/python install --no-deps ${REQUIREMENTS}
 
 FROM ${PYTHON} AS code
 RUN python3 -m venv /build && /build/bin/pip install --no-cache-dir setuptools==78.1.1
@@ -22,8 +23,9 @@ RUN /build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /dist .
 
 FROM ${PYTHON}
 ARG VERSION=0.1.0
-LABEL org.opencontainers.image.title="bapo-buffer" org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.description="BAPO buffer service, scheduler, evaluator and commands" \
+ARG NAME=buffer
+LABEL org.opencontainers.image.title="bapo-${NAME}" org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.description="BAPO ${NAME}: no torch, no vLLM" \
       org.opencontainers.image.licenses="Apache-2.0"
 # Two layers: a change of the code does not write the packages again.
 COPY --from=requirements /venv /venv
@@ -42,4 +44,4 @@ LABEL org.opencontainers.image.revision="${COMMIT}"
 USER 10001:10001
 WORKDIR /bapo
 ENTRYPOINT ["python", "-m"]
-CMD ["buffer_service", "--help"]
+CMD ["bapo.cli", "--help"]

@@ -138,7 +138,8 @@ def _how_to_go_on(flags: argparse.Namespace, run: RunDirectory, code: int) -> st
 
 def _make_report(run: RunDirectory, console: Console) -> None:
     """In a process of its own: a report that fails must not fail the run that it reports."""
-    made = subprocess.run([sys.executable, "-m", "bapo.report", str(run.path)], capture_output=True, text=True)
+    command = [sys.executable, "-m", "services.dashboard.view", str(run.path), "--export", str(run.report_path)]
+    made = subprocess.run(command, capture_output=True, text=True)
     if made.returncode != 0:
         reason = made.stderr.strip().splitlines()[-1:] or ["no reason given"]
         console.print(Text(f"the report could not be made: {reason[0]}; try `bapo report {run.path}`", "yellow"))

@@ -113,7 +113,12 @@ def ports(config: Config, *, with_learner: bool = True) -> Iterator[Check]:
         is_ours = not (process == LEARNER and not with_learner) and not (key == "buffer.port" and config.buffer.url)
         if port == 0 or not is_ours:
             continue
-        host = {"buffer.port": config.buffer.host, "rollout.port": config.rollout.host}.get(key, LOOPBACK)
+        hosts = {
+            "buffer.port": config.buffer.host,
+            "rollout.port": config.rollout.host,
+            "dashboard.port": config.dashboard.host,
+        }
+        host = hosts.get(key, LOOPBACK)
         try:
             with socket.socket() as probe:
                 # As the servers do: a port in TIME_WAIT is free for them.

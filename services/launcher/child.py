@@ -62,6 +62,8 @@ class ProcessSpec:
     """After which deaths it may be started again."""
     again: Callable[[], Sequence[str]] = tuple
     """Further arguments of a second start, asked for at that time."""
+    is_optional: bool = False
+    """Whether the run goes on without it when it cannot be started again."""
     team: str = ""
     """Processes of one team can only begin again together."""
     milestone: Callable[[], int] | None = None
@@ -84,6 +86,8 @@ class Child:
     num_restarts: int = field(init=False, default=0)
     restart_at_s: float | None = field(init=False, default=None)
     """Monotonic time of its next start; None when none is due."""
+    is_given_up: bool = field(init=False, default=False)
+    """It is optional, has failed, and stays away."""
 
     def __post_init__(self) -> None:
         self._start(self.spec.argv)
@@ -128,7 +132,9 @@ class Child:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended although it should not have."""
+        """Whether it ended although it should not have, and somebody must see to it."""
+        if self.is_given_up:
+            return False
         code = self.exit_code
         return code is not None and not (code == 0 and self.spec.may_end)
 

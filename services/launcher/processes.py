@@ -12,7 +12,7 @@ from pathlib import Path
 import urllib3
 
 from bapo import provenance
-from bapo.addresses import BUFFER, FLEET
+from bapo.addresses import BUFFER, DASHBOARD, FLEET
 from bapo.config.tree import Config
 from bapo.rank_environment import inherited, meeting_place, rank_environments
 from bapo.records import RunDirectory
@@ -96,6 +96,11 @@ class Starter:
         """Held-out measurement."""
         spec = self._spec(EVALUATOR, "services.evaluator", *(["--once"] if once else []), may_end=True)
         return replace(spec, restarts=Restarts.CRASHED)
+
+    def dashboard(self) -> ProcessSpec:
+        """The web page of the run."""
+        spec = self._spec(DASHBOARD, "services.dashboard", host=self._config.dashboard.host)
+        return replace(spec, restarts=Restarts.CRASHED, again=lambda: self._same_port(DASHBOARD), is_optional=True)
 
     def learner(self, *, resume: bool) -> list[ProcessSpec]:
         """One process per rank; rank 0 is the one that is watched for readiness. They die and begin again together."""
@@ -198,10 +203,12 @@ def base_environment(config: Config) -> dict[str, str]:
 
 def configured_ports(config: Config) -> list[tuple[str, str, int]]:
     """(process, key, port) of everything that listens; port 0: a free one."""
+    page = [(DASHBOARD, "dashboard.port", config.dashboard.port)] if config.dashboard.enabled else []
     return [
         (BUFFER, "buffer.port", config.buffer.port),
         (SCHEDULER, "scheduler.port", config.scheduler.port),
         (LEARNER, "learner.port", config.learner.port),
         (EVALUATOR, "evaluation.port", config.evaluation.port),
         (FLEET, "rollout.port", config.rollout.port),
+        *page,
     ]

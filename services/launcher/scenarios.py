@@ -24,6 +24,7 @@ def train(session: Session, *, resume: bool) -> None:
     """
     has_state = resume and _has_state(session)
     start_buffer(session, is_new=not has_state)
+    _start_dashboard(session)
     session.crew.start(session.starter.fleet())
     learner = [session.crew.start(spec) for spec in session.starter.learner(resume=has_state)]
     if has_state:
@@ -40,6 +41,7 @@ def train(session: Session, *, resume: bool) -> None:
 def serve(session: Session) -> None:
     """Everything but the learner, until the user ends it. Raises: ChildFailedError, InterruptedRunError."""
     start_buffer(session)
+    _start_dashboard(session)
     fleet = session.crew.start(session.starter.fleet())
     session.crew.start(session.starter.scheduler())
     session.crew.start(session.starter.evaluator())
@@ -83,6 +85,7 @@ def buffer_is_up(session: Session) -> str:
         f"  token  {token}\n"
         f"  data   {'in the Redis of buffer.redis_url' if settings.redis_url else kept}\n"
         f"  look   bapo buffer stats --run {path}\n"
+        f"  page   bapo view {path}\n"
         f"  stop   Ctrl-C; start it again, with all it holds: bapo up buffer --run {path}"
     )
 
@@ -129,6 +132,11 @@ def start_buffer(session: Session, *, is_new: bool = True) -> None:
     if is_new and (settings.url or settings.redis_url):
         session.watch(lambda: all(is_ready(child)() for child in service))
         _check_unused(session)
+
+
+def _start_dashboard(session: Session) -> None:
+    if session.config.dashboard.enabled:
+        session.crew.start(session.starter.dashboard())
 
 
 def _has_state(session: Session) -> bool:

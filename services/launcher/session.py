@@ -16,11 +16,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import bapo
-from bapo.addresses import BUFFER, buffer_url, fleet_url
+from bapo.addresses import BUFFER, DASHBOARD, buffer_url, dashboard_url, fleet_url
 from bapo.config.tree import Config
 from bapo.errors import DeadlineError, StorageError
 from bapo.metrics.metric import Process
-from bapo.monitoring.targets import TargetFile
 from bapo.provenance import commit
 from bapo.records import RunDirectory
 from bapo.storage import locked
@@ -33,6 +32,7 @@ from services.launcher.processes import LOOPBACK, NO_GPUS, Starter, tokens_of
 from services.launcher.snapshot import Observer, Snapshot
 from services.launcher.standstill import mark_of, why_still
 from services.launcher.supervisor import Supervisor
+from services.launcher.targets import TargetFile
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,9 @@ class Session:
         self.alongside = ExitStack()
         """What runs in this process as long as the children do."""
         self._targets = TargetFile(
-            run, config.run.name, dict.fromkeys(Process, LOOPBACK) | {BUFFER: config.buffer.host}
+            run,
+            config.run.name,
+            dict.fromkeys(Process, LOOPBACK) | {BUFFER: config.buffer.host, DASHBOARD: config.dashboard.host},
         )
 
     def __enter__(self) -> Self:
@@ -119,6 +121,7 @@ class Session:
                 self.run.update_run(processes=self.crew.facts())
             self._targets.write(line.name for line in self.crew.lines() if line.state != "ended")
             self._find_services()
+            self._announce_dashboard()
             snapshot = self._observer.look(self.crew.lines())
             self.display.show(snapshot)
             self._look_for_standstill(snapshot)
@@ -155,7 +158,25 @@ class Session:
                 continue
             self._watched.add(name)
             self._observer.watch(**{name: url})
-            self.run.update_run(addresses=self.run.read_run().get("addresses", {}) | {name: url})
+            self._note_address(name, url)
+
+    def _announce_dashboard(self) -> None:
+        """Say once where the page of the run is, as soon as it is there."""
+        name = "dashboard_url"
+        if name in self._watched or not any(
+            line.name == DASHBOARD and line.state == "ready" for line in self.crew.lines()
+        ):
+            return
+        url = dashboard_url(self.config, self.run, timeout_s=0.0)
+        self._watched.add(name)
+        self._note_address(name, url)
+        token = (
+            f"  (token: {tokens_of(self.run).path_of(Role.OPERATOR)})" if self.config.security.tokens != "off" else ""
+        )
+        self.display.say(f"dashboard  {url}{token}")
+
+    def _note_address(self, name: str, url: str) -> None:
+        self.run.update_run(addresses=self.run.read_run().get("addresses", {}) | {name: url})
 
 
 def remember(run: RunDirectory, **fields: Any) -> None:

@@ -1,7 +1,7 @@
 """What follows when a process has died: it is started again, or its death ends the run.
 
     accident (killed, crashed), fewer than `max_restarts` within `window_s`  -->  pause, start again
-    verdict (exit code from 2 on), too many accidents, never was ready       -->  ChildFailedError
+    verdict (exit code from 2 on), too many accidents, never was ready       -->  ChildFailedError; optional: left away
     may have followed from the end of another rank that is not there yet     -->  wait for that one, FOLLOWS_S at most
 
 Safe, because no process holds anything that another one was promised: Redis has its append-only file, the buffer
@@ -84,6 +84,10 @@ class Supervisor:
             if at >= self._now() - self._settings.window_s or (where is not None and where == milestone)
         ]
         if not child.may_start_again or len(accidents) >= self._settings.max_restarts:
+            if child.spec.is_optional:
+                child.is_given_up = True
+                self._say(self._given_up(child))
+                return
             raise ChildFailedError(_cause(child, team))
         pause_s = min(LONGEST_PAUSE_S, self._settings.first_pause_s * 2 ** len(accidents))
         accidents.append((self._now(), milestone))
@@ -93,6 +97,12 @@ class Supervisor:
             member.process.wait()
             member.restart_at_s = self._now() + pause_s
         kill_descendants(but=children)  # what hid in sessions of its own, such as the processes of a Ray node
+
+    def _given_up(self, child: Child) -> str:
+        return (
+            f"{child.name} ended with {code_text(child.exit_code)}; the run continues without it "
+            f"(its log: {child.spec.log_path})"
+        )
 
     def _line(self, child: Child, pause_s: float, number: int) -> str:
         bound = f"at most {self._settings.max_restarts} within {self._settings.window_s:.0f} s"

@@ -43,7 +43,7 @@ def test_a_service_listens_where_the_flag_the_environment_or_the_configuration_s
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def listen(host: str, port: int) -> Any:
+    def listen(host: str, port: int, **_: str) -> Any:
         raise ListenedError(host)
 
     monkeypatch.setattr(service, "listen", listen)

@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 
 from bapo.records import RunDirectory
 from bapo.tokens import Keyring, Role, digest
-from bapo.web.assets import STATIC, all_assets
-from buffer_service.view import create_view_app
+from services.dashboard.assets import STATIC, all_assets
+from tests.dashboard_app import dashboard_app
 from tests.made_up_runs import metrics_row, write_run
 from tests.patience import PATIENCE_S
 
@@ -32,20 +32,20 @@ def run(tmp_path: Path) -> RunDirectory:
 
 @pytest.fixture
 def client(run: RunDirectory) -> Iterator[TestClient]:
-    with TestClient(create_view_app(run)) as found:
+    with TestClient(dashboard_app(run)) as found:
         yield found
 
 
 def whole_overview(client: TestClient) -> dict[str, Any]:
     """The overview when all records are read: a slow machine needs several answers."""
-    while not (found := client.get("/web/api/v1/overview").json())["is_complete"]:
+    while not (found := client.get("/api/v1/overview").json())["is_complete"]:
         pass
     return found  # type: ignore[no-any-return]
 
 
 def test_the_page_lets_a_browser_run_nothing_that_is_not_its_own(client: TestClient) -> None:
-    reply = client.get("/", follow_redirects=True)
-    assert (reply.status_code, reply.url.path) == (200, "/web/")
+    reply = client.get("/")
+    assert reply.status_code == 200
     policy = reply.headers["content-security-policy"]
     for rule in ("default-src 'none'", "connect-src 'self'", "style-src 'self'", "require-trusted-types-for 'script'"):
         assert rule in policy
@@ -54,18 +54,18 @@ def test_the_page_lets_a_browser_run_nothing_that_is_not_its_own(client: TestCli
 
 
 def test_every_file_that_the_page_names_is_there(client: TestClient) -> None:
-    page = client.get("/web/").text
+    page = client.get("/").text
     imports = json.loads(re.search(r'type="importmap">(.*?)</script>', page)[1])["imports"]  # type: ignore[index]
     for address in (*imports.values(), "./app/style.css"):
-        reply = client.get(f"/web/{address.removeprefix('./')}")
+        reply = client.get(f"/{address.removeprefix('./')}")
         assert reply.status_code == 200, address
-        again = client.get(f"/web/{address.removeprefix('./')}", headers={"If-None-Match": reply.headers["etag"]})
+        again = client.get(f"/{address.removeprefix('./')}", headers={"If-None-Match": reply.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
 
 
 @pytest.mark.parametrize("path", ["app/nothing.js", "app/..%2f..%2fview.py", "..%2f/view.py"])
 def test_nothing_else_of_the_disk_is_served(client: TestClient, path: str) -> None:
-    assert client.get(f"/web/{path}").status_code in (404, 422)
+    assert client.get(f"/{path}").status_code in (404, 422)
 
 
 def test_only_the_steps_that_a_page_has_not_seen_are_sent(client: TestClient, run: RunDirectory) -> None:
@@ -74,7 +74,7 @@ def test_only_the_steps_that_a_page_has_not_seen_are_sent(client: TestClient, ru
     run.append_metrics(metrics_row(3, x1=2))
     whole_overview(client)
     seen = {"since": 2, "generation": first["generation"]}
-    second = client.get("/web/api/v1/overview", params=seen).json()
+    second = client.get("/api/v1/overview", params=seen).json()
     assert (second["first"], second["steps"]["step"], second["steps"]["x1"]) == (2, [3], [2])
     assert second["generation"] == first["generation"]
 
@@ -84,13 +84,13 @@ def test_a_run_that_went_back_is_sent_again_from_its_beginning(client: TestClien
     run.truncate_after(1)
     run.append_metrics(metrics_row(2, x1=4))
     whole_overview(client)
-    again = client.get("/web/api/v1/overview", params={"since": 2, "generation": first["generation"]}).json()
+    again = client.get("/api/v1/overview", params={"since": 2, "generation": first["generation"]}).json()
     assert again["generation"] != first["generation"]
     assert (again["first"], again["steps"]["x1"]) == (0, [3, 4])
 
 
 def test_a_query_that_means_nothing_is_refused_with_its_name(client: TestClient) -> None:
-    reply = client.get("/web/api/v1/overview", params={"since": "soon"})
+    reply = client.get("/api/v1/overview", params={"since": "soon"})
     assert (reply.status_code, reply.json()["error"]) == (422, "ContractError")
     assert "since" in reply.json()["message"]
 
@@ -102,20 +102,20 @@ def test_a_query_that_means_nothing_is_refused_with_its_name(client: TestClient)
      "prompts?until=", "group?id=g&step=", "group?id=g&most="],
 )  # fmt: skip
 def test_no_number_of_a_query_breaks_an_answer(run: RunDirectory, query: str, number: int) -> None:
-    with TestClient(create_view_app(run), raise_server_exceptions=False) as client:
-        assert client.get(f"/web/api/v1/{query}{number}").status_code in (200, 404, 422)
+    with TestClient(dashboard_app(run), raise_server_exceptions=False) as client:
+        assert client.get(f"/api/v1/{query}{number}").status_code in (200, 404, 422)
 
 
 def test_where_tokens_are_on_files_are_open_and_numbers_are_not(run: RunDirectory) -> None:
     keyring = Keyring(",".join(f"{role}:{digest(token)}" for role, token in TOKENS.items()))
-    with TestClient(create_view_app(run, keyring)) as client:
-        assert client.get("/web/").status_code == 200
-        assert client.get("/web/app/main.js").status_code == 200
-        assert client.post("/web/").status_code == 401
-        assert client.get("/web/api/v1/overview").status_code == 401
+    with TestClient(dashboard_app(run, keyring)) as client:
+        assert client.get("/").status_code == 200
+        assert client.get("/app/main.js").status_code == 200
+        assert client.post("/").status_code == 401
+        assert client.get("/api/v1/overview").status_code == 401
         for role, status in ((Role.VIEWER, 200), (Role.WORKER, 403)):
             headers = {"Authorization": f"Bearer {TOKENS[role]}"}
-            assert client.get("/web/api/v1/overview", headers=headers).status_code == status
+            assert client.get("/api/v1/overview", headers=headers).status_code == status
 
 
 def test_the_vendored_library_is_the_published_one() -> None:
@@ -136,3 +136,15 @@ def test_the_command_shows_a_run_and_writes_it_into_a_file(run: RunDirectory, tm
     file = tmp_path / "mine.html"
     subprocess.run([*command, "--export", str(file)], check=True, capture_output=True)
     assert "importmap" in file.read_text(encoding="utf-8")
+
+
+def test_a_report_is_the_page_in_the_run_directory_and_of_nothing_there_is_none(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "bapo.cli", "report"]
+    said = subprocess.run([*command, str(run.path)], check=True, capture_output=True, text=True).stdout
+    assert said.startswith(f"{run.report_path} (")
+    assert "importmap" in run.report_path.read_text(encoding="utf-8")
+    empty = RunDirectory.create(tmp_path / "empty", run.config_path.read_text())
+    refused = subprocess.run([*command, str(empty.path)], check=False, capture_output=True, text=True)
+    assert (refused.returncode, "no finished step" in refused.stderr) == (2, True)

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from bapo.monitoring.alert import Clock
-from bapo.monitoring.prometheus import ALERTMANAGERS_FILE, rules, scrape_compose, scrape_runs
 from bapo.rank_environment import free_port
 from bapo.records import RunDirectory
+from deploy.monitoring.alert import Clock
+from deploy.monitoring.prometheus import ALERTMANAGERS_FILE, rules, scrape_compose, scrape_runs
 from tests.patience import wait_until
 from tests.prometheus_server import HAVE_PROMETHEUS, MISSING, running
 

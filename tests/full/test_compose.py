@@ -16,12 +16,26 @@ from bapo.config.load import load_config
 from bapo.tokens import Role
 
 REPOSITORY = Path(__file__).parents[2]
+
+
 TEXT = (REPOSITORY / "docker-compose.yml").read_text()
+
+
 COMPOSE = yaml.safe_load(TEXT)
+
+
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+
+
 EXAMPLE = (REPOSITORY / ".env.example").read_text()
+
+
 DOCKERFILES = sorted((REPOSITORY / "deploy" / "docker").glob("*.Dockerfile"))
+
+
 SECRET = {role.value for role in Role} | {"redis-password"}
+
+
 OWN = {
     "buffer": {"redis-password"},
     "rollout": {"worker"},
@@ -30,6 +44,7 @@ OWN = {
     "learner-gpu": {"learner"},
     "scheduler": {"scheduler"},
     "evaluator": {"evaluator"},
+    "dashboard": {"viewer"},
     "create": set(),
     "redis": set(),
     "secrets": SECRET,

@@ -152,6 +152,7 @@ def test_a_pod_holds_its_own_token_alone(overlay: str) -> None:
         "bapo-scheduler": "scheduler",
         "bapo-evaluator": "evaluator",
         "bapo-rollout": "worker",
+        "bapo-dashboard": "viewer",
     }
     for where, template in pods(build(overlay)):
         name = labels_of(template)["app.kubernetes.io/name"]
@@ -186,7 +187,8 @@ def test_commands_and_their_flags_exist(overlay: str) -> None:
             flags = re.findall(r"(--[a-z-]+)", tail)
             assert [flag for flag in flags if f'"{flag}"' not in source] == [], where
             seen.add(module[1])
-    assert seen == {"buffer_service", "rollout_server", "learner", "services.scheduler", "services.evaluator"}
+    services = {"services.scheduler", "services.evaluator", "services.dashboard"}
+    assert seen == {"buffer_service", "rollout_server", "learner", *services}
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -18,20 +18,25 @@ import yaml
 
 from bapo.metrics.metric import Process
 from bapo.metrics.registry import metrics_of
-from bapo.monitoring.__main__ import DASHBOARDS
-from bapo.monitoring.alert import Clock
-from bapo.monitoring.grafana import dashboard_json
-from bapo.monitoring.prometheus import rules, scrape_runs
 from bapo.records import RunDirectory
+from deploy.monitoring.__main__ import DASHBOARDS
+from deploy.monitoring.alert import Clock
+from deploy.monitoring.grafana import dashboard_json
+from deploy.monitoring.prometheus import rules, scrape_runs
 from tests.launching import family, kill_family, start, train_arguments
 from tests.patience import wait_until
 from tests.prometheus_server import HAVE_PROMETHEUS, MISSING, Prometheus, running
 
 START_S = 240.0
+
+
 needs_prometheus = [pytest.mark.long, pytest.mark.skipif(not HAVE_PROMETHEUS, reason=MISSING)]
+
 
 SPEED = 20.0
 """Rules look back and wait so many times shorter than those that are shipped."""
+
+
 EMPTY_IN_A_HEALTHY_RUN = {
     ("Errors", "refused: {{reason}}"): "no request was refused",
     ("Key-value cache", "{{worker}}"): "the scripted engine has none",
@@ -43,7 +48,8 @@ EMPTY_IN_A_HEALTHY_RUN = {
 @contextmanager
 def run_under_way(folder: Path, *overrides: str) -> Iterator[tuple[RunDirectory, subprocess.Popen[str]]]:
     """A run that has evaluated its first weights and trains."""
-    process = start(train_arguments(folder, "--supervision.first_pause_s", "8", *overrides, num_steps=100_000))
+    page = ("--dashboard.enabled", "true", "--dashboard.port", "0")
+    process = start(train_arguments(folder, "--supervision.first_pause_s", "8", *page, *overrides, num_steps=100_000))
     run = RunDirectory(folder / "outputs" / "run")
 
     def has_begun() -> bool:

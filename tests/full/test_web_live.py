@@ -51,8 +51,8 @@ def test_the_page_follows_a_run_that_trains_and_has_its_numbers(browser: Any, tm
     slow = ["--rollout.engine_options.latency_s", "0.5"]
     with run_under_way(tmp_path, *slow) as (run, process):
         token = (run.path / "tokens/viewer/token").read_text().strip()
-        port = (run.path / "ports/buffer_service").read_text().strip()
-        with visiting(browser, f"http://127.0.0.1:{port}/web/") as visit:
+        url = str(run.read_run()["addresses"]["dashboard_url"])
+        with visiting(browser, url) as visit:
             visit.page.fill("#token", token)
             visit.page.keyboard.press("Enter")
             visit.page.wait_for_selector("#composition .summary:has-text('Step ')")
@@ -82,4 +82,4 @@ def test_the_page_follows_a_run_that_trains_and_has_its_numbers(browser: Any, tm
             before = shown_step(visit)
             wait_until(lambda: shown_step(visit) > before, what="it goes on", timeout_s=START_S)
             assert visit.complaints == []
-            assert visit.hosts() == {f"127.0.0.1:{port}"}
+            assert visit.hosts() == {url.split("/")[2]}

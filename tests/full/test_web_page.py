@@ -8,11 +8,10 @@ from typing import Any
 
 from bapo.records import RunDirectory
 from bapo.tokens import Keyring, Role, digest
-from bapo.web.export import write_export
 from benchmarks.synthetic_run import extend
+from services.dashboard.export import write_export
 from tests.browser import visiting
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import new_store
+from tests.dashboard_app import serving_dashboard
 from tests.web_setup import NUM_STEPS, made_run, opened, values, viewed
 
 
@@ -55,8 +54,8 @@ def test_a_run_with_tokens_asks_for_one_and_keeps_it_for_the_tab(
 ) -> None:
     token = "token-of-the-viewer-0123"
     keyring = Keyring(f"{Role.VIEWER}:{digest(token)}")
-    with serving(new_store("redis", redis_url), small_config(), keyring, run=finished) as client:
-        with visiting(browser, f"{client.url}/web/") as visit:
+    with serving_dashboard(finished, keyring) as url:
+        with visiting(browser, url) as visit:
             visit.page.fill("#token", "not-one-of-ours-0000")
             visit.page.click("text=Show the run")
             visit.page.wait_for_selector("text=this token is not accepted here")
@@ -67,7 +66,7 @@ def test_a_run_with_tokens_asks_for_one_and_keeps_it_for_the_tab(
             opened(visit, NUM_STEPS)
             assert token not in visit.page.url
             assert visit.page.evaluate("[document.cookie, Object.keys(localStorage).join()]") == ["", ""]
-        with visiting(browser, f"{client.url}/web/") as other:
+        with visiting(browser, url) as other:
             other.page.wait_for_selector("#token-form")
 
 

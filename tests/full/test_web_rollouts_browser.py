@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
-from bapo.web.export import write_export
-from buffer_service.view import create_view_app
+from services.dashboard.export import write_export
+from tests.dashboard_app import serving_dashboard
 from tests.rollout_run import write_rollout_run
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -30,13 +27,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def address(run: Any) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(create_view_app(run), log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/web/"
-        server.should_exit = True
-        thread.join(60)
+    with serving_dashboard(run) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

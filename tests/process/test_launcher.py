@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -18,7 +16,7 @@ from bapo.config.load import dump_toml, load_config
 from bapo.records import RunDirectory
 from services.launcher.child import Child, end
 from services.launcher.embedded_redis import forget, redis_spec
-from tests.launching import FREE_PORTS, REPOSITORY, start, train_arguments
+from tests.launching import FREE_PORTS, start, train_arguments
 from tests.patience import wait_until
 from tests.tiny_model import write_tiny_model
 from tests.unit.test_launcher_display import make_row
@@ -135,17 +133,6 @@ def test_the_doctor_finds_a_reward_that_rejects_right_answers_and_a_tokenizer_th
     assert {name for name, row in found.items() if row["status"] == "fail"} == {"reward on gold answers", "tokenizer"}
     assert "raised RuntimeError: the verifier fell over" in found["reward on gold answers"]["detail"]
     assert "turns the prompt" in found["tokenizer"]["detail"]
-
-
-def test_a_report_is_made_in_a_process_of_its_own(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", '[run]\nnum_steps = 3\n[model]\npath = "m"\n[task]\nname = "t"\n'
-                              '[algorithm]\nname = "bapo"\ngroup_size = 8\n')  # fmt: skip
-    arguments = [sys.executable, "-m", "bapo.report", str(run.path)]
-    empty = subprocess.run(arguments, capture_output=True, text=True, cwd=REPOSITORY, check=False)
-    assert (empty.returncode, "no finished step" in empty.stderr) == (2, True)
-    run.append_metrics(make_row(1))
-    made = subprocess.run(arguments, capture_output=True, text=True, cwd=REPOSITORY, check=False)
-    assert (made.returncode, made.stdout) == (0, f"{run.report_path}\n")
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,16 @@ def test_a_killed_process_starts_again_and_the_user_reads_one_line(parts: Parts)
     ]
 
 
+def test_an_optional_process_that_cannot_start_again_is_left_away(parts: Parts) -> None:
+    child, other = parts.start("raise SystemExit(2)", is_optional=True), parts.start(name="other")
+    child.process.wait()
+    supervisor = parts.supervisor()
+    assert not supervisor.look(parts.children)
+    assert not supervisor.look(parts.children)
+    assert (child.has_failed, child.has_ended, other.exit_code) == (False, True, None)
+    assert parts.said == [f"part ended with exit code 2; the run continues without it (its log: {child.spec.log_path})"]
+
+
 @pytest.mark.parametrize(
     ("code", "restarts", "is_accident"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,11 +14,12 @@ import pytest
 from bapo.config.load import load_resolved
 from bapo.records import RunDirectory
 from tests.launching import alive, family, kill_family, start, train_arguments
-from tests.patience import wait_until
+from tests.patience import PATIENCE_S, wait_until
 from tests.small_disk import fill
 
 START_S = 120.0
 """Ray and torch on two shared cores."""
+
 
 Start = Callable[[list[str]], subprocess.Popen[str]]
 
@@ -63,10 +65,16 @@ def written_by(run: RunDirectory) -> Iterator[str]:
 
 
 def test_a_run_ends_with_everything_on_disk_and_nothing_left_running(started: Start, tmp_path: Path) -> None:
-    process = started(train_arguments(tmp_path, num_steps=4))
+    page = ("--dashboard.enabled", "true", "--dashboard.port", "0", "--supervision.max_restarts", "0")
+    process = started(train_arguments(tmp_path, *page, num_steps=4))
     run = run_at(tmp_path)
     wait_for_step(run, 1, process)
     members = family(process)
+    (page_server,) = (member for member in members if "services.dashboard" in member.cmdline())
+    url = run.read_run()["addresses"]["dashboard_url"]
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as reply:
+        assert b"importmap" in reply.read()
+    page_server.kill()  # and nothing else ends
     secrets, arguments = secrets_of(run), [" ".join(member.cmdline()) for member in members]
     output, _ = process.communicate(timeout=START_S)
     assert process.returncode == 0, output
@@ -84,16 +92,23 @@ def test_a_run_ends_with_everything_on_disk_and_nothing_left_running(started: St
     measured = {(row["split"], row["version"]) for row in run.read_evaluations()}
     assert {("cd34", 1), ("cd4", 1), ("cd34", 5), ("cd4", 5)} <= measured
     assert run.checkpoint_steps()[-1] == 4
-    assert "<svg" in run.report_path.read_text()
+    assert "importmap" in run.report_path.read_text()
     assert load_resolved(run.config_path).algorithm.batch_size == 8
 
     fields = run.read_run()
     assert (fields["status"], fields["exit_code"]) == ("finished", 0)
     assert set(fields["processes"]) == {
-        "redis", "buffer_service", "rollout_server", "learner", "scheduler", "evaluator",
+        "redis", "buffer_service", "rollout_server", "learner", "scheduler", "evaluator", "dashboard",
     }  # fmt: skip
     assert all(run.log_path(name).exists() for name in fields["processes"])
-    for words in ("rollout_server is ready after", "step 4/4", "held-out cd34 at step 4", "run is finished"):
+    for words in (
+        "rollout_server is ready after",
+        f"dashboard  {url}",
+        "the run continues without it",
+        "step 4/4",
+        "held-out cd34 at step 4",
+        "run is finished",
+    ):
         assert words in output
 
 

@@ -153,11 +153,6 @@ def test_scale_of_a_run_that_is_not_up_says_so(tmp_path: Path, config_file: Path
     assert "only rollout workers" in str(refusal("scale", "learner", "2", "--run", str(run.path)))
 
 
-def test_a_report_of_nothing_is_refused(tmp_path: Path, config_file: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", dump_toml(load_config([config_file], [])))
-    assert "no finished step" in str(refusal("report", str(run.path)))
-
-
 def default_ports() -> dict[str, int]:
     """Section -> port that a process of a run takes unless told otherwise, by the configuration itself."""
     sections = Config().model_dump()
@@ -167,9 +162,9 @@ def default_ports() -> dict[str, int]:
 
 
 def test_a_run_can_be_looked_at_while_another_one_trains() -> None:
-    from buffer_service import view as server
+    from services.dashboard import view as server
 
-    assert {"buffer", "scheduler", "learner", "evaluation", "rollout"} <= default_ports().keys()
+    assert {"buffer", "scheduler", "learner", "evaluation", "rollout", "dashboard"} <= default_ports().keys()
     assert len(set(default_ports().values())) == len(default_ports())
     assert server.PORT not in default_ports().values()
     (option,) = (p for p in typer.main.get_command(app).commands["view"].params if p.name == "port")  # type: ignore[attr-defined]

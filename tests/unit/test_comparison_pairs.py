@@ -17,6 +17,8 @@ from bapo.errors import ConfigError
 from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
 
 STEPS = 4
+
+
 NOTHING = {"p": "0000", "q": "0000"}
 
 
@@ -50,8 +52,6 @@ def pairs(compared: Compared) -> list[tuple[str, str]]:
 
 
 # -- who is compared with whom
-
-
 def test_methods_are_compared_with_the_first_one_and_bapo_with_dapo(tmp_path: Path) -> None:
     compared = make_methods(tmp_path, "grpo", "dapo", "bapo")
     assert pairs(compared) == [("dapo", "grpo"), ("bapo", "grpo"), ("bapo", "dapo")]
@@ -73,8 +73,6 @@ def test_an_unknown_method_is_refused_with_the_nearest_one(tmp_path: Path) -> No
 
 
 # -- one run at a number of responses
-
-
 def test_between_two_measurements_each_prompt_lies_on_its_own_straight_line(tmp_path: Path) -> None:
     # 32 responses in all. p 0 -> 1/2, q 1/4 -> 3/4; after 12 of them 3/8 of the way.
     run = one_run(tmp_path / "one", {0: {"p": "0000", "q": "1000"}, 4: {"p": "1100", "q": "1110"}}, groups=2)
@@ -93,8 +91,6 @@ def test_behind_the_last_measurement_there_is_no_answer(tmp_path: Path) -> None:
 
 
 # -- two methods at equal responses
-
-
 def make_unequal(root: Path, *, middle: Mapping[str, str] | None = None) -> tuple[Method, Method]:
     """plain spends 16 responses, ours 32: half of the way. Differences there: seed 1 0, 1/4; seed 2 1/4, 1/2."""
     ends = {1: {"p": "1000", "q": "1000"}, 2: {"p": "1000", "q": "0000"}}
@@ -159,8 +155,6 @@ def test_methods_without_a_seed_or_prompts_in_common_say_so(tmp_path: Path) -> N
 
 
 # -- responses for equal accuracy
-
-
 @pytest.mark.parametrize(
     ("target", "want"),
     [(0.1, 0), (0.2, 0), (0.3, 5), (0.4, 10), (0.5, 20 + 10 * 2 / 3), (0.6, 30), (0.61, None)],
@@ -171,6 +165,8 @@ def test_the_first_crossing_is_on_the_way_up(target: float, want: float | None) 
 
 
 HALF, QUARTER, EIGHTH = {"p": "1100", "q": "1100"}, {"p": "1000", "q": "1000"}, {"p": "1000", "q": "0000"}
+
+
 WHOLE = {"p": "1111", "q": "1111"}
 
 

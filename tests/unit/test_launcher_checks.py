@@ -35,6 +35,7 @@ def make_config(tmp_path: Path, **sections: dict[str, Any]) -> Config:
         "rollout": {"port": 0},
         "scheduler": {"port": 0},
         "evaluation": {"port": 0},
+        "dashboard": {"port": 0},
     }
     return Config.model_validate({name: tree.get(name, {}) | sections.get(name, {}) for name in {*tree, *sections}})
 

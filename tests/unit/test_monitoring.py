@@ -15,16 +15,18 @@ import yaml
 
 from bapo.metrics.metric import Process
 from bapo.metrics.registry import METRICS
-from bapo.monitoring.__main__ import DASHBOARDS, REPOSITORY, files
-from bapo.monitoring.alert import Clock
-from bapo.monitoring.alerts import ALERTS
-from bapo.monitoring.grafana import dashboard_json, only, series_of
-from bapo.monitoring.prometheus import scrape_runs
-from bapo.monitoring.targets import TargetFile
 from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry, show_disk
+from deploy.monitoring.__main__ import DASHBOARDS, REPOSITORY, files
+from deploy.monitoring.alert import Clock
+from deploy.monitoring.alerts import ALERTS
+from deploy.monitoring.grafana import dashboard_json, only, series_of
+from deploy.monitoring.prometheus import scrape_runs
+from services.launcher.targets import TargetFile
 
 KNOWN = {series: metric for metric in METRICS for series in series_of(metric.name, metric.kind)}
+
+
 SELECTOR = re.compile(r"\b(bapo_[a-z0-9_]+)\b(\{[^}]*\})?")
 
 
@@ -37,7 +39,7 @@ def selectors(query: str) -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize("path", sorted(files()))
 def test_what_is_committed_is_what_the_registry_gives(path: str) -> None:
     text = (REPOSITORY / path).read_text()
-    assert text == files()[path], f"{path} is out of date: run python -m bapo.monitoring"
+    assert text == files()[path], f"{path} is out of date: run python -m deploy.monitoring"
 
 
 @pytest.mark.parametrize("name", sorted(DASHBOARDS))

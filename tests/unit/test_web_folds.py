@@ -11,21 +11,22 @@ from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.errors import ContractError
 from bapo.records import RunDirectory
+from bapo.storage import Lines
 from bapo.types import Fate, Origin, Purpose
-from bapo.web.ages import by_range, table_ages
-from bapo.web.asking import Endpoint, all_endpoints, ask, view_of
-from bapo.web.following import Lines
-from bapo.web.held_out import held_out
-from bapo.web.view import RunView
-from bapo.web.visits import PromptVisits
 from bapo.whatif.history import History
 from bapo.whatif.recording import RecordedStep
+from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask, view_of
+from services.dashboard.overview import held_out
+from services.dashboard.run_view import RunView
+from services.dashboard.step_columns import PromptVisits, by_range, table_ages
 from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
 
 CONFIG = Config.model_validate(
     {"algorithm": {"batch_size": 4, "group_size": 4}, "learner": {"minibatch_size": 4}, "rollout": {"num_workers": 1}}
 )
-OVERVIEW = all_endpoints()["overview"]
+
+
+OVERVIEW = next(endpoint for endpoint in ENDPOINTS if endpoint.name == "overview")
 
 
 def visit(prompt: str, rewards: str, step: int, **fields: Any) -> Fate:
@@ -109,8 +110,6 @@ def test_held_out_matrices_compare_with_the_base_model() -> None:
 
 
 # -- following a run
-
-
 def whole(view: RunView, endpoint: Endpoint = OVERVIEW, **query: Any) -> dict[str, Any]:
     while not (found := ask(view, endpoint, **query))["is_complete"]:
         pass

@@ -10,10 +10,11 @@ import pytest
 from bapo.config.load import load_resolved
 from bapo.errors import ContractError
 from bapo.records import RunDirectory
-from bapo.web.asking import all_endpoints, ask, view_of
-from bapo.web.export import answers
-from bapo.web.text_index import TextIndex
-from bapo.web.view import RunView
+from services.dashboard import group
+from services.dashboard.endpoints import ENDPOINTS, ask, view_of
+from services.dashboard.export import answers
+from services.dashboard.run_view import RunView
+from services.dashboard.search import TextIndex
 from tests.rollout_run import GROUP, HOSTILE, LONG, token_row, write_rollout_run
 
 
@@ -31,7 +32,7 @@ def view(run: RunDirectory) -> RunView:
 
 
 def told(view: RunView, endpoint: str, **query: Any) -> dict[str, Any]:
-    return ask(view, all_endpoints()[endpoint], **query)
+    return ask(view, next(one for one in ENDPOINTS if one.name == endpoint), **query)
 
 
 def test_a_prompt_has_its_visits_and_its_way_through_the_buffers(view: RunView) -> None:
@@ -140,10 +141,9 @@ def test_an_exported_file_carries_the_prompts_and_the_recorded_groups_with_text_
 def test_a_group_that_does_not_fit_is_left_out_of_an_exported_file(
     view: RunView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bapo.web.endpoints import group
 
     monkeypatch.setattr(group, "EXPORTED_TOKENS", 2010)  # hard@2 has 4 + 2 + 3 + 2000 tokens, other@2 8 more
-    assert [query["id"] for query in group.exported(view)] == [GROUP, GROUP]
+    assert [query["id"] for query in group.exported_group(view)] == [GROUP, GROUP]
 
 
 def test_words_are_found_in_any_case_and_the_newest_first() -> None:

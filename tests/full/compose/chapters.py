@@ -20,14 +20,14 @@ WINDOW_S = 60.0
 """Over which tokens per second are measured."""
 LEAST_GAIN = 1.5
 """Tokens per second of all servers over those of one, where sampling is what the run waits for (scripted engine)."""
-VICTIMS = ("buffer", "rollout", "redis", "learner", "scheduler", "evaluator")
-OURS = ("buffer", "rollout", "learner", "scheduler", "evaluator", "redis")
+VICTIMS = ("buffer", "rollout", "redis", "learner", "scheduler", "evaluator", "dashboard")
+OURS = ("buffer", "rollout", "learner", "scheduler", "evaluator", "dashboard", "redis")
 ENDED = {0, 143}
 """Exit codes behind SIGTERM: 143 of what has nothing to save and ends at once. 137 would be SIGKILL, after its time."""
 TWO = ("--scale", "rollout=2")
 """Behind the chapter that scales."""
-COMMANDS = "http://127.0.0.1:8700"
-"""The buffer service, for commands inside of its container."""
+COMMANDS = "http://buffer:8700"
+"""The buffer service, for commands inside of another container."""
 
 
 class Check:
@@ -61,8 +61,8 @@ class Check:
         say(f"read-only, user 10001, no capabilities: {', '.join(OURS)}; the buffer answers 401 without a token")
 
     def look_at_page(self) -> None:
-        """The image of the buffer can read records and write parquet files, with what it has of pyarrow."""
-        url = f"http://127.0.0.1:{self._stack.port('buffer', 8700)}/web/api/v1/overview"
+        """The image of the services can read records and write Parquet files."""
+        url = f"http://127.0.0.1:{self._stack.port('dashboard', 8704)}/api/v1/overview"
 
         def has_steps() -> bool:
             found = json.loads(get(url, self._viewer))
@@ -216,7 +216,8 @@ class Check:
 
     def _bapo(self, *words: str, role: str) -> str:
         token = self._stack.secret(role)
-        inside = ("exec", "-T", "-e", f"BAPO_TOKEN={token}", "buffer", "python", "-m", "bapo.cli")
+        given = ("-e", f"BAPO_TOKEN={token}", "-e", "BAPO_TOKEN_FILE=")
+        inside = ("exec", "-T", *given, "dashboard", "python", "-m", "bapo.cli")
         return self._stack.compose(*inside, *words, "--url", COMMANDS).strip()
 
 

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from bapo.metrics.metric import Process
-from bapo.monitoring.__main__ import DASHBOARDS
-from bapo.monitoring.grafana import DATASOURCE, dashboard_json
-from bapo.monitoring.prometheus import rules
+from deploy.monitoring.__main__ import DASHBOARDS
+from deploy.monitoring.grafana import DATASOURCE, dashboard_json
+from deploy.monitoring.prometheus import rules
 from tests.full.compose.stack import CheckError, Stack, get, wait_for
 
 WAIT_S = 300.0
+
+
 VARIABLES = {"$__rate_interval": "1m", "$__interval": "5s", "$__range": "10m", "$run": ".*", "$worker": ".*"}
 
 

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.buffer_app import served_app, small_config
 from tests.buffer_setup import new_store, stored
+from tests.dashboard_app import dashboard_app
 from tests.factories import make_request
 from tests.rollout_run import write_rollout_run
 
@@ -63,7 +65,7 @@ class Outcome:
 
 
 def fuzz(examples: int, *, number: int = 1, redis_url: str, only: str = "") -> Outcome:
-    """Fuzz all operations of the buffer's API, the web page's among them, or those whose label holds `only`.
+    """Fuzz all operations of the buffer and of the dashboard, or those whose label holds `only`.
 
     Raises: what a check found.
     """
@@ -72,8 +74,9 @@ def fuzz(examples: int, *, number: int = 1, redis_url: str, only: str = "") -> O
     store.enqueue([make_request(prompt_id="open")], cursor=None)
     outcome, process = Outcome(), psutil.Process()
     with tempfile.TemporaryDirectory() as folder:
-        app = served_app(store, small_config(), run=write_rollout_run(Path(folder) / "run"))
-        for result in schemathesis.openapi.from_asgi("/openapi.json", app).get_all_operations():
+        apps = (served_app(store, small_config()), dashboard_app(write_rollout_run(Path(folder) / "run")))
+        schemas = [schemathesis.openapi.from_asgi("/openapi.json", app) for app in apps]
+        for result in chain.from_iterable(schema.get_all_operations() for schema in schemas):
             operation = result.ok()
             if only in operation.label:
                 _fuzz_operation(operation, examples, number, outcome)

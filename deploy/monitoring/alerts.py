@@ -1,0 +1,335 @@
+"""All alerts, the gravest first. Each has a case that fires it and a near one that does not."""
+
+from __future__ import annotations
+
+from deploy.monitoring.alert import Alert, Case, Clock
+
+MINUTE, HOUR = 60.0, 3600.0
+R = '{run="r"}'
+STEP = 'bapo_learner_phase_seconds_bucket{run="r",phase="step",le="%s"}'
+
+
+def newest(name: str) -> str:
+    """One value per run."""
+    return f"max by (run) ({name})"
+
+
+def finished(t: Clock, span_s: float) -> str:
+    """Runs whose last step was trained, by what the buffer said of it lately: the learner ends too soon behind that
+    step for a scrape to see it there."""
+    return (
+        f"(max by (run) (max_over_time(bapo_run_committed_steps[{t.span(span_s)}])) "
+        f">= on (run) max by (run) (last_over_time(bapo_run_target_steps[{t.span(span_s)}])))"
+    )
+
+
+def steps_of_a_second(minutes: int) -> dict[str, str]:
+    """Six hundred steps of about a second, all before the series begins to stand still."""
+    return {STEP % "1.0": f"0+60x10 600x{minutes}", STEP % "+Inf": f"0+60x10 600x{minutes}"}
+
+
+ALERTS = (
+    Alert(
+        name="ProcessDown", severity="critical", for_s=MINUTE,
+        summary="Prometheus does not reach a process of the run.",
+        runbook="Look at RUN/logs/PROCESS.log and `bapo watch RUN`; the launcher starts what crashed again, a process "
+        "that hangs has to be killed.",
+        expr=lambda t: 'up{process=~"buffer_service|rollout_server|learner|scheduler|evaluator"} == 0',
+        fires=Case({'up{run="r",process="learner"}': "1 1 0x5"}, 5, {"run": "r", "process": "learner"}),
+        quiet=Case({'up{run="r",process="learner"}': "1 1 0 1x5"}, 5),
+    ),
+    Alert(
+        name="ProcessGone", severity="critical", for_s=2 * MINUTE,
+        summary="A process that was there within the last hour is gone, others are not, and the run is not finished.",
+        runbook="It ended, or its container, pod or host did: `docker compose ps -a` or `kubectl get pods` shows its "
+        "exit code, RUN/logs or the container's log its last words; docs/reliability.md says what goes on where it "
+        "was.",
+        # Where targets are found by DNS, or by what runs, one that has ended is no target that is down: it is none.
+        # A run of which nothing is left was stopped.
+        expr=lambda t: f"max by (run, process) (last_over_time(bapo_build_info[{t.span(HOUR)}])) "
+        "unless on (run, process) bapo_build_info "
+        f"and on (run) max by (run) (last_over_time(bapo_build_info[{t.span(MINUTE)}])) "
+        f"unless on (run) {finished(t, HOUR)}",
+        fires=Case({
+            'bapo_build_info{run="r",process="learner"}': "1x5 _x20",
+            'bapo_build_info{run="r",process="evaluator"}': "1x25",
+            f"bapo_run_committed_steps{R}": "99x25", f"bapo_run_target_steps{R}": "100x25",
+        }, 15, {"run": "r", "process": "learner"}),
+        quiet=Case({
+            'bapo_build_info{run="r",process="learner"}': "1x5 _x20",
+            'bapo_build_info{run="r",process="evaluator"}': "1x25", f"bapo_learner_step{R}": "99x5 _x20",
+            f"bapo_run_committed_steps{R}": "100x25", f"bapo_run_target_steps{R}": "100x25",
+            'bapo_build_info{run="stopped",process="learner"}': "1x5 _x20",
+            'bapo_run_committed_steps{run="stopped"}': "7x5 _x20",
+            'bapo_run_target_steps{run="stopped"}': "100x5 _x20",
+        }, 15),
+    ),
+    Alert(
+        name="RedisDown", severity="critical", for_s=30.0,
+        summary="The buffer service does not reach Redis: nothing is taken, nothing is handed out.",
+        runbook="Look at RUN/logs/redis.log, or at the Redis of buffer.redis_url; everything acknowledged is there "
+        "again when it is, and the run goes on by itself.",
+        expr=lambda t: "min by (run) (bapo_buffer_redis_up) == 0",
+        fires=Case({f"bapo_buffer_redis_up{R}": "1 0x4"}, 3),
+        quiet=Case({f"bapo_buffer_redis_up{R}": "1x4"}, 3),
+    ),
+    Alert(
+        name="RedisNotPersistent", severity="critical", for_s=MINUTE,
+        summary="Redis keeps no append-only file, or cannot write it: what is acknowledged would not survive its end.",
+        runbook="`CONFIG SET appendonly yes` on that Redis, or free space on its disk; until then a crash of Redis "
+        "costs everything since the last checkpoint (`bapo train --resume RUN`).",
+        expr=lambda t: "min by (run) (bapo_buffer_redis_persistent) == 0",
+        fires=Case({f"bapo_buffer_redis_persistent{R}": "1 0x4"}, 3),
+        quiet=Case({f"bapo_buffer_redis_persistent{R}": "1x4"}, 3),
+    ),
+    Alert(
+        name="LearnerStuck", severity="critical", for_s=30.0,
+        summary="The last step ended more than five median steps, and at least a minute, ago.",
+        runbook="The log of the learner says what it waits for (its batch: see the workers' rows of BAPO / System); "
+        "a learner that hangs is killed and goes on from its checkpoint.",
+        # last_over_time: also where a stopped process does not answer a scrape any more.
+        expr=lambda t: (
+            f"(time() - max by (run) (last_over_time(bapo_learner_last_step_timestamp_seconds[{t.span(5 * MINUTE)}])) "
+            "> on (run) clamp_min(5 * histogram_quantile(0.5, sum by (run, le) (rate("
+            f'bapo_learner_phase_seconds_bucket{{phase="step"}}[{t.span(HOUR)}]))), {t.seconds(MINUTE)})) '
+            f"unless on (run) {finished(t, 5 * MINUTE)}"
+        ),
+        fires=Case({
+            f"bapo_learner_last_step_timestamp_seconds{R}": "0+60x10 600x20",
+            f"bapo_run_committed_steps{R}": "0+1x10 10x20", f"bapo_run_target_steps{R}": "100x30",
+            **steps_of_a_second(20),
+        }, 13),
+        quiet=Case({
+            f"bapo_learner_last_step_timestamp_seconds{R}": "0+60x10 600x20", f"bapo_learner_step{R}": "89+1x10 99x20",
+            f"bapo_run_committed_steps{R}": "90+1x10 100x20", f"bapo_run_target_steps{R}": "100x30",
+            **steps_of_a_second(20),
+        }, 20),
+    ),
+    Alert(
+        name="RunStalled", severity="critical",
+        summary="Nothing has moved in the run for five minutes: no request, no group, no batch, no step.",
+        runbook="The scheduler's log has one sentence that says who waits for whom; docs/reliability.md lists what "
+        "blocks whom.",
+        expr=lambda t: f"max by (run) (bapo_stalled_seconds) > {t.seconds(5 * MINUTE)}",
+        fires=Case({f"bapo_stalled_seconds{R}": "0+60x10"}, 7),
+        quiet=Case({f"bapo_stalled_seconds{R}": "0+60x4 0x6"}, 7),
+    ),
+    Alert(
+        name="NoWorkerReady", severity="critical", for_s=5 * MINUTE,
+        summary="No rollout worker samples.",
+        runbook="RUN/logs/worker-N.log and rollout_server.log say why workers do not come up; `bapo doctor` checks the "
+        "machine.",
+        expr=lambda t: 'sum by (run) (bapo_rollout_workers{state="ready"}) == 0',
+        fires=Case({'bapo_rollout_workers{run="r",state="ready"}': "1 0x10"}, 8),
+        quiet=Case({'bapo_rollout_workers{run="r",state="ready"}': "1 0x3 1x10"}, 8),
+    ),
+    Alert(
+        name="StalenessAboveBound", severity="critical",
+        summary="A fresh group trained that is older than v - 1 + slack steps: the step contract is broken.",
+        runbook="Keep the run directory, stop the run and report it with RUN/groups of that step; the buffer service "
+        "checks this at assembly, so two versions of the code may be at work.",
+        expr=lambda t: 'max by (run) (bapo_learner_staleness_max_steps{origin="x1"}) '
+        '> on (run) max by (run) (bapo_cadence_steps{name="max_staleness"})',
+        fires=Case({
+            'bapo_learner_staleness_max_steps{run="r",origin="x1"}': "6x5",
+            'bapo_cadence_steps{run="r",name="max_staleness"}': "5x5",
+        }, 3),
+        quiet=Case({
+            'bapo_learner_staleness_max_steps{run="r",origin="x3"}': "6x5",
+            'bapo_learner_staleness_max_steps{run="r",origin="x1"}': "5x5",
+            'bapo_cadence_steps{run="r",name="max_staleness"}': "5x5",
+        }, 3),
+    ),
+    Alert(
+        name="WorkerVersionLag", severity="warning", for_s=2 * MINUTE,
+        summary="A worker that samples is more than v + 2 versions behind the learner.",
+        runbook="Its groups will be dropped as stale: look for its failed update in rollout_server.log; killing the "
+        "worker brings a new one with the newest weights.",
+        expr=lambda t: "max by (run) (bapo_learner_policy_version) - on (run) group_right () max by (run, worker) "
+        "(bapo_rollout_policy_version and on (run, worker) bapo_rollout_worker_up == 1) "
+        '> on (run) group_left () (max by (run) (bapo_cadence_steps{name="v"}) + 2)',
+        fires=Case({
+            f"bapo_learner_policy_version{R}": "20x9", 'bapo_rollout_policy_version{run="r",worker="worker-1"}': "12x9",
+            'bapo_rollout_worker_up{run="r",worker="worker-1"}': "1x9", 'bapo_cadence_steps{run="r",name="v"}': "5x9",
+        }, 5, {"run": "r", "worker": "worker-1"}),
+        quiet=Case({
+            f"bapo_learner_policy_version{R}": "20x9", 'bapo_rollout_policy_version{run="r",worker="worker-1"}': "13x9",
+            'bapo_rollout_policy_version{run="r",worker="worker-2"}': "0x9",
+            'bapo_rollout_worker_up{run="r",worker="worker-1"}': "1x9",
+            'bapo_rollout_worker_up{run="r",worker="worker-2"}': "0x9", 'bapo_cadence_steps{run="r",name="v"}': "5x9",
+        }, 5),
+    ),
+    Alert(
+        name="VerifierErrors", severity="warning",
+        summary="More than 1 % of the responses of the last ten minutes have no verdict: the verifier raised, hung or "
+        "was killed.",
+        runbook="RUN/logs/worker-N.log has each failure with its prompt; a group that failed is asked again, never "
+        "counted as wrong (task.grading_timeout_s, your reward function).",
+        expr=lambda t: "sum by (run, task) (increase(bapo_verifier_results_total"
+        f'{{outcome=~"error|timeout|killed"}}[{t.span(10 * MINUTE)}])) '
+        f"/ sum by (run, task) (increase(bapo_verifier_results_total[{t.span(10 * MINUTE)}])) > 0.01",
+        fires=Case({
+            'bapo_verifier_results_total{run="r",task="t",outcome="wrong"}': "0+98x15",
+            'bapo_verifier_results_total{run="r",task="t",outcome="timeout"}': "0+2x15",
+        }, 12, {"run": "r", "task": "t"}),
+        quiet=Case({
+            'bapo_verifier_results_total{run="r",task="t",outcome="wrong"}': "0+998x15",
+            'bapo_verifier_results_total{run="r",task="t",outcome="timeout"}': "0+2x15",
+        }, 12),
+    ),
+    Alert(
+        name="SyncFailures", severity="warning",
+        summary="A worker did not take a weight update in the last quarter of an hour.",
+        runbook="It was replaced; more than one in a row means that the file, its digest or the canary is wrong: "
+        "rollout_server.log names which.",
+        expr=lambda t: f"sum by (run) (increase(bapo_sync_failures_total[{t.span(15 * MINUTE)}])) > 0",
+        fires=Case({f"bapo_sync_failures_total{R}": "0x5 1x10"}, 8),
+        quiet=Case({f"bapo_sync_failures_total{R}": "1x20"}, 18),
+    ),
+    Alert(
+        name="RedisMemory", severity="warning", for_s=5 * MINUTE,
+        summary="Redis uses more than 80 % of its maxmemory; at 95 % fresh groups are refused.",
+        runbook="Write checkpoints more often (checkpoint.every), bound the fresh groups (buffer.max_fresh_groups), "
+        "or raise buffer.max_memory_mb.",
+        expr=lambda t: f"{newest('bapo_buffer_redis_memory_bytes')} / on (run) "
+        f"{newest('bapo_buffer_redis_memory_limit_bytes')} > 0.8",
+        fires=Case({
+            f"bapo_buffer_redis_memory_bytes{R}": "81x9", f"bapo_buffer_redis_memory_limit_bytes{R}": "100x9",
+        }, 8),
+        quiet=Case({
+            f"bapo_buffer_redis_memory_bytes{R}": "81x9", f"bapo_buffer_redis_memory_limit_bytes{R}": "_x9",
+        }, 8),
+    ),
+    Alert(
+        name="CheckpointOld", severity="warning", for_s=MINUTE,
+        summary="The newest checkpoint is more than two intervals old, in steps.",
+        runbook="learner.log says why it was not written (a full disk, for example); a crash now costs these steps.",
+        expr=lambda t: f"{newest('bapo_learner_step')} - on (run) {newest('bapo_checkpoint_last_step')} "
+        f"> on (run) 2 * {newest('bapo_checkpoint_interval_steps')}",
+        fires=Case({
+            f"bapo_learner_step{R}": "45x5", f"bapo_checkpoint_last_step{R}": "20x5",
+            f"bapo_checkpoint_interval_steps{R}": "10x5",
+        }, 3),
+        quiet=Case({
+            f"bapo_learner_step{R}": "40x5", f"bapo_checkpoint_last_step{R}": "20x5",
+            f"bapo_checkpoint_interval_steps{R}": "10x5",
+        }, 3),
+    ),
+    Alert(
+        name="DiskLow", severity="warning", for_s=MINUTE,
+        summary="Less than 5 % of the disk of the run directory is free.",
+        runbook="Remove old runs, or checkpoints (checkpoint.keep_last); a full disk ends the run, which goes on with "
+        "`bapo train --resume RUN` when there is space.",
+        expr=lambda t: f"{newest('bapo_run_disk_free_bytes')} / on (run) {newest('bapo_run_disk_size_bytes')} < 0.05",
+        fires=Case({f"bapo_run_disk_free_bytes{R}": "4x5", f"bapo_run_disk_size_bytes{R}": "100x5"}, 3),
+        quiet=Case({f"bapo_run_disk_free_bytes{R}": "6x5", f"bapo_run_disk_size_bytes{R}": "100x5"}, 3),
+    ),
+    Alert(
+        name="AllRewardsZero", severity="warning", for_s=20 * MINUTE,
+        summary="No fresh response was right for twenty minutes: there is nothing to learn from.",
+        runbook="Look at responses (`bapo buffer show`) and at the verifier by hand: wrong answer format, a length "
+        "limit that cuts everything, prompts that are too hard, or a collapsed policy.",
+        expr=lambda t: f"{newest('bapo_reward_global_mean_ratio')} <= 0",
+        fires=Case({f"bapo_reward_global_mean_ratio{R}": "0x30"}, 25),
+        quiet=Case({f"bapo_reward_global_mean_ratio{R}": "0x15 0.01 0x15"}, 25),
+    ),
+    Alert(
+        name="AllRewardsOne", severity="warning", for_s=20 * MINUTE,
+        summary="Every fresh response was right for twenty minutes.",
+        runbook="The task is solved, or the verifier accepts anything: read some responses; then take harder data.",
+        expr=lambda t: f"{newest('bapo_reward_global_mean_ratio')} >= 1",
+        fires=Case({f"bapo_reward_global_mean_ratio{R}": "1x30"}, 25),
+        quiet=Case({f"bapo_reward_global_mean_ratio{R}": "0.99x30"}, 25),
+    ),
+    Alert(
+        name="ZeroVarianceShare", severity="warning", for_s=5 * MINUTE,
+        summary="More than 90 % of the fresh groups are all wrong or all right, so that they teach nothing.",
+        runbook="Choose prompts of middle difficulty (selector in docs/methods.md), a larger group_size, or a lower "
+        "c1; B_bad and B_high then carry the run.",
+        expr=lambda t: "sum by (run) (increase(bapo_batch_filtered_groups_total"
+        f'{{reason=~"all_wrong|all_right|no_variance"}}[{t.span(15 * MINUTE)}])) / on (run) '
+        f"(sum by (run) (increase(bapo_batch_filtered_groups_total[{t.span(15 * MINUTE)}])) + on (run) "
+        f'sum by (run) (increase(bapo_batch_trained_groups_total{{origin="x1"}}[{t.span(15 * MINUTE)}]))) > 0.9',
+        fires=Case({
+            'bapo_batch_filtered_groups_total{run="r",reason="all_wrong"}': "0+91x30",
+            'bapo_batch_trained_groups_total{run="r",origin="x1"}': "0+9x30",
+        }, 25),
+        quiet=Case({
+            'bapo_batch_filtered_groups_total{run="r",reason="all_wrong"}': "0+89x30",
+            'bapo_batch_trained_groups_total{run="r",origin="x1"}': "0+11x30",
+        }, 25),
+    ),
+    Alert(
+        name="BatchUnderfilled", severity="warning",
+        summary="For at least ten steps of the last half hour no batch had more than 30 % of B.",
+        runbook="See Difficulty in BAPO / Run: too few prompts are informative; change the data, the selector, "
+        "c2_range and c3_range, or take a smaller batch_size.",
+        expr=lambda t: f"max by (run) (max_over_time(bapo_batch_fill_ratio[{t.span(30 * MINUTE)}])) < 0.3 "
+        f"and on (run) sum by (run) (increase(bapo_learner_steps_total[{t.span(30 * MINUTE)}])) >= 10",
+        fires=Case({f"bapo_batch_fill_ratio{R}": "0.2x40", f"bapo_learner_steps_total{R}": "0+1x40"}, 35),
+        quiet=Case({f"bapo_batch_fill_ratio{R}": "0.2x20 0.4 0.2x20", f"bapo_learner_steps_total{R}": "0+1x40"}, 35),
+    ),
+    Alert(
+        name="BadBufferNeverPromotes", severity="warning",
+        summary="Five rounds of re-evaluation in an hour, and no hard prompt became solvable.",
+        runbook="B_bad holds prompts that the model cannot solve: `bapo buffer bad`; a smaller max_reevaluated saves "
+        "their cost, and `bapo buffer` can drop them.",
+        expr=lambda t: "sum by (run) (increase(bapo_reevaluation_prompts_total"
+        f'{{outcome="improved"}}[{t.span(HOUR)}])) == 0 '
+        f'and on (run) sum by (run) (increase(bapo_reevaluation_rounds_total{{outcome="asked"}}[{t.span(HOUR)}])) >= 5',
+        fires=Case({
+            'bapo_reevaluation_prompts_total{run="r",outcome="improved"}': "3x70",
+            'bapo_reevaluation_rounds_total{run="r",outcome="asked"}': "0+1x70",
+        }, 65),
+        quiet=Case({
+            'bapo_reevaluation_prompts_total{run="r",outcome="improved"}': "3x40 4x30",
+            'bapo_reevaluation_rounds_total{run="r",outcome="asked"}': "0+1x70",
+        }, 65),
+    ),
+    Alert(
+        name="BinStarved", severity="warning", for_s=20 * MINUTE,
+        summary="The bins that reuse draws from have been empty for twenty minutes: X3, which trained before, is gone.",
+        runbook="No fresh group lies in the window c2 to c3: compare Thresholds and r_tot with the bins beside it in "
+        "BAPO / Run, and widen c2_range and c3_range.",
+        expr=lambda t: 'max by (run) (bapo_buffer_groups{table="high"}) == 0 '
+        'and on (run) sum by (run) (bapo_batch_trained_groups_total{origin="x3"}) > 0',
+        fires=Case({
+            'bapo_buffer_groups{run="r",table="high"}': "5x3 0x30",
+            'bapo_batch_trained_groups_total{run="r",origin="x3"}': "7x40",
+        }, 28),
+        quiet=Case({
+            'bapo_buffer_groups{run="r",table="high"}': "0x40",
+            'bapo_batch_trained_groups_total{run="r",origin="x3"}': "0x40",
+        }, 28),
+    ),
+    Alert(
+        name="GradNormSpike", severity="warning",
+        summary="The gradient norm is ten times its median of the last hour.",
+        runbook="learner.grad_clip bounds the step; if it comes again, look at the batch (`bapo replay RUN --step N`) "
+        "and lower learner.lr.",
+        expr=lambda t: "max by (run) (bapo_learner_grad_norm) > on (run) "
+        f"10 * max by (run) (quantile_over_time(0.5, bapo_learner_grad_norm[{t.span(HOUR)}]))",
+        fires=Case({f"bapo_learner_grad_norm{R}": "1x30 11x3"}, 31),
+        quiet=Case({f"bapo_learner_grad_norm{R}": "1x30 9x3"}, 31),
+    ),
+    Alert(
+        name="EntropyCollapse", severity="warning", for_s=5 * MINUTE,
+        summary="The entropy has fallen below a tenth of its highest value of the last six hours.",
+        runbook="Responses become all alike: a lower learner.lr, loss.entropy_coef or loss.kl_coef > 0, or an earlier "
+        "checkpoint.",
+        expr=lambda t: "max by (run) (bapo_learner_entropy_nats) < on (run) "
+        f"0.1 * max by (run) (max_over_time(bapo_learner_entropy_nats[{t.span(6 * HOUR)}]))",
+        fires=Case({f"bapo_learner_entropy_nats{R}": "1x30 0.09x20"}, 40),
+        quiet=Case({f"bapo_learner_entropy_nats{R}": "1x30 0.11x20"}, 40),
+    ),
+    Alert(
+        name="BoundNegative", severity="info", for_s=10 * MINUTE,
+        summary="Theorem 3.2 says nothing for this subset: its estimated bound is not above 0.",
+        runbook="Common, and no fault by itself; docs/theory.md says which of its terms is large and what makes it "
+        "smaller (v, slack, S, lr).",
+        expr=lambda t: 'max by (run, origin) (bapo_learner_improvement_bound{form="paper"}) <= 0',
+        fires=Case({'bapo_learner_improvement_bound{run="r",origin="x3",form="paper"}': "-1x20"}, 15,
+                   {"run": "r", "origin": "x3"}),
+        quiet=Case({'bapo_learner_improvement_bound{run="r",origin="x3",form="paper"}': "0.1x20"}, 15),
+    ),
+)  # fmt: skip

@@ -1,0 +1,50 @@
+"""`python -m services.dashboard --config RUN/config.toml --run-dir RUN [--buffer-url URL] [--host HOST] [--port PORT]`.
+
+The web page of a run that goes on: its records, and what its buffer knows now. The port that it listens on is written
+to RUN/ports/dashboard, unless --port names it: nothing else of RUN is written, so it may be mounted read-only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+import uvicorn
+
+from bapo.addresses import DASHBOARD
+from bapo.listening import listen
+from bapo.metrics.metric import Process
+from bapo.process import Flags, run_process
+from bapo.telemetry import Telemetry
+from bapo.tokens import keyring_for, listen_host
+from services.dashboard.app import create_app, uvicorn_config
+from services.dashboard.endpoints import view_of
+from services.dashboard.run_view import LiveBuffer
+
+log = logging.getLogger(__name__)
+
+
+def main(flags: Flags) -> None:
+    """Serve until SIGTERM. Raises: ConfigError for a port in use."""
+    config, port = flags.config, flags.extra.port
+    host = listen_host(flags.extra.host, config.dashboard.host)
+    keyring = keyring_for("the dashboard", host, config.security.tokens)
+    view = view_of(flags.run, config, LiveBuffer(config, flags.run, flags.extra.buffer_url))
+    app = create_app(view, Telemetry(Process.DASHBOARD, run=config.run.name), keyring)
+    with listen(
+        host, config.dashboard.port if port is None else port, what="the dashboard", key="dashboard.port"
+    ) as listener:
+        if not port:
+            flags.run.write_port(DASHBOARD, int(listener.getsockname()[1]))
+        log.info("run=%s listens on %s:%d", config.run.name, *listener.getsockname()[:2])
+        uvicorn.Server(uvicorn_config(app)).run(sockets=[listener])
+
+
+def _add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
+    parser.add_argument("--host", help="address to listen on (instead of BAPO_HOST and dashboard.host)")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for a free one (instead of dashboard.port)")
+
+
+if __name__ == "__main__":
+    run_process("services.dashboard", main, add_flags=_add_flags)

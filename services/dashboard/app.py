@@ -1,0 +1,174 @@
+"""The page over HTTP: its files for everybody, its numbers for who may see them. Nothing of a run is changed here."""
+
+from __future__ import annotations
+
+import gzip
+import html
+import inspect
+import json
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import uvicorn
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+import bapo
+from bapo.answers import name_of, no_route, wrong_fields
+from bapo.bounded_headers import BoundedHeaders
+from bapo.errors import BapoError, ContractError, Refusal
+from bapo.gate import Gate, Rules, allow
+from bapo.listening import BACKLOG
+from bapo.telemetry import Telemetry
+from bapo.tokens import Keyring, Role
+from services.dashboard.assets import all_assets, served_document
+from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask
+from services.dashboard.run_view import RunView
+
+API = "/api/v1"
+RULES = Rules(
+    [
+        allow("GET", "/metrics", Role.VIEWER),
+        *(allow("GET", f"{API}/{endpoint.name}", *endpoint.roles) for endpoint in ENDPOINTS),
+    ],
+    open_paths=("/", "/{folder}/{file}"),  # a browser that opens a page can send no token
+)
+SMALL_BYTES = 4096
+"""Answers up to here are not compressed."""
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+def create_app(view: RunView, telemetry: Telemetry, keyring: Keyring | None = None) -> FastAPI:
+    """The page of one run. Without a keyring everybody may see everything."""
+    app = FastAPI(title="BAPO dashboard", version=bapo.__version__, summary="The web page of one run.")
+    app.include_router(_page(view, needs_token=keyring is not None))
+    for endpoint in ENDPOINTS:
+        app.add_api_route(f"{API}/{endpoint.name}", _route(view, endpoint), methods=["GET"], name=endpoint.name)
+    app.include_router(_health(telemetry))
+    app.state.refused = partial(_count, telemetry)
+    app.add_exception_handler(BapoError, _named_error)
+    app.add_exception_handler(RequestValidationError, _invalid_query)
+    app.add_exception_handler(HTTPException, _no_route)
+    app.add_middleware(Gate, rules=RULES, keyring=keyring, refused=app.state.refused)
+    return app
+
+
+class Protocol(BoundedHeaders, HttpToolsProtocol):
+    """HTTP with bounds on what comes before a body."""
+
+
+def uvicorn_config(app: FastAPI) -> uvicorn.Config:
+    """How the page is served: our own log lines, a bounded end."""
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        proxy_headers=False,
+        log_config=None,
+        log_level=logging.WARNING,
+        access_log=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=1,
+    )
+
+
+def _page(view: RunView, *, needs_token: bool) -> APIRouter:
+    router = APIRouter(tags=["page"])
+    document = served_document(html.escape(f"{view.config.run.name} - BAPO"), needs_token=needs_token)
+
+    @router.get("/", include_in_schema=False)
+    async def page() -> Response:
+        headers = HEADERS | {"Content-Security-Policy": document.policy}
+        return Response(document.html, media_type="text/html; charset=utf-8", headers=headers)
+
+    @router.get("/{folder}/{file}", include_in_schema=False)
+    async def asset(folder: str, file: str, request: Request) -> Response:
+        found = all_assets().get(f"{folder}/{file}")
+        if found is None:
+            raise ContractError(f"the page has no file {folder}/{file}")
+        headers = HEADERS | {"ETag": found.etag}
+        if request.headers.get("if-none-match") == found.etag:
+            return Response(status_code=304, headers=headers)
+        return _packed(request, found.content, found.media_type, headers)
+
+    return router
+
+
+def _health(telemetry: Telemetry) -> APIRouter:
+    router = APIRouter(tags=["health"])
+
+    @router.get("/healthz")
+    async def healthz() -> dict[str, bool]:
+        """The process is alive."""
+        return {"alive": True}
+
+    @router.get("/readyz")
+    async def readyz() -> dict[str, bool]:
+        """The page is served; what it cannot read or reach, it says itself."""
+        return {"ready": True}
+
+    @router.get("/metrics", response_class=Response)
+    def metrics() -> Response:
+        """Prometheus text format."""
+        return Response(telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def _route(view: RunView, endpoint: Endpoint) -> Callable[..., Response]:
+    """A route whose query is the keyword arguments of the endpoint: FastAPI checks their types. It runs in a thread."""
+
+    def route(request: Request, **query: Any) -> Response:
+        content = json.dumps(ask(view, endpoint, **query), separators=(",", ":"), allow_nan=False).encode()
+        return _packed(request, content, "application/json", HEADERS | {"Cache-Control": "no-store"})
+
+    signature = inspect.signature(endpoint.answer, eval_str=True)
+    request = inspect.Parameter("request", inspect.Parameter.KEYWORD_ONLY, annotation=Request)
+    keywords = [p for p in signature.parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    route.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[request, *keywords], return_annotation=Response
+    )
+    route.__doc__ = endpoint.answer.__doc__
+    return route
+
+
+def _packed(request: Request, content: bytes, media_type: str, headers: dict[str, str]) -> Response:
+    if len(content) > SMALL_BYTES and "gzip" in request.headers.get("accept-encoding", ""):
+        content, headers = gzip.compress(content, compresslevel=3), headers | {"Content-Encoding": "gzip"}
+    return Response(content, media_type=media_type, headers=headers | {"Vary": "Accept-Encoding"})
+
+
+def _count(telemetry: Telemetry, reason: Refusal) -> None:
+    telemetry.counter("bapo_refused_requests_total").labels(reason=reason.value).inc()
+
+
+async def _named_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, BapoError)
+    return _refused(request, error, error.http_status)
+
+
+async def _invalid_query(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return await _named_error(request, ContractError(wrong_fields(request.method, request.url.path, error.errors())))
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _refused(request, ContractError(no_route(request.method, request.url.path, error.detail)), error.status_code)
+
+
+def _refused(request: Request, error: BapoError, status: int) -> Response:
+    if isinstance(error, ContractError):
+        request.app.state.refused(error.reason)
+    return JSONResponse({"error": name_of(error), "message": str(error), "retry": False}, status_code=status)

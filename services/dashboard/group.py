@@ -1,0 +1,161 @@
+"""One group: its responses, with what the learner knew of every token where a step recorded that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bapo.errors import ContractError
+from bapo.token_files import TokenFiles, TokenRow
+from bapo.types import Fate
+from bapo.whatif.history import History, Visit
+from services.dashboard.prompts import PromptIndex
+from services.dashboard.run_view import RunView, number
+
+TOKENS = 2000
+"""Of each response, unless the caller wants more."""
+CHARS = 4
+"""Of a token, about: what a text is cut by whose tokens are not known."""
+EXPORTED_TOKENS = 300_000
+"""Of all groups in an exported file: about 15 MB of it."""
+
+
+def group(view: RunView, *, id: str, step: int = 0, most: int = TOKENS) -> dict[str, Any]:
+    """One group with its responses.
+
+    Args:
+        step: which use of the group; 0: the newest one with a text, if possible one that was trained; else the newest.
+        most: tokens of each response that are sent.
+    Raises: ContractError for a group that no step looked at (yet: see `is_complete`).
+    """
+    found = view.fold(PromptIndex).group(id)
+    if found is None:
+        if view.is_complete:
+            raise ContractError(f"no step of run {view.config.run.name} looked at a group {id[:80]!r}")
+        return {"id": id, "responses": None}
+    prompt_id, steps = found
+    visits = [visit for visit in view.fold(History).visits(prompt_id) if visit.fate.group_id == id]
+    chosen, rows = _chosen(view.run.token_files, visits, step)
+    fate = chosen.fate
+    return {
+        "id": id,
+        "prompt_id": prompt_id,
+        "step": chosen.step,
+        "steps": sorted(set(steps)),
+        "origin": fate.origin.value if fate.origin else None,
+        "reason": fate.reason,
+        "why": chosen.sentence,
+        "kind": chosen.kind,
+        "version": fate.policy_version,
+        "worker": fate.worker_id,
+        "rewards": [number(reward) for reward in fate.rewards],
+        "why_no_text": "" if rows else _why_no_text(view, fate, chosen.step),
+        "why_no_tokens": _why_no_tokens(view, fate, chosen.step) if rows and rows[0].is_text_alone else "",
+        **_prompt(rows),
+        "most": most,
+        "responses": [_response(row, max(0, most)) for row in rows],
+    }
+
+
+def exported_group(view: RunView) -> Iterable[dict[str, Any]]:
+    """The groups of the newest recorded steps, as many as fit."""
+    room = EXPORTED_TOKENS
+    for step in reversed(view.run.token_files.steps()):
+        sizes: dict[str, int] = {}
+        for head in view.run.token_files.read_heads(step):
+            sizes[head["group_id"]] = sizes.get(head["group_id"], 0) + min(TOKENS, head["num_tokens"])
+        for group_id, size in sizes.items():
+            room -= size
+            if room < 0:
+                return
+            if view.fold(PromptIndex).group(group_id) is not None:
+                yield {"id": group_id}
+                yield {"id": group_id, "step": step}
+
+
+def _chosen(files: TokenFiles, visits: Sequence[Visit], step: int) -> tuple[Visit, list[TokenRow]]:
+    for visit in visits:
+        if visit.step == step:
+            return visit, _rows(files, visit)
+    trained_last = sorted(visits, key=lambda visit: (visit.fate.origin is not None, visit.step))
+    for visit in reversed(trained_last):
+        if rows := _rows(files, visit):
+            return visit, rows
+    return visits[-1], []
+
+
+def _rows(files: TokenFiles, visit: Visit) -> list[TokenRow]:
+    return files.read_group(visit.step, visit.item)
+
+
+def _why_no_text(view: RunView, fate: Fate, step: int) -> str:
+    settings, steps = view.config.diagnostics, view.run.token_files.steps()
+    kept = "" if fate.origin is None else _kept_batch(view, step)
+    if step in steps and fate.origin is None:
+        return (
+            "the step has texts, but not of this group: of groups that do not train as many are kept as go into "
+            f"diagnostics.texts_mb = {settings.texts_mb}"
+        )
+    if step in steps:
+        return (
+            "the step's texts leave this group out: diagnostics.texts_mb or diagnostics.token_records_mb is too small "
+            "for the whole batch"
+        )
+    if not settings.texts and not settings.token_records:
+        return f"this run keeps no texts: set diagnostics.texts = 1 (every step) or more{kept}"
+    if all(not every or step % every for every in (settings.texts, settings.token_records)):
+        turns = f"diagnostics.texts = {settings.texts}, diagnostics.token_records = {settings.token_records}"
+        return f"it was not the turn of step {step} ({turns}; 0: never){kept}"
+    if steps and step < steps[0]:
+        return f"the texts of step {step} were removed: diagnostics.token_records_mb was full{kept}"
+    return (
+        f"the texts of step {step} are not written yet, or were left out, which the learner's log says; older "
+        f"runs kept none{kept}"
+    )
+
+
+def _why_no_tokens(view: RunView, fate: Fate, step: int) -> str:
+    if fate.origin is None:
+        return "the group did not train in this step, so the learner computed nothing of its tokens"
+    every = view.config.diagnostics.token_records
+    setting = (
+        f"diagnostics.token_records = {every} records every {every} steps" if every else "diagnostics.token_records = 0"
+    )
+    return f"this step has no token record ({setting}){_kept_batch(view, step)}"
+
+
+def _kept_batch(view: RunView, step: int) -> str:
+    if not view.run.batch_path(step).is_file():
+        return ""
+    return f"; its batch is kept, so `bapo replay RUN --step {step} --token-records` makes the record"
+
+
+def _prompt(rows: Sequence[TokenRow]) -> dict[str, Any]:
+    if not rows:
+        return {"prompt": None, "answer": None, "gold": None}
+    return {"prompt": rows[0].prompt, "answer": dict(rows[0].answer), "gold": rows[0].gold}
+
+
+def _response(row: TokenRow, most: int) -> dict[str, Any]:
+    rollout = None if row.rollout_logprobs is None else row.rollout_logprobs[:most]
+    pieces = [row.pieces[0][: most * CHARS]] if row.is_text_alone else list(row.pieces[:most])
+
+    def numbers(values: Sequence[float] | None) -> list[Any] | None:
+        return None if values is None else [number(value) for value in values[:most]]
+
+    return {
+        "row": row.row,
+        "reward": number(row.reward),
+        "outcome": row.outcome,
+        "versions": [row.oldest_version, row.newest_version],
+        "extracted": row.extracted,
+        "advantage": None if row.advantage is None else number(row.advantage),
+        "num_tokens": len(row.token_ids),
+        "pieces": pieces,
+        "is_cut": sum(map(len, pieces)) < len(row.text),
+        "rollout": numbers(rollout),
+        "logprobs": numbers(row.logprobs),
+        "entropy": numbers(row.entropy),
+        "ratio": numbers(row.ratio),
+        "clipped": None if row.clipped is None else [int(value) for value in row.clipped[:most]],
+    }

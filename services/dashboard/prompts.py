@@ -1,0 +1,185 @@
+"""The prompts of a run: which were looked at and where each group is, the list of them, and one with all its visits.
+
+First and last are of fresh groups of G responses, as in the accuracy-migration matrix (Fig. 15), so that a cell of the
+matrix is the list of its prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from bapo.comparison.migration import right
+from bapo.config.tree import Config
+from bapo.errors import ContractError
+from bapo.types import Purpose
+from bapo.whatif.history import History, Visit
+from bapo.whatif.recording import RecordedStep
+from services.dashboard.run_view import RunView, number
+
+LIMIT = 100
+MOST_OFFSET = 1 << 31
+TABLES = ("", "bad", "high")
+EXPORTED = 300
+"""Prompts that an exported file carries: those that were looked at last."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """One prompt so far."""
+
+    prompt_id: str
+    fresh: list[tuple[int, int]] = field(default_factory=list)
+    """(step, k) of its fresh groups of G responses."""
+    num_visits: int = 0
+    num_trained: int = 0
+    first_step: int = 0
+    last_step: int = 0
+
+    def moved(self, until: int = 0) -> tuple[int, int] | None:
+        """k of its first and of its last fresh group up to a step (0: all), if these are two groups."""
+        found = [k for step, k in self.fresh if not until or step <= until]
+        return (found[0], found[-1]) if len(found) > 1 else None
+
+
+class PromptIndex:
+    """Prompts in the order in which they came, and the places of every group."""
+
+    def __init__(self, config: Config) -> None:
+        self._size = config.algorithm.group_size
+        self._prompts: dict[str, Summary] = {}
+        self._groups: dict[str, tuple[str, list[int]]] = {}
+
+    def advance(self, step: RecordedStep) -> None:
+        """Take one step."""
+        seen: set[str] = set()
+        for fate in step.fates:
+            found = self._prompts.setdefault(fate.prompt_id, Summary(fate.prompt_id, first_step=step.step))
+            found.last_step = step.step
+            found.num_trained += fate.origin is not None
+            places = self._groups.setdefault(fate.group_id, (fate.prompt_id, []))[1]
+            if fate.group_id in seen:  # several items of the batch are made of it
+                continue
+            seen.add(fate.group_id)
+            places.append(step.step)
+            found.num_visits += 1
+            if fate.purpose is Purpose.FRESH and fate.birth == step.step and len(fate.rewards) == self._size:
+                found.fresh.append((step.step, right(fate)))
+
+    def prompts(self) -> Iterator[Summary]:
+        """The prompt that was looked at last comes first."""
+        return iter(sorted(self._prompts.values(), key=lambda found: -found.last_step))
+
+    def group(self, group_id: str) -> tuple[str, list[int]] | None:
+        """(prompt, steps that looked at it); None for an unknown group."""
+        return self._groups.get(group_id)
+
+
+def prompts(
+    view: RunView, *, first: int = -1, last: int = -1, until: int = 0, table: str = "", offset: int = 0
+) -> dict[str, Any]:
+    """Prompts: all, those of one cell of the migration matrix, or those in a table.
+
+    The one that was looked at last comes first; at most 100 after the first `offset` ones.
+
+    Args:
+        first, last: k of the first and of the last fresh group, of prompts that have at least two; -1: any.
+        until: the step up to which that is meant; 0: all.
+        table: bad or high: those that are in it now.
+    Raises: ContractError for another table, or an offset that no list has.
+    """
+    if table not in TABLES or not 0 <= offset < MOST_OFFSET:
+        raise ContractError(
+            f"table={table!r:.40}, offset={offset}: table is bad, high or empty, and offset from 0 to {MOST_OFFSET - 1}"
+        )
+    index, history = view.fold(PromptIndex), view.fold(History)
+    chosen = [found for found in index.prompts() if _has_moved(found, first, last, until)]
+    if table:
+        names = history.tables_now()[table]
+        chosen = [found for found in chosen if found.prompt_id in names]
+    return {
+        "total": len(chosen),
+        "offset": offset,
+        "differs": history.differs,
+        "group_size": view.config.algorithm.group_size,
+        "prompts": [_row(found) for found in islice(chosen, offset, offset + LIMIT)],
+    }
+
+
+def exported_prompts(view: RunView) -> Iterable[dict[str, Any]]:
+    """The newest prompts, and every cell of the matrix that has any."""
+    cells = {cell for found in view.fold(PromptIndex).prompts() if (cell := found.moved())}
+    return [
+        {},
+        *({"table": table} for table in TABLES[1:]),
+        *({"first": first, "last": last} for first, last in sorted(cells)),
+    ]
+
+
+def _has_moved(found: Summary, first: int, last: int, until: int) -> bool:
+    if first < 0 and last < 0:
+        return True
+    moved = found.moved(until)
+    return moved is not None and first in (-1, moved[0]) and last in (-1, moved[1])
+
+
+def _row(found: Summary) -> dict[str, Any]:
+    return {
+        "id": found.prompt_id,
+        "first": found.fresh[0][1] if found.fresh else None,
+        "last": found.fresh[-1][1] if found.fresh else None,
+        "visits": found.num_visits,
+        "trained": found.num_trained,
+        "first_step": found.first_step,
+        "last_step": found.last_step,
+    }
+
+
+def prompt(view: RunView, *, id: str) -> dict[str, Any]:
+    """One prompt: every visit with the inequality that decided, and when it entered and left each table and why.
+
+    Raises: ContractError for a prompt that no assembly saw (yet: see `is_complete`)."""
+    history = view.fold(History)
+    visits = history.visits(id)
+    if not visits and view.is_complete:
+        raise ContractError(f"no step of run {view.config.run.name} looked at a prompt {id[:80]!r}")
+    files = view.run.token_files
+    recorded = set(files.steps())
+    return {
+        "id": id,
+        "c1": view.config.algorithm.c1,
+        "differs": history.differs,
+        "visits": [_visit(visit, visit.step in recorded and files.has(visit.step, visit.item)) for visit in visits],
+        "transitions": [
+            {"step": event.step, "table": event.table, "change": event.change, "why": event.sentence}
+            for event in history.transitions(id)
+        ],
+    }
+
+
+def exported_prompt(view: RunView) -> Iterable[dict[str, Any]]:
+    """The prompts that were looked at last."""
+    return [{"id": found.prompt_id} for found in islice(view.fold(PromptIndex).prompts(), EXPORTED)]
+
+
+def _visit(visit: Visit, has_text: bool) -> dict[str, Any]:
+    fate = visit.fate
+    return {
+        "step": visit.step,
+        "kind": visit.kind,
+        "group": fate.group_id,
+        "item": visit.item,
+        "version": fate.policy_version,
+        "asked": visit.asked,
+        "birth": fate.birth,
+        "k": number(visit.stat.reward_sum),
+        "size": visit.stat.size,
+        "mu": number(visit.stat.mu),
+        "rewards": [number(reward) for reward in fate.rewards],
+        "origin": fate.origin.value if fate.origin else None,
+        "reason": fate.reason,
+        "why": visit.sentence,
+        "has_text": has_text,
+    }

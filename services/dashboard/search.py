@@ -1,0 +1,131 @@
+"""Words in the ids of prompts and groups, and in the texts of those whose tokens are recorded.
+
+A query is words with spaces between them; a document has all of them somewhere, in any case. Not SQLite's FTS5: its
+trigram index finds nothing of one or two characters, such as the numbers of a Countdown task.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from bapo.config.tree import Config
+from bapo.errors import ContractError
+from bapo.whatif.recording import RecordedStep
+from services.dashboard.run_view import RunView
+
+LIMIT = 50
+TAKE_S = 0.08
+"""Longest time that one answer reads token records; at least one file is read."""
+MOST_CHARS = 20_000
+"""Of one text."""
+MOST_INDEX_CHARS = 64 << 20
+"""Of all documents; what comes later is not found. Both cases of a text are kept: 2 bytes per ASCII character."""
+AROUND = 60
+"""Characters before and after the first hit that are shown."""
+
+Key = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """One document that was found."""
+
+    key: Key
+    snippet: str
+    """Text around the longest word."""
+
+
+class TextIndex:
+    """Documents by key, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._documents: list[tuple[Key, str, str]] = []
+        self._num_chars = 0
+        self.is_full = False
+        """Whether something was not taken because of MOST_INDEX_CHARS."""
+
+    def add(self, key: Key, text: str) -> None:
+        """One document; a key may come again."""
+        if self._num_chars + len(text) > MOST_INDEX_CHARS:
+            self.is_full = True
+            return
+        self._documents.append((key, text, text.lower()))
+        self._num_chars += len(text)
+
+    def find(self, query: str, limit: int) -> tuple[list[Hit], bool]:
+        """(the newest documents with all words, whether these are all of them)."""
+        words = sorted(query.lower().split(), key=len, reverse=True)
+        found: list[Hit] = []
+        for key, text, lower in reversed(self._documents) if words else ():
+            if not all(word in lower for word in words):
+                continue
+            if len(found) == limit:
+                return found, False
+            begin = max(0, lower.find(words[0]) - AROUND)
+            found.append(Hit(key=key, snippet=text[begin : begin + 2 * AROUND + len(words[0])]))
+        return found, True
+
+
+class Texts:
+    """A fold: what can be searched."""
+
+    def __init__(self, config: Config) -> None:
+        self.index = TextIndex()
+        self.taken: set[int] = set()
+        """Steps whose token records are in the index."""
+        self._known: set[str] = set()
+        self._prompts: set[str] = set()
+        """Those whose text is in the index."""
+
+    def advance(self, step: RecordedStep) -> None:
+        """Take the ids of one step."""
+        for fate in step.fates:
+            for kind, name in (("prompt", fate.prompt_id), ("group", fate.group_id)):
+                if name not in self._known:
+                    self._known.add(name)
+                    self.index.add((kind, name, step.step), name)
+
+    def take(self, view: RunView, steps: list[int]) -> None:
+        """Add the token records that are new to the index, for at most TAKE_S."""
+        deadline = time.monotonic() + TAKE_S
+        for step in steps:
+            if step in self.taken:
+                continue
+            for head in view.run.token_files.read_heads(step):
+                # An entry of several stored groups ("a:0,2+b:1") is found under the first of them.
+                group_id, prompt_id = head["group_id"].split("+")[0].split(":")[0], head["prompt_id"]
+                if prompt_id not in self._prompts:
+                    self._prompts.add(prompt_id)
+                    self.index.add(("prompt", prompt_id, step), head["prompt"][:MOST_CHARS])
+                self.index.add(("response", group_id, step, head["row"]), head["text"][:MOST_CHARS])
+            self.taken.add(step)
+            if time.monotonic() > deadline:
+                return
+
+
+def search(view: RunView, *, text: str) -> dict[str, Any]:
+    """The newest prompts, groups and responses that have all words; call again while `is_whole` is false.
+
+    Answers: `hits`: {kind: prompt, group or response, id, step, row, snippet}; `has_all`: whether these are all;
+    `taken` of `recorded` steps are in the index so far.
+    """
+    if len(text) > 200:
+        raise ContractError(f"a search of {len(text)} characters; at most 200 are taken")
+    texts, steps = view.fold(Texts), view.run.token_files.steps()
+    texts.take(view, steps)
+    hits, has_all = texts.index.find(text, LIMIT)
+    return {
+        "text": text,
+        "hits": [_hit(*hit.key, snippet=hit.snippet) for hit in hits],
+        "has_all": has_all,
+        "is_whole": texts.taken.issuperset(steps),
+        "taken": len(texts.taken.intersection(steps)),
+        "recorded": len(steps),
+        "is_full": texts.index.is_full,
+    }
+
+
+def _hit(kind: str | int, name: str | int, step: str | int, row: str | int = 0, *, snippet: str) -> dict[str, Any]:
+    return {"kind": kind, "id": name, "step": step, "row": row, "snippet": snippet}

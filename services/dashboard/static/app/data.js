@@ -1,0 +1,118 @@
+// Where answers come from: a service that is asked, or the answers that an exported file carries.
+
+const TOKEN = "bapo-token";
+const API = "api/v1/";
+
+/** The service wants a token, or another one. */
+export class TokenNeeded extends Error {}
+/** Nobody answers. */
+export class Disconnected extends Error {}
+/** The service answered that it cannot: the message is its own. */
+export class Refused extends Error {}
+/** An exported file does not carry this answer. */
+export class NotExported extends Error {}
+
+/** The key of an answer: its endpoint and its query, sorted. As in services/dashboard/export.py. */
+export function keyOf(endpoint, query = {}) {
+  const pairs = Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return pairs.length ? `${endpoint}?${new URLSearchParams(pairs.map(([k, v]) => [k, String(v)]).sort())}` : endpoint;
+}
+
+class Service {
+  isExported = false;
+  needsToken = document.querySelector('meta[name="bapo-token"]') !== null;
+
+  /** The answer of an endpoint. Throws TokenNeeded, Disconnected or Refused. Without a token where one is needed nobody
+   * is asked: a browser writes every refused request on its console. */
+  async get(endpoint, query = {}, { signal } = {}) {
+    const token = sessionStorage.getItem(TOKEN);
+    if (this.needsToken && !token) throw new TokenNeeded("");
+    let reply;
+    try {
+      reply = await fetch(API + keyOf(endpoint, query), { headers: token ? { Authorization: `Bearer ${token}` } : {}, signal });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new Disconnected("the service does not answer");
+    }
+    if (reply.ok) return reply.json();
+    const said = await reply.json().catch(() => ({ message: `status ${reply.status}` }));
+    if (reply.status === 401 || reply.status === 403) throw new TokenNeeded(said.message);
+    throw new Refused(said.message);
+  }
+
+  /** Keep a token for as long as the tab is open. */
+  useToken(token) {
+    sessionStorage.setItem(TOKEN, token);
+  }
+}
+
+class Exported {
+  isExported = true;
+
+  constructor(answers) {
+    this.answers = answers;
+  }
+
+  async get(endpoint, query = {}) {
+    // An exported answer begins at the beginning, whatever the page has seen.
+    const { since, measured, generation, ...rest } = query;
+    const found = this.answers[keyOf(endpoint, rest)];
+    if (found === undefined) throw new NotExported("this exported file does not hold these data; open the run with `bapo view RUN`");
+    return found;
+  }
+
+  useToken() {}
+}
+
+const exported = document.getElementById("answers");
+/** The one source of this page. */
+export const source = exported ? new Exported(JSON.parse(exported.textContent)) : new Service();
+
+const TICK_MS = 2000;
+const SLOWEST_MS = 15000;
+
+/**
+ * Ask again and again, while the tab is seen.
+ *
+ * tick(source) -> whether there is more to fetch at once. It may throw; onState is told "live", "token", "disconnected",
+ * "refused" or "exported", with the error. Returns {stop(), now()}.
+ */
+export function follow(tick, onState) {
+  let timer = null;
+  let failures = 0;
+  let stopped = false;
+  let running = false;
+
+  async function once() {
+    clearTimeout(timer);
+    if (stopped || running) return;
+    running = true;
+    let pause = TICK_MS;
+    try {
+      if (await tick(source)) pause = 0;
+      failures = 0;
+      onState(source.isExported ? "exported" : "live", null);
+    } catch (error) {
+      failures += 1;
+      pause = Math.min(SLOWEST_MS, TICK_MS * 2 ** (failures - 1));
+      if (error instanceof TokenNeeded) onState("token", error);
+      else if (error instanceof Disconnected) onState("disconnected", error);
+      else onState("refused", error);
+      if (error instanceof TokenNeeded || error instanceof NotExported) pause = null;
+    }
+    running = false;
+    if (!stopped && pause !== null && !source.isExported && !document.hidden) timer = setTimeout(once, pause);
+  }
+
+  const wake = () => !document.hidden && once();
+  document.addEventListener("visibilitychange", wake);
+  once();
+  return {
+    now: once,
+    stop() {
+      stopped = true;
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", wake);
+    },
+  };
+}

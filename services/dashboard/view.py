@@ -1,0 +1,72 @@
+"""`python -m services.dashboard.view RUN [--host HOST] [--port PORT] | [--export FILE]`: the page of any run directory.
+
+Behind `bapo view` and `bapo report`. Nothing is written, neither to the run nor to its ports, and its buffer is asked
+only while its launcher is there; with --export the page of the records goes into one file instead, and nothing listens.
+Ends with Ctrl-C or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvicorn
+
+from bapo.config.load import load_resolved
+from bapo.errors import BapoError
+from bapo.listening import listen
+from bapo.metrics.metric import Process
+from bapo.records import RunDirectory
+from bapo.telemetry import Telemetry
+from bapo.token_sets import token_for_run
+from bapo.tokens import keyring_for
+from services.dashboard.app import create_app, uvicorn_config
+from services.dashboard.endpoints import view_of
+from services.dashboard.export import write_export
+from services.dashboard.run_view import LiveBuffer
+
+HOST = "127.0.0.1"
+PORT = 8709
+"""No process of a run listens there by default, so that a run can be looked at while another one trains."""
+
+
+def serve(run: RunDirectory, host: str, port: int) -> None:
+    """Serve until a signal. Raises: ConfigError for a port in use."""
+    config = load_resolved(run.config_path)
+    keyring = keyring_for("the dashboard", host, config.security.tokens)
+    live = LiveBuffer(config, run, token=token_for_run(run.path)) if run.is_under_way else None
+    app = create_app(view_of(run, config, live), Telemetry(Process.DASHBOARD, run=config.run.name), keyring)
+    with listen(host, port, what="the dashboard", key="--port") as listener:
+        host, port = listener.getsockname()[:2]
+        sys.stdout.write(f"{run.name} is shown at http://{host}:{port}/  (Ctrl-C ends it)\n")
+        sys.stdout.flush()
+        uvicorn.Server(uvicorn_config(app)).run(sockets=[listener])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve or export; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m services.dashboard.view", description=__doc__)
+    parser.add_argument("run", metavar="RUN", help="the run directory")
+    parser.add_argument("--host", default=HOST, help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=PORT, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write the page into one file that opens offline")
+    flags = parser.parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        run = RunDirectory.open(flags.run)
+        if flags.export is None:
+            serve(run, flags.host, flags.port)
+        else:
+            path = write_export(run, flags.export)
+            sys.stdout.write(f"{path} ({path.stat().st_size / 1e6:.1f} MB)\n")
+    except BapoError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
