@@ -21,16 +21,16 @@ from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError
 from bapo.records import RunDirectory
-from services.launcher import checks, failure, scenarios
-from services.launcher.crew import InterruptedRunError, Interrupts
-from services.launcher.display import LineDisplay, make_display
-from services.launcher.doctor import run_doctor
-from services.launcher.gpu_plan import GpuPlan, share_gpus
-from services.launcher.gpus import visible_here
+from services.launcher import scenarios
+from services.launcher.display.console import LineDisplay, make_display, watch
+from services.launcher.display.summary import evaluation_summary, summary
+from services.launcher.doctor import checks
+from services.launcher.doctor.doctor import run_doctor
+from services.launcher.gpus.devices import visible_here
+from services.launcher.gpus.plan import GpuPlan, share_gpus
 from services.launcher.session import Session, lock, remember
-from services.launcher.summary import evaluation_summary, summary
-from services.launcher.supervisor import ChildFailedError
-from services.launcher.watch import watch
+from services.launcher.supervision.children import InterruptedRunError, Interrupts
+from services.launcher.supervision.supervisor import ChildFailedError, explain
 
 INTERRUPTED = 130
 Scenario = Callable[[Session], None]
@@ -77,7 +77,7 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
         return _end(run, console, INTERRUPTED, status, message)
     except ChildFailedError as error:
         code = error.child.exit_code or 1
-        return _end(run, console, code, "failed", failure.explain(error.child) + _how_to_go_on(flags, run, code))
+        return _end(run, console, code, "failed", explain(error.child) + _how_to_go_on(flags, run, code))
     except BapoError as error:
         message = f"{type(error).__name__}: {error}" + _how_to_go_on(flags, run, error.exit_code)
         return _end(run, console, error.exit_code, "failed", message)

@@ -7,12 +7,12 @@ from bapo.clients import BufferClient
 from bapo.errors import ConfigError
 from bapo.tokens import Role
 from services.launcher import embedded_redis
-from services.launcher.child import Child
-from services.launcher.crew import all_ended, is_ready
-from services.launcher.flusher import flushed
+from services.launcher.embedded_redis import flushed
 from services.launcher.processes import tokens_of
 from services.launcher.session import Session
-from services.launcher.supervisor import ChildFailedError
+from services.launcher.supervision.child_process import Child
+from services.launcher.supervision.children import all_ended, is_ready
+from services.launcher.supervision.supervisor import ChildFailedError
 
 SERVICE_TIMEOUT_S = 60.0
 

@@ -9,7 +9,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -25,14 +25,13 @@ from bapo.provenance import commit
 from bapo.records import RunDirectory
 from bapo.storage import locked
 from bapo.tokens import FileToken, Role
-from bapo.watchdog import Watchdog
-from services.launcher.crew import Crew, Interrupts
-from services.launcher.display import Display
-from services.launcher.gpu_plan import GpuPlan
+from services.launcher.display.console import Display
+from services.launcher.display.snapshot import Observer, Snapshot
+from services.launcher.gpus.plan import GpuPlan
 from services.launcher.processes import LOOPBACK, NO_GPUS, Starter, tokens_of
-from services.launcher.snapshot import Observer, Snapshot
-from services.launcher.standstill import mark_of, why_still
-from services.launcher.supervisor import Supervisor
+from services.launcher.supervision.children import Crew, Interrupts
+from services.launcher.supervision.supervisor import Supervisor
+from services.stalls import Watchdog, mark_of, who_waits
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +139,7 @@ class Session:
         def why() -> str:
             return why_still(replace(snapshot, silence=self._observer.why_silent()), self.crew.stopped())
 
-        sentence = self._watchdog.look(mark_of(snapshot), why)
+        sentence = self._watchdog.look(progress_mark(snapshot), why)
         if sentence:
             self.display.say(sentence)
 
@@ -196,3 +195,29 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def progress_mark(snapshot: Snapshot) -> Hashable:
+    """What changes when the run moves: the buffer, the records, and processes that come up."""
+    return (
+        mark_of(snapshot.status) if snapshot.status else None,
+        snapshot.step,
+        len(snapshot.evaluations),
+        tuple((process.name, process.state) for process in snapshot.processes),
+    )
+
+
+def why_still(snapshot: Snapshot, stopped: Sequence[str]) -> str:
+    """Who waits for whom.
+
+    Args:
+        stopped: processes that a signal has stopped.
+    """
+    starting = [process.name for process in snapshot.processes if process.state == "starting"]
+    parts = [f"{name} is stopped (SIGSTOP; `kill -CONT` lets it go on)" for name in stopped]
+    parts += [f"{name} is still starting" for name in starting]
+    if snapshot.silence:
+        parts.append(snapshot.silence)
+    elif snapshot.status is not None:
+        parts.append(who_waits(snapshot.status, snapshot.batch_size, snapshot.num_steps))
+    return "; ".join(parts) or "the buffer service was never heard of"

@@ -16,8 +16,8 @@ import redis
 from bapo.config.buffer import BufferConfig
 from bapo.config.load import dump_toml, load_config
 from bapo.records import RunDirectory
-from services.launcher.child import Child, end
 from services.launcher.embedded_redis import forget, redis_spec
+from services.launcher.supervision.child_process import Child, end
 from tests.integration.launching import FREE_PORTS, REPOSITORY, start, train_arguments
 from tests.patience import wait_until
 from tests.tiny_model import write_tiny_model

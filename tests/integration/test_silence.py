@@ -14,7 +14,7 @@ from bapo.messages import BufferStatus
 from bapo.records import RunDirectory
 from buffer_service.memory_store import MemoryStore
 from buffer_service.values import Health
-from services.launcher.snapshot import Observer
+from services.launcher.display.snapshot import Observer
 from tests.buffer_app import serving, small_config
 
 CONFIG = small_config(run={"name": "r"})

@@ -14,8 +14,7 @@ from bapo.errors import DeadlineError, UnavailableError
 from bapo.records import RunDirectory
 from bapo.telemetry import Telemetry
 from bapo.types import Group, Progress, Prompt, Purpose, RolloutRequest
-from services.evaluator.loop import Evaluator
-from services.evaluator.measure import evaluation_row
+from services.evaluator.loop import Evaluator, evaluation_row
 from services.evaluator.plan import Target, next_target
 from tests.factories import make_group, make_prompt
 from tests.unit.test_scheduler import STATUS

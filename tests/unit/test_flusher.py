@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from bapo.records import RunDirectory
-from services.launcher.flusher import Flusher, flushed
+from services.launcher.embedded_redis import Flusher, flushed
 from services.launcher.scenarios import start_buffer
 from services.launcher.session import Session
 from tests.buffer_app import small_config

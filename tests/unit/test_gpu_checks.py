@@ -14,9 +14,10 @@ from rich.console import Console
 from bapo import needs
 from bapo.config.load import load_config
 from bapo.config.tree import Config
-from services.launcher import doctor, gpus
-from services.launcher.gpu_checks import gpu_checks
-from services.launcher.gpus import Gpu, Gpus, ThisMachine, Torch, parse_smi, runs_on
+from services.launcher.doctor import doctor
+from services.launcher.doctor.gpu_checks import gpu_checks
+from services.launcher.gpus import devices
+from services.launcher.gpus.devices import Gpu, Gpus, ThisMachine, Torch, parse_smi, runs_on
 
 H100 = Gpu(name="NVIDIA H100 80GB HBM3", memory_mib=81559, capability=(9, 0))
 TORCH = Torch(version="2.13.0", cuda="12.9", count=2, architectures=("sm_80", "sm_90", "compute_90"), nccl="2.27.5")
@@ -157,7 +158,7 @@ def test_a_driver_that_does_not_answer_is_told_in_its_own_words(
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(gpus, "ask_torch", lambda: None)
+    monkeypatch.setattr(devices, "ask_torch", lambda: None)
     assert ThisMachine().look() == Gpus(problem=want)
 
 
@@ -168,7 +169,7 @@ def test_what_nvidia_smi_prints_is_what_the_probe_finds(tmp_path: Path, monkeypa
     (tmp_path / "nvidia-smi").write_text(program.replace("\n'", "'"))
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(gpus, "ask_torch", lambda: TORCH)
+    monkeypatch.setattr(devices, "ask_torch", lambda: TORCH)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert ThisMachine().look() == BOX
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -176,18 +177,18 @@ def test_what_nvidia_smi_prints_is_what_the_probe_finds(tmp_path: Path, monkeypa
 
 
 def test_a_gpu_that_is_cut_into_slices_is_listed_by_these() -> None:
-    assert gpus.parse_list(LIST) == ("0", "1")
-    assert gpus.parse_list(CUT) == ("MIG-1a", "MIG-1b", "1")
+    assert devices.parse_list(LIST) == ("0", "1")
+    assert devices.parse_list(CUT) == ("MIG-1a", "MIG-1b", "1")
 
 
 def test_without_nvidia_smi_device_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    monkeypatch.setattr(gpus, "DEVICES", tmp_path)
-    monkeypatch.setattr(gpus.shutil, "which", lambda name: None)
-    assert gpus.visible_here({}) == ("0", "1")
-    assert gpus.visible_here({"CUDA_VISIBLE_DEVICES": "1"}) == ("1",)
-    assert gpus.visible_here({"CUDA_VISIBLE_DEVICES": ""}) == ()
+    monkeypatch.setattr(devices, "DEVICES", tmp_path)
+    monkeypatch.setattr(devices.shutil, "which", lambda name: None)
+    assert devices.visible_here({}) == ("0", "1")
+    assert devices.visible_here({"CUDA_VISIBLE_DEVICES": "1"}) == ("1",)
+    assert devices.visible_here({"CUDA_VISIBLE_DEVICES": ""}) == ()
 
 
 def test_this_machine_is_looked_at_whatever_it_has() -> None:

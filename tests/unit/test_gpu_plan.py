@@ -11,7 +11,7 @@ from bapo import needs
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
 from bapo.records import RunDirectory
-from services.launcher.gpu_plan import GpuPlan, named, share_gpus, visible_gpus
+from services.launcher.gpus.plan import GpuPlan, named, share_gpus, visible_gpus
 from services.launcher.processes import Starter
 
 FOUR = ("0", "1", "2", "3")

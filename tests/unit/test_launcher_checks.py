@@ -17,8 +17,9 @@ from bapo.config.buffer import BufferConfig
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, UnavailableError
 from bapo.records import RunDirectory
-from services.launcher import checks, embedded_redis
-from services.launcher.checks import model_files, ports, preflight, redis_answer
+from services.launcher import embedded_redis
+from services.launcher.doctor import checks
+from services.launcher.doctor.checks import model_files, ports, preflight, redis_answer
 
 SMALL = {"batch_size": 4}
 

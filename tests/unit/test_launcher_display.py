@@ -18,13 +18,13 @@ from bapo.formats import count, duration, oldest, percent
 from bapo.records import RunDirectory
 from bapo.token_sets import TokenSet
 from bapo.tokens import TOKEN, TOKEN_FILE, Keyring, Role
-from bapo.waiting import who_waits
-from services.launcher.crew import Interrupts
-from services.launcher.display import LineDisplay, LiveDisplay, make_display
+from services.launcher.display.console import LineDisplay, LiveDisplay, make_display
+from services.launcher.display.snapshot import Observer, Snapshot
+from services.launcher.display.summary import change_text, evaluation_summary, summary
+from services.launcher.display.table import accuracies, render
 from services.launcher.session import Session
-from services.launcher.snapshot import Observer, ProcessLine, Snapshot
-from services.launcher.summary import change_text, evaluation_summary, summary
-from services.launcher.table import accuracies, render
+from services.launcher.supervision.children import Interrupts, ProcessLine
+from services.stalls import who_waits
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import new_store
 from tests.factories import make_fate
@@ -310,7 +310,7 @@ def test_the_observer_goes_on_with_the_token_that_took_the_place_of_its_own(
     """Without an answer nothing seems to move, which ends a run where `stall_ends_run` is set."""
     for name in (TOKEN, TOKEN_FILE):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("services.launcher.snapshot.SERVICE_EVERY_S", 0.0)
+    monkeypatch.setattr("services.launcher.display.snapshot.SERVICE_EVERY_S", 0.0)
     monkeypatch.setattr("bapo.tokens.LOOK_AGAIN_S", 0.0)
     run, made = RunDirectory.create(tmp_path / "run"), TokenSet(tmp_path / "run" / "tokens")
     made.create()

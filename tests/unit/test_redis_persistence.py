@@ -9,7 +9,7 @@ import redis
 
 from bapo.config.buffer import BufferConfig
 from bapo.config.tree import Config
-from services.launcher.redis_persistence import persistence
+from services.launcher.doctor.checks import persistence
 from tests.redis_server import RedisServer
 
 

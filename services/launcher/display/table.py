@@ -15,8 +15,9 @@ from rich.text import Text
 
 from bapo.formats import ORIGINS, count, duration, num_groups, oldest, percent
 from bapo.statistics import shared_means
-from bapo.waiting import who_waits
-from services.launcher.snapshot import ProcessLine, Snapshot
+from services.launcher.display.snapshot import Snapshot
+from services.launcher.supervision.children import ProcessLine
+from services.stalls import who_waits
 
 NUM_ROWS = 10
 """Latest steps that stay visible, where the terminal is high enough."""

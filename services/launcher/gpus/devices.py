@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from services.launcher.gpu_plan import VISIBLE, visible_gpus
+from services.launcher.gpus.plan import VISIBLE, visible_gpus
 
 DEVICES = Path("/dev")
 SMI_TIMEOUT_S = 20.0

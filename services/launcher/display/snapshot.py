@@ -21,6 +21,7 @@ from bapo.records import RunDirectory
 from bapo.storage import row_of
 from bapo.token_sets import token_for_run
 from bapo.tokens import Token
+from services.launcher.supervision.children import ProcessLine
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +34,6 @@ RATE_STEPS = 20
 
 Answer = TypeVar("Answer")
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessLine:
-    """One process, as a display shows it."""
-
-    name: str
-    state: str
-    """starting | ready | ended"""
-    seconds: float
-    """Until now while it starts; until it was ready afterwards."""
-    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import psutil
 
@@ -276,3 +277,60 @@ def disk(config: Config) -> Check:
     kept = f"{config.checkpoint.keep_last} checkpoints and one that is being written take about {weights:,.2f}"
     advice = "" if status == "ok" else "; a smaller checkpoint.keep_last, or another run.root"
     return Check(name="disk", status=status, detail=f"{free:.1f} GiB free in {folder}; {kept}{advice}")
+
+
+NAME = "redis persistence"
+MAX_ANSWER_BYTES = 1 << 16
+
+
+def persistence(config: Config) -> Check | None:
+    """Whether it writes an append-only file; None when there is none to ask, or when it is reached by TLS."""
+    url = config.buffer.redis_url
+    if url is None or config.buffer.url or urlsplit(url).scheme not in ("redis", "unix"):
+        return None
+    try:
+        answer = _info(with_password(url))
+    except (OSError, ValueError, ConfigError) as error:
+        return Check(
+            name=NAME, status="warn", detail=f"could not be asked: {getattr(error, 'strerror', None) or error}"
+        )
+    found = re.search(r"aof_enabled:(\d)", answer)
+    if found is None:
+        return Check(name=NAME, status="warn", detail=f"could not be asked: it answered {answer.strip()[:80]!r}")
+    if found[1] == "1":
+        return Check(name=NAME, status="ok", detail="append-only file")
+    detail = "no append-only file: when this Redis dies, acknowledged groups are lost. Set `appendonly yes` there"
+    return Check(name=NAME, status="warn", detail=detail)
+
+
+def _info(url: str) -> str:
+    """Its answer to INFO persistence, or its refusal."""
+    parts = urlsplit(url)
+    with connected(parts.scheme, parts.path, parts.hostname, parts.port) as connection:
+        if parts.password:
+            user = [unquote(parts.username)] if parts.username else []
+            connection.sendall(_command("AUTH", *user, unquote(parts.password)))
+            refusal = connection.recv(MAX_ANSWER_BYTES).decode(errors="replace")
+            if not refusal.startswith("+OK"):
+                return refusal
+        connection.sendall(_command("INFO", "persistence"))
+        return _bulk(connection)
+
+
+def _bulk(connection: socket.socket) -> str:
+    """One bulk string, `$LENGTH CRLF bytes CRLF`, or whatever line comes in its place."""
+    data = b""
+    while True:
+        head, found, body = data.partition(b"\r\n")
+        if found and (not head.startswith(b"$") or len(body) >= int(head[1:])):
+            return (body if head.startswith(b"$") else head).decode(errors="replace")
+        part = connection.recv(MAX_ANSWER_BYTES)
+        if not part or len(data) > MAX_ANSWER_BYTES:
+            return data.decode(errors="replace")
+        data += part
+
+
+def _command(*words: str) -> bytes:
+    parts = [f"*{len(words)}\r\n".encode()]
+    parts += [b"$%d\r\n%s\r\n" % (len(word.encode()), word.encode()) for word in words]
+    return b"".join(parts)
