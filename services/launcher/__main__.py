@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 from rich.console import Console
@@ -64,7 +63,6 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
         for check in checks.limits_of(config):
             if check.status == "warn":
                 console.print(Text(check.detail, "yellow"), soft_wrap=True)
-    started_s = time.monotonic()
     was_finished = run.read_run().get("status") == "finished"
     display = LineDisplay(console) if flags.verb == "buffer" else make_display(console)
     try:
@@ -84,8 +82,7 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
     remember(run, status="finished", exit_code=0, message="")
     if flags.verb == "train":
         _make_report(run, console)
-        wall_s = time.monotonic() - started_s
-        console.print(summary(run, wall_s=wall_s, group_size=config.algorithm.group_size))
+        console.print(summary(run, group_size=config.algorithm.group_size))
     else:
         console.print(evaluation_summary(run))
     return 0

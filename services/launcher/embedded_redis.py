@@ -83,13 +83,14 @@ def server_binary() -> str:
 
 
 def redis_spec(run: RunDirectory, settings: BufferConfig, env: Mapping[str, str]) -> tuple[ProcessSpec, str]:
-    """How to start the run's Redis, and the URL of its socket with a new password; writes its configuration file."""
+    """How to start the run's Redis, and the URL of its socket, password included; writes its configuration file."""
     folder = run.redis_path.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(stat.S_IRWXU)
+    # The one of the run's first start: a service that somebody started beside it goes on knowing it.
+    password = _kept_password(folder) or secrets.token_urlsafe(PASSWORD_BYTES)
     socket_path = _socket_path(folder)
     socket_path.unlink(missing_ok=True)
-    password = secrets.token_urlsafe(PASSWORD_BYTES)
     text = CONFIG.format(
         password=password,
         socket=_quoted(socket_path),
@@ -112,16 +113,16 @@ def redis_spec(run: RunDirectory, settings: BufferConfig, env: Mapping[str, str]
 
 
 def url_of(run: RunDirectory) -> str:
-    """URL of the run's Redis as it was started last, password included. Raises: FileNotFoundError before that."""
+    """URL of the run's Redis as it was started last, password included."""
     folder = run.redis_path.resolve()
-    lines = (folder / "redis.conf").read_text().splitlines()
-    password = next(line for line in lines if line.startswith("requirepass ")).partition(" ")[2]
-    return f"unix://:{password}@{_socket_path(folder)}"
+    return f"unix://:{_kept_password(folder)}@{_socket_path(folder)}"
 
 
-def forget(run: RunDirectory) -> None:
-    """Delete the data of the run's Redis: a run without a checkpoint starts again from nothing."""
-    shutil.rmtree(run.redis_path, ignore_errors=True)
+def _kept_password(folder: Path) -> str | None:
+    """Of the server's last start; None before the first."""
+    conf = folder / "redis.conf"
+    lines = conf.read_text().splitlines() if conf.exists() else []
+    return next((line.partition(" ")[2] for line in lines if line.startswith("requirepass ")), None)
 
 
 def answers_ping(path: Path, password: str) -> bool:

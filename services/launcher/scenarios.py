@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 from bapo.addresses import buffer_url
-from bapo.clients import BufferClient
-from bapo.errors import ConfigError
+from bapo.errors import ConfigError, UnavailableError
+from bapo.messages import BufferStatus
 from bapo.tokens import Role
 from services.launcher import embedded_redis
 from services.launcher.embedded_redis import flushed
@@ -22,11 +25,13 @@ def train(session: Session, *, resume: bool) -> None:
 
     Raises: ChildFailedError, InterruptedRunError, DeadlineError.
     """
-    has_state = resume and _has_state(session)
-    start_buffer(session, is_new=not has_state)
+    if resume and session.run.latest_checkpoint() is None:
+        # What workers were acknowledged is trained as it is: the learner begins at step 1 on the retained batches.
+        session.display.say("the run has no checkpoint yet: it begins at step 1 again, with what its buffer holds")
+    start_buffer(session, is_new=not resume)
     session.crew.start(session.starter.fleet())
-    learner = [session.crew.start(spec) for spec in session.starter.learner(resume=has_state)]
-    if has_state:
+    learner = [session.crew.start(spec) for spec in session.starter.learner(resume=resume)]
+    if resume:
         # The learner first brings the buffer back to its checkpoint; work that is asked for before that would be lost.
         session.watch(is_ready(learner[0]))
     feeders = [session.crew.start(session.starter.scheduler()), session.crew.start(session.starter.evaluator())]
@@ -59,15 +64,29 @@ def serve_buffer(session: Session) -> None:
     What a run with this name holds already is served again. Raises: ChildFailedError, InterruptedRunError.
     """
     start_buffer(session, is_new=False)
-    session.watch(lambda: is_announced(session))
-    session.display.say(buffer_is_up(session) + _held_before(session))
+    status = first_status(session)
+    session.display.say(buffer_is_up(session) + _held_before(session, status))
     session.note("running")
     session.watch(lambda: False)
 
 
-def is_announced(session: Session) -> bool:
-    """Whether every child is ready: then the service has said where it listens."""
-    return all(line.state == "ready" for line in session.crew.lines())
+def first_status(session: Session, timeout_s: float = math.inf) -> BufferStatus:
+    """What the buffer answers first in this start, once every child is ready. The children are watched meanwhile: a
+    Redis that dies now is started again.
+
+    Raises: ChildFailedError, InterruptedRunError; UnavailableError after `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+
+    def has_answered() -> bool:
+        is_up = session.status is not None and all(line.state == "ready" for line in session.crew.lines())
+        if not is_up and time.monotonic() > deadline:
+            raise UnavailableError(f"the buffer has not answered for {timeout_s:.0f} s: {session.silence}")
+        return is_up
+
+    session.watch(has_answered)
+    assert session.status is not None
+    return session.status
 
 
 def buffer_is_up(session: Session) -> str:
@@ -87,10 +106,9 @@ def buffer_is_up(session: Session) -> str:
     )
 
 
-def _held_before(session: Session) -> str:
+def _held_before(session: Session, status: BufferStatus) -> str:
     """What is served again, so that nobody goes on with another loop's groups unawares: a Redis of several users, or of
     an earlier run, may know this name. Nothing when it holds nothing."""
-    status = BufferClient(buffer_url(session.config, session.run), token=session.token).status()
     num_open = sum(status.queued.values()) + sum(status.leased.values())
     if not (status.assembled_step or num_open or status.num_bytes):
         return ""
@@ -116,7 +134,6 @@ def start_buffer(session: Session, *, is_new: bool = True) -> None:
         is_new: the buffer must hold nothing of a run with this name.
     """
     settings = session.config.buffer
-    service: list[Child] = []
     if settings.url is None:
         redis_url = settings.redis_url
         if redis_url is None:
@@ -125,34 +142,18 @@ def start_buffer(session: Session, *, is_new: bool = True) -> None:
             if settings.appendfsync == "everysec":
                 session.alongside.enter_context(flushed(session.run.redis_path.resolve()))
         # The service itself waits for its Redis, which may have a large file to load.
-        service.append(session.crew.start(session.starter.buffer(redis_url)))
+        session.crew.start(session.starter.buffer(redis_url))
     if is_new and (settings.url or settings.redis_url):
-        session.watch(lambda: all(is_ready(child)() for child in service))
-        _check_unused(session)
+        _check_unused(session, first_status(session, SERVICE_TIMEOUT_S if settings.url else math.inf))
 
 
-def _has_state(session: Session) -> bool:
-    """Whether there is something to go on from; otherwise the run begins at step 1 again, on an empty Redis of ours."""
-    if session.run.latest_checkpoint() is not None:
-        return True
-    session.display.say("the run has no checkpoint yet: it begins at step 1 again")
-    session.run.truncate_after(0)
-    settings = session.config.buffer
-    if settings.url or settings.redis_url:
-        return True  # theirs is not ours to empty: the learner asks the buffer to begin again
-    embedded_redis.forget(session.run)
-    return False
-
-
-def _check_unused(session: Session) -> None:
+def _check_unused(session: Session, status: BufferStatus) -> None:
     """A Redis that outlives its runs may know this name already. Raises: ConfigError."""
-    client = BufferClient(buffer_url(session.config, session.run), token=session.token)
-    client.wait_ready(SERVICE_TIMEOUT_S)
-    status = client.status()
     if status.cursor or status.assembled_step:
         raise ConfigError(
-            f"the buffer at {client.url} already holds a run named {session.config.run.name!r} (step "
-            f"{status.step}, {status.cursor} requests); choose another run.name, or another Redis database"
+            f"the buffer at {buffer_url(session.config, session.run)} already holds a run named "
+            f"{session.config.run.name!r} (step {status.step}, {status.cursor} requests); choose another run.name, or "
+            "another Redis database"
         )
 
 

@@ -19,6 +19,7 @@ import bapo
 from bapo.addresses import BUFFER, buffer_url, fleet_url
 from bapo.config.tree import Config
 from bapo.errors import DeadlineError, StorageError
+from bapo.messages import BufferStatus
 from bapo.metrics.metric import Process
 from bapo.monitoring.targets import TargetFile
 from bapo.provenance import commit
@@ -65,8 +66,8 @@ class Session:
         self.starter = Starter(config, run, gpus)
         self.started_s = time.monotonic()
         # The token of the set that the children have: that of our environment may be for another run.
-        self.token = FileToken(tokens_of(run).path_of(Role.OPERATOR))
-        self._observer = Observer(config, run, self.token)
+        self._observer = Observer(config, run, FileToken(tokens_of(run).path_of(Role.OPERATOR)))
+        self._snapshot: Snapshot | None = None
         self._watchdog = Watchdog(config.supervision)
         self._watched: set[str] = set()
         self.alongside = ExitStack()
@@ -78,6 +79,7 @@ class Session:
     def __enter__(self) -> Self:
         shutil.rmtree(self.run.path / "ports", ignore_errors=True)
         before = self.run.read_run()
+        self._earlier_wall_s = earlier_wall_s(before, self.run.read_metrics())
         self.run.update_run(
             **(provenance_of(before) if self._adds_records or not before else {}),
             name=self.run.name,
@@ -86,6 +88,7 @@ class Session:
             command=sys.argv,
             started_at=time.time(),
             ended_at=None,
+            wall_s=self._earlier_wall_s,
             exit_code=None,
             versions=_versions(),
             host=platform.node(),
@@ -106,7 +109,8 @@ class Session:
         self.starter.close()
         self.alongside.close()
         self._forget_targets()
-        remember(self.run, processes=facts, ended_at=time.time())
+        wall_s = self._earlier_wall_s + (time.monotonic() - self.started_s if self._adds_records else 0.0)
+        remember(self.run, processes=facts, ended_at=time.time(), wall_s=wall_s)
 
     def watch(self, until: Callable[[], bool]) -> None:
         """Look after the children and show the run until a condition holds.
@@ -118,12 +122,22 @@ class Session:
                 self.run.update_run(processes=self.crew.facts())
             self._targets.write(line.name for line in self.crew.lines() if line.state != "ended")
             self._find_services()
-            snapshot = self._observer.look(self.crew.lines())
+            snapshot = self._snapshot = self._observer.look(self.crew.lines())
             self.display.show(snapshot)
             self._look_for_standstill(snapshot)
             if until():
                 return
             time.sleep(TICK_S)
+
+    @property
+    def status(self) -> BufferStatus | None:
+        """What the buffer answered last; None before its first answer to this start."""
+        return self._snapshot.status if self._snapshot else None
+
+    @property
+    def silence(self) -> str:
+        """Why the buffer does not answer now; "" when it does, or was never asked."""
+        return self._snapshot.silence if self._snapshot else ""
 
     def note(self, status: str) -> None:
         """Tell run.json where the run is."""
@@ -185,6 +199,19 @@ def provenance_of(before: Mapping[str, Any]) -> dict[str, Any]:
     if before and before.get("commit") != now:
         earlier.append(before.get("commit"))
     return {"commit": now, "earlier_commits": earlier}
+
+
+def earlier_wall_s(before: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds that earlier starts of the run took.
+
+    Args:
+        before: what run.json says already; a start that was killed has not added its own time to `wall_s`: it lasted
+            until its newest step at least.
+    """
+    wall_s = float(before.get("wall_s") or 0.0)
+    if not before.get("started_at") or before.get("ended_at") or not metrics:
+        return wall_s
+    return wall_s + max(0.0, float(metrics[-1]["time"]) - float(before["started_at"]))
 
 
 def _versions() -> dict[str, str]:

@@ -375,7 +375,8 @@ def test_the_summary_says_what_training_moved_and_where_things_are(tmp_path: Pat
         run.write_groups(step, [make_fate(group_id="a"), make_fate(group_id="b", reason="reused")])
     run.checkpoint_dir(2).mkdir()
     (run.checkpoint_dir(2) / "state.json").write_text("{}")
-    lines = drawn(summary(run, wall_s=305.0, group_size=8), 400)
+    run.update_run(wall_s=305.0)
+    lines = drawn(summary(run, group_size=8), 400)
     assert lines[:2] == ["", "demo-001 is finished"]
     assert lines[3].split("  ")[0] == "cd34"
     assert "12.5 % [10.5, 14.5]" in lines[3]
@@ -405,3 +406,22 @@ def test_numbers_read_like_words() -> None:
     assert [count(n) for n in (950, 3912, 1.25e6)] == ["950", "3.9k", "1.2M"]
     assert percent(0.3421) == "34.2 %"
     assert oldest({"x1": 1, "staleness_x1_max": 2.0, "x3": 0, "staleness_x3_max": 9}) == 2
+
+
+def start_of(run: RunDirectory, *, adds_records: bool = True) -> Session:
+    display = make_display(Console(file=io.StringIO()))
+    return Session(Config(), run, display, Interrupts(), adds_records=adds_records)
+
+
+def test_wall_time_is_that_of_all_starts_of_a_run(tmp_path: Path) -> None:
+    """One that ended well, one whose launcher was killed, and a look at the buffer, which adds nothing."""
+    run = RunDirectory.create(tmp_path / "run")
+    run.update_run(started_at=1000.0, ended_at=1300.0, wall_s=300.0)
+    with start_of(run):
+        pass
+    assert run.read_run()["wall_s"] == pytest.approx(300, abs=10)
+    run.append_metrics(make_row(1) | {"time": 2060.0})
+    run.update_run(started_at=2000.0, ended_at=None, wall_s=300.0)
+    with start_of(run, adds_records=False):
+        assert run.read_run()["wall_s"] == 360.0
+    assert run.read_run()["wall_s"] == 360.0

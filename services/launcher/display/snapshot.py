@@ -100,6 +100,9 @@ class Observer:
 
     def watch(self, *, buffer_url: str | None = None, fleet_url: str | None = None) -> None:
         """From now on ask these services too; saying the same again changes nothing."""
+        if {buffer_url, fleet_url} <= {None, *self._urls}:
+            return
+        self._asked_s = float("-inf")
         token = self._token or token_for_run(self._run.path)
         if buffer_url and buffer_url not in self._urls:
             self._buffer = BufferClient(buffer_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0, token=token)
