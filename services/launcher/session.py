@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import bapo
 from bapo.addresses import BUFFER, buffer_url, fleet_url
+from bapo.bounded_logs import MAX_LOG_BYTES, bound_log
 from bapo.config.tree import Config
 from bapo.errors import DeadlineError, StorageError
 from bapo.messages import BufferStatus
@@ -70,6 +71,7 @@ class Session:
         self._snapshot: Snapshot | None = None
         self._watchdog = Watchdog(config.supervision)
         self._watched: set[str] = set()
+        self._rotated = set(run.logs_path.glob("*.1"))
         self.alongside = ExitStack()
         """What runs in this process as long as the children do."""
         self._targets = TargetFile(
@@ -111,6 +113,8 @@ class Session:
         self._forget_targets()
         wall_s = self._earlier_wall_s + (time.monotonic() - self.started_s if self._adds_records else 0.0)
         remember(self.run, processes=facts, ended_at=time.time(), wall_s=wall_s)
+        if self._snapshot and self._snapshot.counters:
+            remember(self.run, counters=self._snapshot.counters)
 
     def watch(self, until: Callable[[], bool]) -> None:
         """Look after the children and show the run until a condition holds.
@@ -121,6 +125,7 @@ class Session:
             if self.crew.look():
                 self.run.update_run(processes=self.crew.facts())
             self._targets.write(line.name for line in self.crew.lines() if line.state != "ended")
+            self._bound_logs()
             self._find_services()
             snapshot = self._snapshot = self._observer.look(self.crew.lines())
             self.display.show(snapshot)
@@ -156,6 +161,17 @@ class Session:
         sentence = self._watchdog.look(progress_mark(snapshot), why)
         if sentence:
             self.display.say(sentence)
+
+    def _bound_logs(self) -> None:
+        """Of the children and of their workers. Reports the first rotation of each."""
+        for log_path in self.run.logs_path.glob("*.log"):
+            bound_log(log_path)
+        for rotated in set(self.run.logs_path.glob("*.1")) - self._rotated:
+            self._rotated.add(rotated)
+            self.display.say(
+                f"{rotated.stem} has grown beyond {MAX_LOG_BYTES >> 20} MiB and is rotated from now on: the latest "
+                f"part before is in {rotated}, older lines are lost. A verifier that prints fills such a log"
+            )
 
     def _find_services(self) -> None:
         """Let the display ask the services as soon as they have said where they are."""

@@ -19,6 +19,7 @@ from bapo.records import RunDirectory
 from bapo.token_sets import TokenSet
 from bapo.tokens import TOKEN, TOKEN_FILE, Keyring, Role
 from services.launcher.display.console import LineDisplay, LiveDisplay, make_display
+from services.launcher.display.losses import losses
 from services.launcher.display.snapshot import Observer, Snapshot
 from services.launcher.display.summary import change_text, evaluation_summary, summary
 from services.launcher.display.table import accuracies, render
@@ -425,3 +426,43 @@ def test_wall_time_is_that_of_all_starts_of_a_run(tmp_path: Path) -> None:
     with start_of(run, adds_records=False):
         assert run.read_run()["wall_s"] == 360.0
     assert run.read_run()["wall_s"] == 360.0
+
+
+COUNTERS = {
+    "pushed_groups:stored": 382, "failed_groups:verifier_timeout": 17, "failed_groups:verifier_error": 1,
+    "dropped_groups:stale": 3,
+}  # fmt: skip
+LOST = (
+    ("verifiers", "18 of 400 groups (4.5 %), most often verifier_timeout (17)"),
+    ("dropped", "3 of 400 groups (0.8 %), most often stale (3)"),
+    ("truncated", "2 of 64 responses (3.1 %), by rollout.max_response_tokens"),
+)
+TRUNCATED = [make_row(1, num_responses=32, num_truncated=2), make_row(2, num_responses=32, num_truncated=0)]
+
+
+def test_what_a_run_loses_is_in_the_table_once_among_the_lines_and_in_the_summary(tmp_path: Path) -> None:
+    snapshot = make_snapshot(metrics=TRUNCATED, counters=COUNTERS)
+    table = "\n".join(drawn(render(snapshot, 120), 120))
+    output = io.StringIO()
+    display = LineDisplay(Console(file=output, width=400))
+    for _ in range(2):
+        display.show(snapshot)
+    run = RunDirectory.create(tmp_path / "run")
+    run.update_run(counters=COUNTERS)
+    for row in TRUNCATED:
+        run.append_metrics(row)
+    ended = "\n".join(drawn(summary(run, group_size=8), 400))
+    for what, sentence in LOST:
+        assert sentence in table
+        assert output.getvalue().count(f"{what}: {sentence}") == 1
+        assert sentence in ended
+    assert not list(losses({"pushed_groups:stored": 5}, [make_row(1, num_responses=8, num_truncated=0)]))
+
+
+def test_the_counters_of_the_buffer_outlive_the_run(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    with start_of(run) as session:
+        session._observer._counters = COUNTERS
+        session.watch(lambda: True)
+    assert run.read_run()["counters"] == COUNTERS
+    assert Observer(Config(), run).look().counters == COUNTERS

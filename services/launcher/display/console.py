@@ -12,6 +12,7 @@ from rich.live import Live
 from bapo.config.tree import Config
 from bapo.formats import ORIGINS, count, duration, num_groups, oldest, percent
 from bapo.records import UNDER_WAY, RunDirectory
+from services.launcher.display.losses import losses
 from services.launcher.display.snapshot import Observer, Snapshot
 from services.launcher.display.table import render
 from services.launcher.supervision.children import Interrupts, ProcessLine
@@ -69,6 +70,8 @@ class LineDisplay:
         self._step = 0
         self._num_evaluations: int | None = None
         self._is_warned = False
+        self._losses: set[str] = set()
+        """Kinds that were reported."""
 
     def show(self, snapshot: Snapshot) -> None:
         """Print what is new since the last snapshot."""
@@ -91,6 +94,10 @@ class LineDisplay:
             # A resumed run: what an earlier start has shown is not news.
             self._num_evaluations = len(snapshot.evaluations) if snapshot.metrics else 0
             self._step = snapshot.step
+        for what, lost in losses(snapshot.counters, snapshot.metrics):
+            if what not in self._losses:  # further ones are counted in the summary
+                self._losses.add(what)
+                yield f"{what}: {lost}"
         for row in snapshot.evaluations[self._num_evaluations :]:
             yield evaluation_line(row)
         self._num_evaluations = len(snapshot.evaluations)

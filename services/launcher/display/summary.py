@@ -13,6 +13,7 @@ from bapo.formats import count, duration, percent
 from bapo.records import RunDirectory
 from bapo.report.ledger import first_looks
 from bapo.statistics import difference, shared_means
+from services.launcher.display.losses import losses
 
 
 def summary(run: RunDirectory, *, group_size: int) -> RenderableType:
@@ -28,6 +29,8 @@ def summary(run: RunDirectory, *, group_size: int) -> RenderableType:
     wall_s = float(run.read_run().get("wall_s", 0.0))
     table.add_row("steps", f"{len(metrics)} in {duration(wall_s)} of wall time, start-ups included")
     table.add_row("rollouts", f"{count(num_groups * group_size)} responses in {num_groups} groups for training")
+    for what, lost in losses(run.read_run().get("counters") or {}, metrics):
+        table.add_row(what, lost)
     table.add_row("report", str(run.report_path))
     for name, value in _checkpoints(run):
         table.add_row(name, value)

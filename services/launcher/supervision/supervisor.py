@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bapo.bounded_logs import rotated_path
 from bapo.config.supervision import SupervisionConfig
 from bapo.errors import (
     ConfigError,
@@ -168,7 +169,10 @@ def explain(child: Child) -> str:
 
 def last_words(log_path: Path) -> str:
     """The last error that a log names; else its last line that sounds like one; else its last line."""
-    lines = [line.rstrip() for line in _tail(log_path).splitlines() if line.strip()]
+    tail = _tail(log_path)
+    if len(tail) < TAIL_BYTES and rotated_path(log_path).exists():
+        tail = _tail(rotated_path(log_path)) + tail
+    lines = [line.rstrip() for line in tail.splitlines() if line.strip()]
     for line in reversed(lines):
         found = _ERROR.search(line)
         if found:
