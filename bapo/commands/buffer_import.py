@@ -54,7 +54,7 @@ def import_(
               bapo buffer import other.parquet --as-fresh --url http://host:8700
     """
     found = _look_through(file, as_fresh=as_fresh)
-    with reach(url, run) as where:
+    with reach(url, run, changes=True) as where:
         status = where.client.status()
         _check(file, found, status)
         step = status.assembled_step + 1 if as_fresh else None

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from bapo.commands.arguments import run_path
 from bapo.errors import ConfigError
 from bapo.plain_text import plain_lines
 from bapo.records import RunDirectory
@@ -48,6 +49,7 @@ def compare(
               bapo compare outputs/study-countdown
               bapo compare outputs/study-countdown --against dapo --against bapo
     """
+    runs = list(map(run_path, runs))
     from bapo.commands.terminal_tables import print_table
     from bapo.comparison import contrasts
     from bapo.comparison.gather import gather
@@ -86,6 +88,7 @@ def report(
               bapo report outputs/study-countdown --paper --against dapo
               bapo report outputs/grpo-s1 outputs/bapo-s1 --out outputs/comparison
     """
+    runs = list(map(run_path, runs))
     is_study = len(runs) == 1 and (Path(runs[0]) / "study.toml").is_file()
     if len(runs) == 1 and not is_study and out is None:
         if against:
