@@ -25,6 +25,7 @@ import uvicorn
 
 from bapo.algorithms.registry import load_composer
 from bapo.bounded_headers import BoundedHeaders
+from bapo.config.tree import Config
 from bapo.errors import ConfigError, UnavailableError
 from bapo.metrics.metric import Process
 from bapo.process import Flags, end_now, run_process
@@ -41,6 +42,7 @@ from buffer_service.reasons import in_step_order
 from buffer_service.redis_kind import refuse_unsuited
 from buffer_service.redis_link import RedisLink, address
 from buffer_service.redis_store import RedisStore
+from buffer_service.run_settings import refuse_other_settings
 from buffer_service.service import BufferService
 from buffer_service.store import Store
 from buffer_service.values import Health
@@ -113,7 +115,7 @@ def main(flags: Flags) -> None:
     host = listen_host(flags.extra.host, config.buffer.host)
     keyring = keyring_for("the buffer service", host, config.security.tokens)
     listener = listen(host, port)
-    wait_for(lambda: prepare(store, link), flags.extra.redis_timeout_s)
+    wait_for(lambda: prepare(store, link, config), flags.extra.redis_timeout_s)
     context = Context(service=BufferService(store, load_composer(config.algorithm), config, metrics), config=config)
     collect_rarely()
     server = Server(uvicorn_config(create_app(context, metrics, keyring, flags.run)), context)
@@ -161,9 +163,13 @@ def uvicorn_config(app: object) -> uvicorn.Config:
     )
 
 
-def prepare(store: Store, link: RedisLink) -> Health:
-    """What must be done before the first request. Raises: UnavailableError; ConfigError for an unsuited Redis."""
+def prepare(store: Store, link: RedisLink, config: Config) -> Health:
+    """What must be done before the first request.
+
+    Raises: UnavailableError; ConfigError for an unsuited Redis, or settings that are not those of the run.
+    """
     refuse_unsuited(link)
+    refuse_other_settings(link, config)
     health = store.health()
     link.load_scripts()
     return health

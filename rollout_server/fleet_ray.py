@@ -71,7 +71,7 @@ class RayNode:
         except (RayError, ConnectionError, RuntimeError, OSError, ValueError) as error:
             self.stop()
             raise UnavailableError(f"Ray did not start ({address or 'own node'}): {error}") from error
-        except Exception as error:  # of no other class: Ray says so that a process has died while the node started
+        except Exception as error:  # Ray raises the bare class when a process dies while the node starts
             self.stop()
             raise NodeDiedError(f"Ray did not start ({address or 'own node'}): {error}") from error
         if self.is_bounded and not self.is_cluster:
@@ -184,7 +184,7 @@ class WorkerActor:
         """Load the engine; an error shows in the report."""
         try:
             self._worker.load()
-        except Exception:
+        except Exception:  # nobody waits for this call; the fleet reads the error in the report
             log.exception("%s did not load", self._worker.worker_id)
 
     def report(self) -> dict[str, Any]:
