@@ -113,27 +113,21 @@ def test_an_unreachable_redis_is_unavailable_and_says_how_to_do_without(tmp_path
         preflight(config)
 
 
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        (b"+PONG\r\n", None),
-        (b"-NOAUTH Authentication required.\r\n", None),  # a server that wants a password is a server
-        (b"HTTP/1.1 400 Bad Request\r\n", "it answered b'HTTP/1.1 400 Bad Request\\r\\n'"),
-    ],
-)
-def test_what_answers_like_redis_is_taken_for_redis(answer: bytes, reason: str | None) -> None:
+def test_what_does_not_answer_like_redis_is_no_redis() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
             connection, _ = server.accept()
             with connection:
                 connection.recv(64)
-                connection.sendall(answer)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n")
 
         thread = threading.Thread(target=serve)
         thread.start()
-        assert redis_answer(f"redis://127.0.0.1:{server.getsockname()[1]}") == reason
+        reason = redis_answer(f"redis://127.0.0.1:{server.getsockname()[1]}")
         thread.join()
+    assert reason is not None
+    assert "rotocol error" in reason
 
 
 @pytest.mark.parametrize("scheme", ["http", "redis+sentinel"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import sys
@@ -12,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import unquote, urlsplit
 
 import psutil
+from redis.exceptions import AuthenticationError, RedisError
 
 from bapo.addresses import BUFFER
 from bapo.config.tree import Config
@@ -23,13 +22,14 @@ from bapo.grading.pool import GraderPool
 from bapo.limits import limits
 from bapo.model_folder import fetch, folder_of, how_to_fetch, is_hub_id, missing_parts, num_parameters, weight_files
 from bapo.needs import GIB, engine_bytes, learner_bytes, memory_gib, ranks_on_gpus, run_bytes, worker_resources
-from bapo.redis_secrets import problem_of_url, refuse_open, with_password
+from bapo.redis_secrets import PASSWORD_FILE, problem_of_url, refuse_open, with_password
 from bapo.tasks.registry import load_task
-from services.launcher.embedded_redis import PROBE_TIMEOUT_S, server_binary
+from services.launcher.embedded_redis import connect, server_binary
 from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
 
 DISK_GIB = 1.0
 REDIS_TIMEOUT_S = 2.0
+REDIS_ERRORS = (RedisError, OSError, ValueError, KeyError)
 OPTIMIZED = "--enable-optimizations"
 Download = Callable[[str, Iterable[str]], str]
 
@@ -149,26 +149,14 @@ def redis(config: Config) -> Check:
 
 def redis_answer(url: str) -> str | None:
     """None when a Redis answers at this URL, else why not (a server that wants a password does answer)."""
-    parts = urlsplit(url)
-    if parts.scheme == "rediss":
-        return None  # TLS: the buffer service finds out
     try:
-        with connected(parts.scheme, parts.path, parts.hostname, parts.port) as connection:
-            connection.sendall(b"PING\r\n")
-            answer = connection.recv(64)
-    except (OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return None if answer[:5] in (b"+PONG", b"-NOAU") else f"it answered {answer!r}"
-
-
-def connected(scheme: str, path: str, host: str | None, port: int | None) -> socket.socket:
-    """A connection to a Redis. Raises: OSError."""
-    if scheme == "unix":
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(PROBE_TIMEOUT_S)
-        connection.connect(path)
-        return connection
-    return socket.create_connection((host or LOOPBACK, port or 6379), timeout=REDIS_TIMEOUT_S)
+        with connect(url, REDIS_TIMEOUT_S) as client:
+            client.ping()
+    except AuthenticationError:
+        return None
+    except REDIS_ERRORS as error:
+        return str(error)
+    return None
 
 
 def model_files(config: Config) -> Check:
@@ -279,58 +267,20 @@ def disk(config: Config) -> Check:
     return Check(name="disk", status=status, detail=f"{free:.1f} GiB free in {folder}; {kept}{advice}")
 
 
-NAME = "redis persistence"
-MAX_ANSWER_BYTES = 1 << 16
-
-
-def persistence(config: Config) -> Check | None:
-    """Whether it writes an append-only file; None when there is none to ask, or when it is reached by TLS."""
-    url = config.buffer.redis_url
-    if url is None or config.buffer.url or urlsplit(url).scheme not in ("redis", "unix"):
+def redis_persistence(config: Config) -> Check | None:
+    """Whether a Redis that runs already writes an append-only file; None when there is none to ask."""
+    name, url = "redis persistence", config.buffer.redis_url
+    if url is None or config.buffer.url:
         return None
     try:
-        answer = _info(with_password(url))
-    except (OSError, ValueError, ConfigError) as error:
-        return Check(
-            name=NAME, status="warn", detail=f"could not be asked: {getattr(error, 'strerror', None) or error}"
-        )
-    found = re.search(r"aof_enabled:(\d)", answer)
-    if found is None:
-        return Check(name=NAME, status="warn", detail=f"could not be asked: it answered {answer.strip()[:80]!r}")
-    if found[1] == "1":
-        return Check(name=NAME, status="ok", detail="append-only file")
+        with connect(with_password(url), REDIS_TIMEOUT_S) as client:
+            has_file = client.info("persistence")["aof_enabled"]
+    except AuthenticationError:
+        detail = f"could not be asked: it wants a password; name its file in {PASSWORD_FILE}"
+        return Check(name=name, status="warn", detail=detail)
+    except (*REDIS_ERRORS, ConfigError) as error:
+        return Check(name=name, status="warn", detail=f"could not be asked: {error}")
+    if has_file:
+        return Check(name=name, status="ok", detail="append-only file")
     detail = "no append-only file: when this Redis dies, acknowledged groups are lost. Set `appendonly yes` there"
-    return Check(name=NAME, status="warn", detail=detail)
-
-
-def _info(url: str) -> str:
-    """Its answer to INFO persistence, or its refusal."""
-    parts = urlsplit(url)
-    with connected(parts.scheme, parts.path, parts.hostname, parts.port) as connection:
-        if parts.password:
-            user = [unquote(parts.username)] if parts.username else []
-            connection.sendall(_command("AUTH", *user, unquote(parts.password)))
-            refusal = connection.recv(MAX_ANSWER_BYTES).decode(errors="replace")
-            if not refusal.startswith("+OK"):
-                return refusal
-        connection.sendall(_command("INFO", "persistence"))
-        return _bulk(connection)
-
-
-def _bulk(connection: socket.socket) -> str:
-    """One bulk string, `$LENGTH CRLF bytes CRLF`, or whatever line comes in its place."""
-    data = b""
-    while True:
-        head, found, body = data.partition(b"\r\n")
-        if found and (not head.startswith(b"$") or len(body) >= int(head[1:])):
-            return (body if head.startswith(b"$") else head).decode(errors="replace")
-        part = connection.recv(MAX_ANSWER_BYTES)
-        if not part or len(data) > MAX_ANSWER_BYTES:
-            return data.decode(errors="replace")
-        data += part
-
-
-def _command(*words: str) -> bytes:
-    parts = [f"*{len(words)}\r\n".encode()]
-    parts += [b"$%d\r\n%s\r\n" % (len(word.encode()), word.encode()) for word in words]
-    return b"".join(parts)
+    return Check(name=name, status="warn", detail=detail)

@@ -27,7 +27,7 @@ from bapo.tasks.base import MESSAGES
 from bapo.tasks.registry import load_task
 from bapo.types import Prompt
 from services.launcher.doctor import checks
-from services.launcher.doctor.checks import Check, persistence
+from services.launcher.doctor.checks import Check, redis_persistence
 from services.launcher.doctor.gpu_checks import gpu_checks
 from services.launcher.embedded_redis import redis_spec
 from services.launcher.gpus.devices import GpuProbe, ThisMachine
@@ -69,7 +69,7 @@ def all_checks(config: Config, gpus: GpuProbe) -> Iterator[Check]:
     yield checks.redis(config)
     if config.buffer.url is None and config.buffer.redis_url is None:
         yield redis_starts(config)
-    if (kept := persistence(config)) is not None:
+    if (kept := redis_persistence(config)) is not None:
         yield kept
     yield checks.data(config)
     yield gold(config)
