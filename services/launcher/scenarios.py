@@ -29,12 +29,12 @@ def train(session: Session, *, resume: bool) -> None:
         # What workers were acknowledged is trained as it is: the learner begins at step 1 on the retained batches.
         session.display.say("the run has no checkpoint yet: it begins at step 1 again, with what its buffer holds")
     start_buffer(session, is_new=not resume)
-    session.crew.start(session.starter.fleet())
-    learner = [session.crew.start(spec) for spec in session.starter.learner(resume=resume)]
+    session.children.start(session.starter.fleet())
+    learner = [session.children.start(spec) for spec in session.starter.learner(resume=resume)]
     if resume:
         # The learner first brings the buffer back to its checkpoint; work that is asked for before that would be lost.
         session.watch(is_ready(learner[0]))
-    feeders = [session.crew.start(session.starter.scheduler()), session.crew.start(session.starter.evaluator())]
+    feeders = [session.children.start(session.starter.scheduler()), session.children.start(session.starter.evaluator())]
     session.watch(is_ready(learner[0]))
     session.note("running")
     session.watch(all_ended(learner))
@@ -45,9 +45,9 @@ def train(session: Session, *, resume: bool) -> None:
 def serve(session: Session) -> None:
     """Everything but the learner, until the user ends it. Raises: ChildFailedError, InterruptedRunError."""
     start_buffer(session)
-    fleet = session.crew.start(session.starter.fleet())
-    session.crew.start(session.starter.scheduler())
-    session.crew.start(session.starter.evaluator())
+    fleet = session.children.start(session.starter.fleet())
+    session.children.start(session.starter.scheduler())
+    session.children.start(session.starter.evaluator())
     session.watch(is_ready(fleet))
     session.note("running")
     gpus = "".join(f"{name}={value} " for name, value in session.gpus.learner_environment().items())
@@ -79,7 +79,7 @@ def first_status(session: Session, timeout_s: float = math.inf) -> BufferStatus:
     deadline = time.monotonic() + timeout_s
 
     def has_answered() -> bool:
-        is_up = session.status is not None and all(line.state == "ready" for line in session.crew.lines())
+        is_up = session.status is not None and all(line.state != "starting" for line in session.children.lines())
         if not is_up and time.monotonic() > deadline:
             raise UnavailableError(f"the buffer has not answered for {timeout_s:.0f} s: {session.silence}")
         return is_up
@@ -121,8 +121,8 @@ def _held_before(session: Session, status: BufferStatus) -> str:
 def evaluate(session: Session) -> None:
     """Measure the held-out splits once with the model of the configuration."""
     start_buffer(session)
-    session.crew.start(session.starter.fleet())
-    evaluator = session.crew.start(session.starter.evaluator(once=True))
+    session.children.start(session.starter.fleet())
+    evaluator = session.children.start(session.starter.evaluator(once=True))
     session.note("running")
     session.watch(all_ended([evaluator]))
 
@@ -138,11 +138,11 @@ def start_buffer(session: Session, *, is_new: bool = True) -> None:
         redis_url = settings.redis_url
         if redis_url is None:
             spec, redis_url = embedded_redis.redis_spec(session.run, settings, session.starter.env)
-            session.crew.start(spec)
+            session.children.start(spec)
             if settings.appendfsync == "everysec":
                 session.alongside.enter_context(flushed(session.run.redis_path.resolve()))
         # The service itself waits for its Redis, which may have a large file to load.
-        session.crew.start(session.starter.buffer(redis_url))
+        session.children.start(session.starter.buffer(redis_url))
     if is_new and (settings.url or settings.redis_url):
         _check_unused(session, first_status(session, SERVICE_TIMEOUT_S if settings.url else math.inf))
 

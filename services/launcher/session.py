@@ -31,7 +31,7 @@ from services.launcher.display.console import Display
 from services.launcher.display.snapshot import Observer, Snapshot
 from services.launcher.gpus.plan import GpuPlan
 from services.launcher.processes import LOOPBACK, NO_GPUS, Starter, tokens_of
-from services.launcher.supervision.children import Crew, Interrupts
+from services.launcher.supervision.children import Children, Interrupts
 from services.launcher.supervision.supervisor import Supervisor
 from services.stalls import Watchdog, mark_of, who_waits
 
@@ -63,7 +63,7 @@ class Session:
         self.run = run
         self._adds_records = adds_records
         self.display = display
-        self.crew = Crew(interrupts, Supervisor(config.supervision, display.say))
+        self.children = Children(interrupts, Supervisor(config.supervision, display.say))
         self.starter = Starter(config, run, gpus)
         self.started_s = time.monotonic()
         # The token of the set that the children have: that of our environment may be for another run.
@@ -106,8 +106,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.display.close()
-        facts = self.crew.facts()
-        self.crew.close()
+        facts = self.children.facts()
+        self.children.close()
         self.starter.close()
         self.alongside.close()
         self._forget_targets()
@@ -122,12 +122,12 @@ class Session:
         Raises: ChildFailedError, InterruptedRunError; DeadlineError for a run that stands still, if it is to end then.
         """
         while True:
-            if self.crew.look():
-                self.run.update_run(processes=self.crew.facts())
-            self._targets.write(line.name for line in self.crew.lines() if line.state != "ended")
+            if self.children.look():
+                self.run.update_run(processes=self.children.facts())
+            self._targets.write(line.name for line in self.children.lines() if line.state != "ended")
             self._bound_logs()
             self._find_services()
-            snapshot = self._snapshot = self._observer.look(self.crew.lines())
+            snapshot = self._snapshot = self._observer.look(self.children.lines())
             self.display.show(snapshot)
             self._look_for_standstill(snapshot)
             if until():
@@ -146,7 +146,7 @@ class Session:
 
     def note(self, status: str) -> None:
         """Tell run.json where the run is."""
-        self.run.update_run(status=status, processes=self.crew.facts())
+        self.run.update_run(status=status, processes=self.children.facts())
 
     def _forget_targets(self) -> None:
         try:
@@ -156,7 +156,7 @@ class Session:
 
     def _look_for_standstill(self, snapshot: Snapshot) -> None:
         def why() -> str:
-            return why_still(replace(snapshot, silence=self._observer.why_silent()), self.crew.stopped())
+            return why_still(replace(snapshot, silence=self._observer.why_silent()), self.children.stopped())
 
         sentence = self._watchdog.look(progress_mark(snapshot), why)
         if sentence:

@@ -32,7 +32,7 @@ class FakeSession:
         self.run.write_port("buffer_service", 1)
         self.num_looks, self.said, self.started, self.resumed = 0, [""], list[str](), list[bool]()
         self.silence, self._answer, self._at_look = "refused", answer, at_look
-        self.crew = SimpleNamespace(start=self._start, lines=list)
+        self.children = SimpleNamespace(start=self._start, lines=list)
         self.display = SimpleNamespace(say=self.said.append)
         self.starter = SimpleNamespace(
             env={}, buffer=lambda url: "buffer_service", fleet=lambda: "fleet", learner=self._learner,

@@ -65,7 +65,7 @@ class Interrupts:
         self._count += 1
 
 
-class Crew:
+class Children:
     """Starts children, looks after them and ends all of them."""
 
     def __init__(self, interrupts: Interrupts, supervisor: Supervisor) -> None:
