@@ -1,7 +1,7 @@
 """What stands before an HTTP API: who may call what, and how much may be sent. Nothing of a body is read before it.
 
     request -> open path? -> token? -> right? -> declared length? -> the API reads the body, counted and with a deadline
-                               401       403        411, 413                              413, 408
+                               401     403, 404     411, 413                              413, 408
 
 Default: what no rule names is for the operator alone, so that a new route without a rule is closed and not open.
 Without tokens (a service on the loopback that was given none) only the bounds on bodies are left.
@@ -92,6 +92,12 @@ class Rules:
             (rule for pattern, rule in self._patterns if rule.method == method and pattern.fullmatch(path)), None
         )
 
+    def has_path(self, path: str) -> bool:
+        """Whether a route has this path, for whatever method."""
+        return any(plain == path for _, plain in self._plain) or any(
+            pattern.fullmatch(path) for pattern, _ in self._patterns
+        )
+
     def is_open(self, method: str, path: str) -> bool:
         """Whether anybody may ask for a path that no rule names."""
         return path in OPEN_PATHS or (method == "GET" and any(pattern.fullmatch(path) for pattern in self._open))
@@ -125,7 +131,8 @@ class Gate:
         rule = self._rules.find(scope["method"], scope["path"])
         try:
             if rule is not None or not self._rules.is_open(scope["method"], scope["path"]):
-                scope[ROLE] = check_right(scope, rule, self._keyring)
+                is_path = rule is not None or self._rules.has_path(scope["path"])
+                scope[ROLE] = check_right(scope, rule, self._keyring, is_path=is_path)
             size = declared_length(scope, rule)
         except RefusedError as refusal:
             self._refused(refusal.reason)
@@ -159,8 +166,13 @@ class Gate:
             log.warning("refused client=%s status=%d reason=%s: %s", client, refusal.status, refusal.reason, what)
 
 
-def check_right(scope: Scope, rule: Rule | None, keyring: Keyring | None) -> Role | None:
-    """The role of a sender that may call this route; None without a keyring. Raises: RefusedError."""
+def check_right(scope: Scope, rule: Rule | None, keyring: Keyring | None, *, is_path: bool = True) -> Role | None:
+    """The role of a sender that may call this route; None without a keyring.
+
+    Args:
+        is_path: False: no route has this path, which is answered 404 to whoever has a token.
+    Raises: RefusedError.
+    """
     if keyring is None:
         return None
     what = f"{scope['method']} {scope['path']}"
@@ -179,6 +191,8 @@ def check_right(scope: Scope, rule: Rule | None, keyring: Keyring | None) -> Rol
             Refusal.WRONG_TOKEN,
             f"{what}: this token is not accepted here; is it of another run, or was it replaced? See {TOKEN_FILE}",
         )
+    if not is_path and role is not Role.OPERATOR:  # the API itself answers the operator
+        raise RefusedError(404, Refusal.CONTRACT, f"{what}: there is no such path; GET /docs lists them")
     if role is not Role.OPERATOR and (rule is None or role not in rule.roles):
         able = ", ".join(sorted(rule.roles)) + " or operator" if rule and rule.roles else "operator"
         raise RefusedError(403, Refusal.NO_RIGHT, f"{what}: {role} may not do this; use the token of {able}")

@@ -108,7 +108,12 @@ class RunDirectory:
 
     def log_path(self, process: str) -> Path:
         """Where a process's output goes."""
-        return self.path / "logs" / f"{process}.log"
+        return self.logs_path / f"{process}.log"
+
+    @property
+    def logs_path(self) -> Path:
+        """Folder of the logs of all processes and workers."""
+        return self.path / "logs"
 
     # -- run.json and ports
 

@@ -25,6 +25,7 @@ import uvicorn
 
 from bapo.algorithms.registry import load_composer
 from bapo.bounded_headers import BoundedHeaders
+from bapo.config.tree import Config
 from bapo.errors import ConfigError, UnavailableError
 from bapo.listening import BACKLOG, listen
 from bapo.metrics.metric import Process
@@ -41,18 +42,28 @@ from buffer_service.reasons import in_step_order
 from buffer_service.redis_kind import refuse_unsuited
 from buffer_service.redis_link import RedisLink, address
 from buffer_service.redis_store import RedisStore
+from buffer_service.run_settings import refuse_other_settings
 from buffer_service.service import BufferService
 from buffer_service.store import Store
 from buffer_service.values import Health
 
 log = logging.getLogger(__name__)
 
+
 REDIS_TIMEOUT_S = 30.0
+
+
 PAUSE_S = 0.2
+
+
 SAID_S = 30.0
 """A Redis that is waited for is worth a line this often."""
+
+
 KEEP_ALIVE_S = 120
 """Longer than any pause between two calls of one client."""
+
+
 SHUTDOWN_S = 2
 
 
@@ -113,7 +124,7 @@ def main(flags: Flags) -> None:
     host = listen_host(flags.extra.host, config.buffer.host)
     keyring = keyring_for("the buffer service", host, config.security.tokens)
     listener = listen(host, port, what="the buffer service", key="buffer.port")
-    wait_for(lambda: prepare(store, link), flags.extra.redis_timeout_s)
+    wait_for(lambda: prepare(store, link, config), flags.extra.redis_timeout_s)
     context = Context(service=BufferService(store, load_composer(config.algorithm), config, metrics), config=config)
     collect_rarely()
     server = Server(uvicorn_config(create_app(context, metrics, keyring)), context)
@@ -161,9 +172,13 @@ def uvicorn_config(app: object) -> uvicorn.Config:
     )
 
 
-def prepare(store: Store, link: RedisLink) -> Health:
-    """What must be done before the first request. Raises: UnavailableError; ConfigError for an unsuited Redis."""
+def prepare(store: Store, link: RedisLink, config: Config) -> Health:
+    """What must be done before the first request.
+
+    Raises: UnavailableError; ConfigError for an unsuited Redis, or settings that are not those of the run.
+    """
     refuse_unsuited(link)
+    refuse_other_settings(link, config)
     health = store.health()
     link.load_scripts()
     return health

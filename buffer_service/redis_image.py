@@ -142,7 +142,7 @@ def write_image(
         known = link.client.hkeys(keys["refs"])
     _delete_frames(stage, keys, known)
     with stage() as pipe:
-        pipe.unlink(*(key for key in keys.index if key != keys["meta"]))
+        pipe.unlink(keys.settings, *(key for key in keys.index if key != keys["meta"]))
     if references := _reference_values(image):
         with stage() as pipe:
             pipe.hset(keys["refs"], mapping=references)

@@ -31,6 +31,7 @@
 | counters     | HASH   | event -> count                                                                              |
 | outcomes     | HASH   | step -> packed outcomes of its fresh groups, when a prompt selector learns from them        |
 | selector     | STRING | what it had learnt when it was kept last; the outcomes before that are gone                 |
+| settings     | STRING | settings that every service of the run must have, as JSON                                   |
 | group:ID     | STRING | the frame                                                                                   |
 | incoming:N   | STRING | a frame on its way in; expires when its push is cut off                                     |
 """
@@ -105,6 +106,11 @@ class Keys:
     def group(self, group_id: str) -> str:
         """Key of a frame."""
         return f"{self._prefix}group:{group_id}"
+
+    @property
+    def settings(self) -> str:
+        """Key of what all services of the run have in common; no script needs it."""
+        return f"{self._prefix}settings"
 
     def incoming(self, nonce: str) -> str:
         """Key of a frame that is not admitted yet."""

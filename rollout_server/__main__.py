@@ -167,7 +167,7 @@ class Runner:
             self._run_node()
         except BapoError as error:
             self.fleet.stop_with(error)
-        except Exception as error:
+        except Exception as error:  # a bug, too, must end the process and not this thread alone
             log.exception("the fleet's own thread has failed")
             self.fleet.stop_with(BapoError(f"the fleet's own thread has failed: {error!r}"))
 

@@ -26,6 +26,7 @@ import psutil
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from bapo.bounded_logs import bound_log
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
 from bapo.errors import BapoError, NodeDiedError, UnavailableError
@@ -70,7 +71,7 @@ class RayNode:
         except (RayError, ConnectionError, RuntimeError, OSError, ValueError) as error:
             self.stop()
             raise UnavailableError(f"Ray did not start ({address or 'own node'}): {error}") from error
-        except Exception as error:  # of no other class: Ray says so that a process has died while the node started
+        except Exception as error:  # Ray raises the bare class when a process dies while the node starts
             self.stop()
             raise NodeDiedError(f"Ray did not start ({address or 'own node'}): {error}") from error
         if self.is_bounded and not self.is_cluster:
@@ -171,6 +172,7 @@ class WorkerActor:
     """Lives in the actor's process; values cross its border as plain maps."""
 
     def __init__(self, worker_id: str, config_json: str, buffer_url: str, log_path: str, token: str | None) -> None:
+        self._log_path = Path(log_path)
         _log_to(log_path)
         # Ray looks for the raylet by its number, which a zombie keeps: where nobody waits for it, this would go on.
         watch_parent(lambda: os._exit(1))
@@ -182,11 +184,12 @@ class WorkerActor:
         """Load the engine; an error shows in the report."""
         try:
             self._worker.load()
-        except Exception:
+        except Exception:  # nobody waits for this call; the fleet reads the error in the report
             log.exception("%s did not load", self._worker.worker_id)
 
     def report(self) -> dict[str, Any]:
-        """How it is."""
+        """How it is; asked about once a second, so that its log is bounded here, on whatever host it lies."""
+        bound_log(self._log_path)
         return asdict(self._worker.report())
 
     def begin(self, update: Mapping[str, Any] | None) -> None:

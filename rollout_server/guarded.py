@@ -19,7 +19,7 @@ def guarded_thread(name: str, run: Callable[[], None], on_death: Callable[[BaseE
             run()
         except BapoError as error:  # foreseen, and worded for whoever reads it: where it came from says nothing more
             on_death(error)
-        except Exception as error:
+        except Exception as error:  # a thread that dies of a bug must end its worker
             log.exception("%s ended", name)
             on_death(error)
 

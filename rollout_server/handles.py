@@ -101,7 +101,7 @@ class LocalHandle:
         def load() -> None:
             try:
                 self._worker.load()
-            except Exception:
+            except Exception:  # the report has the error; the thread's own traceback would only repeat it
                 log.debug("%s did not load", self._worker.worker_id, exc_info=True)
 
         threading.Thread(target=load, name=f"load-{self._worker.worker_id}", daemon=True).start()

@@ -116,7 +116,7 @@ class Place:
     def _run(self) -> None:
         try:
             self._keep_one_alive()
-        except Exception as error:
+        except Exception as error:  # a thread that dies of a bug must end the fleet
             log.exception("the place of %s has failed", self.worker_id)
             self._state = "dead"
             self._fleet.stop_with(BapoError(f"the place of {self.worker_id} has failed: {error!r}"))

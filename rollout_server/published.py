@@ -108,5 +108,5 @@ class Follower:
         while not self._ended.wait(LOOK_S):
             try:
                 self.look()
-            except Exception:
+            except Exception:  # a bug here must not leave workers on old weights for good
                 log.exception("the note is looked at again")

@@ -127,7 +127,7 @@ class Sampler:
         try:
             while self._do_inbox(engine):
                 self._step(engine)
-        except Exception as error:
+        except Exception as error:  # engines raise anything; whoever waits for a group must learn of it
             log.exception("the engine died")
             self._die(error)
             self._listener.died(error)
@@ -144,7 +144,7 @@ class Sampler:
                 return False
             try:
                 result = work.function(engine)
-            except BaseException as error:
+            except BaseException as error:  # the caller waits for the future, whatever ends this thread
                 work.future.set_exception(error)
                 raise
             self._version = engine.policy_version

@@ -110,7 +110,7 @@ class Worker:
             self._sampler.start()
             texts = _some_prompts(self._config)
             self._sampler.call(lambda engine: engine.check_prompts(texts)).result()
-        except BaseException as error:
+        except BaseException as error:  # raised again; the report must name it whatever it was
             self.died(error)
             raise
         self._delivery = Delivery(
@@ -149,7 +149,7 @@ class Worker:
         try:
             here = self._weights.local(update)
             self._sampler.call(lambda engine: take_weights(engine, here)).result()
-        except BaseException as error:
+        except BaseException as error:  # raised again; half an update: it must not sample any more
             self.died(error)
             raise
         self._update_digest = update.digest

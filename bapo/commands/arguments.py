@@ -13,12 +13,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from bapo.config.load import load_config
-from bapo.config.tree import Config
+from bapo.config.tree import Config, RunConfig
 from bapo.errors import ConfigError
 from bapo.plain_text import plain
 from bapo.records import RunDirectory
 
 AUTO = "auto"
+LATEST = "latest"
+"""In place of a run directory."""
 TAKES_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Click settings: `--section.key value` goes to CONFIG, where `split_tokens` finds it."""
 
@@ -67,12 +69,19 @@ def free_name(root: Path, stem: str) -> str:
     return f"{stem}-{number:03d}"
 
 
-def newest_run(root: str = "outputs") -> RunDirectory:
-    """The run that was written to last. Raises: ConfigError when there is none."""
-    configs = sorted(Path(root).glob("*/run.json"), key=lambda path: path.stat().st_mtime)
+def open_run(run: str) -> RunDirectory:
+    """The run that the user names. Raises: ConfigError."""
+    return RunDirectory.open(run_path(run))
+
+
+def run_path(run: str) -> str:
+    """The path as it is; of `latest` that of the run in outputs/ that was written to last. Raises: ConfigError."""
+    if run != LATEST:
+        return run
+    configs = sorted(Path(RunConfig().root).glob("*/run.json"), key=lambda path: path.stat().st_mtime)
     if not configs:
-        raise ConfigError(f"there is no run in {root}; name one with --run RUN")
-    return RunDirectory.open(configs[-1].parent)
+        raise ConfigError(f"there is no run in {RunConfig().root}; write the path of one")
+    return str(configs[-1].parent)
 
 
 def say(text: str) -> None:

@@ -67,7 +67,7 @@ def drop(
     """
     if kind not in KINDS:
         raise ConfigError(f"{kind!r} cannot be dropped{did_you_mean(kind, KINDS)}; write one of {', '.join(KINDS)}")
-    with reach(url, run) as where:
+    with reach(url, run, changes=True) as where:
         if not yes:
             _ask(where, kind, name)
         typer.echo(_DROPS[kind](where, name))

@@ -85,7 +85,7 @@ def restore(
         data = file.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    with reach(url, run) as where:
+    with reach(url, run, changes=True) as where:
         status = where.client.status()
         held = f"{status.fresh_ready} fresh groups, {size(status.num_bytes)}, step {status.assembled_step}"
         if not yes:

@@ -1,4 +1,4 @@
-"""Which buffer a `bapo buffer` command means: the one at --url, of --run, or of the newest run; and how it answers."""
+"""Which buffer a `bapo buffer` command means: the one at --url or of --run; and how it answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.text import Text
 from bapo.addresses import buffer_url
 from bapo.buffer_admin import BufferAdmin
 from bapo.clients import BufferClient
-from bapo.commands.arguments import newest_run
+from bapo.commands.arguments import LATEST, open_run
 from bapo.config.load import load_resolved
 from bapo.errors import ConfigError, DeadlineError, FullError, UnavailableError
 from bapo.plain_text import plain
@@ -35,7 +35,7 @@ RETRY_S = 2.0
 """Somebody waits at the terminal."""
 
 Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="The service, for example http://host:8700.")]
-Run = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Its run directory; default: the newest run.")]
+Run = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Its run directory, or latest.")]
 ParquetFile = Annotated[Path, typer.Argument(metavar="FILE", help="A parquet file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -53,13 +53,20 @@ class Where:
 
 
 @contextmanager
-def reach(url: str | None, run: str | None) -> Iterator[Where]:
-    """The buffer that is meant. Raises: ConfigError; UnavailableError with what to do when it does not answer."""
+def reach(url: str | None, run: str | None, *, changes: bool = False) -> Iterator[Where]:
+    """The buffer that is meant.
+
+    Args:
+        changes: the command changes what the buffer holds: it must be named, and a run is reported on stderr.
+    Raises: ConfigError; UnavailableError with what to do when it does not answer.
+    """
     if url and run:
         raise ConfigError("--url and --run both name a buffer: leave one of them out")
-    directory = None
-    if not url:
-        directory = RunDirectory.open(run) if run else newest_run()
+    if changes and not (url or run):
+        raise ConfigError(f"this changes a buffer: name it with --run RUN, --run {LATEST} or --url URL")
+    directory = None if url else open_run(run or LATEST)
+    if changes and directory:
+        typer.echo(f"run {plain(str(directory.path))}", err=True)
     hint = _hint(directory)
     try:
         address = url or _announced(directory)

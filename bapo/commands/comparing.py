@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from bapo.commands.arguments import run_path
 from bapo.commands.view import export_page
 from bapo.errors import ConfigError
 from bapo.plain_text import plain_lines
@@ -19,7 +20,11 @@ from bapo.records import RunDirectory
 Runs = Annotated[
     list[str], typer.Argument(metavar="RUN...|STUDY", help="Run directories, or the directory of a study.")
 ]
+
+
 Paper = Annotated[bool, typer.Option("--paper", help="Show the published numbers beside ours.")]
+
+
 Against = Annotated[
     list[str] | None,
     typer.Option(
@@ -29,6 +34,8 @@ Against = Annotated[
         "reference take the first. Without it, BAPO is also compared with DAPO where both are there.",
     ),
 ]
+
+
 REPORT = "report"
 """Where a study's report goes, below its directory."""
 
@@ -49,6 +56,7 @@ def compare(
               bapo compare outputs/study-countdown
               bapo compare outputs/study-countdown --against dapo --against bapo
     """
+    runs = list(map(run_path, runs))
     from bapo.commands.terminal_tables import print_table
     from bapo.comparison import contrasts
     from bapo.comparison.gather import gather
@@ -87,6 +95,7 @@ def report(
               bapo report outputs/study-countdown --paper --against dapo
               bapo report outputs/grpo-s1 outputs/bapo-s1 --out outputs/comparison
     """
+    runs = list(map(run_path, runs))
     is_study = len(runs) == 1 and (Path(runs[0]) / "study.toml").is_file()
     if len(runs) == 1 and not is_study and out is None:
         if against:

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from bapo.commands.arguments import say
+from bapo.commands.arguments import open_run, say
 from bapo.commands.buffer_where import AsJson, print_json
 from bapo.commands.simulate import RunArgument
-from bapo.records import RunDirectory
 from bapo.whatif.explanation import explain as explain_prompt
 from bapo.whatif.explanation import find_prompt
 from bapo.whatif.recording import read_recording
@@ -33,7 +32,7 @@ def explain(
     Example:  bapo explain outputs/demo-001 3f2a 17
               bapo explain outputs/demo-001 all 17
     """
-    recording = read_recording(RunDirectory.open(run))
+    recording = read_recording(open_run(run))
     recorded = recording.step(step)
     replayed = as_recorded(recording)
     asked_for = list(dict.fromkeys(fate.prompt_id for fate in recorded.fates)) if prompt == ALL else []

@@ -11,14 +11,13 @@ from typing import Annotated
 import typer
 
 from bapo.addresses import fleet_url
-from bapo.commands.arguments import Tokens, hand_over, load, newest_run
+from bapo.commands.arguments import Tokens, hand_over, load, open_run
 from bapo.config.load import dump_toml, load_resolved
-from bapo.errors import ConfigError, DeadlineError, UnavailableError
+from bapo.errors import DeadlineError, UnavailableError
 from bapo.fleet_client import FleetClient
-from bapo.records import RunDirectory
 from bapo.token_sets import token_for_run
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, for example outputs/demo-001.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, for example outputs/demo-001, or latest.")]
 SCALE_TIMEOUT_S = 5.0
 
 
@@ -27,21 +26,19 @@ def watch(run: Run) -> None:
 
     Example:  bapo watch outputs/demo-001
     """
-    hand_over("watch", "--run-dir", str(RunDirectory.open(run).path))
+    hand_over("watch", "--run-dir", str(open_run(run).path))
 
 
 def scale(
-    what: Annotated[str, typer.Argument(metavar="rollout", help="What to scale: rollout.")],
+    run: Run,
     num: Annotated[int, typer.Argument(metavar="N", help="How many workers from now on.", min=1)],
-    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Default: the newest run.")] = None,
 ) -> None:
     """Change the number of rollout workers while a run goes on.
 
-    Example:  bapo scale rollout 2 --run outputs/demo-001
+    Example:  bapo scale outputs/demo-001 2
+              bapo scale latest 2
     """
-    if what != "rollout":
-        raise ConfigError(f"only rollout workers can be scaled; write: bapo scale rollout {num}")
-    directory = RunDirectory.open(run) if run else newest_run()
+    directory = open_run(run)
     config = load_resolved(directory.config_path)
     try:
         url, token = fleet_url(config, directory, timeout_s=0.0), token_for_run(directory.path)

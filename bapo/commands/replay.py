@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
+from bapo.commands.arguments import open_run
 from bapo.commands.buffer_where import AsJson
 from bapo.commands.simulate import RunArgument
 from bapo.config.load import load_resolved
 from bapo.errors import ConfigError
-from bapo.records import RunDirectory
 from bapo.whatif.replayable import plan_replay, plan_replay_of
 
 Step = Annotated[int | None, typer.Option("--step", metavar="N", min=1, help="The step to repeat.")]
@@ -43,7 +43,7 @@ def replay(
               bapo replay outputs/demo-001 --step 17 --token-records
               bapo replay outputs/demo-001 --frame outputs/demo-001/diverged/step-000117.frame
     """
-    directory = RunDirectory.open(run)
+    directory = open_run(run)
     if (step is None) == (frame is None):
         raise ConfigError(
             "which step? For example: bapo replay RUN --step 17, or --frame RUN/diverged/step-000117.frame"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bapo import provenance
-from bapo.commands.arguments import Tokens, free_name, hand_over, load_named, say, split_tokens
+from bapo.commands.arguments import Tokens, free_name, hand_over, load_named, open_run, run_path, say, split_tokens
 from bapo.commands.standalone import up_buffer
 from bapo.config.load import dump_toml, load_config, load_resolved
 from bapo.config.tree import Config
@@ -58,6 +58,7 @@ def up(
     Example:  bapo up deploy/configs/demo.toml --run.name services
               bapo up buffer --run outputs/mine --algorithm.batch_size 32
     """
+    run = run_path(run) if run else None
     if config and config[0] == ALONE:
         up_buffer(config[1:], run, dry_run=dry_run)
         return
@@ -98,6 +99,7 @@ def evaluate(
               bapo eval models/countdown-tiny deploy/configs/demo.toml
     """
     files, overrides = split_tokens(config or [])
+    target = run_path(target)
     is_run = (Path(target) / "config.toml").is_file()
     if is_run:
         if files:
@@ -135,7 +137,7 @@ def _resume(path: str, tokens: list[str] | None) -> None:
             f"--resume continues {path} with its own configuration; leave out {' '.join(tokens)} "
             "(another configuration is another run)"
         )
-    run = RunDirectory.open(path)
+    run = open_run(path)
     num_steps = load_resolved(run.config_path).run.num_steps
     step = run.latest_checkpoint()
     finished = run.read_run().get("status") == "finished"

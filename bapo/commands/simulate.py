@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from bapo.commands.arguments import open_run
 from bapo.commands.buffer_where import AsJson, make_console, print_json
 from bapo.commands.simulate_table import comparison_table
 from bapo.config.load import diff, load_resolved
@@ -25,8 +26,16 @@ NOT_ANSWERED = (
     "This is what the batches would have been, from the groups that were sampled in the recorded run. It does not "
     "answer what the model would have learned: other batches make other weights, and other weights other responses."
 )
+
+
 WITHIN = 10
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, for example outputs/demo-001.")]
+
+
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run directory, for example outputs/demo-001, or latest.")
+]
+
+
 Edge = Annotated[
     str | None, typer.Option(metavar="X|LOW,HIGH", help="Edge of the window of B_high: fixed, or a range.")
 ]
@@ -88,7 +97,7 @@ def simulate(
         "algorithm.threshold_schedule": schedule,
     }
     tokens = [token for key, value in named.items() if value is not None for token in (f"--{key}", str(value))]
-    result = simulated(RunDirectory.open(run), [*tokens, *context.args], within=within)
+    result = simulated(open_run(run), [*tokens, *context.args], within=within)
     if as_json:
         print_json(_as_map(result))
         return

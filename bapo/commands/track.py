@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from bapo.commands.arguments import open_run
 from bapo.config.load import load_resolved
 from bapo.records import RunDirectory
 from bapo.trackers.base import TrackedRun, Tracker, load_tracker
 from bapo.trackers.sending import Sender
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, for example outputs/demo-001.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, for example outputs/demo-001, or latest.")]
 LOOK_EVERY_S = 2.0
 
 
@@ -28,7 +29,7 @@ def track(
     Example:  bapo track outputs/demo-001 --to tensorboard
               bapo track outputs/demo-001 --to wandb --project reasoning
     """
-    directory = RunDirectory.open(run)
+    directory = open_run(run)
     config = load_resolved(directory.config_path).model_dump(mode="json")
     tracked = TrackedRun(name=directory.name, folder=directory.path / to, project=project, config=config)
     tracker = load_tracker(to, tracked)

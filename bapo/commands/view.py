@@ -10,9 +10,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from bapo.records import RunDirectory
+from bapo.commands.arguments import open_run
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, for example outputs/demo-001.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, for example outputs/demo-001, or latest.")]
 
 
 def view(
@@ -30,7 +30,7 @@ def view(
     Example:  bapo view outputs/demo-001
               bapo view outputs/demo-001 --export demo.html
     """
-    directory = RunDirectory.open(run)
+    directory = open_run(run)
     if export is not None:
         export_page(directory, export)
     arguments = _command(directory, "--port", str(port), "--host", host)

@@ -17,7 +17,7 @@ class RolloutConfig(Frozen):
     engine: str = "vllm"
     """A file of `rollout_server/engines`: `vllm`, or `scripted` (a test double)."""
     num_workers: int = Field(1, ge=1)
-    """Engines at the start; `bapo scale rollout N` changes it during a run."""
+    """Engines at the start; `bapo scale RUN N` changes it during a run."""
     max_workers: int = Field(8, ge=1)
     """`bapo scale` refuses more."""
     max_response_tokens: int = Field(64, ge=1)

@@ -20,8 +20,7 @@ from bapo.config.buffer import BufferConfig
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
 from bapo.records import RunDirectory
-from services.launcher.embedded_redis import KEEPS_MEMORY, REWRITE_MIN_SIZE, server_binary
-from services.launcher.flusher import flushed
+from services.launcher.embedded_redis import KEEPS_MEMORY, REWRITE_MIN_SIZE, flushed, server_binary
 
 START_TIMEOUT_S = 60.0
 

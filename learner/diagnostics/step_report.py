@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bapo.config.tree import Config
 from bapo.metrics.learner import PHASES
-from bapo.types import Batch, Origin
+from bapo.types import Batch, Origin, Outcome
 from learner.diagnostics.off_policy_alarm import Alarm
 from learner.diagnostics.theorem_meter import Diagnosis, theorem_fields
 from learner.diagnostics.token_values import Float32s, TokenValues
@@ -169,12 +169,19 @@ def metrics_row(
         "num_tokens": report.num_tokens,
         "num_active_tokens": sum(result.num_active for result in report.minibatches),
         "num_updates": len(report.minibatches),
+        **_truncation_fields(batch),
         **{f"{name}_s": round(value, 6) for name, value in phases.items()},
         **report.facts,
         "tokens_per_s": report.num_tokens / max(phases["step"], 1e-9),
         "time": time.time(),
     }
     return row
+
+
+def _truncation_fields(batch: Batch) -> dict[str, int]:
+    """Of the responses that this step was the first to look at, whether they train or not."""
+    outcomes = b"".join(fate.outcomes for fate in batch.fates if fate.origin is not Origin.X3)
+    return {"num_responses": len(outcomes), "num_truncated": outcomes.count(Outcome.TRUNCATED)}
 
 
 def _staleness_fields(batch: Batch) -> dict[str, float | None]:

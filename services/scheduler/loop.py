@@ -18,11 +18,9 @@ from bapo.config.tree import Config
 from bapo.messages import ExtraRound, first_call
 from bapo.telemetry import Telemetry
 from bapo.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
-from bapo.waiting import who_waits
-from bapo.watchdog import Watchdog, mark_of
 from services.scheduler.plan import FreshPlan, due_round, reevaluation_requests
 from services.scheduler.proposals import Proposals
-from services.scheduler.round_clock import RoundClock
+from services.stalls import Watchdog, mark_of, who_waits
 
 log = logging.getLogger(__name__)
 
@@ -171,3 +169,27 @@ class Scheduler:
             return None
         # The learner may be a few steps further than the round that is due.
         return paid_before(step, self._buffer.compositions(limit=2 * PAID_STEPS))
+
+
+class RoundClock:
+    """Times the rounds that this process issued; how far they lag is known of all."""
+
+    def __init__(self, telemetry: Telemetry, now: Callable[[], float]) -> None:
+        self._issued = telemetry.counter("bapo_reevaluation_rounds_total")
+        self._seconds = telemetry.histogram("bapo_reevaluation_duration_seconds")
+        self._lag = telemetry.gauge("bapo_reevaluation_lag_steps")
+        self._now = now
+        self._began: dict[int, float] = {}
+
+    def issued(self, step: int, num_requests: int) -> None:
+        """The round of this step was given to the buffer."""
+        self._issued.labels(outcome="asked" if num_requests else "empty").inc()
+        if num_requests:
+            self._began[step] = self._now()
+
+    def look(self, status: BufferStatus) -> None:
+        """A round that the buffer lists no more was assembled: all of its requests are settled."""
+        is_open = [step for step, left in status.reevaluation_rounds.items() if left]
+        for step in [step for step in self._began if step not in is_open]:
+            self._seconds.observe(self._now() - self._began.pop(step))
+        self._lag.set(max(0, status.step - min(is_open)) if is_open else 0)

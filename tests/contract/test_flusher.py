@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from bapo.records import RunDirectory
-from services.launcher.flusher import Flusher, flushed
+from services.launcher.embedded_redis import Flusher, flushed
 from services.launcher.scenarios import start_buffer
 from services.launcher.session import Session
 from tests.buffer_app import small_config
@@ -96,9 +96,9 @@ def test_the_embedded_redis_of_a_run_is_flushed_unless_it_writes_before_it_answe
     run = RunDirectory.create(tmp_path / "run")
     append(run.redis_path, "appendonly.aof")
     with ExitStack() as alongside:
-        crew = SimpleNamespace(start=lambda spec: spec)
+        children = SimpleNamespace(start=lambda spec: spec)
         starter = SimpleNamespace(env={}, buffer=lambda redis_url: redis_url)
-        session = SimpleNamespace(config=config, run=run, crew=crew, starter=starter, alongside=alongside)
+        session = SimpleNamespace(config=config, run=run, children=children, starter=starter, alongside=alongside)
         start_buffer(cast(Session, session), is_new=False)
         names = [thread.name for thread in threading.enumerate()]
         assert ("flusher" in names) is is_flushed

@@ -14,8 +14,8 @@ import redis
 from bapo.config.buffer import BufferConfig
 from bapo.config.load import dump_toml, load_config
 from bapo.records import RunDirectory
-from services.launcher.child import Child, end
-from services.launcher.embedded_redis import forget, redis_spec
+from services.launcher.embedded_redis import redis_spec
+from services.launcher.supervision.child_process import Child, end
 from tests.launching import FREE_PORTS, start, train_arguments
 from tests.patience import wait_until
 from tests.tiny_model import write_tiny_model
@@ -89,16 +89,6 @@ def test_the_embedded_redis_refuses_what_does_not_fit_and_evicts_nothing(server:
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             fill(client, num_mb=80)
         assert client.get("first") == b"kept"
-
-
-def test_a_run_that_begins_again_has_an_empty_redis(server: Server, tmp_path: Path) -> None:
-    with server.start() as client:
-        client.set("old", "1")
-    assert server.child is not None
-    end([server.child], grace_s=2.0)
-    forget(RunDirectory(tmp_path / "run"))
-    with server.start() as client:
-        assert client.dbsize() == 0
 
 
 def doctor(tmp_path: Path, *overrides: str) -> tuple[int, dict[str, dict[str, str]]]:

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from bapo.errors import ConfigError, StorageError
-from services.launcher import failure, guard
-from services.launcher.child import Child, ProcessSpec, end
+from services.launcher.supervision import subreaper, supervisor
+from services.launcher.supervision.child_process import Child, ProcessSpec, end
 from tests.patience import has_ended, wait_until
 
 GRANDCHILD = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
@@ -100,7 +100,7 @@ def test_a_child_dies_with_its_launcher_even_by_kill_9(tmp_path: Path) -> None:
     code = f"""
 import sys, time
 from pathlib import Path
-from services.launcher.child import Child, ProcessSpec
+from services.launcher.supervision.child_process import Child, ProcessSpec
 spec = ProcessSpec(name="part", argv=(sys.executable, "-c", "import time; time.sleep(60)"), env={{}},
                    log_path=Path({str(tmp_path / "part.log")!r}), is_ready=lambda: True)
 print(Child(spec).process.pid, flush=True)
@@ -119,7 +119,9 @@ import subprocess, sys
 stray = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
 print(stray.pid, flush=True)
 """
-GUARDED = [sys.executable, "-I", guard.__file__, sys.executable, "-c"]
+
+
+GUARDED = [sys.executable, "-I", subreaper.__file__, sys.executable, "-c"]
 
 
 def read_stray(process: subprocess.Popen[str]) -> psutil.Process:
@@ -152,7 +154,7 @@ def test_a_guard_kills_all_when_the_launcher_has_died() -> None:
         stray = read_stray(guarded)
         assert guarded.stdout is not None
         guarded.stdout.readline()
-        guarded.send_signal(guard.LAUNCHER_DIED)
+        guarded.send_signal(subreaper.LAUNCHER_DIED)
         assert guarded.wait(timeout=60) == -9
     assert has_ended(stray)
 
@@ -174,7 +176,7 @@ def test_a_log_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None
 def test_a_failure_names_the_process_its_code_its_reason_and_a_way_out(start: Callable[..., Child]) -> None:
     child = start("import sys; print('StorageError: cannot write x: No space left on device'); sys.exit(3)")
     child.process.wait()
-    message = failure.explain(child).splitlines()
+    message = supervisor.explain(child).splitlines()
     assert message[0] == "part ended with exit code 3: StorageError: cannot write x: No space left on device"
     assert message[1].startswith("What to do: mend what is named (disk")
     assert message[2] == f"Its log: {child.spec.log_path}"
@@ -183,6 +185,6 @@ def test_a_failure_names_the_process_its_code_its_reason_and_a_way_out(start: Ca
 def test_a_killed_child_is_told_from_one_that_gave_up(start: Callable[..., Child]) -> None:
     child = start("import os; os.kill(os.getpid(), 9)")
     child.process.wait()
-    message = failure.explain(child)
+    message = supervisor.explain(child)
     assert message.startswith("part ended with signal SIGKILL: it wrote nothing")
     assert "out of memory" in message

@@ -15,14 +15,18 @@ import pytest
 
 from bapo.config.supervision import SupervisionConfig
 from bapo.errors import RankLostError
-from services.launcher import supervisor
-from services.launcher.child import Child, ProcessSpec, Restarts, end, kill_descendants
-from services.launcher.crew import all_ended
-from services.launcher.supervisor import ChildFailedError, Supervisor
+from services.launcher.supervision import supervisor
+from services.launcher.supervision.child_process import Child, ProcessSpec, Restarts, end, kill_descendants
+from services.launcher.supervision.children import all_ended
+from services.launcher.supervision.supervisor import ChildFailedError, Supervisor
 from tests.patience import has_ended, wait_until
 
 LONG = "import time; time.sleep(60)"
+
+
 LOST = f"raise SystemExit({RankLostError.exit_code})"
+
+
 NOW = SupervisionConfig(first_pause_s=0.0)
 
 

@@ -15,7 +15,7 @@ from bapo.records import RunDirectory
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.values import Health
-from services.launcher.snapshot import Observer
+from services.launcher.display.snapshot import Observer
 from tests.buffer_app import serving, small_config
 
 CONFIG = small_config(run={"name": "r"})

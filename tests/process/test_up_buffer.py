@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import redis
 import urllib3
 
 from bapo.buffer_admin import BufferAdmin
@@ -20,6 +21,7 @@ from bapo.clients import BufferClient
 from bapo.records import RunDirectory
 from bapo.token_sets import TokenSet, token_for_run
 from bapo.tokens import Role
+from services.launcher.embedded_redis import url_of
 from tests.factories import make_request
 from tests.launching import REPOSITORY, alive, family, kill_family, start
 from tests.patience import wait_until
@@ -103,6 +105,35 @@ def test_a_finished_run_stays_finished_when_its_buffer_was_looked_at(tmp_path: P
         assert client.status().cursor == 0
         stopped(process)
     assert status(run.path) == "finished"
+
+
+def test_redis_that_dies_while_an_existing_run_starts_is_started_again(tmp_path: Path) -> None:
+    """The launcher watches its children also while it waits for the buffer's first answer."""
+    run = tmp_path / "mine"
+    with buffer_up(run, *NEW) as (process, _):
+        stopped(process)
+    process = start(["up", "buffer", "--run", str(run)])
+    try:
+        assert process.stdout is not None
+        said = next(line for line in process.stdout if line.startswith("buffer_service is ready"))
+        next(child for child in family(process) if Path(child.exe()).name == "valkey-server").kill()
+        wait_until(lambda: status(run) == "running" or process.poll() is not None, timeout_s=30, what="it runs")
+        said += stopped(process)
+    finally:
+        kill_family(process)
+    assert "redis ended with signal SIGKILL; it starts again" in said
+    assert "mine is up at http://" in said
+
+
+def test_a_service_that_was_started_beside_it_knows_the_password_after_the_next_start(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "mine")
+    with buffer_up(run.path, *NEW) as (process, _):
+        first = url_of(run)
+        stopped(process)
+    with buffer_up(run.path) as (process, _):
+        with redis.Redis.from_url(first) as client:
+            assert client.ping()
+        stopped(process)
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_a_run_that_goes_on_can_be_scaled_but_not_started_a_second_time(started:
     run = run_at(tmp_path)
     wait_for_step(run, 1, process)
     scaled, second = (
-        started(["scale", "rollout", "2", "--run", str(run.path)]),
+        started(["scale", str(run.path), "2"]),
         started(["train", "--resume", str(run.path)]),
     )
     output, _ = scaled.communicate(timeout=60)
@@ -270,6 +270,32 @@ def test_a_full_disk_ends_the_run_and_freed_space_lets_it_go_on(started: Start, 
     end_by(signal.SIGINT, resumed, run)
     steps = [row["step"] for row in run.read_metrics()]
     assert steps == list(range(1, len(steps) + 1))
+
+
+def test_a_launcher_killed_before_the_first_checkpoint_trains_the_same_groups_after_a_resume(
+    started: Start, tmp_path: Path
+) -> None:
+    process = started(train_arguments(tmp_path, "--checkpoint.every", "1000", num_steps=1000))
+    run = run_at(tmp_path)
+    wait_for_step(run, 2, process)
+    below = family(process)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not alive(below), what="its children are gone")
+    assert run.latest_checkpoint() is None
+
+    def trained() -> list[tuple[object, ...]]:
+        groups = [(fate.group_id, fate.origin, fate.rewards) for _, fates in run.read_groups([1, 2]) for fate in fates]
+        return [(row["reward_mean"], row["loss"], row["num_tokens"]) for row in run.read_metrics()[:2]] + groups
+
+    before, killed_at = trained(), time.time()
+    resumed = started(["train", "--resume", str(run.path)])
+    wait_until(
+        lambda: any(row["step"] == 2 and row["time"] > killed_at for row in run.read_metrics()),
+        timeout_s=START_S, what="step 2 again",
+    )  # fmt: skip
+    assert trained() == before
+    end_by(signal.SIGINT, resumed, run)
 
 
 def test_a_run_with_a_generation_budget_trains_responses_of_several_versions(started: Start, tmp_path: Path) -> None:

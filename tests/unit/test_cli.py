@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ COMMANDS = [
 
 def call(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
+
+
+ANY_PORT = dump_toml(load_config([], ["--buffer.port", "0", "--rollout.port", "0"]))
 
 
 def refusal(*arguments: str) -> BapoError:
@@ -147,10 +151,9 @@ def test_eval_of_a_run_needs_a_checkpoint_that_is_there(tmp_path: Path, config_f
 def test_scale_of_a_run_that_is_not_up_says_so(tmp_path: Path, config_file: Path) -> None:
     config = load_config([config_file], ["--rollout.port", "0"])
     run = RunDirectory.create(tmp_path / "run", dump_toml(config))
-    error = refusal("scale", "rollout", "2", "--run", str(run.path))
+    error = refusal("scale", str(run.path), "2")
     assert isinstance(error, UnavailableError)
     assert "does not answer" in str(error)
-    assert "only rollout workers" in str(refusal("scale", "learner", "2", "--run", str(run.path)))
 
 
 def default_ports() -> dict[str, int]:
@@ -169,3 +172,36 @@ def test_a_run_can_be_looked_at_while_another_one_trains() -> None:
     assert server.PORT not in default_ports().values()
     (option,) = (p for p in typer.main.get_command(app).commands["view"].params if p.name == "port")  # type: ignore[attr-defined]
     assert option.default == server.PORT == 8709
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["buffer", "drop", "prompt", "p", "--yes"],
+        ["buffer", "drop", "run", "run", "--yes"],
+        ["buffer", "import", "groups.parquet"],
+        ["buffer", "restore", "buffer.snap", "--yes"],
+    ],
+)
+def test_what_changes_a_buffer_must_name_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory.create(Path("outputs/demo"), ANY_PORT)
+    run.update_run(status="running")
+    monkeypatch.setattr("bapo.commands.buffer_import._look_through", lambda file, as_fresh: [])
+    Path("buffer.snap").write_bytes(b"snapshot")
+    assert "name it with --run RUN, --run latest or --url URL" in str(refusal(*command))
+    found = CliRunner().invoke(app, [*command, "--run", "latest"])
+    assert "run outputs/demo\n" in found.stderr
+    assert isinstance(found.exception, UnavailableError), "it has never listened"
+
+
+def test_latest_is_the_run_that_was_written_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "there is no run in outputs" in str(refusal("scale", "latest", "2"))
+    for seconds, name in enumerate(("new", "old")):
+        RunDirectory.create(Path("outputs") / name, ANY_PORT).update_run(status="running")
+        os.utime(Path("outputs") / name / "run.json", (1000 - seconds, 1000 - seconds))
+    assert "run outputs/new does not answer" in str(refusal("scale", "latest", "2"))
+    assert "run outputs/old does not answer" in str(refusal("scale", "outputs/old", "2"))

@@ -13,7 +13,7 @@ from buffer_service.values import Memory
 from rollout_server.delivery import verdicts
 from rollout_server.fleet_metrics import FleetMetrics
 from rollout_server.report import Tally, WorkerReport
-from services.scheduler.round_clock import RoundClock
+from services.scheduler.loop import RoundClock
 from tests.buffer_app import small_config
 from tests.buffer_setup import STATUS
 

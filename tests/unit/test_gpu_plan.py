@@ -11,11 +11,15 @@ from bapo import needs
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
 from bapo.records import RunDirectory
-from services.launcher.gpu_plan import GpuPlan, share_gpus
+from services.launcher.gpus.plan import GpuPlan, share_gpus
 from services.launcher.processes import Starter
 
 FOUR = ("0", "1", "2", "3")
+
+
 SLICES = ("MIG-aa", "MIG-bb", "MIG-cc")
+
+
 SHARES = {"gpu_memory_utilization": 0.4}
 
 

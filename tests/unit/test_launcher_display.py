@@ -14,10 +14,13 @@ from rich.console import Console, RenderableType
 from bapo.clients import WorkerLeases
 from bapo.config.tree import Config
 from bapo.records import RunDirectory
-from bapo.waiting import who_waits
-from services.launcher.display import LineDisplay, make_display
-from services.launcher.snapshot import Observer, ProcessLine, Snapshot
-from services.launcher.table import accuracies, render
+from services.launcher.display.console import LineDisplay, make_display
+from services.launcher.display.losses import losses
+from services.launcher.display.snapshot import Observer, Snapshot
+from services.launcher.display.summary import summary
+from services.launcher.display.table import accuracies, render
+from services.launcher.supervision.children import Interrupts, ProcessLine
+from services.stalls import who_waits
 from tests.unit.test_scheduler import STATUS
 
 
@@ -214,3 +217,66 @@ def test_the_observer_reads_on_where_it_was_and_notices_a_cut_file(tmp_path: Pat
         run.append_metrics(make_row(step, x1=7))
     rows = observer.look().metrics
     assert [(row["step"], row["x1"]) for row in rows] == [(1, 18), (2, 7), (3, 7), (4, 7)]
+
+
+def start_of(run: RunDirectory, *, adds_records: bool = True) -> Session:
+    display = make_display(Console(file=io.StringIO()))
+    return Session(Config(), run, display, Interrupts(), adds_records=adds_records)
+
+
+def test_wall_time_is_that_of_all_starts_of_a_run(tmp_path: Path) -> None:
+    """One that ended well, one whose launcher was killed, and a look at the buffer, which adds nothing."""
+    run = RunDirectory.create(tmp_path / "run")
+    run.update_run(started_at=1000.0, ended_at=1300.0, wall_s=300.0)
+    with start_of(run):
+        pass
+    assert run.read_run()["wall_s"] == pytest.approx(300, abs=10)
+    run.append_metrics(make_row(1) | {"time": 2060.0})
+    run.update_run(started_at=2000.0, ended_at=None, wall_s=300.0)
+    with start_of(run, adds_records=False):
+        assert run.read_run()["wall_s"] == 360.0
+    assert run.read_run()["wall_s"] == 360.0
+
+
+COUNTERS = {
+    "pushed_groups:stored": 382, "failed_groups:verifier_timeout": 17, "failed_groups:verifier_error": 1,
+    "dropped_groups:stale": 3,
+}  # fmt: skip
+
+
+LOST = (
+    ("verifiers", "18 of 400 groups (4.5 %), most often verifier_timeout (17)"),
+    ("dropped", "3 of 400 groups (0.8 %), most often stale (3)"),
+    ("truncated", "2 of 64 responses (3.1 %), by rollout.max_response_tokens"),
+)
+
+
+TRUNCATED = [make_row(1, num_responses=32, num_truncated=2), make_row(2, num_responses=32, num_truncated=0)]
+
+
+def test_what_a_run_loses_is_in_the_table_once_among_the_lines_and_in_the_summary(tmp_path: Path) -> None:
+    snapshot = make_snapshot(metrics=TRUNCATED, counters=COUNTERS)
+    table = "\n".join(drawn(render(snapshot, 120), 120))
+    output = io.StringIO()
+    display = LineDisplay(Console(file=output, width=400))
+    for _ in range(2):
+        display.show(snapshot)
+    run = RunDirectory.create(tmp_path / "run")
+    run.update_run(counters=COUNTERS)
+    for row in TRUNCATED:
+        run.append_metrics(row)
+    ended = "\n".join(drawn(summary(run, group_size=8), 400))
+    for what, sentence in LOST:
+        assert sentence in table
+        assert output.getvalue().count(f"{what}: {sentence}") == 1
+        assert sentence in ended
+    assert not list(losses({"pushed_groups:stored": 5}, [make_row(1, num_responses=8, num_truncated=0)]))
+
+
+def test_the_counters_of_the_buffer_outlive_the_run(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run")
+    with start_of(run) as session:
+        session._observer._counters = COUNTERS
+        session.watch(lambda: True)
+    assert run.read_run()["counters"] == COUNTERS
+    assert Observer(Config(), run).look().counters == COUNTERS

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bapo.telemetry import Telemetry
-from bapo.types import Origin
+from bapo.types import Origin, Outcome
 from learner.diagnostics.gauges import show_divergences
 from learner.diagnostics.off_policy_alarm import Alarm
 from learner.diagnostics.step_report import Meter, MinibatchResult, UpdateReport, metrics_row
@@ -49,7 +49,11 @@ def test_the_row_of_a_step_by_hand() -> None:
     config = learner_config(algorithm={"batch_size": 4, "group_size": 2}, learner={"minibatch_size": 4})
     seconds = {"wait_batch": 2.0, "step": 4.0}
     alarm = Alarm(step=10, origin=Origin.X3, text="x3 of age 2: far")
+    truncated = replace(batch.fates[0], outcomes=bytes([Outcome.TRUNCATED, Outcome.GRADED]))
+    reused = replace(batch.fates[2], outcomes=bytes([Outcome.TRUNCATED] * 2))  # counted in the step of its birth
+    batch = replace(batch, fates=(truncated, batch.fates[1], reused))
     row = metrics_row(batch, report, policy_version=9, config=config, seconds=seconds, alarm=alarm)
+    assert (row["num_responses"], row["num_truncated"]) == (2, 1)
     want = {
         "step": 10, "policy_version": 9, "reward_mean": 0.4, "x1": 2, "x2": 0, "x3": 1, "batch_size": 4, "num_bad": 7,
         "staleness_x1_mean": 2.5, "staleness_x1_max": 4, "staleness_x2_mean": None, "staleness_x2_max": None,

@@ -15,7 +15,7 @@ from bapo.prompt_embeddings import embeddings_path, read_embeddings, write_embed
 from bapo.records import RunDirectory
 from bapo.tasks.registry import load_task
 from learner.model.embeddings import embed, make_embeddings
-from services.scheduler.pool import _wait_for, make_pool
+from services.scheduler.proposals import _wait_for, make_pool
 from tests.tiny_model import write_tiny_model
 
 TEXTS = ["3,5,2->13:", "1:", "7,7,7,7->28:"]

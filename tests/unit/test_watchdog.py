@@ -9,10 +9,10 @@ import pytest
 from bapo.config.supervision import SupervisionConfig
 from bapo.errors import DeadlineError
 from bapo.messages import WorkerLeases
-from bapo.watchdog import Watchdog, mark_of
-from services.launcher.snapshot import ProcessLine
-from services.launcher.standstill import mark_of as mark_of_run
-from services.launcher.standstill import why_still
+from services.launcher.session import progress_mark as mark_of_run
+from services.launcher.session import why_still
+from services.launcher.supervision.children import ProcessLine
+from services.stalls import Watchdog, mark_of
 from tests.unit.test_launcher_display import make_row, make_snapshot
 from tests.unit.test_scheduler import STATUS
 

@@ -13,7 +13,7 @@ class AutoscalingConfig(Frozen):
     """Rollout workers that follow the learner (docs/scale.md): more when it waits, fewer when groups wait for it."""
 
     actuator: Literal["off", "fleet", "external"] = "off"
-    """Who changes the number of workers, exactly one. off: `bapo scale rollout N`. fleet: the rollout server, as the
+    """Who changes the number of workers, exactly one. off: `bapo scale RUN N`. fleet: the rollout server, as the
     rule says. external: whatever adds hosts to the Ray cluster (HPA or KEDA on `bapo_rollout_desired_workers`); the
     fleet then has as many workers as the cluster has room for."""
     min_workers: int = Field(1, ge=1)

@@ -15,8 +15,8 @@ from typing import Any
 
 from services.launcher import __main__ as launcher
 from services.launcher import session
-from services.launcher.child import ProcessSpec
 from services.launcher.processes import LEARNER, Starter
+from services.launcher.supervision.child_process import ProcessSpec
 
 ROUTES = "BAPO_CHAOS_ROUTES"
 FLAGS = {

@@ -237,7 +237,7 @@ class Stage:
         for member in family(self._launcher):
             with suppress(psutil.Error):
                 words = " ".join(member.cmdline())
-                found.update(name for name in names if name in words and "guard.py" not in words)
+                found.update(name for name in names if name in words and "subreaper.py" not in words)
         return found
 
     def end(self) -> int:

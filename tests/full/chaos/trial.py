@@ -13,7 +13,7 @@ from typing import Any
 from bapo.clients import BufferClient
 from bapo.errors import BapoError
 from bapo.token_sets import token_for_run
-from bapo.waiting import who_waits
+from services.stalls import who_waits
 from tests.algorithm1 import algorithm_1
 from tests.full.chaos.aftermath import (
     complaints,

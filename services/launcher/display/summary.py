@@ -13,9 +13,10 @@ from bapo.formats import count, duration, percent
 from bapo.records import RunDirectory
 from bapo.report.ledger import first_looks
 from bapo.statistics import difference, shared_means
+from services.launcher.display.losses import losses
 
 
-def summary(run: RunDirectory, *, wall_s: float, group_size: int) -> RenderableType:
+def summary(run: RunDirectory, *, group_size: int) -> RenderableType:
     """Held-out accuracy before and after per split, steps, rollouts and paths."""
     metrics, evaluations = run.read_metrics(), run.read_evaluations()
     parts: list[RenderableType] = [Text(f"\n{run.name} is finished", "bold green")]
@@ -25,8 +26,11 @@ def summary(run: RunDirectory, *, wall_s: float, group_size: int) -> RenderableT
     table.add_column(style="bright_black")
     table.add_column(overflow="fold")
     num_groups = _num_sampled(run)
-    table.add_row("steps", f"{len(metrics)} in {duration(wall_s)} of wall time, start-up included")
+    wall_s = float(run.read_run().get("wall_s", 0.0))
+    table.add_row("steps", f"{len(metrics)} in {duration(wall_s)} of wall time, start-ups included")
     table.add_row("rollouts", f"{count(num_groups * group_size)} responses in {num_groups} groups for training")
+    for what, lost in losses(run.read_run().get("counters") or {}, metrics):
+        table.add_row(what, lost)
     table.add_row("report", str(run.report_path))
     for name, value in _checkpoints(run):
         table.add_row(name, value)

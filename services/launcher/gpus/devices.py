@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from services.launcher.gpu_plan import VISIBLE, visible_gpus
+from services.launcher.gpus.plan import VISIBLE, visible_gpus
 
 DEVICES = Path("/dev")
 SMI_TIMEOUT_S = 20.0
@@ -36,7 +36,7 @@ if torch.version.cuda:
         found["count"] = torch.cuda.device_count()
         found["capabilities"] = [list(torch.cuda.get_device_capability(i)) for i in range(found["count"])]
         found["architectures"] = torch.cuda.get_arch_list()
-    except Exception as error:
+    except Exception as error:  # torch and drivers raise anything; it becomes a line of `bapo doctor`
         found["error"] = str(error).splitlines()[0]
     if torch.distributed.is_available() and torch.distributed.is_nccl_available():
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from bapo.config.tree import Config
 from bapo.errors import ConfigError
 from bapo.needs import VLLM_FOR_GPUS
-from services.launcher.checks import Check
-from services.launcher.gpu_plan import share_gpus
-from services.launcher.gpus import Gpu, Gpus, Torch, runs_on
+from services.launcher.doctor.checks import Check
+from services.launcher.gpus.devices import Gpu, Gpus, Torch, runs_on
+from services.launcher.gpus.plan import share_gpus
 
 FOR_GPUS = "install the builds for GPUs: `make setup GPU=1`"
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 import psutil
+from redis.exceptions import AuthenticationError, RedisError
 
 from bapo.addresses import BUFFER
 from bapo.config.tree import Config
@@ -30,15 +30,26 @@ from bapo.needs import (
     run_bytes,
     worker_resources,
 )
-from bapo.redis_secrets import problem_of_url, refuse_open, with_password
+from bapo.redis_secrets import PASSWORD_FILE, problem_of_url, refuse_open, with_password
 from bapo.tasks.registry import load_task
-from services.launcher.embedded_redis import PROBE_TIMEOUT_S, server_binary
+from services.launcher.embedded_redis import connect, server_binary
 from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
 
 DISK_GIB = 1.0
+
+
 MIB = 1 << 20
+
+
 REDIS_TIMEOUT_S = 2.0
+
+
+REDIS_ERRORS = (RedisError, OSError, ValueError, KeyError)
+
+
 OPTIMIZED = "--enable-optimizations"
+
+
 Download = Callable[[str, Iterable[str]], str]
 
 
@@ -162,26 +173,14 @@ def redis(config: Config) -> Check:
 
 def redis_answer(url: str) -> str | None:
     """None when a Redis answers at this URL, else why not (a server that wants a password does answer)."""
-    parts = urlsplit(url)
-    if parts.scheme == "rediss":
-        return None  # TLS: the buffer service finds out
     try:
-        with connected(parts.scheme, parts.path, parts.hostname, parts.port) as connection:
-            connection.sendall(b"PING\r\n")
-            answer = connection.recv(64)
-    except (OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return None if answer[:5] in (b"+PONG", b"-NOAU") else f"it answered {answer!r}"
-
-
-def connected(scheme: str, path: str, host: str | None, port: int | None) -> socket.socket:
-    """A connection to a Redis. Raises: OSError."""
-    if scheme == "unix":
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(PROBE_TIMEOUT_S)
-        connection.connect(path)
-        return connection
-    return socket.create_connection((host or LOOPBACK, port or 6379), timeout=REDIS_TIMEOUT_S)
+        with connect(url, REDIS_TIMEOUT_S) as client:
+            client.ping()
+    except AuthenticationError:
+        return None
+    except REDIS_ERRORS as error:
+        return str(error)
+    return None
 
 
 def model_files(config: Config) -> Check:
@@ -295,3 +294,22 @@ def disk(config: Config) -> Check:
     kept = f"{config.checkpoint.keep_last} checkpoints and one that is being written take about {weights:,.2f}"
     advice = "" if status == "ok" else "; a smaller checkpoint.keep_last, or another run.root"
     return Check(name="disk", status=status, detail=f"{free:.1f} GiB free in {folder}; {kept}{advice}")
+
+
+def redis_persistence(config: Config) -> Check | None:
+    """Whether a Redis that runs already writes an append-only file; None when there is none to ask."""
+    name, url = "redis persistence", config.buffer.redis_url
+    if url is None or config.buffer.url:
+        return None
+    try:
+        with connect(with_password(url), REDIS_TIMEOUT_S) as client:
+            has_file = client.info("persistence")["aof_enabled"]
+    except AuthenticationError:
+        detail = f"could not be asked: it wants a password; name its file in {PASSWORD_FILE}"
+        return Check(name=name, status="warn", detail=detail)
+    except (*REDIS_ERRORS, ConfigError) as error:
+        return Check(name=name, status="warn", detail=f"could not be asked: {error}")
+    if has_file:
+        return Check(name=name, status="ok", detail="append-only file")
+    detail = "no append-only file: when this Redis dies, acknowledged groups are lost. Set `appendonly yes` there"
+    return Check(name=name, status="warn", detail=detail)

@@ -6,15 +6,15 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import psutil
 
 from bapo.addresses import BUFFER
-from services.launcher.child import Child, ProcessSpec, adopt_orphans, end, kill_descendants
-from services.launcher.snapshot import ProcessLine
-from services.launcher.supervisor import Supervisor
+from services.launcher.supervision.child_process import Child, ProcessSpec, adopt_orphans, end, kill_descendants
+from services.launcher.supervision.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,18 @@ REDIS = "redis"
 # Together below the ten seconds after which a user would pull the plug.
 GRACE_S = {"others": 4.5, BUFFER: 1.5, REDIS: 1.5}
 MEMORY_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLine:
+    """One process, as a display shows it."""
+
+    name: str
+    state: str
+    """starting | ready | ended"""
+    seconds: float
+    """Until now while it starts; until it was ready afterwards."""
+    hint: str = ""
 
 
 class InterruptedRunError(Exception):
@@ -53,7 +65,7 @@ class Interrupts:
         self._count += 1
 
 
-class Crew:
+class Children:
     """Starts children, looks after them and ends all of them."""
 
     def __init__(self, interrupts: Interrupts, supervisor: Supervisor) -> None:
@@ -151,7 +163,7 @@ def _state(child: Child) -> str:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a process or anything below it is stopped: the fleet has a guard above it."""
+    """Whether a process or anything below it is stopped: the rollout server has a subreaper above it."""
     try:
         top = psutil.Process(pid)
         return any(process.status() == psutil.STATUS_STOPPED for process in (top, *top.children(recursive=True)))

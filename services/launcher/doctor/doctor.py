@@ -26,15 +26,14 @@ from bapo.round_trips import round_trips
 from bapo.tasks.base import MESSAGES
 from bapo.tasks.registry import load_task
 from bapo.types import Prompt
-from services.launcher import checks
-from services.launcher.checks import Check
-from services.launcher.child import Child, end
+from services.launcher.doctor import checks
+from services.launcher.doctor.checks import Check, redis_persistence
+from services.launcher.doctor.gpu_checks import gpu_checks
 from services.launcher.embedded_redis import redis_spec
-from services.launcher.failure import last_words
-from services.launcher.gpu_checks import gpu_checks
-from services.launcher.gpus import GpuProbe, ThisMachine
+from services.launcher.gpus.devices import GpuProbe, ThisMachine
 from services.launcher.processes import base_environment
-from services.launcher.redis_persistence import persistence
+from services.launcher.supervision.child_process import Child, end
+from services.launcher.supervision.supervisor import last_words
 
 NUM_GOLD = 50
 NUM_ROUND_TRIPS = 20
@@ -70,7 +69,7 @@ def all_checks(config: Config, gpus: GpuProbe) -> Iterator[Check]:
     yield checks.redis(config)
     if config.buffer.url is None and config.buffer.redis_url is None:
         yield redis_starts(config)
-    if (kept := persistence(config)) is not None:
+    if (kept := redis_persistence(config)) is not None:
         yield kept
     yield checks.data(config)
     yield gold(config)

@@ -1,8 +1,8 @@
 """Parent of one process whose descendants may outlive it: Ray's agents notice the death of their node after a minute.
 
-    python -I guard.py COMMAND...
+    python -I subreaper.py COMMAND...
 
-    COMMAND ends          -> every stray below is killed; the guard ends as COMMAND did
+    COMMAND ends          -> every stray below is killed; it ends as COMMAND did
     SIGTERM               -> passed on to COMMAND
     launcher dies         -> the kernel sends LAUNCHER_DIED: COMMAND is killed, then every stray
 
@@ -30,7 +30,7 @@ _libc = ctypes.CDLL(None)
 def main(command: list[str]) -> int:
     """Run the command and leave nothing of it behind; returns its exit code or minus its signal."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    child = subprocess.Popen(command, preexec_fn=_die_with_guard)
+    child = subprocess.Popen(command, preexec_fn=_die_with_parent)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         child.terminate()
@@ -65,7 +65,7 @@ def _children() -> Iterator[int]:
                 yield int(folder.name)
 
 
-def _die_with_guard() -> None:
+def _die_with_parent() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 

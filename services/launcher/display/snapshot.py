@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bapo.buffer_admin import BufferAdmin
 from bapo.clients import BufferClient, BufferStatus
 from bapo.config.tree import Config
 from bapo.errors import BapoError
@@ -21,6 +22,7 @@ from bapo.records import RunDirectory
 from bapo.storage import row_of
 from bapo.token_sets import token_for_run
 from bapo.tokens import Token
+from services.launcher.supervision.children import ProcessLine
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +35,6 @@ RATE_STEPS = 20
 
 Answer = TypeVar("Answer")
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessLine:
-    """One process, as a display shows it."""
-
-    name: str
-    state: str
-    """starting | ready | ended"""
-    seconds: float
-    """Until now while it starts; until it was ready afterwards."""
-    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +59,8 @@ class Snapshot:
     silence: str = ""
     """Why the buffer service did not answer the last time; `status` is then an older one."""
     workers: Sequence[WorkerStatus] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+    """Events of the buffer since the run began, such as `failed_groups:verifier_timeout`."""
 
     @property
     def step(self) -> int:
@@ -102,18 +94,24 @@ class Observer:
         self._urls: set[str] = set()
         self._buffer: BufferClient | None = None
         self._patient: BufferClient | None = None
+        self._admin: BufferAdmin | None = None
         self._fleet: FleetClient | None = None
         self._status: BufferStatus | None = None
         self._silence = ""
         self._workers: Sequence[WorkerStatus] = ()
+        self._counters: Mapping[str, int] = run.read_run().get("counters") or {}
         self._metrics = _Lines(run.path / "metrics.jsonl")
         self._evaluations = _Lines(run.path / "evaluations.jsonl")
 
     def watch(self, *, buffer_url: str | None = None, fleet_url: str | None = None) -> None:
         """From now on ask these services too; saying the same again changes nothing."""
+        if {buffer_url, fleet_url} <= {None, *self._urls}:
+            return
+        self._asked_s = float("-inf")
         token = self._token or token_for_run(self._run.path)
         if buffer_url and buffer_url not in self._urls:
             self._buffer = BufferClient(buffer_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0, token=token)
+            self._admin = BufferAdmin(buffer_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0, token=token)
             self._patient = BufferClient(buffer_url, timeout_s=READY_TIMEOUT_S, retry_s=0.0, token=token)
         if fleet_url and fleet_url not in self._urls:
             self._fleet = FleetClient(fleet_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0, token=token)
@@ -126,6 +124,8 @@ class Observer:
             fields = self._run.read_run()
             self._since, self._ended_at = float(fields.get("started_at") or 0.0), fields.get("ended_at")
             self._status, self._silence = _ask(self._buffer.status if self._buffer else None, self._status)
+            if not self._silence:
+                self._counters, _ = _ask(self._admin.counters if self._admin else None, self._counters)
             self._workers, _ = _ask(self._fleet.workers if self._fleet else None, self._workers)
         return Snapshot(
             name=self._run.name,
@@ -141,6 +141,7 @@ class Observer:
             status=self._status,
             silence=self._silence,
             workers=self._workers,
+            counters=self._counters,
         )
 
     def why_silent(self) -> str:

@@ -15,8 +15,10 @@ from rich.text import Text
 
 from bapo.formats import ORIGINS, count, duration, num_groups, oldest, percent
 from bapo.statistics import shared_means
-from bapo.waiting import who_waits
-from services.launcher.snapshot import ProcessLine, Snapshot
+from services.launcher.display.losses import losses
+from services.launcher.display.snapshot import Snapshot
+from services.launcher.supervision.children import ProcessLine
+from services.stalls import who_waits
 
 NUM_ROWS = 10
 """Latest steps that stay visible, where the terminal is high enough."""
@@ -36,12 +38,14 @@ MARKS = {"starting": ("…", "yellow"), "ready": ("✓", "green"), "ended": ("·
 def render(snapshot: Snapshot, width: int, height: int = 24) -> RenderableType:
     """The whole view, for a terminal of so many columns and lines."""
     parts: list[RenderableType] = [_headline(snapshot, width)]
+    lost = list(losses(snapshot.counters, snapshot.metrics))
     starting = any(process.state == "starting" for process in snapshot.processes)
     if snapshot.processes and (starting or not snapshot.metrics):
         parts.append(_processes(snapshot.processes))
     if snapshot.metrics:
-        parts.append(_steps(snapshot, width, max(3, min(NUM_ROWS, height - OTHER_ROWS))))
-    parts.extend(_facts(snapshot, width))
+        num_other = OTHER_ROWS + len(lost)
+        parts.append(_steps(snapshot, width, max(3, min(NUM_ROWS, height - num_other))))
+    parts.extend(_facts(snapshot, width, lost))
     return Group(*parts)
 
 
@@ -114,7 +118,7 @@ def _composition(row: Mapping[str, Any], batch_size: int, width: int) -> Text:
     return text.append("·" * (width - drawn), "bright_black")
 
 
-def _facts(snapshot: Snapshot, width: int) -> Iterator[RenderableType]:
+def _facts(snapshot: Snapshot, width: int, lost: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bright_black", no_wrap=True)
     table.add_column(overflow="fold")
@@ -123,6 +127,8 @@ def _facts(snapshot: Snapshot, width: int) -> Iterator[RenderableType]:
     if snapshot.status is not None:
         # Text, because a failure's message may hold brackets, which are no markup.
         table.add_row("who waits", Text(who_waits(snapshot.status, snapshot.batch_size, snapshot.num_steps)))
+    for what, sentence in lost:
+        table.add_row(Text(what, "yellow"), Text(sentence))
     if snapshot.metrics and snapshot.metrics[-1].get("warning"):
         table.add_row(Text("warning", "red"), Text(snapshot.metrics[-1]["warning"]))
     if snapshot.workers:

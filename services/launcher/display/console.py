@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.live import Live
 
+from bapo.config.tree import Config
 from bapo.formats import ORIGINS, count, duration, num_groups, oldest, percent
-from services.launcher.snapshot import ProcessLine, Snapshot
-from services.launcher.table import render
+from bapo.records import UNDER_WAY, RunDirectory
+from services.launcher.display.losses import losses
+from services.launcher.display.snapshot import Observer, Snapshot
+from services.launcher.display.table import render
+from services.launcher.supervision.children import Interrupts, ProcessLine
 
 
 class Display(Protocol):
@@ -65,6 +70,8 @@ class LineDisplay:
         self._step = 0
         self._num_evaluations: int | None = None
         self._is_warned = False
+        self._losses: set[str] = set()
+        """Kinds that were reported."""
 
     def show(self, snapshot: Snapshot) -> None:
         """Print what is new since the last snapshot."""
@@ -87,6 +94,10 @@ class LineDisplay:
             # A resumed run: what an earlier start has shown is not news.
             self._num_evaluations = len(snapshot.evaluations) if snapshot.metrics else 0
             self._step = snapshot.step
+        for what, lost in losses(snapshot.counters, snapshot.metrics):
+            if what not in self._losses:  # further ones are counted in the summary
+                self._losses.add(what)
+                yield f"{what}: {lost}"
         for row in snapshot.evaluations[self._num_evaluations :]:
             yield evaluation_line(row)
         self._num_evaluations = len(snapshot.evaluations)
@@ -131,3 +142,35 @@ def evaluation_line(row: Mapping[str, Any]) -> str:
         f"held-out {row['split']} at step {row['step']}: {percent(row['accuracy'])} "
         f"[{percent(row['low'])}, {percent(row['high'])}] of {row['num_prompts']} prompts"
     )
+
+
+TICK_S = 1.0
+
+
+def watch(config: Config, run: RunDirectory, console: Console) -> int:
+    """Show the run until it ends or the user has seen enough."""
+    interrupts = Interrupts()
+    interrupts.install()
+    observer, display = Observer(config, run), make_display(console)
+    try:
+        while not interrupts.asked:
+            fields = run.read_run()
+            observer.watch(**fields.get("addresses", {}))
+            display.show(observer.look())
+            if not run.is_under_way:
+                break
+            time.sleep(TICK_S)
+    finally:
+        display.close()
+    if not interrupts.asked:
+        display.say(_last_word(run))
+    return 0
+
+
+def _last_word(run: RunDirectory) -> str:
+    fields = run.read_run()
+    status = fields.get("status", "never started")
+    if status in UNDER_WAY:
+        status = f"no longer there (its launcher, process {fields['pid']}, is gone)"
+    message = f": {fields['message']}" if fields.get("message") else ""
+    return f"{run.name} is {status}{message}"

@@ -5,7 +5,7 @@
                       +------ the supervisor starts it again ----+
 
 A child gets SIGKILL from the kernel when the launcher dies, whatever the launcher died of, so that a `kill -9` of the
-launcher leaves nothing behind (Redis has written what it acknowledged; the fleet has a guard, see guard.py).
+launcher leaves nothing behind (Redis has written what it acknowledged; the rollout server runs below subreaper.py).
 """
 
 from __future__ import annotations

@@ -1,0 +1,89 @@
+"""What scenarios start and wait for, with a session that only records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from bapo.errors import UnavailableError
+from bapo.messages import BufferStatus
+from bapo.records import RunDirectory
+from services.launcher import scenarios
+from services.launcher.session import Session
+from tests.buffer_app import small_config
+from tests.buffer_setup import STATUS
+
+
+class EndedError(Exception):
+    """The session is told to wait for ever."""
+
+
+class FakeSession:
+    """Children are ready at once; the buffer answers at the given look."""
+
+    def __init__(self, folder: Path, *, answer: BufferStatus | None, at_look: int = 3, **buffer: Any) -> None:
+        self.config = small_config(buffer=buffer)
+        self.run = RunDirectory.create(folder / "run")
+        self.run.write_port("buffer_service", 1)
+        self.num_looks, self.said, self.started, self.resumed = 0, [""], list[str](), list[bool]()
+        self.silence, self._answer, self._at_look = "refused", answer, at_look
+        self.children = SimpleNamespace(start=self._start, lines=list)
+        self.display = SimpleNamespace(say=self.said.append)
+        self.starter = SimpleNamespace(
+            env={}, buffer=lambda url: "buffer_service", fleet=lambda: "fleet", learner=self._learner,
+            scheduler=lambda: "scheduler", evaluator=lambda: "evaluator",
+        )  # fmt: skip
+        self.alongside = SimpleNamespace(enter_context=lambda context: None)
+
+    @property
+    def status(self) -> BufferStatus | None:
+        return self._answer if self.num_looks >= self._at_look else None
+
+    def watch(self, until: Callable[[], bool]) -> None:
+        while not until():
+            self.num_looks += 1
+            if self.num_looks > 100:
+                raise EndedError
+
+    def note(self, status: str) -> None:
+        self.said.append(status)
+
+    def _start(self, spec: object) -> SimpleNamespace:
+        self.started.append(str(getattr(spec, "name", spec)))
+        return SimpleNamespace(ready_after_s=1.0, has_ended=True)
+
+    def _learner(self, *, resume: bool) -> list[str]:
+        self.resumed.append(resume)
+        return ["learner"]
+
+
+def test_the_children_are_watched_until_the_buffer_gives_its_first_answer(tmp_path: Path) -> None:
+    session = FakeSession(tmp_path, answer=replace(STATUS, assembled_step=7))
+    with pytest.raises(EndedError):
+        scenarios.serve_buffer(cast(Session, session))
+    assert "holds  step 7," in session.said[1]
+
+
+def test_a_service_elsewhere_that_never_answers_is_unavailable(tmp_path: Path) -> None:
+    session = FakeSession(tmp_path, answer=None, url="http://127.0.0.1:9")
+    with pytest.raises(UnavailableError, match="has not answered for 0 s: refused"):
+        scenarios.first_status(cast(Session, session), 0.0)
+
+
+def test_a_run_without_a_checkpoint_goes_on_with_what_its_buffer_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = FakeSession(tmp_path, answer=STATUS)
+    kept = session.run.redis_path / "appendonlydir" / "appendonly.aof.1.incr.aof"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("acknowledged groups")
+    monkeypatch.setattr(scenarios, "_check_finished", lambda session, learner: None)
+    scenarios.train(cast(Session, session), resume=True)
+    assert kept.read_text() == "acknowledged groups"
+    assert session.resumed == [True], "the learner sets the buffer back to step 1"
+    assert session.started == ["redis", "buffer_service", "fleet", "learner", "scheduler", "evaluator"]
