@@ -9,10 +9,12 @@ full        everything else: variants, chaos, fuzz, browser, manifests (`make te
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,14 @@ import pytest
 import redis
 from hypothesis import settings
 
+from bapo.config.load import dump_toml
+from bapo.config.tree import Config
+from bapo.records import RunDirectory
 from tests.browser import chromium
-from tests.launching import kill_family
+from tests.launching import Start, kill_family, start
 from tests.redis_server import RedisServer
+from tests.rollout_fakes import MemoryBuffer, Served, buffer_app
+from tests.rollout_process import Server, StartServer
 from tests.small_disk import NoMountError, mounted
 
 TIERS = ("smoke", "process", "contract", "unit", "full")
@@ -123,3 +130,48 @@ def processes() -> Iterator[list[subprocess.Popen[str]]]:
     yield started
     for process in started:
         kill_family(process)
+
+
+@pytest.fixture
+def started(processes: list[subprocess.Popen[str]]) -> Start:
+    """Starts `bapo` commands and leaves nothing of them behind."""
+
+    def begin(arguments: Sequence[str]) -> subprocess.Popen[str]:
+        processes.append(start(arguments))
+        return processes[-1]
+
+    return begin
+
+
+@pytest.fixture
+def memory_buffer() -> Iterator[tuple[MemoryBuffer, str]]:
+    """A buffer in memory behind a real socket, and its URL."""
+    memory = MemoryBuffer()
+    served = Served(buffer_app(memory))
+    yield memory, served.url
+    served.stop()
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[StartServer]:
+    """Starts rollout servers and leaves nothing of them behind."""
+    servers: list[Server] = []
+
+    def begin(config: Config, buffer_url: str) -> Server:
+        run = RunDirectory.create(tmp_path / f"run-{len(servers)}", dump_toml(config))
+        log = tmp_path / f"server-{len(servers)}.log"
+        command = [sys.executable, "-m", "rollout_server", "--config", str(run.config_path)]
+        command += ["--run-dir", str(run.path), "--buffer-url", buffer_url]
+        with log.open("wb") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=file, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        servers.append(Server(process=process, run=run, log=log))
+        return servers[-1]
+
+    yield begin
+    for server in servers:
+        left = server.descendants()
+        server.process.kill()
+        server.process.wait()
+        for process in left:
+            if process.is_running():
+                process.kill()

@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 
+from bapo.records import RunDirectory
+from tests.patience import wait_until
 from tests.tiny_model import write_tiny_model
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -19,6 +22,12 @@ FREE_PORTS = [
     for section in ("buffer", "rollout", "learner", "scheduler", "evaluation", "dashboard")
     for token in (f"--{section}.port", "0")
 ]
+
+
+START_S = 120.0
+"""Until a run has begun: Ray and torch on two shared cores."""
+Start = Callable[[Sequence[str]], subprocess.Popen[str]]
+"""Of the fixture `started`."""
 
 
 def train_arguments(tmp_path: Path, *overrides: str, name: str = "run", num_steps: int = 4) -> list[str]:
@@ -77,3 +86,32 @@ def kill_family(process: subprocess.Popen[str]) -> None:
     process.wait()
     if process.stdout:
         process.stdout.close()
+
+
+def run_at(tmp_path: Path) -> RunDirectory:
+    """The run directory of `train_arguments(tmp_path)`."""
+    return RunDirectory(tmp_path / "outputs" / "run")
+
+
+def wait_for_step(run: RunDirectory, step: int, process: subprocess.Popen[str]) -> None:
+    """Return when the row of the step is on disk; fail with the output of a launcher that ended before."""
+
+    def has_step() -> bool:
+        assert process.poll() is None, process.communicate()[0]
+        return any(row["step"] >= step for row in run.read_metrics())
+
+    wait_until(has_step, timeout_s=START_S, what=f"step {step}")
+
+
+def end_by(number: signal.Signals, process: subprocess.Popen[str], run: RunDirectory) -> str:
+    """Interrupt a run as a user does: it ends within ten seconds, leaves no process and prints how to resume."""
+    members = family(process)
+    began = time.monotonic()
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert time.monotonic() - began < 10.0
+    assert process.returncode == 130
+    assert alive(members) == []
+    assert f"bapo train --resume {run.path}" in output
+    assert run.read_run()["status"] == "interrupted"
+    return output

@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parent
-
 
 def vector(name: str, *keys: str) -> Any:
     """What the file has under these keys; a copy."""
@@ -27,5 +25,5 @@ def tokens(rows: Sequence[Sequence[float]]) -> list[float]:
 
 @cache
 def _file() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((TESTS / "vectors.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("vectors.json").read_text(encoding="utf-8"))
     return found

@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from bapo.commands.arguments import open_run
+from bapo.records import RunDirectory
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, for example outputs/demo-001, or latest.")]
 

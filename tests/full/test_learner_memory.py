@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.full.test_fsdp import spawn_ranks
+from tests.ranks import spawn_ranks
 from tests.tiny_model import write_tiny_model
 
 REFERENCE = {"ratio_mode": "official", "kl_ref": "reference", "kl_coef": 0.01}

@@ -6,10 +6,6 @@ a plain loop (tests/algorithm1.py) can say what every batch must hold.
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,7 +15,6 @@ from bapo.records import RunDirectory
 from bapo.types import Origin
 from tests.algorithm1 import PlainBatch, algorithm_1
 from tests.launching import kill_family, start, train_arguments
-from tests.patience import wait_until
 
 NUM_STEPS = 14
 WAIT_S = 150.0
@@ -69,36 +64,3 @@ def test_without_slack_every_batch_is_that_of_the_plain_loop(tmp_path: Path) -> 
     run = RunDirectory.open(tmp_path / "outputs" / "run")
     assert_same(batches_of(run), algorithm_1(load_resolved(run.config_path)))
     assert [row["staleness_x1_max"] for row in run.read_metrics()][:4] == [0, 0, 1, 0]  # versions 1, 2, 2, 4
-
-
-def test_a_learner_killed_at_a_random_step_goes_on_with_the_same_batches(tmp_path: Path) -> None:
-    seed = random.SystemRandom().randrange(10_000)
-    victim_step = random.Random(seed).randrange(1, NUM_STEPS - 1)
-    note = f"seed {seed}: learner killed after step {victim_step}"
-    stays_dead = ["--supervision.max_restarts", "0"]
-    process = start(train_arguments(tmp_path, *PAPER_ORDER, *stays_dead, num_steps=NUM_STEPS))
-    run = RunDirectory(tmp_path / "outputs" / "run")
-    kill_learner_after(run, victim_step, process)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGKILL, f"{note}\n{output}"
-    assert f"bapo train --resume {run.path}" in output
-
-    resumed = start(["train", "--resume", str(run.path)])
-    try:
-        output, _ = resumed.communicate(timeout=WAIT_S)
-    finally:
-        kill_family(resumed)
-    assert resumed.returncode == 0, f"{note}\n{output}"
-    assert [row["step"] for row in run.read_metrics()] == list(range(1, NUM_STEPS + 1)), note
-    assert_same(batches_of(run), algorithm_1(load_resolved(run.config_path)))
-
-
-def kill_learner_after(run: RunDirectory, step: int, process: subprocess.Popen[str]) -> None:
-    """SIGKILL as soon as the step is on disk, wherever the learner is by then."""
-
-    def is_there() -> bool:
-        assert process.poll() is None, process.communicate()[0]
-        return any(row["step"] >= step for row in run.read_metrics()) and "learner" in run.read_run()["processes"]
-
-    wait_until(is_there, timeout_s=WAIT_S, what=f"step {step}")
-    os.kill(run.read_run()["processes"]["learner"]["pid"], signal.SIGKILL)

@@ -24,6 +24,7 @@ FORBIDDEN = [
 @pytest.fixture(autouse=True)
 def only_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail a test that leaves its process or waits."""
+    monkeypatch.setenv("BAPO_COMMIT", "unit-test")  # or git is asked for it
     for owner, name in FORBIDDEN:
         monkeypatch.setattr(owner, name, refuse(f"{owner.__name__}.{name}"))
 

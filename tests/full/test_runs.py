@@ -1,0 +1,135 @@
+"""The real launcher with real Redis, buffer service, Ray fleet (scripted engine) and learner: one small run, whole."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bapo.records import RunDirectory
+from tests.launching import (
+    START_S,
+    Start,
+    alive,
+    end_by,
+    family,
+    run_at,
+    train_arguments,
+    wait_for_step,
+)
+from tests.patience import wait_until
+
+
+def test_kill_9_of_the_launcher_leaves_nothing_running(started: Start, tmp_path: Path) -> None:
+    process = started(train_arguments(tmp_path, num_steps=100_000))
+    wait_for_step(run_at(tmp_path), 1, process)
+    members = family(process)
+    assert len(members) > 6
+    process.send_signal(signal.SIGKILL)
+    wait_until(lambda: alive(members) == [], what=f"end of {alive(members)}")
+
+
+def kill_part(process: subprocess.Popen[str], run: RunDirectory, name: str) -> int:
+    """SIGKILL to one process of a run that is under way; returns its id."""
+    wait_until(lambda: run.read_run().get("status") == "running", what="run.json says running")
+    pid = run.read_run()["processes"][name]["pid"]
+    next(member for member in family(process) if member.pid == pid).kill()
+    return int(pid)
+
+
+@pytest.mark.parametrize("victim", ["learner", "rollout_server", "redis"])
+def test_without_restarts_a_part_that_dies_ends_the_run_with_its_name(
+    started: Start, tmp_path: Path, victim: str
+) -> None:
+    process = started(train_arguments(tmp_path, "--supervision.max_restarts", "0", num_steps=100_000))
+    run = run_at(tmp_path)
+    wait_for_step(run, 1, process)
+    members = family(process)
+    kill_part(process, run, victim)
+    output, _ = process.communicate(timeout=60)
+    assert f"{victim} ended with signal SIGKILL" in output
+    assert process.returncode == 137
+    assert alive(members) == []
+    fields = run.read_run()
+    assert (fields["status"], fields["exit_code"]) == ("failed", 137)
+
+
+def test_a_verifier_that_raises_stops_the_run_with_its_words(started: Start, tmp_path: Path) -> None:
+    overrides = ["--task.reward", "tests.bad_rewards:raises", "--buffer.max_failures_in_a_row", "5"]
+    process = started(train_arguments(tmp_path, *overrides))
+    output, _ = process.communicate(timeout=START_S)
+    assert process.returncode in (3, 5), output
+    assert "the verifier fell over" in output
+
+
+def test_a_verifier_that_hangs_is_killed_and_stops_the_run(started: Start, tmp_path: Path) -> None:
+    overrides = [
+        "--task.reward", "tests.bad_rewards:hangs", "--task.grading_timeout_s", "0.5",
+        "--buffer.max_failures_in_a_row", "3",
+    ]  # fmt: skip
+    process = started(train_arguments(tmp_path, *overrides))
+    output, _ = process.communicate(timeout=START_S)
+    assert process.returncode in (3, 5), output
+    assert "timeout" in output
+
+
+def test_a_run_that_goes_on_can_be_scaled_but_not_started_a_second_time(started: Start, tmp_path: Path) -> None:
+    process = started(train_arguments(tmp_path, num_steps=100_000))
+    run = run_at(tmp_path)
+    wait_for_step(run, 1, process)
+    scaled, second = (
+        started(["scale", "rollout", "2", "--run", str(run.path)]),
+        started(["train", "--resume", str(run.path)]),
+    )
+    output, _ = scaled.communicate(timeout=60)
+    assert (scaled.returncode, "will have 2 rollout workers" in output) == (0, True), output
+    output, _ = second.communicate(timeout=60)
+    assert (second.returncode, "is in progress in another process" in output) == (2, True), output
+
+    def samplers() -> set[str]:
+        return {fate.worker_id for _, fates in run.read_groups(run.group_steps()[-3:]) for fate in fates}
+
+    wait_until(lambda: len(samplers()) >= 2, what="groups of two workers")
+    end_by(signal.SIGTERM, process, run)
+
+
+def test_services_come_up_without_a_learner_and_a_shared_redis_keeps_names_apart(
+    started: Start, tmp_path: Path, redis_url: str
+) -> None:
+    arguments = train_arguments(tmp_path, "--buffer.redis_url", redis_url)
+    process = started(["up", *arguments[1:]])
+    run = run_at(tmp_path)
+    wait_until(lambda: run.read_run().get("status") == "running", timeout_s=START_S, what="services are up")
+    fields = run.read_run()
+    assert set(fields["addresses"]) == {"buffer_url", "fleet_url"}
+    assert "redis" not in fields["processes"]
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "start a learner with: python -m learner" in output
+
+    (tmp_path / "other").mkdir()
+    second = started(train_arguments(tmp_path / "other", "--buffer.redis_url", redis_url))
+    output, _ = second.communicate(timeout=60)
+    assert second.returncode == 2, output
+    assert "already holds a run named 'run'" in output
+
+
+def test_a_run_with_a_generation_budget_trains_responses_of_several_versions(started: Start, tmp_path: Path) -> None:
+    budget = {
+        "rollout.max_response_tokens": 24, "rollout.generation_budget": 8, "cadence.v": 1, "cadence.m": 1,
+        "cadence.slack": 3, "evaluation.every": 0, "learner.microbatch_tokens": 256,
+    }  # fmt: skip
+    overrides = [token for key, value in budget.items() for token in (f"--{key}", str(value))]
+    process = started(train_arguments(tmp_path, *overrides, num_steps=6))
+    output, _ = process.communicate(timeout=2 * START_S)
+    assert process.returncode == 0, output
+    run = run_at(tmp_path)
+    rows = run.read_metrics()
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    mixed = [row for row in rows if "staleness_tokens_mean" in row]
+    assert mixed, "no batch had a response of several versions"
+    assert all(0 <= row["staleness_tokens_mean"] <= 3 for row in mixed)
+    assert all(row["staleness_x1_max"] <= 3 for row in rows if row["x1"])
