@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
-from tests.unit.docs_pages import REPOSITORY
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def collected(*options: str) -> str:
