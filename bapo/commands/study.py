@@ -28,7 +28,7 @@ from bapo.study.state import changed
 INTERRUPTED = 130
 FAILED = 1
 CORES_PER_RUN = 1.0
-"""Less than the 1.3 that a run alone keeps busy (docs/study.md): engine and learner take turns, and one run per core
+"""Less than the 1.3 that a run alone keeps busy (docs/results.md): engine and learner take turns, and one run per core
 leaves none idle."""
 QUIET_S = 60.0
 """Where there is no terminal, a progress line this often."""

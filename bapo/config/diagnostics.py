@@ -8,7 +8,7 @@ from bapo.algorithms.settings import Frozen
 
 
 class DiagnosticsConfig(Frozen):
-    """How far the policy is from the policies that sampled its batch (docs/theory.md)."""
+    """How far the policy is from the policies that sampled its batch (docs/monitoring.md)."""
 
     every: int = Field(1, ge=0)
     """Learner steps between two measurements; 0: none. They cost no forward pass."""
@@ -18,7 +18,7 @@ class DiagnosticsConfig(Frozen):
     """A subset or age whose effective share of responses is less than this is warned of."""
     token_records: int = Field(0, ge=0)
     """Learner steps between two token records: text, entropy, ratio and clipping of every token of the batch, for the
-    run's page (docs/web.md); 0: none. They cost no forward pass."""
+    run's page (docs/monitoring.md); 0: none. They cost no forward pass."""
     token_records_mb: int = Field(256, ge=1)
     """Most MB of texts and token records on disk (RUN/token_records); beyond it the oldest are removed."""
     texts: int = Field(1, ge=0)

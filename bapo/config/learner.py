@@ -50,7 +50,7 @@ class LearnerConfig(Frozen):
     """auto: cuda if there is one."""
     gpus: GpuIndices | None = None
     """GPUs of this machine that are the learner's, one per rank, as torch numbers what it sees; null: the first
-    `num_ranks` that are not in `rollout.gpus` (docs/gpus.md)."""
+    `num_ranks` that are not in `rollout.gpus` (docs/cluster.md)."""
     batch_timeout_s: float = Field(600.0, gt=0, le=MOST_SECONDS)
     """Seconds without any progress: learner and evaluator stop with a named reason when they wait and no group arrived
     for so long, for whatever purpose. Longer than the longest response takes."""

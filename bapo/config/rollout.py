@@ -40,12 +40,12 @@ class RolloutConfig(Frozen):
     is its build for GPUs, else one CPU."""
     gpus: GpuIndices | None = None
     """GPUs of this machine that are the workers', as torch numbers what it sees; null: all that the learner leaves.
-    Where it shares one with the learner, `engine_options` must have gpu_memory_utilization (docs/gpus.md)."""
+    Where it shares one with the learner, `engine_options` must have gpu_memory_utilization (docs/cluster.md)."""
     weights_cache: str | None = None
     """Where a host that cannot read the learner's weight files keeps copies; null: beside its temporary files."""
     host: str = "127.0.0.1"
     """Address that the control API listens on, unless BAPO_HOST says otherwise. Workers on other hosts fetch weights
-    from there (docs/scale.md)."""
+    from there (docs/cluster.md)."""
     port: int = Field(8710, ge=0, le=65535)
     """Control API of the fleet; 0 takes a free port."""
     sync_timeout_s: float = Field(120.0, gt=0, le=MOST_SECONDS)

@@ -63,7 +63,7 @@ class TaskConfig(Frozen):
     """Keywords of the task's factory."""
     reward: str | None = None
     """Your own reward; replaces the task's: `package.module:function`, `file.py:function`, or a function of another
-    framework, `trl:module.function`, `verl:file.py:compute_score` (docs/bring-your-own.md)."""
+    framework, `trl:module.function`, `verl:file.py:compute_score` (docs/your_task.md)."""
     reward_range: tuple[float, float] = (0.0, 1.0)
     """Lowest and highest value of the reward; mapped to [0, 1] in a straight line. `[-1, 1]` for verl's DAPO."""
     grading_timeout_s: float = Field(10.0, gt=0, le=MOST_SECONDS)

@@ -325,7 +325,7 @@ ALERTS = (
     Alert(
         name="BoundNegative", severity="info", for_s=10 * MINUTE,
         summary="Theorem 3.2 says nothing for this subset: its estimated bound is not above 0.",
-        runbook="Common, and no fault by itself; docs/theory.md says which of its terms is large and what makes it "
+        runbook="Common, and no fault by itself; docs/monitoring.md says which of its terms is large and what makes it "
         "smaller (v, slack, S, lr).",
         expr=lambda t: 'max by (run, origin) (bapo_learner_improvement_bound{form="paper"}) <= 0',
         fires=Case({'bapo_learner_improvement_bound{run="r",origin="x3",form="paper"}': "-1x20"}, 15,

@@ -201,7 +201,7 @@ def make_task(
         question_format: what is asked, around the field {prompt}, where prompts are texts.
         chat: a prompt that is text is a message of the user, written by the chat template.
         system_prompt: the first message of conversations that have no system message; texts need `chat`.
-        reward: a reward by name (docs/bring-your-own.md); default: exact match of the stripped text.
+        reward: a reward by name (docs/your_task.md); default: exact match of the stripped text.
         gold_format: a response that the reward calls right, with the field {answer}, e.g. "<answer>{answer}</answer>";
             it also says what the run's page shows as the extracted answer.
         expert_column: an expert's solution of each problem, for methods that train on it; default: the gold response.

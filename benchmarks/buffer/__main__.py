@@ -1,4 +1,4 @@
-"""The buffer's throughput and memory: every figure of docs/buffer_performance.md, as JSON.
+"""The buffer's throughput and memory: every figure of docs/buffer.md, as JSON.
 
     python -m benchmarks.buffer --reverb-python RV/bin/python --out buffer.json
     python -m benchmarks.buffer --only 1 3 --rounds 3 --sizes 100K --out quick.json

@@ -1,4 +1,4 @@
-"""A real Ray cluster of three hosts that trains, loses a host, and gets it back. Root; docs/scale.md has the figures.
+"""A real Ray cluster of three hosts that trains, loses a host, and gets it back. Root; docs/cluster.md has the figures.
 
     sudo python -m benchmarks.multi_host --engine vllm --out multi_host.json
     sudo python -m benchmarks.multi_host --engine scripted_actor --steps 8 --keep /tmp/hosts
