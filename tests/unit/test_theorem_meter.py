@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -215,15 +214,6 @@ def test_in_direct_mode_only_the_first_minibatch_knows_theta_t_and_only_x2_can_d
     assert sum(cell.num_groups for cell in whole) == len(first) == 3
     assert {cell.origin for cell in whole} == {batch.entries[g].origin for g in first}
     assert [origin for origin, _ in diagnosis.bounds] == [Origin.X2], "sampled by theta_1 in step 1"
-
-
-def test_the_manual_explains_every_key_of_the_records() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "theory.md").read_text(encoding="utf-8")
-    batch = batch_of([group_of("a", version=8)], [Origin.X1], births=[10])
-    row = theorem_fields(batch, meter(batch, [POLICY], [POLICY]), AlgorithmConfig(), EPS)
-    of_origin = re.compile(r"_(x[123]|p50|p95|max)$")
-    names = {of_origin.sub("", name) for name in (*row, *row["divergences"][0], *row["bounds"][0])} - {"policy"}
-    assert {name for name in names if not re.search(rf"`(?:{name}|{name}_\w+)`", page)} == set()
 
 
 def test_measuring_can_be_rare_or_off_and_changes_no_weight(tmp_path: Path) -> None:
