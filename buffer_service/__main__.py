@@ -51,11 +51,7 @@ log = logging.getLogger(__name__)
 
 
 REDIS_TIMEOUT_S = 30.0
-
-
 PAUSE_S = 0.2
-
-
 SAID_S = 30.0
 """A Redis that is waited for is worth a line this often."""
 

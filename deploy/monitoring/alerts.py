@@ -32,18 +32,17 @@ ALERTS = (
     Alert(
         name="ProcessDown", severity="critical", for_s=MINUTE,
         summary="Prometheus does not reach a process of the run.",
-        runbook="Look at RUN/logs/PROCESS.log and `bapo watch RUN`; the launcher starts what crashed again, a process "
-        "that hangs has to be killed.",
+        runbook="Look at RUN/logs/PROCESS.log and `bapo watch RUN`; the launcher restarts what crashed; kill a process "
+        "that hangs.",
         expr=lambda t: 'up{process=~"buffer_service|rollout_server|learner|scheduler|evaluator"} == 0',
         fires=Case({'up{run="r",process="learner"}': "1 1 0x5"}, 5, {"run": "r", "process": "learner"}),
         quiet=Case({'up{run="r",process="learner"}': "1 1 0 1x5"}, 5),
     ),
     Alert(
         name="ProcessGone", severity="critical", for_s=2 * MINUTE,
-        summary="A process that was there within the last hour is gone, others are not, and the run is not finished.",
+        summary="A process that ran within the last hour is missing while others run, and the run is not finished.",
         runbook="It ended, or its container, pod or host did: `docker compose ps -a` or `kubectl get pods` shows its "
-        "exit code, RUN/logs or the container's log its last words; docs/reliability.md says what goes on where it "
-        "was.",
+        "exit code, RUN/logs or the container's log its last lines; docs/reliability.md says what resumes where.",
         # Where targets are found by DNS, or by what runs, one that has ended is no target that is down: it is none.
         # A run of which nothing is left was stopped.
         expr=lambda t: f"max by (run, process) (last_over_time(bapo_build_info[{t.span(HOUR)}])) "
@@ -66,9 +65,9 @@ ALERTS = (
     ),
     Alert(
         name="RedisDown", severity="critical", for_s=30.0,
-        summary="The buffer service does not reach Redis: nothing is taken, nothing is handed out.",
-        runbook="Look at RUN/logs/redis.log, or at the Redis of buffer.redis_url; everything acknowledged is there "
-        "again when it is, and the run goes on by itself.",
+        summary="The buffer service cannot reach Redis: it accepts nothing and hands out nothing.",
+        runbook="Look at RUN/logs/redis.log, or at the Redis of buffer.redis_url; when it is back, everything "
+        "acknowledged is there and the run continues.",
         expr=lambda t: "min by (run) (bapo_buffer_redis_up) == 0",
         fires=Case({f"bapo_buffer_redis_up{R}": "1 0x4"}, 3),
         quiet=Case({f"bapo_buffer_redis_up{R}": "1x4"}, 3),
@@ -86,7 +85,7 @@ ALERTS = (
         name="LearnerStuck", severity="critical", for_s=30.0,
         summary="The last step ended more than five median steps, and at least a minute, ago.",
         runbook="The log of the learner says what it waits for (its batch: see the workers' rows of BAPO / System); "
-        "a learner that hangs is killed and goes on from its checkpoint.",
+        "kill a learner that hangs: it resumes from its checkpoint.",
         # last_over_time: also where a stopped process does not answer a scrape any more.
         expr=lambda t: (
             f"(time() - max by (run) (last_over_time(bapo_learner_last_step_timestamp_seconds[{t.span(5 * MINUTE)}])) "
@@ -108,8 +107,7 @@ ALERTS = (
     Alert(
         name="RunStalled", severity="critical",
         summary="Nothing has moved in the run for five minutes: no request, no group, no batch, no step.",
-        runbook="The scheduler's log has one sentence that says who waits for whom; docs/reliability.md lists what "
-        "blocks whom.",
+        runbook="The scheduler's log says who waits for whom; docs/architecture.md lists what unblocks each.",
         expr=lambda t: f"max by (run) (bapo_stalled_seconds) > {t.seconds(5 * MINUTE)}",
         fires=Case({f"bapo_stalled_seconds{R}": "0+60x10"}, 7),
         quiet=Case({f"bapo_stalled_seconds{R}": "0+60x4 0x6"}, 7),
@@ -117,7 +115,7 @@ ALERTS = (
     Alert(
         name="NoWorkerReady", severity="critical", for_s=5 * MINUTE,
         summary="No rollout worker samples.",
-        runbook="RUN/logs/worker-N.log and rollout_server.log say why workers do not come up; `bapo doctor` checks the "
+        runbook="RUN/logs/worker-N.log and rollout_server.log say why workers do not start; `bapo doctor` checks the "
         "machine.",
         expr=lambda t: 'sum by (run) (bapo_rollout_workers{state="ready"}) == 0',
         fires=Case({'bapo_rollout_workers{run="r",state="ready"}': "1 0x10"}, 8),
@@ -143,8 +141,8 @@ ALERTS = (
     Alert(
         name="WorkerVersionLag", severity="warning", for_s=2 * MINUTE,
         summary="A worker that samples is more than v + 2 versions behind the learner.",
-        runbook="Its groups will be dropped as stale: look for its failed update in rollout_server.log; killing the "
-        "worker brings a new one with the newest weights.",
+        runbook="Its groups will be dropped as stale: look for its failed update in rollout_server.log; a "
+        "killed worker is replaced by one with the latest weights.",
         expr=lambda t: "max by (run) (bapo_learner_policy_version) - on (run) group_right () max by (run, worker) "
         "(bapo_rollout_policy_version and on (run, worker) bapo_rollout_worker_up == 1) "
         '> on (run) group_left () (max by (run) (bapo_cadence_steps{name="v"}) + 2)',
@@ -161,10 +159,10 @@ ALERTS = (
     ),
     Alert(
         name="VerifierErrors", severity="warning",
-        summary="More than 1 % of the responses of the last ten minutes have no verdict: the verifier raised, hung or "
-        "was killed.",
-        runbook="RUN/logs/worker-N.log has each failure with its prompt; a group that failed is asked again, never "
-        "counted as wrong (task.grading_timeout_s, your reward function).",
+        summary="More than 1 % of the responses of the last ten minutes were not graded: the reward function raised, "
+        "timed out or was killed.",
+        runbook="RUN/logs/worker-N.log has each failure with its prompt; a failed group is sampled again, "
+        "never counted as incorrect (task.grading_timeout_s, your reward function).",
         expr=lambda t: "sum by (run, task) (increase(bapo_verifier_results_total"
         f'{{outcome=~"error|timeout|killed"}}[{t.span(10 * MINUTE)}])) '
         f"/ sum by (run, task) (increase(bapo_verifier_results_total[{t.span(10 * MINUTE)}])) > 0.01",
@@ -218,7 +216,7 @@ ALERTS = (
     Alert(
         name="DiskLow", severity="warning", for_s=MINUTE,
         summary="Less than 5 % of the disk of the run directory is free.",
-        runbook="Remove old runs, or checkpoints (checkpoint.keep_last); a full disk ends the run, which goes on with "
+        runbook="Remove old runs, or checkpoints (checkpoint.keep_last); a full disk ends the run; resume it with "
         "`bapo train --resume RUN` when there is space.",
         expr=lambda t: f"{newest('bapo_run_disk_free_bytes')} / on (run) {newest('bapo_run_disk_size_bytes')} < 0.05",
         fires=Case({f"bapo_run_disk_free_bytes{R}": "4x5", f"bapo_run_disk_size_bytes{R}": "100x5"}, 3),
@@ -226,26 +224,26 @@ ALERTS = (
     ),
     Alert(
         name="AllRewardsZero", severity="warning", for_s=20 * MINUTE,
-        summary="No fresh response was right for twenty minutes: there is nothing to learn from.",
-        runbook="Look at responses (`bapo buffer show`) and at the verifier by hand: wrong answer format, a length "
-        "limit that cuts everything, prompts that are too hard, or a collapsed policy.",
+        summary="No fresh response was correct for twenty minutes: there is nothing to learn from.",
+        runbook="Read responses (`bapo buffer show`) and test the reward function: wrong answer format, a length "
+        "limit that truncates everything, prompts that are too hard, or a collapsed policy.",
         expr=lambda t: f"{newest('bapo_reward_global_mean_ratio')} <= 0",
         fires=Case({f"bapo_reward_global_mean_ratio{R}": "0x30"}, 25),
         quiet=Case({f"bapo_reward_global_mean_ratio{R}": "0x15 0.01 0x15"}, 25),
     ),
     Alert(
         name="AllRewardsOne", severity="warning", for_s=20 * MINUTE,
-        summary="Every fresh response was right for twenty minutes.",
-        runbook="The task is solved, or the verifier accepts anything: read some responses; then take harder data.",
+        summary="Every fresh response was correct for twenty minutes.",
+        runbook="The task is solved, or the reward function accepts anything: read responses, then use harder data.",
         expr=lambda t: f"{newest('bapo_reward_global_mean_ratio')} >= 1",
         fires=Case({f"bapo_reward_global_mean_ratio{R}": "1x30"}, 25),
         quiet=Case({f"bapo_reward_global_mean_ratio{R}": "0.99x30"}, 25),
     ),
     Alert(
         name="ZeroVarianceShare", severity="warning", for_s=5 * MINUTE,
-        summary="More than 90 % of the fresh groups are all wrong or all right, so that they teach nothing.",
+        summary="More than 90 % of the fresh groups have zero variance (all-correct or all-incorrect).",
         runbook="Choose prompts of middle difficulty (selector in docs/methods.md), a larger group_size, or a lower "
-        "c1; B_bad and B_high then carry the run.",
+        "c1.",
         expr=lambda t: "sum by (run) (increase(bapo_batch_filtered_groups_total"
         f'{{reason=~"all_wrong|all_right|no_variance"}}[{t.span(15 * MINUTE)}])) / on (run) '
         f"(sum by (run) (increase(bapo_batch_filtered_groups_total[{t.span(15 * MINUTE)}])) + on (run) "
@@ -271,7 +269,7 @@ ALERTS = (
     ),
     Alert(
         name="BadBufferNeverPromotes", severity="warning",
-        summary="Five rounds of re-evaluation in an hour, and no hard prompt became solvable.",
+        summary="Five rounds of re-evaluation in an hour, and no hard prompt improved.",
         runbook="B_bad holds prompts that the model cannot solve: `bapo buffer bad`; a smaller max_reevaluated saves "
         "their cost, and `bapo buffer` can drop them.",
         expr=lambda t: "sum by (run) (increase(bapo_reevaluation_prompts_total"
@@ -288,8 +286,8 @@ ALERTS = (
     ),
     Alert(
         name="BinStarved", severity="warning", for_s=20 * MINUTE,
-        summary="The bins that reuse draws from have been empty for twenty minutes: X3, which trained before, is gone.",
-        runbook="No fresh group lies in the window c2 to c3: compare Thresholds and r_tot with the bins beside it in "
+        summary="The bins that reuse draws from have been empty for twenty minutes: X3 trains nothing any more.",
+        runbook="No fresh group lies in the window c2 to c3: compare Thresholds and r_tot with the bins next to it in "
         "BAPO / Run, and widen c2_range and c3_range.",
         expr=lambda t: 'max by (run) (bapo_buffer_groups{table="high"}) == 0 '
         'and on (run) sum by (run) (bapo_batch_trained_groups_total{origin="x3"}) > 0',
@@ -305,7 +303,7 @@ ALERTS = (
     Alert(
         name="GradNormSpike", severity="warning",
         summary="The gradient norm is ten times its median of the last hour.",
-        runbook="learner.grad_clip bounds the step; if it comes again, look at the batch (`bapo replay RUN --step N`) "
+        runbook="learner.grad_clip bounds the step; if it repeats, inspect the batch (`bapo replay RUN --step N`) "
         "and lower learner.lr.",
         expr=lambda t: "max by (run) (bapo_learner_grad_norm) > on (run) "
         f"10 * max by (run) (quantile_over_time(0.5, bapo_learner_grad_norm[{t.span(HOUR)}]))",
@@ -315,7 +313,7 @@ ALERTS = (
     Alert(
         name="EntropyCollapse", severity="warning", for_s=5 * MINUTE,
         summary="The entropy has fallen below a tenth of its highest value of the last six hours.",
-        runbook="Responses become all alike: a lower learner.lr, loss.entropy_coef or loss.kl_coef > 0, or an earlier "
+        runbook="Responses become alike: try a lower learner.lr, loss.entropy_coef or loss.kl_coef > 0, or an earlier "
         "checkpoint.",
         expr=lambda t: "max by (run) (bapo_learner_entropy_nats) < on (run) "
         f"0.1 * max by (run) (max_over_time(bapo_learner_entropy_nats[{t.span(6 * HOUR)}]))",
@@ -325,8 +323,8 @@ ALERTS = (
     Alert(
         name="BoundNegative", severity="info", for_s=10 * MINUTE,
         summary="Theorem 3.2 says nothing for this subset: its estimated bound is not above 0.",
-        runbook="Common, and no fault by itself; docs/theory.md says which of its terms is large and what makes it "
-        "smaller (v, slack, S, lr).",
+        runbook="Common, and no fault by itself; docs/monitoring.md says which numbers to read and what makes "
+        "them smaller (v, slack, S, lr).",
         expr=lambda t: 'max by (run, origin) (bapo_learner_improvement_bound{form="paper"}) <= 0',
         fires=Case({'bapo_learner_improvement_bound{run="r",origin="x3",form="paper"}': "-1x20"}, 15,
                    {"run": "r", "origin": "x3"}),

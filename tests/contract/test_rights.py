@@ -31,8 +31,6 @@ from tests.factories import make_request
 from tests.redis_server import RedisServer
 
 TOKENS = {role: f"token-of-the-{role.value}-0123" for role in Role}
-
-
 KEYRING = Keyring(",".join(f"{role}:{digest(token)}" for role, token in TOKENS.items()))
 
 

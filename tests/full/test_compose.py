@@ -16,11 +16,7 @@ from bapo.config.load import load_config
 from bapo.tokens import Role
 
 REPOSITORY = Path(__file__).parents[2]
-
-
 TEXT = (REPOSITORY / "docker-compose.yml").read_text()
-
-
 COMPOSE = yaml.safe_load(TEXT)
 
 
@@ -28,14 +24,8 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 
 
 EXAMPLE = (REPOSITORY / ".env.example").read_text()
-
-
 DOCKERFILES = sorted((REPOSITORY / "deploy" / "docker").glob("*.Dockerfile"))
-
-
 SECRET = {role.value for role in Role} | {"redis-password"}
-
-
 OWN = {
     "buffer": {"redis-password"},
     "rollout": {"worker"},

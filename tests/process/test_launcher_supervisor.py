@@ -22,11 +22,7 @@ from services.launcher.supervision.supervisor import ChildFailedError, Superviso
 from tests.patience import has_ended, wait_until
 
 LONG = "import time; time.sleep(60)"
-
-
 LOST = f"raise SystemExit({RankLostError.exit_code})"
-
-
 NOW = SupervisionConfig(first_pause_s=0.0)
 
 

@@ -17,8 +17,6 @@ from bapo.errors import ConfigError
 from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
 
 STEPS = 4
-
-
 NOTHING = {"p": "0000", "q": "0000"}
 
 

@@ -19,17 +19,9 @@ H100 = Gpu(name="NVIDIA H100 80GB HBM3", memory_mib=81559, capability=(9, 0))
 
 
 TORCH = Torch(version="2.13.0", cuda="12.9", count=2, architectures=("sm_80", "sm_90", "compute_90"), nccl="2.27.5")
-
-
 BOX = Gpus(gpus=(H100, H100), visible=("0", "1"), driver="575.57.08", driver_cuda="12.9", torch=TORCH)
-
-
 CPU_TORCH = Torch(version="2.13.0+cpu", cuda=None)
-
-
 LIST = "GPU 0: NVIDIA H100 (UUID: GPU-0a)\nGPU 1: NVIDIA H100 (UUID: GPU-0b)\n"
-
-
 CUT = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0a)
   MIG 3g.40gb     Device  0: (UUID: MIG-1a)
   MIG 3g.40gb     Device  1: (UUID: MIG-1b)

@@ -15,11 +15,7 @@ from services.launcher.gpus.plan import GpuPlan, share_gpus
 from services.launcher.processes import Starter
 
 FOUR = ("0", "1", "2", "3")
-
-
 SLICES = ("MIG-aa", "MIG-bb", "MIG-cc")
-
-
 SHARES = {"gpu_memory_utilization": 0.4}
 
 

@@ -15,8 +15,6 @@ from bapo.types import Group, Prompt
 from tests.factories import make_group
 
 TRICKY = Prompt(prompt_id="q", text="äß\n\u2603 'x'", task="t", answer={"z": [1.5, None], "a": {"b": True}})
-
-
 GROUPS = [
     make_group(prompt_id="p", rewards="10010000", truncated=[2], version=7, logprob=-1 / 3),
     make_group(prompt=TRICKY, group_id="g-q", rewards=[0.25, 1.0], num_prompt_tokens=0, lengths=[1, 40]),

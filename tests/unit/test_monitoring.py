@@ -25,8 +25,6 @@ from deploy.monitoring.prometheus import scrape_runs
 from services.launcher.targets import TargetFile
 
 KNOWN = {series: metric for metric in METRICS for series in series_of(metric.name, metric.kind)}
-
-
 SELECTOR = re.compile(r"\b(bapo_[a-z0-9_]+)\b(\{[^}]*\})?")
 
 

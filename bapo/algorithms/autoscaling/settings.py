@@ -10,7 +10,7 @@ from bapo.algorithms.frozen import MOST_SECONDS, Frozen
 
 
 class AutoscalingConfig(Frozen):
-    """Rollout workers that follow the learner (docs/scale.md): more when it waits, fewer when groups wait for it."""
+    """Rollout workers that follow the learner (docs/cluster.md): more when it waits, fewer when groups wait for it."""
 
     actuator: Literal["off", "fleet", "external"] = "off"
     """Who changes the number of workers, exactly one. off: `bapo scale RUN N`. fleet: the rollout server, as the

@@ -36,17 +36,9 @@ from services.launcher.embedded_redis import connect, server_binary
 from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
 
 DISK_GIB = 1.0
-
-
 MIB = 1 << 20
-
-
 REDIS_TIMEOUT_S = 2.0
-
-
 REDIS_ERRORS = (RedisError, OSError, ValueError, KeyError)
-
-
 OPTIMIZED = "--enable-optimizations"
 
 
@@ -104,7 +96,7 @@ def interpreter(options: str | None = None, maps: str | None = None) -> Check:
         return Check(name="python build", status="ok", detail=sys.executable)
     detail = (
         f"{sys.executable} was built without {OPTIMIZED}: services and workers take more time for everything "
-        "(docs/buffer_performance.md has figures). Take another one, as make setup PYTHON=/usr/bin/python3.11 with "
+        "(docs/buffer.md has figures). Take another one, as make setup PYTHON=/usr/bin/python3.11 with "
         "package python3.11-venv, or build it anew, as "
         f'PYTHON_CONFIGURE_OPTS="{OPTIMIZED} --with-lto" pyenv install --force 3.11'
     )

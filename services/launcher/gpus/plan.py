@@ -191,7 +191,7 @@ class _Sharing:
 
 SHARING = (
     f"rollout.engine_options = {{ {SHARED} = 0.4, kv_cache_memory_bytes = 4294967296 }} makes a worker take that part "
-    "of a GPU and leave the rest to the learner (docs/gpus.md)"
+    "of a GPU and leave the rest to the learner (docs/cluster.md)"
 )
 
 

@@ -15,8 +15,6 @@ from deploy.monitoring.prometheus import rules
 from tests.full.compose.stack import CheckError, Stack, get, wait_for
 
 WAIT_S = 300.0
-
-
 VARIABLES = {"$__rate_interval": "1m", "$__interval": "5s", "$__range": "10m", "$run": ".*", "$worker": ".*"}
 
 

@@ -37,11 +37,7 @@ from tests.factories import make_request
 from tests.rollout_run import write_rollout_run
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-
-
 SLOW_S = 5.0
-
-
 LONGEST_WAIT_S = 0.01
 """Long polls are cut to this, because nobody comes."""
 

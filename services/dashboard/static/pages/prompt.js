@@ -41,7 +41,7 @@ function mount(root, shell, here) {
     draw: (answer) => answer.visits.length ? { body: visitTable(answer) } : null,
   });
   const tables = chartCard(grid, {
-    title: "In and out of the buffers", id: "transitions", wide: true, note: "What the replay of the records says of B_bad and B_high (docs/whatif.md).",
+    title: "In and out of the buffers", id: "transitions", wide: true, note: "What the replay of the records says of B_bad and B_high (docs/monitoring.md).",
     empty: "It never entered B_bad or B_high.",
     draw: (answer) => answer.transitions.length ? { body: scrolled("Changes of the buffers", table({
       header: ["Step", "Buffer", "", "Why"], numeric: [],
