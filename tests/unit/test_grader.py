@@ -68,14 +68,32 @@ def test_an_experts_solution_comes_from_the_task_and_is_rewarded(make_pool: Make
 
 
 def test_a_users_reward_by_dotted_path_replaces_the_tasks(make_pool: MakePool) -> None:
-    rewards = make_pool("text_as_reward").grade(make_prompt(), ["0.25", "numpy", "true", "0"])
-    assert rewards.tolist() == [0.25, 0.5, 1.0, 0.0]
+    rewards = make_pool("text_as_reward").grade(make_prompt(), ["0.25", "true", "0"])
+    assert rewards.tolist() == [0.25, 1.0, 0.0]
 
 
-@pytest.mark.parametrize("text", ["nan", "text", "1.5", "-0.1", "inf"])
-def test_what_is_no_number_in_0_to_1_is_an_error_and_not_a_reward(make_pool: MakePool, text: str) -> None:
+def test_what_numpy_gives_for_a_number_is_a_reward(make_pool: MakePool) -> None:
+    texts = ["np.float32", "np.true", "np.false", "np.int", "array"]
+    assert make_pool("text_as_reward").grade(make_prompt(), texts).tolist() == [0.5, 1.0, 0.0, 1.0, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("text", ""),
+        ("array of two", ""),
+        ("1.5", "; task.reward_range names another range"),
+        ("-0.1", "; task.reward_range names another range"),
+        ("nan", "; return None for a response that cannot be graded, 0 for a wrong one"),
+        ("np.nan", "; return None for a response that cannot be graded, 0 for a wrong one"),
+        ("inf", "; return None for a response that cannot be graded, 0 for a wrong one"),
+    ],
+)
+def test_what_is_no_number_in_0_to_1_is_an_error_and_not_a_reward(make_pool: MakePool, text: str, advice: str) -> None:
     pool = make_pool("text_as_reward")
-    with pytest.raises(VerifierRaisedError, match=r"no number in \[0, 1\]"):
+    with pytest.raises(
+        VerifierRaisedError, match=rf"no number in \[0, 1\] \(on the response '{text}'\){advice} on prompt"
+    ):
         pool.grade(make_prompt(), ["1", text])
 
 

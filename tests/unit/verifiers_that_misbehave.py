@@ -17,7 +17,19 @@ from bapo.types import Prompt
 
 def text_as_reward(prompt: Prompt, text: str) -> object:
     """Whatever the text says: a number, or what is no reward."""
-    values = {"nan": float("nan"), "none": None, "text": "1.0", "numpy": np.float32(0.5), "true": True}
+    values = {
+        "nan": float("nan"),
+        "none": None,
+        "text": "1.0",
+        "true": True,
+        "np.float32": np.float32(0.5),
+        "np.nan": np.float16("nan"),
+        "np.true": np.bool_(True),
+        "np.false": np.bool_(False),
+        "np.int": np.uint8(1),
+        "array": np.array(0.25),
+        "array of two": np.array([0.0, 1.0]),
+    }
     return values[text] if text in values else float(text)
 
 
