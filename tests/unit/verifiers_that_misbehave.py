@@ -47,6 +47,19 @@ def obey(prompt: Prompt, text: str) -> float:
     return 1.0
 
 
+def hungry(prompt: Prompt, text: str) -> float:
+    """Take 600 MB here or in a process of its own, and make a wrong response of every error, as many verifiers do."""
+    eat = "import time; eaten = b'x' * (600 << 20); time.sleep(600)"
+    try:
+        if text == "here":
+            exec(eat)
+        if text == "elsewhere":
+            subprocess.run([sys.executable, "-c", eat], check=True)
+    except Exception:
+        return 0.0
+    return 1.0
+
+
 def pid(prompt: Prompt, text: str) -> float:
     """Leave the grading process's id where the text says."""
     with open(text, "w") as file:
