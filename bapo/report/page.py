@@ -41,7 +41,7 @@ def write_report(run: RunDirectory) -> Path:
 
 def make_page(run: RunDirectory) -> str:
     """The page as text."""
-    metrics, evaluations = run.read_metrics(), run.read_evaluations()
+    metrics, evaluations = run.read_metrics(whole=True), run.read_evaluations(whole=True)
     if not metrics:
         raise ConfigError(f"run {run.path} has no finished step yet, so there is nothing to report")
     config = tomllib.loads(run.config_path.read_text())

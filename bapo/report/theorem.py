@@ -9,6 +9,8 @@ from typing import Any
 from bapo.report.data import Curve, Row
 
 ORIGINS = ("x1", "x2", "x3")
+MEANS = ("tv_tok", "tv_tok_p95", "tv_seq", "kl_fwd", "ess")
+MOST = ("delta_max", "max_ratio")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +24,9 @@ class CellSummary:
     groups: float
     """Mean per step."""
     means: dict[str, float]
-    """Mean over steps of each number of a cell."""
+    """Mean over steps of each of MEANS."""
     most: dict[str, float]
-    """Largest of all steps."""
+    """Largest of all steps of each of MOST."""
     least_ess: float
 
 
@@ -82,14 +84,13 @@ def cell_summaries(metrics: Sequence[Row], *, policy: str = "theta_t") -> list[C
 
 
 def _summary(origin: str, age: int | None, cells: Sequence[Row]) -> CellSummary:
-    names = [name for name, value in cells[0].items() if isinstance(value, float)]
     return CellSummary(
         origin=origin,
         age=age,
         num_steps=len(cells),
         groups=sum(cell["num_groups"] for cell in cells) / len(cells),
-        means={name: sum(cell[name] for cell in cells) / len(cells) for name in names},
-        most={name: max(cell[name] for cell in cells) for name in names},
+        means={name: sum(cell[name] for cell in cells) / len(cells) for name in MEANS},
+        most={name: max(cell[name] for cell in cells) for name in MOST},
         least_ess=min(cell["ess"] for cell in cells),
     )
 

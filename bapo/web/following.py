@@ -7,25 +7,27 @@ A run that resumes drops the records behind its checkpoint and writes them again
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bapo.errors import StorageError
-from bapo.storage import row_of
+from bapo.record_rows import object_of
 
 
 class Lines:
     """The lines of one JSONL file as they are appended."""
 
-    def __init__(self, path: Path, needs: Mapping[str, type]) -> None:
+    def __init__(self, path: Path, kind: type[msgspec.Struct]) -> None:
         """
         Args:
             path: the file need not exist yet.
-            needs: as `bapo.storage.row_of` has it.
+            kind: what every line is (`bapo.record_rows`).
         """
         self._path = path
-        self._needs = needs
+        self._kind = kind
         self._identity: tuple[int, int] | None = None
         self._offset = 0
         self._number = 0
@@ -62,4 +64,4 @@ class Lines:
                     return
                 self._offset += len(line)
                 self._number += 1
-                yield row_of(line, self._path, self._number, self._needs)
+                yield object_of(line, f"{self._path} line {self._number}", self._kind)

@@ -54,7 +54,7 @@ def test_summaries_are_over_the_steps_that_had_the_cell() -> None:
     ]  # fmt: skip
     first = summaries[0]
     assert first.means["tv_tok"] == pytest.approx(0.03)
-    assert (first.most["tv_tok"], first.least_ess, first.groups) == (0.04, 0.7, 4.0)
+    assert (first.most["delta_max"], first.least_ess, first.groups) == (0.5, 0.7, 4.0)
     assert [cell.means["tv_tok"] for cell in theorem.cell_summaries(ROWS, policy="theta")] == [9.0]
 
 
