@@ -217,15 +217,6 @@ def test_a_hit_shows_the_text_around_the_word_as_it_was_written() -> None:
     assert index.find("needle", 1)[0][0].snippet == "a" * 60 + "NeedLe" + "b" * 60
 
 
-def test_documents_in_other_chunks_are_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_index, "CHUNK_CHARS", 10)
-    index = TextIndex()
-    for number in range(30):
-        index.add((number,), f"word{number:02d}")
-    assert [hit.key for hit in index.find("word07", 9)[0]] == [(7,)]
-    assert [hit.key for hit in index.find("word", 3)[0]] == [(29,), (28,), (27,)]
-
-
 def test_a_full_index_says_so_and_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_index, "MOST_CHARS", 10)
     index = TextIndex()
