@@ -92,7 +92,7 @@ class GraderPool:
             for child in self._children:
                 child.wait_ready()
                 self._idle.put(child)
-        except BaseException:
+        except BaseException:  # Ctrl-C, too, must leave no process
             self.close()
             raise
 
