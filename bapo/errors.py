@@ -95,6 +95,12 @@ class ContractError(BapoError):
         return str(self.args[0])
 
 
+class RecordError(ContractError):
+    """A file of a run directory holds what no run writes; the message names the file and the row."""
+
+    exit_code = 2
+
+
 class AccessError(BapoError):
     """Whoever calls has no right to: the message says which token to set. Never retried."""
 

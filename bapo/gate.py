@@ -261,14 +261,14 @@ def declared_length(scope: Scope, rule: Rule | None) -> int | None:
                 411, Refusal.LENGTH, "the length of the body must be declared: send Content-Length, not chunks"
             )
         return None
-    # isdigit is not enough: int() takes 4300 digits at most.
-    if len(declared) > 1 or not declared[0].isdigit() or len(declared[0]) > 18:
+    if len(declared) > 1 or not declared[0].isdigit():
         raise RefusedError(411, Refusal.LENGTH, "Content-Length must be one number")
-    size = int(declared[0])
-    if size > most:
+    digits = declared[0].lstrip(b"0") or b"0"
+    if len(digits) > 18 or int(digits) > most:  # int() takes 4300 digits at most
+        size = digits.decode() if len(digits) < 40 else f"a number of {len(digits)} digits of"
         message = f"a body of {size} bytes is more than the {most} that are taken here: send it in parts"
         raise RefusedError(413, Refusal.TOO_LARGE, message)
-    return size
+    return int(digits)
 
 
 async def _refuse(send: Send, refusal: RefusedError) -> None:

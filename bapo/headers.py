@@ -141,7 +141,7 @@ def checked_header(fields: HeaderFields, num_body_bytes: int) -> GroupHeader:
         newest_version=max(newest),
         num_tokens=num_tokens,
         outcomes=outcomes,
-        timing=_timing(fields.timing),
+        timing=_timing(fields),
     )
 
 
@@ -178,8 +178,10 @@ def _prompt(fields: _PromptFields) -> Prompt:
     return Prompt(prompt_id=fields.prompt_id, text=fields.text, task=fields.task, answer=answer)
 
 
-def _timing(values: tuple[float, float, float]) -> Timing:
-    if not math.isfinite(sum(values)):
-        raise ContractError("timing must be three finite numbers", Refusal.HEADER)
-    claimed_at, sample_s, grade_s = values
+def _timing(fields: HeaderFields) -> Timing:
+    for name, value in zip(Timing.__struct_fields__, fields.timing, strict=True):
+        if not 0.0 <= value < math.inf:
+            message = f"group {fields.id}: timing.{name} is {value}, which is no finite number from 0 on"
+            raise ContractError(message, Refusal.HEADER)
+    claimed_at, sample_s, grade_s = fields.timing
     return Timing(claimed_at=claimed_at, sample_s=sample_s, grade_s=grade_s)

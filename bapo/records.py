@@ -28,7 +28,17 @@ from typing import Any, Self
 
 import psutil
 
-from bapo.errors import ConfigError, ContractError
+from bapo.errors import ConfigError, RecordError
+from bapo.record_rows import (
+    EvaluationRow,
+    FateRow,
+    MetricsRow,
+    RunRow,
+    WholeEvaluationRow,
+    WholeMetricsRow,
+    object_of,
+    require_row,
+)
 from bapo.storage import append_line, keep_lines, read_content, read_lines, replace_file, storing, to_disk
 from bapo.token_files import TokenFiles
 from bapo.types import Fate, Origin, Purpose
@@ -37,9 +47,6 @@ FORMAT = 1
 """Of everything below; `format` in run.json. It rises when a reader of before cannot read what is written now."""
 UNDER_WAY = ("starting", "running")
 """Values of `status` in run.json of a run that has not ended."""
-METRICS_NEED: dict[str, type] = {"step": int}
-EVALUATIONS_NEED: dict[str, type] = {"version": int}
-"""Keys by which lines are found, in files that another user or version may have left."""
 _STEP = re.compile(r"step-(\d{6,})")
 _FOLDERS = ("groups", "weights", "checkpoints", "logs", "ports", "redis")
 
@@ -118,17 +125,11 @@ class RunDirectory:
     # -- run.json and ports
 
     def read_run(self) -> dict[str, Any]:
-        """Fields of run.json; empty before the first update. Raises: ContractError if it is no object; StorageError."""
+        """Fields of run.json; empty before the first update. Raises: RecordError, StorageError."""
         path = self.path / "run.json"
         if not os.path.lexists(path):
             return {}
-        try:
-            fields = json.loads(read_content(path))
-        except (ValueError, RecursionError) as error:
-            raise ContractError(f"{path} is not JSON: {error}") from error
-        if not isinstance(fields, dict):
-            raise ContractError(f"{path} is no object, but {fields!r:.80}")
-        return fields
+        return object_of(read_content(path), str(path), RunRow)
 
     @property
     def is_under_way(self) -> bool:
@@ -166,13 +167,18 @@ class RunDirectory:
         """One measured split. Raises: StorageError."""
         append_line(self.path / "evaluations.jsonl", row)
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """All steps so far, in order. Raises: ContractError for a line that is not JSON, but for a torn last one."""
-        return read_lines(self.path / "metrics.jsonl", METRICS_NEED)
+    def read_metrics(self, *, whole: bool = False) -> list[dict[str, Any]]:
+        """All steps so far, in order.
 
-    def read_evaluations(self) -> list[dict[str, Any]]:
-        """All measurements so far, in order. Raises: ContractError."""
-        return read_lines(self.path / "evaluations.jsonl", EVALUATIONS_NEED)
+        Args:
+            whole: refuse rows without what reports and comparisons need.
+        Raises: RecordError for a damaged line, but for a torn last one; StorageError.
+        """
+        return read_lines(self.path / "metrics.jsonl", WholeMetricsRow if whole else MetricsRow)
+
+    def read_evaluations(self, *, whole: bool = False) -> list[dict[str, Any]]:
+        """All measurements so far, in order; `whole` and errors as `read_metrics`."""
+        return read_lines(self.path / "evaluations.jsonl", WholeEvaluationRow if whole else EvaluationRow)
 
     # -- groups
 
@@ -192,16 +198,16 @@ class RunDirectory:
         return sorted(_steps_in(self.path / "groups"))
 
     def read_groups(self, steps: Iterable[int] | None = None) -> Iterator[tuple[int, list[Fate]]]:
-        """(step, its fates in the order of the assembly), for these steps or for all. Raises: ContractError."""
+        """(step, its fates in the order of the assembly), for these steps or for all. Raises: RecordError."""
         import pyarrow.parquet
 
         for step in self.group_steps() if steps is None else steps:
             path = self._groups_path(step)
             try:
-                fates = [_fate_of(row) for row in pyarrow.parquet.read_table(path).to_pylist()]
-            except (pyarrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-                raise ContractError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-            yield step, fates
+                rows = pyarrow.parquet.read_table(path).to_pylist()
+            except (pyarrow.ArrowException, OSError, TypeError, ValueError) as error:
+                raise RecordError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+            yield step, [_fate_of(row, f"{path} row {number}") for number, row in enumerate(rows, start=1)]
 
     def make_durable(self, steps: Iterable[int]) -> None:
         """Wait until the records of these steps would survive a power failure. Raises: StorageError."""
@@ -340,11 +346,16 @@ _COLUMNS = {
 """Field of Fate -> Arrow type; a test checks that no field is missing."""
 
 
-def _fate_of(row: dict[str, Any]) -> Fate:
+def _fate_of(row: dict[str, Any], where: str) -> Fate:
+    """Raises: RecordError."""
+    require_row(row, FateRow, where)
     fields = {name: row[name] for name in _COLUMNS}
-    fields["purpose"] = Purpose(fields["purpose"])
-    fields["origin"] = Origin(fields["origin"]) if fields["origin"] else None
-    fields["outcomes"] = bytes(fields["outcomes"])
+    try:
+        fields["purpose"] = Purpose(fields["purpose"])
+        fields["origin"] = Origin(fields["origin"]) if fields.get("origin") else None
+    except ValueError as error:
+        raise RecordError(f"{where}: {error}") from error
+    fields["outcomes"] = bytes(fields.get("outcomes") or ())
     fields["rewards"] = tuple(fields["rewards"])
     fields["rows"] = None if fields["rows"] is None else tuple(fields["rows"])
     return Fate(**fields)

@@ -16,7 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from bapo.errors import ConfigError, ContractError, StorageError
+import msgspec
+
+from bapo.errors import ConfigError, StorageError
+from bapo.record_rows import object_of
 
 FREE_SPACE = "free space or choose another run.root, then `bapo train --resume`"
 ELSEWHERE = "free space, or name a file on another disk"
@@ -116,32 +119,18 @@ def read_content(path: Path) -> bytes:
         raise StorageError(f"cannot read {path}: {error.strerror}") from error
 
 
-def read_lines(path: Path, needs: Mapping[str, type] | None = None) -> list[dict[str, Any]]:
+def read_lines(path: Path, kind: type[msgspec.Struct] | None = None) -> list[dict[str, Any]]:
     """All whole lines; none if there is no file.
 
     Args:
-        needs: what every line has, and of which type.
-    Raises: ContractError for a damaged line that is not the last; StorageError.
+        kind: what every line is (`bapo.record_rows`).
+    Raises: RecordError for a damaged line that is not the last; StorageError.
     """
     if not os.path.lexists(path):
         return []
     content = read_content(path)
     whole = content[: content.rfind(b"\n") + 1]
-    return [row_of(line, path, number, needs or {}) for number, line in enumerate(whole.splitlines(), start=1)]
-
-
-def row_of(line: bytes, path: Path, number: int, needs: Mapping[str, type]) -> dict[str, Any]:
-    """The object in a line of a file. Raises: ContractError that names the line."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ContractError(f"{path} line {number} is not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise ContractError(f"{path} line {number} is no object, but {row!r:.80}")
-    for key, kind in needs.items():
-        if not isinstance(row.get(key), kind):
-            raise ContractError(f"{path} line {number}: {key} must be {kind.__name__}, got {row.get(key)!r:.80}")
-    return row
+    return [object_of(line, f"{path} line {number}", kind) for number, line in enumerate(whole.splitlines(), start=1)]
 
 
 def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
@@ -157,14 +146,14 @@ def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
 class Lines:
     """The lines of one JSONL file as they are appended."""
 
-    def __init__(self, path: Path, needs: Mapping[str, type]) -> None:
+    def __init__(self, path: Path, kind: type[msgspec.Struct]) -> None:
         """
         Args:
             path: the file need not exist yet.
-            needs: as `row_of` has it.
+            kind: what every line is (`bapo.record_rows`).
         """
         self._path = path
-        self._needs = needs
+        self._kind = kind
         self._identity: tuple[int, int] | None = None
         self._offset = 0
         self._number = 0
@@ -201,4 +190,4 @@ class Lines:
                     return
                 self._offset += len(line)
                 self._number += 1
-                yield row_of(line, self._path, self._number, self._needs)
+                yield object_of(line, f"{self._path} line {self._number}", self._kind)

@@ -56,9 +56,9 @@ REQUEST: dict[str, Any] = {
 
 
 class Body(BaseModel):
-    """A misspelt key is an error."""
+    """A misspelt key is an error, and so is "8" or true for a number."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class PromptBody(Body):
@@ -93,12 +93,18 @@ class RequestBody(Body):
     """Becomes the group's id; asking twice asks once."""
     prompt: PromptBody
     group_size: int = Field(ge=1, le=MOST_RESPONSES)
-    purpose: Purpose
+    purpose: Annotated[Purpose, Field(strict=False)]  # JSON has its name
     step: Version
     min_version: Version
     """A worker whose weights are older does not get it."""
     label: Label = ""
     attempts: int = Field(0, ge=0, lt=1 << 31)
+
+    @model_validator(mode="after")
+    def only_evaluations_are_of_one_response(self) -> Self:
+        if self.purpose is not Purpose.EVALUATE and self.group_size < 2:
+            raise ValueError(f"request {self.request_id}: group_size {self.group_size}: one response has no advantage")
+        return self
 
     @model_validator(mode="after")
     def evaluations_have_a_label(self) -> Self:

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 import bapo
@@ -32,27 +32,33 @@ from rollout_server.weight_store import WeightStore
 MOST_MESSAGE_CHARS = 1000
 
 
-class Scale(BaseModel):
+class Body(BaseModel):
+    """Neither "8" nor true is a number."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Scale(Body):
     """How many workers are wanted."""
 
     num: int = Field(description="1 to rollout.max_workers")
 
 
-class CanaryBody(BaseModel):
+class CanaryBody(Body):
     """A token sequence and the learner's log-probs for it."""
 
-    token_ids: list[int]
+    token_ids: list[Annotated[int, Field(ge=0)]]
     logprobs: list[float] = Field(description="one per token but the first, in nats, at temperature 1")
-    tolerance: float
+    tolerance: float = Field(ge=0)
 
 
-class WeightUpdateBody(BaseModel):
+class WeightUpdateBody(Body):
     """New weights, as a safetensors file that every worker can read."""
 
-    version: int
+    version: int = Field(ge=0)
     path: str
     digest: str = Field(description="sha256 of the file, hex")
-    num_bytes: int
+    num_bytes: int = Field(ge=0)
     canary: CanaryBody
 
 

@@ -164,10 +164,10 @@ def read_run(path: str | Path) -> Measured:
     """One run. Raises: ConfigError."""
     directory = RunDirectory.open(path)
     config = load_resolved(directory.config_path)
-    metrics = directory.read_metrics()
+    metrics = directory.read_metrics(whole=True)
     if not metrics:
         raise ConfigError(f"run {directory.path} has no finished step yet, so there is nothing to compare")
-    evaluations = sorted(directory.read_evaluations(), key=lambda row: int(row["version"]))
+    evaluations = sorted(directory.read_evaluations(whole=True), key=lambda row: int(row["version"]))
     suffix = f"-s{config.run.seed}"
     return Measured(
         method=directory.name.removesuffix(suffix),

@@ -68,6 +68,9 @@ class TaskConfig(Frozen):
     """Lowest and highest value of the reward; mapped to [0, 1] in a straight line. `[-1, 1]` for verl's DAPO."""
     grading_timeout_s: float = Field(10.0, gt=0, le=MOST_SECONDS)
     """Seconds. A verifier that takes longer on one group is killed; the group is retried, never rewarded 0."""
+    grading_memory_mb: int = Field(4096, ge=64)
+    """MiB of one grading process, of which a worker has two. A verifier that takes more, with what it has started, is
+    killed; the group is retried, never rewarded 0."""
 
     @model_validator(mode="after")
     def reward_range_rises(self) -> Self:

@@ -3,7 +3,10 @@
 A failed grading is a `GradingError` with a `reason`, never a reward of 0: a false 0 would put a solvable prompt into
 B_bad. Each child grades one group at a time, so the number of children is the number of groups graded at once.
 
-Does not cover: limits of memory or network inside a verifier (containers do that).
+A limit by RLIMIT would be an exception that a verifier's own `except Exception: return 0.0` makes a false 0, so the
+worker looks at the memory of a child that takes long, and kills it.
+
+Does not cover: limits of processors or network inside a verifier (containers do that).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import IO, Any, TypeVar
 
 import msgpack
 import numpy as np
+import psutil
 
 from bapo.columns import Float32s
 from bapo.config.tree import TaskConfig
@@ -36,6 +40,8 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 """Importing a user's task may be slow; grading has a deadline of its own."""
 STARTING = "of starting"
+LOOK_S = 0.25
+"""Between two looks at the memory of a child that works."""
 END_S = 5.0
 """Longest time between the end of a child's pipe and its own."""
 
@@ -54,8 +60,14 @@ class VerifierTimeoutError(GradingError):
     reason = "verifier_timeout"
 
 
+class VerifierMemoryError(GradingError):
+    """The verifier, with what it had started, took more memory than `task.grading_memory_mb` and was killed."""
+
+    reason = "verifier_out_of_memory"
+
+
 class VerifierKilledError(GradingError):
-    """The verifier's process ended by itself: out of memory, or a crash."""
+    """The verifier's process ended by itself: a crash, or the machine was out of memory."""
 
     reason = "verifier_killed"
 
@@ -80,15 +92,15 @@ class GraderPool:
             for child in self._children:
                 child.wait_ready()
                 self._idle.put(child)
-        except BaseException:
+        except BaseException:  # Ctrl-C, too, must leave no process
             self.close()
             raise
 
     def grade(self, prompt: Prompt, texts: Sequence[str]) -> Float32s:
         """[G] rewards in [0, 1].
 
-        Raises: VerifierRaisedError, VerifierTimeoutError, VerifierKilledError, UngradedError; the message names the
-            function and the prompt, by its row where it has one.
+        Raises: VerifierRaisedError, VerifierTimeoutError, VerifierMemoryError, VerifierKilledError, UngradedError; the
+            message names the function and the prompt, by its row where it has one.
         """
         return np.asarray(self._asked(prompt, texts)["rewards"], np.float32)
 
@@ -158,6 +170,7 @@ class _Child:
         self._to, self._from = self._process.stdin, self._process.stdout
         os.set_blocking(self._to.fileno(), False)
         self._ready = False
+        self._most_memory_mb = task.grading_memory_mb
         start = {
             "task": task.name,
             "options": task.options,
@@ -175,7 +188,7 @@ class _Child:
         self._ready = True
 
     def ask(self, question: bytes, timeout_s: float) -> dict[str, Any]:
-        """The answer to one group. Raises: VerifierTimeoutError, VerifierKilledError."""
+        """The answer to one group. Raises: VerifierTimeoutError, VerifierMemoryError, VerifierKilledError."""
         if not self._ready:
             self.wait_ready()
 
@@ -194,7 +207,7 @@ class _Child:
         self._from.close()
 
     def _within(self, timeout_s: float, what: str, talk: Callable[[float], Answer]) -> Answer:
-        """`talk` with its deadline. Raises: VerifierTimeoutError, VerifierKilledError."""
+        """`talk` with its deadline. Raises: VerifierTimeoutError, VerifierMemoryError, VerifierKilledError."""
         try:
             return talk(time.monotonic() + timeout_s)
         except TimeoutError as error:
@@ -205,7 +218,7 @@ class _Child:
     def _write(self, frame: bytes, deadline: float) -> None:
         left = memoryview(frame)
         while left:
-            _wait_for(self._to, select.POLLOUT, deadline)
+            self._wait_for(self._to, select.POLLOUT, deadline)
             left = left[os.write(self._to.fileno(), left) :]
 
     def _read(self, deadline: float) -> dict[str, Any]:
@@ -216,12 +229,24 @@ class _Child:
     def _read_bytes(self, size: int, deadline: float) -> bytes:
         data = bytearray()
         while len(data) < size:
-            _wait_for(self._from, select.POLLIN, deadline)
+            self._wait_for(self._from, select.POLLIN, deadline)
             part = os.read(self._from.fileno(), size - len(data))
             if not part:
                 raise self._died()
             data += part
         return bytes(data)
+
+    def _wait_for(self, file: IO[bytes], event: int, deadline: float) -> None:
+        """Raises: TimeoutError, VerifierMemoryError."""
+        ready = select.poll()
+        ready.register(file, event)
+        while not ready.poll(min(LOOK_S, max(0.0, deadline - time.monotonic())) * 1000):
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+            used_mb = _memory_bytes(self._process.pid) / 2**20
+            if used_mb > self._most_memory_mb:
+                limit = f"task.grading_memory_mb = {self._most_memory_mb}"
+                raise VerifierMemoryError(f"was killed out of memory: it took {used_mb:.0f} MB, above {limit},")
 
     def _died(self) -> VerifierKilledError:
         what = "while grading" if self._ready else "before it was ready to grade"
@@ -232,12 +257,16 @@ class _Child:
             return VerifierKilledError(f"closed the pipe to its worker {what} and was killed")
 
 
-def _wait_for(file: IO[bytes], event: int, deadline: float) -> None:
-    """Raises: TimeoutError."""
-    ready = select.poll()
-    ready.register(file, event)
-    if not ready.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        raise TimeoutError
+def _memory_bytes(pid: int) -> int:
+    """Of a process and all that it has started, pages that they share once; 0 when it has ended."""
+    total = 0
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):
+                memory = each.memory_full_info()
+                total += getattr(memory, "pss", memory.uss)  # macOS has no pss
+    return total
 
 
 def _question(prompt: Prompt, texts: Sequence[str] | None) -> bytes:

@@ -13,6 +13,7 @@ use signals. It imports `bapo.tasks` and what the task imports: no torch, no eng
 from __future__ import annotations
 
 import faulthandler
+import math
 import numbers
 import os
 import signal
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import msgpack
+import numpy as np
 
 from bapo.errors import ConfigError
 from bapo.parenthood import watch_parent
@@ -73,18 +75,33 @@ def _checked(found: Sequence[object], texts: list[str], reward_range: tuple[floa
         return {"failed": f"returned {len(found)} rewards for {len(texts)} responses"}
     low, high = reward_range
     rewards = []
-    for reward, text in zip(found, texts, strict=True):
-        if reward is None:
+    for given, text in zip(found, texts, strict=True):
+        if given is None:
             continue
-        # NaN fails both comparisons; numpy's scalars are real numbers too. Compared as it is: float() raises for some.
-        if not isinstance(reward, numbers.Real) or not low <= cast(Any, reward) <= high:
-            advice = "" if not isinstance(reward, numbers.Real) else "; task.reward_range names another range"
-            what = f"no number in [{low:g}, {high:g}] (on the response {text[:200]!r}){advice}"
-            return {"failed": f"returned {_shown(reward)}, which is {what}"}
+        reward = _number(given)
+        # NaN fails both comparisons. Compared as it is: float() raises for some.
+        if reward is None or not low <= cast(Any, reward) <= high:
+            what = f"no number in [{low:g}, {high:g}] (on the response {text[:200]!r}){_advice(reward)}"
+            return {"failed": f"returned {_shown(given)}, which is {what}"}
         rewards.append((float(reward) - low) / (high - low))
     if len(rewards) < len(texts):
         return {"ungraded": f"left {len(texts) - len(rewards)} of {len(texts)} responses ungraded (it returned None)"}
     return {"rewards": rewards}
+
+
+def _number(given: object) -> numbers.Real | None:
+    """`given` as a number: Python's, numpy's scalars (bool, too), arrays without a dimension; else None."""
+    if not isinstance(given, numbers.Real) and isinstance(given, np.bool_ | np.ndarray) and given.shape == ():
+        given = given.item()
+    return given if isinstance(given, numbers.Real) else None
+
+
+def _advice(reward: numbers.Real | None) -> str:
+    if reward is None:
+        return ""
+    if reward != reward or reward in (math.inf, -math.inf):  # not math.isfinite, which raises for large integers
+        return "; return None for a response that cannot be graded, 0 for a wrong one"
+    return "; task.reward_range names another range"
 
 
 def solve(task: Task, prompt: Prompt) -> dict[str, Any]:

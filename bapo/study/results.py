@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bapo.record_rows import ResultRow
 from bapo.records import RunDirectory
 from bapo.report.ledger import ledger_of
 from bapo.storage import append_line, keep_lines, read_lines
@@ -26,8 +27,8 @@ class Results:
         self.path = folder / "results.jsonl"
 
     def read(self) -> list[dict[str, Any]]:
-        """All lines. Raises: ContractError."""
-        return read_lines(self.path)
+        """All lines. Raises: RecordError."""
+        return read_lines(self.path, ResultRow)
 
     def remember(self, run: PlannedRun, *, exit_code: int, reason: str, wall_s: float, is_new: bool) -> dict[str, Any]:
         """Replace the line of a run that has ended just now; returns it.
@@ -61,7 +62,7 @@ class Results:
 
 def outcome(run: RunDirectory) -> dict[str, Any]:
     """What a finished run did, spent and reached."""
-    metrics, evaluations = run.read_metrics(), run.read_evaluations()
+    metrics, evaluations = run.read_metrics(whole=True), run.read_evaluations(whole=True)
     spent = ledger_of(run.read_groups(), evaluations, metrics)
     purposes = {"fresh": spent.fresh, "reevaluate": spent.reevaluate, "evaluate": spent.evaluate}
     accuracy: dict[str, dict[str, Any]] = {}

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bapo.records import METRICS_NEED, RunDirectory
+from bapo.record_rows import EvaluationRow, MetricsRow, Version
+from bapo.records import RunDirectory
 from bapo.storage import Lines
 from bapo.trackers.base import Tracker
+
+
+class _MeasuredRow(EvaluationRow, kw_only=True):
+    split: str
+    step: Version
 
 
 class Sender:
@@ -19,8 +25,8 @@ class Sender:
         self._begin()
 
     def _begin(self) -> None:
-        self._steps = Lines(self._run.path / "metrics.jsonl", METRICS_NEED)
-        self._measured = Lines(self._run.path / "evaluations.jsonl", {})
+        self._steps = Lines(self._run.path / "metrics.jsonl", MetricsRow)
+        self._measured = Lines(self._run.path / "evaluations.jsonl", _MeasuredRow)
 
     def send_new(self) -> int:
         """Send what is new since the last call; the number of rows sent.
@@ -44,7 +50,7 @@ def numbers_of(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     for name, value in row.items():
         if isinstance(value, Mapping):
             found.update(numbers_of(value, f"{prefix}{name}/"))
-        elif isinstance(value, int | float):
+        elif isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63):
             found[f"{prefix}{name}"] = float(value)
     return found
 

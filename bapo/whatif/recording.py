@@ -16,7 +16,7 @@ from typing import Any
 from bapo.algorithms.composer import Reason
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, ContractError
+from bapo.errors import ConfigError, RecordError
 from bapo.records import RunDirectory
 from bapo.types import Fate, GroupStat, Origin, Outcome, Purpose
 from bapo.types import stat_of as stat_of_rows
@@ -79,7 +79,7 @@ class Recording:
 def read_recording(run: RunDirectory) -> Recording:
     """Everything that the run has recorded of its groups so far.
 
-    Raises: ContractError for damaged ones; ConfigError when there are none, or when they do not begin at step 1 or have
+    Raises: RecordError for damaged ones; ConfigError when there are none, or when they do not begin at step 1 or have
         a gap: B_bad and B_high of a step follow from all steps before it.
     """
     rows = {row["step"]: row for row in run.read_metrics()}
@@ -88,9 +88,7 @@ def read_recording(run: RunDirectory) -> Recording:
     )
     for step in steps:
         if not step.fates or any(not fate.rewards for fate in step.fates):
-            raise ContractError(
-                f"the group records of step {step.step} of run {run.path} lack groups, or their rewards"
-            )
+            raise RecordError(f"the group records of step {step.step} of run {run.path} lack groups, or their rewards")
     found = [step.step for step in steps]
     if not found:
         raise ConfigError(f"run {run.path} has no group records yet: {run.path / 'groups'} is empty")

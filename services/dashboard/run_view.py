@@ -25,7 +25,8 @@ from bapo.clients import BufferClient
 from bapo.config.tree import Config
 from bapo.errors import BapoError, ContractError
 from bapo.messages import status_map
-from bapo.records import EVALUATIONS_NEED, METRICS_NEED, RunDirectory
+from bapo.record_rows import EvaluationRow, MetricsRow
+from bapo.records import RunDirectory
 from bapo.storage import Lines
 from bapo.tokens import Token
 from bapo.types import Fate
@@ -105,8 +106,8 @@ class RunView:
     def _begin(self, generation: int) -> None:
         self.generation, self.num_steps, self.problem = generation, 0, ""
         self.evaluations = []
-        self._lines = Lines(self.run.path / "metrics.jsonl", METRICS_NEED)
-        self._measured = Lines(self.run.path / "evaluations.jsonl", EVALUATIONS_NEED)
+        self._lines = Lines(self.run.path / "metrics.jsonl", MetricsRow)
+        self._measured = Lines(self.run.path / "evaluations.jsonl", EvaluationRow)
         self._folds = {kind: kind(self.config) for kind in self.makers}
 
     def _take(self, row: dict[str, Any]) -> None:

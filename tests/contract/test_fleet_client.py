@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import urllib3
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
@@ -70,6 +71,18 @@ def test_an_update_without_one_of_its_fields_is_refused(missing: str, tmp_path: 
     del fields[missing]
     with pytest.raises(ContractError, match=missing):
         weight_update_from_map(fields)
+
+
+@pytest.mark.parametrize("num", ["2", True, 2.0])
+def test_what_is_no_number_in_json_is_refused_with_its_place(served: tuple[Fleet, FleetClient], num: object) -> None:
+    _, client = served
+    reply = urllib3.request("PUT", client.url + "/workers", json={"num": num}, retries=False)
+    assert (reply.status, "body.num: Input should be a valid integer" in reply.json()["message"]) == (422, True)
+    update = {"version": 1, "path": "w", "digest": "ab", "num_bytes": -1}
+    body = update | {"canary": {"token_ids": [1], "logprobs": ["0"], "tolerance": 0.1}}
+    message = urllib3.request("POST", client.url + "/weights", json=body, retries=False).json()["message"]
+    assert "body.num_bytes: Input should be greater" in message
+    assert "body.canary.logprobs.0: Input should be a valid number" in message
 
 
 def test_waiting_for_a_worker_ends_with_the_servers_own_reason(served: tuple[Fleet, FleetClient]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -21,6 +23,7 @@ from bapo.grading.pool import (
     GraderPool,
     UngradedError,
     VerifierKilledError,
+    VerifierMemoryError,
     VerifierRaisedError,
     VerifierTimeoutError,
 )
@@ -68,14 +71,32 @@ def test_an_experts_solution_comes_from_the_task_and_is_rewarded(make_pool: Make
 
 
 def test_a_users_reward_by_dotted_path_replaces_the_tasks(make_pool: MakePool) -> None:
-    rewards = make_pool("text_as_reward").grade(make_prompt(), ["0.25", "numpy", "true", "0"])
-    assert rewards.tolist() == [0.25, 0.5, 1.0, 0.0]
+    rewards = make_pool("text_as_reward").grade(make_prompt(), ["0.25", "true", "0"])
+    assert rewards.tolist() == [0.25, 1.0, 0.0]
 
 
-@pytest.mark.parametrize("text", ["nan", "text", "1.5", "-0.1", "inf"])
-def test_what_is_no_number_in_0_to_1_is_an_error_and_not_a_reward(make_pool: MakePool, text: str) -> None:
+def test_what_numpy_gives_for_a_number_is_a_reward(make_pool: MakePool) -> None:
+    texts = ["np.float32", "np.true", "np.false", "np.int", "array"]
+    assert make_pool("text_as_reward").grade(make_prompt(), texts).tolist() == [0.5, 1.0, 0.0, 1.0, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("text", ""),
+        ("array of two", ""),
+        ("1.5", "; task.reward_range names another range"),
+        ("-0.1", "; task.reward_range names another range"),
+        ("nan", "; return None for a response that cannot be graded, 0 for a wrong one"),
+        ("np.nan", "; return None for a response that cannot be graded, 0 for a wrong one"),
+        ("inf", "; return None for a response that cannot be graded, 0 for a wrong one"),
+    ],
+)
+def test_what_is_no_number_in_0_to_1_is_an_error_and_not_a_reward(make_pool: MakePool, text: str, advice: str) -> None:
     pool = make_pool("text_as_reward")
-    with pytest.raises(VerifierRaisedError, match=r"no number in \[0, 1\]"):
+    with pytest.raises(
+        VerifierRaisedError, match=rf"no number in \[0, 1\] \(on the response '{text}'\){advice} on prompt"
+    ):
         pool.grade(make_prompt(), ["1", text])
 
 
@@ -104,6 +125,17 @@ def test_a_verifier_that_hangs_is_killed_at_the_deadline_and_replaced(make_pool:
     assert 3.0 <= time.monotonic() - began < 30
     assert caught.value.reason == "verifier_timeout"
     assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_verifier_that_takes_too_much_memory_is_killed_and_has_rewarded_nothing(where: str) -> None:
+    with closing(GraderPool(TaskConfig(reward=f"{HERE}:hungry", grading_memory_mb=300), num_children=1)) as pool:
+        with pytest.raises(
+            VerifierMemoryError, match=r"out of memory: it took \d+ MB, above .*_mb = 300, on prompt"
+        ) as e:
+            pool.grade(make_prompt(), ["fine", where])
+        assert e.value.reason == "verifier_out_of_memory"
+        assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
 
 
 def test_a_verifier_whose_process_dies_is_survived(make_pool: MakePool) -> None:
@@ -135,7 +167,7 @@ def test_a_failure_names_the_row_of_the_dataset() -> None:
         pool.close()
     message = str(caught.value)
     assert "the reward 'tests.process.verifiers_that_misbehave:obey' raised ValueError" in message
-    assert "(verifiers_that_misbehave.py line 27)" in message
+    assert re.search(r"\(verifiers_that_misbehave\.py line \d+\)", message)
     assert message.endswith("on prompt p (train.parquet row 17)")
 
 

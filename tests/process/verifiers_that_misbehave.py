@@ -17,7 +17,19 @@ from bapo.types import Prompt
 
 def text_as_reward(prompt: Prompt, text: str) -> object:
     """Whatever the text says: a number, or what is no reward."""
-    values = {"nan": float("nan"), "none": None, "text": "1.0", "numpy": np.float32(0.5), "true": True}
+    values = {
+        "nan": float("nan"),
+        "none": None,
+        "text": "1.0",
+        "true": True,
+        "np.float32": np.float32(0.5),
+        "np.nan": np.float16("nan"),
+        "np.true": np.bool_(True),
+        "np.false": np.bool_(False),
+        "np.int": np.uint8(1),
+        "array": np.array(0.25),
+        "array of two": np.array([0.0, 1.0]),
+    }
     return values[text] if text in values else float(text)
 
 
@@ -32,6 +44,19 @@ def obey(prompt: Prompt, text: str) -> float:
     if text == "print":
         sys.stdout.write("a verifier that prints\n")
         sys.stdout.flush()
+    return 1.0
+
+
+def hungry(prompt: Prompt, text: str) -> float:
+    """Take 600 MB here or in a process of its own, and make a wrong response of every error, as many verifiers do."""
+    eat = "import time; eaten = b'x' * (600 << 20); time.sleep(600)"
+    try:
+        if text == "here":
+            exec(eat)
+        if text == "elsewhere":
+            subprocess.run([sys.executable, "-c", eat], check=True)
+    except Exception:
+        return 0.0
     return 1.0
 
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from bapo.messages import WorkerLeases
+from bapo.types import Purpose
 from buffer_service.codec import pack_record, unpack, unpack_record
 from buffer_service.reasons import is_ready, why_not_yet
 from buffer_service.values import Readiness

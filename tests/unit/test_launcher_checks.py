@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 

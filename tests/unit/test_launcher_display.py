@@ -19,6 +19,7 @@ from services.launcher.display.losses import losses
 from services.launcher.display.snapshot import Observer, Snapshot
 from services.launcher.display.summary import summary
 from services.launcher.display.table import accuracies, render
+from services.launcher.session import Session
 from services.launcher.supervision.children import Interrupts, ProcessLine
 from services.stalls import who_waits
 from tests.unit.test_scheduler import STATUS

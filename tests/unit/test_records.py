@@ -88,7 +88,7 @@ def test_group_records_of_another_shape_are_damaged(run: RunDirectory, change: d
     (row,) = pyarrow.parquet.read_table(path).to_pylist()
     changed = row | change if change else {"step": 1}
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([changed]), path)
-    with pytest.raises(ContractError, match=r"groups/step-000001\.parquet is damaged: (Type|Value|Key)Error"):
+    with pytest.raises(ContractError, match=r"groups/step-000001\.parquet row 1: "):
         list(run.read_groups())
 
 

@@ -57,6 +57,11 @@ def test_trls_logging_hooks_can_be_called(tmp_path: Path) -> None:
     assert _load(tmp_path, "trl:", source)(make_prompt("t", "x", {"answer": "2"}), "2") == 1.0
 
 
+def test_trl_may_return_an_array(tmp_path: Path) -> None:
+    reward = _load(tmp_path, "trl:", "import numpy\ndef f(completions, **kw):\n    return numpy.array([1.0, 0.0])\n")
+    assert reward.of_group(make_prompt("t", "x", {}), ["a", "b"]) == [1.0, 0.0]
+
+
 @pytest.mark.parametrize("returned", ["[1.0]", "1.0", "[1.0, 0.0, 1.0]"])
 def test_trl_must_return_one_reward_for_each_completion(tmp_path: Path, returned: str) -> None:
     reward = _load(tmp_path, "trl:", f"def f(completions, **kw):\n    return {returned}\n")

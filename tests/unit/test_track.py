@@ -17,7 +17,10 @@ from bapo.records import RunDirectory
 from bapo.trackers.base import TrackedRun, load_tracker, tracker_names
 from bapo.trackers.sending import Sender, measured, numbers_of
 
-EVALUATION = {"split": "cd4", "step": 0, "accuracy": 0.25, "low": 0.2, "high": 0.3, "mean_tokens": 30, "rewards": {}}
+EVALUATION = {
+    "split": "cd4", "version": 1, "step": 0, "accuracy": 0.25, "low": 0.2, "high": 0.3, "mean_tokens": 30,
+    "rewards": {},
+}  # fmt: skip
 
 
 class Remembers:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from bapo.tasks.functions import call_with, load_function, settled
 from bapo.tasks.rewards import columns_of, conversation_of
 from bapo.types import Prompt
@@ -34,9 +36,9 @@ def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], Sequence[float |
         columns = {column: [value] * len(texts) for column, value in columns_of(prompt).items()}
         found = call_with(function, given, columns)
         (rewards,) = settled([found])
-        if not isinstance(rewards, Sequence) or len(rewards) != len(texts):
+        if not isinstance(rewards, Sequence | np.ndarray) or len(rewards) != len(texts):
             raise TypeError(f"returned {rewards!r:.200} for {len(texts)} completions; one reward for each is needed")
-        return rewards
+        return list(rewards)
 
     return of_group
 

@@ -155,7 +155,8 @@ def watch(config: Config, run: RunDirectory, console: Console) -> int:
     try:
         while not interrupts.asked:
             fields = run.read_run()
-            observer.watch(**fields.get("addresses", {}))
+            addresses = fields.get("addresses") or {}
+            observer.watch(buffer_url=addresses.get("buffer_url"), fleet_url=addresses.get("fleet_url"))
             display.show(observer.look())
             if not run.is_under_way:
                 break
@@ -171,6 +172,6 @@ def _last_word(run: RunDirectory) -> str:
     fields = run.read_run()
     status = fields.get("status", "never started")
     if status in UNDER_WAY:
-        status = f"no longer there (its launcher, process {fields['pid']}, is gone)"
+        status = f"no longer there (its launcher, process {fields.get('pid')}, is gone)"
     message = f": {fields['message']}" if fields.get("message") else ""
     return f"{run.name} is {status}{message}"

@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from bapo.buffer_admin import BufferAdmin
 from bapo.clients import BufferClient, BufferStatus
 from bapo.config.tree import Config
 from bapo.errors import BapoError
 from bapo.fleet_client import FleetClient, WorkerStatus
+from bapo.record_rows import EvaluationRow, MetricsRow
 from bapo.records import RunDirectory
-from bapo.storage import row_of
+from bapo.storage import Lines
 from bapo.token_sets import token_for_run
 from bapo.tokens import Token
 from services.launcher.supervision.children import ProcessLine
@@ -100,8 +103,8 @@ class Observer:
         self._silence = ""
         self._workers: Sequence[WorkerStatus] = ()
         self._counters: Mapping[str, int] = run.read_run().get("counters") or {}
-        self._metrics = _Lines(run.path / "metrics.jsonl")
-        self._evaluations = _Lines(run.path / "evaluations.jsonl")
+        self._metrics = _Rows(run.path / "metrics.jsonl", MetricsRow)
+        self._evaluations = _Rows(run.path / "evaluations.jsonl", EvaluationRow)
 
     def watch(self, *, buffer_url: str | None = None, fleet_url: str | None = None) -> None:
         """From now on ask these services too; saying the same again changes nothing."""
@@ -154,33 +157,22 @@ class Observer:
         return self._silence
 
 
-class _Lines:
-    """The rows of a growing file of lines: only what is new is read and parsed, because this happens every second."""
+class _Rows:
+    """All rows of a growing file of lines: only what is new is read and parsed, because this happens every second."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._inode = 0
-        self._offset = 0
-        self._rows: list[Row] = []
+    def __init__(self, path: Path, kind: type[msgspec.Struct]) -> None:
+        self._path, self._kind = path, kind
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lines, self._rows = Lines(self._path, self._kind), list[Row]()
 
     def read(self) -> list[Row]:
-        """All whole lines so far."""
-        found = self._path.stat() if self._path.exists() else None
-        if found is None or found.st_ino != self._inode or found.st_size < self._offset:
-            # Another file than the last time: a resumed learner has cut it.
-            self._inode, self._offset, self._rows = found.st_ino if found else 0, 0, []
-        if found is not None and found.st_size > self._offset:
-            self._read_on()
+        """Those of all whole lines so far."""
+        if self._lines.is_another_file():  # a resumed learner has cut it
+            self._begin()
+        self._rows += self._lines.read()
         return self._rows
-
-    def _read_on(self) -> None:
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            self._rows.append(row_of(line, self._path, len(self._rows) + 1, {}))
 
 
 def _ask(call: Callable[[], Answer] | None, last: Answer) -> tuple[Answer, str]:
