@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from services.launcher.gpu_plan import GpuPlan, share_gpus
 
 from bapo import needs
 from bapo.config.tree import Config
 from bapo.records import RunDirectory
-from services.launcher.gpu_plan import GpuPlan, share_gpus
 from services.launcher.processes import Starter
 
 

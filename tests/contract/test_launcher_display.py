@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from services.launcher.crew import Interrupts
+from services.launcher.snapshot import Observer
 
 from bapo.config.tree import Config
 from bapo.records import RunDirectory
 from bapo.token_sets import TokenSet
 from bapo.tokens import TOKEN, TOKEN_FILE, Keyring, Role
-from services.launcher.crew import Interrupts
 from services.launcher.display import make_display
 from services.launcher.session import Session
-from services.launcher.snapshot import Observer
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import new_store
 

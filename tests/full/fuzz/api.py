@@ -1,4 +1,4 @@
-"""`python -m tests.full.fuzz.api --redis URL [--examples N] [--seed S]`: the API against its description (schemathesis).
+"""`python -m tests.full.fuzz.api --redis URL [--examples N] [--seed S]`: the API against its description.
 
 Every operation gets N requests, half of them such as the description allows and half such as it forbids. The service
 must answer each without a 5xx, with a status, a type and a body that the description names, and in time. Prints one
