@@ -10,10 +10,9 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
-from redis.exceptions import AuthenticationError, RedisError
 
 from bapo.addresses import BUFFER
 from bapo.config.tree import Config
@@ -32,13 +31,13 @@ from bapo.needs import (
 )
 from bapo.redis_secrets import PASSWORD_FILE, problem_of_url, refuse_open, with_password
 from bapo.tasks.registry import load_task
-from services.launcher.embedded_redis import connect, server_binary
+from services.launcher.embedded_redis import server_binary
 from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
 
 DISK_GIB = 1.0
 MIB = 1 << 20
 REDIS_TIMEOUT_S = 2.0
-REDIS_ERRORS = (RedisError, OSError, ValueError, KeyError)
+WANTS_PASSWORD = f"it wants a password: name its file in {PASSWORD_FILE}"
 OPTIMIZED = "--enable-optimizations"
 
 
@@ -165,14 +164,26 @@ def redis(config: Config) -> Check:
 
 def redis_answer(url: str) -> str | None:
     """None when a Redis answers at this URL, else why not (a server that wants a password does answer)."""
+    found = _asked(url, "server")
+    return found if isinstance(found, str) and found != WANTS_PASSWORD else None
+
+
+def _asked(url: str, section: str) -> dict[str, Any] | str:
+    """What INFO answers, or why it does not."""
+    from redis import Redis  # here: importing it takes 0.2 s, and most runs start their own
+    from redis.backoff import NoBackoff
+    from redis.exceptions import AuthenticationError, RedisError
+    from redis.retry import Retry
+
+    wait = {"socket_timeout": REDIS_TIMEOUT_S, "socket_connect_timeout": REDIS_TIMEOUT_S}
     try:
-        with connect(url, REDIS_TIMEOUT_S) as client:
-            client.ping()
+        with Redis.from_url(url, retry=Retry(NoBackoff(), 0), **wait) as client:
+            found: dict[str, Any] = client.info(section)
+            return found
     except AuthenticationError:
-        return None
-    except REDIS_ERRORS as error:
+        return WANTS_PASSWORD
+    except (RedisError, OSError, ValueError) as error:
         return str(error)
-    return None
 
 
 def model_files(config: Config) -> Check:
@@ -294,14 +305,12 @@ def redis_persistence(config: Config) -> Check | None:
     if url is None or config.buffer.url:
         return None
     try:
-        with connect(with_password(url), REDIS_TIMEOUT_S) as client:
-            has_file = client.info("persistence")["aof_enabled"]
-    except AuthenticationError:
-        detail = f"could not be asked: it wants a password; name its file in {PASSWORD_FILE}"
-        return Check(name=name, status="warn", detail=detail)
-    except (*REDIS_ERRORS, ConfigError) as error:
-        return Check(name=name, status="warn", detail=f"could not be asked: {error}")
-    if has_file:
+        found = _asked(with_password(url), "persistence")
+    except ConfigError as error:
+        found = str(error)
+    if isinstance(found, str):
+        return Check(name=name, status="warn", detail=f"could not be asked: {found}")
+    if found.get("aof_enabled"):
         return Check(name=name, status="ok", detail="append-only file")
     detail = "no append-only file: when this Redis dies, acknowledged groups are lost. Set `appendonly yes` there"
     return Check(name=name, status="warn", detail=detail)
