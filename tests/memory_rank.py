@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from bapo.errors import ConfigError
 from bapo.types import Batch
-from learner.distributed import world as distributed
+from learner.distributed import sharding
 from learner.distributed.world import join, leave
 from learner.loop import Learner
 from learner.model import loading
@@ -61,7 +61,7 @@ class Held:
 def watched() -> Iterator[dict[str, Any]]:
     """Counts whole tensors, and models that were read from files."""
     gathered, scattered, found = Held(), Held(), {"reads": 0}
-    read, whole, distribute = AutoModelForCausalLM.from_pretrained, distributed.whole, distributed.distribute_tensor
+    read, whole, distribute = AutoModelForCausalLM.from_pretrained, sharding.whole, sharding.distribute_tensor
 
     def noted_read(*args: Any, **kwargs: Any) -> Any:
         found["reads"] += 1
@@ -72,10 +72,10 @@ def watched() -> Iterator[dict[str, Any]]:
         return distribute(tensor, *args, **kwargs)
 
     AutoModelForCausalLM.from_pretrained = noted_read
-    distributed.whole, distributed.distribute_tensor = gathered.noting(whole), noted_distribute
+    sharding.whole, sharding.distribute_tensor = gathered.noting(whole), noted_distribute
     yield found
     AutoModelForCausalLM.from_pretrained = read
-    distributed.whole, distributed.distribute_tensor = whole, distribute
+    sharding.whole, sharding.distribute_tensor = whole, distribute
     found |= {"gathered": gathered.total, "most_gathered": gathered.most, "most_scattered": scattered.most}
 
 
@@ -107,7 +107,7 @@ def main(model: str, run: str, num_ranks: str, sections: str) -> None:
     learner_section = {"num_ranks": int(num_ranks), "microbatch_tokens": 80, **overrides.pop("learner", {})}
     config = learner_config(model, run={"num_steps": 3}, learner=learner_section, **overrides)
     world = join(config.learner.num_ranks, CPU, 60.0)
-    assert loading.scatter_like is distributed.scatter_like
+    assert loading.scatter_like is sharding.scatter_like
     losses: list[list[float]] = []
     try:
         with watched() as held:

@@ -129,7 +129,7 @@ def token_spans(batch: Batch) -> list[slice]:
 
 
 def minibatches(num_groups: int, minibatch_size: int, *, seed: int, step: int, epoch: int) -> list[list[int]]:
-    """Groups of each optimizer step: shuffled, then cut near-equally (ADR 0018, V20)."""
+    """Groups of each optimizer step: shuffled, then cut near-equally (docs/paper.md, Decisions)."""
     order = list(range(num_groups))
     rng_for(seed, step, f"minibatches/{epoch}").shuffle(order)
     ends = list(accumulate(near_equal_split(num_groups, minibatch_size)))

@@ -162,7 +162,7 @@ class PromptsSeen:
 
     Held by rank 0, which sees every batch; after a resume it counts the records of the steps that stay once more. It
     counts every first correct response after an all-incorrect first group, so also those of a prompt that was merely
-    sampled again: for what is compared between methods see ADR 0080.
+    sampled again: not a number to compare methods by.
     """
 
     def __init__(self, telemetry: Telemetry) -> None:

@@ -24,7 +24,7 @@ from learner.diagnostics.token_values import Float32s, TokenValues
 log = logging.getLogger(__name__)
 
 TOKEN_BYTES = 18
-"""Of one token in a file, about: measured on Countdown, 8,500 tokens a step (ADR 0103); longer words take more."""
+"""Of one token in a file, about: measured on Countdown, 8,500 tokens a step; longer words take more."""
 FRAME_TOKEN_BYTES = 8
 """Of one token in a frame: its id and its log-prob."""
 MB = 1_000_000

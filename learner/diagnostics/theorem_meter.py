@@ -4,7 +4,7 @@
     pi_theta   / alpha   responses of the last mini-batch, as its own forward pass saw them: theta after all optimizer
                          steps but one
 
-By subset and by age: steps since the policy version for X1 and X2, steps since birth for X3 (ADR 0075).
+By subset and by age: steps since the policy version for X1 and X2, steps since birth for X3.
 Suffixes: M response tokens of the batch, R responses, P groups.
 Left out: responses that the loss did not need (advantage 0 without KL and entropy), and experts', which no policy
 sampled.
@@ -203,7 +203,7 @@ def _cell(policy: Literal["theta_t", "theta"], origin: Origin, age: int | None, 
 def bounds_of(
     batch: Batch, columns: Columns, now: Gaps | None, newest: Gaps | None, eps: float
 ) -> Iterator[tuple[Origin, Bound]]:
-    """The bound of each subset, on the groups of the last mini-batch that are wholly known (ADR 0076).
+    """The bound of each subset, on the groups of the last mini-batch all of whose responses are known.
 
     A group whose rewards are all equal is outside the theorem: no subset takes it, and its sigma is only eps.
     """

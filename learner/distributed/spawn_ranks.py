@@ -15,6 +15,7 @@ torch.multiprocessing.spawn: the same last two, and its parent holds torch (seco
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -69,8 +70,7 @@ class _Ranks:
         self._ends: dict[int, int] = {}
         """Rank -> exit code, in the order of their ends."""
         self._stopped_at: dict[int, float] = {}
-        self._reported: set[int] = set()
-        """Of those that are stopped."""
+        """Rank -> when it was first seen stopped; infinite once that is logged."""
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -120,9 +120,8 @@ class _Ranks:
         for rank, process in enumerate(self._processes):
             if rank in self._ends or not _is_stopped(process.pid):
                 self._stopped_at.pop(rank, None)
-                self._reported.discard(rank)
-            elif now - self._stopped_at.setdefault(rank, now) >= STOPPED_S and rank not in self._reported:
-                self._reported.add(rank)
+            elif now - self._stopped_at.setdefault(rank, now) >= STOPPED_S:
+                self._stopped_at[rank] = math.inf
                 self._log(
                     f"rank {rank} is stopped (SIGSTOP; `kill -CONT {process.pid}` lets it go on), and all others wait "
                     "for it"

@@ -28,7 +28,7 @@ def token_weights(
     seq_mean_token_mean  1 / (responses * own length)                        GRPO, eq. 1
     seq_mean_token_sum   1 / responses                                       Kimi k1.5
     const_len            1 / (responses * L_max)                             Dr. GRPO
-    group_const_len      1 / (groups * L_max)                                LUFFY (ADR 0059)
+    group_const_len      1 / (groups * L_max)                                LUFFY
     two_term             1 / (groups * own kind's rows in the group * own length)    RePO: fresh plus replayed
 
     Args:

@@ -7,7 +7,7 @@ The bounds of the ratio start narrow and widen until the tokens with A > 0 contr
     code       |min(r A, clip(r) A)|                          positive / negative     c_low to its end, then c_high
     gradient   r |A| where the clip lets a gradient through   positive / all          c_high to its end, then c_low
 
-The search sees all tokens of the mini-batch on all ranks; the bounds then hold for each of its passes (ADR 0057). The
+The search sees all tokens of the mini-batch on all ranks; the bounds then hold for each of its passes. The
 loss is dual-clipped PPO with clip(r, c_low, c_high).
 """
 

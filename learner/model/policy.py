@@ -2,7 +2,7 @@
 
 Parameters that are trained are float32 always, so that the optimizer's small steps are not rounded away. With
 model.dtype = bfloat16 FSDP gathers them in bfloat16, layer by layer, on one rank and on many alike, and the whole pass
-is in bfloat16 except sums over the vocabulary; gradients reach the optimizer in float32 (ADR 0134).
+is in bfloat16 except sums over the vocabulary; gradients reach the optimizer in float32.
 """
 
 from __future__ import annotations

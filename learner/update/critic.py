@@ -4,7 +4,7 @@
     value loss of a token = 1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2), mean over tokens
 
 V stands for the state before a token, so it is read where the policy reads that token's log-prob. Values are never
-stored with a group: what is reused is valued again (ADR 0061). The head begins at 0.
+stored with a group: what is reused is valued again. The head begins at 0.
 
 Suffixes: M response tokens, D hidden size.
 """

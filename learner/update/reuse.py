@@ -1,4 +1,4 @@
-"""What a reused group is still worth: its effective sample size under pi_theta_t (ADR 0120).
+"""What a reused group is still worth: its effective sample size under pi_theta_t.
 
     W_j = prod_t pi_theta_t(y_jt | .) / alpha_B(y_jt | .)      over the whole response j of the group
     ess = (sum_j W_j)^2 / (G sum_j W_j^2)                      1/G (one response counts) .. 1 (all count alike)

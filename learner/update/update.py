@@ -194,10 +194,10 @@ class Updater:
 
     def _minibatch(self, inputs: StepInputs, known: StepLogProbs, k: int, trace: TokenTrace | None) -> MinibatchResult:
         """One optimizer step over the groups of mini-batch k."""
+        self.optimizer.zero_grad(set_to_none=True)
         meter, own_M = Meter(self._world), torch.zeros_like(inputs.rollout_M)
         weight_M = minibatch_weights(inputs, known, k, self._config)
         loss = self._fitted_loss(inputs, known, k, weight_M)
-        self.optimizer.zero_grad(set_to_none=True)
         for seen in self._gradient(inputs, known, k, loss, weight_M):
             own_M[seen.slot_M] = seen.logprobs_M
             meter.add(seen.loss, seen.losses, seen.entropy_M)
