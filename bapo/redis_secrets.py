@@ -7,7 +7,7 @@ The user may touch the keys of runs and nothing else, and has no administrative 
 make the server write files nor read another application's data.
 
 Nobody can be the default user, which is off. It has all rights nevertheless: a Redis that starts again replays its
-append-only file as that user, and without them it drops every transaction in the file (ADR 0133).
+append-only file as that user, and without them it drops every transaction in the file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PASSWORD = "BAPO_REDIS_PASSWORD"  # noqa: S105 - names of variables
 PASSWORD_FILE = "BAPO_REDIS_PASSWORD_FILE"  # noqa: S105
 VARIABLES = (URL, PASSWORD, PASSWORD_FILE)
 SCHEMES = ("redis", "rediss", "unix")
-ONE_PRIMARY = "name one primary itself, no Sentinel and no Cluster (docs/adr/0004-one-redis-primary.md)"
+ONE_PRIMARY = "name one primary itself, no Sentinel and no Cluster"
 
 PUBLIC_FOLDER, PUBLIC_FILE = 0o755, 0o644
 USER = "bapo"
@@ -104,7 +104,7 @@ def without_password(url: str) -> tuple[str, str | None]:
 
 
 def refuse_open(url: str, *, allowed: bool) -> None:
-    """Raises: ConfigError for a Redis on another host that asks for no password (ADR 0048)."""
+    """Raises: ConfigError for a Redis on another host that asks for no password."""
     parts = urlsplit(url)
     is_here = parts.scheme == "unix" or is_loopback(parts.hostname or "localhost")
     if is_here or allowed or parts.password or "password=" in parts.query:

@@ -1,4 +1,4 @@
-"""Which Redis can keep what the buffer promises (ADR 0044): one primary, 6.2 or newer, that evicts nothing.
+"""Which Redis can keep what the buffer promises: one primary, 6.2 or newer, that evicts nothing.
 
 A Cluster and what a Sentinel watches replace a dead primary by a replica that has not seen the newest writes, so groups
 that were acknowledged would be gone. Both are refused at the start, with a message that says what to name instead.
@@ -15,7 +15,7 @@ from buffer_service.redis_link import RedisLink
 OLDEST = (6, 2)
 REPLICA = ("slave", "replica")
 """What `role` of INFO may say."""
-USE_PRIMARY = "name one primary that is no member of a Cluster (docs/adr/0004-one-redis-primary.md)"
+USE_PRIMARY = "name one primary that is no member of a Cluster"
 
 
 def refuse_unsuited(link: RedisLink) -> None:
