@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 import struct
 import sys
 from html.parser import HTMLParser
@@ -103,12 +102,6 @@ def test_what_the_records_do_not_hold_is_said(tmp_path: Path) -> None:
     assert all(reason for _, reason in reasons)
     assert with_critic(compared) == "it needs PPO and BA-PPO (methods with a critic), and no run here has one"
     assert training_bins(compared) == "no training prompt came twice: the run is shorter than an epoch"
-
-
-def test_the_catalogue_has_every_figure_of_the_paper_once_and_the_documentation_too() -> None:
-    assert [entry.number for entry in CATALOGUE] == list(range(1, 17))
-    text = (Path(__file__).parents[2] / "docs" / "study.md").read_text(encoding="utf-8")
-    assert [int(number) for number in re.findall(r"^\| Fig\. (\d+) \|", text, re.MULTILINE)] == list(range(1, 17))
 
 
 def test_thirty_two_lines_of_a_figure_differ() -> None:
