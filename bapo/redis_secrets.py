@@ -28,7 +28,7 @@ PASSWORD = "BAPO_REDIS_PASSWORD"  # noqa: S105 - names of variables
 PASSWORD_FILE = "BAPO_REDIS_PASSWORD_FILE"  # noqa: S105
 VARIABLES = (URL, PASSWORD, PASSWORD_FILE)
 SCHEMES = ("redis", "rediss", "unix")
-ONE_PRIMARY = "name one primary itself, no Sentinel and no Cluster (docs/adr/0004-one-redis-primary.md)"
+ONE_PRIMARY = "name one primary itself, no Sentinel and no Cluster"
 
 
 PUBLIC_FOLDER, PUBLIC_FILE = 0o755, 0o644

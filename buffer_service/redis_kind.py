@@ -15,9 +15,7 @@ from buffer_service.redis_link import RedisLink
 OLDEST = (6, 2)
 REPLICA = ("slave", "replica")
 """What `role` of INFO may say."""
-
-
-USE_PRIMARY = "name one primary that is no member of a Cluster (docs/adr/0004-one-redis-primary.md)"
+USE_PRIMARY = "name one primary that is no member of a Cluster"
 
 
 def refuse_unsuited(link: RedisLink) -> None:
