@@ -50,13 +50,6 @@ def test_no_groups_have_no_bins() -> None:
     assert data.accuracy_bins([], [[]], group_size=2) == data.Bins(first=[0.0] * 3, last=[0.0] * 3)
 
 
-def test_composition_and_reward_are_the_columns_of_the_metrics() -> None:
-    rows = [make_row(1), make_row(2, x1=10, reward_mean=0.5)]
-    parts = data.composition(rows)
-    assert (parts.steps, parts.x1, parts.x2, parts.x3, parts.batch_size) == ([1, 2], [18, 10], [2, 2], [6, 6], 32)
-    assert data.reward_curve(rows).values == [0.25, 0.5]
-
-
 def test_held_out_curves_are_one_per_split_in_order_of_steps() -> None:
     rows = [make_evaluation("a", 5, 0.5), make_evaluation("b", 1, 0.1), make_evaluation("a", 1, 0.25)]
     first, second = data.held_out_curves(rows)
@@ -90,12 +83,6 @@ class Page(HTMLParser):
                 self.outside.append(f"{tag} {name}={value}")
             if name == "aria-label":
                 self.labels.append(value or "")
-
-
-def test_names_from_the_run_cannot_become_markup(tmp_path: Path) -> None:
-    text = make_page(make_run(tmp_path))
-    assert "<h1>demo&lt;1&gt;</h1>" in text
-    assert "demo<1>" not in text
 
 
 def test_a_short_run_without_evaluations_has_a_report_too(tmp_path: Path) -> None:
