@@ -241,16 +241,6 @@ def test_a_draft_comes_back_bit_by_bit(tmp_path: Path) -> None:
         unpack_draft(pack_draft(kept), make_request(prompt_id="q", group_size=3))
 
 
-def test_an_aborted_group_never_comes(tmp_path: Path) -> None:
-    engine = budgeted(tmp_path)
-    engine.submit(REQUEST)
-    engine.step()
-    engine.abort("g-p")
-    assert by_versions(engine, [2, 3]) == []
-    assert engine.num_sampling == 0
-    assert len(list(tmp_path.iterdir())) == 1, "somebody else may go on with it"
-
-
 # -- versions of tokens
 
 

@@ -160,12 +160,6 @@ def test_a_batch_may_take_any_time_while_groups_arrive_and_batch_timeout_s_witho
     assert (clock[0], len(heard)) == (1600.0, 4)
 
 
-@pytest.mark.parametrize("scripted", [[AWAY]], indirect=True)
-def test_waiting_for_a_service_ends_at_its_deadline(scripted: Scripted) -> None:
-    with pytest.raises(DeadlineError, match="the buffer was not ready within 0 s: Redis does not answer"):
-        BufferClient(scripted.url).wait_ready(0.3)
-
-
 def test_pushes_are_cut_into_parts_that_the_service_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bapo.pushing.MOST_PUSH_BYTES", 10)
     assert list(_parts([b"aaaa", b"bbbb", b"cccc", b"d" * 20, b"e"])) == [
@@ -257,11 +251,6 @@ def test_what_can_be_no_token_is_refused_before_it_is_sent(token: str) -> None:
     with pytest.raises(AccessError, match="the argument `token` holds no token: one line of") as refused:
         BufferClient("http://127.0.0.1:1", token=token)
     assert token not in str(refused.value)
-
-
-@pytest.mark.parametrize("scripted", [[DONE]], indirect=True)
-def test_a_token_may_come_as_its_file_holds_it_with_the_end_of_its_line(scripted: Scripted) -> None:
-    assert BufferClient(scripted.url, token="0123456789abcdef\n").enqueue([make_request()]) == 1
 
 
 @pytest.mark.parametrize("scripted", [[(200, {"accepted": 1})]], indirect=True)

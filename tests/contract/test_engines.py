@@ -1,6 +1,6 @@
 """What every engine promises. The test finds the engines by itself; each is made by the small factory below.
 
-Real vLLM takes most of a minute to start, so it is made once for all tests of this file.
+Real vLLM takes most of a minute to start: `tests/full/test_vllm_contract.py` runs the same tests on it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,15 +47,21 @@ CONFIGS: dict[str, Callable[[Path], Config]] = {
 }
 
 
-@pytest.fixture(scope="module", params=known_engines())
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    name = request.param
+@contextmanager
+def made(name: str, folder: Path) -> Iterator[Engine]:
+    """An engine of this name."""
     assert name in CONFIGS, f"rollout_server/engines/{name}.py is new: say here how tests make it"
     module = engine_module(name)
     os.environ.update(module.ENVIRONMENT)
-    made = module.make_engine(CONFIGS[name](tmp_path_factory.mktemp(name)))
-    yield made
-    made.close()
+    engine = module.make_engine(CONFIGS[name](folder))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module", params=[name for name in known_engines() if name != "vllm"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with made(request.param, tmp_path_factory.mktemp(request.param)) as found:
+        yield found
 
 
 def finish(engine: Engine, num_steps: int = 10_000) -> list[SampledGroup]:

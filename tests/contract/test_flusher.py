@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from bapo.records import RunDirectory
-from services.launcher.embedded_redis import Flusher, flushed
+from services.launcher.embedded_redis import Flusher
 from services.launcher.scenarios import start_buffer
 from services.launcher.session import Session
 from tests.buffer_app import small_config
@@ -78,14 +78,6 @@ def test_a_disk_that_fails_ends_nothing_and_is_tried_again(tmp_path: Path, monke
     flusher.flush()
     flusher.flush()
     assert len(tries) == 2
-
-
-def test_files_are_written_as_long_as_the_block_runs(tmp_path: Path, written: list[str]) -> None:
-    with flushed(tmp_path, every_s=0.01):
-        append(tmp_path, "appendonly.aof")
-        wait_until(lambda: bool(written), what="the file is written")
-        assert [thread.name for thread in threading.enumerate()].count("flusher") == 1
-    assert "flusher" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.parametrize(("policy", "is_flushed"), [("everysec", True), ("always", False)])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services.launcher.checks import ports, preflight, redis_answer
+from services.launcher.checks import preflight, redis_answer
 
 from bapo.config.tree import Config
 from bapo.errors import ConfigError, UnavailableError
@@ -47,18 +47,6 @@ def test_a_port_in_use_is_named_with_its_key_and_a_way_out(tmp_path: Path, taken
     with pytest.raises(ConfigError, match=rf"learner\.port: cannot listen on 127\.0\.0\.1:{taken_port}: .*in use"):
         preflight(config)
     preflight(config, with_learner=False)  # `bapo up` starts no learner
-
-
-def test_ports_of_services_that_run_elsewhere_do_not_matter(tmp_path: Path, taken_port: int) -> None:
-    config = make_config(tmp_path, buffer={"port": taken_port, "url": "http://elsewhere:8700"})
-    assert [check.status for check in ports(config)] == []
-
-
-def test_every_failure_is_told_at_once(tmp_path: Path, taken_port: int) -> None:
-    config = make_config(tmp_path, rollout={"port": taken_port}, model={"path": str(tmp_path / "nowhere")})
-    with pytest.raises(ConfigError) as refused:
-        preflight(config)
-    assert [line.split(":")[0] for line in str(refused.value).splitlines()] == ["rollout.port", "model.path"]
 
 
 def test_an_unreachable_redis_is_unavailable_and_says_how_to_do_without(tmp_path: Path) -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from services.launcher.crew import Interrupts
 from services.launcher.snapshot import Observer
 
 from bapo.config.tree import Config
 from bapo.records import RunDirectory
 from bapo.token_sets import TokenSet
 from bapo.tokens import TOKEN, TOKEN_FILE, Keyring, Role
-from services.launcher.display import make_display
-from services.launcher.session import Session
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import new_store
 
@@ -67,16 +62,3 @@ def test_the_observer_goes_on_with_the_token_that_took_the_place_of_its_own(
         made.rotate(Role.OPERATOR)
         made.retire(Role.OPERATOR)
         assert observer.look().silence == ""
-
-
-def test_a_launcher_asks_its_services_with_a_token_of_their_set_whatever_the_environment_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who has started another run in this shell has named that one's token there, as docs/buffer.md says."""
-    monkeypatch.setenv(TOKEN, "a-token-of-another-run")
-    run, made = RunDirectory.create(tmp_path / "run"), TokenSet(tmp_path / "run" / "tokens")
-    session = Session(Config(), run, make_display(Console(file=io.StringIO())), Interrupts())
-    with serving(new_store("memory", ""), small_config(), Keyring(path=made.accepted_path)) as client:
-        session._observer.watch(buffer_url=client.url)
-        snapshot = session._observer.look()
-    assert (snapshot.silence, snapshot.status is None) == ("", False)

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from itertools import chain, count, repeat
+from itertools import chain, repeat
 
 import pytest
 from redis.exceptions import ResponseError
 
 from bapo.errors import StorageError, UnavailableError
-from buffer_service.redis_aof import AofState, SharedLooks, Target, aof_state_of, is_always, until_written
+from buffer_service.redis_aof import AofState, SharedLooks, Target, is_always, until_written
 from buffer_service.steps import Steps, finish
-from tests.patience import PATIENCE_S, wait_until
-
-
-def info(*lines: str) -> bytes:
-    """As Redis writes it."""
-    return "\r\n".join(["# Persistence", "loading:0", *lines, ""]).encode()
-
-
-def test_a_look_is_read_from_what_redis_says() -> None:
-    sizes = ("aof_current_size:120", "aof_base_size:88", "aof_pending_rewrite:0")
-    quiet = ("aof_buffer_length:0", "aof_pending_bio_fsync:0", "aof_delayed_fsync:3")
-    assert aof_state_of(info("aof_enabled:1", "aof_last_write_status:ok", *sizes, *quiet), "run") == AofState(
-        server="run"
-    )
-    assert aof_state_of(info("aof_enabled:0", "aof_last_write_status:ok"), "run") == AofState(server="run")
-    busy = ("aof_buffer_length:40", "aof_pending_bio_fsync:1", "aof_delayed_fsync:3")
-    assert aof_state_of(info("aof_enabled:1", "aof_last_write_status:ok", *sizes, *busy), "run") == AofState(
-        size=120, base_size=88, unwritten=40, is_postponed=True, server="run"
-    )
-    full = ("aof_buffer_length:40", "aof_pending_bio_fsync:0", "aof_delayed_fsync:3")
-    assert aof_state_of(info("aof_enabled:1", "aof_last_write_status:err", *sizes, *full), "run") == AofState(
-        size=120, base_size=88, unwritten=40, is_refused=True, server="run"
-    )
 
 
 def test_whether_redis_writes_before_it_answers_is_read_from_its_configuration() -> None:
@@ -99,39 +75,3 @@ def test_a_redis_that_was_started_again_proves_nothing(num_looks: int) -> None:
     before = repeat(AofState(size=100, unwritten=40, server="before"), num_looks - 1)
     with pytest.raises(UnavailableError, match="Redis at here was started again before it had written"):
         acknowledged(chain(before, repeat(AofState(server="after"))), server="before")
-
-
-def test_one_look_serves_all_who_wait_when_it_begins() -> None:
-    """The first thread's look is held up until seven others wait: they share the next one."""
-    may_go, numbers = threading.Event(), count(1)
-
-    def look() -> AofState:
-        assert may_go.wait(PATIENCE_S)
-        return AofState(size=next(numbers))
-
-    shared, found = SharedLooks(look), []
-    threads = [threading.Thread(target=lambda: found.append(shared.next().size)) for _ in range(8)]
-    threads[0].start()
-    wait_until(lambda: shared._begun == 1)
-    for thread in threads[1:]:
-        thread.start()
-    wait_until(lambda: len(shared._changed._waiters) == 7)  # type: ignore[attr-defined]
-    may_go.set()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert sorted(found) == [1] + [2] * 7
-
-
-def test_a_look_that_fails_leaves_the_others_to_the_next_who_waits() -> None:
-    answers = iter([UnavailableError("gone"), AofState(size=7)])
-
-    def look() -> AofState:
-        answer = next(answers)
-        if isinstance(answer, UnavailableError):
-            raise answer
-        return answer
-
-    shared = SharedLooks(look)
-    with pytest.raises(UnavailableError, match="gone"):
-        shared.next()
-    assert shared.next().size == 7

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -113,27 +112,6 @@ def test_whoever_has_the_weights_already_does_not_take_them_twice(
     assert buffer.asked == 1
 
 
-def test_an_error_that_nobody_expected_does_not_end_the_following(
-    make_host: MakeHost, buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rollout_server.published.LOOK_S", 0.01)
-    one, other = make_host("one"), make_host("other")
-    one.fleet.update_weights(make_update(tmp_path / "w", 3))
-    buffer.policy_version = 3
-    follow, asked = other.fleet.follow, []
-
-    def fail_once(*arguments: Any) -> bool:
-        asked.append(arguments)
-        if len(asked) == 1:
-            raise KeyError("unexpected")
-        return follow(*arguments)
-
-    follower = Follower(tmp_path, buffer, fail_once)
-    follower.start()
-    wait_until(lambda: other.version == 3)
-    follower.stop()
-
-
 def test_a_note_of_an_earlier_attempt_at_the_run_is_not_followed(
     make_host: MakeHost, buffer: Buffer, tmp_path: Path
 ) -> None:
@@ -182,17 +160,3 @@ def test_an_update_of_its_own_is_never_undone_by_an_older_note(
     host.follower.look()
     assert host.version == 5
     assert host.handles[0].events[-2:] == ["update 3", "update 5"]
-
-
-def test_the_thread_looks_until_it_is_told_to_stop(
-    make_host: MakeHost, buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rollout_server.published.LOOK_S", 0.01)
-    host = make_host("one")
-    buffer.policy_version = 2
-    host.follower.start()
-    remember(tmp_path, make_update(tmp_path / "w", 2))
-    wait_until(lambda: host.version == 2)
-    host.follower.stop()
-    host.follower._thread.join(10)
-    assert not host.follower._thread.is_alive()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-import subprocess
-import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +13,8 @@ from starlette.testclient import TestClient
 
 from bapo.records import RunDirectory
 from bapo.tokens import Keyring, Role, digest
-from services.dashboard.assets import STATIC, all_assets
 from tests.dashboard_app import dashboard_app
 from tests.made_up_runs import metrics_row, write_run
-from tests.patience import PATIENCE_S
 
 TOKENS = {role: f"token-of-the-{role.value}-0123" for role in (Role.VIEWER, Role.WORKER)}
 
@@ -116,26 +110,6 @@ def test_where_tokens_are_on_files_are_open_and_numbers_are_not(run: RunDirector
         for role, status in ((Role.VIEWER, 200), (Role.WORKER, 403)):
             headers = {"Authorization": f"Bearer {TOKENS[role]}"}
             assert client.get("/api/v1/overview", headers=headers).status_code == status
-
-
-def test_the_vendored_library_is_the_published_one() -> None:
-    note = (STATIC / "vendor" / "README.txt").read_text()
-    content = all_assets()["vendor/echarts.common.min.js"].content
-    assert hashlib.sha256(content).hexdigest() in note
-
-
-def test_the_command_shows_a_run_and_writes_it_into_a_file(run: RunDirectory, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bapo.cli", "view", str(run.path)]
-    with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        address = re.search(r"http://\S+", process.stdout.readline())
-        assert address is not None
-        with urllib.request.urlopen(address[0], timeout=PATIENCE_S) as reply:
-            assert (reply.status, b"importmap" in reply.read()) == (200, True)
-        process.terminate()
-    file = tmp_path / "mine.html"
-    subprocess.run([*command, "--export", str(file)], check=True, capture_output=True)
-    assert "importmap" in file.read_text(encoding="utf-8")
 
 
 def test_a_report_is_the_page_in_the_run_directory_and_of_nothing_there_is_none(

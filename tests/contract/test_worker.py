@@ -90,15 +90,6 @@ def test_a_request_for_newer_weights_waits_for_the_update(start_worker: StartWor
     assert worker.report().policy_version == 5
 
 
-def test_newest_weights_are_loaded_before_the_first_claim(start_worker: StartWorker, tmp_path: Path) -> None:
-    buffer = MemoryBuffer(requests(3))
-    worker = start_worker(buffer, begin=False)
-    assert worker.report().state == "loaded"
-    worker.begin(make_update(tmp_path / "w", 9))
-    wait_until(lambda: len(buffer.groups) == 3)
-    assert {group.policy_version for group in buffer.groups.values()} == {9}
-
-
 def test_responses_cut_by_the_length_limit_are_graded_as_they_stand(start_worker: StartWorker) -> None:
     config = make_config(max_response_tokens=16, engine_options={"skill_start": -1.0, "truncated_share": 1.0})
     buffer = MemoryBuffer(requests(1))
@@ -251,27 +242,6 @@ class NanEngine(scripted.ScriptedEngine):
         return groups
 
 
-class OddEngine(scripted.ScriptedEngine):
-    """Its log-probs of one prompt are those of no distribution."""
-
-    def step(self) -> list:
-        groups = super().step()
-        for group in groups:
-            if group.request_id == "g-p1":
-                group.logprobs[0] = 0.5
-        return groups
-
-
-def test_what_is_no_group_fails_that_one_and_not_its_worker(start_worker: StartWorker) -> None:
-    buffer = MemoryBuffer(requests(3))
-    worker = start_worker(buffer, make_engine=engine_of(OddEngine))
-    wait_until(lambda: len(buffer.groups) + len(buffer.failures) == 3 or worker.report().state == "failed")
-    assert worker.report().state == "sampling"
-    ((request_id, reason, detail),) = buffer.failures
-    assert (request_id, reason) == ("g-p1", "no_group")
-    assert "the engine gave what is no group: group g-p1" in detail
-
-
 def test_log_probs_that_are_not_finite_never_reach_the_learner(start_worker: StartWorker) -> None:
     buffer = MemoryBuffer(requests(1))
     start_worker(buffer, make_engine=engine_of(NanEngine))
@@ -300,13 +270,6 @@ def test_a_wrong_digest_fails_the_worker_before_the_engine_is_touched(
         worker.update_weights(make_update(tmp_path / "w", 5, digest="0" * 64))
     report = worker.report()
     assert (report.state, report.error, report.policy_version) == ("failed", "WeightMismatchError", 1)
-
-
-def test_the_same_update_twice_is_taken_once(start_worker: StartWorker, tmp_path: Path) -> None:
-    worker = start_worker(MemoryBuffer())
-    update = make_update(tmp_path / "w", 5)
-    assert worker.update_weights(update) > 0.0
-    assert worker.update_weights(update) == 0.0
 
 
 def test_a_lost_lease_is_dropped_and_the_others_are_kept(start_worker: StartWorker) -> None:

@@ -13,12 +13,10 @@ from typer.testing import CliRunner
 from bapo.cli import app
 from bapo.comparison.gather import Compared, gather
 from bapo.comparison.page import write_comparison
-from bapo.comparison.series import Series, over_seeds
 from bapo.errors import ConfigError
 from bapo.report import drawing
 from bapo.types import Origin
 from tests.made_up_runs import evaluation_row, fate, write_run
-from tests.unit.test_comparison import make_pair
 
 
 def make_ablation(root: Path) -> Compared:
@@ -34,14 +32,6 @@ def make_ablation(root: Path) -> Compared:
         visits = {1: [fate("a", "0001", step=1, origin=Origin.X1)], 2: [fate("a", "0011", step=2, origin=Origin.X1)]}
         write_run(root / f"{name}-s1", preset=preset, overrides=overrides, evaluations=rows, groups=visits)
     return gather([root / f"{name}-s1" for name in changes])
-
-
-def test_a_line_is_the_mean_over_seeds_with_their_range_at_shared_steps() -> None:
-    line = over_seeds("x", [[(1, 0.0), (2, 4.0), (3, 9.0)], [(2, 2.0), (1, 1.0)]])
-    assert line == Series(label="x", steps=[1, 2], mean=[0.5, 3.0], low=[0.0, 2.0], high=[1.0, 4.0])
-    assert line.best == (2, 3.0)
-    assert over_seeds("x", [[(1, 0.0)], [(2, 0.0)]]) is None
-    assert over_seeds("x", []) is None
 
 
 @pytest.fixture(scope="module")
@@ -69,18 +59,6 @@ def test_every_figure_is_a_png_and_a_pdf(report: Path) -> None:
 
 
 # -- commands
-def test_compare_prints_tables_and_report_wants_a_folder_for_several_runs(tmp_path: Path) -> None:
-    make_pair(tmp_path)
-    runs = [str(tmp_path / f"{method}-s1") for method in ("plain", "ours")]
-    result = CliRunner().invoke(app, ["compare", *runs, "--markdown"])
-    assert (result.exit_code, "### At equal steps" in result.output) == (0, True), result.output
-    assert "| ours | plain | cd4 | +25.0 [" in result.output
-    result = CliRunner().invoke(app, ["compare", *runs])
-    assert "Table 1: accuracy and rollouts" in result.output
-    assert "left out" not in result.output
-    error = CliRunner().invoke(app, ["report", *runs]).exception
-    assert isinstance(error, ConfigError)
-    assert "name one for their report with --out FOLDER" in str(error)
 
 
 def test_a_study_is_reported_in_its_own_order_without_its_unfinished_runs(tmp_path: Path) -> None:

@@ -60,13 +60,6 @@ def test_every_pod_is_restricted(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_namespace_refuses_pods_that_are_not(overlay: str) -> None:
-    labels = of_kind(overlay, "Namespace")["bapo"]["metadata"]["labels"]
-    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
-    assert {found["metadata"].get("namespace", "bapo") for found in build(overlay)} == {"bapo"}
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_service_leads_to_a_port_of_a_pod(overlay: str) -> None:
     for name, service in of_kind(overlay, "Service").items():
         chosen = [
@@ -146,24 +139,6 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_pod_holds_its_own_token_alone(overlay: str) -> None:
-    own = {
-        "bapo-learner": "learner",
-        "bapo-scheduler": "scheduler",
-        "bapo-evaluator": "evaluator",
-        "bapo-rollout": "worker",
-        "bapo-dashboard": "viewer",
-    }
-    for where, template in pods(build(overlay)):
-        name = labels_of(template)["app.kubernetes.io/name"]
-        held = {v["secret"]["secretName"] for v in template["spec"].get("volumes", []) if "secret" in v}
-        allowed = (
-            {"bapo-accepted", "bapo-redis"} if name == "bapo-buffer" else {"bapo-accepted", f"bapo-{own.get(name)}"}
-        )
-        assert held <= ({"bapo-redis-acl"} if name == "bapo-redis" else allowed), where
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_buffer_waits_for_redis_as_long_as_its_start_may_take(overlay: str) -> None:
     """One that ended before would be started again after ever longer pauses, up to five minutes."""
     (buffer,) = containers(of_kind(overlay, "Deployment")["bapo-buffer"]["spec"]["template"])[-1:]
@@ -189,20 +164,6 @@ def test_commands_and_their_flags_exist(overlay: str) -> None:
             seen.add(module[1])
     services = {"services.scheduler", "services.evaluator", "services.dashboard"}
     assert seen == {"buffer_service", "rollout_server", "learner", *services}
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_variables_of_ours_are_read_by_the_code(overlay: str) -> None:
-    code = "\n".join(
-        path.read_text()
-        for package in ("bapo", "buffer_service", "rollout_server", "learner", "services")
-        for path in (REPOSITORY / package).rglob("*.py")
-    )
-    for where, template in pods(build(overlay)):
-        for each in containers(template):
-            for variable in each.get("env", []):
-                name = variable["name"]
-                assert not name.startswith("BAPO_") or f'"{name}"' in code, f"{where}: {name}"
 
 
 @pytest.mark.parametrize("overlay", ["gpu", "gpu-monitoring"])

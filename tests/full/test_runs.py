@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from pathlib import Path
 
-import pytest
-
-from bapo.records import RunDirectory
 from tests.launching import (
     START_S,
     Start,
@@ -29,31 +25,6 @@ def test_kill_9_of_the_launcher_leaves_nothing_running(started: Start, tmp_path:
     assert len(members) > 6
     process.send_signal(signal.SIGKILL)
     wait_until(lambda: alive(members) == [], what=f"end of {alive(members)}")
-
-
-def kill_part(process: subprocess.Popen[str], run: RunDirectory, name: str) -> int:
-    """SIGKILL to one process of a run that is under way; returns its id."""
-    wait_until(lambda: run.read_run().get("status") == "running", what="run.json says running")
-    pid = run.read_run()["processes"][name]["pid"]
-    next(member for member in family(process) if member.pid == pid).kill()
-    return int(pid)
-
-
-@pytest.mark.parametrize("victim", ["learner", "rollout_server", "redis"])
-def test_without_restarts_a_part_that_dies_ends_the_run_with_its_name(
-    started: Start, tmp_path: Path, victim: str
-) -> None:
-    process = started(train_arguments(tmp_path, "--supervision.max_restarts", "0", num_steps=100_000))
-    run = run_at(tmp_path)
-    wait_for_step(run, 1, process)
-    members = family(process)
-    kill_part(process, run, victim)
-    output, _ = process.communicate(timeout=60)
-    assert f"{victim} ended with signal SIGKILL" in output
-    assert process.returncode == 137
-    assert alive(members) == []
-    fields = run.read_run()
-    assert (fields["status"], fields["exit_code"]) == ("failed", 137)
 
 
 def test_a_verifier_that_raises_stops_the_run_with_its_words(started: Start, tmp_path: Path) -> None:

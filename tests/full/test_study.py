@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from bapo.records import RunDirectory
 from bapo.study.results import Results
 from tests.launching import (
     START_S,
     Start,
-    alive,
-    family,
 )
-from tests.patience import wait_until
 from tests.tiny_model import write_tiny_model
 
 
@@ -55,26 +50,6 @@ def folder_of(tmp_path: Path) -> Path:
 
 def rows_of(tmp_path: Path) -> dict[str, dict[str, Any]]:
     return {row["run"]: row for row in Results(folder_of(tmp_path)).read()}
-
-
-def num_steps_of(tmp_path: Path, name: str) -> int:
-    return len(RunDirectory(folder_of(tmp_path) / "runs" / name).read_metrics())
-
-
-def test_ctrl_c_ends_the_runs_and_says_how_to_go_on(started: Start, tmp_path: Path) -> None:
-    path = write_study(tmp_path, num_steps=100_000, parallel=2)
-    process = started(["study", str(path)])
-    for name in ("plain-s1", "ours-s1"):
-        wait_until(lambda name=name: num_steps_of(tmp_path, name) >= 2, timeout_s=START_S, what=f"{name} steps")
-    members = family(process)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    assert "ended by the user: " in output
-    assert "not started: plain-s2, ours-s2" in output
-    assert f"go on with the same command; finished runs are kept: bapo study {path}" in output
-    assert alive(members) == []
-    assert {row["status"] for row in rows_of(tmp_path).values()} == {"interrupted"}
 
 
 def test_a_run_that_fails_does_not_stop_the_others_and_is_named_with_its_reason(started: Start, tmp_path: Path) -> None:

@@ -89,24 +89,6 @@ def test_a_group_shows_reward_answer_and_advantage_of_each_response(page: Any, a
     assert "advantage 0" in page.inner_text("#response-3")
 
 
-def classes(page: Any, response: int) -> list[str]:
-    found = page.locator(f"#response-{response} .token").evaluate_all("tokens => tokens.map(t => t.className)")
-    return [name.replace("token", "", 1).strip() for name in found]
-
-
-def test_the_colour_of_a_token_is_that_of_its_number(page: Any, address: str) -> None:
-    opened(page, address, "group/hard%402", "#response-0 .token")
-    assert classes(page, 0) == ["heat-0", "heat-1", "heat-1", "heat-1"]  # 0, 0.1, 0.2, 0.3 nats
-    page.check("input[value=ratio]")
-    assert classes(page, 0) == ["ratio-2", "ratio-3", "ratio-3", "ratio-4"]  # 1, 1.1, 1.2, 1.3
-    page.check("input[value=clipping]")
-    assert classes(page, 0) == ["heat-0", "clipped", "heat-0", "heat-0"]
-    assert "colour=clipping" in page.url
-    assert "clipped: the objective did not follow the ratio" in page.inner_text(".legend")
-    page.reload()
-    page.wait_for_selector("#response-0 .clipped")
-
-
 def test_text_of_a_model_is_text(page: Any, address: str) -> None:
     opened(page, address, "group/hard%402", "#response-2 .response-text")
     shown = page.inner_text("#response-1 .response-text")
@@ -115,26 +97,6 @@ def test_text_of_a_model_is_text(page: Any, address: str) -> None:
     assert page.locator("#content script, #content img").count() == 0
     assert len(page.inner_text("#response-2 .response-text").split("\n")[0]) >= 100_000
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-
-
-def test_the_search_finds_a_response_and_opens_it(page: Any, address: str) -> None:
-    opened(page, address, "prompts", "#results tbody tr:nth-child(5)")
-    page.fill("#words", "is 24")
-    page.wait_for_selector("#results td:has-text('12+5+7 is 24')")
-    assert "text=is+24" in page.url
-    page.click("text=hard@2 / 0")
-    page.wait_for_selector("#response-0.selected")
-
-
-def ratio(first: list[float], second: list[float]) -> float:
-    """WCAG contrast of two colours."""
-
-    def luminance(colour: list[float]) -> float:
-        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (v / 255 for v in colour)]
-        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-
-    low, high = sorted((luminance(first), luminance(second)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def test_an_exported_file_shows_the_same_and_says_what_it_does_not_carry(page: Any, run: Any, tmp_path: Path) -> None:

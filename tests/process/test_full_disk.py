@@ -12,12 +12,9 @@ import pytest
 import redis
 
 from bapo.errors import StorageError, UnavailableError
-from bapo.types import Progress, Prompt, RolloutRequest
+from bapo.types import Prompt, RolloutRequest
 from bapo.wire import pack_batch, pack_group
-from buffer_service import redis_link
 from buffer_service.redis_keys import Keys
-from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, incoming, new_store
@@ -26,8 +23,6 @@ from tests.redis_server import RedisServer
 from tests.small_disk import fill
 
 LEFT_BYTES = 1 << 20
-PAGE = 4096
-"""What tmpfs gives at once."""
 
 
 @pytest.fixture
@@ -125,62 +120,3 @@ def test_a_batch_that_is_not_on_the_disk_is_handed_to_nobody(
         server.start()
         assert pack_batch(second.batch(1, timeout_s=60)) == batch
         second.commit(1, checkpointed=1)
-
-
-def test_redis_is_looked_at_behind_each_answer_unless_it_writes_first(tmp_path: Path) -> None:
-    """It may be told to write later while the service runs: then it is looked at again."""
-    server = RedisServer(tmp_path, aof=True, options=("--appendfsync", "always")).start()
-    link = RedisLink(server.url)
-    try:
-        link.load_scripts()
-        store = RedisStore(link, "test", lease_s=60, max_attempts=3)
-        with redis.Redis.from_url(server.url) as raw:
-            looks: list[int] = []
-            for fsync in ("always", "everysec"):
-                raw.config_set("appendfsync", fsync)
-                raw.config_resetstat()
-                assert list(asked(store, requests_of(3, fsync))) == ["f-p000", "f-p001", "f-p002"]
-                looks.append(raw.info("commandstats").get("cmdstat_info", {}).get("calls", 0))
-                raw.flushall()
-        assert looks[0] == 0
-        assert looks[1] >= 3
-    finally:
-        server.stop()
-
-
-def test_a_redis_that_goes_between_two_questions_of_a_health_check_is_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = RedisServer(tmp_path, aof=True).start()
-    try:
-        link = RedisLink(server.url)
-        store = RedisStore(link, "test", lease_s=60, max_attempts=3)
-        assert store.health().detail == "append-only file, fsync everysec"
-
-        def gone(_: str) -> None:
-            raise redis.exceptions.ConnectionError("Connection closed by server.")
-
-        monkeypatch.setattr(link.soon, "config_get", gone)
-        with pytest.raises(UnavailableError, match="does not answer: Connection closed by server"):
-            store.health()
-    finally:
-        server.stop()
-
-
-@pytest.mark.parametrize(("off_s", "looks"), [(3600.0, 1), (0.0, 3)])
-def test_a_redis_without_a_file_is_asked_after_it_only_now_and_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off_s: float, looks: int
-) -> None:
-    monkeypatch.setattr(redis_link, "OFF_S", off_s)
-    server = RedisServer(tmp_path, aof=False).start()
-    link = RedisLink(server.url)
-    try:
-        link.load_scripts()
-        store = RedisStore(link, "test", lease_s=60, max_attempts=3)
-        with redis.Redis.from_url(server.url) as raw:
-            raw.config_resetstat()
-            for step in (1, 2, 3):
-                store.report(Progress(step=step, policy_version=step))
-            assert raw.info("commandstats")["cmdstat_info"]["calls"] == looks
-    finally:
-        server.stop()

@@ -171,18 +171,6 @@ def test_a_failure_names_the_row_of_the_dataset() -> None:
     assert message.endswith("on prompt p (train.parquet row 17)")
 
 
-def test_what_a_verifier_prints_does_not_disturb_the_rewards(make_pool: MakePool) -> None:
-    assert make_pool("obey").grade(make_prompt(), ["print", "fine"]).tolist() == [1.0, 1.0]
-
-
-def test_half_a_surrogate_pair_in_a_response_is_graded_like_any_other_text(make_pool: MakePool) -> None:
-    assert make_pool("obey").grade(make_prompt(), ["\ud83d"]).tolist() == [1.0]
-
-
-def test_a_large_group_passes_through_the_pipes(make_pool: MakePool) -> None:
-    assert make_pool("obey").grade(make_prompt(), ["x" * 100_000] * 16).tolist() == [1.0] * 16
-
-
 def test_a_reward_that_does_not_exist_refuses_to_start(make_pool: MakePool) -> None:
     with pytest.raises(ConfigError, match="no_such_reward"):
         make_pool("no_such_reward")
@@ -286,16 +274,6 @@ def test_a_copy_that_a_verifier_forks_answers_nothing_and_ends(make_pool: MakePo
     assert pool.grade(make_prompt(), [str(tmp_path / "pid")]).tolist() == [0.5]
     wait_until(lambda: has_ended(named_in(tmp_path / "pid")))
     assert [pool.grade(make_prompt(), ["fine"]).tolist() for _ in range(3)] == [[1.0]] * 3
-
-
-def test_a_grader_that_has_closed_its_pipe_and_does_not_end_is_killed(
-    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bapo.grading.pool.END_S", 0.5)
-    pool = make_pool("closes")
-    with pytest.raises(VerifierKilledError, match="closed the pipe to its worker while grading and was killed"):
-        pool.grade(make_prompt(), ["close"])
-    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
 
 
 def test_the_answer_to_a_question_that_was_interrupted_is_not_taken_for_the_next_ones(make_pool: MakePool) -> None:

@@ -6,20 +6,17 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import redis
 
 from bapo.config.buffer import BufferConfig
-from bapo.config.load import dump_toml, load_config
 from bapo.records import RunDirectory
 from services.launcher.embedded_redis import redis_spec
 from services.launcher.supervision.child_process import Child, end
 from tests.launching import FREE_PORTS, start, train_arguments
 from tests.patience import wait_until
 from tests.tiny_model import write_tiny_model
-from tests.unit.test_launcher_display import make_row
 
 
 class Server:
@@ -66,21 +63,6 @@ def test_what_the_embedded_redis_acknowledged_survives_kill_9(server: Server) ->
     server.kill()
     with server.start() as client:
         assert client.dbsize() == 500
-
-
-@pytest.mark.parametrize("policy", ["everysec", "always"])
-def test_the_embedded_redis_writes_to_the_disk_as_often_as_configured(
-    tmp_path: Path, policy: Literal["everysec", "always"]
-) -> None:
-    spec, url = redis_spec(RunDirectory.create(tmp_path / "run"), BufferConfig(appendfsync=policy), {})
-    child = Child(spec)
-    try:
-        wait_until(lambda: spec.is_ready(), what="Redis answers")
-        with redis.Redis.from_url(url) as client:
-            assert client.config_get("append*")["appendonly"] == "yes"
-            assert client.config_get("appendfsync") == {"appendfsync": policy}
-    finally:
-        end([child], grace_s=2.0)
 
 
 def test_the_embedded_redis_refuses_what_does_not_fit_and_evicts_nothing(server: Server) -> None:
@@ -147,13 +129,3 @@ def test_what_cannot_work_is_refused_in_one_message_and_the_name_stays_free(
     assert words.format(**ports) in output
     assert "Traceback" not in output
     assert not (tmp_path / "outputs" / "run").exists()
-
-
-def test_a_run_that_has_ended_can_be_watched(tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run", dump_toml(load_config(["bapo"], FREE_PORTS)))
-    run.append_metrics(make_row(1))
-    run.update_run(status="failed", message="learner ended with exit code 4", pid=1)
-    process = start(["watch", str(run.path)])
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert output.splitlines()[-1] == "run is failed: learner ended with exit code 4"

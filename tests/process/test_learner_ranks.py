@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,31 +66,6 @@ def test_killing_one_rank_ends_both_and_restart_goes_on(tmp_path: Path, peers: P
     assert run.latest_checkpoint() == 3
 
 
-def test_ranks_go_on_behind_one_checkpoint_when_another_learner_saves_a_newer_one_before_its_end(
-    tmp_path: Path, peers: Peers
-) -> None:
-    run = make_run(tmp_path)
-    peers.withheld |= {2, 3}
-    first = start(run, peers)
-    try:
-        assert peers.asked.wait(TIMEOUT_S), "the first learner never asked for batch 2"
-        second = start(run, peers, "--restart")
-        assert second.stderr is not None
-        assert any("another learner trains" in line for line in second.stderr)
-        time.sleep(1.0)  # its other rank looks for a checkpoint, if it does so by itself
-        peers.asked.clear()
-        peers.withheld.remove(2)
-        assert peers.asked.wait(TIMEOUT_S), "the first learner never asked for batch 3"
-    finally:
-        first.kill()
-        end_of(first)
-    peers.withheld.clear()
-    code, log = end_of(second)
-    assert code == 0, log
-    assert sorted(re.findall(r"\[rank \d\] .*(resumes after step \d)", log)) == ["resumes after step 2"] * 2
-    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
-
-
 def start_by_hand(
     run: RunDirectory, peers: Peers, *flags: str, meeting: socket.socket | None = None
 ) -> list[subprocess.Popen[str]]:
@@ -115,33 +88,6 @@ def test_a_rank_whose_peer_was_killed_says_so_in_one_line(tmp_path: Path, peers:
         code, log = end_of(ranks[1 - killed])
     assert code == 6, log
     assert f"RankLostError: rank {1 - killed} has lost another rank of the learner" in log
-    assert "Traceback" not in log
-
-
-@pytest.mark.parametrize("asked", [0, 1])
-def test_a_rank_that_is_asked_to_end_alone_ends_with_all_others(tmp_path: Path, peers: Peers, asked: int) -> None:
-    """As a pod that is evicted is: none of them has lost another one."""
-    run = make_run(tmp_path)
-    peers.withheld.add(2)
-    ranks = start_by_hand(run, peers, "--restart")
-    try:
-        assert peers.asked.wait(TIMEOUT_S), "the learner never asked for batch 2"
-        ranks[asked].send_signal(signal.SIGTERM)
-    finally:
-        ends = [end_of(rank) for rank in ranks]
-    assert [code for code, _ in ends] == [143, 143], ends
-    assert all("continue with --resume" in log for _, log in ends)
-
-
-def test_a_port_that_is_taken_is_named(tmp_path: Path, peers: Peers) -> None:
-    given = {name: value for name, value in os.environ.items() if name not in THEIRS}
-    first, _ = rank_environments(2, 1)
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", int(first["MASTER_PORT"])))
-        other.listen()
-        code, log = end_of(learner_process.start(make_run(tmp_path), peers, environment=given | first))
-    assert code == 3, log
-    assert "UnavailableError: rank 0: the port where the ranks meet (MASTER_PORT) is taken: " in log
     assert "Traceback" not in log
 
 
@@ -185,9 +131,3 @@ def test_sigterm_ends_both_ranks_and_is_no_end_of_the_run_for_what_starts_them_a
         code, log = end_of(process)
     assert code == 143, log
     assert "SIGTERM while waiting; continue with --resume" in log
-
-
-def test_what_fails_the_job_on_kubernetes_is_the_exit_code(tmp_path: Path, peers: Peers) -> None:
-    code, log = end_of(start(make_run(tmp_path, lr=1e30, grad_clip=1e-3), peers))
-    assert code == 4, log
-    assert "DivergenceError: step 1" in log

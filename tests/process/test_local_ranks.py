@@ -31,15 +31,6 @@ def run(*scripts: str) -> tuple[int, list[str]]:
     return code, out.getvalue().decode().splitlines()
 
 
-def test_every_rank_finds_who_it_is_and_where_all_meet() -> None:
-    first, second = rank_environments(2, 3)
-    differ = {name: (first[name], second[name]) for name in first if first[name] != second[name]}
-    assert differ == {"RANK": ("0", "1"), "LOCAL_RANK": ("0", "1")}
-    assert (first["WORLD_SIZE"], first["LOCAL_WORLD_SIZE"], first["OMP_NUM_THREADS"]) == ("2", "2", "3")
-    assert (first["MASTER_ADDR"], first["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1", "lo")
-    assert 1024 <= int(first["MASTER_PORT"]) < 65536
-
-
 def test_one_rank_alone_meets_nobody() -> None:
     (alone,) = rank_environments(1, 2)
     assert alone["OMP_NUM_THREADS"] == "2"
@@ -173,18 +164,3 @@ def is_running(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def test_a_rank_that_is_stopped_is_named_once_while_the_others_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spawn_ranks, "STOPPED_S", 0.3)
-    stopped = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
-    others = (
-        "import os, psutil, signal, time; time.sleep(2.0)\n"
-        "(one,) = [p for p in psutil.Process(os.getppid()).children() if p.status() == psutil.STATUS_STOPPED]\n"
-        "print('pid', one.pid); one.send_signal(signal.SIGCONT)"
-    )
-    code, lines = run(others, stopped)
-    (pid,) = [line.split()[-1] for line in lines if line.startswith("[rank 0] pid ")]
-    told = [line for line in lines if line.startswith("learner: ")]
-    advice = f"(SIGSTOP; `kill -CONT {pid}` lets it go on), and all others wait for it"
-    assert (code, told) == (0, [f"learner: rank 1 is stopped {advice}"])

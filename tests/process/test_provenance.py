@@ -68,13 +68,6 @@ def test_a_package_installed_inside_anothers_checkout_has_none(checkout: Path) -
     assert checked_out(inside) is None
 
 
-def test_no_checkout_and_no_git_are_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert checked_out(tmp_path) is None
-    monkeypatch.setenv("PATH", str(tmp_path))
-    checked_out.cache_clear()
-    assert checked_out(tmp_path) is None
-
-
 @pytest.mark.parametrize(
     ("given", "want"), [("abc", "abc"), (f"{HASH}-dirty", f"{HASH}-dirty"), ("unknown", OTHER), ("", OTHER)]
 )

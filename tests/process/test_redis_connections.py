@@ -14,19 +14,6 @@ from buffer_service.redis_link import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, Redis
 from buffer_service.steps import finish
 from tests.redis_server import RedisServer
 
-MORE = 150
-"""Than redis-py's own bound of 100."""
-
-
-def test_connections_that_are_kept_idle_leave_room_for_all_other_calls(redis_url: str) -> None:
-    link = RedisLink(redis_url)
-    held = [link.connections.take() for _ in range(MORE)]
-    for one in held:
-        link.connections.give_back(one)
-    assert link.client.ping()  # by redis-py's own way, which takes a connection of the same pool
-    assert len({id(link.connections.take()) for _ in range(MORE)}) == MORE
-    assert link.client.info("server")["run_id"] == held[0].server
-
 
 def test_what_was_not_written_before_redis_was_started_again_is_not_acknowledged(tmp_path: Path) -> None:
     """The first process has answered; the look behind it finds the second one, which has nothing unwritten."""

@@ -89,21 +89,6 @@ def test_held_out_groups_are_no_work_for_training() -> None:
     assert window.observation().produce_rate == pytest.approx(8.0)
 
 
-def test_what_did_not_happen_is_missing_and_not_zero() -> None:
-    window = Window(config(), look(0.0, step=1))
-    window.add(look(4.0, step=1))
-    seen = window.observation()
-    assert (seen.idle_share, seen.consume_rate, seen.produce_rate, seen.version_lag) == (None, None, None, None)
-
-
-def test_a_window_ends_with_a_weight_update_or_after_eight_times_its_length() -> None:
-    window = Window(config(), look(0.0, policy_version=2))
-    window.add(look(31.0, policy_version=2))
-    assert not window.is_over
-    window.add(look(32.0, policy_version=2))
-    assert window.is_over
-
-
 class FakeFleet:
     """Remembers what it was scaled to."""
 

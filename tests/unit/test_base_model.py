@@ -12,24 +12,14 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from bapo.tasks.countdown import make_task, prompt_of  # noqa: E402
-from bapo.tasks.countdown_problems import BASE_MODEL_BUCKETS, Problem, Step  # noqa: E402
+from bapo.tasks.countdown_problems import BASE_MODEL_BUCKETS, Problem  # noqa: E402
 from models.evaluate_base_model import summary  # noqa: E402
 from models.sampler import sample_groups  # noqa: E402
-from models.sft_data import IGNORE, Curriculum, batches, chain_text, examples, expression, num_tokens  # noqa: E402
+from models.sft_data import IGNORE, Curriculum, batches, examples, num_tokens  # noqa: E402
 from models.tokenizer import build_tokenizer, check_round_trips  # noqa: E402
 
 SHIPPED = Path(__file__).parents[2] / "models" / "countdown-tiny"
 MAX_BYTES = 12_000_000
-
-
-def _step(text: str) -> Step:
-    left, op, right, _, value = text.split()
-    return Step(left=int(left), op=op, right=int(right), value=int(value))
-
-
-def _problem(numbers: tuple[int, ...], *steps: str) -> Problem:
-    chain = tuple(_step(text) for text in steps)
-    return Problem(numbers=numbers, target=chain[-1].value, chain=chain)
 
 
 def _keys(text: str) -> tuple[tuple[int, ...], int]:
@@ -44,24 +34,6 @@ def shipped() -> tuple[Any, Any]:
     return model, transformers.AutoTokenizer.from_pretrained(SHIPPED)
 
 
-@pytest.mark.parametrize(
-    ("numbers", "steps", "written", "answer"),
-    [
-        ((12, 7, 4), ["12 * 7 = 84", "84 - 4 = 80"], "12*7=84-4=80", "(12*7)-4"),
-        ((4, 12, 7), ["12 * 7 = 84", "4 + 84 = 88"], "12*7=84+4=88", "4+(12*7)"),  # + commutes
-        ((90, 12, 7), ["12 * 7 = 84", "90 - 84 = 6"], "12*7=84,90-84=6", "90-(12*7)"),  # - does not
-        ((9, 8, 7, 5), ["9 - 8 = 1", "7 + 5 = 12", "12 - 1 = 11"], "9-8=1,7+5=12-1=11", "(7+5)-(9-8)"),
-        ((9, 8, 7, 5), ["7 + 5 = 12", "9 - 8 = 1", "12 - 1 = 11"], "7+5=12,9-8=1,12-1=11", "(7+5)-(9-8)"),
-    ],
-)
-def test_a_chain_is_written_as_people_write_it_and_as_one_expression(
-    numbers: tuple[int, ...], steps: list[str], written: str, answer: str
-) -> None:
-    problem = _problem(numbers, *steps)
-    assert chain_text(problem.chain) == written
-    assert expression(problem) == answer
-
-
 def test_what_the_model_is_taught_is_right_short_enough_and_from_its_own_buckets() -> None:
     task = make_task(num_train=1)
     for prompt_text, response in islice(examples(random.Random(3), Curriculum(max_tokens=64)), 500):
@@ -70,15 +42,6 @@ def test_what_the_model_is_taught_is_right_short_enough_and_from_its_own_buckets
         assert problem.bucket in BASE_MODEL_BUCKETS
         assert task.reward(prompt_of(problem), response) == 1.0
         assert num_tokens(response) + 1 <= 64
-
-
-def test_more_failed_attempts_come_before_the_answer_when_success_is_rarer() -> None:
-    def attempts(success: float) -> float:
-        stream = examples(random.Random(0), Curriculum(success=success))
-        return sum(response.count(";") for _, response in islice(stream, 400)) / 400
-
-    assert attempts(1.0) == 1.0
-    assert 1.0 < attempts(0.7) < attempts(0.3)
 
 
 def test_batches_keep_to_their_tokens_and_train_only_the_response() -> None:
@@ -92,14 +55,6 @@ def test_batches_keep_to_their_tokens_and_train_only_the_response() -> None:
             trained = [target for target in targets if target != IGNORE]
             assert trained == ids[prompt : end + 1]
             assert targets[prompt - 1] == ids[prompt]
-
-
-def test_a_loader_that_splits_numbers_into_digits_is_caught(tmp_path: Path) -> None:
-    """With model_type qwen2, AutoTokenizer builds a tokenizer of its own and says nothing."""
-    build_tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
-    with pytest.raises(ValueError, match="AutoTokenizer"):
-        check_round_trips(tmp_path)
 
 
 def test_the_shipped_tokenizer_reads_and_writes_as_it_should() -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bapo.batch_items import entries_of, frame_order, item_fields
 from bapo.errors import ContractError
 from bapo.rows import Item, Part, joined, whole
-from bapo.types import Batch, BatchEntry, Origin, Outcome
+from bapo.types import Origin, Outcome
 from bapo.wire import check_group, pack_batch, pack_batch_frames, pack_group, unpack_batch
-from tests.factories import make_batch, make_group, make_prompt
+from tests.factories import make_group, make_prompt
 
 PROMPT = make_prompt(prompt_id="p")
 OLD = make_group(group_id="old", prompt=PROMPT, rewards="01", lengths=[2, 3], version=1)
@@ -59,12 +58,6 @@ def test_a_group_that_two_items_share_is_sent_once() -> None:
     ]
 
 
-def test_a_stored_group_may_train_whole_as_x1() -> None:
-    batch = unpack_batch(pack_batch_frames(header_of(whole(Origin.X1, "old")), [pack_group(OLD)]))
-    assert batch.entries[0].replayed_rows.tolist() == [True, True]
-    assert batch.entries[0].group.group_id == "old"
-
-
 def test_rows_of_different_prompts_are_refused() -> None:
     other = make_group(group_id="other", prompt_id="q", num_prompt_tokens=2)
     with pytest.raises(ContractError, match="joins groups of different prompts"):
@@ -109,22 +102,6 @@ def test_a_batch_that_was_opened_is_packed_again_with_all_that_its_entries_say()
     assert [entry.group.group_id for entry in again.entries] == ["old:1+new:2,0", "new:1", "new"]
     assert again.entries[0].group.token_ids.tolist() == [102, 103, 104, 103, 100]
     assert pack_batch(again) == pack_batch(opened)
-
-
-def test_entries_are_packed_as_they_are_for_other_ranks() -> None:
-    batch = make_batch(groups=[NEW, OLD])
-    expert = make_group(group_id="old:1", prompt=PROMPT, rewards="1", experts=[0])
-    entries = (
-        BatchEntry(origin=Origin.X1, group=NEW, replayed=np.array([True, False, False]), weight=0.5),
-        BatchEntry(origin=Origin.X3, group=expert, kind="sft"),
-    )
-    fields = {name: getattr(batch, name) for name in Batch.__slots__}
-    found = unpack_batch(pack_batch(Batch(**{**fields, "entries": entries}))).entries
-    assert [(e.origin, e.kind, e.weight, e.group.group_id, e.replayed_rows.tolist()) for e in found] == [
-        (Origin.X1, "rl", 0.5, "new", [True, False, False]),
-        (Origin.X3, "sft", 1.0, "old:1", [True]),
-    ]
-    assert found[0].group.token_ids.tolist() == NEW.token_ids.tolist()
 
 
 def test_the_buffer_takes_no_group_without_a_sampled_response() -> None:

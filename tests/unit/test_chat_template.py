@@ -71,11 +71,6 @@ def test_transformers_writes_the_same(model: Path, template: str) -> None:
     assert _rendered(model) == tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
 
 
-def test_what_an_assistant_said_is_written_as_if_nothing_marked_it(model: Path) -> None:
-    _set_template(model, GENERATION)
-    assert _rendered(model).startswith('[1 Be <brief>.]False {\n "role":"user",\n'), "nothing is set outside of it"
-
-
 def test_a_template_in_a_file_of_its_own_goes_first(model: Path) -> None:
     _set_template(model, CHATML)
     (model / "chat_template.jinja").write_text(BREAKS)
@@ -88,12 +83,6 @@ def test_a_template_that_refuses_and_one_that_is_malformed_are_told(model: Path)
         _rendered(model)
     _set_template(model, "{% if %}")
     with pytest.raises(ConfigError, match=r"chat template of .* is malformed"):
-        _rendered(model)
-
-
-def test_a_generation_block_is_in_the_sandbox_too(model: Path) -> None:
-    _set_template(model, "{% generation %}{{ messages.append(1) }}{% endgeneration %}")
-    with pytest.raises(ConfigError, match="unsafe"):
         _rendered(model)
 
 
@@ -161,12 +150,6 @@ def test_a_conversation_that_the_template_refuses_is_named_by_its_row(model: Pat
     path.write_text(json.dumps({"prompt": MESSAGES, "answer": "2"}) + "\n")
     with pytest.raises(ConfigError, match=r"train.jsonl row 1: the chat template .* roles must alternate"):
         make_task(path=str(path), tokenizer=str(model)).prompts("train")
-
-
-def test_prompts_that_are_texts_need_no_tokenizer(tmp_path: Path) -> None:
-    path = tmp_path / "train.jsonl"
-    path.write_text(json.dumps({"prompt": "1+1?", "answer": "2"}) + "\n")
-    assert make_task(path=str(path), tokenizer="no/such-model").prompts("train")[0].text == "1+1?"
 
 
 def test_a_model_of_the_hub_is_read_from_its_cache(

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from bapo.cli import app
-from bapo.commands.arguments import free_name, load_named, split_tokens
+from bapo.commands.arguments import free_name, load_named
 from bapo.config.load import dump_toml, load_config
 from bapo.config.tree import Config
 from bapo.errors import BapoError, ConfigError, UnavailableError
@@ -57,19 +57,6 @@ def test_every_command_explains_itself_with_an_example(command: list[str]) -> No
     assert (result.exit_code, "Example:" in result.output) == (0, True)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "files", "overrides"),
-    [
-        (["a.toml"], ["a.toml"], []),
-        (["a.toml", "--learner.lr", "1e-4", "b.toml"], ["a.toml", "b.toml"], ["--learner.lr", "1e-4"]),
-        (["--learner.lr=1e-4", "a.toml"], ["a.toml"], ["--learner.lr=1e-4"]),
-        (["a.toml", "--run.name"], ["a.toml"], ["--run.name"]),  # the loader says that the value is missing
-    ],
-)
-def test_files_and_overrides_may_stand_in_any_order(tokens: list[str], files: list[str], overrides: list[str]) -> None:
-    assert split_tokens(tokens) == (files, overrides)
-
-
 def test_a_set_of_tokens_is_made_and_rotated_and_none_is_printed(tmp_path: Path) -> None:
     folder = tmp_path / "secrets"
     made = call("tokens", "create", str(folder), "--redis")
@@ -97,10 +84,6 @@ def test_a_misspelt_key_is_refused_with_the_right_one(config_file: Path) -> None
     assert "did you mean 'learner.lr'" in str(error)
 
 
-def test_training_needs_a_configuration() -> None:
-    assert "which configuration?" in str(refusal("train"))
-
-
 def test_a_run_that_exists_is_refused_with_both_ways_out(config_file: Path) -> None:
     RunDirectory.create(config_file.parent / "outputs" / "mine")
     error = refusal("train", str(config_file), "--run.name", "mine")
@@ -119,10 +102,6 @@ def test_auto_numbers_runs_by_the_name_of_the_file(config_file: Path) -> None:
 def test_resume_takes_no_other_configuration(config_file: Path) -> None:
     error = refusal("train", str(config_file), "--resume", "outputs/mine")
     assert "leave out" in str(error)
-
-
-def test_only_runs_can_be_resumed(tmp_path: Path) -> None:
-    assert "is not a run directory" in str(refusal("train", "--resume", str(tmp_path)))
 
 
 def test_a_finished_run_is_not_resumed(config_file: Path, tmp_path: Path) -> None:

@@ -71,15 +71,6 @@ def test_an_unknown_method_is_refused_with_the_nearest_one(tmp_path: Path) -> No
 
 
 # -- one run at a number of responses
-def test_between_two_measurements_each_prompt_lies_on_its_own_straight_line(tmp_path: Path) -> None:
-    # 32 responses in all. p 0 -> 1/2, q 1/4 -> 3/4; after 12 of them 3/8 of the way.
-    run = one_run(tmp_path / "one", {0: {"p": "0000", "q": "1000"}, 4: {"p": "1100", "q": "1110"}}, groups=2)
-    assert means_at(run, "cd4", 12) == {"p": 3 / 16, "q": 1 / 4 + 3 / 16}
-
-
-def test_the_measurement_before_training_is_the_point_at_no_responses(tmp_path: Path) -> None:
-    run = one_run(tmp_path / "one", {0: {"p": "0000", "q": "1000"}, 4: {"p": "1100", "q": "1110"}})
-    assert means_at(run, "cd4", 0) == {"p": 0.0, "q": 0.25}
 
 
 def test_behind_the_last_measurement_there_is_no_answer(tmp_path: Path) -> None:
@@ -117,20 +108,6 @@ def test_at_equal_responses_methods_are_paired_by_seed_and_prompt(tmp_path: Path
     assert rows == (("ours", "plain", "cd4", "+25.0 [-51.1, +101.1]", "16", "2 x 2", "43.8 : 18.8"),)
 
 
-def test_seeds_of_one_method_that_spent_unequally_share_one_budget(tmp_path: Path) -> None:
-    make_run(tmp_path / "plain-s1", {0: NOTHING, 4: NOTHING}, groups=2)
-    make_run(tmp_path / "plain-s2", {0: NOTHING, 4: {"p": "1111", "q": "0000"}}, groups=4, seed=2)
-    make_run(tmp_path / "plain-s3", {0: NOTHING, 4: NOTHING}, groups=1, seed=3)  # of no pair
-    for seed in (1, 2):
-        make_run(tmp_path / f"ours-s{seed}", {0: NOTHING, 4: NOTHING}, groups=3, seed=seed)
-    ours, plain = methods_of(tmp_path)
-    found = at_equal_responses(plain, ours, "cd4")
-    assert not isinstance(found, str)
-    assert (found.budget, found.seeds) == (32, (1, 2))
-    # plain-s2 is half way to p = 1 after 32 of 64 responses: mean of 0, 0, 1/2, 0.
-    assert (found.method, found.reference) == (1 / 8, 0.0)
-
-
 def test_a_seed_without_an_answer_is_not_left_out_silently(tmp_path: Path) -> None:
     make_run(tmp_path / "plain-s1", {0: NOTHING, 4: NOTHING})
     make_run(tmp_path / "plain-s2", {0: NOTHING, 2: NOTHING}, seed=2)
@@ -140,16 +117,6 @@ def test_a_seed_without_an_answer_is_not_left_out_silently(tmp_path: Path) -> No
     assert at_equal_responses(ours, plain, "cd4") == "plain-s2 was last measured after 8 responses, before 16"
     rows = table_equal_responses(gather([run.directory.path for m in (plain, ours) for run in m.runs])).rows
     assert rows[0][3:] == ("plain-s2 was last measured after 8 responses, before 16", "-", "-", "-")
-
-
-def test_methods_without_a_seed_or_prompts_in_common_say_so(tmp_path: Path) -> None:
-    make_run(tmp_path / "plain-s1", {0: NOTHING, 4: NOTHING})
-    make_run(tmp_path / "other-s2", {0: NOTHING, 4: NOTHING}, seed=2)
-    make_run(tmp_path / "sparse-s1", {0: NOTHING, 3: {"p": "0000"}, 4: NOTHING}, groups=4)
-    other, plain, sparse = methods_of(tmp_path)
-    assert at_equal_responses(other, plain, "cd4") == "no seed in common"
-    assert responses_for(other, plain, "cd4") == "no seed in common"
-    assert at_equal_responses(sparse, plain, "cd4") == "1 prompts are in all measurements around 16 responses"
 
 
 # -- responses for equal accuracy
@@ -202,16 +169,3 @@ def test_a_seed_that_never_reaches_it_leaves_bounds_and_no_mean(tmp_path: Path) 
     assert (found.ratio, found.reached, found.bounds) == (None, 1, (1.0, None))
     (row,) = table_responses_for(compared).rows
     assert row[3:] == ("x1.00 to beyond x2.00", "1 of 2", "s1 16 : 16 x1.00, s2 over 32 : 16 x2.00")
-
-
-def test_no_seed_that_reaches_it_is_a_lower_bound(tmp_path: Path) -> None:
-    compared = make_curves(tmp_path, {1: QUARTER, 2: EIGHTH}, {1: HALF, 2: QUARTER})
-    (row,) = table_responses_for(compared).rows
-    assert row[3:5] == ("beyond x2.00", "0 of 2")
-
-
-def test_without_a_measurement_before_training_there_is_no_crossing(tmp_path: Path) -> None:
-    make_run(tmp_path / "plain-s1", {0: NOTHING, 4: HALF})
-    make_run(tmp_path / "ours-s1", {2: NOTHING, 4: HALF})
-    (row,) = table_responses_for(gather([tmp_path / "plain-s1", tmp_path / "ours-s1"])).rows
-    assert row[3:] == ("ours-s1 was not measured before and during or after training", "-", "-")

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
-from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
-from bapo.comparison.gather import Compared, Measured, Method, gather
-from bapo.comparison.rescue_tables import table_rescued
+from bapo.comparison.gather import Compared, Measured, gather
 from bapo.comparison.unsolved import above_floor, floor, rescued, rescued_more, unsolved
-from bapo.statistics import Estimate
 from tests.made_up_runs import evaluation_row, write_run
 
 if TYPE_CHECKING:
-    from bapo.config.tree import Config
-    from bapo.records import RunDirectory
+    pass
 
 # Base of seed 1: p and s at 0/4; of seed 2: p and q. So p counts 1, q and s 1/2, r nothing: 2 of 4 prompts.
 BASE = {
@@ -81,41 +76,3 @@ def test_methods_are_counted_on_the_same_prompts_above_the_floor_and_in_pairs(tm
     assert found.mean == pytest.approx(0.75)
     # Made linear: 5/4, 1, 3/4, 0 in both seeds; mean square of prompts 2 x .875 / 3, over 8.
     assert found.high - found.mean == pytest.approx(3.182446 * (2 * 0.875 / 3 / 8) ** 0.5, rel=1e-5)
-
-
-def test_a_base_model_without_failures_leaves_nothing_to_rescue(tmp_path: Path) -> None:
-    rows = [evaluation_row("cd4", 1, {"p": "1000", "q": "1000"}), evaluation_row("cd4", 3, {"p": "1000", "q": "0000"})]
-    table = table_rescued(gather([write_run(tmp_path / "ours-s1", evaluations=rows).path]))
-    assert table.rows == (("ours", "cd4", "-", "-"),)
-    assert "on average none" in table.note
-
-
-def trial(rng: Random) -> Estimate:
-    """Three seeds of a method that does not train: 60 prompts, 8 responses each, base measured and measured again."""
-    chances = [rng.betavariate(0.5, 1.5) for _ in range(60)]
-
-    def measured(version: int) -> dict[str, Any]:
-        marks = {str(i): "".join("01"[rng.random() < chance] for _ in range(8)) for i, chance in enumerate(chances)}
-        return evaluation_row("cd4", version, marks)
-
-    runs = tuple(
-        Measured(
-            method="none", seed=seed, directory=cast("RunDirectory", None), config=cast("Config", None), metrics=(),
-            evaluations=(measured(1), measured(3)),
-        )
-        for seed in range(3)
-    )  # fmt: skip
-    population = unsolved(runs, "cd4")
-    assert population is not None
-    found = above_floor(Method(name="none", label="none", runs=runs), "cd4", population)
-    assert found is not None
-    return found
-
-
-def test_without_training_nothing_is_above_the_floor() -> None:
-    rng = Random(1)
-    found = [trial(rng) for _ in range(60)]
-    means = [one.mean for one in found]
-    assert abs(mean(means)) < 3 * stdev(means) / len(means) ** 0.5
-    # 95 % intervals miss in 3 of 60 on average; 9 or more would be one chance in 350.
-    assert sum(not one.low <= 0.0 <= one.high for one in found) < 9

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from bapo.comparison.composition import retained_share, stored_share
-from bapo.comparison.composition_tables import table_composition, table_dynamics
+from bapo.comparison.composition_tables import table_composition
 from bapo.comparison.gather import Measured, gather
 from bapo.types import Fate, Origin, Purpose
-from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
+from tests.made_up_runs import fate, metrics_row, write_run
 
 AGAIN = Purpose.REEVALUATE
 STEP_1 = [
@@ -69,17 +69,3 @@ def test_a_group_that_no_step_trained_is_not_retained_though_a_later_step_reuses
     }
     run = only_run(tmp_path / "one", groups=groups)
     assert (retained_share(run), stored_share(run)) == (0.0, 1.0)
-
-
-def test_prompts_that_got_better_and_worse_stand_beside_chance(tmp_path: Path) -> None:
-    after = {"p": "1000", "q": "0000", "r": "1111"}
-    for seed, base in ((1, {"p": "0000", "q": "1000", "r": "1100"}), (2, {"p": "0000", "q": "1100", "r": "1100"})):
-        write_run(
-            tmp_path / f"one-s{seed}", seed=seed, groups={1: STEP_1[:2], 2: [fate("b", "0001", step=2)]},
-            evaluations=[evaluation_row("cd4", 1, base), evaluation_row("cd4", 3, after)],
-        )  # fmt: skip
-    table = table_dynamics(gather([tmp_path / "one-s1", tmp_path / "one-s2"]))
-    chance, one = table.rows
-    assert chance[-2:] == ("1:1", "-")  # q differs: 1 and 2 right, once each way round
-    assert one[-2:] == ("4:2", "0:2")  # p and r better, q worse; b fell from 2 to 1 in its second visit; twice each
-    assert one[1:5] == ("0.400", "10.0", "0.50", "0.50")  # 40 tokens of 4 responses

@@ -1,6 +1,5 @@
 """Task `dataset`: layouts, graders, and that every malformed row is named by file and number."""
 
-import errno
 import json
 import logging
 import tracemalloc
@@ -13,7 +12,6 @@ import pytest
 
 from bapo.errors import ConfigError
 from bapo.tasks.dataset import make_task
-from bapo.tasks.rewards import columns_of
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
 
@@ -57,14 +55,6 @@ def test_native_verl_and_skyrl_layouts_are_recognised(tmp_path: Path, ending: st
 def test_a_conversation_becomes_text_by_the_message_format(tmp_path: Path, options: dict[str, Any], text: str) -> None:
     path = _parquet(tmp_path / "train.parquet", {"prompt": MESSAGES, "answer": "2"})
     assert make_task(path=path, **options).prompts("train")[0].text == text
-
-
-def test_columns_can_be_named_and_dots_step_into_them(tmp_path: Path) -> None:
-    path = _jsonl(tmp_path / "a.jsonl", {"question": "1+1?", "solution": {"value": 2}, "level": 5, "answer": "no"})
-    task = make_task(path=path, prompt_column="question", answer_column="solution.value", extra_columns=["level"])
-    (prompt,) = task.prompts("train")
-    assert columns_of(prompt) == {"answer": 2, "level": 5}
-    assert task.reward(prompt, "2") == 1.0
 
 
 def test_a_reward_of_ones_own_grades_and_the_gold_format_says_how_a_right_response_looks(tmp_path: Path) -> None:
@@ -149,17 +139,6 @@ def test_a_file_without_line_breaks_is_refused_before_it_fills_the_memory(
         ConfigError, match=r"array\.jsonl row 2: it has more than 100 bytes; each row is a line of its own"
     ):
         make_task(path=str(path)).prompts("train")
-
-
-def test_a_file_that_this_user_may_not_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = _jsonl(tmp_path / "a.jsonl", {"prompt": "a", "answer": "1"})
-
-    def refuse(*_: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(ConfigError, match=r"dataset file .*a\.jsonl cannot be read: Permission denied"):
-        make_task(path=path).prompts("train")
 
 
 def test_a_row_that_is_not_utf8_is_named(tmp_path: Path) -> None:

@@ -49,16 +49,6 @@ def test_the_versions_that_are_measured(step: int, version: int, measured: tuple
     assert (target.version if target else None) == want
 
 
-def test_base_and_final_weights_are_measured_on_more_prompts() -> None:
-    def num_prompts(step: int, version: int) -> int:
-        progress = Progress(step=step, policy_version=version)
-        target = next_target(progress, (), num_steps=40, settings=SETTINGS, cadence=CONFIG.cadence)
-        assert target is not None
-        return target.num_prompts
-
-    assert [num_prompts(1, 1), num_prompts(12, 12), num_prompts(41, 41)] == [3, 2, 3]
-
-
 def test_every_zero_measures_only_before_and_after() -> None:
     settings = SETTINGS.model_copy(update={"every": 0})
     assert (
@@ -81,12 +71,6 @@ class TwoSplits:
 
     def gold(self, prompt: Prompt) -> str | None:
         return None
-
-
-class NoSplits(TwoSplits):
-    """A task that only trains."""
-
-    held_out_splits = ()
 
 
 class FakeBuffer:
@@ -192,10 +176,3 @@ def test_a_measurement_that_does_not_move_has_a_deadline_with_its_numbers(tmp_pa
     evaluator, _ = make_evaluator(tmp_path, buffer)
     with pytest.raises(DeadlineError, match=r"easy@41: 1/3 groups, and nothing moved for 600 s"):
         evaluator.run()
-
-
-def test_a_task_without_held_out_splits_has_nothing_to_measure(tmp_path: Path) -> None:
-    buffer = FakeBuffer([Progress(step=0, policy_version=0)])
-    evaluator, run = make_evaluator(tmp_path, buffer, task=NoSplits())
-    evaluator.run()
-    assert (run.read_evaluations(), buffer.asked) == ([], {})

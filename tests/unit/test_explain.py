@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from bapo.cli import app
-from bapo.config.tree import Config
-from bapo.errors import ConfigError, ContractError
-from bapo.types import Fate, Origin
+from bapo.errors import ConfigError
 from bapo.whatif.explanation import explain, find_prompt
-from bapo.whatif.recording import Recording, read_recording
+from bapo.whatif.recording import Recording
 from bapo.whatif.simulation import as_recorded
-from tests.whatif_setup import again_fate, fresh_fate, recording_of, trace_config, trace_fates, write_trace
+from tests.whatif_setup import fresh_fate, recording_of, trace_fates, write_trace
 
 
 @pytest.fixture
@@ -28,11 +25,6 @@ def trace() -> Recording:
 
 def sentence(recording: Recording, prompt: str, step: int) -> str:
     return explain(recording, as_recorded(recording), prompt, step).sentence
-
-
-def told(steps: Sequence[Sequence[Fate]], prompt: str, config: Config | None = None) -> str:
-    """About the last of these steps."""
-    return sentence(recording_of(steps, config), prompt, len(steps))
 
 
 @pytest.mark.parametrize(
@@ -76,20 +68,6 @@ def test_a_candidate_of_x3_that_was_not_drawn_is_told_with_room_and_candidates(t
     )
 
 
-def test_an_improved_prompt_without_room_is_told_with_b_and_its_rivals() -> None:
-    full = trace_config(batch_size=3)
-    config = full.model_copy(update={"learner": full.learner.model_copy(update={"minibatch_size": 3})})
-    steps = [
-        [fresh_fate(p, 0, 1, "all_wrong") for p in "abc"],
-        [
-            *(fresh_fate(p, 4, 2, "informative", Origin.X1) for p in "def"),
-            again_fate("a", 3, 2, "no_room"),
-            again_fate("b", 3, 2, "no_room"),
-        ],
-    ]
-    assert "but not drawn: room 0 (B = 3 less |X1| = 3), candidates 2; it stays in B_bad" in told(steps, "a", config)
-
-
 def test_a_prompt_is_found_by_its_beginning_when_that_is_unique() -> None:
     recording = recording_of([[fresh_fate(p, 4, 1, "informative") for p in ("ab12", "ab34", "cd56")]])
     assert (find_prompt(recording, "cd"), find_prompt(recording, "ab12")) == ("cd56", "ab12")
@@ -127,10 +105,3 @@ def test_what_somebody_wrote_into_the_records_is_no_command_for_the_terminal(tmp
         output = CliRunner().invoke(app, command).output
         assert "\x1b" not in output
         assert "\\x1b]0;mine" in output, command
-
-
-def test_a_step_without_groups_is_damaged_records(tmp_path: Path) -> None:
-    run = write_trace(tmp_path / "trace")
-    run.write_groups(2, [])
-    with pytest.raises(ContractError, match=r"the group records of step 2 of run .* lack groups"):
-        read_recording(run)

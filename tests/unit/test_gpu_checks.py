@@ -12,8 +12,7 @@ from bapo import needs
 from bapo.config.load import load_config
 from bapo.config.tree import Config
 from services.launcher.doctor.gpu_checks import gpu_checks
-from services.launcher.gpus import devices
-from services.launcher.gpus.devices import Gpu, Gpus, Torch, runs_on
+from services.launcher.gpus.devices import Gpu, Gpus, Torch
 
 H100 = Gpu(name="NVIDIA H100 80GB HBM3", memory_mib=81559, capability=(9, 0))
 
@@ -21,12 +20,6 @@ H100 = Gpu(name="NVIDIA H100 80GB HBM3", memory_mib=81559, capability=(9, 0))
 TORCH = Torch(version="2.13.0", cuda="12.9", count=2, architectures=("sm_80", "sm_90", "compute_90"), nccl="2.27.5")
 BOX = Gpus(gpus=(H100, H100), visible=("0", "1"), driver="575.57.08", driver_cuda="12.9", torch=TORCH)
 CPU_TORCH = Torch(version="2.13.0+cpu", cuda=None)
-LIST = "GPU 0: NVIDIA H100 (UUID: GPU-0a)\nGPU 1: NVIDIA H100 (UUID: GPU-0b)\n"
-CUT = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0a)
-  MIG 3g.40gb     Device  0: (UUID: MIG-1a)
-  MIG 3g.40gb     Device  1: (UUID: MIG-1b)
-GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-0b)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -90,40 +83,6 @@ def test_in_a_cluster_workers_may_find_their_gpus_elsewhere() -> None:
 
 def test_an_engine_without_vllm_needs_no_gpu() -> None:
     assert said(Gpus(torch=CPU_TORCH), rollout={"engine": "scripted"}) == {"gpu": ("ok", "no GPU: CPU profile")}
-
-
-@pytest.mark.parametrize(
-    ("architectures", "capability", "want"),
-    [
-        (("sm_80",), (8, 6), True),  # code for 8.0 runs on 8.6
-        (("sm_86",), (8, 0), False),  # and not the other way round
-        (("sm_80",), (9, 0), False),  # nor on the next generation
-        (("compute_80",), (9, 0), True),  # which translates the intermediate form
-        (("compute_90",), (8, 9), False),
-        (("sm_90a",), (9, 0), True),
-        (("sm_100", "sm_120"), (12, 0), True),
-        ((), (9, 0), False),
-    ],
-)
-def test_code_runs_on_its_own_generation_and_the_intermediate_form_on_later_ones(
-    architectures: tuple[str, ...], capability: tuple[int, int], want: bool
-) -> None:
-    assert runs_on(architectures, capability) is want
-
-
-def test_a_gpu_that_is_cut_into_slices_is_listed_by_these() -> None:
-    assert devices.parse_list(LIST) == ("0", "1")
-    assert devices.parse_list(CUT) == ("MIG-1a", "MIG-1b", "1")
-
-
-def test_without_nvidia_smi_device_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
-    monkeypatch.setattr(devices, "DEVICES", tmp_path)
-    monkeypatch.setattr(devices.shutil, "which", lambda name: None)
-    assert devices.visible_here({}) == ("0", "1")
-    assert devices.visible_here({"CUDA_VISIBLE_DEVICES": "1"}) == ("1",)
-    assert devices.visible_here({"CUDA_VISIBLE_DEVICES": ""}) == ()
 
 
 def test_a_worker_takes_a_gpu_by_default_where_vllm_is_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

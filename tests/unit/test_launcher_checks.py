@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -140,13 +139,6 @@ def test_a_machine_without_any_redis_says_what_to_install(monkeypatch: pytest.Mo
         embedded_redis.server_binary()
 
 
-def test_memory_and_disk_know_the_size_of_the_model(tmp_path: Path) -> None:
-    config = make_config(tmp_path, run={"root": str(tmp_path)}, model={"path": "models/countdown-tiny"})
-    (cpu, disk) = checks.memory(config), checks.disk(config)
-    assert "0.6 M parameters: learner 0.01 GiB (weights, gradients, moments" in cpu.detail
-    assert "3 checkpoints and one that is being written take about 0.04" in disk.detail
-
-
 def test_a_redis_that_is_too_small_for_the_groups_of_the_run_is_warned_of(tmp_path: Path) -> None:
     assert [check.status for check in checks.limits_of(make_config(tmp_path))] == ["ok"]
     (low,) = checks.limits_of(make_config(tmp_path, checkpoint={"every": 1_000_000}))
@@ -158,18 +150,3 @@ def test_a_redis_that_is_too_small_for_the_groups_of_the_run_is_warned_of(tmp_pa
 def test_too_little_memory_warns_and_does_not_refuse(tmp_path: Path) -> None:
     check = checks.memory(make_config(tmp_path, rollout={"num_workers": 10_000, "max_workers": 10_000, "port": 0}))
     assert (check.status, "fewer rollout.num_workers" in check.detail) == ("warn", True)
-
-
-@pytest.mark.parametrize(
-    ("options", "maps", "status"),
-    [
-        ("'--enable-shared' '--prefix=/opt'", "7f00-7f01 r-xp /opt/lib/libpython3.11.so.1.0", "warn"),
-        ("'--enable-shared' '--enable-optimizations'", "7f00-7f01 r-xp /usr/local/lib/libpython3.11.so.1.0", "ok"),
-        ("'--prefix=/usr'", "5500-5501 r-xp /usr/bin/python3.11", "ok"),  # Debian's does not say how it was built
-    ],
-)
-def test_a_python_that_was_built_without_optimizations_is_warned_of(options: str, maps: str, status: str) -> None:
-    check = checks.interpreter(options, maps)
-    assert check.status == status
-    assert ("pyenv install" in check.detail) is (status == "warn")
-    assert sys.executable in check.detail

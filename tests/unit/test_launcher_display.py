@@ -8,20 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from rich.console import Console, RenderableType
 
-from bapo.clients import WorkerLeases
 from bapo.config.tree import Config
 from bapo.records import RunDirectory
 from services.launcher.display.console import LineDisplay, make_display
 from services.launcher.display.losses import losses
 from services.launcher.display.snapshot import Observer, Snapshot
 from services.launcher.display.summary import summary
-from services.launcher.display.table import accuracies, render
+from services.launcher.display.table import render
 from services.launcher.session import Session
 from services.launcher.supervision.children import Interrupts, ProcessLine
-from services.stalls import who_waits
 from tests.unit.test_scheduler import STATUS
 
 
@@ -67,100 +64,6 @@ def test_a_failure_with_brackets_is_shown_as_it_is() -> None:
     assert "3 groups failed in a row: verifier: [/b] in [tests]" in text
 
 
-def test_the_time_left_is_that_of_this_start_of_the_run() -> None:
-    """Steps 1 and 2 were an hour ago; 3 to 5 took two seconds each."""
-    rows = [make_row(step) for step in (1, 2)] + [make_row(step, time=5000.0 + 2 * step) for step in (3, 4, 5)]
-    assert make_snapshot(metrics=rows, since=5000.0, num_steps=10).left_s == 10.0
-    assert make_snapshot(metrics=rows[:3], since=5000.0, num_steps=10).left_s is None
-
-
-def test_held_out_accuracy_is_compared_on_the_prompts_that_both_measurements_have() -> None:
-    base = make_evaluation("cd34", 1, 2 / 3, rewards={"p": [1.0, 0.0], "q": [0.0, 1.0], "r": [1.0, 1.0]})
-    later = make_evaluation("cd34", 31, 0.75, rewards={"p": [1.0, 1.0], "q": [0.0, 1.0]})
-    assert list(accuracies([base])) == ["cd34 66.7 % (step 0)"]
-    assert list(accuracies([base, later])) == ["cd34 50.0 % -> 75.0 % (step 30)"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "want"),
-    [
-        ({"step": 0, "leased": {"fresh": 8}}, "workers sample ahead; the learner has not begun"),
-        (
-            {"step": 0, "queued": {"fresh": 8}},
-            "8 requests are queued and no worker has claimed one; no learner has reported a step",
-        ),
-        (
-            {"step": 0, "leased": {"fresh": 2}, "workers": {"w1": WorkerLeases(leased=2, silent_s=12.4)}},
-            "w1 silent for 12 s; no learner has reported a step",
-        ),
-        (
-            {"step": 5, "assembled_step": 4, "queued": {"fresh": 2}},
-            "learner waits for batch 5: 0/32 fresh groups, 2 queued, no worker has claimed one",
-        ),
-        (
-            {"step": 300, "assembled_step": 1, "queued": {"fresh": 2}},
-            "learner waits for batch 2: 0/32 fresh groups, 2 queued, no worker has claimed one",
-        ),
-        (
-            {"step": 5, "assembled_step": 4, "fresh_ready": 12},
-            "learner waits for batch 5: 12/32 fresh groups, nothing is asked for: does the scheduler run?",
-        ),
-        (
-            {"step": 5, "assembled_step": 4, "fresh_ready": 32},
-            "learner waits for batch 5: 32/32 fresh groups, nothing is open: the scheduler has a round to issue, or "
-            "the learner has not asked for its batch",
-        ),
-        (
-            {"step": 5, "assembled_step": 4, "fresh_ready": 12, "leased": {"fresh": 3}},
-            "learner waits for batch 5: 12/32 fresh groups",
-        ),
-        (
-            {"step": 5, "assembled_step": 4, "fresh_ready": 40, "reevaluation_rounds": {5: 7}},
-            "learner waits for batch 5: 32/32 fresh groups, 7 re-evaluations open",
-        ),
-        (
-            {"step": 5, "assembled_step": 4, "queued": {"evaluate": 90}, "leased": {"evaluate": 32}},
-            "learner waits for batch 5: 0/32 fresh groups, 122 evaluations go first",
-        ),
-        (
-            {"step": 5, "assembled_step": 4, "workers": {"worker-2": WorkerLeases(leased=2, silent_s=38.2)}},
-            "learner waits for batch 5: 0/32 fresh groups, worker-2 silent for 38 s",
-        ),
-        (
-            {"step": 5, "assembled_step": 4, "failures_in_a_row": 3, "last_failure": "verifier_timeout"},
-            "learner waits for batch 5: 0/32 fresh groups, 3 groups failed in a row: verifier_timeout",
-        ),
-        (
-            {"step": 5, "assembled_step": 5, "policy_version": 4, "queued": {"fresh": 64}, "committed_step": 4},
-            "workers wait for the weights of a later step than 4; the learner trains step 5",
-        ),
-        (
-            {"step": 5, "assembled_step": 5, "fresh_ready": 64, "committed_step": 5},
-            "workers wait: 64 fresh groups are ready, as many as the learner's lag allows; the learner has "
-            "trained step 5",
-        ),
-        (
-            {"step": 5, "assembled_step": 5, "leased": {"fresh": 30, "evaluate": 2}},
-            "nobody: the learner trains step 5, the workers sample 32 groups",
-        ),
-        (
-            {"step": 300, "assembled_step": 299, "fresh_ready": 12, "leased": {"fresh": 3}},
-            "learner waits for batch 300: 12/32 fresh groups",
-        ),
-        (
-            {"step": 300, "assembled_step": 300, "committed_step": 299, "fresh_ready": 12},
-            "workers wait: 12 fresh groups are ready, as many as the learner's lag allows; the learner trains step 300",
-        ),
-        (
-            {"step": 121, "assembled_step": 120, "queued": {"evaluate": 90}},
-            "training is done; 90 held-out prompts are left to measure",
-        ),
-    ],
-)
-def test_who_waits_for_whom(fields: dict[str, Any], want: str) -> None:
-    assert who_waits(replace(STATUS, **fields), batch_size=32, num_steps=120) == want
-
-
 def plain_lines(snapshots: Sequence[Snapshot]) -> list[str]:
     console = Console(width=80, file=io.StringIO())
     display = make_display(console)
@@ -193,12 +96,6 @@ def test_outside_a_terminal_each_event_is_one_line_whatever_its_length() -> None
         "step 2/120 reward=0.250 x1=18 x2=2 x3=6 groups=26/32 bad=31 high=44 staleness_max=4 tokens_per_s=3.9k "
         "step_s=1.83 wait_batch_s=0.71 left=3:56",
     ]
-
-
-def test_a_resumed_run_does_not_repeat_old_lines() -> None:
-    old = [make_row(1), make_row(2)]
-    lines = plain_lines([make_snapshot(metrics=old), make_snapshot(metrics=[*old, make_row(3)])])
-    assert [line.split()[1] for line in lines] == ["3/120"]
 
 
 def test_the_observer_reads_on_where_it_was_and_notices_a_cut_file(tmp_path: Path) -> None:

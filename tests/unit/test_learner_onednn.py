@@ -39,15 +39,6 @@ def test_a_layer_gives_the_same_output_and_gradients() -> None:
         torch.testing.assert_close(a.grad, b.grad)
 
 
-def test_a_frozen_layer_passes_the_gradient_on_and_takes_none() -> None:
-    layer = nn.Linear(6, 4, bias=False).requires_grad_(False)
-    use_onednn(layer)
-    rows = example(3, 6).requires_grad_()
-    layer(rows).sum().backward()
-    assert layer.weight.grad is None
-    torch.testing.assert_close(rows.grad, layer.weight.sum(0).expand(3, 6))
-
-
 def test_layers_that_are_not_plain_and_other_dtypes_go_pytorchs_way() -> None:
     biased = nn.Linear(6, 4)
     use_onednn(biased)

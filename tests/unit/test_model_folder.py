@@ -97,15 +97,6 @@ def test_a_model_without_safetensors_is_refused_after_the_download(cache: Path) 
         fetch(MODEL, Hub(cache, offers=["config.json"]).download)
 
 
-def test_the_hub_is_asked_for_the_files_that_a_run_needs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = Hub(cache, offers=["config.json", "model.safetensors"])
-    monkeypatch.setattr(
-        "huggingface_hub.snapshot_download", lambda name, *, allow_patterns: hub.download(name, allow_patterns)
-    )
-    assert fetch(MODEL) == hub.snapshot
-    assert hub.asked == [(MODEL, WANTED)]
-
-
 def test_a_folder_is_no_hub_id_and_is_never_fetched(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     assert folder_of(str(tmp_path / "model")) == tmp_path / "model"
@@ -122,16 +113,3 @@ def test_parameters_are_counted_from_the_headers_of_all_files(tmp_path: Path) ->
     (tmp_path / "model-3.safetensors").write_bytes(b"weights that are none")
     assert num_parameters(tmp_path) is None
     assert num_parameters(tmp_path / "nowhere") is None
-
-
-def test_the_engine_looks_for_the_weights_too(cache: Path, tmp_path: Path) -> None:
-    from rollout_server.engines.vllm import check  # its heavy imports come with the engine
-
-    hub, config = Hub(cache), config_of_hub_model(tmp_path)
-    with pytest.raises(ConfigError, match="neither a folder nor a model in the local Hugging Face cache"):
-        check(config)
-    hub.put("config.json", "tokenizer_config.json")
-    with pytest.raises(ConfigError, match=r"it has no weights; .*hf download owner/name"):
-        check(config)
-    hub.put("model.safetensors")
-    check(config)

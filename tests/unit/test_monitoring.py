@@ -16,12 +16,10 @@ import yaml
 from bapo.metrics.metric import Process
 from bapo.metrics.registry import METRICS
 from bapo.records import RunDirectory
-from bapo.telemetry import Telemetry, show_disk
 from deploy.monitoring.__main__ import DASHBOARDS, REPOSITORY, files
 from deploy.monitoring.alert import Clock
 from deploy.monitoring.alerts import ALERTS
 from deploy.monitoring.grafana import dashboard_json, only, series_of
-from deploy.monitoring.prometheus import scrape_runs
 from services.launcher.targets import TargetFile
 
 KNOWN = {series: metric for metric in METRICS for series in series_of(metric.name, metric.kind)}
@@ -67,16 +65,6 @@ def test_a_query_is_narrowed_to_the_chosen_run_and_worker() -> None:
     assert only("bapo_rollout_workers", worker=True) == 'bapo_rollout_workers{run=~"$run"}'
 
 
-def test_the_disk_of_a_run_is_shown_and_unknown_when_it_is_away(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    telemetry = Telemetry(Process.BUFFER_SERVICE, run="r")
-    show_disk(telemetry, tmp_path / "run")
-    _, _, found = telemetry.exposition().decode().partition('bapo_run_disk_size_bytes{run="r"} ')
-    assert float(found.split()[0]) == shutil.disk_usage(tmp_path).total
-    (tmp_path / "run").rmdir()
-    assert 'bapo_run_disk_free_bytes{run="r"} NaN\n' in telemetry.exposition().decode()
-
-
 def test_a_run_says_where_its_processes_listen_until_they_end(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "mine")
     run.write_port("learner", 8702)
@@ -89,15 +77,6 @@ def test_a_run_says_where_its_processes_listen_until_they_end(tmp_path: Path) ->
     ]
     file.write([])
     assert json.loads((run.path / "prometheus.json").read_text()) == []
-
-
-def test_the_configuration_for_runs_names_their_files_and_their_tokens(tmp_path: Path) -> None:
-    made = scrape_runs([tmp_path / "a", tmp_path / "b"], tmp_path / "rules.yml")
-    files = [job["file_sd_configs"][0]["files"] for job in made["scrape_configs"]]
-    assert files == [[str(tmp_path / name / "prometheus.json")] for name in "ab"]
-    tokens = [job["authorization"]["credentials_file"] for job in made["scrape_configs"]]
-    assert tokens == [str(tmp_path / name / "tokens/viewer/token") for name in "ab"]
-    assert made["rule_files"] == [str(tmp_path / "rules.yml")]
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool on PATH (Debian: apt-get install prometheus)")

@@ -20,7 +20,7 @@ from transformers import (
 
 from bapo.errors import ConfigError
 from learner.batch.packing import Piece, build, columns_of
-from learner.model.policy import Policy, check_head
+from learner.model.policy import Policy
 from tests.learner_setup import CPU, learner_config, random_batch
 
 VOCAB = 218
@@ -138,24 +138,3 @@ def test_a_sliding_window_shorter_than_a_sequence_is_refused_and_a_longer_one_ch
     torch.testing.assert_close(Policy(wide)(micro)[0], Policy(full)(micro)[0])
     with pytest.raises(ConfigError, match="sliding window of 4 tokens"):
         Policy(narrow)(micro)
-
-
-def test_a_model_whose_head_is_more_than_a_matrix_is_refused_at_start() -> None:
-    model = make_model(MODELS["llama"])
-    model.set_attn_implementation("packed")
-    check_head(Policy(model), "fine")
-    plain_forward = model.forward
-
-    def scaled(*args: Any, **kwargs: Any) -> Any:
-        output = plain_forward(*args, **kwargs)
-        output.logits = output.logits * 0.5
-        return output
-
-    model.forward = scaled
-    with pytest.raises(ConfigError, match="differ by"):
-        check_head(Policy(model), "scaled")
-    biased = make_model(MODELS["llama"])
-    biased.lm_head = torch.nn.Linear(32, VOCAB, bias=True)
-    biased.set_attn_implementation("packed")
-    with pytest.raises(ConfigError, match="without bias"):
-        check_head(Policy(biased), "biased")

@@ -11,9 +11,9 @@ import torch
 
 from learner.distributed.sharding import decoder_layers
 from learner.model.loading import checkpoints_activations
-from learner.model.policy import Policy, sequence_microbatch
+from learner.model.policy import Policy
 from learner.update.critic import load_critic
-from tests.learner_setup import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy
+from tests.learner_setup import ALONE, learner_config, make_updater, random_batch, tiny_policy
 from tests.tiny_model import write_tiny_model
 
 NUM_LAYERS, INTERMEDIATE_SIZE = 2, 128
@@ -25,10 +25,6 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     write_tiny_model(path)
     return path
-
-
-def policy_of(model_path: Path, *, recompute: bool | str) -> Policy:
-    return tiny_policy(learner_config(model_path, learner={"gradient_checkpointing": recompute}))
 
 
 @contextmanager
@@ -96,34 +92,3 @@ def test_a_layer_computes_twice_with_gradients_and_sees_the_packing_of_its_own_m
             updater.run(random_batch(num_groups=3))
         assert len(set(micros)) > 1, "several micro-batches of several sizes"
         assert calls == [size for size in micros for _ in range(NUM_LAYERS * times)]
-
-
-def test_a_layer_computes_once_where_no_gradient_is_wanted(model_path: Path) -> None:
-    policy = policy_of(model_path, recompute=True)
-    with counted_calls(policy) as calls, torch.no_grad():
-        policy(sequence_microbatch((5, 6, 7, 8), CPU))
-    assert calls == [3] * NUM_LAYERS
-
-
-def test_nothing_of_the_inside_of_a_layer_is_kept(model_path: Path) -> None:
-    kept = {}
-    for recompute in (False, True):
-        policy, widths = policy_of(model_path, recompute=recompute), set[int]()
-
-        def note(tensor: torch.Tensor, widths: set[int] = widths) -> torch.Tensor:
-            if not isinstance(tensor, torch.nn.Parameter):
-                widths.add(tensor.shape[-1] if tensor.dim() else 0)
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            policy(sequence_microbatch((5, 6, 7, 8), CPU))
-        kept[recompute] = INTERMEDIATE_SIZE in widths
-    assert kept == {False: True, True: False}
-
-
-def test_names_of_parameters_stay(model_path: Path) -> None:
-    names = [list(dict(policy_of(model_path, recompute=r).named_parameters())) for r in (False, True)]
-    assert names[0] == names[1]
-    assert list(policy_of(model_path, recompute=True).state_dict()) == list(
-        policy_of(model_path, recompute=False).state_dict()
-    )

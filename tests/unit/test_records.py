@@ -68,19 +68,6 @@ def test_a_damaged_line_in_the_middle_is_named(run: RunDirectory) -> None:
         run.read_metrics()
 
 
-@pytest.mark.parametrize("content", ["5", "null", "[]", "[" * 100_000])
-def test_a_run_json_that_is_no_object_is_named(run: RunDirectory, content: str) -> None:
-    (run.path / "run.json").write_text(content)
-    with pytest.raises(ContractError, match=r"run\.json is no"):
-        run.read_run()
-
-
-@pytest.mark.parametrize("pid", ["1", None, 2**80])
-def test_a_run_whose_launcher_is_no_process_is_not_under_way(run: RunDirectory, pid: object) -> None:
-    run.update_run(status="running", pid=pid)
-    assert not run.is_under_way
-
-
 @pytest.mark.parametrize("change", [{"rewards": None}, {"purpose": "\x1b]0;x"}, {}])
 def test_group_records_of_another_shape_are_damaged(run: RunDirectory, change: dict[str, object]) -> None:
     run.write_groups(1, [make_fate()])
@@ -195,9 +182,3 @@ def test_a_full_disk_is_a_storage_error_that_names_the_file(run: RunDirectory) -
     with pytest.raises(StorageError, match=r"step-000001\.parquet: .*No space left"):
         run.write_groups(1, [make_fate()])
     assert run.group_steps() == []
-
-
-def test_a_run_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="Not a directory"):
-        RunDirectory.create(tmp_path / "file" / "run")

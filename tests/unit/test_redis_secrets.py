@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from bapo.config.tree import Config
 from bapo.errors import ConfigError
 from bapo.redis_secrets import (
     PASSWORD,
     PASSWORD_FILE,
     URL,
     RedisSecrets,
-    problem_of_url,
     refuse_open,
     with_password,
     without_password,
@@ -45,30 +43,6 @@ def test_a_redis_on_this_machine_may_have_none(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "problem"),
-    [
-        ("redis+sentinel://s:26379/mymaster/0", "has the scheme 'redis+sentinel', which is not redis, "),
-        ("redis://a:6379,b:6379/0", "names several servers; name one primary itself"),
-        ("redis://a;b", "names several servers"),
-        ("redis.example.org:6379", "has the scheme 'redis.example.org', which is not redis, rediss or unix"),
-        ("redis://a:b/0", "has no port: "),
-        ("redis://[::1", "is not a URL: "),
-        ("redis://a/mymaster", "names the database 'mymaster': databases of Redis are numbers"),
-        ("unix://run/redis.sock", "names no socket: write unix:///path/to/redis.sock"),
-    ],
-)
-def test_what_can_be_no_redis_of_ours_is_refused_by_its_name(url: str, problem: str) -> None:
-    assert problem_of_url(url).startswith(problem)
-
-
-@pytest.mark.parametrize(
-    "url", ["redis://:a,b;c@h:1/0", "rediss://h", "redis://[::1]:1/3?protocol=2", "unix://:p@/a,b/redis.sock?db=1"]
-)
-def test_what_can_be_one_is_not(url: str) -> None:
-    assert problem_of_url(url) == ""
-
-
-@pytest.mark.parametrize(
     ("url", "whole"),
     [
         ("redis://redis:6379/0", "redis://:hun%2Fter2@redis:6379/0"),
@@ -91,12 +65,6 @@ def test_a_missing_password_file_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv(PASSWORD_FILE, "/nowhere/password")
     with pytest.raises(ConfigError, match="BAPO_REDIS_PASSWORD_FILE: /nowhere/password cannot be read: No such file"):
         with_password("redis://redis")
-
-
-@pytest.mark.parametrize("url", ["redis://:hunter2@redis:6379/0", "unix:///run/redis.sock?password=hunter2"])
-def test_a_configuration_takes_no_password(url: str) -> None:
-    with pytest.raises(ValueError, match="name a file with the password in BAPO_REDIS_PASSWORD_FILE"):
-        Config.model_validate({"buffer": {"redis_url": url}})
 
 
 def test_the_users_of_a_shared_redis_hold_no_password_and_few_rights(tmp_path: Path) -> None:

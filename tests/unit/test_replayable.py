@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from bapo.cli import app
-from bapo.errors import ConfigError, ContractError
+from bapo.errors import ConfigError
 from bapo.records import RunDirectory
-from bapo.whatif.replayable import plan_replay, plan_replay_of, ranges, replayable_steps
+from bapo.whatif.replayable import plan_replay, plan_replay_of, replayable_steps
 from bapo.wire import pack_batch
 from tests.factories import make_batch
 
@@ -71,29 +69,9 @@ def test_a_batch_that_diverged_stands_in_for_one_that_was_not_kept(run: RunDirec
     assert replayable_steps(run) == [3, 4]
 
 
-def test_a_file_that_is_no_batch_is_refused(run: RunDirectory, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        plan_replay_of(run, tmp_path / "none.frame")
-    (tmp_path / "text.frame").write_text("not a frame at all")
-    with pytest.raises(ContractError, match="not a BAPO frame"):
-        plan_replay_of(run, tmp_path / "text.frame")
-
-
 def test_kept_batches_are_forgotten_up_to_a_step_and_cut_off_at_a_resume(run: RunDirectory) -> None:
     keep(run, batches=(1, 2, 3, 4, 5))
     run.forget_batches(2)
     assert run.batch_steps() == [3, 4, 5]
     run.truncate_after(4)
     assert run.batch_steps() == [3, 4]
-
-
-@pytest.mark.parametrize(("steps", "want"), [([], ""), ([4], "4"), ([1, 2, 3, 7, 9, 10], "1-3, 7, 9-10")])
-def test_steps_are_listed_as_ranges(steps: list[int], want: str) -> None:
-    assert ranges(steps) == want
-
-
-def test_the_command_needs_a_step_or_a_batch(run: RunDirectory) -> None:
-    for flags in ((), ("--step", "3", "--frame", "x.frame")):
-        error = CliRunner().invoke(app, ["replay", str(run.path), *flags]).exception
-        assert isinstance(error, ConfigError)
-        assert "which step?" in str(error)

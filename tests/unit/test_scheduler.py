@@ -169,21 +169,6 @@ def test_a_fresh_request_carries_its_step_and_the_oldest_weights_admitted(
     assert (request.purpose, request.group_size) == (Purpose.FRESH, 8)
 
 
-def test_a_spare_is_for_the_batch_that_comes_next_so_that_it_never_waits_for_weights_behind_that_batch() -> None:
-    paper = make_config(cadence={"v": 2, "m": 4, "slack": 0})
-    spares = due(paper, step=3, assembled_step=2, policy_version=2, cursor=20, fresh_dropped=2)
-    assert [(spare.step, spare.min_version) for spare in spares] == [(3, 2), (3, 2)]
-
-
-def test_an_epoch_holds_whole_batches_without_repetition_and_the_next_is_shuffled_anew() -> None:
-    plan = FreshPlan(make_config(), PROMPTS)
-    ids = [plan.prompt(cursor).prompt_id for cursor in range(16)]
-    assert len(set(ids[:8])) == len(set(ids[8:])) == 8  # 10 prompts, B = 4: 8 per epoch, 2 dropped
-    assert ids[:8] != ids[8:]
-    assert plan.prompt_ids(2) == frozenset(ids[4:8])
-    assert ids == [FreshPlan(make_config(), PROMPTS).prompt(cursor).prompt_id for cursor in range(16)]
-
-
 @pytest.mark.parametrize(("step", "due"), [(0, None), (3, None), (4, 4), (5, 4), (8, 8), (13, 12)])
 def test_a_round_is_due_every_m_steps_and_a_missed_one_is_caught_up(step: int, due: int | None) -> None:
     assert due_round(step, make_config()) == due

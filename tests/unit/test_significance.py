@@ -7,9 +7,7 @@ import math
 import pytest
 
 from bapo.significance import (
-    binomial_two_sided,
     crossed,
-    geometric,
     mcnemar,
     stratified,
     student_cdf,
@@ -29,22 +27,6 @@ def test_student_quantiles_are_those_of_printed_tables(freedom: int, want: float
 def test_student_with_one_and_two_degrees_of_freedom_has_a_closed_form() -> None:
     assert student_cdf(1.0, 1) == pytest.approx(0.5 + math.atan(1.0) / math.pi)
     assert student_cdf(2.0, 2) == pytest.approx(0.5 + 2.0 / (2 * math.sqrt(2 + 4.0)))
-
-
-@pytest.mark.parametrize(
-    ("k", "n", "want"),
-    [
-        (0, 0, 1.0),
-        (1, 1, 1.0),
-        (0, 5, 2 / 32),
-        (5, 5, 2 / 32),
-        (1, 6, 2 * (1 + 6) / 64),
-        (2, 10, 2 * (1 + 10 + 45) / 1024),
-        (3, 6, 1.0),
-    ],
-)
-def test_the_binomial_test_sums_both_tails(k: int, n: int, want: float) -> None:
-    assert binomial_two_sided(k, n) == pytest.approx(want)
 
 
 def test_mcnemar_by_hand() -> None:
@@ -103,12 +85,6 @@ def test_no_prompts_and_other_prompts_are_refused() -> None:
             crossed(table)
 
 
-def test_equal_weights_change_nothing() -> None:
-    table = [[0.0, 0.25, 1.0], [0.5, 0.25, 0.75]]
-    plain, found = crossed(table), weighted(table, [1.0, 1.0, 1.0])
-    assert (found.mean, found.low, found.high) == pytest.approx((plain.mean, plain.low, plain.high))
-
-
 def test_a_weighted_share_is_a_ratio_of_sums_made_linear() -> None:
     # 1 x 1 + 1/2 x 0 of 3/2. Mean weight 3/4: 2/3 + (1 - 2/3) / (3/4) = 10/9 and 2/3 + (0 - 1/3) / (3/4) = 2/9.
     found = weighted([[1.0, 0.0]], [1.0, 0.5])
@@ -117,12 +93,3 @@ def test_a_weighted_share_is_a_ratio_of_sums_made_linear() -> None:
     assert found.high - found.mean == pytest.approx(12.7062 * math.sqrt(16 / 81), rel=1e-5)
     with pytest.raises(ValueError, match="no prompt has a weight"):
         weighted([[0.0, 0.0]], [0.0, 0.0])
-
-
-def test_ratios_are_averaged_as_logarithms() -> None:
-    found = geometric([1.0, 2.0, 4.0])  # logarithms 0, log 2, 2 log 2: standard error log(2) / sqrt(3), t(2) = 4.302653
-    assert found.mean == pytest.approx(2.0)
-    assert found.high == pytest.approx(2.0 * 2 ** (4.302653 / math.sqrt(3)), rel=1e-5)
-    assert found.low == pytest.approx(4.0 / found.high)
-    with pytest.raises(ValueError, match="one seed"):
-        geometric([2.0])

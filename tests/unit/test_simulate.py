@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,27 +112,6 @@ def test_another_composer_may_be_asked_too(trace: Recording) -> None:
     steps = what_if(trace, changed(name="grpo", online_filter="none"), within=10)
     assert [prompts(step, Origin.X1) for step in steps] == ["abcdef", "ghijkl", "mnopqr", "suvwxy"]
     assert all(not step.answers for step in steps)
-
-
-def test_a_further_round_that_nobody_sampled_leaves_the_batch_underfilled(trace: Recording) -> None:
-    steps = what_if(trace, changed(name="dapo"), within=10)
-    assert [prompts(step, Origin.X1) for step in steps] == ["bdef", "j", "mqr", "w"]
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "value"),
-    [("algorithm", "batch_size", 5), ("algorithm", "group_size", 4), ("cadence", "v", 1), ("learner", "lr", 1.0)],
-)
-def test_what_the_samples_depend_on_cannot_be_changed(trace: Recording, section: str, key: str, value: float) -> None:
-    part = getattr(trace.config, section).model_copy(update={key: value})
-    with pytest.raises(ConfigError, match=rf"{section}\.{key} = {value}.*cannot change it"):
-        what_if(trace, trace.config.model_copy(update={section: part}), within=10)
-
-
-def test_dropped_groups_never_reach_the_composer(trace: Recording) -> None:
-    stale = replace(fresh_fate("z", 4, 2, "stale"), policy_version=0)
-    with_stale = recording_of([trace_fates(1), [stale, *trace_fates(2)], trace_fates(3)])
-    assert compare(with_stale, as_recorded(with_stale)).exact
 
 
 def test_records_with_a_gap_are_refused(tmp_path: Path) -> None:

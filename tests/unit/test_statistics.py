@@ -37,16 +37,6 @@ def test_independent_responses_narrow_the_interval() -> None:
     assert (found.low, found.high) == (pytest.approx(want.low), pytest.approx(want.high))
 
 
-def test_prompts_that_are_all_alike_still_have_a_width() -> None:
-    found = estimate([0.5] * 10)
-    assert (round(found.low, 4), round(found.high, 4)) == (0.2366, 0.7634)
-
-
-def test_no_prompts_have_no_accuracy() -> None:
-    with pytest.raises(ValueError, match="no prompts"):
-        estimate([])
-
-
 def test_the_change_is_paired_by_prompt() -> None:
     """Changes .5, .5, 0, 0: mean .25, variance 1/12, standard error sqrt(1/48)."""
     found = difference([0.0, 0.5, 0.5, 1.0], [0.5, 1.0, 0.5, 1.0])

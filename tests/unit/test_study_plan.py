@@ -64,12 +64,6 @@ def test_settings_lie_over_common_and_common_over_the_preset(tmp_path: Path) -> 
     assert (plain.loss.clip_low, plain.algorithm.name, ours.algorithm.name) == (0.2, "grpo", "bapo")
 
 
-def test_every_run_has_free_ports_and_its_own_name(tmp_path: Path) -> None:
-    config = plan(tmp_path).runs[0].config
-    assert {getattr(config, s).port for s in ("buffer", "scheduler", "learner", "evaluation", "rollout")} == {0}
-    assert (config.run.name, config.run.root) == ("plain-s1", str(tmp_path / "outputs" / "mine" / "runs"))
-
-
 def test_a_seed_key_gives_each_seed_its_own_training_problems(tmp_path: Path) -> None:
     runs = plan(tmp_path, study_values(seed_keys=["task.options.seed"])).runs
     assert [run.config.task.options["seed"] for run in runs] == [1, 1, 2, 2]
@@ -185,13 +179,3 @@ def test_runs_made_with_other_settings_are_refused_by_name(tmp_path: Path) -> No
     study = plan(tmp_path, values)
     with pytest.raises(ConfigError, match=r"ours-s1 was made with other settings .*: learner.lr: 1e-06 -> 0.25; "):
         changed(study.runs)
-
-
-def test_a_study_that_was_moved_is_the_same_study(tmp_path: Path) -> None:
-    study = plan(tmp_path)
-    make(study, 0, "finished")
-    moved = plan(tmp_path, study_values(root=str(tmp_path / "elsewhere")))
-    (tmp_path / "elsewhere").mkdir()
-    study.path.rename(moved.path)
-    changed(moved.runs)
-    assert look(moved.runs[0]).state is State.FINISHED

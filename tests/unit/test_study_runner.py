@@ -108,10 +108,6 @@ def test_a_failed_run_does_not_stop_the_others_and_is_tried_again_by_the_next_ca
     assert (begun, outcome.failed, outcome.left) == (["ours-s1"], [], [])
 
 
-def test_as_many_runs_as_allowed_go_on_at_a_time(tmp_path: Path) -> None:
-    assert run_fake(plan(tmp_path), {}, parallel=3)[2] == 3
-
-
 def test_a_budget_leaves_the_runs_that_would_not_fit(tmp_path: Path) -> None:
     # Every run takes ten looks of a second: the first shows it, the second fits into 25 s, the third does not.
     outcome, begun, _ = run_fake(plan(tmp_path), {}, budget_s=25.0)
@@ -141,17 +137,3 @@ def test_of_a_finished_run_the_records_and_the_newest_checkpoint_stay(tmp_path: 
     tidy(run)
     assert (run.checkpoint_steps(), run.redis_path.exists(), run.weights_path.exists()) == ([3], False, False)
     assert len(run.read_metrics()) == 1
-
-
-def test_a_study_keeps_batches_only_when_it_is_told_to(tmp_path: Path) -> None:
-    study = plan(tmp_path)
-    for index, replayable in enumerate([False, True]):
-        run = make(study, index, "finished", checkpoint=2)
-        run.checkpoint_dir(3).mkdir()
-        (run.checkpoint_dir(3) / "state.json").write_text("{}")
-        run.write_batch(3, b"frame")
-        (run.redis_path / "appendonly").write_text("x")
-        tidy(run, replayable=replayable)
-        assert run.batch_steps() == ([3] if replayable else [])
-        assert run.checkpoint_steps() == ([2, 3] if replayable else [3])
-        assert not run.redis_path.exists()

@@ -59,21 +59,10 @@ def test_a_window_between_the_levels_of_a_small_group_snaps_to_the_nearest(
     assert f"X3 takes k={k}" in caplog.text
 
 
-def test_a_window_that_holds_a_level_is_not_moved(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        assert snap(0.2, 0.325, 8) == (0.2, 0.325)
-    assert caplog.text == ""
-
-
 def test_snapping_never_takes_a_level_without_variance() -> None:
     # Centre 0.1875 of G = 2 would round to level 0: all wrong.
     assert snap(0.125, 0.25, 2) == (0.5, 0.5)
     assert snap(0.9, 0.95, 2) == (0.5, 0.5)
-
-
-def test_the_mini_test_takes_exactly_half() -> None:
-    settings = AlgorithmConfig(x3_exactly_half=True)
-    assert reuse_window(settings, view_of(bad=0, high=0), 0.1) == (0.5, 0.5)
 
 
 def test_the_official_schedule_follows_the_mean_of_what_the_buffer_holds() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bapo.errors import StorageError, UnavailableError
+from bapo.errors import UnavailableError
 from bapo.token_files import TokenFiles, TokenRow
 from bapo.types import Batch, Group
 from learner.diagnostics.response_recorder import ResponseRecorder
@@ -174,19 +173,6 @@ def test_a_run_keeps_the_text_of_every_group_also_of_those_that_did_not_train(mo
     assert files.read_group(4, others[4][0].group_id)[0].is_text_alone
 
 
-def test_a_recorder_without_a_buffer_leaves_what_a_file_has_of_groups_that_did_not_train(
-    model_path: Path, tmp_path: Path
-) -> None:
-    files, batch = TokenFiles(tmp_path), random_batch(num_groups=1)
-    files.write(1, [[row("trained before")], [row("not trained", origin=None, advantage=None)]])
-    recorder = ResponseRecorder(learner_config(model_path), files)
-    recorder.put(batch, values_like(batch))
-    recorder.close(60)
-    assert [rows[0].group_id for rows in files.read_untrained(1)] == ["not trained"]
-    assert files.read_group(1, "trained before") == []
-    assert len(files.read_group(1, batch.entries[0].group.group_id)) == 4
-
-
 def test_a_buffer_that_does_not_answer_costs_the_texts_of_untrained_groups_alone(
     model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -251,47 +237,9 @@ def test_a_resumed_run_forgets_what_later_steps_recorded(tmp_path: Path) -> None
     assert files.steps() == [4, 5]
 
 
-class SlowFiles(TokenFiles):
-    """A disk that waits to be let on, or refuses."""
-
-    def __init__(self, path: Path, *, refuses: bool = False) -> None:
-        super().__init__(path)
-        self.go, self.began, self.refuses = threading.Event(), threading.Event(), refuses
-
-    def write(self, *arguments: Any, **named: Any) -> int:
-        if self.refuses:
-            raise StorageError("the disk is full")
-        self.began.set()
-        assert self.go.wait(60)
-        return super().write(*arguments, **named)
-
-
 def values_like(batch: Batch) -> TokenValues:
     tokens = np.zeros(sum(len(entry.group.token_ids) for entry in batch.entries), dtype=np.float32)
     return TokenValues(logprobs_M=tokens, entropy_M=tokens, ratio_M=tokens, clipped_M=tokens, advantage_M=tokens)
-
-
-def test_a_disk_that_refuses_ends_the_recording_and_not_the_training(
-    model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorder = ResponseRecorder(learner_config(model_path), SlowFiles(tmp_path, refuses=True))
-    batch = random_batch(num_groups=1)
-    recorder.put(batch, values_like(batch))
-    recorder.close(60)
-    recorder.put(batch, values_like(batch))
-    assert caplog.text.count("token records end at step 1, training continues: the disk is full") == 1
-
-
-def test_a_step_that_trains_nothing_is_recorded_and_so_are_the_steps_after_it(model_path: Path, tmp_path: Path) -> None:
-    files = TokenFiles(tmp_path)
-    recorder = ResponseRecorder(learner_config(model_path, diagnostics={"texts": 1}), files)
-    some = random_batch(step=2, num_groups=1)
-    recorder.put(random_batch(step=1, num_groups=0), None)
-    recorder.put(some, None)
-    recorder.close(60)
-    assert files.steps() == [1, 2]
-    group_id = some.entries[0].group.group_id
-    assert (len(files.read_group(1, group_id)), len(files.read_group(2, group_id))) == (0, 4)
 
 
 def raising(**_: Any) -> Any:

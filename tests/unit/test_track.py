@@ -1,6 +1,5 @@
 """`bapo track`: each recorded number reaches the tracker once, in order, also when a resumed run writes it again."""
 
-import json
 import os
 import struct
 from collections.abc import Mapping
@@ -73,14 +72,6 @@ def test_numbers_of_inner_maps_have_both_names_and_what_is_no_number_is_left_out
     assert measured({**EVALUATION, "low": None}) == {"cd4/accuracy": 0.25, "cd4/high": 0.3, "cd4/mean_tokens": 30.0}
 
 
-def test_a_run_goes_on_as_long_as_its_launcher_is_there(run: RunDirectory) -> None:
-    assert not run.is_under_way
-    run.update_run(status="running")
-    assert run.is_under_way
-    run.update_run(pid=2**22 + 1)  # beyond the greatest process id
-    assert not run.is_under_way
-
-
 def test_an_unknown_tracker_and_a_missing_package_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracked = TrackedRun(name="run", folder=tmp_path, project="bapo", config={})
     assert tracker_names() == ("tensorboard", "wandb")
@@ -114,9 +105,3 @@ def _events(path: Path) -> list[Any]:
         found.append(Event.FromString(data[12 : 12 + size]))
         data = data[12 + size + 4 :]
     return found
-
-
-def test_what_is_sent_are_numbers_that_json_has(run: RunDirectory) -> None:
-    tracker = Remembers()
-    Sender(run, tracker).send_new()
-    assert json.loads(json.dumps(tracker.rows)) == [[step, values] for step, values in tracker.rows]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bapo.errors import BY_NAME, BapoError, ContractError, did_you_mean
+from bapo.errors import BY_NAME, BapoError, ContractError
 from bapo.types import Group, Outcome
 from bapo.wire import pack_group, read_group_header
 from tests.factories import make_group, make_stat
@@ -49,18 +49,6 @@ def floats(*values: float) -> np.ndarray:
 def test_a_group_refuses_columns_that_no_policy_can_give(columns: dict[str, Any], message: str) -> None:
     with pytest.raises(ContractError, match=message):
         with_column(**columns)
-
-
-@pytest.mark.parametrize("floats_of", [np.float16, np.float64])
-@pytest.mark.parametrize("ids_of", [np.uint16, np.int64])
-def test_columns_of_another_size_travel_as_the_same_numbers(floats_of: type, ids_of: type) -> None:
-    group = make_group(rewards="10", lengths=[1, 2])  # three tokens: no whole number of four bytes in halves
-    other = replace(
-        group, rollout_logprobs=group.rollout_logprobs.astype(floats_of), token_ids=group.token_ids.astype(ids_of)
-    )
-    assert pack_group(other) == pack_group(group)
-    with pytest.raises(ContractError, match=r"log-probs from -0.5 to 0.5"):
-        replace(other, rollout_logprobs=np.array([-0.5, 0.5, -0.5], floats_of))
 
 
 def test_a_group_without_responses_is_refused() -> None:
@@ -106,8 +94,3 @@ def test_every_error_survives_pickling_and_has_a_status(cls: type[BapoError]) ->
     assert (type(copy), str(copy)) == (cls, "the message")
     assert 400 <= cls.http_status < 600
     assert 1 <= cls.exit_code <= 5
-
-
-def test_a_hint_is_given_only_for_something_similar() -> None:
-    assert did_you_mean("lerning_rate", ["learning_rate", "seed"]) == " (did you mean 'learning_rate'?)"
-    assert did_you_mean("zzz", ["learning_rate", "seed"]) == ""

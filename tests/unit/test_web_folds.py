@@ -16,10 +16,9 @@ from bapo.types import Fate, Origin, Purpose
 from bapo.whatif.history import History
 from bapo.whatif.recording import RecordedStep
 from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask, view_of
-from services.dashboard.overview import held_out
 from services.dashboard.run_view import RunView
-from services.dashboard.step_columns import PromptVisits, by_range, table_ages
-from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
+from services.dashboard.step_columns import PromptVisits, table_ages
+from tests.made_up_runs import fate, metrics_row, write_run
 
 CONFIG = Config.model_validate(
     {"algorithm": {"batch_size": 4, "group_size": 4}, "learner": {"minibatch_size": 4}, "rollout": {"num_workers": 1}}
@@ -93,22 +92,6 @@ def test_ages_are_unknown_where_the_records_are_none_that_a_composer_can_do_with
     assert table_ages(fold, 0)["bad_ages"] == [None]
 
 
-def test_ages_have_ranges_and_what_is_older_has_one_of_its_own() -> None:
-    assert by_range([0, 0, 1, 2, 4, 5, 6, 11], ends=(0, 1, 5, 10)) == [2, 1, 3, 1, 1]
-
-
-def test_held_out_matrices_compare_with_the_base_model() -> None:
-    rows = [
-        evaluation_row("h", 1, {"p": "0000", "q": "1000"}),
-        evaluation_row("h", 5, {"p": "0110", "q": "0000"}),
-    ]
-    (found,) = held_out(rows)
-    assert (found["split"], found["step"], found["accuracy"]) == ("h", [0, 4], [0.125, 0.25])
-    before, after = found["matrices"]
-    assert (before[0][0], before[1][1]) == (1, 1)
-    assert (after[0][2], after[1][0], sum(map(sum, after))) == (1, 1, 2)
-
-
 # -- following a run
 def whole(view: RunView, endpoint: Endpoint = OVERVIEW, **query: Any) -> dict[str, Any]:
     while not (found := ask(view, endpoint, **query))["is_complete"]:
@@ -146,10 +129,3 @@ def test_groups_that_cannot_be_read_are_named_and_the_curves_stay(tmp_path: Path
     found = whole(viewed(run))
     assert "groups of step 1 cannot be read" in found["problem"]
     assert (found["steps"]["x1"], found["steps"]["bins"], found["steps"]["bad_ages"]) == ([3], [None], [None])
-
-
-def test_a_run_without_a_step_has_an_answer(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "mine")
-    (run.path / "metrics.jsonl").unlink()
-    found = whole(viewed(run))
-    assert (found["num_steps"], found["steps"]["step"], found["held_out"]) == (0, [], None)

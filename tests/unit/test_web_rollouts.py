@@ -10,12 +10,10 @@ import pytest
 from bapo.config.load import load_resolved
 from bapo.errors import ContractError
 from bapo.records import RunDirectory
-from services.dashboard import group
 from services.dashboard.endpoints import ENDPOINTS, ask, view_of
 from services.dashboard.export import answers
 from services.dashboard.run_view import RunView
-from services.dashboard.search import TextIndex
-from tests.rollout_run import GROUP, HOSTILE, LONG, token_row, write_rollout_run
+from tests.rollout_run import GROUP, HOSTILE, LONG, write_rollout_run
 
 
 @pytest.fixture
@@ -118,15 +116,6 @@ def test_the_search_finds_ids_prompts_and_responses(view: RunView) -> None:
     assert (found["is_whole"], found["taken"], found["recorded"]) == (True, 1, 1)
 
 
-def test_records_that_come_later_are_found_without_reading_the_old_ones_again(view: RunView, run: RunDirectory) -> None:
-    assert told(view, "search", text="brandnew")["hits"] == []
-    run.token_files.write(3, [[token_row(0, ["brand", "new"], step=3)]])
-    run.token_files._file(2).unlink()
-    found = told(view, "search", text="brandnew")
-    assert [(hit["id"], hit["step"]) for hit in found["hits"]] == [(GROUP, 3)]
-    assert told(view, "search", text="is 24")["hits"]
-
-
 def test_an_exported_file_carries_the_prompts_and_the_recorded_groups_with_text_that_ends_no_script(
     view: RunView,
 ) -> None:
@@ -136,23 +125,3 @@ def test_an_exported_file_carries_the_prompts_and_the_recorded_groups_with_text_
     )
     assert f"group?id={GROUP.replace('@', '%40')}&step=2" in found
     assert not [key for key in found if key.startswith("search")]
-
-
-def test_a_group_that_does_not_fit_is_left_out_of_an_exported_file(
-    view: RunView, monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    monkeypatch.setattr(group, "EXPORTED_TOKENS", 2010)  # hard@2 has 4 + 2 + 3 + 2000 tokens, other@2 8 more
-    assert [query["id"] for query in group.exported_group(view)] == [GROUP, GROUP]
-
-
-def test_words_are_found_in_any_case_and_the_newest_first() -> None:
-    index = TextIndex()
-    for number, text in enumerate(["Alpha beta", "beta ALPHA gamma", "İALPHA", "delta"]):
-        index.add((number,), text)
-    assert [hit.key for hit in index.find("alpha", 9)[0]] == [(2,), (1,), (0,)]
-    assert [hit.key for hit in index.find("beta gamma", 9)[0]] == [(1,)]
-    assert index.find("alpha", 2) == (index.find("alpha", 9)[0][:2], False)
-    assert index.find("alpha", 3)[1] is True
-    assert index.find("   ", 9) == ([], True)
-    assert index.find("betaalpha", 9)[0] == []  # words of two documents are no hit

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +28,7 @@ from bapo.wire import (
     unpack_batch,
     unpack_group,
 )
-from tests.factories import make_batch, make_group, make_prompt
+from tests.factories import make_batch, make_group
 
 COLUMNS = ("prompt_token_ids", "token_ids", "rollout_logprobs", "lengths", "rewards", "outcomes", "versions")
 FIELDS = ("group_id", "prompt", "purpose", "step", "label", "worker_id", "timing")
@@ -173,42 +171,6 @@ def test_runs_of_versions_travel_with_a_group_that_has_them_and_take_no_byte_of_
         read_group_header(wrong)
 
 
-def test_arrays_are_views_into_the_frame() -> None:
-    frame = pack_group(make_group())
-    tokens = unpack_group(frame).token_ids
-    assert not tokens.flags.owndata
-    assert np.shares_memory(tokens, np.frombuffer(frame, dtype=np.uint8))
-    assert not tokens.flags.writeable
-
-
-def num_calls(work: Callable[[], object]) -> int:
-    """Python and C functions that are called: no clock, so that a busy machine cannot make the test fail."""
-    calls = 0
-
-    def count(_frame: object, event: str, _arg: object) -> None:
-        nonlocal calls
-        calls += event in {"call", "c_call"}
-
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return calls
-
-
-def test_tokens_cost_no_python_work() -> None:
-    short, long = make_group(lengths=[8] * 8), make_group(lengths=[8192] * 8)
-    short_frame, long_frame = pack_group(short), pack_group(long)
-    for work, few, many in (
-        (pack_group, short, long),
-        (read_group_header, short_frame, long_frame),
-        (unpack_group, short_frame, long_frame),
-    ):
-        work(few)  # the first call may import
-        assert num_calls(lambda w=work, x=few: w(x)) == num_calls(lambda w=work, x=many: w(x)), work.__name__
-
-
 def test_the_header_does_not_grow_with_the_tokens() -> None:
     sizes = [PREFIX.unpack_from(pack_group(make_group(lengths=[n] * 8)))[3] for n in (8, 8192)]
     assert sizes[0] == sizes[1] < 500
@@ -232,10 +194,6 @@ def test_a_frame_that_no_peer_would_read_is_refused_when_packed() -> None:
         frame_start(1, {"text": "x" * MAX_HEADER_BYTES}, 0)
     with pytest.raises(ContractError, match="at most"):
         frame_start(1, {}, 1 << 32)
-
-
-def test_a_prompt_of_the_factory_is_packed() -> None:
-    assert unpack_group(pack_group(make_group(prompt=make_prompt(prompt_id="a")))).prompt.prompt_id == "a"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,22 @@
+"""What every engine promises, of real vLLM: the tests of tests/contract/test_engines.py on one engine."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import pytest
+
+from rollout_server.engines.base import Engine
+from tests.contract import test_engines as contract
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with contract.made("vllm", tmp_path_factory.mktemp("vllm")) as found:
+        yield found
+
+
+for _name, _test in vars(contract).items():
+    if _name.startswith("test_") and "engine" in inspect.signature(_test).parameters:
+        globals()[_name] = _test
