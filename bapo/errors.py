@@ -3,6 +3,7 @@
     BapoError
       ConfigError          refuse to start                                       exit 2, nothing was touched
       ContractError        a message breaks the wire contract                    HTTP 422, never retried
+        FrameError         a pushed group's frame is not where it was written    the sender writes it again, once
       AccessError          no token, a wrong one, or one without the right       HTTP 401 or 403, exit 2, never retried
       StaleWeightsError    the caller's policy version is too old for the work   HTTP 409, retried after the next update
       WeightMismatchError  an engine does not hold the weights it should hold    the worker is replaced
@@ -95,6 +96,10 @@ class ContractError(BapoError):
         return str(self.args[0])
 
 
+class FrameError(ContractError):
+    """The frame of a pushed group is missing, or has another length than its header says."""
+
+
 class AccessError(BapoError):
     """Whoever calls has no right to: the message says which token to set. Never retried."""
 
@@ -180,6 +185,7 @@ BY_NAME: dict[str, type[BapoError]] = {
         BapoError,
         ConfigError,
         ContractError,
+        FrameError,
         AccessError,
         StaleWeightsError,
         WeightMismatchError,

@@ -25,11 +25,10 @@ from buffer_service.live import live_numbers
 from buffer_service.metrics import BufferMetrics
 from buffer_service.refusals import error_response
 from buffer_service.rights import RULES
-from buffer_service.routes import batches, looking, selectors, tending, work
+from buffer_service.routes import batches, frames, looking, selectors, tending, work
 from buffer_service.routes.web import web_router
 from buffer_service.schemas import ErrorAnswer
-from buffer_service.shortcut import PushShortcut
-from buffer_service.threads import aside
+from buffer_service.waiting import aside
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": text}
@@ -70,8 +69,15 @@ def create_app(
     )
     app.state.context, app.state.metrics = context, metrics
     app.state.refused = metrics.refused
-    app.state.shortcut = PushShortcut(context, metrics, keyring)
-    for router in (work.router, batches.router, looking.router, selectors.router, tending.router, health):
+    for router in (
+        work.router,
+        frames.router,
+        batches.router,
+        looking.router,
+        selectors.router,
+        tending.router,
+        health,
+    ):
         app.include_router(router)
     if run is not None:
         view = view_of(run, context.config, lambda: live_numbers(context.service))

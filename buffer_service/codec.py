@@ -109,16 +109,7 @@ def pack_record(record: GroupRecord) -> bytes:
 
 def unpack_record(data: bytes) -> GroupRecord:
     """Inverse of `pack_record`."""
-    try:
-        return _RECORD.decode(data)
-    except msgspec.ValidationError:
-        return _older_record(data)
-
-
-def _older_record(data: bytes) -> GroupRecord:
-    """Before version 0.3 outcomes were bytes."""
-    row = [field.decode("latin-1") if isinstance(field, bytes) else field for field in unpack(data)]
-    return msgspec.convert(row, GroupRecord)
+    return _RECORD.decode(data)
 
 
 def pack_tables(tables: Tables) -> bytes:
@@ -140,9 +131,7 @@ def unpack_tables(data: bytes) -> Tables:
     """Inverse of `pack_tables`; no bytes are the tables before the first step."""
     if not data:
         return Tables()
-    # Before version 0.2 tables had no edits, before 0.3 no demand; a checkpoint of then is still one.
-    row: list[Any] = unpack(data)
-    step, r_tot, c2, c3, bad, high, edits, num_extra, demand, extra = row + [0, 0, None, ()][len(row) - 6 :]
+    step, r_tot, c2, c3, bad, high, edits, num_extra, demand, extra = unpack(data)
     return Tables(
         step=step,
         r_tot=r_tot,
@@ -163,7 +152,7 @@ def _floats(number: int) -> struct.Struct:
 
 
 def _stat(row: list[Any]) -> GroupStat:
-    rewards, outcomes = row[7:] or (b"", b"")
+    rewards, outcomes = row[7:]
     return GroupStat(
         group_id=row[0],
         prompt_id=row[1],
@@ -184,14 +173,13 @@ def pack_batch_record(record: BatchRecord) -> bytes:
 
 def unpack_batch_record(data: bytes) -> BatchRecord:
     """Inverse of `pack_batch_record`."""
-    # In older checkpoints groups that did not train were not held.
-    step, group_ids, header, num_bytes, *untrained = unpack(data)
+    step, group_ids, header, num_bytes, untrained = unpack(data)
     return BatchRecord(
         step=step,
         group_ids=tuple(group_ids),
         header=header,
         num_bytes=num_bytes,
-        untrained=tuple(*untrained),
+        untrained=tuple(untrained),
     )
 
 

@@ -43,6 +43,8 @@ class MemoryState:
     done: dict[str, float] = field(default_factory=dict)
     """Settled request -> step that was assembled then; inf for those of evaluations, which `forget` ends."""
     frames: dict[str, bytes] = field(default_factory=dict)
+    incoming: dict[str, bytes] = field(default_factory=dict)
+    bad_frames: set[str] = field(default_factory=set)
     records: dict[str, GroupRecord] = field(default_factory=dict)
     refs: Counter[str] = field(default_factory=Counter)
     fresh: dict[str, RolloutRequest] = field(default_factory=dict)
@@ -196,7 +198,7 @@ class MemoryState:
         if record.policy_version < item.request.min_version:
             item.holder = ""
             return PushFate.STALE
-        self.frames[record.group_id] = bytes(group.frame)
+        self.frames[record.group_id] = self.incoming.pop(group.frame_name)
         self.records[record.group_id] = record
         self.refs[record.group_id] = 1
         self.failures_in_a_row = 0

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from bapo.errors import ContractError
+from bapo.errors import ContractError, FrameError
 from bapo.messages import BufferStatus
-from bapo.named_frames import NamedFrames
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.audit import Audit
 from buffer_service.groups import GroupRecord, Incoming, PushFate, Replacement, check_answer
@@ -22,8 +21,7 @@ from buffer_service.image import Image
 from buffer_service.memory_audit import audit_of
 from buffer_service.memory_state import MemoryState, image_of, state_of
 from buffer_service.memory_status import status_of
-from buffer_service.steps import Steps
-from buffer_service.store import FORGET_AFTER_STEPS, LAST_FAILURE_CHARS, MOST_COMPOSITIONS, FrameChunks, Upload
+from buffer_service.store import FORGET_AFTER_STEPS, LAST_FAILURE_CHARS, MOST_COMPOSITIONS
 from buffer_service.values import (
     Assembly,
     BatchRecord,
@@ -49,19 +47,6 @@ def _atomic(method: Callable[Concatenate[MemoryStore, P], R]) -> Callable[Concat
             return method(self, *args, **kwargs)
 
     return locked
-
-
-class NoUpload:
-    """Frames stay where they are."""
-
-    def put(self, frame: bytes | memoryview) -> None:
-        """Nothing."""
-
-    def pause(self) -> None:
-        """Nothing."""
-
-    def drop(self) -> None:
-        """Nothing."""
 
 
 class MemoryStore:
@@ -138,18 +123,29 @@ class MemoryStore:
 
     # -- groups
 
-    def upload(self) -> Upload:
-        return NoUpload()
+    @_atomic
+    def put_frame(self, name: str, frame: bytes | memoryview) -> None:
+        self._state.incoming[name] = bytes(frame)
 
-    def pushing(self, groups: Sequence[Incoming], upload: Upload | None = None) -> Steps[list[str]]:
-        yield from ()  # it never blocks
-        return self.push(groups)
+    @_atomic
+    def note_bad_frame(self, record: GroupRecord, problem: str) -> bool:
+        if record.group_id in self._state.bad_frames:
+            return False
+        self._state.bad_frames.add(record.group_id)
+        self._state.counters[f"bad_frames:{record.worker_id}"] += 1
+        return True
 
     @_atomic
     def push(self, groups: Sequence[Incoming]) -> list[str]:
         for mine in (group.record for group in groups):
             item = self._state.open.get(mine.group_id)
             check_answer(mine, item.request if item else None, self._state.records.get(mine.group_id))
+        for group in groups:
+            found = len(self._state.incoming.get(group.frame_name, b""))
+            if found != group.record.num_bytes:
+                raise FrameError(
+                    f"the frame of group {group.record.group_id} of {group.record.worker_id} has {found} bytes"
+                )
         fates = [self._state.admit(group) for group in groups]
         self._state.counters.update(f"pushed_groups:{fate}" for fate in fates)
         for group, fate in zip(groups, fates, strict=True):
@@ -158,15 +154,8 @@ class MemoryStore:
         return fates
 
     @_atomic
-    def frames(self, group_ids: Sequence[str]) -> list[bytes | memoryview | None]:
+    def frames(self, group_ids: Sequence[str]) -> list[bytes | None]:
         return [self._state.frames.get(group_id) for group_id in group_ids]
-
-    @_atomic
-    def frame_chunks(self, group_ids: Sequence[str], num_bytes: int) -> FrameChunks:
-        yield self.frames(group_ids)
-
-    def named_frames(self, start: bytes, group_ids: Sequence[str], num_bytes: int) -> NamedFrames | None:
-        return None  # nobody else can look into our memory
 
     def records(self, group_ids: Sequence[str]) -> list[GroupRecord | None]:
         return [self._state.records.get(group_id) for group_id in group_ids]
