@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from bapo.errors import ContractError, FrameError
+from bapo.errors import ContractError, FrameError, Refusal
 from bapo.messages import BufferStatus
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.audit import Audit
@@ -143,8 +143,12 @@ class MemoryStore:
         for group in groups:
             found = len(self._state.incoming.get(group.frame_name, b""))
             if found != group.record.num_bytes:
+                mine = group.record
+                self._state.counters[f"bad_frames:{mine.worker_id}"] += 1
                 raise FrameError(
-                    f"the frame of group {group.record.group_id} of {group.record.worker_id} has {found} bytes"
+                    f"the frame of group {mine.group_id} of worker {mine.worker_id} has {found} bytes in Redis, not "
+                    f"{mine.num_bytes}: write it again",
+                    Refusal.FRAME,
                 )
         fates = [self._state.admit(group) for group in groups]
         self._state.counters.update(f"pushed_groups:{fate}" for fate in fates)

@@ -20,7 +20,9 @@ from bapo.tokens import Keyring
 from buffer_service.__main__ import Server, listen, uvicorn_config
 from buffer_service.app import create_app
 from buffer_service.context import Context
+from buffer_service.frame_access import FrameAccess
 from buffer_service.metrics import BufferMetrics
+from buffer_service.redis_store import RedisStore
 from buffer_service.service import BufferService
 from buffer_service.store import Store
 from tests.buffer_setup import new_store
@@ -39,7 +41,8 @@ def served_app(
     """The app of a service on the store; with the web page of a run directory, if there is one."""
     metrics = BufferMetrics(Telemetry(), config)
     service = BufferService(store, load_composer(config.algorithm), config, metrics)
-    return create_app(Context(service=service, config=config), metrics, keyring, run)
+    access = FrameAccess(store._link, store._keys, store._run_name) if isinstance(store, RedisStore) else None
+    return create_app(Context(service=service, config=config, access=access), metrics, keyring, run)
 
 
 @contextmanager
