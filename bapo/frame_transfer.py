@@ -4,7 +4,7 @@ reach.
     PSETEX incoming:<random>  or  PUT /frames/<random>       a worker, before it pushes the headers of the groups
     MGET group:<id>, ...      or  GET /frames/<id>           the learner, for the groups that its batch names
 
-The service alone says whether its Redis may be used, and as which user (`GET /frames/access`, by `buffer.direct`); a
+The service alone says whether its Redis may be used, and as which user (`GET /frame-access`, by `buffer.direct`); a
 client that cannot open it there asks again after ASK_AGAIN_S. Nothing else differs between the two.
 """
 
@@ -113,7 +113,7 @@ class FrameTransfer:
                 self._users, self._pid = {}, os.getpid()
             if right not in self._users and self._direct == "auto" and time.monotonic() >= self._ask_at:
                 self._ask_at = time.monotonic() + ASK_AGAIN_S
-                access = self._peer.call("GET", "/frames/access").json()
+                access = self._peer.call("GET", "/frame-access").json()
                 for name in ("write", "read"):
                     if login := access[name]:
                         self._users[name] = _Redis(self._opened(access["url"], login), login["prefix"])

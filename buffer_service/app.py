@@ -11,6 +11,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import bapo
@@ -160,6 +161,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, BodyError):  # FastAPI has translated what reading the body raised
         return await _named_error(request, error.__cause__)
+    if isinstance(error.__cause__, ClientDisconnect):
+        return await _named_error(request, BodyError("the body is cut off", Refusal.LENGTH))
     request.app.state.metrics.refused(Refusal.CONTRACT)
     message = no_route(request.method, request.url.path, error.detail)
     return JSONResponse(

@@ -21,6 +21,9 @@ from buffer_service.schemas import FrameLogin
 
 log = logging.getLogger(__name__)
 
+WRITE, READ = "%W", "%R"
+"""Which use of a key is allowed; Redis before version 7 knows no such words."""
+
 
 class FrameAccess:
     """Of one run."""
@@ -32,11 +35,11 @@ class FrameAccess:
 
     def writer(self) -> FrameLogin | None:
         """For workers; None: Redis makes no such user. Raises: UnavailableError."""
-        return self._login("write", self._keys.incoming(""), "%W", "+psetex")
+        return self._login("write", self._keys.incoming(""), WRITE, "+psetex")
 
     def reader(self) -> FrameLogin | None:
         """For learners; None: Redis makes no such user. Raises: UnavailableError."""
-        return self._login("read", self._keys.group(""), "%R", "+mget")
+        return self._login("read", self._keys.group(""), READ, "+mget")
 
     def _login(self, right: str, prefix: str, access: str, command: str) -> FrameLogin | None:
         user = f"bapo-{self._run}-{right}"

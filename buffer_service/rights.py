@@ -32,7 +32,7 @@ ROUTES = (
     allow("POST", "/requests/release", WORKER),
     allow("POST", "/groups", WORKER, most_bytes=MOST_PUSH_BYTES, needs_length=True),
     allow("GET", "/room", WORKER),
-    allow("GET", "/frames/access", WORKER, LEARNER),
+    allow("GET", "/frame-access", WORKER, LEARNER),
     allow("PUT", "/frames/{name}", WORKER, most_bytes=MOST_FRAME_BYTES, needs_length=True),
     allow("GET", "/frames/{group_id}", LEARNER),
     allow("GET", "/evaluations/{label}", EVALUATOR),

@@ -10,7 +10,7 @@ from bapo.config.tree import Config
 from bapo.telemetry import Telemetry
 from bapo.types import HardPrompt, RolloutRequest
 from buffer_service.assembly import Assembler, Wait
-from buffer_service.memory_store import MemoryStore
+from tests.buffer_setup import PuttingMemoryStore as MemoryStore
 from buffer_service.metrics import BufferMetrics
 from buffer_service.reasons import in_step_order
 from buffer_service.service import BufferService

@@ -20,7 +20,7 @@ OCTETS = "application/octet-stream"
 BINARY = {OCTETS: {"schema": {"type": "string", "format": "binary"}}}
 
 
-@router.get("/frames/access")
+@router.get("/frame-access")
 def access(here: Here, request: Request) -> AccessAnswer:
     """Where Redis is and as whom the caller may use it, as far as `buffer.direct` and its role allow."""
     role = request.scope.get(ROLE)

@@ -47,9 +47,9 @@ def selector(here: Here) -> Response:
 @router.put("/selector/{round_}", status_code=204)
 def keep(
     round_: Version,
-    body: Annotated[bytes, Body(media_type=OCTETS)],
     here: Here,
     through: Annotated[Version, Query()],
+    body: Annotated[bytes, Body(media_type=OCTETS)] = b"",
 ) -> None:
     """Keep the state from which prompts of step `round_` are chosen; outcomes up to `through` are dropped.
 

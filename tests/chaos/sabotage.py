@@ -13,7 +13,7 @@ from dataclasses import replace
 from bapo.types import Purpose, RolloutRequest
 from bapo.wire import unpack_group
 from buffer_service.groups import Incoming
-from buffer_service.redis_store import RedisStore
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from buffer_service.service import BufferService
 from buffer_service.steps import Steps
 from buffer_service.store import Upload

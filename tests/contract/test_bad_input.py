@@ -267,7 +267,10 @@ def test_a_push_of_too_many_groups_is_refused(client: BufferClient) -> None:
     client.enqueue(requests)
     frames, before = [pack_group(answer(request)) for request in requests], refusals(client).get("too_many", 0.0)
     reply = raw_push(client.url, frames)
-    assert (reply.status, reply.json()["message"]) == (422, "1025 groups in one push, not 1 to 1024: send them in several")
+    assert (reply.status, reply.json()["message"]) == (
+        422,
+        "1025 groups in one push, not 1 to 1024: send them in several",
+    )
     assert (refusals(client)["too_many"], client.status().fresh_ready) == (before + 1, 0)
     assert set(client.push(frames).values()) == {"stored"}  # the client sends them in two parts
     assert client.status().fresh_ready == 1025

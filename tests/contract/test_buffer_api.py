@@ -28,7 +28,6 @@ from tests.patience import wait_until
 from tests.raw_push import raw_push
 
 
-
 @pytest.fixture(scope="module", params=STORES)
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
     """One service for all tests of a store, because starting one takes longer than most of them."""
@@ -438,7 +437,7 @@ def test_the_description_covers_every_route_with_an_example_or_a_schema(client: 
     }
     for wanted in (
         "POST /requests", "POST /requests/claim", "POST /requests/renew", "POST /requests/fail",
-        "POST /requests/release", "POST /groups", "GET /frames/access", "PUT /frames/{name}",
+        "POST /requests/release", "POST /groups", "GET /frame-access", "PUT /frames/{name}",
         "GET /frames/{group_id}", "POST /batches/{step}/bad-frames", "POST /batches/{step}",
         "POST /batches/{step}/commit", "GET /batches/{step}/untrained",
         "GET /batches", "GET /progress", "PUT /progress", "GET /bad", "GET /high",

@@ -20,10 +20,10 @@ from bapo.records import RunDirectory
 from bapo.types import Purpose
 from bapo.wire import pack_group
 from buffer_service.image import EMPTY
-from buffer_service.memory_store import MemoryStore
 from buffer_service.store import Store
 from tests.buffer_app import serving, serving_kind, small_config
 from tests.buffer_setup import STORES, answer
+from tests.buffer_setup import PuttingMemoryStore as MemoryStore
 from tests.factories import make_request
 
 CONFIG = small_config(run={"name": "shown"}, cadence={"v": 2, "m": 2}, diagnostics={"texts": 0})

@@ -21,9 +21,9 @@ from bapo.errors import BapoError, ContractError, FullError, UnavailableError
 from bapo.group_files import GroupWriter
 from bapo.types import Group, Progress, Purpose
 from bapo.wire import pack_group
-from buffer_service.memory_store import MemoryStore
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import STORES, answer, new_store
+from tests.buffer_setup import PuttingMemoryStore as MemoryStore
 from tests.factories import make_request
 
 # B = 4; each step has its own groups: batch 1 waits for every fresh request that is open for it.

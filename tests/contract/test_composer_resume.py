@@ -23,7 +23,7 @@ from bapo.types import Batch, Prompt, Purpose, RolloutRequest
 from bapo.whatif.recording import read_recording
 from bapo.whatif.reproduction import compare
 from bapo.whatif.simulation import as_recorded, what_if
-from bapo.wire import pack_group, read_group_header, unpack_batch
+from bapo.wire import pack_batch_frames, pack_group, read_group_header, unpack_batch, unpack_pull
 from buffer_service.audit import violations
 from buffer_service.codec import pack_record, pack_tables
 from buffer_service.groups import record_of
@@ -87,8 +87,9 @@ class Peers:
                 break
         assert record is not None, self.service.not_yet(step)[0]
         assert violations(self.store.audit(), self.config.algorithm) == []
-        start, chunks = self.service.outgoing(record).start, self.service.outgoing(record).chunks
-        batch = unpack_batch(b"".join([start, *(bytes(frame) for frames in chunks for frame in frames)]))
+        header, frames = unpack_pull(self.service.pulled(record))
+        found = [self.service.frame(frame.group_id) for frame in frames]
+        batch = unpack_batch(pack_batch_frames(header, [frame for frame in found if frame is not None]))
         self.batches.append(batch)
         rows = [
             (e.origin, e.kind, e.group.group_id, e.group.rewards.tolist(), e.replayed_rows.tolist())
@@ -115,7 +116,7 @@ class Peers:
         requests = self.service.claim("w", 99, step)
         frames = [pack_group(self._answer(request, step)) for request in requests]
         if frames:
-            self.service.push(b"".join(frames))
+            self.service.push(push_body(self.service, frames))
 
     def _answer(self, request: RolloutRequest, version: int) -> Any:
         draw = random.Random(request.request_id)
@@ -194,7 +195,7 @@ def test_a_step_that_is_filled_by_groups_sampled_ahead_still_has_its_round_asked
     peers.service.claim("w", 9, 1)
     rewards = ["0000"] * 4 + ["1000"] * 4
     groups = [answer(request, found) for request, found in zip(requests, rewards, strict=True)]
-    peers.service.push(b"".join(pack_group(group) for group in groups))
+    peers.service.push(push_body(peers.service, [pack_group(group) for group in groups]))
     assert peers.service.batch(1) is None
     batch = peers.service.batch(1)
     assert batch is not None
@@ -203,7 +204,7 @@ def test_a_step_that_is_filled_by_groups_sampled_ahead_still_has_its_round_asked
     extra = peers.plan.extra_requests(extra_round)
     assert peers.service.enqueue(extra, None, None) == 4, "they take the place of what was used ahead"
     peers.service.claim("w", 9, 1)
-    peers.service.push(b"".join(pack_group(answer(request, "1000")) for request in extra))
+    peers.service.push(push_body(peers.service, [pack_group(answer(request, "1000")) for request in extra]))
     assert peers.service.batch(2) is not None
     assert peers.service.holdings.status().extra_rounds == ()
 
@@ -222,7 +223,7 @@ def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[...
     peers.service.enqueue(requests, 4, None)
     peers.service.report(replace(peers.service.progress(), step=1, policy_version=1))
     peers.service.claim("w", 9, 1)
-    peers.service.push(b"".join(pack_group(answer(request, "0000")) for request in requests))
+    peers.service.push(push_body(peers.service, [pack_group(answer(request, "0000")) for request in requests]))
     assert peers.service.batch(1) is None
     assert peers.service.batch(1) is None, "it is not asked again before the round is there"
     status = peers.service.holdings.status()
@@ -236,7 +237,7 @@ def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[...
     assert [request.step for request in extra] == [1] * 4
     assert (peers.service.enqueue(extra, None, None), peers.service.enqueue(extra, None, None)) == (4, 0)
     peers.service.claim("w", 9, 1)
-    peers.service.push(b"".join(pack_group(answer(request, "1000")) for request in extra))
+    peers.service.push(push_body(peers.service, [pack_group(answer(request, "1000")) for request in extra]))
     batch = peers.service.batch(1)
     assert batch is not None
     assert batch.group_ids == tuple(request.request_id for request in extra)

@@ -10,9 +10,9 @@ import pytest
 
 from bapo.errors import ContractError
 from bapo.types import Purpose, RolloutRequest
-from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
 from buffer_service.values import Tables
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored
 from tests.factories import make_prompt, make_request
 from tests.store_clock import TimedStore

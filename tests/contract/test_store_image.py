@@ -15,13 +15,13 @@ from buffer_service import redis_image
 from buffer_service.audit import violations
 from buffer_service.groups import Replacement
 from buffer_service.image import Image
-from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_keys import INDEX, Keys
 from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
 from buffer_service.snapshot import pack_snapshot, unpack_snapshot
 from buffer_service.store import Store
 from tests.buffer_app import small_config
+from tests.buffer_setup import PuttingMemoryStore as MemoryStore
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly, answer, hard, incoming, stat, stored, view_of
 from tests.factories import make_prompt, make_request
 

@@ -36,7 +36,7 @@ with INSTRUMENTED:
     from bapo.messages import request_map
     from bapo.telemetry import Telemetry
     from bapo.wire import pack_batch, pack_group, read_group_header, unpack_batch, unpack_group
-    from buffer_service.memory_store import MemoryStore
+    from tests.buffer_setup import PuttingMemoryStore as MemoryStore
     from buffer_service.metrics import BufferMetrics
     from buffer_service.schemas import ClaimBody, EnqueueBody, FailBody
     from buffer_service.service import BufferService

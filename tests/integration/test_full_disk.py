@@ -17,7 +17,7 @@ from bapo.wire import pack_batch, pack_group
 from buffer_service import redis_link
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from buffer_service.store import Store
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, incoming, new_store

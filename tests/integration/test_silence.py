@@ -12,7 +12,7 @@ from bapo.config.load import dump_toml
 from bapo.errors import UnavailableError
 from bapo.messages import BufferStatus
 from bapo.records import RunDirectory
-from buffer_service.memory_store import MemoryStore
+from tests.buffer_setup import PuttingMemoryStore as MemoryStore
 from buffer_service.values import Health
 from services.launcher.snapshot import Observer
 from tests.buffer_app import serving, small_config

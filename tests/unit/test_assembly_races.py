@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bapo.algorithms.composer import AssemblyView, Decision, Rng
 from bapo.types import RolloutRequest
 from buffer_service.assembly import Assembler
-from buffer_service.memory_store import MemoryStore
+from tests.buffer_setup import PuttingMemoryStore as MemoryStore
 from tests.assembly_setup import KeepsAll, Setup, assemble
 from tests.buffer_setup import an_assembly
 from tests.factories import make_request

@@ -10,7 +10,7 @@ from bapo.wire import pack_group
 from buffer_service.arrival import incoming
 from buffer_service.groups import Incoming
 from buffer_service.intake import KNOWN_S, Intake
-from buffer_service.memory_store import MemoryStore
+from tests.buffer_setup import PuttingMemoryStore as MemoryStore
 from buffer_service.steps import finish
 from tests.buffer_setup import answer
 from tests.factories import make_request

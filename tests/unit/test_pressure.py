@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bapo.errors import FullError, UnavailableError
-from buffer_service.memory_store import MemoryStore
+from tests.buffer_setup import PuttingMemoryStore as MemoryStore
 from buffer_service.pressure import Pressure
 from buffer_service.values import Memory, Readiness
 from tests.buffer_app import small_config
