@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from buffer_service.memory_store import MemoryStore
 from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
 from tests.buffer_setup import STORES, new_store
+from tests.buffer_setup import PuttingMemoryStore as MemoryStore
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.store_clock import ShiftedClock, TimedStore
 
 

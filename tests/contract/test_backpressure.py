@@ -49,9 +49,7 @@ def test_a_full_buffer_is_asked_before_frames_are_written(redis_url: str) -> Non
         filled(client, 4)
         more = requests_of(1, first=4)
         client.enqueue(more)
-        with pytest.raises(
-            FullError, match=r"4 fresh groups wait, buffer.max_fresh_groups = 4; groups are taken again"
-        ):
+        with pytest.raises(FullError, match=r"4 fresh groups wait, buffer.max_fresh_groups = 4; groups are"):
             impatient(client).push(frames_of(more))
         with redis.Redis.from_url(redis_url) as raw:
             assert raw.keys("*:incoming:*") == []

@@ -33,7 +33,7 @@ from buffer_service.service import BufferService
 from buffer_service.store import Store
 from buffer_service.values import Tables
 from services.scheduler.plan import FreshPlan
-from tests.buffer_setup import answer, new_store, stat
+from tests.buffer_setup import answer, new_store, push_body, stat
 from tests.factories import make_prompt, make_request
 
 PROMPTS = [make_prompt(prompt_id=f"p{i}") for i in range(9)]
@@ -141,9 +141,7 @@ def test_a_run_that_is_restored_in_the_middle_has_the_batches_of_one_that_is_not
     expected = [whole.step(step) for step in range(1, STEPS + 1)]
     first = Peers(make_store(run="first", in_step_order=in_step_order(config)), config)
     found = [first.step(step) for step in range(1, 5)]
-    snapshot = b"".join(
-        [(out := first.service.snapshot()).start, *(bytes(piece) for pieces in out.chunks for piece in pieces)]
-    )
+    snapshot = b"".join([piece for pieces in first.service.snapshot() for piece in pieces])
     found_without = [first.step(5)]
     second = Peers(make_store(run="second", in_step_order=in_step_order(config)), config)
     second.service.restore(snapshot)
@@ -213,7 +211,7 @@ def test_the_index_of_a_group_is_small() -> None:
     stats = tuple(stat(f"fresh-{i:08d}") for i in range(1000))
     assert len(pack_tables(Tables(step=1, high=stats))) / 1000 < 200
     group = answer(make_request(prompt_id="9f2c41d09f2c41d0"))
-    assert len(pack_record(record_of(read_group_header(pack_group(group)), 1000))) < 400
+    assert len(pack_record(record_of(read_group_header(pack_group(group)), 1000, "f" * 32))) < 400
 
 
 def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[..., Store]) -> None:
@@ -230,8 +228,7 @@ def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[...
     assert status.demand == "round 2 of 3: 0/4 informative groups"
     assert "round 2 of 3: 0/4 informative groups; its groups are not asked for yet" in peers.service.not_yet(1)[0]
     (extra_round,) = status.extra_rounds
-    out = peers.service.snapshot()
-    peers.service.restore(b"".join([out.start, *(bytes(piece) for pieces in out.chunks for piece in pieces)]))
+    peers.service.restore(b"".join(piece for pieces in peers.service.snapshot() for piece in pieces))
     assert peers.service.holdings.status().extra_rounds == status.extra_rounds
     extra = peers.plan.extra_requests(extra_round)
     assert [request.step for request in extra] == [1] * 4

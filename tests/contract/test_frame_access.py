@@ -85,7 +85,7 @@ def test_a_learner_reads_stored_frames_and_nothing_else(redis_url: str) -> None:
 
 
 def test_each_role_is_told_of_its_own_user(redis_url: str) -> None:
-    keyring = Keyring([(role, digest(token)) for role, token in TOKENS.items()])
+    keyring = Keyring(",".join(f"{role}:{digest(token)}" for role, token in TOKENS.items()))
     with serving(new_store("redis", redis_url), small_config(), keyring) as client:
         told = {role: access(client.url, role) for role in (Role.WORKER, Role.LEARNER, Role.OPERATOR)}
     assert [bool(told[role]["write"]) for role in told] == [True, False, True]
@@ -136,9 +136,7 @@ def test_a_run_of_another_format_is_refused_by_name(redis_url: str) -> None:
     refuse_other_format(link, KEYS)
     with redis.Redis.from_url(redis_url) as raw:
         raw.hset(KEYS["meta"], "format", "1")
-        with pytest.raises(
-            ConfigError, match=f"holds this run in format 1, and this version of BAPO reads format {FORMAT}"
-        ):
+        with pytest.raises(ConfigError, match=f"holds this run in format 1, .* reads format {FORMAT}"):
             refuse_other_format(link, KEYS)
         with pytest.raises(ConfigError, match="in format 1"):
             store.status()

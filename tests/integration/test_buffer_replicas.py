@@ -26,8 +26,8 @@ from bapo.wire import pack_group
 from buffer_service import redis_link
 from buffer_service.image import EMPTY
 from buffer_service.redis_link import RedisLink
-from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_app import serving, small_config
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import answer, new_store, stored
 from tests.chaos.network import Network
 from tests.factories import make_request

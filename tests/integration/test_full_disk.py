@@ -17,9 +17,9 @@ from bapo.wire import pack_batch, pack_group
 from buffer_service import redis_link
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
-from tests.buffer_setup import PuttingRedisStore as RedisStore
 from buffer_service.store import Store
 from tests.buffer_app import serving, small_config
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import answer, incoming, new_store
 from tests.factories import make_request
 from tests.redis_server import RedisServer

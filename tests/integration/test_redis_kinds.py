@@ -17,8 +17,8 @@ from bapo.records import RunDirectory
 from bapo.types import Progress
 from buffer_service.redis_kind import problem_of, refuse_unsuited
 from buffer_service.redis_link import RedisLink
-from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_app import small_config
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.integration.test_buffer_process import refused
 from tests.patience import wait_until
 from tests.redis_server import BINARY, RedisServer, free_port

@@ -12,10 +12,10 @@ from bapo.config.load import dump_toml
 from bapo.errors import UnavailableError
 from bapo.messages import BufferStatus
 from bapo.records import RunDirectory
-from tests.buffer_setup import PuttingMemoryStore as MemoryStore
 from buffer_service.values import Health
 from services.launcher.snapshot import Observer
 from tests.buffer_app import serving, small_config
+from tests.buffer_setup import PuttingMemoryStore as MemoryStore
 
 CONFIG = small_config(run={"name": "r"})
 SAID = "Redis at redis://r:6379 does not answer: Timeout reading from socket"

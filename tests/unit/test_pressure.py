@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from bapo.errors import FullError, UnavailableError
-from tests.buffer_setup import PuttingMemoryStore as MemoryStore
 from buffer_service.pressure import Pressure
 from buffer_service.values import Memory, Readiness
 from tests.buffer_app import small_config
+from tests.buffer_setup import PuttingMemoryStore as MemoryStore
 from tests.buffer_setup import an_assembly, stored
 from tests.patience import wait_until
 
