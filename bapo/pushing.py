@@ -65,8 +65,9 @@ class Pusher:
             has_room = False
             try:
                 if asks_room and time.monotonic() > self._room_until:
-                    self._peer.call("GET", "/room", query={"wait_s": f"{self._wait_s(deadline):.3f}"},
-                                    wait_s=ROOM_S, full_s=0.0)  # fmt: skip
+                    query = {"wait_s": f"{self._wait_s(deadline):.3f}"}
+                    self._peer.call("GET", "/room", query=query, wait_s=ROOM_S, full_s=0.0)
+                    self._room_until = time.monotonic() + ROOM_KNOWN_S
                 has_room = True
                 names = names or self._frames.put(frames)
                 return self._admitted(frames, names)
