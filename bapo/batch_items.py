@@ -22,6 +22,8 @@ from bapo.rows import Item, Kind, Part, Rows, joined
 from bapo.types import BatchEntry, Group, Origin
 
 ITEMS = "items"
+BAD_FRAME = "bad_frame"
+"""Reason of a group whose frame is not what its header says: it is in no batch."""
 KINDS = ("rl", "sft")
 
 
@@ -73,6 +75,32 @@ def entries_of(header: Mapping[str, Any], groups: Sequence[Group]) -> Iterator[B
         return
     for name, item in zip(origins, items, strict=True):
         yield _entry(where, _origin(name), item, groups)
+
+
+def without_groups(header: Mapping[str, Any], group_ids: Sequence[str], bad: Collection[str]) -> dict[str, Any]:
+    """The header of the same batch without some of its frames, and without the items that need one of them.
+
+    Args:
+        group_ids: of the frames, in their order.
+        bad: those whose frames are left out; they, and what trained with them alone, have the reason BAD_FRAME.
+    """
+    places = {old: new for new, old in enumerate(i for i, name in enumerate(group_ids) if name not in bad)}
+    items = header.get(ITEMS)
+    parts = [[(i, None, None)] for i in range(len(group_ids))] if items is None else [rows for _, _, rows in items]
+    kept = [i for i, rows in enumerate(parts) if all(place in places for place, _, _ in rows)]
+    trained = {group_ids[place] for i in kept for place, _, _ in parts[i]}
+    gone = {group_ids[place] for rows in parts for place, _, _ in rows} - trained
+    changed = {**header, "origins": [header["origins"][i] for i in kept]}
+    if items is not None:
+        renumbered = [[[places[place], *rest] for place, *rest in parts[i]] for i in kept]
+        changed[ITEMS] = [[*items[i][:2], rows] for i, rows in zip(kept, renumbered, strict=True)]
+    changed["fates"] = [_untrained(fate) if fate["group_id"] in gone else fate for fate in header["fates"]]
+    return changed
+
+
+def _untrained(fate: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in fate.items() if name not in ("item", "rows", "kind")}
+    return {**kept, "origin": None, "reason": BAD_FRAME}
 
 
 def _entry(where: str, origin: Origin, item: Any, groups: Sequence[Group]) -> BatchEntry:

@@ -72,7 +72,7 @@ class BufferAdmin:
 
     def group(self, group_id: str) -> Group:
         """One group, whole."""
-        return unpack_group(self._peer.call("GET", f"/groups/{quoted(group_id)}").body)
+        return unpack_group(self._peer.call("GET", f"/frames/{quoted(group_id)}").body)
 
     def read(self, group_ids: Sequence[str]) -> Iterator[Group]:
         """Those of the groups that are still held, in their order."""

@@ -2,7 +2,7 @@
 
 Every call may be repeated without harm, so every call is: until `retry_s` has passed, while the service restarts or
 its Redis is away. `BufferClient` is thread-safe; coroutines call it by `asyncio.to_thread`.
-Needs numpy and msgpack of all our dependencies: neither torch nor the rest of BAPO.
+Needs numpy, msgpack, redis and urllib3 of all our dependencies: neither torch nor the rest of BAPO.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Self
 
-from bapo.batch_reader import BatchReader
 from bapo.call_sizes import MOST_RENEWALS, MOST_REQUEST_BYTES, MOST_REQUESTS, in_parts, in_parts_by_size
+from bapo.frame_transfer import FrameTransfer
 from bapo.messages import (
     BufferStatus,
     WorkerLeases,
@@ -25,7 +25,8 @@ from bapo.nonces import ClaimNonces
 from bapo.outcomes import Outcomes, unpack_kept_state, unpack_outcomes, unpack_packed_list
 from bapo.peer import Peer, quoted
 from bapo.plain_json import Json, to_json
-from bapo.pushing import push_all
+from bapo.pulling import Puller
+from bapo.pushing import Pusher
 from bapo.tokens import Token
 from bapo.types import Batch, Group, HardPrompt, Progress, Prompt, RolloutRequest
 from bapo.wire import split_frames, unpack_batch, unpack_group
@@ -58,8 +59,8 @@ class BufferClient:
             retry_s: how long a call goes on against a service that is down.
             full_s: how long against one that says that it is full.
             token: what to send; None: what BAPO_TOKEN_FILE or BAPO_TOKEN holds, if anything.
-            direct: auto: frames of batches are read from Redis itself, where the service names them and the socket
-                can be opened here; off: never.
+            direct: auto: frames go to and from Redis itself, where the service allows it and it can be opened from
+                here; off: never.
             now: seconds of a clock that only rises, by which a wait for a batch is measured.
         """
         self._made_with = {
@@ -72,8 +73,9 @@ class BufferClient:
             "now": now,
         }
         self._peer = Peer("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s, full_s=full_s, token=token)
-        self._full_s = full_s
-        self._batches = BatchReader(self._peer, timeout_s=timeout_s, direct=direct, now=now)
+        self._frames = FrameTransfer(self._peer, timeout_s=timeout_s, direct=direct)
+        self._pusher = Pusher(self._peer, self._frames, full_s=full_s)
+        self._puller = Puller(self._peer, self._frames, now=now)
         self._nonces = ClaimNonces()
 
     @property
@@ -84,7 +86,7 @@ class BufferClient:
     def close(self) -> None:
         """Close the connections that no call has now. The client goes on: its next call opens one."""
         self._peer.close()
-        self._batches.close()
+        self._frames.close()
 
     def __enter__(self) -> Self:
         return self
@@ -170,12 +172,13 @@ class BufferClient:
     def push(self, frames: Sequence[bytes]) -> dict[str, str]:
         """Hand over groups; returns only when they are in Redis.
 
-        Args: frames: from `bapo.wire.pack_group`; more than 1,024 or 32 MiB of them travel in several calls.
+        Args: frames: from `bapo.wire.pack_group`; more than 1,024 or 32 MiB of them travel in several calls, and fresh
+            groups in other ones than the rest.
         Returns: group id -> `stored`; `duplicate` (it was there already); `stale` (older weights than the request
             admits: it is asked for again); `unknown` (never asked for, or long forgotten). None needs a second push.
         Raises: ContractError when one frame is malformed or contradicts its request; nothing of its call is stored.
         """
-        return push_all(self._peer, frames, full_s=self._full_s)
+        return self._pusher.push(frames)
 
     # -- batches: learner -------------------------------------------------------------------------------------
 
@@ -191,11 +194,9 @@ class BufferClient:
         """
         return unpack_batch(self.batch_frame(step, timeout_s=timeout_s, on_wait=on_wait))
 
-    def batch_frame(
-        self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None
-    ) -> bytes | memoryview:
-        """D_t as it travels (`bapo.wire.unpack_batch` opens it), read-only (`bapo.blocks`). Otherwise as `batch`."""
-        return self._batches.frame(step, timeout_s=timeout_s, on_wait=on_wait)
+    def batch_frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes:
+        """D_t as it travels (`bapo.wire.unpack_batch` opens it). Otherwise as `batch`."""
+        return self._puller.frame(step, timeout_s=timeout_s, on_wait=on_wait)
 
     def untrained(self, step: int) -> list[Group]:
         """Groups that the assembly of a retained batch saw and did not train: all, or a sample of

@@ -3,6 +3,7 @@
     BapoError
       ConfigError          refuse to start                                       exit 2, nothing was touched
       ContractError        a message breaks the wire contract                    HTTP 422, never retried
+        FrameError         a pushed group's frame is not where it was written    the sender writes it again, once
       AccessError          no token, a wrong one, or one without the right       HTTP 401 or 403, exit 2, never retried
       StaleWeightsError    the caller's policy version is too old for the work   HTTP 409, retried after the next update
       WeightMismatchError  an engine does not hold the weights it should hold    the worker is replaced
@@ -93,6 +94,10 @@ class ContractError(BapoError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class FrameError(ContractError):
+    """The frame of a pushed group is missing, or has another length than its header says."""
 
 
 class RecordError(ContractError):
@@ -186,6 +191,7 @@ BY_NAME: dict[str, type[BapoError]] = {
         BapoError,
         ConfigError,
         ContractError,
+        FrameError,
         AccessError,
         StaleWeightsError,
         WeightMismatchError,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgpack
+from xxhash import xxh3_64_hexdigest
 
 from bapo.errors import ContractError, Refusal
 from bapo.plain_json import plain_number
@@ -81,14 +82,9 @@ def frame_parts(frame: bytes | memoryview, kind: int) -> tuple[memoryview, memor
     size = _frame_size(view)
     if size != len(view):
         raise ContractError(f"{len(view) - size} bytes follow the frame", Refusal.FRAME)
-    _, _, found, num_header, _ = PREFIX.unpack_from(view)
-    if found != kind:
-        raise ContractError(f"frame of kind {found} where kind {kind} was expected", Refusal.FRAME)
-    if kind == KIND_GROUP and num_header > MAX_GROUP_HEADER_BYTES:
-        message = f"a group's header of {num_header} bytes; at most {MAX_GROUP_HEADER_BYTES} are taken"
-        raise ContractError(message, Refusal.HEADER)
-    end = PREFIX.size + num_header
-    return view[PREFIX.size : end], view[end:]
+    head = frame_head(view)
+    packed, _ = head_parts(head, kind)
+    return packed, view[len(head) :]
 
 
 def unpack_plain(packed: memoryview) -> Any:
@@ -99,6 +95,51 @@ def unpack_plain(packed: memoryview) -> Any:
         raise ContractError(f"frame header is not msgpack: {error!r}"[:200], Refusal.HEADER) from error
 
 
+def frame_head(frame: bytes | memoryview) -> memoryview:
+    """Prefix and header of a frame whose body may not be there. Raises: ContractError."""
+    view = memoryview(frame)
+    if len(view) < PREFIX.size:
+        raise ContractError(f"frame is cut off: {len(view)} bytes, its prefix alone has {PREFIX.size}", Refusal.FRAME)
+    _declared_size(view)
+    end = PREFIX.size + PREFIX.unpack_from(view)[3]
+    if len(view) < end:
+        raise ContractError(f"frame is cut off: {len(view)} bytes, its header ends at {end}", Refusal.FRAME)
+    return view[:end]
+
+
+def head_parts(head: bytes | memoryview, kind: int) -> tuple[memoryview, int]:
+    """(packed header, bytes of the body) of a frame of this kind, of which `head` is all but the body.
+
+    Raises: ContractError.
+    """
+    view = memoryview(head)
+    if len(frame_head(view)) != len(view):
+        raise ContractError("bytes follow the header", Refusal.FRAME)
+    _, _, found, num_header, num_body = PREFIX.unpack_from(view)
+    if found != kind:
+        raise ContractError(f"frame of kind {found} where kind {kind} was expected", Refusal.FRAME)
+    if kind == KIND_GROUP and num_header > MAX_GROUP_HEADER_BYTES:
+        message = f"a group's header of {num_header} bytes; at most {MAX_GROUP_HEADER_BYTES} are taken"
+        raise ContractError(message, Refusal.HEADER)
+    return view[PREFIX.size :], num_body
+
+
+def declared_bytes(head: bytes | memoryview) -> int:
+    """Length of the whole frame that begins so. Raises: ContractError."""
+    return _declared_size(memoryview(head))
+
+
+def frame_digest(frame: bytes | memoryview) -> str:
+    """XXH3 of the head, then of the body, in hex: 16 characters each. Raises: ContractError for what is no frame."""
+    head = frame_head(frame)
+    return xxh3_64_hexdigest(head) + xxh3_64_hexdigest(memoryview(frame)[len(head) :])
+
+
+def head_digest(head: bytes | memoryview) -> str:
+    """The half of a frame's digest that its head decides."""
+    return xxh3_64_hexdigest(head)
+
+
 def split_frames(stream: bytes | memoryview) -> Iterator[memoryview]:
     """The frames that lie one after the other in `stream`.
 
@@ -107,17 +148,6 @@ def split_frames(stream: bytes | memoryview) -> Iterator[memoryview]:
     rest = memoryview(stream)
     while rest:
         size = _frame_size(rest)
-        yield rest[:size]
-        rest = rest[size:]
-
-
-def whole_frames(begun: memoryview) -> Iterator[memoryview]:
-    """The frames at the beginning of a stream that goes on, as far as they are whole.
-
-    Raises: ContractError for what is no frame.
-    """
-    rest = begun
-    while len(rest) >= PREFIX.size and len(rest) >= (size := _declared_size(rest)):
         yield rest[:size]
         rest = rest[size:]
 

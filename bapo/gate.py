@@ -42,8 +42,6 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/docs", "/docs/oauth2-redirect",
 ROLE = "bapo.role"
 """Under which a request's scope has the role of its sender: None where nobody needs a token."""
 ENDS = "the service is told to end, and what this needs has kept it waiting: ask again"
-BEGUN = "bapo.begun"
-"""In the scope of a request whose answer somebody sends past the app: nothing else may be sent then."""
 NO_WEBSOCKETS = 1008
 """Close code of RFC 6455: against the policy of the server."""
 
@@ -154,7 +152,7 @@ class Gate:
         try:
             await self._app(scope, receive, noticing)
         except asyncio.CancelledError:
-            if has_begun or BEGUN in scope:
+            if has_begun:
                 raise
             await _answer(send, 503, UnavailableError, f"{scope['method']} {scope['path']}: {ENDS}", retry=True)
 

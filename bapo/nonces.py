@@ -7,23 +7,21 @@ claim --answered--> the next claim of the worker has a number above it
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from bapo.forks import begins_again_in_children
 
 
 class ClaimNonces:
     """The nonces of one client, "<random>-<number>". Thread-safe, because each step is one operation of a dict."""
 
     def __init__(self) -> None:
-        self.begin_again()
-        begins_again_in_children(self)
+        self._begin()
 
-    def begin_again(self) -> None:
-        """As a client that nobody has heard of; a forked one must not repeat the claims of its parent."""
-        self._client = secrets.token_hex(8)
+    def _begin(self) -> None:
+        """As a client that nobody has heard of."""
+        self._client, self._pid = secrets.token_hex(8), os.getpid()
         self._numbers = itertools.count(1)
         self._newest: dict[str, str] = {}
         """Worker -> nonce of its newest claim."""
@@ -33,6 +31,8 @@ class ClaimNonces:
     @contextmanager
     def claiming(self, worker_id: str) -> Iterator[str]:
         """The nonce of one claim; the claim counts as unheard when the block is left by an exception."""
+        if self._pid != os.getpid():  # a forked one must not repeat the claims of its parent
+            self._begin()
         nonce = self._unheard.pop(worker_id, None) or f"{self._client}-{next(self._numbers)}"
         self._newest[worker_id] = nonce
         try:

@@ -1,4 +1,4 @@
-"""One HTTP peer: keep-alive connections, our token, errors as the classes that the peer named, retries to a deadline.
+"""One HTTP peer over urllib3: our token, errors as the classes that the peer named, retries to a deadline.
 
 A peer may have replicas: calls go to one of them for as long as it answers, then to the next, at once.
 
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 import logging
-import ssl
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
-from bapo.blocks import Blocks
-from bapo.connection import HttpError, Piece, Pool, Reply
+from urllib3 import BaseHTTPResponse, PoolManager, Timeout
+from urllib3.exceptions import HTTPError, SSLError
+
 from bapo.errors import (
     BY_NAME,
     BapoError,
@@ -47,6 +48,7 @@ MOST_SHOWN = 200
 """Characters of somebody else's answer in a message."""
 
 
+Piece = bytes | bytearray | memoryview
 Body = Piece | Sequence[Piece] | Mapping[str, Any]
 """A map, and `bapo.plain_json.Json`, travel as JSON."""
 
@@ -60,14 +62,7 @@ class Answer:
     """A status below 400 and its body."""
 
     status: int
-    block: bytes | memoryview
-    """The body, where it was received."""
-    media_type: str = ""
-
-    @property
-    def body(self) -> bytes:
-        """The body; a copy when it was received into a block."""
-        return bytes(self.block)
+    body: bytes
 
     def json(self) -> Any:
         """The body as JSON. Raises: ContractError."""
@@ -107,12 +102,10 @@ class Peer:
         self.timeout_s, self.retry_s = timeout_s, retry_s
         self._full_s = retry_s if full_s is None else full_s
         self._token: Token = _token_of(token)
-        try:
-            self._pools = {
-                each: Pool(each, connect_timeout_s=CONNECT_TIMEOUT_S, most_idle=CONNECTIONS) for each in self._urls
-            }
-        except ValueError as error:
-            raise ConfigError(f"the URL of {name} is wrong: {error}") from error
+        for each in self._urls:
+            if problem := _problem_of(each):
+                raise ConfigError(f"the URL of {name} is wrong: {problem}")
+        self._pools, self._pid = _new_pools(), os.getpid()
 
     @property
     def url(self) -> str:
@@ -121,8 +114,7 @@ class Peer:
 
     def close(self) -> None:
         """Close the connections that no call has; a call opens new ones."""
-        for pool in self._pools.values():
-            pool.close()
+        self._pools.clear()
 
     def wait_ready(self, timeout_s: float, complaint: str) -> None:
         """Return when `/readyz` answers. Raises: DeadlineError with the complaint and the last reason."""
@@ -147,7 +139,6 @@ class Peer:
         wait_s: float = 0.0,
         retry_s: float | None = None,
         full_s: float | None = None,
-        blocks: Blocks | None = None,
     ) -> Answer:
         """One call, repeated while the peer is unavailable. Every call of our APIs may be repeated.
 
@@ -156,7 +147,6 @@ class Peer:
             body: bytes, or pieces of them, travel as they are, a map as JSON.
             wait_s: seconds that the peer itself may wait before it answers.
             retry_s, full_s: instead of the peer's own.
-            blocks: memory for the answer's body.
         Raises: the error that the peer named; UnavailableError when it could not be reached in time; ContractError for
             a body that is no JSON.
         """
@@ -168,7 +158,7 @@ class Peer:
         while True:
             url = self.url
             try:
-                return self._once(url, method, path, sent, query, wait_s, blocks)
+                return self._once(url, method, path, sent, query, wait_s)
             except RefusedError:
                 raise
             except FullError as error:
@@ -202,40 +192,49 @@ class Peer:
         body: Piece | Sequence[Piece] | None,
         query: Mapping[str, str] | None,
         wait_s: float,
-        blocks: Blocks | None,
     ) -> Answer:
-        def ask(token: str | None) -> Reply:
-            headers = {}
-            if body is not None:
-                kind = "application/json" if isinstance(body, Json) else "application/octet-stream"
-                headers["Content-Type"] = kind
-            if token:
-                headers["Authorization"] = f"Bearer {token}"
-            target = path + (f"?{urlencode(query)}" if query else "")
-            return self._pools[origin].request(
-                method, target, headers, _pieces(body), timeout_s=self.timeout_s + wait_s, blocks=blocks
-            )
-
+        url = origin + path + (f"?{urlencode(query)}" if query else "")
         try:
-            reply = ask(self._token())
+            reply = self._ask(method, url, body, self._token(), wait_s)
             # Where files are copied, as into pods, a peer may hear of our new token after us.
             if reply.status == NOT_ACCEPTED and (before := self._token.before()):
-                reply = ask(before)
-        except ssl.SSLCertVerificationError as error:
+                reply = self._ask(method, url, body, before, wait_s)
+        except SSLError as error:
             raise UnavailableError(
                 f"{self.name} at {origin} shows a certificate that is not trusted here (a CA of your own is named in "
                 f"SSL_CERT_FILE): {error}"
             ) from error
-        except (OSError, HttpError) as error:
+        except (OSError, HTTPError) as error:
             raise UnavailableError(f"{self.name} at {origin} does not answer {method} {path}: {error}") from error
         what = f"{self.name} at {origin} answered {method} {path}"
         _refuse_what_is_not_its_own(reply, what)
         if reply.status >= 400:
-            named = self._named_error(reply.status, bytes(reply.body), what)
+            named = self._named_error(reply.status, reply.data, what)
             if isinstance(named, FullError):
                 named.retry_after_s = _seconds(reply.headers.get("retry-after"), named.retry_after_s)
             raise named
-        return Answer(reply.status, reply.body, reply.headers.get("content-type", ""))
+        return Answer(reply.status, reply.data)
+
+    def _ask(
+        self, method: str, url: str, body: Piece | Sequence[Piece] | None, token: str | None, wait_s: float
+    ) -> BaseHTTPResponse:
+        if self._pid != os.getpid():  # in a forked child, which must not talk on its parent's sockets
+            self._pools, self._pid = _new_pools(), os.getpid()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        if body is not None:
+            headers["Content-Type"] = "application/json" if isinstance(body, Json) else "application/octet-stream"
+            if not isinstance(body, Piece):
+                headers["Content-Length"] = str(sum(map(len, body)))
+        timeout = Timeout(connect=CONNECT_TIMEOUT_S, read=self.timeout_s + wait_s)
+        return self._pools.request(
+            method,
+            url,
+            body=body,  # type: ignore[arg-type]  # pieces of any bytes travel as they are
+            headers=headers,
+            timeout=timeout,
+            retries=False,
+            redirect=False,
+        )
 
     def _named_error(self, status: int, data: bytes, what: str) -> BapoError:
         try:
@@ -257,7 +256,25 @@ def _token_of(given: str | Token | None) -> Token:
     return given
 
 
-def _refuse_what_is_not_its_own(reply: Reply, what: str) -> None:
+def _new_pools() -> PoolManager:
+    return PoolManager(maxsize=CONNECTIONS)
+
+
+def _problem_of(url: str) -> str:
+    """Why nothing can be called at this URL; empty when it can."""
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - it is looked at now
+    except ValueError as error:
+        return str(error)
+    if "@" in parts.netloc:
+        return "it has a user or a password, which nobody would be sent; tokens have a place of their own"
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        return f"{url!r} is not of the form http://host:port"
+    return ""
+
+
+def _refuse_what_is_not_its_own(reply: BaseHTTPResponse, what: str) -> None:
     """Our services neither redirect nor show pages on these routes: a proxy or a sign-in has answered instead, and has
     done nothing of what was asked. Raises: ConfigError for a redirect that stays; UnavailableError."""
     if 300 <= reply.status < 400:
@@ -265,7 +282,7 @@ def _refuse_what_is_not_its_own(reply: Reply, what: str) -> None:
         cls = ConfigError if reply.status in MOVED_FOR_GOOD else UnavailableError
         raise cls(f"{what} with a redirect to {place}, which is not followed: name the address behind it")
     if reply.status < 300 and reply.headers.get("content-type", "").lower().startswith("text/html"):
-        shown = bytes(reply.body[:MOST_SHOWN])
+        shown = reply.data[:MOST_SHOWN]
         raise UnavailableError(f"{what} with a page for people, so another server is there, or a sign-in: {shown!r}")
 
 
@@ -274,12 +291,6 @@ def quoted(name: str) -> str:
     if not name or "/" in name:
         raise ContractError(f"{name!r} is no name: it needs a character, and may have no slash", Refusal.NAME)
     return quote(name, safe="@+~")
-
-
-def _pieces(body: Piece | Sequence[Piece] | None) -> Sequence[Piece]:
-    if body is None:
-        return ()
-    return (body,) if isinstance(body, Piece) else body
 
 
 def _seconds(header: str | None, default: float) -> float:

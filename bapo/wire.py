@@ -13,16 +13,28 @@ Does not cover: compression, encryption, older formats.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import msgpack
 import msgspec
 import numpy as np
 
 from bapo.batch_items import ITEMS, entries_of, entry_fields
-from bapo.columns import Float32s, Int32s, require_tokens
+from bapo.columns import Float32s, Int32s
 from bapo.errors import ContractError, Refusal
-from bapo.frames import KIND_BATCH, KIND_GROUP, frame_parts, frame_start, open_frame, split_frames
+from bapo.frames import (
+    KIND_BATCH,
+    KIND_GROUP,
+    frame_digest,
+    frame_head,
+    frame_parts,
+    frame_start,
+    head_parts,
+    open_frame,
+    split_frames,
+    unpack_plain,
+)
 from bapo.headers import GroupHeader, checked_header, header_fields, require_types
 from bapo.maps import fate_from_map, fate_map, prompt_from_map, prompt_map, purpose_word
 from bapo.types import Batch, Group, Outcome
@@ -31,20 +43,26 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 __all__ = [
     "GroupHeader",
+    "PulledFrame",
+    "PushedGroup",
     "batch_header",
-    "check_group",
     "fate_from_map",
     "fate_map",
+    "frame_problem",
     "pack_batch",
     "pack_batch_frames",
     "pack_batch_start",
     "pack_group",
+    "pack_pull",
+    "pack_push",
     "prompt_from_map",
     "prompt_map",
     "read_group_header",
     "split_frames",
     "unpack_batch",
     "unpack_group",
+    "unpack_pull",
+    "unpack_push",
 ]
 
 
@@ -78,26 +96,88 @@ def pack_group(group: Group) -> bytes:
 
 
 def read_group_header(frame: bytes | memoryview) -> GroupHeader:
-    """The header of a group frame, with its lengths checked against the size of the body.
+    """The header of a group frame, of which only the head may be there (`frame_head`).
 
     Raises: ContractError for anything that `pack_group` could not have written.
     """
-    packed, body = frame_parts(frame, KIND_GROUP)
-    return checked_header(header_fields(packed), len(body))
+    packed, num_body_bytes = head_parts(frame_head(frame), KIND_GROUP)
+    header = checked_header(header_fields(packed), num_body_bytes)
+    if header.outcomes.count(Outcome.EXPERT) == len(header.outcomes):  # only as an entry of a batch
+        raise ContractError(f"group {header.group_id}: no response was sampled, all are an expert's", Refusal.SHAPE)
+    return header
 
 
-def check_group(frame: bytes | memoryview) -> GroupHeader:
-    """The header of a group frame that `unpack_group` would open: its tokens are looked at, but no Group is made.
+def frame_problem(frame: bytes | memoryview | None, num_bytes: int, digest: str) -> str:
+    """Why these bytes are not the frame that was announced with this length and digest, in one word; empty: they are.
 
-    Raises: ContractError.
+    `missing`, `frame` (another length), `digest`, or the word of `Refusal` for columns that no policy can give.
     """
-    packed, body = frame_parts(frame, KIND_GROUP)
-    checked = checked_header(header_fields(packed), len(body))
-    if checked.outcomes.count(Outcome.EXPERT) == len(checked.outcomes):  # only as an entry of a batch
-        raise ContractError(f"group {checked.group_id}: no response was sampled, all are an expert's", Refusal.SHAPE)
-    ids, logprobs = _columns(body, checked.num_prompt, checked.num_tokens)
-    require_tokens(checked.group_id, ids, logprobs)
-    return checked
+    if frame is None:
+        return "missing"
+    if len(frame) != num_bytes:
+        return Refusal.FRAME.value
+    try:
+        if frame_digest(frame) != digest:
+            return "digest"
+        unpack_group(frame)
+    except ContractError as error:
+        return error.reason.value
+    return ""
+
+
+class PushedGroup(NamedTuple):
+    """What is pushed of a group: all but the body of its frame, which lies in Redis."""
+
+    head: bytes
+    """`bapo.frames.frame_head` of its frame."""
+    name: str
+    """Under which the frame was written."""
+    digest: str
+    """`bapo.frames.frame_digest` of the frame."""
+
+
+class PulledFrame(NamedTuple):
+    """One frame of a batch, which the learner reads by the group's id."""
+
+    group_id: str
+    num_bytes: int
+    digest: str
+
+
+def pack_push(groups: Sequence[PushedGroup]) -> bytes:
+    """The body of a push."""
+    packed: bytes = msgpack.packb([tuple(group) for group in groups])
+    return packed
+
+
+def unpack_push(data: bytes) -> list[PushedGroup]:
+    """Inverse of `pack_push`. Raises: ContractError."""
+    rows = _rows(data, "a push")
+    for row in rows:
+        if not isinstance(row, list) or list(map(type, row)) != [bytes, str, str]:
+            raise ContractError(f"a pushed group is not [head, name, digest]: {row!r:.200}", Refusal.HEADER)
+    return [PushedGroup(*row) for row in rows]
+
+
+def pack_pull(header: Mapping[str, Any], frames: Sequence[PulledFrame]) -> bytes:
+    """A batch without its frames: its header, and which frames are its body, in order."""
+    return _ENCODER.encode([header, *frames])
+
+
+def unpack_pull(data: bytes) -> tuple[dict[str, Any], list[PulledFrame]]:
+    """Inverse of `pack_pull`. Raises: ContractError."""
+    try:
+        header, *frames = _rows(data, "a batch")
+        return dict(header), [PulledFrame(*row) for row in frames]
+    except (TypeError, ValueError) as error:
+        raise ContractError(f"the answer names no batch: {error}") from error
+
+
+def _rows(data: bytes, what: str) -> list[Any]:
+    rows = unpack_plain(memoryview(data))
+    if not isinstance(rows, list):
+        raise ContractError(f"{what} is not a list", Refusal.HEADER)
+    return rows
 
 
 def unpack_group(frame: bytes | memoryview) -> Group:

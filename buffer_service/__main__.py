@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bapo.algorithms.registry import load_composer
 from bapo.bounded_headers import BoundedHeaders
@@ -36,10 +37,11 @@ from bapo.telemetry import Telemetry, show_disk
 from bapo.tokens import keyring_for, listen_host
 from buffer_service.app import create_app
 from buffer_service.context import Context
+from buffer_service.frame_access import FrameAccess
 from buffer_service.metrics import BufferMetrics
-from buffer_service.protocol import DirectProtocol
 from buffer_service.reasons import in_step_order
-from buffer_service.redis_kind import refuse_unsuited
+from buffer_service.redis_keys import Keys
+from buffer_service.redis_kind import refuse_other_format, refuse_unsuited
 from buffer_service.redis_link import RedisLink, address
 from buffer_service.redis_store import RedisStore
 from buffer_service.run_settings import refuse_other_settings
@@ -63,8 +65,8 @@ KEEP_ALIVE_S = 120
 SHUTDOWN_S = 2
 
 
-class Protocol(BoundedHeaders, DirectProtocol):
-    """HTTP with bounds on what comes before a body, and bodies past the event loop."""
+class Protocol(BoundedHeaders, HttpToolsProtocol):
+    """HTTP with bounds on what comes before a body."""
 
 
 class Server(uvicorn.Server):
@@ -120,8 +122,13 @@ def main(flags: Flags) -> None:
     host = listen_host(flags.extra.host, config.buffer.host)
     keyring = keyring_for("the buffer service", host, config.security.tokens)
     listener = listen(host, port, what="the buffer service", key="buffer.port")
-    wait_for(lambda: prepare(store, link, config), flags.extra.redis_timeout_s)
-    context = Context(service=BufferService(store, load_composer(config.algorithm), config, metrics), config=config)
+    keys = Keys(config.run.name)
+    wait_for(lambda: prepare(store, link, keys, config), flags.extra.redis_timeout_s)
+    context = Context(
+        service=BufferService(store, load_composer(config.algorithm), config, metrics),
+        config=config,
+        access=FrameAccess(link, keys, config.run.name),
+    )
     collect_rarely()
     server = Server(uvicorn_config(create_app(context, metrics, keyring)), context)
     flags.run.write_port("buffer_service", int(listener.getsockname()[1]))
@@ -168,14 +175,16 @@ def uvicorn_config(app: object) -> uvicorn.Config:
     )
 
 
-def prepare(store: Store, link: RedisLink, config: Config) -> Health:
+def prepare(store: Store, link: RedisLink, keys: Keys, config: Config) -> Health:
     """What must be done before the first request.
 
-    Raises: UnavailableError; ConfigError for an unsuited Redis, or settings that are not those of the run.
+    Raises: UnavailableError; ConfigError for an unsuited Redis, a run of another format, or settings that are not
+    those of the run.
     """
     refuse_unsuited(link)
     refuse_other_settings(link, config)
     health = store.health()
+    refuse_other_format(link, keys)
     link.load_scripts()
     return health
 

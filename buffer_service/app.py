@@ -11,6 +11,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import bapo
@@ -22,10 +23,9 @@ from buffer_service.context import Context, Here
 from buffer_service.metrics import BufferMetrics
 from buffer_service.refusals import error_response
 from buffer_service.rights import RULES
-from buffer_service.routes import batches, looking, selectors, tending, work
+from buffer_service.routes import batches, frames, looking, selectors, tending, work
 from buffer_service.schemas import ErrorAnswer
-from buffer_service.shortcut import PushShortcut
-from buffer_service.threads import aside
+from buffer_service.waiting import aside
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": text}
@@ -64,8 +64,15 @@ def create_app(context: Context, metrics: BufferMetrics, keyring: Keyring | None
     )
     app.state.context, app.state.metrics = context, metrics
     app.state.refused = metrics.refused
-    app.state.shortcut = PushShortcut(context, metrics, keyring)
-    for router in (work.router, batches.router, looking.router, selectors.router, tending.router, health):
+    for router in (
+        work.router,
+        frames.router,
+        batches.router,
+        looking.router,
+        selectors.router,
+        tending.router,
+        health,
+    ):
         app.include_router(router)
     app.add_exception_handler(BapoError, _named_error)
     app.add_exception_handler(RequestValidationError, _invalid_body)
@@ -145,6 +152,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, BodyError):  # FastAPI has translated what reading the body raised
         return await _named_error(request, error.__cause__)
+    if isinstance(error.__cause__, ClientDisconnect):
+        return await _named_error(request, BodyError("the body is cut off", Refusal.LENGTH))
     request.app.state.metrics.refused(Refusal.CONTRACT)
     message = no_route(request.method, request.url.path, error.detail)
     return JSONResponse(

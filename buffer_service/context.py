@@ -1,4 +1,4 @@
-"""What routes share: the service, the two things that long polls wait for, and what is asked before a body is read."""
+"""What routes share: the service, who may reach its Redis, and what long polls wait for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from bapo.config.tree import Config
+from buffer_service.frame_access import FrameAccess
 from buffer_service.service import BufferService
-from buffer_service.threads import in_thread
 from buffer_service.waiting import Wakeups
 
 
@@ -19,6 +19,8 @@ class Context:
 
     service: BufferService
     config: Config
+    access: FrameAccess | None = None
+    """None: all frames go through this service."""
     work: Wakeups = field(default_factory=Wakeups)
     """A request may have become claimable."""
     groups: Wakeups = field(default_factory=Wakeups)
@@ -39,12 +41,3 @@ async def context_of(request: Request) -> Context:  # async: FastAPI calls any o
 
 
 Here = Annotated[Context, Depends(context_of)]
-
-
-async def admit(request: Request, service: BufferService) -> None:
-    """Before the body of a push with fresh groups is read. Raises: FullError; what follows is skipped by the server."""
-    pressure = service.pressure
-    if not pressure.is_known:
-        await in_thread(pressure.look)
-    declared = request.headers.get("content-length", "")
-    pressure.admit(int(declared) if declared.isdecimal() else 0)

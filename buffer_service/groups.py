@@ -7,13 +7,16 @@ string, so that any store can compare them.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import msgspec
+from xxhash import xxh3_64_hexdigest
 
 from bapo.errors import ContractError, Refusal
+from bapo.plain_json import plain_number
 from bapo.rows import Kind
-from bapo.types import Fate, GroupStat, Origin, Purpose, RolloutRequest, stat_of
+from bapo.types import Fate, GroupStat, Origin, Prompt, Purpose, RolloutRequest, stat_of
 from bapo.wire import GroupHeader
 
 
@@ -40,8 +43,10 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     grade_s: float
     outcome_chars: str = ""
     """`outcomes`, one character each: Redis' msgpack knows no bytes."""
-    checksum: int | None = None
-    """`buffer_service.arrival.checksum_of` the frame; None in a record of before version 0.3."""
+    digest: str = ""
+    """`bapo.frames.frame_digest` of the frame: of its head as it was pushed, of its body as its worker says."""
+    prompt_digest: str = ""
+    """`prompt_digest` of its prompt."""
 
     @property
     def outcomes(self) -> bytes:
@@ -56,7 +61,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     @property
     def terms(self) -> str:
         """What the group answers to, to be compared with `request_terms`."""
-        return _terms(self.purpose, self.step, len(self.rewards), self.prompt_id, self.label)
+        return _terms(self.purpose, self.step, len(self.rewards), self.prompt_id, self.prompt_digest, self.label)
 
     @property
     def outcome(self) -> tuple[str, float, int]:
@@ -106,8 +111,8 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         )
 
 
-def record_of(group: GroupHeader, num_bytes: int, checksum: int | None = None) -> GroupRecord:
-    """The record of a group whose frame has so many bytes, and this checksum."""
+def record_of(group: GroupHeader, num_bytes: int, digest: str) -> GroupRecord:
+    """The record of a group whose frame has so many bytes, and this digest."""
     return GroupRecord(
         group_id=group.group_id,
         prompt_id=group.prompt.prompt_id,
@@ -123,27 +128,44 @@ def record_of(group: GroupHeader, num_bytes: int, checksum: int | None = None) -
         sample_s=group.timing.sample_s,
         grade_s=group.timing.grade_s,
         outcome_chars=group.outcomes.decode("latin-1") if any(group.outcomes) else "",
-        checksum=checksum,
+        digest=digest,
+        prompt_digest=prompt_digest(group.prompt),
     )
+
+
+def prompt_digest(prompt: Prompt) -> str:
+    """What of a prompt must be the same in a request and in the group that answers it: text, task and answer.
+
+    Raises: ContractError for an answer that is no JSON.
+    """
+    try:
+        content = json.dumps([prompt.text, prompt.task, prompt.answer], sort_keys=True, default=plain_number)
+    except (TypeError, ValueError) as error:
+        raise ContractError(f"prompt {prompt.prompt_id}: its answer is no JSON: {error}", Refusal.HEADER) from error
+    return xxh3_64_hexdigest(content.encode())
 
 
 def request_terms(request: RolloutRequest) -> str:
     """What a group must be to answer the request: purpose, step, G, prompt and label in one comparable string."""
-    return _terms(request.purpose, request.step, request.group_size, request.prompt.prompt_id, request.label)
+    prompt = request.prompt
+    return _terms(
+        request.purpose, request.step, request.group_size, prompt.prompt_id, prompt_digest(prompt), request.label
+    )
 
 
-TERMS = ("purpose", "step", "group_size", "prompt_id", "label")
+TERMS = ("purpose", "step", "group_size", "prompt", "label")
 
 
-def _terms(purpose: Purpose, step: int, size: int, prompt_id: str, label: str) -> str:
-    return f"{purpose.value} {step} {size} {prompt_id} {label}"
+def _terms(purpose: Purpose, step: int, size: int, prompt_id: str, digest: str, label: str) -> str:
+    return f"{purpose.value} {step} {size} {prompt_id}/{digest} {label}"
 
 
 class Incoming(msgspec.Struct, frozen=True, kw_only=True):
-    """A group on its way into the store."""
+    """A group on its way into the store, which has its frame already."""
 
     record: GroupRecord
-    frame: bytes | memoryview
+    frame_name: str
+    """Under which the frame was written."""
     newest_version: int = 0
     """Newest version that sampled any token."""
 
@@ -157,15 +179,19 @@ def contradiction(word: str, group_id: str, detail: str, answered: str = "") -> 
     `answered`, or what is held of its lease, whose worker is `detail`."""
     if word == MISMATCH:
         pairs = zip(TERMS, detail.split(" "), answered.split(" "), strict=True)
-        others = [
-            f"{name} {asked or 'none'} was asked for, not {mine or 'none'}"
-            for name, asked, mine in pairs
-            if asked != mine
-        ]
+        others = [_difference(name, asked, mine) for name, asked, mine in pairs if asked != mine]
         message = f"group {group_id} does not answer its request: {', '.join(others)}"
         return ContractError(message, Refusal.NOT_ITS_REQUEST)
     message = f"group {group_id} was stored with another content, from the same lease of {detail}: "
     return ContractError(message + "the first one stays, and nothing of this push is stored", Refusal.OTHER_CONTENT)
+
+
+def _difference(name: str, asked: str, mine: str) -> str:
+    if name == "prompt":
+        asked, mine = asked.rpartition("/")[0], mine.rpartition("/")[0]
+        if asked == mine:
+            return f"prompt {asked} was asked for with another text, task or answer"
+    return f"{name} {asked or 'none'} was asked for, not {mine or 'none'}"
 
 
 class PushFate:

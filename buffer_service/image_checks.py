@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import msgspec
 
-from bapo.errors import BapoError, ContractError
+from bapo.errors import ContractError
 from bapo.types import Fate, Prompt, RolloutRequest
-from bapo.wire import read_group_header
 from buffer_service.groups import GroupRecord
 from buffer_service.image import Image
-from buffer_service.intake import LABEL, NAME, PROMPT_ID
+from buffer_service.ingest import LABEL, NAME, PROMPT_ID
 
 STEPS = 1 << 21
 """As `schemas.Version`: a queue's score has 21 bits for a step."""
@@ -37,8 +36,8 @@ class _Composition(msgspec.Struct):
     batch_size: Annotated[int, msgspec.Meta(ge=1)]
 
 
-def require_image(image: Image, frames: Iterable[tuple[str, memoryview]]) -> None:
-    """Refuse an image that no run can have left, or frames that are not those of its groups. Raises: ContractError."""
+def require_image(image: Image) -> None:
+    """Refuse an image that no run can have left. Raises: ContractError."""
     try:
         # Strict: no bool for a number, no text for bytes, however deep.
         msgspec.convert(msgspec.to_builtins(image, builtin_types=(bytes,)), Image)
@@ -57,7 +56,7 @@ def require_image(image: Image, frames: Iterable[tuple[str, memoryview]]) -> Non
         if not math.isfinite(value):
             raise ContractError(f"the snapshot has {what} {value}")
     _require_names(image)
-    _require_frames(image, frames)
+    _require_records(image)
 
 
 def _requests(image: Image) -> Iterator[RolloutRequest]:
@@ -128,7 +127,7 @@ def _require_names(image: Image) -> None:
             raise ContractError(f"the snapshot has the id {wrong!r:.200}, which is no plain name")
 
 
-def _require_frames(image: Image, frames: Iterable[tuple[str, memoryview]]) -> None:
+def _require_records(image: Image) -> None:
     records: Mapping[str, GroupRecord] = image.all_records
     missing = sorted(image.references.keys() - records.keys())
     if missing:
@@ -139,11 +138,3 @@ def _require_frames(image: Image, frames: Iterable[tuple[str, memoryview]]) -> N
     for batch in image.batches:
         if sum(records[group_id].num_bytes for group_id in batch.group_ids) != batch.num_bytes:
             raise ContractError(f"the snapshot's batch {batch.step} has not the {batch.num_bytes} bytes that it says")
-    for group_id, frame in frames:
-        record = records[group_id]
-        try:
-            header = read_group_header(frame)
-        except BapoError as error:
-            raise ContractError(f"the snapshot's frame of group {group_id} is none: {error}") from error
-        if (header.group_id, header.prompt.prompt_id, len(frame)) != (group_id, record.prompt_id, record.num_bytes):
-            raise ContractError(f"the snapshot has the frame of group {header.group_id} for that of {group_id}")

@@ -62,7 +62,7 @@ class BufferMetrics:
             self._ingested[fate].inc(fates.count(fate))
 
     def group_failed(self, reason: str) -> None:
-        """A worker reported a group without rewards."""
+        """A worker reported a group without rewards, or its frame is bad."""
         self._telemetry.counter("bapo_buffer_failed_groups_total").labels(reason=reason).inc()
 
     def refused(self, reason: Refusal) -> None:

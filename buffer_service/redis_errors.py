@@ -22,6 +22,7 @@ from redis.exceptions import (
 
 from bapo.errors import BapoError, ConfigError, FullError, UnavailableError
 from buffer_service.redis_aof import disk_refuses
+from buffer_service.redis_keys import FORMAT
 
 MOST_ERROR_CHARS = 160
 RESTORING = "a restore of the buffer is under way or was cut off: restore the snapshot again"
@@ -82,8 +83,18 @@ def named(error: RedisError, where: str, *, was_let_in: bool = False, password_f
     return BapoError(f"Redis at {where} refused a command of the buffer service: {text}")
 
 
-def _our_own_word(text: str, where: str) -> UnavailableError | None:
+def other_format(where: str, found: str) -> ConfigError:
+    """What is stored for this run has another format number."""
+    return ConfigError(
+        f"Redis at {where} holds this run in format {found or '1'}, and this version of BAPO reads format {FORMAT}: "
+        "go on with the version that wrote it, or begin another run"
+    )
+
+
+def _our_own_word(text: str, where: str) -> BapoError | None:
     """What scripts of ours refuse."""
+    if text.startswith("FORMAT "):
+        return other_format(where, text.split()[1])
     if "RESTORING" in text:
         return RestoringError(RESTORING)
     if text.startswith("LATE"):

@@ -33,7 +33,7 @@ from buffer_service.codec import (
 from buffer_service.groups import FreshGroup, GroupRecord, request_terms
 from buffer_service.image import Image
 from buffer_service.redis_errors import OVERTAKEN
-from buffer_service.redis_keys import MIDDLE, SPAN, Keys, reference_value
+from buffer_service.redis_keys import FORMAT, MIDDLE, SPAN, Keys, reference_value
 from buffer_service.redis_link import RedisLink
 from buffer_service.values import SelectorState
 
@@ -259,6 +259,7 @@ def _score(request: RolloutRequest, place: int) -> int:
 
 def _meta(image: Image) -> dict[Any, Any]:
     return {
+        "format": FORMAT,
         "assembled": image.tables.step,
         "table_edits": image.tables.edits,
         "committed": image.committed,

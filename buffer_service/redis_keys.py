@@ -4,7 +4,7 @@
 |--------------|--------|---------------------------------------------------------------------------------------------|
 | meta         | HASH   | assembled, committed, checkpointed, step, policy_version, cursor, fresh_dropped, seq,       |
 |              |        | table_edits, bytes, fresh_bytes, failures_in_a_row, last_failure, restoring, fresh_spares,  |
-|              |        | selector_round, selector_through; restoring is a nonce of the restore that began last       |
+|              |        | selector_round, selector_through, format; restoring is a nonce of the restore that began last|
 | requests     | HASH   | request id -> request, while it is open or its fresh group is not consumed                  |
 | live         | HASH   | open request id -> "score terms"                                                            |
 | queue_*      | ZSET   | queued request ids by score = min_version * 2^32 + place; one per purpose                   |
@@ -32,8 +32,10 @@
 | outcomes     | HASH   | step -> packed outcomes of its fresh groups, when a prompt selector learns from them        |
 | selector     | STRING | what it had learnt when it was kept last; the outcomes before that are gone                 |
 | settings     | STRING | settings that every service of the run must have, as JSON                                   |
-| group:ID     | STRING | the frame                                                                                   |
-| incoming:N   | STRING | a frame on its way in; expires when its push is cut off                                     |
+| bad_frames   | HASH   | group id -> what is wrong with its frame                                                    |
+| group:ID     | STRING | the frame; learners read it                                                                 |
+| incoming:N   | STRING | a frame on its way in, written by a worker; expires when its push never comes               |
+| access       | STRING | the password of the users that may write `incoming:*` or read `group:*`, and nothing else   |
 """
 
 from __future__ import annotations
@@ -70,8 +72,13 @@ INDEX = (
     "counters",
     "outcomes",
     "selector",
+    "bad_frames",
 )
 """Every script declares all of them, in this order, and after them the frames that it touches."""
+
+
+FORMAT = "2"
+"""Of all this, in `meta`: a run of another one is refused."""
 
 
 SPAN, MIDDLE = 1 << 32, 1 << 31
@@ -112,6 +119,11 @@ class Keys:
         """Key of what all services of the run have in common; no script needs it."""
         return f"{self._prefix}settings"
 
-    def incoming(self, nonce: str) -> str:
+    def incoming(self, name: str) -> str:
         """Key of a frame that is not admitted yet."""
-        return f"{self._prefix}incoming:{nonce}"
+        return f"{self._prefix}incoming:{name}"
+
+    @property
+    def access(self) -> str:
+        """Key of the password of `buffer_service.frame_access`."""
+        return f"{self._prefix}access"

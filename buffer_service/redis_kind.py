@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bapo.errors import ConfigError
+from buffer_service.redis_errors import other_format
+from buffer_service.redis_keys import FORMAT, Keys
 from buffer_service.redis_link import RedisLink
 
 OLDEST = (6, 2)
@@ -29,6 +31,15 @@ def refuse_unsuited(link: RedisLink) -> None:
             info.update(link.client.info(section))
     if problem := problem_of(info):
         raise ConfigError(f"buffer.redis_url {link.where} {problem}")
+
+
+def refuse_other_format(link: RedisLink, keys: Keys) -> None:
+    """Raises: ConfigError for a run that was stored in another format; UnavailableError."""
+    with link.errors_named():
+        is_there = link.client.exists(keys["meta"])
+        found = link.client.hget(keys["meta"], "format")
+    if is_there and found != FORMAT.encode():
+        raise other_format(link.where, (found or b"").decode())
 
 
 def problem_of(info: Mapping[str, Any]) -> str:

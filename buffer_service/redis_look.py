@@ -12,8 +12,7 @@ from typing import Any
 
 from buffer_service.redis_errors import RESTORING, RestoringError
 from buffer_service.redis_keys import Keys
-from buffer_service.redis_link import RedisLink
-from buffer_service.redis_sockets import Arg
+from buffer_service.redis_link import Arg, RedisLink
 from buffer_service.values import Readiness
 
 

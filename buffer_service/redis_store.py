@@ -1,6 +1,7 @@
 """The store in Redis (6.2 or newer, or Valkey): one Lua script per change, frames as values of their own.
 
-Frames pass through untouched and uncopied. A script is O(what it changes), never O(what the buffer holds).
+Frames are values that scripts rename and measure, and never read. A script is O(what it changes), never O(what the
+buffer holds).
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any
 
-from bapo.errors import ContractError, UnavailableError
+from bapo.errors import ContractError, FrameError, Refusal
+from bapo.frame_transfer import FRAME_TTL_MS
 from bapo.messages import BufferStatus
-from bapo.named_frames import NamedFrames
 from bapo.types import Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.audit import Audit
 from buffer_service.codec import (
@@ -21,6 +22,8 @@ from buffer_service.codec import (
     pack_fate,
     pack_line,
     pack_prompt,
+    pack_record,
+    pack_request,
     pack_tables,
     unpack_batch_record,
     unpack_fate,
@@ -29,28 +32,27 @@ from buffer_service.codec import (
     unpack_request,
     unpack_tables,
 )
-from buffer_service.groups import CONTRADICTIONS, GroupRecord, Incoming, Replacement, contradiction
+from buffer_service.groups import (
+    CONTRADICTIONS,
+    GroupRecord,
+    Incoming,
+    Replacement,
+    contradiction,
+    request_terms,
+)
 from buffer_service.image import Image
-from buffer_service.redis_args import change_args, group_args, request_args
 from buffer_service.redis_audit import read_audit
 from buffer_service.redis_errors import RestoringError
-from buffer_service.redis_frames import read_frame_chunks, read_frames
 from buffer_service.redis_image import read_image, write_image
 from buffer_service.redis_keys import Keys
-from buffer_service.redis_link import RedisLink
+from buffer_service.redis_link import Arg, RedisLink
 from buffer_service.redis_look import Found, look_at, read, read_map, readiness_of
-from buffer_service.redis_readers import FrameReaders
-from buffer_service.redis_sockets import Arg
 from buffer_service.redis_status import compositions_of, counters_of, health_of, memory_of, selector_state_of, status_of
-from buffer_service.redis_upload import RedisUpload
-from buffer_service.steps import Steps, finish
 from buffer_service.store import (
     FORGET_AFTER_STEPS,
     LAST_FAILURE_CHARS,
     MOST_COMPOSITIONS,
     SHOWN_COMPOSITIONS,
-    FrameChunks,
-    Upload,
 )
 from buffer_service.values import (
     Assembly,
@@ -67,8 +69,8 @@ from buffer_service.values import (
     left_prompts,
 )
 
-INCOMING_MS = 600_000
-"""A frame whose push was cut off is gone after this."""
+FRAMES_AT_ONCE = 32
+"""One reply of Redis: at most some ten megabytes."""
 
 
 class RedisStore:
@@ -80,7 +82,6 @@ class RedisStore:
         self._link = link
         self._run_name = run
         self._keys = Keys(run)
-        self._readers = FrameReaders(link, self._keys, run)
         self._in_step_order = in_step_order
         self._newest_tables = (b"", Tables())
         """As they lie in Redis, and unpacked: an assembly begins with what the last one left."""
@@ -94,11 +95,11 @@ class RedisStore:
 
     def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None, spares: int | None = None) -> int:
         numbers: list[Arg] = ["" if number is None else number for number in (cursor, spares)]
-        args = ["", *numbers, len(requests), *request_args(requests)]
+        args = ["", *numbers, len(requests), *_request_args(requests)]
         return int(self._run("enqueue", args))
 
     def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
-        return int(self._run("enqueue", [step, "", "", len(requests), *request_args(requests)]))
+        return int(self._run("enqueue", [step, "", "", len(requests), *_request_args(requests)]))
 
     def claim(
         self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True, nonce: str = ""
@@ -120,40 +121,52 @@ class RedisStore:
 
     # -- groups
 
+    def put_frame(self, name: str, frame: bytes | memoryview) -> None:
+        with self._link.errors_named():
+            self._link.client.psetex(self._keys.incoming(name), FRAME_TTL_MS, frame)
+
     def push(self, groups: Sequence[Incoming]) -> list[str]:
-        return finish(self.pushing(groups))
-
-    def upload(self) -> RedisUpload:
-        return RedisUpload(self._link, self._keys, INCOMING_MS)
-
-    def pushing(self, groups: Sequence[Incoming], upload: Upload | None = None) -> Steps[list[str]]:
-        begun = upload if isinstance(upload, RedisUpload) else self.upload()
         records = [group.record for group in groups]
-        args = [*self._settings, *group_args(groups, map(self._rank, records))]
-        incoming = [begun.key(index) for index in range(len(groups))]
+        columns: list[Iterable[Arg]] = [  # taking them one by one costs Lua more than using them does
+            (record.group_id for record in records),
+            (record.terms for record in records),
+            (record.policy_version for record in records),
+            (record.worker_id for record in records),
+            map(self._rank, records),
+            (record.num_bytes for record in records),
+            map(pack_record, records),
+        ]
+        args = [*self._settings, len(groups), *chain.from_iterable(columns)]
+        incoming = [self._keys.incoming(group.frame_name) for group in groups]
         keys = [*self._keys.index, *incoming, *(self._keys.group(record.group_id) for record in records)]
-        rest = {incoming[index]: groups[index].frame for index in range(begun.sent, len(groups))}
-        reply = yield from self._link.setting_then_running(rest, INCOMING_MS, "push", keys, args, begun.take_over())
-        fates = [_text(word) for word in reply]
+        fates = [_text(word) for word in self._link.run("push", keys, args)]
         if fates[0] in CONTRADICTIONS:
             word, group_id, detail = fates
             answered = {record.group_id: record.terms for record in records}
             raise contradiction(word, group_id, detail, answered[group_id])
         if fates[0] == "missing":
-            raise UnavailableError(f"Redis at {self._link.where} lost the frame of group {fates[1]}: push it again")
+            _, group_id, found = fates
+            mine = next(record for record in records if record.group_id == group_id)
+            raise FrameError(
+                f"the frame of group {group_id} of worker {mine.worker_id} has {found} bytes in Redis, not "
+                f"{mine.num_bytes}: write it again; nothing of this push is stored",
+                Refusal.FRAME,
+            )
         return fates
+
+    def note_bad_frame(self, record: GroupRecord, problem: str) -> bool:
+        return bool(self._run("bad_frame", [record.group_id, record.worker_id, problem]))
 
     def _rank(self, record: GroupRecord) -> int:
         return record.step if self._in_step_order and record.purpose is Purpose.FRESH else 0
 
-    def frames(self, group_ids: Sequence[str]) -> list[bytes | memoryview | None]:
-        return read_frames(self._link, self._keys, group_ids)
-
-    def frame_chunks(self, group_ids: Sequence[str], num_bytes: int) -> FrameChunks:
-        return read_frame_chunks(self._link, self._keys, group_ids, num_bytes)
-
-    def named_frames(self, start: bytes, group_ids: Sequence[str], num_bytes: int) -> NamedFrames | None:
-        return self._readers.named(start, group_ids, num_bytes)
+    def frames(self, group_ids: Sequence[str]) -> list[bytes | None]:
+        found: list[bytes | None] = []
+        with self._link.errors_named():
+            for first in range(0, len(group_ids), FRAMES_AT_ONCE):
+                keys = [self._keys.group(group_id) for group_id in group_ids[first : first + FRAMES_AT_ONCE]]
+                found += self._link.client.mget(keys)
+        return found
 
     def records(self, group_ids: Sequence[str]) -> list[GroupRecord | None]:
         blobs = self._hash_values("records", group_ids)
@@ -197,12 +210,12 @@ class RedisStore:
     def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> list[str]:
         args: list[Arg] = [int(hold), len(replacements)]
         for item in reversed(replacements):
-            args += [item.fate.group_id, item.event, pack_fate(item.fate), *request_args([item.request])]
+            args += [item.fate.group_id, item.event, pack_fate(item.fate), *_request_args([item.request])]
         group_ids = [item.fate.group_id for item in reversed(replacements)]
         return [_text(taken) for taken in self._run("replace_stale", args, frames_of=group_ids)]
 
     def commit_assembly(self, assembly: Assembly) -> bool:
-        changes, losing = change_args(assembly.reference_changes)
+        changes, losing = _change_args(assembly.reference_changes)
         prompts, left_bad = assembly.new_prompts, assembly.left_bad
         tables = pack_tables(assembly.after)
         args: list[Arg] = [
@@ -339,3 +352,24 @@ class RedisStore:
 
 def _text(value: bytes) -> str:
     return value.decode()
+
+
+def _change_args(changes: Mapping[str, int]) -> tuple[list[Arg], list[str]]:
+    """For commit_assembly.lua, from group id -> change of its references: (how many changes there are, and for each the
+    groups that it concerns; the groups that lose references, in that order)."""
+    by_change: dict[int, list[str]] = {}
+    for group_id, change in changes.items():
+        by_change.setdefault(change, []).append(group_id)
+    args: list[Arg] = [len(by_change)]
+    for change, group_ids in by_change.items():
+        args += [change, len(group_ids), *group_ids]
+    return args, [group_id for change, ids in by_change.items() if change < 0 for group_id in ids]
+
+
+def _request_args(requests: Iterable[RolloutRequest]) -> list[Arg]:
+    """For enqueue.lua and others, one request after the other."""
+    args: list[Arg] = []
+    for request in requests:
+        terms, blob = request_terms(request), pack_request(request)
+        args += [request.purpose.value, request.min_version, request.request_id, terms, blob]
+    return args

@@ -12,7 +12,13 @@ from bapo.errors import AccessError
 from bapo.gate import ROLE, Rules, Scope, allow
 from bapo.tokens import Role
 from bapo.types import Purpose, RolloutRequest
-from buffer_service.bodies import MOST_PUSH_BYTES, MOST_RESTORE_BYTES, MOST_STATE_BYTES
+
+MOST_FRAME_BYTES = 64 << 20
+MOST_PUSH_BYTES = 64 << 20
+"""Of the heads of 1,024 groups, whose prompts are in them."""
+MOST_RESTORE_BYTES = 16 << 30
+MOST_STATE_BYTES = 256 << 20
+"""Of a prompt selector: two numbers for each of ten million prompts."""
 
 WORKER, LEARNER, SCHEDULER, EVALUATOR = Role.WORKER, Role.LEARNER, Role.SCHEDULER, Role.EVALUATOR
 EVERYBODY = tuple(Role)
@@ -26,12 +32,15 @@ ROUTES = (
     allow("POST", "/requests/release", WORKER),
     allow("POST", "/groups", WORKER, most_bytes=MOST_PUSH_BYTES, needs_length=True),
     allow("GET", "/room", WORKER),
-    allow("GET", "/groups/{group_id}"),
+    allow("GET", "/frame-access", WORKER, LEARNER),
+    allow("PUT", "/frames/{name}", WORKER, most_bytes=MOST_FRAME_BYTES, needs_length=True),
+    allow("GET", "/frames/{group_id}", LEARNER),
     allow("GET", "/evaluations/{label}", EVALUATOR),
     allow("GET", "/evaluations/{label}/outcomes", EVALUATOR, SCHEDULER),
     allow("DELETE", "/evaluations/{label}", EVALUATOR, SCHEDULER),
     allow("POST", "/batches/{step}", LEARNER),
     allow("POST", "/batches/{step}/commit", LEARNER),
+    allow("POST", "/batches/{step}/bad-frames", LEARNER),
     allow("GET", "/batches/{step}/untrained", LEARNER),
     allow("GET", "/progress", *EVERYBODY),
     allow("PUT", "/progress", LEARNER),

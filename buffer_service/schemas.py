@@ -26,6 +26,8 @@ def _whole_text(text: str) -> str:
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}$")]
 """Ids that become keys or words of a script: no spaces, no braces."""
 Label = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._@~+-]{0,127})?$")]
+FrameName = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+"""Of a frame that no push has named yet: too long to be guessed."""
 Nonce = Annotated[str, StringConstraints(pattern=r"^([A-Za-z0-9]{1,64}-[0-9]{1,15})?$")]
 Text = Annotated[str, AfterValidator(_whole_text)]
 MOST_DETAIL_CHARS = 2000
@@ -271,9 +273,40 @@ class ReleasedAnswer(Body):
 class PushedAnswer(Body):
     """Group id -> `stored`, `duplicate`, `stale` or `unknown`."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"groups": {"fresh-00000012": "stored"}}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [{"groups": {"fresh-00000012": "stored"}, "room": True}]})
 
     groups: dict[str, str]
+    room: bool
+    """Whether more fresh groups would be taken now."""
+
+
+class FrameLogin(Body):
+    """A user of Redis that may do one thing."""
+
+    user: str
+    password: str
+    prefix: str
+    """Of the keys that it may touch."""
+
+
+class AccessAnswer(Body):
+    """How frames may go to and from Redis itself; null: through `/frames/{name}`."""
+
+    url: str = ""
+    write: FrameLogin | None = None
+    read: FrameLogin | None = None
+
+
+class SuspectsBody(Body):
+    """Groups of a batch whose frames are not what was announced, as their reader found."""
+
+    group_ids: Annotated[list[Name], Field(max_length=MOST_REQUESTS)]
+
+
+class BadFramesAnswer(Body):
+    """Group id -> what is wrong with its frame, of those that the service finds bad, too."""
+
+    bad: dict[str, str]
 
 
 class WaitingAnswer(Body):

@@ -9,30 +9,26 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
 
 from bapo.algorithms.composer import Composer
+from bapo.batch_items import BAD_FRAME
 from bapo.config.tree import Config
-from bapo.errors import ContractError, FullError, UnavailableError
-from bapo.named_frames import NamedFrames
+from bapo.errors import ContractError, FrameError, FullError, UnavailableError
 from bapo.seldom import Seldom
 from bapo.types import Progress, Purpose, RolloutRequest
-from bapo.wire import pack_batch_start
-from buffer_service.arrival import Arrival
+from bapo.wire import PulledFrame, frame_problem, pack_pull, unpack_push
 from buffer_service.assembly import Assembler, Wait
 from buffer_service.failures import FailureReasons
 from buffer_service.groups import GroupRecord, PushFate
 from buffer_service.holdings import Holdings
-from buffer_service.intake import Intake
+from buffer_service.ingest import Ingest
 from buffer_service.lack import Lack
 from buffer_service.learnt import Learnt
 from buffer_service.metrics import BufferMetrics, Scrape
-from buffer_service.outgoing import Chunks, Outgoing
 from buffer_service.pressure import Pressure
 from buffer_service.reasons import is_ready, why_kept, why_not_yet
-from buffer_service.snapshot import DIGEST_BYTES, sealed, snapshot_start, unpack_snapshot
-from buffer_service.steps import Steps, finish
+from buffer_service.snapshot import sealed, snapshot_start, unpack_snapshot
 from buffer_service.store import Store
 from buffer_service.tending import Tending
 from buffer_service.values import Assembly, BatchRecord
@@ -47,6 +43,12 @@ MOST_UNCOUNTED = 16
 """Assemblies that are kept until then."""
 AHEAD_S = 10.0
 """A worker that claimed with weights of no use is named for so long."""
+
+
+FRAMES_AT_ONCE = 32
+FRAMES_BYTES = 4 << 20
+"""Of frames that are read and sent on at once."""
+Frames = Iterator[list[bytes]]
 
 
 class TooManyFailuresError(UnavailableError):
@@ -67,7 +69,7 @@ class BufferService:
     ) -> None:
         self._store, self._config, self._metrics = store, config, metrics
         self._assembler = Assembler(store, composer, config)
-        self._intake = Intake(store)
+        self._ingest = Ingest(store)
         self._now, self._seldom = now, Seldom()
         self._ahead = (float("-inf"), "")
         """When a worker claimed that had weights of no use, and what is said of it."""
@@ -110,7 +112,7 @@ class BufferService:
         Nothing for weights of a future that a restore, or a Redis that has lost writes, has undone: their groups would
         be refused, and each refusal would count as a failed attempt, until the learner gives the workers older ones.
         """
-        if ahead := self._intake.ahead(policy_version):
+        if ahead := self._ingest.ahead(policy_version):
             self._ahead = (self._now(), f"{worker_id} is given nothing: it samples with {ahead}")
             if self._seldom.is_due("ahead"):
                 log.warning("%s", self._ahead[1])
@@ -147,38 +149,28 @@ class BufferService:
 
     # -- groups
 
-    def push(self, body: bytes | bytearray | memoryview, *, with_fresh: bool = True) -> dict[str, str]:
-        """Store the groups of the frames in `body`; returns group id -> fate.
+    def push(self, body: bytes) -> dict[str, str]:
+        """Store the groups whose heads `body` names (`bapo.wire.pack_push`), and whose frames are there; returns group
+        id -> fate.
 
-        Args:
-            with_fresh: False when the sender has promised that none of them is fresh.
-        Raises: ContractError, and nothing is stored, when one of them is malformed, contradicts its request, or is
-            another content of the lease whose group is held.
+        Raises: FullError while fresh groups are refused; ContractError, and nothing is stored, when one of them is
+            malformed, contradicts its request, is another content of the lease whose group is held, or has no frame of
+            its length.
         """
-        return finish(self.pushing(body, with_fresh=with_fresh))
-
-    def arrival(self) -> Arrival:
-        """For a push whose groups come one after the other."""
-        return Arrival(self._store)
-
-    def pushing(
-        self, body: bytes | bytearray | memoryview, arrival: Arrival | None = None, *, with_fresh: bool = True
-    ) -> Steps[dict[str, str]]:
-        """`push` in steps. `arrival` has seen the body come; it is the caller's to give up when this raises."""
-        arrival = arrival or self.arrival()
-        groups = arrival.groups(body)
-        yield from self._intake.checking(groups)
-        if not groups:
-            raise ContractError("the body holds no group frame")
-        if not with_fresh and any(group.record.purpose is Purpose.FRESH for group in groups):
-            raise ContractError("fresh=false was said of a body that holds a fresh group: push it without that word")
+        groups = self._ingest.checked(unpack_push(body))
+        records = [group.record for group in groups]
+        if fresh_bytes := sum(record.num_bytes for record in records if record.purpose is Purpose.FRESH):
+            self.pressure.look()
+            self.pressure.admit(fresh_bytes)
         try:
-            fates = yield from self._store.pushing(groups, arrival.upload)
+            fates = self._store.push(groups)
         except FullError:
-            self.pressure.forget()  # the next push hears of it before it sends its body
+            self.pressure.forget()  # the next push hears of it before it writes its frames
+            raise
+        except FrameError as error:
+            log.warning("a push was refused: %s", error)
             raise
         self._metrics.groups_pushed(fates)
-        records = [group.record for group in groups]
         stored = [r for r, fate in zip(records, fates, strict=True) if fate == PushFate.STORED]
         num_fresh = sum(record.purpose is Purpose.FRESH for record in stored)
         self.lack.took(num_fresh)
@@ -187,20 +179,42 @@ class BufferService:
             _log_fates(records, fates)
         return {record.group_id: fate for record, fate in zip(records, fates, strict=True)}
 
-    def frame(self, group_id: str) -> bytes | memoryview | None:
+    def put_frame(self, name: str, frame: bytes) -> None:
+        """Keep a frame until the push that names it. Raises: FullError when Redis has no room."""
+        self._store.put_frame(name, frame)
+
+    def frame(self, group_id: str) -> bytes | None:
         """The frame of one group that the buffer holds."""
         return self._store.frames([group_id])[0]
 
-    def collect(self, label: str) -> Outgoing:
+    def collect(self, label: str) -> Frames:
         """One evaluation's groups."""
-        return self.held(f"evaluation {label}", self._store.evaluated(label))
+        return self.held(self._store.evaluated(label))
 
-    def held(self, what: str, group_ids: Sequence[str]) -> Outgoing:
-        """The frames of those groups that are held, one after the other."""
-        records = [record for record in self._store.records(group_ids) if record is not None]
-        num_bytes = sum(record.num_bytes for record in records)
-        chunks = self._chunks(what, [record.group_id for record in records], num_bytes)
-        return Outgoing(what=what, start=b"", num_bytes=num_bytes, chunks=chunks)
+    def held(self, group_ids: Sequence[str]) -> Frames:
+        """The frames of those groups that are held, some at a time. Bad ones are left out, named and counted."""
+        for records in self._parts(group_ids):
+            frames = self._store.frames([record.group_id for record in records])
+            sound = [f for r, f in zip(records, frames, strict=True) if f is not None and not self._problem(r, f)]
+            yield sound
+
+    def _parts(self, group_ids: Sequence[str]) -> Iterator[list[GroupRecord]]:
+        """Records of the groups that are held, in parts of about FRAMES_BYTES of frames."""
+        part: list[GroupRecord] = []
+        for record in filter(None, self._store.records(group_ids)):
+            part.append(record)
+            if sum(item.num_bytes for item in part) >= FRAMES_BYTES:
+                yield part
+                part = []
+        yield part
+
+    def _problem(self, record: GroupRecord, frame: bytes | None) -> str:
+        """What is wrong with the frame of a group, in one word; the first time it is named with its worker."""
+        problem = frame_problem(frame, record.num_bytes, record.digest)
+        if problem and self._store.note_bad_frame(record, problem):
+            self._metrics.group_failed(BAD_FRAME)
+            log.warning("group %s of worker %s: its frame is bad (%s)", record.group_id, record.worker_id, problem)
+        return problem
 
     def forget(self, label: str) -> None:
         """Delete one evaluation."""
@@ -254,33 +268,31 @@ class BufferService:
             reason += f"; {full}: it may refuse what is missing, raise that limit{why_kept(status, self._config)}"
         return reason, status.counts
 
-    def outgoing(self, record: BatchRecord) -> Outgoing:
-        """A batch on its way to the learner. Raises, when read: UnavailableError when it is released meanwhile."""
-        start, what = pack_batch_start(record.header, record.num_bytes), f"batch {record.step}"
-        chunks = self._chunks(what, record.group_ids, record.num_bytes)
-        return Outgoing(what=what, start=start, num_bytes=record.num_bytes, chunks=chunks)
+    def pulled(self, record: BatchRecord) -> bytes:
+        """A batch on its way to the learner, which reads its frames itself. Raises: UnavailableError when it is
+        released meanwhile."""
+        records = [found for found in self._store.records(record.group_ids) if found is not None]
+        if len(records) != len(record.group_ids):
+            raise UnavailableError(f"batch {record.step} was released while it was read: try again")
+        return pack_pull(record.header, [PulledFrame(r.group_id, r.num_bytes, r.digest) for r in records])
 
-    def untrained(self, step: int) -> Outgoing:
+    def bad_frames(self, step: int, group_ids: Sequence[str]) -> dict[str, str]:
+        """Those of the groups of a retained batch whose frames are not what their headers say, by a look of our own:
+        group id -> what is wrong. They are counted with their workers, and leave B_high."""
+        suspects = set(group_ids) & set(self._retained(step).group_ids)
+        bad: dict[str, str] = {}
+        for record in filter(None, self._store.records(sorted(suspects))):
+            if problem := self._problem(record, self._store.frames([record.group_id])[0]):
+                bad[record.group_id] = problem
+        self.tending.leave_high(bad)
+        return bad
+
+    def untrained(self, step: int) -> Frames:
         """Groups that the assembly of a step did not train, as far as they are held. Raises: ContractError when the
         batch of the step is not assembled yet, or not retained."""
         if step > (assembled := self._store.readiness(step).assembled):
             raise ContractError(f"nothing is known of step {step} yet: the newest batch is {assembled}")
-        return self.held(f"what batch {step} does not train", self._retained(step).untrained)
-
-    def named(self, record: BatchRecord) -> NamedFrames | None:
-        """How the learner can read the frames of a batch without us; None when it cannot."""
-        if not self._config.buffer.direct:
-            return None
-        start = pack_batch_start(record.header, record.num_bytes)
-        return self._store.named_frames(start, record.group_ids, record.num_bytes)
-
-    def _chunks(self, what: str, group_ids: Sequence[str], num_bytes: int) -> Chunks:
-        with closing(self._store.frame_chunks(group_ids, num_bytes)) as chunks:
-            for frames in chunks:
-                found = [frame for frame in frames if frame is not None]
-                if len(found) != len(frames):
-                    raise UnavailableError(f"the buffer changed while {what} was read: try again")
-                yield found
+        return self.held(self._retained(step).untrained)
 
     def commit(self, step: int, checkpointed: int) -> bool:
         """Batch `step` is trained; whether a checkpoint is wanted. Raises: ContractError for a step without a batch."""
@@ -326,22 +338,26 @@ class BufferService:
         self._count_assemblies()
         return self._metrics.exposition(scrape)
 
-    def snapshot(self) -> Outgoing:
-        """One consistent binary. Raises, when read: UnavailableError when groups are consumed meanwhile."""
+    def snapshot(self) -> Frames:
+        """One consistent binary, in pieces. Raises, when read: UnavailableError when groups are consumed meanwhile."""
         image = self._store.image()
-        records = image.all_records
         group_ids = sorted(image.references)
-        num_bytes = sum(records[group_id].num_bytes for group_id in group_ids)
         start = snapshot_start(image, group_ids)
-        log.info("snapshot assembled=%d groups=%d bytes=%d", image.tables.step, len(group_ids), num_bytes)
-        chunks = sealed(start, self._chunks("a snapshot", group_ids, num_bytes))
-        return Outgoing(what="a snapshot", start=start, num_bytes=num_bytes + DIGEST_BYTES, chunks=chunks)
+        log.info("snapshot assembled=%d groups=%d", image.tables.step, len(group_ids))
+        yield [start]
+        yield from sealed(start, self._all_frames(group_ids))
+
+    def _all_frames(self, group_ids: Sequence[str]) -> Frames:
+        for first in range(0, len(group_ids), FRAMES_AT_ONCE):
+            part = group_ids[first : first + FRAMES_AT_ONCE]
+            pairs = zip(self._store.frames(part), self._store.records(part), strict=True)
+            yield [_whole(frame, record) for frame, record in pairs]
 
     def restore(self, data: bytes | bytearray) -> None:
         """Replace everything of the run. Raises: ContractError for a damaged snapshot; nothing changes then."""
         image, frames = unpack_snapshot(memoryview(data))
         self._store.restore(image, frames)
-        self._intake.forget()
+        self._ingest.forget()
         self.lack.forget()
         log.info("restored assembled=%d groups=%d", image.tables.step, len(image.references))
 
@@ -349,6 +365,16 @@ class BufferService:
         """A learner goes on after checkpoint `step`."""
         self._store.resume(step)
         log.info("resumed after step %d", step)
+
+
+def _whole(frame: bytes | None, record: GroupRecord | None) -> bytes:
+    """As many bytes as the record says, also for a frame that is lost: its reader finds that out, and goes on.
+
+    Raises: UnavailableError for a group that is gone.
+    """
+    if record is None:
+        raise UnavailableError("the buffer changed while a snapshot was read: try again")
+    return bytes(record.num_bytes) if frame is None or len(frame) != record.num_bytes else frame
 
 
 def _log_fates(records: Sequence[GroupRecord], fates: Sequence[str]) -> None:

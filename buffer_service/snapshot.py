@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import struct
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from msgpack.exceptions import UnpackException
 from bapo.errors import ContractError
 from bapo.messages import request_from_map, request_map
 from bapo.types import Progress
-from bapo.wire import fate_from_map, fate_map, prompt_from_map, prompt_map, split_frames
+from bapo.wire import fate_from_map, fate_map, prompt_from_map, prompt_map
 from buffer_service.codec import (
     pack,
     pack_batch_record,
@@ -37,7 +38,7 @@ from buffer_service.image_checks import require_image
 from buffer_service.values import SelectorState
 
 MAGIC = b"BAPOSNAP"
-VERSION = 1
+VERSION = 2
 START = struct.Struct("<8sIQ")
 PAUSE_S = 0.002
 """After each chunk of a snapshot: hashing would keep a core busy, and pushes would wait for it on a small machine."""
@@ -45,7 +46,7 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 NUMBERS = ("committed", "checkpointed", "cursor", "fresh_dropped", "fresh_spares")
 
 
-def pack_snapshot(image: Image, group_ids: Sequence[str], frames: Iterable[bytes | memoryview]) -> bytes:
+def pack_snapshot(image: Image, group_ids: Sequence[str], frames: Iterable[bytes]) -> bytes:
     """The binary. `frames` belong to `group_ids`, in order."""
     start = snapshot_start(image, group_ids)
     return b"".join([start, *(piece for pieces in sealed(start, [list(frames)]) for piece in pieces)])
@@ -57,9 +58,7 @@ def snapshot_start(image: Image, group_ids: Sequence[str]) -> bytes:
     return START.pack(MAGIC, VERSION, len(index)) + index
 
 
-def sealed(
-    start: bytes, chunks: Iterable[Sequence[bytes | memoryview]]
-) -> Generator[Sequence[bytes | memoryview], None, None]:
+def sealed(start: bytes, chunks: Iterable[list[bytes]]) -> Iterator[list[bytes]]:
     """The chunks of frames behind `start`, and the digest of everything behind them. Gives way after each chunk."""
     digest = hashlib.sha256(start)
     for frames in chunks:
@@ -90,15 +89,26 @@ def unpack_snapshot(data: bytes | memoryview) -> tuple[Image, Iterator[tuple[str
         image = _image(index)
         group_ids = index["frames"]
         referred = set(image.references)
-        is_complete = set(group_ids) == referred
+        is_complete = sorted(group_ids) == sorted(referred)
     except _MALFORMED as error:
         raise ContractError(f"snapshot index is malformed: {error!r}"[:500]) from error
-    frames = list(split_frames(content[end:]))
-    if len(frames) != len(group_ids) or not is_complete:
-        raise ContractError(f"snapshot has {len(frames)} frames for {len(referred)} groups")
-    named = list(zip(group_ids, frames, strict=True))
-    require_image(image, named)
-    return image, iter(named)
+    if not is_complete:
+        raise ContractError(f"snapshot has {len(group_ids)} frames for {len(referred)} groups")
+    require_image(image)
+    return image, iter(_frames(image, group_ids, content[end:]))
+
+
+def _frames(image: Image, group_ids: Sequence[str], content: memoryview) -> list[tuple[str, memoryview]]:
+    """(group id, frame), each as long as its record says: what is in one is looked at when a learner reads it.
+
+    Raises: ContractError.
+    """
+    records = image.all_records
+    ends = list(accumulate(records[group_id].num_bytes for group_id in group_ids))
+    if (ends[-1] if ends else 0) != len(content):
+        raise ContractError(f"the snapshot has {len(content)} bytes of frames, not those of its {len(ends)} groups")
+    starts = [0, *ends[:-1]]
+    return [(name, content[start:end]) for name, start, end in zip(group_ids, starts, ends, strict=False)]
 
 
 _MALFORMED = (

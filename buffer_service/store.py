@@ -18,16 +18,14 @@ Raises, everywhere: UnavailableError when the store cannot be reached or is full
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from bapo.messages import BufferStatus
-from bapo.named_frames import NamedFrames
 from bapo.types import Progress, Prompt, RolloutRequest
 from buffer_service.audit import Audit
 from buffer_service.groups import GroupRecord, Incoming, Replacement
 from buffer_service.image import Image
-from buffer_service.steps import Steps
 from buffer_service.values import Assembly, BatchRecord, Health, Look, Memory, Readiness, SelectorState, Tables
 
 MOST_COMPOSITIONS = 1000
@@ -46,25 +44,6 @@ SILENT_WORKER_S = 3600.0
 """A worker that holds nothing and was silent for so long is forgotten, and its claims with it."""
 FORGOTTEN_AT_ONCE = 8
 """So many at each call of another worker: prelude.lua has both numbers, too."""
-
-
-FrameChunks = Generator[list[bytes | memoryview | None], None, None]
-
-
-class Upload(Protocol):
-    """Frames of one push that the store has, and that nobody else sees before `Store.pushing` admits them."""
-
-    def put(self, frame: bytes | memoryview) -> None:
-        """The next frame; it must not change before `pushing` or `drop`. Raises: UnavailableError; FullError."""
-        ...
-
-    def pause(self) -> None:
-        """Nothing comes for a while."""
-        ...
-
-    def drop(self) -> None:
-        """Nothing of this is wanted any more; also after `pushing` has failed."""
-        ...
 
 
 class Store(Protocol):
@@ -118,36 +97,24 @@ class Store(Protocol):
 
     # -- groups
 
+    def put_frame(self, name: str, frame: bytes | memoryview) -> None:
+        """Keep a frame under this name for `FRAME_TTL_MS`, or until a push of its group. Raises: FullError."""
+        ...
+
     def push(self, groups: Sequence[Incoming]) -> list[str]:
-        """Store groups; returns one word of `PushFate` each.
+        """Store groups, whose frames are there; returns one word of `PushFate` each.
 
         Raises: ContractError when one contradicts its request, or is another content of the lease whose group is held;
-            nothing is stored then.
+            FrameError when the frame of one is missing, or has another length. Nothing is stored then.
         """
         ...
 
-    def upload(self) -> Upload:
-        """Where the frames of one push may go before all of them are here."""
+    def note_bad_frame(self, record: GroupRecord, problem: str) -> bool:
+        """Count that a stored group's frame is not what its header says; False when that is known already."""
         ...
 
-    def pushing(self, groups: Sequence[Incoming], upload: Upload | None = None) -> Steps[list[str]]:
-        """`push` in steps. `upload` has been given the first frames of `groups`."""
-        ...
-
-    def frames(self, group_ids: Sequence[str]) -> list[bytes | memoryview | None]:
+    def frames(self, group_ids: Sequence[str]) -> list[bytes | None]:
         """Frames in the order of the ids; None where there is none."""
-        ...
-
-    def frame_chunks(self, group_ids: Sequence[str], num_bytes: int) -> FrameChunks:
-        """As `frames`, some at a time; what is handed out is valid until the next ones are asked for.
-
-        Args:
-            num_bytes: what all of them have together, as far as the caller knows.
-        """
-        ...
-
-    def named_frames(self, start: bytes, group_ids: Sequence[str], num_bytes: int) -> NamedFrames | None:
-        """How a learner can read these frames without us, behind `start`; None when it cannot."""
         ...
 
     def records(self, group_ids: Sequence[str]) -> list[GroupRecord | None]:

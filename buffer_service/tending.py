@@ -7,7 +7,7 @@ assembly that had begun with what is gone now finds its fence broken and looks a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from bapo.config.tree import Config
@@ -74,6 +74,13 @@ class Tending:
                 "checkpoint after that batch"
             )
         raise ContractError(f"the buffer does not hold group {group_id}")
+
+    def leave_high(self, group_ids: Collection[str]) -> None:
+        """Take groups whose frames are bad out of B_high, where they are in it."""
+        if group_ids:
+            self._edit(
+                lambda now: replace(now, high=tuple(stat for stat in now.high if stat.group_id not in group_ids))
+            )
 
     def drop_request(self, request_id: str) -> None:
         """Withdraw an open request, queued or leased, so that nothing waits for its group any more.

@@ -9,13 +9,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from functools import partial
+from typing import ParamSpec, TypeVar
 
-from buffer_service.threads import in_thread
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 POLL_S = 0.25
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
+    """Call a function that blocks. A server that ends does not wait for it, since Redis may hang."""
+    return await run_sync(partial(function, *args, **keywords), abandon_on_cancel=True)
+
+
+async def aside(function: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
+    """Call a function that never waits for Redis, and so does not wait for those that do."""
+    return await run_sync(partial(function, *args, **keywords), limiter=CapacityLimiter(1))
 
 
 class Wakeups:

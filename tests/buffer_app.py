@@ -18,7 +18,9 @@ from bapo.tokens import Keyring
 from buffer_service.__main__ import Server, listen, uvicorn_config
 from buffer_service.app import create_app
 from buffer_service.context import Context
+from buffer_service.frame_access import FrameAccess
 from buffer_service.metrics import BufferMetrics
+from buffer_service.redis_store import RedisStore
 from buffer_service.service import BufferService
 from buffer_service.store import Store
 from tests.buffer_setup import new_store
@@ -35,7 +37,8 @@ def served_app(store: Store, config: Config, keyring: Keyring | None = None) -> 
     """The app of a service on the store."""
     metrics = BufferMetrics(Telemetry(), config)
     service = BufferService(store, load_composer(config.algorithm), config, metrics)
-    return create_app(Context(service=service, config=config), metrics, keyring)
+    access = FrameAccess(store._link, store._keys, store._run_name) if isinstance(store, RedisStore) else None
+    return create_app(Context(service=service, config=config, access=access), metrics, keyring)
 
 
 @contextmanager
@@ -68,6 +71,6 @@ def serving_kind(
     request: pytest.FixtureRequest, config: Config, *, run: str, max_attempts: int = 3
 ) -> Iterator[tuple[Store, BufferClient]]:
     """A store, and a client of a service on it."""
-    store = new_store("redis", request.getfixturevalue("redis_server").url, run=run, max_attempts=max_attempts)
+    store = new_store(request.getfixturevalue("redis_server").url, run=run, max_attempts=max_attempts)
     with serving(store, config) as client:
         yield store, client

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 
+from bapo.frames import frame_digest, frame_head
 from bapo.messages import BufferStatus, WorkerLeases
 from bapo.types import Group, GroupStat, HardPrompt, Origin, Prompt, RolloutRequest, stat_of
-from bapo.wire import pack_group, read_group_header
-from buffer_service.arrival import checksum_of
+from bapo.wire import PushedGroup, pack_group, pack_push, read_group_header
 from buffer_service.groups import Incoming, record_of
 from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
+from buffer_service.service import BufferService
 from buffer_service.store import Store
 from buffer_service.values import Assembly, BatchRecord, Tables, View
 from tests.factories import make_group, make_request
 
 
+class Pushed(Incoming, frozen=True, kw_only=True):
+    """A group on its way, with its frame, which stores of tests write themselves."""
+
+    frame: bytes
+
+
+class PuttingRedisStore(RedisStore):
+    """Writes the frames of a push before it."""
+
+    def push(self, groups: Sequence[Incoming]) -> list[str]:
+        put_frames(self, groups)
+        return super().push(groups)
+
+
+def put_frames(store: Store, groups: Sequence[Incoming]) -> None:
+    """What a worker does before it pushes."""
+    for group in groups:
+        if isinstance(group, Pushed):
+            store.put_frame(group.frame_name, group.frame)
+
+
 def new_store(
-    kind: str,
     redis_url: str,
     *,
     run: str = "test",
@@ -25,15 +47,25 @@ def new_store(
     max_attempts: int = 3,
     in_step_order: bool = False,
 ) -> Store:
-    """An empty store of the kind."""
+    """An empty store."""
     link = RedisLink(redis_url)
-    return RedisStore(link, run, lease_s=lease_s, max_attempts=max_attempts, in_step_order=in_step_order)
+    return PuttingRedisStore(link, run, lease_s=lease_s, max_attempts=max_attempts, in_step_order=in_step_order)
 
 
-def incoming(group: Group) -> Incoming:
+def incoming(group: Group) -> Pushed:
     """What the service hands to the store for a pushed group."""
     frame = pack_group(group)
-    return Incoming(record=record_of(read_group_header(frame), len(frame), checksum_of(frame)), frame=frame)
+    record = record_of(read_group_header(frame), len(frame), frame_digest(frame))
+    return Pushed(record=record, frame_name=secrets.token_hex(16), frame=frame)
+
+
+def push_body(service: BufferService, frames: Sequence[bytes]) -> bytes:
+    """Write frames, and make the body of the push that names them."""
+    names = [secrets.token_hex(16) for _ in frames]
+    for name, frame in zip(names, frames, strict=True):
+        service.put_frame(name, frame)
+    pairs = zip(frames, names, strict=True)
+    return pack_push([PushedGroup(bytes(frame_head(frame)), name, frame_digest(frame)) for frame, name in pairs])
 
 
 def answer(request: RolloutRequest, rewards: str = "10010000", version: int = 1, worker_id: str = "w") -> Group:

@@ -8,8 +8,11 @@
 
 local call = redis.call
 
-if call('HEXISTS', K.meta, 'restoring') == 1 then
-  return redis.error_reply('RESTORING')
+do
+  local state = call('HMGET', K.meta, 'restoring', 'format')
+  if state[1] then return redis.error_reply('RESTORING') end
+  if state[2] and state[2] ~= FORMAT then return redis.error_reply('FORMAT ' .. state[2]) end
+  if not state[2] then call('HSET', K.meta, 'format', FORMAT) end
 end
 
 local LEASE_MS, MAX_ATTEMPTS = tonumber(ARGV[1]), tonumber(ARGV[2])
@@ -210,6 +213,7 @@ local function delete_groups(ids, frames, size)
   for first = 1, #frames, CHUNK do call('UNLINK', unpack(frames, first, math.min(first + CHUNK - 1, #frames))) end
   bulk('HDEL', K.refs, ids)
   bulk('HDEL', K.records, ids)
+  bulk('HDEL', K.bad_frames, ids)
   -- 0 - n, because Lua writes -0 as "-0", which is no integer to Redis.
   call('HINCRBY', K.meta, 'bytes', 0 - size)
 end

@@ -1,5 +1,7 @@
 -- n, then n of each: ids, terms, versions, workers, ranks, sizes, records; frame keys: n incoming, n final
--- -> {fate, ...} | {'mismatch', id, terms of the request} | {'missing', id} | {'other_content', id, worker}
+-- -> {fate, ...} | {'mismatch', id, terms of the request} | {'missing', id, bytes} | {'other_content', id, worker}
+-- The frames lie under `incoming`, written by workers, and expire there. Those of stored groups get a name that no worker
+-- may write to, and stay.
 -- What all groups need is done in one command for all: a call of Redis costs more than most of these changes. Columns,
 -- for the same reason: an argument that is taken by itself costs more than what is done with it.
 local n = count()
@@ -18,13 +20,11 @@ end
 local held = {}
 for i, record in ipairs(hash_values(K.records, settled)) do held[settled[i]] = record end
 
--- One lease has one answer. Fields of a record: 6 worker, 11 time of the claim, 15 checksum; older records lack the last
--- one, or hold bytes, which cmsgpack does not read.
+-- One lease has one answer. Fields of a record: 6 worker, 11 time of the claim.
 local function is_other_content(record, than)
   if not record or record == than then return false end
-  local is_new, one = pcall(cmsgpack.unpack, record)
-  local other = cmsgpack.unpack(than)
-  return is_new and one[15] and other[15] and one[6] == other[6] and one[11] == other[11]
+  local one, other = cmsgpack.unpack(record), cmsgpack.unpack(than)
+  return one[6] == other[6] and one[11] == other[11]
 end
 
 local requests = {}
@@ -34,9 +34,11 @@ for i, id in ipairs(ids) do
   requests[i] = request
   if is_other_content(held[id], records[i]) then return refuse_all('other_content', id, workers[i]) end
 end
-if call('EXISTS', unpack(incoming)) < n then
-  for i, id in ipairs(ids) do
-    if call('EXISTS', incoming[i]) == 0 then return refuse_all('missing', id, '') end
+for i, id in ipairs(ids) do
+  local found = call('STRLEN', incoming[i])
+  if found ~= tonumber(sizes[i]) then
+    call('HINCRBY', K.counters, 'bad_frames:' .. workers[i], 1)
+    return refuse_all('missing', id, tostring(found))
   end
 end
 

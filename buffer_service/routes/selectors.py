@@ -5,25 +5,21 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgpack
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Body, Query, Response
 
-from buffer_service.bodies import MOST_STATE_BYTES, read_body
 from buffer_service.context import Here
-from buffer_service.outgoing import OCTETS
+from buffer_service.routes.frames import BINARY, OCTETS
 from buffer_service.schemas import Name, Version
-from buffer_service.threads import in_thread
 from buffer_service.values import SelectorState
 
 router = APIRouter(tags=["scheduler"])
 
-BINARY = {OCTETS: {"schema": {"type": "string", "format": "binary"}}}
 OUTCOMES: dict[int | str, dict[str, Any]] = {
     200: {"content": BINARY, "description": "msgpack: a list of packed outcomes (`bapo/outcomes.py`)."}
 }
 STATE: dict[int | str, dict[str, Any]] = {
     200: {"content": BINARY, "description": "msgpack: {round, through, data}; round 0 before the first."}
 }
-STATE_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": BINARY}}
 
 
 @router.get("/outcomes", response_class=Response, responses=OUTCOMES)
@@ -48,15 +44,15 @@ def selector(here: Here) -> Response:
     return Response(msgpack.packb(fields), media_type=OCTETS)
 
 
-@router.put("/selector/{round_}", status_code=204, openapi_extra=STATE_BODY)
-async def keep(round_: Version, request: Request, here: Here, through: Annotated[Version, Query()]) -> None:
+@router.put("/selector/{round_}", status_code=204)
+def keep(
+    round_: Version,
+    here: Here,
+    through: Annotated[Version, Query()],
+    body: Annotated[bytes, Body(media_type=OCTETS)] = b"",
+) -> None:
     """Keep the state from which prompts of step `round_` are chosen; outcomes up to `through` are dropped.
 
     A state of an older round is ignored.
     """
-    body = await read_body(request, MOST_STATE_BYTES)
-
-    def keep_it() -> None:  # copying may take a tenth of a second
-        here.service.learnt.keep(SelectorState(round=round_, through=through, data=bytes(body)))
-
-    await in_thread(keep_it)
+    here.service.learnt.keep(SelectorState(round=round_, through=through, data=body))

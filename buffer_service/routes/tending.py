@@ -9,12 +9,12 @@ from pydantic import ConfigDict, Field
 
 from buffer_service.audit import INVARIANTS
 from buffer_service.context import Here
-from buffer_service.outgoing import OutgoingResponse
+from buffer_service.routes.frames import stream
 from buffer_service.routes.looking import Offset
 from buffer_service.routes.work import FRAMES_ANSWER
 from buffer_service.schemas import Body, Name, Page, PromptId
 from buffer_service.tending import Held
-from buffer_service.threads import in_thread
+from buffer_service.waiting import in_thread
 
 router = APIRouter(tags=["operator"])
 
@@ -92,7 +92,7 @@ def groups(here: Here, offset: Offset = 0, limit: Many = 100, group_id: Name | N
 @router.post("/groups/read", response_class=Response, responses=FRAMES_ANSWER)
 def read(body: ReadBody, here: Here) -> Response:
     """The frames of those of the groups that are still held."""
-    return OutgoingResponse(here.service.held("what is read", body.group_ids))
+    return stream(here.service.held(body.group_ids))
 
 
 @router.delete("/groups/{group_id}")

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Body, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from bapo.errors import ContractError
 from bapo.messages import request_map
 from bapo.types import RolloutRequest
-from buffer_service.bodies import MOST_PUSH_BYTES, use_body
-from buffer_service.context import Here, admit, context_of
-from buffer_service.direct import gone
-from buffer_service.outgoing import OCTETS, OutgoingResponse
+from buffer_service.context import Here
 from buffer_service.rights import refuse_training
-from buffer_service.routes.bare import BareRoute, BodyRoute, is_true
+from buffer_service.routes.frames import BINARY, OCTETS, stream
 from buffer_service.schemas import (
     AcceptedAnswer,
     ClaimBody,
@@ -34,20 +29,12 @@ from buffer_service.schemas import (
     Version,
     Wait,
 )
-from buffer_service.threads import in_thread
+from buffer_service.waiting import in_thread
 
 router = APIRouter(tags=["work"])
 
-FRAMES: dict[str, Any] = {
-    "parameters": [{"name": "fresh", "in": "query", "required": False, "schema": {"type": "boolean", "default": True}}],
-    "requestBody": {
-        "required": True,
-        "description": "Group frames (`bapo/wire.py`), one after the other. Content-Length is required.",
-        "content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}},
-    },
-}
 FRAMES_ANSWER: dict[int | str, dict[str, Any]] = {
-    200: {"content": {OCTETS: {"schema": {"type": "string", "format": "binary"}}}, "description": "Group frames."}
+    200: {"content": BINARY, "description": "Group frames, one after the other."}
 }
 
 
@@ -71,6 +58,7 @@ async def reevaluate(step: Version, body: RoundBody, here: Here) -> AcceptedAnsw
     return AcceptedAnswer(accepted=accepted)
 
 
+@router.post("/requests/claim", response_model=RequestsAnswer)
 async def claim(body: ClaimBody, here: Here, request: Request) -> Response:
     """Lease requests: re-evaluations (newest round first), evaluations, fresh ones. Waits for the first one.
 
@@ -82,13 +70,8 @@ async def claim(body: ClaimBody, here: Here, request: Request) -> Response:
     def attempt() -> list[RolloutRequest] | None:
         return here.service.claim(body.worker_id, body.limit, body.policy_version, body.nonce) or None
 
-    claimed = await here.work.poll(attempt, wait_s=body.wait_s, is_gone=gone(request))
+    claimed = await here.work.poll(attempt, wait_s=body.wait_s, is_gone=request.is_disconnected)
     return JSONResponse({"requests": [request_map(item) for item in claimed or ()]})
-
-
-router.add_api_route(
-    "/requests/claim", claim, methods=["POST"], response_model=RequestsAnswer, route_class_override=BodyRoute
-)
 
 
 @router.post("/requests/renew")
@@ -114,38 +97,19 @@ async def release(body: ReleaseBody, here: Here) -> ReleasedAnswer:
     return ReleasedAnswer(released=released)
 
 
-async def push(request: Request) -> Response:
-    """Store groups. Answers when they are in Redis; pushing again is harmless.
-
-    While the buffer is full, 429 with Retry-After, and the body is not read; `fresh=false` promises that none of the
-    groups is fresh: such a body is always taken.
-    """
-    here, fresh = await context_of(request), is_true(request, "fresh", default=True)
-    if fresh:
-        await admit(request, here.service)
-    fates = await use_body(request, MOST_PUSH_BYTES, partial(here.service.push, with_fresh=fresh))
+@router.post("/groups")
+async def push(body: Annotated[bytes, Body(media_type=OCTETS)], here: Here) -> PushedAnswer:
+    """Store groups whose frames are in Redis already (`bapo.wire.pack_push`). Answers when they are in its append-only
+    file; pushing again is harmless. 429 with Retry-After while fresh groups are refused: their frames stay."""
+    fates = await in_thread(here.service.push, body)
     here.groups.wake()
-    return JSONResponse({"groups": fates})
-
-
-router.add_api_route(
-    "/groups", push, methods=["POST"], openapi_extra=FRAMES, response_model=PushedAnswer, route_class_override=BareRoute
-)
-
-
-@router.get("/groups/{group_id}", response_class=Response, responses=FRAMES_ANSWER)
-def group(group_id: Name, here: Here) -> Response:
-    """The frame of one group that the buffer holds."""
-    frame = here.service.frame(group_id)
-    if frame is None:
-        raise ContractError(f"the buffer does not hold group {group_id}")
-    return Response(frame, media_type=OCTETS)
+    return PushedAnswer(groups=fates, room=not here.service.pressure.why_full())
 
 
 @router.get("/evaluations/{label}", response_class=Response, responses=FRAMES_ANSWER)
 def collect(label: Name, here: Here) -> Response:
     """All groups of one evaluation that are done, in the order of their ids."""
-    return OutgoingResponse(here.service.collect(label))
+    return stream(here.service.collect(label))
 
 
 @router.delete("/evaluations/{label}", status_code=204)
@@ -158,5 +122,5 @@ def forget(label: Name, here: Here) -> None:
 async def room(request: Request, here: Here, wait_s: Annotated[Wait, Query()] = 0.0) -> None:
     """Returns when a push of fresh groups would be taken; 429 when it is still refused after `wait_s`."""
     pressure = here.service.pressure
-    if await here.work.poll(pressure.has_room, wait_s=wait_s, is_gone=gone(request)) is None:
+    if await here.work.poll(pressure.has_room, wait_s=wait_s, is_gone=request.is_disconnected) is None:
         pressure.admit(0)

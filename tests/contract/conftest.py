@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import new_store
 from tests.store_clock import ShiftedClock, TimedStore
 
@@ -17,7 +17,7 @@ from tests.store_clock import ShiftedClock, TimedStore
 @pytest.fixture
 def make_store(redis_url: str) -> Callable[..., Store]:
     """Make a store: `make_store(run=..., lease_s=..., max_attempts=...)`."""
-    return partial(new_store, "redis", redis_url)
+    return partial(new_store, redis_url)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def store(make_store: Callable[..., Store]) -> Store:
 @pytest.fixture
 def redis_store(redis_url: str) -> RedisStore:
     """An empty store, for what is not in the protocol."""
-    store = new_store("redis", redis_url, max_attempts=1000)
+    store = new_store(redis_url, max_attempts=1000)
     assert isinstance(store, RedisStore)
     return store
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import threading
 from collections import Counter
-from urllib.parse import urlsplit
 
 import pytest
+import redis
 
 from bapo.clients import BufferClient
-from bapo.errors import ContractError, FullError
+from bapo.errors import FullError
 from bapo.types import Purpose, RolloutRequest
 from bapo.wire import pack_group
 from buffer_service.store import Store
 from tests.buffer_app import serving, small_config
-from tests.buffer_setup import answer
+from tests.buffer_setup import answer, new_store
 from tests.factories import make_group, make_request
 from tests.patience import wait_until
+from tests.raw_push import raw_push
 
 FREE = {"cadence": {"slack": 1000}}
 
@@ -44,26 +43,41 @@ def impatient(client: BufferClient) -> BufferClient:
     return BufferClient(client.url, retry_s=0.0, full_s=0.0)
 
 
-def test_a_full_buffer_answers_before_the_body_is_sent(store: Store) -> None:
+def test_a_full_buffer_is_asked_before_frames_are_written(redis_url: str) -> None:
+    store = new_store(redis_url)
     with serving(store, small_config(buffer={"max_fresh_groups": 4}, **FREE)) as client:
         filled(client, 4)
-        where = urlsplit(client.url)
-        reply = b""
-        with socket.create_connection((where.hostname or "", where.port or 0), timeout=5) as connection:
-            connection.sendall(b"POST /groups HTTP/1.1\r\nHost: b\r\nContent-Length: 9000000\r\n\r\n")
-            while not reply.endswith(b"}"):
-                piece = connection.recv(65536)
-                assert piece, reply
-                reply += piece
-    head, _, body = reply.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 429")
-    assert b"retry-after: 1" in head.lower()
-    assert json.loads(body) == {
-        "error": "FullError",
-        "message": "the buffer is full: 4 fresh groups wait, buffer.max_fresh_groups = 4; groups are taken again when "
-        "the learner has consumed some, raise that limit if this stays so",
-        "retry": True,
-    }
+        more = requests_of(1, first=4)
+        client.enqueue(more)
+        with pytest.raises(FullError, match=r"4 fresh groups wait, buffer.max_fresh_groups = 4; groups are"):
+            impatient(client).push(frames_of(more))
+        with redis.Redis.from_url(redis_url) as raw:
+            assert raw.keys("*:incoming:*") == []
+        reply = raw_push(client.url, frames_of(more))
+        assert (reply.status, reply.headers["retry-after"], reply.json()["retry"]) == (429, "1", True)
+
+
+def test_frames_that_found_no_room_are_not_written_again(redis_url: str) -> None:
+    """The buffer was full when the heads came: they are pushed again, and the frames wait in Redis."""
+    store = new_store(redis_url)
+    with serving(store, small_config(buffer={"max_fresh_groups": 4}, **FREE)) as client:
+        filled(client, 3)
+        mine = requests_of(1, first=3)
+        client.enqueue(mine)
+        with redis.Redis.from_url(redis_url) as raw:
+            raw.config_resetstat()
+            waiting = BufferClient(client.url)
+            waiting._pusher._room_until = float("inf")  # it was told of room a moment ago
+            others = requests_of(1, first=4)
+            client.enqueue(others)
+            assert client.push(frames_of(others)) == {"f-p004": "stored"}
+            pushing = threading.Thread(target=lambda: waiting.push(frames_of(mine)))
+            pushing.start()
+            wait_until(lambda: len(raw.keys("*:incoming:*")) == 1)
+            client.batch(1, timeout_s=60)
+            pushing.join(60)
+            assert raw.info("commandstats")["cmdstat_psetex"]["calls"] == 2
+    assert store.records(["f-p003"]) != [None]
 
 
 @pytest.mark.parametrize(
@@ -121,15 +135,6 @@ def test_reevaluations_and_evaluations_are_taken_and_handed_out_when_it_is_full(
         assert client.status().evaluations == {"cd@1": 1}
         client.batch(1, timeout_s=60)
         assert client.claim("w", limit=9, policy_version=1) == [fresh]
-
-
-def test_a_body_that_breaks_its_promise_to_hold_no_fresh_group_is_refused(store: Store) -> None:
-    with serving(store, small_config(**FREE)) as client:
-        (request,) = requests_of(1)
-        client.enqueue([request])
-        with pytest.raises(ContractError, match="fresh=false was said of a body that holds a fresh group"):
-            client._peer.call("POST", "/groups", query={"fresh": "false"}, body=frames_of([request])[0])
-        assert client.status().fresh_ready == 0
 
 
 def test_who_waits_for_room_is_woken_when_a_batch_is_taken(store: Store) -> None:

@@ -27,6 +27,7 @@ from buffer_service.store import Store
 from tests.buffer_app import serving_kind, small_config
 from tests.buffer_setup import answer
 from tests.factories import make_group, make_request
+from tests.raw_push import raw_push
 
 REQUEST = make_request(prompt_id="p")
 """Eight responses, step 1, any weights from version 1 on."""
@@ -96,9 +97,6 @@ def nested(depth: int) -> dict[str, Any]:
 
 PROMPT = {"prompt_id": "p", "text": "t", "task": "countdown"}
 CASES = {
-    "log-prob NaN": (with_tail(float("nan")), "logprobs"),
-    "log-prob infinite": (with_tail(float("-inf")), "logprobs"),
-    "log-prob above 0": (with_tail(0.5), "logprobs"),
     "reward above 1": (with_header(rewards=column("<f4", *[0.0] * 7, 1.5)), "rewards"),
     "reward below 0": (with_header(rewards=column("<f4", *[0.0] * 7, -0.1)), "rewards"),
     "reward NaN": (with_header(rewards=column("<f4", *[0.0] * 7, float("nan"))), "rewards"),
@@ -126,7 +124,6 @@ CASES = {
     "an empty response": (with_header(lengths=column("<i4", 0, 3, 3, 1, 2, 3, 1, 2)), "shape"),
     "a prompt longer than the body": (with_header(num_prompt=2**40), "shape"),
     "no responses": (with_header(lengths=b"", rewards=b"", outcomes=b"", versions=b""), "shape"),
-    "negative token id": (with_ids(-1), "token_ids"),
     "unknown outcome": (with_header(outcomes=b"\3" + b"\0" * 7), "rewards"),
     "an answer of 33 levels": (with_header(prompt={**PROMPT, "answer": nested(MAX_DEPTH + 1)}), "header"),
     "an answer with NaN": (with_header(prompt={**PROMPT, "answer": {"x": float("nan")}}), "header"),
@@ -143,30 +140,72 @@ CASES = {
     "noise": (b"\0" * 64, "frame"),
     "cut in its prefix": (FRAME[:9], "frame"),
     "cut in its body": (FRAME[:-1], "frame"),
-    "length of 4 GB": (PREFIX.pack(b"BAPO", 1, 1, 16, 2**32 - 1) + b"\0" * 16, "frame"),
+    "length of 4 GB": (PREFIX.pack(b"BAPO", 1, 1, 16, 2**32 - 1) + b"\0" * 16, "header"),
     "header length of 4 GB": (PREFIX.pack(b"BAPO", 1, 1, 2**32 - 1, 0) + b"\0" * 16, "frame"),
     "a batch": (PREFIX.pack(b"BAPO", 1, 2, 1, 0) + b"\x80", "frame"),
     "a newer format": (b"BAPO\2" + FRAME[5:], "frame"),
-    "nothing": (b"", "contract"),
-    "two contents under one id": (FRAME + pack_group(answer(REQUEST, "11111111")), "other_content"),
+    "nothing": (b"", "frame"),
+    "another text under the prompt's id": (
+        pack_group(replace(GOOD, prompt=msgspec.structs.replace(GOOD.prompt, text="1,2,3->7:"))),
+        "not_its_request",
+    ),
+    "another answer under the prompt's id": (
+        pack_group(replace(GOOD, prompt=msgspec.structs.replace(GOOD.prompt, answer={"target": 7}))),
+        "not_its_request",
+    ),
 }
+BAD_FRAMES = {
+    "log-prob NaN": (with_tail(float("nan")), "logprobs"),
+    "log-prob infinite": (with_tail(float("-inf")), "logprobs"),
+    "log-prob above 0": (with_tail(0.5), "logprobs"),
+    "negative token id": (with_ids(-1), "token_ids"),
+}
+"""What is right in its head, and stored; whoever reads it finds it out."""
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_bad_group_is_refused_counted_and_not_stored(client: BufferClient, case: str) -> None:
-    body, reason = CASES[case]
+    frame, reason = CASES[case]
     before, counters = refusals(client).get(reason, 0.0), raw(client, "GET", "/counters").json()
     good = make_request(prompt_id="good")
     client.enqueue([good])
-    for sent in {body, pack_group(answer(good)) + body if body else b""}:  # alone, and behind a good one
-        reply = raw(client, "POST", "/groups", body=sent)
-        assert (reply.status, reply.json()["error"], reply.json()["retry"]) == (422, "ContractError", False)
+    for sent in ([frame], [pack_group(answer(good)), frame]):  # alone, and behind a good one
+        reply = raw_push(client.url, sent)
+        assert (reply.status, reply.json()["retry"]) == (422, False)
+        assert reply.json()["error"] == ("FrameError" if case == "cut in its body" else "ContractError")
         assert len(reply.data) < 1200
-    assert refusals(client)[reason] == before + (2 if body else 1)
+    assert refusals(client)[reason] == before + 2
     now = client.status()
     assert (now.fresh_ready, now.num_bytes, now.queued["fresh"]) == (0, 0, 2)
-    assert raw(client, "GET", "/counters").json() == counters
+    found = raw(client, "GET", "/counters").json()
+    assert found == counters | ({"bad_frames:w": 2} if case == "cut in its body" else {})
     assert client.push([FRAME]) == {"g-p": "stored"}  # and the service is as it was
+
+
+@pytest.mark.parametrize("case", BAD_FRAMES)
+def test_a_bad_frame_reaches_no_batch_is_named_with_its_worker_and_stalls_nothing(
+    client: BufferClient, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    frame, problem = BAD_FRAMES[case]
+    good = [make_request(prompt_id=name) for name in "abc"]
+    client.enqueue(good)
+    assert raw_push(client.url, [frame, *(pack_group(answer(request)) for request in good)]).status == 200
+    batch = client.batch(1, timeout_s=60)
+    assert [entry.group.group_id for entry in batch.entries] == ["g-a", "g-b", "g-c"]
+    (fate,) = (fate for fate in batch.fates if fate.group_id == "g-p")
+    assert (fate.origin, fate.reason, fate.worker_id) == (None, "bad_frame", "w")
+    again = client.batch(1, timeout_s=60)
+    assert [pack_group(entry.group) for entry in again.entries] == [pack_group(e.group) for e in batch.entries]
+    assert raw(client, "GET", "/counters").json()["bad_frames:w"] == 1
+    assert f"group g-p of worker w: its frame is bad ({problem})" in caplog.text
+    client.restore(client.snapshot())  # which holds the frame as it is
+    assert len(client.batch(1, timeout_s=60).entries) == 3
+
+
+def test_two_contents_under_one_id_are_refused_together(client: BufferClient) -> None:
+    reply = raw_push(client.url, [FRAME, pack_group(answer(REQUEST, "11111111"))])
+    assert (reply.status, "with two contents" in reply.json()["message"]) == (422, True)
+    assert client.status().fresh_ready == 0
 
 
 def test_the_newest_published_version_is_taken_before_it_is_reported(client: BufferClient) -> None:
@@ -194,7 +233,7 @@ def test_the_same_group_twice_is_no_contradiction(client: BufferClient) -> None:
 def test_another_workers_answer_is_a_duplicate_and_the_first_one_stays(client: BufferClient) -> None:
     client.push([FRAME])
     assert client.push([pack_group(answer(REQUEST, "11111111", worker_id="other"))]) == {"g-p": "duplicate"}
-    assert raw(client, "GET", "/groups/g-p").data == FRAME
+    assert raw(client, "GET", "/frames/g-p").data == FRAME
 
 
 @pytest.mark.parametrize(
@@ -210,7 +249,7 @@ def test_one_lease_has_one_answer(client: BufferClient, other: Group) -> None:
     for frames in ([pack_group(other)], [pack_group(answer(good)), pack_group(other)]):
         with pytest.raises(ContractError, match="g-p was stored with another content, from the same lease of w"):
             client.push(frames)
-    assert raw(client, "GET", "/groups/g-p").data == FRAME
+    assert raw(client, "GET", "/frames/g-p").data == FRAME
     assert refusals(client)["other_content"] >= 2
     assert client.status().fresh_ready == 1  # the good one of the second push is not stored either
     assert raw(client, "GET", "/counters").json() == counters
@@ -228,8 +267,11 @@ def test_a_push_of_too_many_groups_is_refused(client: BufferClient) -> None:
     requests = [make_request(prompt_id=f"p{i}") for i in range(1025)]
     client.enqueue(requests)
     frames, before = [pack_group(answer(request)) for request in requests], refusals(client).get("too_many", 0.0)
-    reply = raw(client, "POST", "/groups", body=b"".join(frames))
-    assert (reply.status, reply.json()["message"]) == (422, "more than 1024 groups in one push: send them in several")
+    reply = raw_push(client.url, frames)
+    assert (reply.status, reply.json()["message"]) == (
+        422,
+        "1025 groups in one push, not 1 to 1024: send them in several",
+    )
     assert (refusals(client)["too_many"], client.status().fresh_ready) == (before + 1, 0)
     assert set(client.push(frames).values()) == {"stored"}  # the client sends them in two parts
     assert client.status().fresh_ready == 1025

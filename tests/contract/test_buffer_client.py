@@ -19,14 +19,15 @@ from bapo.errors import (
     ConfigError,
     ContractError,
     DeadlineError,
+    FrameError,
     StorageError,
     UnavailableError,
 )
 from bapo.messages import request_from_map, request_map, status_from_map, status_map
-from bapo.pushing import _parts
 from bapo.types import Progress, Purpose
+from bapo.wire import pack_group
 from tests.buffer_setup import STATUS
-from tests.factories import make_prompt, make_request
+from tests.factories import make_group, make_prompt, make_request
 
 Reply = tuple[int, dict[str, object]] | tuple[int, str, dict[str, str]]
 """Status and JSON, or status, text and headers."""
@@ -160,19 +161,34 @@ def test_a_batch_may_take_any_time_while_groups_arrive_and_batch_timeout_s_witho
     assert (clock[0], len(heard)) == (1600.0, 4)
 
 
-def test_pushes_are_cut_into_parts_that_the_service_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bapo.pushing.MOST_PUSH_BYTES", 10)
-    assert list(_parts([b"aaaa", b"bbbb", b"cccc", b"d" * 20, b"e"])) == [
-        [b"aaaa", b"bbbb"],
-        [b"cccc"],
-        [b"d" * 20],
-        [b"e"],
-    ]
+PUSHED: Reply = (200, {"groups": {}, "room": True, "write": None, "read": None})
+
+
+@pytest.mark.parametrize("scripted", [[PUSHED]], indirect=True)
+def test_pushes_are_cut_into_parts_that_the_service_takes(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bapo.pushing.MOST_GROUPS", 2)
-    assert list(_parts([b"a"] * 5)) == [[b"a", b"a"], [b"a", b"a"], [b"a"]]
-    assert list(_parts([])) == []
-    with pytest.raises(ContractError, match="a frame is empty"):
-        list(_parts([b""]))
+    client = BufferClient(scripted.url)
+    client.push([pack_group(make_group(group_id=f"g{i}")) for i in range(5)])
+    assert scripted.calls.count("POST /groups") == 3
+    assert sum(call.startswith("PUT /frames/") for call in scripted.calls) == 5
+    assert client.push([]) == {}
+    for wrong in ([b""], [make_group()], pack_group(make_group())):
+        with pytest.raises(ContractError, match=r"a frame is empty|push takes"):
+            client.push(wrong)
+
+
+MISSING: Reply = (422, {"error": "FrameError", "message": "the frame has 0 bytes", "retry": False})
+
+
+@pytest.mark.parametrize("scripted", [[PUSHED, PUSHED, PUSHED, MISSING, PUSHED]], indirect=True)
+def test_a_frame_that_is_gone_is_written_again_once(scripted: Scripted) -> None:
+    client = BufferClient(scripted.url)
+    client.push([pack_group(make_group())])
+    kinds = [call.rpartition("/")[0] if "frames" in call else call.partition("?")[0] for call in scripted.calls]
+    assert kinds == ["GET /room", "GET /frame-access", "PUT /frames", "POST /groups", "PUT /frames", "POST /groups"]
+    scripted.replies = [PUSHED, MISSING, PUSHED, MISSING]
+    with pytest.raises(FrameError, match="0 bytes"):
+        client.push([pack_group(make_group())])
 
 
 @pytest.mark.parametrize("scripted", [[(200, {"accepted": 2, "request_ids": ["a"]})]], indirect=True)

@@ -23,7 +23,7 @@ from bapo.types import Batch, Prompt, Purpose, RolloutRequest
 from bapo.whatif.recording import read_recording
 from bapo.whatif.reproduction import compare
 from bapo.whatif.simulation import as_recorded, what_if
-from bapo.wire import pack_group, read_group_header, unpack_batch
+from bapo.wire import pack_batch_frames, pack_group, read_group_header, unpack_batch, unpack_pull
 from buffer_service.audit import violations
 from buffer_service.codec import pack_record, pack_tables
 from buffer_service.groups import record_of
@@ -33,7 +33,7 @@ from buffer_service.service import BufferService
 from buffer_service.store import Store
 from buffer_service.values import Tables
 from services.scheduler.plan import FreshPlan
-from tests.buffer_setup import answer, new_store, stat
+from tests.buffer_setup import answer, new_store, push_body, stat
 from tests.factories import make_prompt, make_request
 
 PROMPTS = [make_prompt(prompt_id=f"p{i}") for i in range(9)]
@@ -85,8 +85,9 @@ class Peers:
                 break
         assert record is not None, self.service.not_yet(step)[0]
         assert violations(self.store.audit(), self.config.algorithm) == []
-        start, chunks = self.service.outgoing(record).start, self.service.outgoing(record).chunks
-        batch = unpack_batch(b"".join([start, *(bytes(frame) for frames in chunks for frame in frames)]))
+        header, frames = unpack_pull(self.service.pulled(record))
+        found = [self.service.frame(frame.group_id) for frame in frames]
+        batch = unpack_batch(pack_batch_frames(header, [frame for frame in found if frame is not None]))
         self.batches.append(batch)
         rows = [
             (e.origin, e.kind, e.group.group_id, e.group.rewards.tolist(), e.replayed_rows.tolist())
@@ -113,7 +114,7 @@ class Peers:
         requests = self.service.claim("w", 99, step)
         frames = [pack_group(self._answer(request, step)) for request in requests]
         if frames:
-            self.service.push(b"".join(frames))
+            self.service.push(push_body(self.service, frames))
 
     def _answer(self, request: RolloutRequest, version: int) -> Any:
         draw = random.Random(request.request_id)
@@ -138,9 +139,7 @@ def test_a_run_that_is_restored_in_the_middle_has_the_batches_of_one_that_is_not
     expected = [whole.step(step) for step in range(1, STEPS + 1)]
     first = Peers(make_store(run="first", in_step_order=in_step_order(config)), config)
     found = [first.step(step) for step in range(1, 5)]
-    snapshot = b"".join(
-        [(out := first.service.snapshot()).start, *(bytes(piece) for pieces in out.chunks for piece in pieces)]
-    )
+    snapshot = b"".join([piece for pieces in first.service.snapshot() for piece in pieces])
     found_without = [first.step(5)]
     second = Peers(make_store(run="second", in_step_order=in_step_order(config)), config)
     second.service.restore(snapshot)
@@ -155,7 +154,7 @@ def test_the_records_of_a_run_give_its_batches_again(
     redis_url: str, name: str, extra: dict[str, Any], tmp_path: Path
 ) -> None:
     config = config_of(name, extra)
-    peers = Peers(new_store("redis", redis_url, in_step_order=in_step_order(config)), config)
+    peers = Peers(new_store(redis_url, in_step_order=in_step_order(config)), config)
     directory = RunDirectory.create(tmp_path / "run", dump_toml(config))
     for step in range(1, STEPS + 1):
         peers.step(step)
@@ -194,7 +193,7 @@ def test_a_step_that_is_filled_by_groups_sampled_ahead_still_has_its_round_asked
     peers.service.claim("w", 9, 1)
     rewards = ["0000"] * 4 + ["1000"] * 4
     groups = [answer(request, found) for request, found in zip(requests, rewards, strict=True)]
-    peers.service.push(b"".join(pack_group(group) for group in groups))
+    peers.service.push(push_body(peers.service, [pack_group(group) for group in groups]))
     assert peers.service.batch(1) is None
     batch = peers.service.batch(1)
     assert batch is not None
@@ -203,7 +202,7 @@ def test_a_step_that_is_filled_by_groups_sampled_ahead_still_has_its_round_asked
     extra = peers.plan.extra_requests(extra_round)
     assert peers.service.enqueue(extra, None, None) == 4, "they take the place of what was used ahead"
     peers.service.claim("w", 9, 1)
-    peers.service.push(b"".join(pack_group(answer(request, "1000")) for request in extra))
+    peers.service.push(push_body(peers.service, [pack_group(answer(request, "1000")) for request in extra]))
     assert peers.service.batch(2) is not None
     assert peers.service.holdings.status().extra_rounds == ()
 
@@ -212,7 +211,7 @@ def test_the_index_of_a_group_is_small() -> None:
     stats = tuple(stat(f"fresh-{i:08d}") for i in range(1000))
     assert len(pack_tables(Tables(step=1, high=stats))) / 1000 < 200
     group = answer(make_request(prompt_id="9f2c41d09f2c41d0"))
-    assert len(pack_record(record_of(read_group_header(pack_group(group)), 1000))) < 400
+    assert len(pack_record(record_of(read_group_header(pack_group(group)), 1000, "f" * 32))) < 400
 
 
 def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[..., Store]) -> None:
@@ -222,21 +221,20 @@ def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[...
     peers.service.enqueue(requests, 4, None)
     peers.service.report(replace(peers.service.progress(), step=1, policy_version=1))
     peers.service.claim("w", 9, 1)
-    peers.service.push(b"".join(pack_group(answer(request, "0000")) for request in requests))
+    peers.service.push(push_body(peers.service, [pack_group(answer(request, "0000")) for request in requests]))
     assert peers.service.batch(1) is None
     assert peers.service.batch(1) is None, "it is not asked again before the round is there"
     status = peers.service.holdings.status()
     assert status.demand == "round 2 of 3: 0/4 informative groups"
     assert "round 2 of 3: 0/4 informative groups; its groups are not asked for yet" in peers.service.not_yet(1)[0]
     (extra_round,) = status.extra_rounds
-    out = peers.service.snapshot()
-    peers.service.restore(b"".join([out.start, *(bytes(piece) for pieces in out.chunks for piece in pieces)]))
+    peers.service.restore(b"".join(piece for pieces in peers.service.snapshot() for piece in pieces))
     assert peers.service.holdings.status().extra_rounds == status.extra_rounds
     extra = peers.plan.extra_requests(extra_round)
     assert [request.step for request in extra] == [1] * 4
     assert (peers.service.enqueue(extra, None, None), peers.service.enqueue(extra, None, None)) == (4, 0)
     peers.service.claim("w", 9, 1)
-    peers.service.push(b"".join(pack_group(answer(request, "1000")) for request in extra))
+    peers.service.push(push_body(peers.service, [pack_group(answer(request, "1000")) for request in extra]))
     batch = peers.service.batch(1)
     assert batch is not None
     assert batch.group_ids == tuple(request.request_id for request in extra)

@@ -15,7 +15,7 @@ from tests.factories import make_request
 
 
 def test_after_64_reasons_a_new_one_is_counted_as_other(redis_url: str) -> None:
-    store = new_store("redis", redis_url, max_attempts=1000)
+    store = new_store(redis_url, max_attempts=1000)
     reasons = [f"reason_{n}" for n in range(70)]
     with serving(store, small_config()) as client:
         client.enqueue([make_request(prompt_id="a")])
@@ -33,7 +33,7 @@ def test_after_64_reasons_a_new_one_is_counted_as_other(redis_url: str) -> None:
 
 
 def test_another_instance_tells_the_same_ones_apart(redis_url: str) -> None:
-    store = new_store("redis", redis_url, max_attempts=1000)
+    store = new_store(redis_url, max_attempts=1000)
     store.enqueue([make_request(prompt_id="a")], cursor=None)
     for n in range(64):
         store.claim("w", limit=1, policy_version=1)
@@ -45,7 +45,7 @@ def test_another_instance_tells_the_same_ones_apart(redis_url: str) -> None:
 
 
 def test_failures_of_nobodys_lease_use_no_word_up(redis_url: str) -> None:
-    reasons = FailureReasons(new_store("redis", redis_url))
+    reasons = FailureReasons(new_store(redis_url))
     assert [reasons.told_apart(f"made_up_{n}") for n in range(70)] == [f"made_up_{n}" for n in range(70)]
     with pytest.raises(ContractError, match="must be one lower-case word of at most 32 characters"):
         reasons.told_apart("A whole sentence.")

@@ -96,7 +96,7 @@ CASES: dict[str, Callable[[Index], None]] = {
     "outcomes that are a text": lambda index: index.update(outcomes={1: "x"}),
     "a selector of another kind": lambda index: index.update(selector={"data": 1}),
     "frames of numbers": lambda index: index.update(frames=list(range(len(index["frames"])))),
-    "frames in another order": lambda index: index["frames"].reverse(),
+    "a group whose frame is there twice": lambda index: index["frames"].append(index["frames"][0]),
 }
 
 

@@ -46,7 +46,7 @@ class Cable:
 
 @pytest.fixture
 def cable(redis_url: str) -> Iterator[Cable]:
-    with serving(new_store("redis", redis_url, lease_s=LEASE_S), small_config()) as client:
+    with serving(new_store(redis_url, lease_s=LEASE_S), small_config()) as client:
         made = Cable(client)
         yield made
         made.network.close()

@@ -9,20 +9,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from buffer_service.memory_store import MemoryStore
 
-from bapo.errors import UnavailableError
+from bapo.errors import FullError, UnavailableError
 from buffer_service.pressure import Pressure
+from buffer_service.redis_link import RedisLink
+from buffer_service.redis_store import RedisStore
 from buffer_service.values import Memory, Readiness
 from tests.buffer_app import small_config
+from tests.buffer_setup import an_assembly, stored
 from tests.patience import wait_until
 
+MB = 1 << 20
 
-class Measured(MemoryStore):
+
+class Measured(RedisStore):
     """A store that says of its memory and its bytes what the test wants, and counts looks."""
 
-    def __init__(self) -> None:
-        super().__init__("run", lease_s=60, max_attempts=3)
+    def __init__(self, redis_url: str) -> None:
+        super().__init__(RedisLink(redis_url), "run", lease_s=60, max_attempts=3)
         self.held = Memory(used=0, limit=0)
         self.fresh_bytes: int | None = None
         self.round_left: int | None = None
@@ -60,9 +64,142 @@ def pressure_of(store: Measured, clock: Clock | None = None, **limits: Any) -> P
     return Pressure(store, small_config(buffer=limits, cadence={"slack": 1000}), now=clock or Clock())
 
 
-def test_who_waits_for_a_look_that_fails_fails_with_it() -> None:
+def why(pressure: Pressure) -> str:
+    pressure.forget()
+    pressure.look()
+    return pressure.why_full()
+
+
+def test_the_limit_of_groups_is_reached_at_its_number(redis_url: str) -> None:
+    store = Measured(redis_url)
+    pressure = pressure_of(store, max_fresh_groups=5)
+    stored(store, "abcd")
+    assert why(pressure) == ""
+    stored(store, "e")
+    assert why(pressure) == "5 fresh groups wait, buffer.max_fresh_groups = 5"
+    with pytest.raises(FullError, match=r"the buffer is full: 5 fresh groups wait.*consumed some, raise that limit"):
+        pressure.admit(0)
+
+
+@pytest.mark.parametrize(("num_bytes", "is_full"), [(2 * MB - 1, False), (2 * MB, True)])
+def test_the_limit_of_megabytes_is_reached_at_its_last_byte(redis_url: str, num_bytes: int, is_full: bool) -> None:
+    store = Measured(redis_url)
+    stored(store, "abcd")
+    store.fresh_bytes = num_bytes
+    assert bool(why(pressure_of(store, max_fresh_mb=2))) is is_full
+
+
+LIMIT = "its maxmemory = 100.0 (of an embedded one: nine tenths of buffer.max_memory_mb)"
+
+
+@pytest.mark.parametrize(("used", "is_full"), [(94 * MB, False), (95 * MB, True)])
+def test_a_twentieth_of_redis_memory_is_kept(redis_url: str, used: int, is_full: bool) -> None:
+    store = Measured(redis_url)
+    stored(store, "abcd")
+    store.held = Memory(used=used, limit=100 * MB)
+    said = why(pressure_of(store))
+    assert said == (f"Redis holds 95.0 MB, {LIMIT}" if is_full else "")
+
+
+PAPER = {"v": 1, "m": 1, "slack": 1000, "wait_for_reevaluation": True}
+
+
+def test_memory_is_kept_for_the_round_that_the_next_batch_waits_for(redis_url: str) -> None:
+    """All 4 fresh groups are there, of 1 MB each, and 10 re-evaluations are open: 10 of 100 MB are kept for them."""
+    store = Measured(redis_url)
+    pressure = Pressure(store, small_config(cadence=PAPER, buffer={"max_fresh_groups": 4}), now=Clock())
+    store.fresh_bytes, store.held = 4 * MB, Memory(used=95 * MB, limit=100 * MB)
+    stored(store, "abc")
+    assert why(pressure) == "", "the batch lacks a fresh group"
+    stored(store, "d")
+    assert why(pressure) == f"Redis holds 95.0 MB, {LIMIT}", "no round was issued yet"
+    store.round_left, store.held = 10, Memory(used=85 * MB, limit=100 * MB)
+    kept = f"Redis holds 85.0 MB and keeps 10.0 MB for re-evaluations, {LIMIT}"
+    assert why(pressure) == kept
+    assert pressure.why_starved() == kept
+    store.held = Memory(used=85 * MB - 1, limit=100 * MB)
+    assert why(pressure) == "", "the limit of groups counts when the whole batch is there"
+    store.round_left = 0
+    assert why(pressure) == "4 fresh groups wait, buffer.max_fresh_groups = 4"
+
+
+def test_in_step_order_the_last_open_group_of_a_step_is_taken_when_memory_is_short(redis_url: str) -> None:
+    store = Measured(redis_url)
+    store.held = Memory(used=99, limit=100)
+    pressure = Pressure(store, small_config(cadence={"v": 1, "m": 1, "slack": 0}), now=Clock())
+    stored(store, "abcde")
+    store.num_open = 1
+    assert why(pressure) == ""
+    store.num_open = 0
+    assert why(pressure).startswith("Redis holds ")
+
+
+def test_without_limits_nothing_is_ever_full(redis_url: str) -> None:
+    store = Measured(redis_url)
+    stored(store, [f"p{i}" for i in range(50)])
+    store.held = Memory(used=1 << 40, limit=0)
+    assert why(pressure_of(store)) == ""
+
+
+def test_what_the_next_batch_lacks_is_taken_and_a_starved_learner_hears_why(redis_url: str) -> None:
+    store = Measured(redis_url)
+    store.held = Memory(used=99, limit=100)
+    pressure = pressure_of(store, max_fresh_groups=4)
+    stored(store, "abc")
+    assert why(pressure) == ""
+    pressure.admit(1000)
+    assert pressure.why_starved().startswith("Redis holds ")
+    stored(store, "d")
+    assert why(pressure) != ""
+    assert pressure.why_starved() == ""
+
+
+def test_pushes_do_not_wait_for_a_store_that_is_slow_to_answer_a_look_and_are_counted_behind_it(redis_url: str) -> None:
+    store = Measured(redis_url)
+    stored(store, "abcd")
+    store.fresh_bytes = MB
+    pressure = pressure_of(store, max_fresh_mb=2)
+
+    def push() -> None:
+        pressure.admit(MB - 1)
+        pressure.took(0)
+
+    store.meanwhile = push
+    pressure.look()
+    assert pressure.is_known
+    pressure.admit(1)
+    with pytest.raises(FullError, match=r"2\.0 MB of fresh groups wait"):
+        pressure.admit(1)
+
+
+@pytest.mark.parametrize(
+    ("used_mb", "limit_mb", "checkpointed", "is_wanted"),
+    [
+        (75, 100, 0, True),  # three quarters are used, and 24 of them wait for a checkpoint
+        (74, 100, 0, False),  # there is room
+        (75, 100, 2, True),  # 20 of them: what a checkpoint must free at least
+        (75, 100, 3, False),  # 12 of them: it would not help
+        (900, 0, 0, False),  # no limit
+    ],
+)
+def test_a_checkpoint_is_wanted_when_what_waits_for_one_fills_redis(
+    redis_url: str, used_mb: int, limit_mb: int, checkpointed: int, is_wanted: bool
+) -> None:
+    store = Measured(redis_url)
+    for step, num_mb in enumerate([2, 2, 8, 12], start=1):
+        names = [f"{step}{name}" for name in "abcd"]
+        stored(store, names, step=step)
+        ids = [f"g-{name}" for name in names]
+        assembly = an_assembly(step=step, fresh=ids, before=store.tables())
+        assert store.commit_assembly(replace(assembly, batch=replace(assembly.batch, num_bytes=num_mb * MB)))
+    store.commit(4, checkpointed)
+    store.held = Memory(used=used_mb * MB, limit=limit_mb * MB)
+    assert pressure_of(store).wants_checkpoint() is is_wanted
+
+
+def test_who_waits_for_a_look_that_fails_fails_with_it(redis_url: str) -> None:
     """Each after the other would wait as long for a Redis that hangs: the fortieth claim for a quarter of an hour."""
-    store, answers = Measured(), threading.Event()
+    store, answers = Measured(redis_url), threading.Event()
     pressure, said = pressure_of(store), []
 
     def hang() -> None:

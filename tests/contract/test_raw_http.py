@@ -31,7 +31,7 @@ STATUS = b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n"
 def client(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[BufferClient]:
     """A client of a service that was asked for one group, and is impatient."""
     monkeypatch.setattr(gate, "BODY_PAUSE_S", 2.0)
-    with serving(new_store("redis", redis_url), small_config()) as found:
+    with serving(new_store(redis_url), small_config()) as found:
         found.enqueue([make_request(prompt_id="a")])
         yield found
 

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, repeat
+from itertools import repeat
 
 import pytest
-from redis.exceptions import ResponseError
 
 from bapo.errors import StorageError, UnavailableError
-from buffer_service.redis_aof import AofState, SharedLooks, Target, is_always, until_written
-from buffer_service.steps import Steps, finish
-
-
-def test_whether_redis_writes_before_it_answers_is_read_from_its_configuration() -> None:
-    assert is_always([b"appendfsync", b"always"])
-    assert is_always({b"appendfsync": b"always"})
-    assert not is_always([b"appendfsync", b"everysec"])
-    assert not is_always(ResponseError("NOPERM"))
+from buffer_service.redis_aof import AofState, Target, until_written
 
 
 def looks_of(*found: tuple[int, int] | tuple[int, int, int], **also: bool) -> Iterator[AofState]:
@@ -43,16 +34,12 @@ def test_a_write_is_acknowledged_when_the_kernel_has_it(looks: list[tuple[int, i
     assert [target.is_reached(look) for look in looks_of(*looks)] == [False] * (len(looks) - 1) + [True]
 
 
-def acknowledged(looks: Iterator[AofState], server: str = "") -> None:
-    def look() -> Steps[AofState]:
-        yield from ()
-        return next(looks)
-
-    finish(until_written(look, SharedLooks(lambda: next(looks)), "here", next(looks), server))
+def acknowledged(looks: Iterator[AofState]) -> None:
+    until_written(next(looks), lambda: next(looks), "here")
 
 
 def test_looks_go_on_until_the_write_is_in_the_file() -> None:
-    looks = looks_of((100, 40), (100, 40), (100, 50), (140, 10), (0, 0), is_postponed=True)
+    looks = looks_of((100, 40), (100, 40), (100, 50), (140, 10), (0, 0))
     acknowledged(looks)
     assert next(looks).unwritten == 0, "no look more than needed"
 
@@ -66,12 +53,4 @@ def test_a_disk_that_takes_no_more_is_named_at_once_unless_the_write_is_in_the_f
 def test_a_disk_that_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("buffer_service.redis_aof.TIMEOUT_S", 0.02)
     with pytest.raises(UnavailableError, match="its disk is busy"):
-        acknowledged(repeat(AofState(size=100, unwritten=40, is_postponed=True)))
-
-
-@pytest.mark.parametrize("num_looks", [1, 2, 3])
-def test_a_redis_that_was_started_again_proves_nothing(num_looks: int) -> None:
-    """It has nothing unwritten; but what the one before had not written is gone."""
-    before = repeat(AofState(size=100, unwritten=40, server="before"), num_looks - 1)
-    with pytest.raises(UnavailableError, match="Redis at here was started again before it had written"):
-        acknowledged(chain(before, repeat(AofState(server="after"))), server="before")
+        acknowledged(repeat(AofState(size=100, unwritten=40)))

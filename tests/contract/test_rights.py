@@ -43,7 +43,7 @@ EVALUATOR, VIEWER, OPERATOR = Role.EVALUATOR, Role.VIEWER, Role.OPERATOR
 @pytest.fixture(scope="module")
 def url(redis_server: RedisServer) -> Iterator[str]:
     """A buffer service that asks for tokens."""
-    with serving(new_store("redis", redis_server.url, run="rights"), small_config(), KEYRING) as client:
+    with serving(new_store(redis_server.url, run="rights"), small_config(), KEYRING) as client:
         yield client.url
 
 
@@ -61,12 +61,15 @@ ROUTES = [
     ("POST", "/requests/release", {WORKER}),
     ("POST", "/groups", {WORKER}),
     ("GET", "/room", {WORKER}),
-    ("GET", "/groups/g-a", set()),
+    ("GET", "/frame-access", {WORKER, LEARNER}),
+    ("PUT", "/frames/" + "f" * 32, {WORKER}),
+    ("GET", "/frames/g-a", {LEARNER}),
     ("GET", "/evaluations/held_out@1", {EVALUATOR}),
     ("GET", "/evaluations/held_out@1/outcomes", {EVALUATOR, SCHEDULER}),
     ("DELETE", "/evaluations/held_out@1", {EVALUATOR, SCHEDULER}),
     ("POST", "/batches/1", {LEARNER}),
     ("POST", "/batches/1/commit", {LEARNER}),
+    ("POST", "/batches/1/bad-frames", {LEARNER}),
     ("GET", "/batches/1/untrained", {LEARNER}),
     ("GET", "/progress", set(Role)),
     ("PUT", "/progress", {LEARNER}),
@@ -140,7 +143,7 @@ def test_a_path_that_does_not_exist_is_not_found_and_one_that_does_is_refused_fi
 def test_what_a_stranger_asks_for_cannot_write_lines_of_its_own_into_the_log(
     redis_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with serving(new_store("redis", redis_url), small_config(), KEYRING) as client:
+    with serving(new_store(redis_url), small_config(), KEYRING) as client:
         assert call(client.url, "GET", "/x%0aERROR%20learner:%20forged%1b%5b2J").status == 401
     (line,) = [record.getMessage() for record in caplog.records if record.name == "bapo.gate"]
     assert r"GET /x\nERROR learner: forged\x1b[2J needs a token" in line
@@ -182,7 +185,7 @@ def test_refusals_are_counted_by_reason(url: str) -> None:
 
 
 def test_nobody_is_asked_without_a_keyring(redis_url: str) -> None:
-    with serving(new_store("redis", redis_url), small_config()) as client:
+    with serving(new_store(redis_url), small_config()) as client:
         assert call(client.url, "GET", "/status").status == 200
 
 
@@ -200,7 +203,7 @@ def test_nobody_is_asked_without_a_keyring(redis_url: str) -> None:
 def test_a_body_is_refused_before_any_of_it_is_sent(
     redis_url: str, headers: dict[str, str], path: str, status: int, reason: Refusal
 ) -> None:
-    with serving(new_store("redis", redis_url), small_config()) as client:
+    with serving(new_store(redis_url), small_config()) as client:
         reply = call(client.url, "POST", path, body=b"", headers=headers)
         assert (reply.status, reply.json()["error"], reply.headers["connection"]) == (status, "ContractError", "close")
         metrics = call(client.url, "GET", "/metrics").data.decode()
@@ -211,7 +214,7 @@ def test_chunks_of_json_are_counted_and_cut_off(redis_url: str, monkeypatch: pyt
     monkeypatch.setattr(gate, "MOST_JSON_BYTES", 1000)
     rules = Rules([Rule("POST", "/requests", frozenset(), most_bytes=1000)])
     monkeypatch.setattr("buffer_service.app.RULES", rules)
-    with serving(new_store("redis", redis_url), small_config()) as client:
+    with serving(new_store(redis_url), small_config()) as client:
         reply = call(client.url, "POST", "/requests", body=iter([b" " * 600, b" " * 600]))
         assert (reply.status, reply.json()["error"]) == (413, "ContractError")
         assert "longer than declared, or than 1000 bytes" in reply.json()["message"]
@@ -219,7 +222,7 @@ def test_chunks_of_json_are_counted_and_cut_off(redis_url: str, monkeypatch: pyt
 
 def test_a_body_that_does_not_go_on_is_given_up(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "BODY_PAUSE_S", 0.2)
-    with serving(new_store("redis", redis_url), small_config()) as client:
+    with serving(new_store(redis_url), small_config()) as client:
         for path in ("/groups", "/requests"):
             reply = call(client.url, "POST", path, body=b"", headers={"Content-Length": "10"})
             assert (reply.status, reply.json()["message"]) == (408, "nothing of the body came for 0 s")
@@ -255,7 +258,7 @@ def test_headers_without_an_end_are_cut_off(url: str, pieces: list[bytes]) -> No
 
 def test_a_request_that_does_not_come_to_its_end_is_given_up(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_headers, "HEADERS_S", 1.0)
-    with serving(new_store("redis", redis_url), small_config()) as client:
+    with serving(new_store(redis_url), small_config()) as client:
         began = time.monotonic()
         assert sent(client.url)[1] == b""
         assert sent(client.url, b"GET /status HTTP/1.1\r\nx-a: ")[1] == b""
@@ -272,7 +275,7 @@ def described_routes(app: FastAPI) -> set[tuple[str, str]]:
 
 
 def test_every_route_of_the_buffer_has_its_rule(redis_url: str) -> None:
-    app = served_app(new_store("redis", redis_url), small_config())
+    app = served_app(new_store(redis_url), small_config())
     known = {(rule.method, rule.path) for rule in buffer_rights.ROUTES}
     assert described_routes(app) - known == {("GET", "/healthz"), ("GET", "/readyz")}
     assert known <= described_routes(app)

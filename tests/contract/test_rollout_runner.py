@@ -57,7 +57,7 @@ def test_workers_begin_with_the_newest_weights_also_when_the_buffer_comes_later_
     try:
         time.sleep(2 * RELEASE_S)
         assert runner.fleet.statuses() == [], "nothing is sampled with other weights"
-        store = new_store("redis", redis_url)
+        store = new_store(redis_url)
         store.report(Progress(step=4, policy_version=4))
         with serving(store, CONFIG, port=port):
             wait_until(lambda: [status.policy_version for status in runner.fleet.statuses()] == [4])
@@ -67,7 +67,7 @@ def test_workers_begin_with_the_newest_weights_also_when_the_buffer_comes_later_
 
 
 def test_leases_of_replaced_workers_of_an_earlier_life_are_given_back(redis_url: str, tmp_path: Path) -> None:
-    store = new_store("redis", redis_url)
+    store = new_store(redis_url)
     store.enqueue([make_request(prompt_id=f"p{i}", min_version=9) for i in range(3)], cursor=3)
     for name in ("worker-0.2", "worker-7", "their-worker-0"):
         assert len(store.claim(name, limit=1, policy_version=9, with_fresh=True)) == 1

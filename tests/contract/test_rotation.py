@@ -26,7 +26,7 @@ def made(tmp_path: Path) -> TokenSet:
 @pytest.fixture
 def url(redis_url: str, made: TokenSet) -> Iterator[str]:
     """A service that reads the set."""
-    with serving(new_store("redis", redis_url), small_config(), Keyring(path=made.accepted_path)) as client:
+    with serving(new_store(redis_url), small_config(), Keyring(path=made.accepted_path)) as client:
         yield client.url
 
 

@@ -51,7 +51,7 @@ def make_config(selector: str, v: int = 1) -> Config:
 
 def a_store(redis_url: str, **options: Any) -> Store:
     """As the service makes one without slack."""
-    return new_store("redis", redis_url, in_step_order=True, **options)
+    return new_store(redis_url, in_step_order=True, **options)
 
 
 @dataclass

@@ -252,7 +252,7 @@ DAMAGE: list[tuple[str, str, Callable[[redis.Redis, Keys], object]]] = [
 def test_damage_to_redis_is_found(
     redis_url: str, invariant: str, detail: str, damage: Callable[[redis.Redis, Keys], object]
 ) -> None:
-    store = new_store("redis", redis_url)
+    store = new_store(redis_url)
     busy(store)
     with redis.Redis.from_url(redis_url) as client:
         client.set(Keys("test").incoming("on-its-way"), b"x", px=60_000)

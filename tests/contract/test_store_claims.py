@@ -9,8 +9,8 @@ import redis
 from bapo.types import RolloutRequest
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import answer, incoming
 from tests.factories import make_request
 

@@ -9,9 +9,9 @@ import pytest
 
 from bapo.errors import ContractError
 from bapo.types import Purpose, RolloutRequest
-from buffer_service.redis_store import RedisStore
 from buffer_service.store import Store
 from buffer_service.values import Tables
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored
 from tests.factories import make_prompt, make_request
 from tests.store_clock import TimedStore
@@ -59,7 +59,7 @@ def test_a_group_that_is_pushed_while_its_evaluation_is_forgotten_goes_too(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between looking which groups there are and deleting them."""
-    store = new_store("redis", redis_url)
+    store = new_store(redis_url)
     assert isinstance(store, RedisStore)
     requests = asked(store, "a", "b", "c", purpose=Purpose.EVALUATE, label="cd@1")
     store.push([incoming(answer(requests[0]))])

@@ -17,10 +17,10 @@ from buffer_service.groups import Replacement
 from buffer_service.image import EMPTY, Image
 from buffer_service.redis_keys import INDEX, Keys
 from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
 from buffer_service.snapshot import pack_snapshot, unpack_snapshot
 from buffer_service.store import Store
 from tests.buffer_app import small_config
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
 from tests.factories import make_prompt, make_request
 
@@ -247,7 +247,7 @@ def test_of_two_restores_the_one_that_began_last_is_done(
     monkeypatch.setattr("buffer_service.redis_image.BYTES_AT_ONCE", 1)
     images = []
     for names in ("abc", "vwxyz"):
-        source = new_store("redis", redis_url, run=names)
+        source = new_store(redis_url, run=names)
         stored(source, names)
         images.append((source.image(), list(frames_of(source, source.image()))))
     (first, its_frames), (second, other_frames) = images

@@ -9,14 +9,11 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from bapo.errors import FullError
+from bapo.errors import FrameError, FullError
+from bapo.frame_transfer import FRAME_TTL_MS
 from bapo.types import Progress, Purpose
-from buffer_service import redis_upload
 from buffer_service.groups import Replacement
-from buffer_service.redis_keys import Keys
-from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
-from buffer_service.steps import finish
 from buffer_service.store import Store
 from buffer_service.values import SelectorState, Tables
 from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
@@ -171,7 +168,7 @@ def test_what_drains_the_buffer_goes_on_when_redis_is_full(redis_store: RedisSto
 
 def test_a_lease_that_is_over_returns_although_redis_is_full(redis_url: str) -> None:
     for look in ("status", "claim"):
-        store = new_store("redis", redis_url, run=look, lease_s=0.001)
+        store = new_store(redis_url, run=look, lease_s=0.001)
         store.enqueue([make_request(prompt_id="a")], cursor=None)
         store.claim("w", limit=1, policy_version=1)
         with full(redis_url):
@@ -210,48 +207,42 @@ def test_a_script_that_redis_forgot_is_loaded_again_and_the_frames_are_not_sent_
         raw.script_flush()
         raw.config_resetstat()
         assert redis_store.push([incoming(answer(request))]) == ["stored"]
-        assert raw.info("commandstats")["cmdstat_set"]["calls"] == 1
+        assert raw.info("commandstats")["cmdstat_psetex"]["calls"] == 1
 
 
-def test_a_push_whose_frame_expired_before_its_script_is_asked_for_again(redis_url: str) -> None:
-    """Redis may lose a frame between the two: it was stopped, or the machine slept."""
-    link = RedisLink(redis_url)
-    store, keys = RedisStore(link, "run", lease_s=60, max_attempts=3), Keys("run")
+def test_a_push_whose_frame_expired_is_refused_with_its_worker_and_counted(redis_store: RedisStore) -> None:
+    """Redis may lose a frame before its push: its sender stood still, or the machine slept."""
     request = make_request(prompt_id="a")
-    store.enqueue([request], cursor=None)
+    redis_store.enqueue([request], cursor=None)
     group = incoming(answer(request))
-    args = [60000, 3, 1, group.record.group_id, group.record.terms, 1, "w", 0, b""]
-    reply = link.run("push", [*keys.index, keys.incoming("gone"), keys.group("g-a")], args)
-    assert reply == [b"missing", b"g-a", b""]
-    assert store.status().queued["fresh"] == 1
-    assert store.frames(["g-a"]) == [None]
+    with pytest.raises(FrameError, match="the frame of group g-a of worker w has 0 bytes in Redis, not 493"):
+        RedisStore.push(redis_store, [group])
+    assert redis_store.counters() == {"bad_frames:w": 1}
+    assert redis_store.status().queued["fresh"] == 1
+    assert redis_store.frames(["g-a"]) == [None]
+
+
+def test_a_frame_that_no_push_names_expires_and_one_that_a_push_names_does_not(
+    redis_store: RedisStore, redis_url: str
+) -> None:
+    (request,) = stored(redis_store, "a")
+    redis_store.put_frame("f" * 32, b"orphan")
+    with redis.Redis.from_url(redis_url) as raw:
+        assert 0 < raw.pttl("bapo:{test}:incoming:" + "f" * 32) <= FRAME_TTL_MS
+        assert raw.pttl(f"bapo:{{test}}:group:{request.request_id}") == -1
 
 
 def test_a_push_is_admitted_whose_frames_were_there_before_redis_was_full(
-    redis_store: RedisStore, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    redis_store: RedisStore, redis_url: str
 ) -> None:
     """What a push changes besides its frames is small, and its worker would have to send them once more."""
-    monkeypatch.setattr(redis_upload, "AT_ONCE_BYTES", 1)
     request = make_request(prompt_id="a")
     redis_store.enqueue([request], cursor=None)
-    group, upload = incoming(answer(request)), redis_store.upload()
-    upload.put(group.frame)
-    upload.pause()  # the frame is in Redis
+    group = incoming(answer(request))
+    redis_store.put_frame(group.frame_name, group.frame)
     with full(redis_url):
-        assert finish(redis_store.pushing([group], upload)) == ["stored"]
+        assert RedisStore.push(redis_store, [group]) == ["stored"]
     assert redis_store.frames(["g-a"]) == [group.frame]
-
-
-def test_frames_are_named_to_a_reader_where_redis_has_a_socket_and_nowhere_else(redis_url: str) -> None:
-    on_socket = RedisLink(redis_url)
-    on_socket.where = "unix:///somewhere/redis.sock"
-    found = RedisStore(on_socket, "run", lease_s=60, max_attempts=3).named_frames(b"start", ["g-b", "g-a"], 7)
-    assert found is not None
-    assert (found.path, found.start, found.num_bytes) == ("/somewhere/redis.sock", b"start", 7)
-    assert found.keys == ("bapo:{run}:group:g-b", "bapo:{run}:group:g-a")
-    with redis.Redis.from_url(redis_url, username=found.user, password=found.password) as reader:
-        assert reader.mget(found.keys) == [None, None]
-    assert new_store("redis", redis_url).named_frames(b"start", ["g-a"], 7) is None
 
 
 def test_frames_are_found_in_their_order_however_many(store: Store) -> None:

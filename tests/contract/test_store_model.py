@@ -27,8 +27,8 @@ from buffer_service.demand import Demand
 from buffer_service.groups import GroupRecord, Replacement
 from buffer_service.image import Image
 from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
 from buffer_service.values import Assembly, SelectorState, View
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly, answer, incoming, view_of
 from tests.factories import make_request
 from tests.store_clock import ShiftedClock

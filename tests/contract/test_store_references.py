@@ -5,7 +5,7 @@ from __future__ import annotations
 import redis
 
 from buffer_service.redis_keys import Keys
-from buffer_service.redis_store import RedisStore
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly, stat, stored
 
 KEYS = Keys("test")
@@ -35,16 +35,3 @@ def test_a_restored_group_has_them_too(redis_store: RedisStore, redis_url: str) 
     assert frame is not None
     redis_store.restore(redis_store.image(), [("g-a", bytes(frame))])
     assert references(redis_url) == {"g-a": MEGA * len(frame) + 1}
-
-
-def test_a_group_from_before_its_bytes_were_noted_is_deleted_with_them(redis_store: RedisStore, redis_url: str) -> None:
-    """A run goes on in a newer version with what its Redis held."""
-    stored(redis_store, "ab")
-    with redis.Redis.from_url(redis_url) as client:
-        client.hset(KEYS["refs"], "g-a", 1)
-    (frame,) = redis_store.frames(["g-b"])
-    assert redis_store.drop_group("g-a") == "fresh"
-    assert redis_store.frames(["g-a"]) == [None]
-    assert frame is not None
-    assert redis_store.status().num_bytes == len(frame)
-    assert redis_store.audit().references == {"g-b": 1}

@@ -10,8 +10,8 @@ import redis
 from bapo.types import Progress, Purpose, RolloutRequest
 from buffer_service.redis_keys import Keys
 from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
 from buffer_service.store import FORGET_AFTER_STEPS, Store
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly, answer, incoming, stat, stored
 from tests.factories import make_request
 from tests.store_clock import TimedStore

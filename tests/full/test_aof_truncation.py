@@ -21,8 +21,8 @@ from bapo.types import HardPrompt, Progress, Purpose
 from buffer_service.assembly import repeated_id
 from buffer_service.groups import Replacement
 from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
 from buffer_service.values import View
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly, answer, incoming, view_of
 from tests.factories import make_request
 from tests.redis_server import RedisServer

@@ -76,7 +76,7 @@ def test_a_buffer_at_full_speed_is_sound_whenever_it_is_looked_at(redis_url: str
     deadline = time.monotonic() + SECONDS
     steps: list[int] = []
     dropped: list[str] = []
-    with serving(new_store("redis", redis_url), config) as client:
+    with serving(new_store(redis_url), config) as client:
         admin = BufferAdmin(client.url)
 
         def is_over() -> bool:

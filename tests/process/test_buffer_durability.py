@@ -49,7 +49,7 @@ def push_all(client: BufferClient, requests: list[RolloutRequest], acknowledged:
 def test_no_acknowledged_group_is_lost_when_redis_is_killed(durable: RedisServer) -> None:
     requests = requests_of(0, 600)
     acknowledged: list[set[str]] = [set(), set(), set()]
-    with serving(new_store("redis", durable.url), small_config(**FRESH)) as client:
+    with serving(new_store(durable.url), small_config(**FRESH)) as client:
         client.enqueue(requests, cursor=600)
         threads = [threading.Thread(target=push_all, args=(client, requests[i::3], acknowledged[i])) for i in range(3)]
         for thread in threads:
@@ -74,7 +74,7 @@ def test_no_acknowledged_group_is_lost_when_redis_is_killed(durable: RedisServer
 
 def test_batches_and_tables_survive_redis_and_service(durable: RedisServer) -> None:
     config = small_config(**FRESH)
-    with serving(new_store("redis", durable.url), config) as client:
+    with serving(new_store(durable.url), config) as client:
         requests = requests_of(0, 6)
         client.enqueue(requests, cursor=6)
         client.push([pack_group(answer(r, "11000000" if i else "00000000")) for i, r in enumerate(requests)])
@@ -83,7 +83,7 @@ def test_batches_and_tables_survive_redis_and_service(durable: RedisServer) -> N
         client.claim("w", limit=1, policy_version=1)
     durable.kill()
     durable.start()
-    with serving(new_store("redis", durable.url), config) as client:
+    with serving(new_store(durable.url), config) as client:
         assert urllib3.request("POST", client.url + "/batches/1").data == first
         after = (client.status().num_bad, client.status().num_high, client.hard_prompts(), client.status().cursor)
         assert after == before
@@ -91,7 +91,7 @@ def test_batches_and_tables_survive_redis_and_service(durable: RedisServer) -> N
 
 
 def test_calls_go_on_while_redis_restarts(durable: RedisServer) -> None:
-    with serving(new_store("redis", durable.url), small_config()) as client:
+    with serving(new_store(durable.url), small_config()) as client:
         client.enqueue(requests_of(0, 2), cursor=2)
         durable.kill()
         threading.Timer(0.5, durable.start).start()
@@ -102,7 +102,7 @@ def test_calls_go_on_while_redis_restarts(durable: RedisServer) -> None:
 
 
 def test_a_stored_frame_never_expires_and_a_refused_one_is_gone_at_once(redis_url: str) -> None:
-    store = new_store("redis", redis_url)
+    store = new_store(redis_url)
     requests = requests_of(0, 2)
     store.enqueue(requests, cursor=None)
     store.push([incoming(answer(requests[0]))])
@@ -115,7 +115,7 @@ def test_a_stored_frame_never_expires_and_a_refused_one_is_gone_at_once(redis_ur
 
 
 def test_nothing_is_left_of_requests_and_groups_that_nobody_needs(redis_url: str) -> None:
-    store = new_store("redis", redis_url, max_attempts=2)
+    store = new_store(redis_url, max_attempts=2)
     fresh = requests_of(0, 4)
     evaluations = [make_request(request_id=f"e{i}", purpose=Purpose.EVALUATE, label="cd@1") for i in range(5)]
     round_5 = make_request(prompt_id="p00000", request_id="r5", purpose=Purpose.REEVALUATE, step=5, min_version=5)
@@ -145,7 +145,7 @@ def test_nothing_is_left_of_requests_and_groups_that_nobody_needs(redis_url: str
 
 def test_two_services_at_once_assemble_one_batch_per_step(redis_url: str) -> None:
     config = small_config(**FRESH)
-    with serving(new_store("redis", redis_url), config) as one, serving(new_store("redis", redis_url), config) as two:
+    with serving(new_store(redis_url), config) as one, serving(new_store("redis", redis_url), config) as two:
         requests = requests_of(0, 40)
         one.enqueue(requests, cursor=40)
         one.push([pack_group(answer(request, "11000000")) for request in requests])
@@ -171,7 +171,7 @@ def test_every_fresh_group_is_consumed_exactly_once_while_workers_push(redis_url
     """Workers, two services and a learner at once; leases that end early make some groups come twice."""
     config = small_config(**FRESH)
     num_steps, consumed = 25, Counter[str]()
-    stores = [new_store("redis", redis_url, lease_s=0.2, max_attempts=1000) for _ in range(2)]
+    stores = [new_store(redis_url, lease_s=0.2, max_attempts=1000) for _ in range(2)]
     with serving(stores[0], config) as one, serving(stores[1], config) as two:
         one.enqueue(requests_of(0, 4 * num_steps), cursor=4 * num_steps)
         stop = threading.Event()

@@ -58,7 +58,7 @@ def test_a_full_redis_refuses_groups_while_the_learner_drains_it(own_redis: Redi
     frames = [large(request) for request in requests]
     with (
         redis.Redis.from_url(own_redis.url) as raw,
-        serving(new_store("redis", own_redis.url), small_config(cadence={"slack": 1000})) as client,
+        serving(new_store(own_redis.url), small_config(cadence={"slack": 1000})) as client,
     ):
         client.enqueue(requests, cursor=20)
         client.claim("w", limit=20, policy_version=1)
@@ -93,7 +93,7 @@ def test_a_learner_that_waits_for_what_a_full_redis_refuses_hears_of_it(own_redi
     config = small_config(cadence={"slack": 1000})
     with (
         redis.Redis.from_url(own_redis.url) as raw,
-        serving(new_store("redis", own_redis.url), config) as client,
+        serving(new_store(own_redis.url), config) as client,
     ):
         client.enqueue(requests, cursor=4)
         client.push([large(request) for request in requests[:2]])
@@ -112,7 +112,7 @@ def test_fresh_groups_leave_room_for_the_round_that_the_learner_waits_for(own_re
     config = small_config(cadence={"v": 1, "m": 1, "slack": 1000, "wait_for_reevaluation": True})
     with (
         redis.Redis.from_url(own_redis.url) as raw,
-        serving(new_store("redis", own_redis.url), config) as client,
+        serving(new_store(own_redis.url), config) as client,
     ):
         client.enqueue(requests, cursor=120)
         raw.config_set("maxmemory", raw.info("memory")["used_memory"] + (24 << 20))
@@ -129,7 +129,7 @@ def test_fresh_groups_leave_room_for_the_round_that_the_learner_waits_for(own_re
 
 def test_requests_are_taken_and_a_state_is_restored_when_redis_is_full(own_redis: RedisServer) -> None:
     """The learner may wait for what they ask; what a restore replaces makes room for what it brings."""
-    store = new_store("redis", own_redis.url)
+    store = new_store(own_redis.url)
     empty = store.image()
     requests = [make_request(prompt_id=f"p{i}") for i in range(8)]
     with redis.Redis.from_url(own_redis.url) as raw:
@@ -148,7 +148,7 @@ def test_requests_are_taken_and_a_state_is_restored_when_redis_is_full(own_redis
 
 
 def test_a_learner_resumes_from_a_restore_that_was_cut_off(own_redis: RedisServer) -> None:
-    store = new_store("redis", own_redis.url)
+    store = new_store(own_redis.url)
     request = make_request()
 
     def cut_off() -> Iterator[tuple[str, bytes]]:
@@ -174,7 +174,7 @@ def test_batches_that_wait_for_a_checkpoint_and_fill_redis_are_named_and_end_wit
     config = small_config(cadence={"slack": 1000}, checkpoint={"every": 50})
     with (
         redis.Redis.from_url(own_redis.url) as raw,
-        serving(new_store("redis", own_redis.url), config) as client,
+        serving(new_store(own_redis.url), config) as client,
     ):
         client.enqueue(requests, cursor=12)
         client.push([large(request) for request in requests[:8]])
@@ -198,7 +198,7 @@ def test_the_frames_of_a_refused_push_are_never_in_an_error(own_redis: RedisServ
     with redis.Redis.from_url(own_redis.url) as raw:
         raw.config_set("maxmemory", 1)
         with pytest.raises(UnavailableError) as refused:
-            new_store("redis", own_redis.url).push([incoming(answer(request, worker_id=SECRET.decode()))])
+            new_store(own_redis.url).push([incoming(answer(request, worker_id=SECRET.decode()))])
         assert SECRET.decode() not in repr(refused.value)
         pipe = link.client.pipeline(transaction=True)
         pipe.set("x", SECRET * 1000)
@@ -213,7 +213,7 @@ def test_a_redis_that_cannot_write_its_disk_is_a_storage_error(own_redis: RedisS
     gone.mkdir()
     with (
         redis.Redis.from_url(own_redis.url) as raw,
-        serving(new_store("redis", own_redis.url), small_config()) as client,
+        serving(new_store(own_redis.url), small_config()) as client,
     ):
         request = make_request(prompt_id="a")
         client.enqueue([request, make_request(prompt_id="b")], cursor=2)
@@ -236,7 +236,7 @@ def test_a_redis_that_cannot_write_its_disk_is_a_storage_error(own_redis: RedisS
 
 def test_a_redis_that_is_not_there_is_named_without_its_password() -> None:
     port = free_port()
-    store = new_store("redis", f"redis://user:hunter2@127.0.0.1:{port}/0")
+    store = new_store(f"redis://user:hunter2@127.0.0.1:{port}/0")
     with pytest.raises(UnavailableError, match=f"Redis at redis://127.0.0.1:{port}/0 does not answer") as error:
         store.status()
     assert "hunter2" not in str(error.value)
@@ -247,7 +247,7 @@ def test_a_wrong_password_is_a_configuration_error(own_redis: RedisServer) -> No
         raw.config_set("requirepass", "right")
     url = own_redis.url.replace("redis://", "redis://:hunter2@")
     with pytest.raises(ConfigError, match=r"refuses the password of buffer.redis_url") as error:
-        new_store("redis", url).status()
+        new_store(url).status()
     assert "hunter2" not in str(error.value)
 
 
@@ -261,7 +261,7 @@ def test_frames_travel_over_a_unix_socket_as_well(tmp_path: Path) -> None:
     path = tmp_path / "redis.sock"
     server = RedisServer(tmp_path, options=("--unixsocket", str(path))).start()
     try:
-        store = new_store("redis", f"unix://{path}")
+        store = new_store(f"unix://{path}")
         request = make_request(prompt_id="a")
         store.enqueue([request], cursor=None)
         frame = large(request)

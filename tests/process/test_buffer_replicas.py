@@ -26,8 +26,8 @@ from bapo.wire import pack_group
 from buffer_service import redis_link
 from buffer_service.image import EMPTY
 from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
 from tests.buffer_app import serving, small_config
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import answer, new_store, stored
 from tests.factories import make_request
 from tests.full.chaos.network import Network
@@ -198,7 +198,7 @@ def test_what_comes_late_from_a_replica_whose_way_to_redis_was_cut_sets_nothing_
 
 def test_a_client_stays_with_the_replica_that_answers(redis_url: str) -> None:
     away = f"http://127.0.0.1:{free_port()}"
-    with serving(new_store("redis", redis_url), small_config()) as there:
+    with serving(new_store(redis_url), small_config()) as there:
         client = BufferClient(f" {away}/ , {there.url}", retry_s=0.0)
         assert client.enqueue([make_request()], cursor=1) == 1
         assert client.url == there.url
@@ -209,7 +209,7 @@ def test_a_client_stays_with_the_replica_that_answers(redis_url: str) -> None:
 
 def test_a_call_waits_for_whichever_replica_comes_back_first(redis_url: str) -> None:
     away = f"http://127.0.0.1:{free_port()}"
-    store, found = new_store("redis", redis_url), []
+    store, found = new_store(redis_url), []
     with serving(store, small_config()) as there:
         url = there.url
     client = BufferClient(f"{away},{url}", retry_s=30.0)

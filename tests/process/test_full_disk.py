@@ -80,7 +80,7 @@ def test_what_was_acknowledged_before_the_disk_was_full_is_kept(
 ) -> None:
     """With `always` Redis ends itself when it cannot write."""
     server = redis_on_disk(fsync)
-    store = new_store("redis", server.url)
+    store = new_store(server.url)
     acknowledged: list[str] = []
     requests = requests_of(100, "x" * (100 if table == "records" else 30_000))
     filler = almost_full(small_disk)
@@ -102,7 +102,7 @@ def test_a_batch_that_is_not_on_the_disk_is_handed_to_nobody(
     """Not to who has assembled it, and not to who asks for it afterwards, from whichever service."""
     server, num = redis_on_disk("everysec"), 64
     config = small_config(algorithm={"batch_size": num}, cadence={"slack": 1000})
-    one, two = new_store("redis", server.url), new_store("redis", server.url)
+    one, two = new_store(server.url), new_store(server.url)
     with serving(one, config) as first, serving(two, config) as second:
         requests = requests_of(num)
         first.enqueue(requests, cursor=num)

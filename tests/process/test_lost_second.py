@@ -72,7 +72,7 @@ def forgetful(tmp_path: Path) -> Iterator[ForgetfulRedis]:
 
 @pytest.fixture
 def buffer(forgetful: ForgetfulRedis) -> Iterator[BufferClient]:
-    with serving(new_store("redis", forgetful.url, in_step_order=True), CONFIG) as client:
+    with serving(new_store(forgetful.url, in_step_order=True), CONFIG) as client:
         yield client
 
 

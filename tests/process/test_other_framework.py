@@ -26,7 +26,7 @@ def run_example(client: BufferClient, num_steps: int) -> list[tuple[int, ...]]:
 
 def test_a_loop_of_forty_lines_trains_on_the_buffer_alone_and_goes_on_where_it_was(redis_url: str) -> None:
     config = small_config(algorithm={"batch_size": 16}, learner={"minibatch_size": 1})
-    with serving(new_store("redis", redis_url), config) as client:
+    with serving(new_store(redis_url), config) as client:
         first = run_example(client, 20)
         assert [step for step, *_ in first] == list(range(1, 21))
         assert all(x1 + x2 + x3 <= 16 for _, x1, x2, x3 in first)
@@ -48,7 +48,7 @@ def test_the_example_stays_small_enough_to_be_read() -> None:
 
 def test_the_example_imports_none_of_the_heavy_packages(redis_url: str) -> None:
     heavy = {"torch", "ray", "vllm", "redis", "fastapi", "pydantic", "transformers"}
-    with serving(new_store("redis", redis_url), small_config(algorithm={"batch_size": 16})) as client:
+    with serving(new_store(redis_url), small_config(algorithm={"batch_size": 16})) as client:
         code = (
             f"import runpy, sys; sys.argv = ['x', {client.url!r}, '1']; runpy.run_path({str(EXAMPLE)!r}); "
             f"print(sorted({heavy} & set(sys.modules)))"

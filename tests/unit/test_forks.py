@@ -9,9 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from bapo.blocks import Blocks
 from bapo.clients import BufferClient
-from bapo.idle import Idle
 from bapo.nonces import ClaimNonces
 from tests.patience import PATIENCE_S
 
@@ -85,16 +83,3 @@ def test_a_forked_process_claims_under_a_name_of_its_own() -> None:
     assert isinstance(childs, str)
     assert childs.partition("-")[0] != before.partition("-")[0]
     assert next_nonce() == before.replace("-1", "-2")
-
-
-def test_a_forked_process_does_not_wait_for_a_thread_that_is_not_there() -> None:
-    blocks = Blocks()
-    with blocks._lock:  # as a thread of the parent holds it
-        assert in_child(lambda: len(blocks.take(8))) == 8
-
-
-def test_a_forked_process_leaves_idle_connections_to_its_parent() -> None:
-    idle: Idle[str] = Idle(2)
-    idle.keep("the parent's")
-    assert in_child(idle.take) is None
-    assert idle.take() == "the parent's"

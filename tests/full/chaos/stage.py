@@ -284,7 +284,7 @@ class Stage:
         server = RedisServer(self.run.redis_path, aof=True).start()
         try:
             age_leases(server.url, self.config.run.name, self.config.buffer.lease_s + 0.5)
-            store = new_store("redis", server.url, run=self.config.run.name, max_attempts=1_000_000)
+            store = new_store(server.url, run=self.config.run.name, max_attempts=1_000_000)
             return {purpose: number for purpose, number in store.status().leased.items() if number}
         finally:
             server.stop()

@@ -65,7 +65,7 @@ def fuzz(examples: int, *, number: int = 1, redis_url: str, only: str = "") -> O
 
     Raises: what a check found.
     """
-    store = new_store("redis", redis_url, run="fuzz")
+    store = new_store(redis_url, run="fuzz")
     stored(store, "abcd")
     store.enqueue([make_request(prompt_id="open")], cursor=None)
     outcome, process = Outcome(), psutil.Process()

@@ -1,7 +1,8 @@
-"""What is asked of pushed groups beyond their frames: plain names, versions that exist, one content per id of a push.
+"""What is asked of pushed groups before the store sees them: their heads, plain names, versions that exist, one content
+per id of a push. And of those that claim: that what they would push can be taken.
 
-And of those that claim: that what they would push can be taken. A frame is judged by itself in `bapo.wire`; that a
-group answers its request, and that it is not another than the one which is held, is judged by the store.
+That a group answers its request, that its frame is there and that it is not another than the one which is held is
+judged by the store, atomically; what is in the frame by who reads it (`bapo.wire.frame_problem`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
+from bapo.call_sizes import MOST_GROUPS
 from bapo.errors import ContractError, Refusal
-from buffer_service.groups import Incoming
-from buffer_service.steps import BLOCKS, Steps
+from bapo.frames import declared_bytes, head_digest
+from bapo.wire import PushedGroup, read_group_header
+from buffer_service.groups import Incoming, record_of
 from buffer_service.store import Store
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}")
@@ -22,9 +25,22 @@ KNOWN_S = 1.0
 """For so long a version counts as published without asking: another service may restore a state of lower ones."""
 PROMPT_ID = re.compile(r"[!-~]{1,128}")
 """No blanks: an id is a word of the string by which a group is compared with its request."""
+FRAME_NAME = re.compile("[0-9a-f]{32}")
+DIGEST = re.compile("[0-9a-f]{32}")
 
 
-class Intake:
+def incoming(group: PushedGroup) -> Incoming:
+    """A pushed group, from its head alone. Raises: ContractError."""
+    header = read_group_header(group.head)
+    if not FRAME_NAME.fullmatch(group.name) or not DIGEST.fullmatch(group.digest):
+        raise ContractError(f"group {header.group_id}: its frame has no plain name, or no digest", Refusal.NAME)
+    if group.digest[:16] != head_digest(group.head):
+        raise ContractError(f"group {header.group_id}: the digest of its frame is that of another", Refusal.FRAME)
+    record = record_of(header, declared_bytes(group.head), group.digest)
+    return Incoming(record=record, frame_name=group.name, newest_version=header.newest_version)
+
+
+class Ingest:
     """The checks of one service. Raises, everywhere: ContractError."""
 
     def __init__(self, store: Store, now: Callable[[], float] = time.monotonic) -> None:
@@ -33,24 +49,26 @@ class Intake:
         """A version that the learner can have published; rises, so that it is rarely asked for."""
         self._asked_at = -KNOWN_S
 
-    def checking(self, groups: Sequence[Incoming]) -> Steps[None]:
-        """All groups of one push, before any is stored; in steps."""
-        frames: dict[str, Incoming] = {}
+    def checked(self, pushed: Sequence[PushedGroup]) -> list[Incoming]:
+        """All groups of one push, before any is stored."""
+        if not 0 < len(pushed) <= MOST_GROUPS:
+            message = f"{len(pushed)} groups in one push, not 1 to {MOST_GROUPS}: send them in several"
+            raise ContractError(message, Refusal.TOO_MANY)
+        groups = [incoming(group) for group in pushed]
+        digests: dict[str, str] = {}
         for group in groups:
             _check_names(group)
-            first = frames.setdefault(group.record.group_id, group)
-            if first is not group and first.frame != group.frame:
+            if digests.setdefault(group.record.group_id, group.record.digest) != group.record.digest:
                 message = f"group {group.record.group_id} is there twice in this push, with two contents"
                 raise ContractError(message, Refusal.OTHER_CONTENT)
-        newest = max(groups, key=lambda group: group.newest_version, default=None)
-        if newest is not None and not self._is_known(newest.newest_version):
-            yield BLOCKS
-            if ahead := self.ahead(newest.newest_version):
-                raise ContractError(
-                    f"group {newest.record.group_id} was sampled with {ahead}: it reports its progress before workers "
-                    "use a version",
-                    Refusal.FUTURE_VERSION,
-                )
+        newest = max(groups, key=lambda group: group.newest_version)
+        if ahead := self.ahead(newest.newest_version):
+            raise ContractError(
+                f"group {newest.record.group_id} was sampled with {ahead}: it reports its progress before workers "
+                "use a version",
+                Refusal.FUTURE_VERSION,
+            )
+        return groups
 
     def ahead(self, version: int) -> str:
         """Why the weights of a version are not of this run as it is now, in words; '' when they may be."""
