@@ -20,11 +20,11 @@ from bapo.record_rows import object_of
 class Lines:
     """The lines of one JSONL file as they are appended."""
 
-    def __init__(self, path: Path, kind: type[msgspec.Struct]) -> None:
+    def __init__(self, path: Path, kind: type[msgspec.Struct] | None) -> None:
         """
         Args:
             path: the file need not exist yet.
-            kind: what every line is (`bapo.record_rows`).
+            kind: what every line is (`bapo.record_rows`); None: any object.
         """
         self._path = path
         self._kind = kind
