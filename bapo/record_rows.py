@@ -212,10 +212,10 @@ class ResultRow(msgspec.Struct):
 
     run: str
     method: str
-    seed: int
     status: str
     starts: Count
     wall_s: Seconds
+    seed: int | None = None
     reason: str = ""
 
 

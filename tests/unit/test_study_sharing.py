@@ -36,7 +36,8 @@ def taken(study: Study) -> list[str]:
 def test_a_finished_run_with_the_same_settings_is_linked_and_its_line_is_copied(tmp_path: Path) -> None:
     first, second = two_studies(tmp_path)
     make(first, 0, "finished")
-    append_line(Results(first.path).path, {"run": first.runs[0].name, "status": "finished", "wall_s": 9.0})
+    line = {"run": first.runs[0].name, "method": first.runs[0].method, "status": "finished", "starts": 1, "wall_s": 9.0}
+    append_line(Results(first.path).path, line)
     assert [found.state for found in look_at(second)] == [State.FINISHED, *[State.NEW] * 3]
     assert taken(second) == [second.runs[0].name]
     assert second.runs[0].path.is_symlink()

@@ -105,7 +105,7 @@ def viewed(run: RunDirectory) -> RunView:
 
 def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    lines = Lines(path, {})
+    lines = Lines(path, None)
     assert list(lines.read()) == []
     path.write_text('{"a": 1}\n{"a"')
     assert list(lines.read()) == [{"a": 1}]
@@ -121,7 +121,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\nnonsense\n')
     with pytest.raises(ContractError, match=r"rows\.jsonl line 2 is not JSON"):
-        list(Lines(path, {}).read())
+        list(Lines(path, None).read())
 
 
 def test_groups_that_cannot_be_read_are_named_and_the_curves_stay(tmp_path: Path) -> None:
