@@ -90,7 +90,7 @@ def fetch(model_id: str, download: Callable[[str, Iterable[str]], str] | None = 
         return folder
     try:
         folder = Path((download or _snapshot)(model_id, WANTED))
-    except Exception as error:  # the Hub library, its HTTP client, the disk: each has errors of its own
+    except Exception as error:
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise ConfigError(f"model.path: {model_id} could not be fetched: {reason}; {how_to_fetch(model_id)}") from error
     if missing := missing_parts(folder):

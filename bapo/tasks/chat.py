@@ -48,7 +48,7 @@ def chat_template(tokenizer: str, options: Mapping[str, Any], *, today: str = CH
     def render(messages: Sequence[Mapping[str, str]]) -> str:
         try:
             text: str = template.render(messages=messages, add_generation_prompt=True, **special, **options)
-        except Exception as error:  # a template of somebody else may raise anything
+        except Exception as error:
             raise ConfigError(f"the chat template of {tokenizer} refuses the conversation: {error}") from error
         return text
 
@@ -69,7 +69,7 @@ def _compiled(source: str, tokenizer: str, now: datetime) -> Any:
     environment.globals["strftime_now"] = now.strftime
     try:
         return environment.from_string(source)
-    except Exception as error:  # jinja2, and Python, of the code that it makes of the template
+    except Exception as error:
         raise ConfigError(f"the chat template of {tokenizer} is malformed: {error}") from error
 
 
@@ -110,7 +110,7 @@ def _file(tokenizer: str, name: str) -> str | None:
         raise _unreadable(tokenizer, name, error) from error
     except hub.errors.EntryNotFoundError:
         return None
-    except Exception as error:  # the Hub library, its HTTP client, the disk: each has errors of its own
+    except Exception as error:
         raise _unreadable(tokenizer, name, error) from error
 
 

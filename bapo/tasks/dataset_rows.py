@@ -137,7 +137,7 @@ def _hub_rows(name: str, split: str) -> Iterator[Row]:
         ) from error
     try:
         rows = datasets.load_dataset(name, split=split)
-    except Exception as error:  # `datasets` runs scripts of the data set, and has no class of its own
+    except Exception as error:
         raise ConfigError(f"dataset {name!r} split {split!r} could not be loaded: {error}") from error
     for number, values in enumerate(rows, start=1):
         yield Row(where=f"{name}:{split} row {number}", values=values)

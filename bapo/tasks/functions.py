@@ -89,7 +89,7 @@ def _module(place: str, what: str) -> ModuleType:
         raise ConfigError(f"{what}: there is no file {place} (looked in {Path.cwd()})")
     try:
         return _file_module(Path(place).resolve()) if is_file else importlib.import_module(place)
-    except Exception as error:  # a user's module may raise anything
+    except Exception as error:
         advice = (
             "" if is_file else "; a module beside the config needs its folder on PYTHONPATH, or write file.py:function"
         )
@@ -113,7 +113,7 @@ def _file_module(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:  # as Python does: a module that did not load is not there
+    except BaseException:
         del sys.modules[name]
         raise
     return module

@@ -48,7 +48,7 @@ def load_task(name: str, options: Mapping[str, Any], *, tokenizer: str | None = 
         task = factory(**options)
     except BapoError:
         raise
-    except Exception as error:  # a user's factory may raise anything
+    except Exception as error:
         raise ConfigError(f"task {name!r} could not be made: {type(error).__name__}: {error}") from error
     missing = [member for member in _TASK_MEMBERS if not hasattr(task, member)]
     if missing:
