@@ -73,8 +73,8 @@ class CheckpointState:
     """Of the alpha weights."""
     anchor_steps: Mapping[str, int]
     """Group id -> step of its first use."""
-    parts: Sequence[str] = ()
-    """Names of the parts that had state of their own; earlier versions did not write them down."""
+    parts: Sequence[str]
+    """Names of the parts that had state of their own."""
 
 
 class CheckpointWriter:
@@ -248,7 +248,9 @@ def open_checkpoint(folder: Path, step: int) -> Checkpoint:
     path = folder / f"step-{step:06d}"
     try:
         fields: dict[str, Any] = dict(json.loads((path / "state.json").read_text()))
-        _refuse_damage(path, fields.get("parts", ()))
+        if fields["format"] != FORMAT:
+            raise ConfigError(f"{path} has format {fields['format']}, this version reads format {FORMAT}")
+        _refuse_damage(path, fields["parts"])
         canary = Canary(
             token_ids=tuple(fields["canary"]["token_ids"]),
             logprobs=tuple(fields["canary"]["logprobs"]),
@@ -257,8 +259,6 @@ def open_checkpoint(folder: Path, step: int) -> Checkpoint:
         state = CheckpointState(**{**fields, "canary": canary})
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise StorageError(f"{path} is not a whole checkpoint: {error!r}; {_instead(folder, step)}") from error
-    if state.format != FORMAT:
-        raise ConfigError(f"{path} has format {state.format}, this version reads format {FORMAT}")
     return Checkpoint(folder=path, state=state)
 
 
@@ -268,7 +268,7 @@ def _refuse_damage(path: Path, parts: Sequence[str]) -> None:
     if not (path / "buffer.bin").is_file():
         raise FileNotFoundError("there is no buffer.bin")
     named = (*TENSOR_FILES, *(f"{name}.safetensors" for name in parts))
-    for file in sorted({*map(path.joinpath, named), *path.glob("*.safetensors")}):
+    for file in map(path.joinpath, named):
         try:
             with safe_open(file, framework="pt"):
                 pass
