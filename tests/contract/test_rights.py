@@ -98,7 +98,7 @@ ROUTES = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "able"), ROUTES, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("method", "path", "able"), ROUTES, ids=[f"{method} {path}" for method, path, _ in ROUTES])
 def test_each_role_may_do_its_own_work_and_no_other(url: str, method: str, path: str, able: set[Role]) -> None:
     for role in Role:
         reply = call(url, method, path, role, body=b"")
