@@ -10,11 +10,11 @@ from bapo.config.tree import Config
 from bapo.telemetry import Telemetry
 from bapo.types import HardPrompt, RolloutRequest
 from buffer_service.assembly import Assembler, Wait
-from tests.buffer_setup import PuttingMemoryStore as MemoryStore
 from buffer_service.metrics import BufferMetrics
 from buffer_service.reasons import in_step_order
 from buffer_service.service import BufferService
 from buffer_service.values import Assembly
+from tests.buffer_setup import PuttingMemoryStore as MemoryStore
 from tests.buffer_setup import answer, incoming
 from tests.factories import make_request
 

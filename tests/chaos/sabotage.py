@@ -10,14 +10,15 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from buffer_service.steps import Steps
+
 from bapo.types import Purpose, RolloutRequest
 from bapo.wire import unpack_group
 from buffer_service.groups import Incoming
-from tests.buffer_setup import PuttingRedisStore as RedisStore
 from buffer_service.service import BufferService
-from buffer_service.steps import Steps
 from buffer_service.store import Upload
 from buffer_service.values import Assembly, BatchRecord
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 
 NTH = 23
 """Every so many fresh groups."""

@@ -36,12 +36,12 @@ with INSTRUMENTED:
     from bapo.messages import request_map
     from bapo.telemetry import Telemetry
     from bapo.wire import pack_batch, pack_group, read_group_header, unpack_batch, unpack_group
-    from tests.buffer_setup import PuttingMemoryStore as MemoryStore
     from buffer_service.metrics import BufferMetrics
     from buffer_service.schemas import ClaimBody, EnqueueBody, FailBody
     from buffer_service.service import BufferService
     from buffer_service.snapshot import unpack_snapshot
     from tests.buffer_app import small_config
+    from tests.buffer_setup import PuttingMemoryStore as MemoryStore
     from tests.buffer_setup import answer
     from tests.factories import make_batch, make_group, make_request
 
