@@ -15,6 +15,7 @@ from buffer_service.redis_link import RedisLink
 from buffer_service.redis_store import RedisStore
 from buffer_service.service import BufferService
 from buffer_service.values import Assembly
+from tests.buffer_setup import PuttingMemoryStore as MemoryStore
 from tests.buffer_setup import answer, incoming
 from tests.factories import make_request
 

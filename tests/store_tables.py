@@ -11,6 +11,7 @@ from buffer_service.codec import unpack_prompt, unpack_tables
 from buffer_service.redis_keys import INDEX, Keys
 from buffer_service.redis_link import RedisLink
 from buffer_service.values import SelectorState
+from tests.buffer_setup import PuttingMemoryStore as MemoryStore
 from tests.store_model import Model
 
 Held = dict[str, Any]

@@ -5,9 +5,9 @@
 
 Items (the same numbers as in the docs): 1 pull, 2 push, 3 fraction of raw Redis, 4 CPU (1 to 4 are one measurement),
 5 assembly and index, 6 paced load (and --soak-s and --full-s for the long ones), 7 snapshot, 8 insert against the
-authors' buffer. --floor measures pushes once more, beside the least that a service in Python can do. Reverb needs a
-virtual environment of its own (requirements.txt beside this file); without it the ratios to it are left out. The
-authors' buffer is measured from their source: --authors .../verl/trainer/ppo/ray_trainer.py.
+authors' buffer. Reverb needs a virtual environment of its own (requirements.txt beside this file); without it the
+ratios to it are left out. The authors' buffer is measured from their source:
+--authors .../verl/trainer/ppo/ray_trainer.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.buffer import assembly, authors, floor, movement, snapshots, soak
+from benchmarks.buffer import assembly, authors, movement, snapshots, soak
 
 ITEMS = (1, 2, 3, 4, 5, 6, 7, 8)
 
@@ -36,14 +36,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--authors", type=Path, help="ray_trainer.py of the paper's code (item 8)")
     parser.add_argument("--soak-s", type=float, default=0.0, help="item 6 at the highest rate for so long")
     parser.add_argument("--full-s", type=float, default=0.0, help="item 6 with a buffer that is full for so long")
-    parser.add_argument("--floor", action="store_true", help="pushes beside the least that a service can do (Reverb)")
     parser.add_argument("--profile", action="store_true", help="py-spy stacks of the service, items 1 to 4")
     parser.add_argument("--folder", type=Path, help="where processes write; a temporary folder if not given")
     parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-    if args.floor and args.reverb_python is None:
-        parser.error("--floor is a comparison with Reverb: give --reverb-python")
-    return args
+    return parser.parse_args()
 
 
 def main() -> None:
@@ -59,8 +55,6 @@ def main() -> None:
     if set(args.only) & {1, 2, 3, 4}:
         add("movement", lambda: movement.measure(
             folder / "movement", args.rounds, args.reverb_python, args.sizes, args.profile))  # fmt: skip
-    if args.floor:
-        add("floor", lambda: floor.measure(folder / "floor", args.rounds, args.reverb_python, args.sizes))
     if 5 in args.only:
         add("assembly", lambda: assembly.measure(folder / "assembly", args.rounds))
     if 6 in args.only:

@@ -101,11 +101,11 @@ class Stack:
         batch_size: int = 64,
         max_memory_mb: int = 4096,
         profile: Path | None = None,
-        direct: bool = False,
+        direct: bool = True,
     ) -> None:
         """
         Args:
-            direct: the client reads frames of batches from Redis itself.
+            direct: frames go to and from Redis itself; else through the service.
             profile: where py-spy writes a flame graph of the service, or None.
         """
         config = bench_config(folder.name, batch_size)

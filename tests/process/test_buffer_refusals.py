@@ -13,6 +13,7 @@ from typing import cast
 import pytest
 import redis
 
+from bapo.clients import BufferClient
 from bapo.errors import ConfigError, DeadlineError, FullError, StorageError, UnavailableError
 from bapo.types import Group, Purpose, RolloutRequest
 from bapo.wire import pack_group
@@ -53,6 +54,14 @@ def large(request: RolloutRequest) -> bytes:
     return pack_group(large_group(request))
 
 
+def has_no_room(client: BufferClient) -> bool:
+    try:
+        client._peer.call("GET", "/room", full_s=0.0)
+    except FullError:
+        return True
+    return False
+
+
 def test_a_full_redis_refuses_groups_while_the_learner_drains_it(own_redis: RedisServer) -> None:
     requests = [make_request(prompt_id=f"p{i}") for i in range(20)]
     frames = [large(request) for request in requests]
@@ -77,6 +86,7 @@ def test_a_full_redis_refuses_groups_while_the_learner_drains_it(own_redis: Redi
         assert client.status().fresh_ready == 8
         assert client.renew("w", ["g-p8"]) == ["g-p8"]
         client.fail("w", "g-p19", reason="engine", detail="")
+        wait_until(lambda: has_no_room(impatient))  # the service looks at Redis every now and then
         assert client.claim("v", limit=1, policy_version=1) == [], "a group that nobody could take"
         for step in (1, 2):
             assert len(client.batch(step, timeout_s=60).entries) == 4

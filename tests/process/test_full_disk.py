@@ -57,7 +57,9 @@ def pushed(store: Store, requests: list[RolloutRequest]) -> Iterator[str]:
     for request in requests:
         group = incoming(answer(request))
         # Random bytes behind it: what the store is given it keeps, and 30 kB of zeros would make a smaller file.
-        assert store.push([msgspec.structs.replace(group, frame=bytes(group.frame) + os.urandom(30_000))]) == ["stored"]
+        frame = group.frame + os.urandom(30_000)
+        record = msgspec.structs.replace(group.record, num_bytes=len(frame))
+        assert store.push([msgspec.structs.replace(group, frame=frame, record=record)]) == ["stored"]
         yield request.request_id
 
 

@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bapo.clients import BufferClient
 from bapo.named_frames import FrameReader
+
+from bapo.clients import BufferClient
 from bapo.types import RolloutRequest
 from bapo.wire import unpack_batch
 from tests.full.chaos.ledger import Ledger, batch_line, group_line, request_line
