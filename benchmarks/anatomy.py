@@ -12,7 +12,7 @@ import argparse
 import json
 from typing import Any
 
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from benchmarks.training import median
 
 PHASES = ("wait_batch", "prox", "update", "sync")

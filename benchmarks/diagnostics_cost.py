@@ -28,8 +28,8 @@ import torch
 
 from bapo.config.load import load_config
 from bapo.config.tree import Config
-from bapo.telemetry import Telemetry
-from bapo.types import Batch, BatchEntry, Fate, Group, Origin, Prompt, Purpose, Timing
+from bapo.core.types import Batch, BatchEntry, Fate, Group, Origin, Prompt, Purpose, Timing
+from bapo.runtime.metrics.server import Telemetry
 from learner.batch.packing import columns_of
 from learner.diagnostics.gauges import show_divergences
 from learner.diagnostics.off_policy_alarm import alarm_of

@@ -30,7 +30,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from bapo.config.tree import Config
-from bapo.types import Batch, BatchEntry, Group, Origin, Prompt, Purpose, Timing
+from bapo.core.types import Batch, BatchEntry, Group, Origin, Prompt, Purpose, Timing
 from learner.batch.packed_attention import NAME as PACKED
 from learner.batch.packing import MicroBatch, columns_of, microbatches_of, minibatches
 from learner.distributed.stopping import StopFlag

@@ -24,11 +24,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bapo.clients import BufferClient
 from bapo.config.tree import Config
-from bapo.grading.pool import GraderPool
+from bapo.core.types import Prompt, Purpose, RolloutRequest
+from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.registry import load_task
-from bapo.types import Prompt, Purpose, RolloutRequest
+from bapo.transport.buffer_client import BufferClient
 from rollout_server.engines import vllm
 from rollout_server.engines.base import Engine
 from rollout_server.worker import NUM_GRADERS, Worker

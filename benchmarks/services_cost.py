@@ -25,8 +25,8 @@ from typing import Any
 
 import psutil
 
-from bapo.errors import BapoError
-from bapo.records import RunDirectory
+from bapo.core.errors import BapoError
+from bapo.runtime.run_directory.layout import RunDirectory
 from benchmarks.training import median, train
 
 CONFIG = "benchmarks/peer_trl/grpo.toml"
@@ -36,7 +36,7 @@ KINDS = {
     "buffer_service": "buffer service",
     "services.scheduler": "scheduler",
     "services.evaluator": "evaluator",
-    "bapo.grading.process": "graders",
+    "bapo.tasks.grading.process": "graders",
     "WorkerActor": "worker",
     "raylet": "ray",
     "gcs_server": "ray",
@@ -58,8 +58,16 @@ WORKER_THREADS = {
 TRAINING = ("engine", "learner")
 UPKEEP = ("launcher", "fleet", "ray", "worker: Ray")
 SERVICE_FILES = (
-    "bapo/wire.py", "bapo/frames.py", "bapo/maps.py", "bapo/messages.py", "bapo/peer.py", "bapo/clients.py",
-    "bapo/records.py", "bapo/storage.py", "bapo/telemetry.py", "bapo/fleet_client.py",
+    "bapo/core/codec.py",
+    "bapo/core/frames.py",
+    "bapo/core/codec.py",
+    "bapo/transport/messages.py",
+    "bapo/transport/service_client.py",
+    "bapo/transport/buffer_client.py",
+    "bapo/runtime/run_directory/layout.py",
+    "bapo/runtime/run_directory/files.py",
+    "bapo/runtime/metrics/server.py",
+    "bapo/transport/rollout_client.py",
 )  # fmt: skip
 WARM_STEPS = 10
 RATE_HZ = 100

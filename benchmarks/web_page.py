@@ -21,7 +21,7 @@ from random import Random
 
 import psutil
 
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.browser import chromium, visiting
 
 TAKEN = "performance.getEntriesByName('page update').map(entry => entry.duration)"

@@ -24,30 +24,29 @@ from types import FrameType
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from bapo.algorithms.registry import load_composer
-from bapo.bounded_headers import BoundedHeaders
+from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, UnavailableError
-from bapo.listening import BACKLOG, listen
-from bapo.metrics.metric import Process
-from bapo.process import Flags, end_now, run_process
-from bapo.redis_secrets import URL, password_file, problem_of_url, refuse_open, with_password
-from bapo.seldom import Seldom
-from bapo.telemetry import Telemetry, show_disk
-from bapo.tokens import keyring_for, listen_host
-from buffer_service.app import create_app
-from buffer_service.context import Context
-from buffer_service.frame_access import FrameAccess
+from bapo.core.errors import ConfigError, UnavailableError
+from bapo.runtime.auth.api_tokens import keyring_for, listen_host
+from bapo.runtime.auth.redis_password import URL, password_file, problem_of_url, refuse_open, with_password
+from bapo.runtime.logs import Seldom
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.server import Telemetry, show_disk
+from bapo.runtime.process import Flags, end_now, run_process
+from bapo.transport.http_guard import BoundedHeaders
+from bapo.transport.listen import BACKLOG, listen
+from buffer_service.assembly import in_step_order
+from buffer_service.http.app import create_app
+from buffer_service.http.context import Context
 from buffer_service.metrics import BufferMetrics
-from buffer_service.reasons import in_step_order
-from buffer_service.redis_keys import Keys
-from buffer_service.redis_kind import refuse_other_format, refuse_unsuited
-from buffer_service.redis_link import RedisLink, address
-from buffer_service.redis_store import RedisStore
-from buffer_service.run_settings import refuse_other_settings
 from buffer_service.service import BufferService
-from buffer_service.store import Store
-from buffer_service.values import Health
+from buffer_service.state import Health
+from buffer_service.store.base import Store
+from buffer_service.store.redis.connection import RedisLink, address
+from buffer_service.store.redis.frame_access import FrameAccess
+from buffer_service.store.redis.keys import Keys
+from buffer_service.store.redis.requirements import refuse_other_format, refuse_other_settings, refuse_unsuited
+from buffer_service.store.redis.store import RedisStore
 
 log = logging.getLogger(__name__)
 

@@ -15,28 +15,24 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.selectors.registry import learns
-from bapo.batch_items import frame_order, item_fields
+from bapo.algorithms.settings import AlgorithmConfig
 from bapo.config.tree import Config
-from bapo.errors import ContractError
-from bapo.messages import ExtraRound
-from bapo.outcomes import outcomes_of, pack_outcomes
-from bapo.rows import Item, Part
-from bapo.types import Fate, Origin, Prompt, Purpose, RolloutRequest
-from bapo.wire import fate_map
-from buffer_service.decisions import check_decision
-from buffer_service.demand import Demand
-from buffer_service.groups import GroupRecord, Replacement
-from buffer_service.reasons import in_step_order
-from buffer_service.store import Store
-from buffer_service.texts import held_for_texts, keeps_texts
-from buffer_service.values import Assembly, BatchRecord, Look, Tables, View
+from bapo.core.batch_items import KINDS, Item, Part, frame_order, item_fields
+from bapo.core.codec import fate_map
+from bapo.core.errors import ContractError
+from bapo.core.success_counts import outcomes_of, pack_outcomes
+from bapo.core.types import Fate, Origin, Prompt, Purpose, RolloutRequest
+from bapo.transport.messages import BufferStatus, ExtraRound
+from buffer_service.state import Assembly, BatchRecord, Demand, GroupRecord, Look, Readiness, Replacement, Tables, View
+from buffer_service.store.base import Store
 
 log = logging.getLogger(__name__)
 
@@ -344,3 +340,165 @@ def _batch(
 def origin_counts(assembly: Assembly) -> dict[Origin, int]:
     """How many groups of each origin the batch has."""
     return {origin: int(assembly.composition[origin.value]) for origin in Origin}
+
+
+# What a composer decides is checked before it becomes state: a composer may be anybody's.
+
+
+def check_decision(
+    decision: Decision,
+    composer: Composer,
+    settings: AlgorithmConfig,
+    looked_at: Sequence[GroupRecord],
+    before: Tables,
+) -> None:
+    """Raises: ContractError for the first promise of a Decision that this one breaks."""
+    name = settings.name
+    known = {record.group_id: (record.prompt_id, len(record.rewards)) for record in looked_at}
+    available = {**{stat.group_id: (stat.prompt_id, len(stat.rewards)) for stat in before.high}, **known}
+    _check_items(name, decision.items, settings.batch_size)
+    used = [group_id for item in decision.items for group_id in item.group_ids]
+    for what, found in (("trains", used), ("keeps in B_high", [stat.group_id for stat in decision.high])):
+        if unknown := sorted(set(found) - available.keys()):
+            raise ContractError(f"composer {name!r} {what} groups that the buffer does not hold: {unknown[:3]}")
+    if again := _twice(stat.group_id for stat in decision.high):
+        raise ContractError(f"composer {name!r} keeps groups in B_high twice: {again[:3]}")
+    _check_parts(name, decision.items, available)
+    if composer.prompts_once:
+        prompts = [available[item.group_ids[0]][0] for item in decision.items if item.kind == "rl"]
+        if again := _twice(prompts):
+            raise ContractError(f"composer {name!r} trains a prompt twice in one step: {again[:3]}")
+    if silent := sorted(known.keys() - decision.reasons.keys()):
+        raise ContractError(f"composer {name!r} gives no reason for {len(silent)} groups: {silent[:3]}")
+
+
+def _check_items(name: str, items: Sequence[Item], batch_size: int) -> None:
+    if again := _twice(item.item_id for item in items):
+        raise ContractError(f"composer {name!r} trains items twice: {again[:3]}")
+    for kind in KINDS:
+        if (number := sum(item.kind == kind for item in items)) > batch_size:
+            raise ContractError(f"composer {name!r} trains {number} items of kind {kind}, more than B = {batch_size}")
+
+
+def _check_parts(name: str, items: Sequence[Item], available: Mapping[str, tuple[str, int]]) -> None:
+    """An item has rows, of groups of one prompt, each row once."""
+    for item in items:
+        if len(item.parts) == 1 and item.parts[0].rows is None:
+            continue  # most are whole groups, which have rows, of one prompt, and name each once
+        rows = [(part.group_id, row) for part in item.parts for row in (part.rows or ())]
+        is_empty = not item.parts or any(part.rows == () for part in item.parts)
+        beyond = [group_id for group_id, row in rows if not 0 <= row < available[group_id][1]]
+        if is_empty or beyond or _twice(rows) or _twice(item.group_ids):
+            raise ContractError(f"composer {name!r}: item {item.item_id!r:.200} does not name rows, each of them once")
+        if len({available[group_id][0] for group_id in item.group_ids}) > 1:
+            raise ContractError(f"composer {name!r}: item {item.item_id!r:.200} joins groups of different prompts")
+
+
+def _twice(values: Iterable[Hashable]) -> list[Hashable]:
+    listed = list(values)
+    if len(set(listed)) == len(listed):  # as good as always: counting takes five times longer
+        return []
+    return [value for value, number in Counter(listed).items() if number > 1]
+
+
+# Which groups that did not train are held for their texts, until a checkpoint releases the batch of their step. Pure.
+#
+# The learner reads them beside its training and writes what the run's page shows. Frames of so many bytes are
+# held; beyond that it is a sample, the same whoever assembles the step.
+
+MB = 1_000_000
+
+
+def keeps_texts(config: Config, step: int) -> bool:
+    """Whether the texts of this step are kept."""
+    every = config.diagnostics.texts
+    return every > 0 and step % every == 0
+
+
+def held_for_texts(step: int, untrained: Sequence[GroupRecord], config: Config) -> tuple[str, ...]:
+    """Ids of the groups to hold, in their order: all that fit into `diagnostics.texts_mb`, else a uniform sample."""
+    if not keeps_texts(config, step):
+        return ()
+    room = config.diagnostics.texts_mb * MB
+    order = list(range(len(untrained)))
+    if sum(record.num_bytes for record in untrained) > room:
+        rng_for(config.run.seed, step, "texts").shuffle(order)
+    held: set[int] = set()
+    for index in order:
+        if untrained[index].num_bytes <= room:
+            room -= untrained[index].num_bytes
+            held.add(index)
+    return tuple(untrained[index].group_id for index in sorted(held))
+
+
+# Why a batch is not there yet, in one line for people: who waits for whom.
+
+SILENT_S = 10.0
+"""A worker that holds requests and said nothing for so long is named."""
+
+
+def must_wait_for_round(step: int, config: Config) -> bool:
+    """Whether step t needs the answers of its own re-evaluation round (the paper's order)."""
+    is_due = config.algorithm.use_x2 and step % config.cadence.m == 0
+    return config.cadence.wait_for_reevaluation and is_due
+
+
+def in_step_order(config: Config) -> bool:
+    """Whether each step consumes the groups that were planned for it: without slack."""
+    return config.cadence.slack == 0
+
+
+def has_its_fresh(ready: Readiness, config: Config, wanted: int) -> bool:
+    """Whether all fresh groups of the next step, which needs so many, are there."""
+    return ready.num_fresh >= wanted and not (in_step_order(config) and ready.num_open)
+
+
+def is_ready(step: int, ready: Readiness, config: Config, wanted: int) -> bool:
+    """Whether step t, which is next and needs so many fresh groups, can be assembled."""
+    if not has_its_fresh(ready, config, wanted):
+        return False
+    return is_answered(ready) or not must_wait_for_round(step, config)
+
+
+def is_answered(ready: Readiness) -> bool:
+    """Whether the step's round is issued and has no open request."""
+    return ready.round_left == 0
+
+
+def why_not_yet(step: int, ready: Readiness, status: BufferStatus, config: Config, wanted: int) -> str:
+    """For example "96/256 fresh groups, 2 leased, 158 queued; worker-2 silent for 38 s"."""
+    parts = [status.demand] if status.demand else []
+    parts.append(_missing(step, ready, status, config, wanted))
+    silent = {name: w.silent_s for name, w in status.workers.items() if w.leased and w.silent_s >= SILENT_S}
+    parts += [f"{name} silent for {silent_s:.0f} s" for name, silent_s in sorted(silent.items())]
+    if ready.failures_in_a_row:
+        parts.append(f"{ready.failures_in_a_row} groups failed in a row, last: {ready.last_failure}")
+    return "; ".join(parts)
+
+
+def why_kept(status: BufferStatus, config: Config) -> str:
+    """The batches that only a checkpoint releases, and the setting, to end a sentence with; '' when there are none."""
+    first, last = status.checkpointed_step + 1, status.assembled_step
+    if first > last:
+        return ""
+    every = config.checkpoint.every
+    return (
+        f", or write checkpoints more often: batches {first}-{last} are kept until the next (checkpoint.every={every})"
+    )
+
+
+def _missing(step: int, ready: Readiness, status: BufferStatus, config: Config, wanted: int) -> str:
+    leased, queued = status.leased["fresh"], status.queued["fresh"]
+    if ready.num_fresh < wanted:
+        found = f"{ready.num_fresh}/{wanted} fresh groups, {leased} leased, {queued} queued"
+        return found if leased or queued else f"{found}: nothing is asked for, does the scheduler run?"
+    if in_step_order(config) and ready.num_open:
+        return f"{ready.num_open} fresh groups of steps up to {step} are open, {leased} leased, {queued} queued"
+    if in_step_order(config) and status.demand:
+        return "its groups are not asked for yet: does the scheduler run?"
+    if ready.round_left is None:
+        return f"re-evaluation round {step} is not issued: does the scheduler run?"
+    leased, queued = status.leased["reevaluate"], status.queued["reevaluate"]
+    if not is_answered(ready):
+        return f"{ready.round_left} requests of re-evaluation round {step} are open, {leased} leased, {queued} queued"
+    return f"step {step} is being assembled"

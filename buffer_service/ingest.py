@@ -2,7 +2,7 @@
 per id of a push. And of those that claim: that what they would push can be taken.
 
 That a group answers its request, that its frame is there and that it is not another than the one which is held is
-judged by the store, atomically; what is in the frame by who reads it (`bapo.wire.frame_problem`).
+judged by the store, atomically; what is in the frame by who reads it (`bapo.core.codec.frame_problem`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from bapo.call_sizes import MOST_GROUPS
-from bapo.errors import ContractError, Refusal
-from bapo.frames import declared_bytes, head_digest
-from bapo.wire import PushedGroup, read_group_header
-from buffer_service.groups import Incoming, record_of
-from buffer_service.store import Store
+from bapo.core.call_limits import MOST_GROUPS
+from bapo.core.codec import PushedGroup, read_group_header
+from bapo.core.errors import ContractError, Refusal
+from bapo.core.frames import declared_bytes, head_digest
+from buffer_service.state import Incoming, record_of
+from buffer_service.store.base import Store
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}")
 """Ids of groups and workers; the same as `schemas.Name` for JSON."""

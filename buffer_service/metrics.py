@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import Gauge
 
+from bapo.algorithms.composer import Reason
 from bapo.config.tree import Config
-from bapo.errors import Refusal
-from bapo.messages import BufferStatus
-from bapo.telemetry import Telemetry
-from bapo.types import Origin
-from buffer_service import flows
+from bapo.core.errors import Refusal
+from bapo.core.types import Origin
+from bapo.runtime.metrics.server import Telemetry
+from bapo.transport.messages import BufferStatus
 from buffer_service.assembly import origin_counts
-from buffer_service.values import Assembly, Memory
+from buffer_service.state import Assembly, Memory, left_high
 
 READ_FROM_REDIS = ("bapo_buffer_groups", "bapo_buffer_requests", "bapo_batch_groups")
 NUMBERS_FROM_REDIS = (
@@ -40,7 +40,7 @@ class Scrape:
 
 
 class BufferMetrics:
-    """Names of `bapo.metrics.buffer_service` and nothing else."""
+    """Names of `bapo.runtime.metrics.buffer_service` and nothing else."""
 
     def __init__(self, telemetry: Telemetry, config: Config) -> None:
         self._telemetry = telemetry
@@ -90,13 +90,13 @@ class BufferMetrics:
         filtered = (fate for fate in fates if fate["purpose"] != "reevaluate" and fate["origin"] is None)
         for reason, number in Counter(fate["reason"] for fate in filtered).items():
             self._count("bapo_batch_filtered_groups_total", number, reason=reason)
-        for table, number in flows.inserted(assembly).items():
+        for table, number in inserted(assembly).items():
             self._count("bapo_buffer_inserted_total", number, table=table)
-        for (table, reason), number in flows.evicted(assembly, high_window=self._algorithm.high_window).items():
+        for (table, reason), number in evicted(assembly, high_window=self._algorithm.high_window).items():
             self._count("bapo_buffer_evicted_total", number, table=table, reason=reason)
-        for table, age in flows.ages(assembly):
+        for table, age in ages(assembly):
             self._ages[table].observe(age)
-        for (purpose, use), (responses, tokens) in flows.spent(assembly).items():
+        for (purpose, use), (responses, tokens) in spent(assembly).items():
             self._count("bapo_ledger_responses_total", responses, purpose=purpose, use=use)
             self._count("bapo_ledger_tokens_total", tokens, purpose=purpose, use=use)
 
@@ -172,3 +172,79 @@ class BufferMetrics:
 
     def _count(self, name: str, number: int, **labels: str) -> None:
         self._telemetry.counter(name).labels(**labels).inc(number)
+
+
+# What one assembly moved, in numbers: into and out of B_bad and B_high, and what became of the groups it looked at.
+#
+# Pure: an Assembly says it all. Groups are counted at the first assembly that looks at them, so X3 spends nothing.
+
+Spent = dict[tuple[str, str], tuple[int, int]]
+"""(purpose, use) -> (responses, tokens)."""
+
+
+def inserted(assembly: Assembly) -> dict[str, int]:
+    """Table -> entries that this step has put there, also in the place of older ones of the same prompt."""
+    before, after = assembly.before, assembly.after
+    had_bad = {(entry.prompt_id, entry.birth) for entry in before.bad}
+    had_high = {stat.group_id for stat in before.high}
+    return {
+        "bad": sum((entry.prompt_id, entry.birth) not in had_bad for entry in after.bad),
+        "high": sum(stat.group_id not in had_high for stat in after.high),
+    }
+
+
+def evicted(assembly: Assembly, *, high_window: int) -> Counter[tuple[str, str]]:
+    """(table, reason) -> entries that left it, also for newer ones of the same prompt: what `inserted` put there less
+    these is how much the table grew.
+
+    Args:
+        high_window: S, the steps that a group stays in B_high.
+    """
+    before, after = assembly.before, assembly.after
+    answers = {fate["prompt_id"]: fate["reason"] for fate in _looked_at(assembly) if fate["purpose"] == "reevaluate"}
+    found: Counter[tuple[str, str]] = Counter()
+    stay = {(entry.prompt_id, entry.birth) for entry in after.bad}
+    hard = {entry.prompt_id for entry in after.bad}
+    for entry in before.bad:
+        if (entry.prompt_id, entry.birth) not in stay:
+            reason = answers.get(entry.prompt_id)
+            is_answered = reason in (Reason.IMPROVED, Reason.SOLVED)
+            found["bad", str(reason) if is_answered else "replaced" if entry.prompt_id in hard else "full"] += 1
+    left = set(left_high(before, after))
+    newer = {stat.prompt_id for stat in after.high}
+    for stat in before.high:
+        if stat.group_id in left:
+            expired = stat.birth <= assembly.step - high_window
+            found["high", "expired" if expired else "replaced" if stat.prompt_id in newer else "dropped"] += 1
+    return found
+
+
+def ages(assembly: Assembly) -> Iterator[tuple[str, int]]:
+    """(table, steps since birth) of every entry that was used: asked again, or trained as X3."""
+    births = {entry.prompt_id: entry.birth for entry in assembly.before.bad}
+    high = {stat.group_id: stat.birth for stat in assembly.before.high}
+    for fate in assembly.batch.header["fates"]:
+        if fate["origin"] == "x3" and fate["group_id"] in high:
+            yield "high", assembly.step - high[fate["group_id"]]
+        elif fate["purpose"] == "reevaluate" and fate["prompt_id"] in births:
+            yield "bad", assembly.step - births[fate["prompt_id"]]
+
+
+def spent(assembly: Assembly) -> Spent:
+    """What the groups had cost that this assembly was the first to look at."""
+    found: Spent = {}
+    trained = {fate["group_id"] for fate in assembly.batch.header["fates"] if fate["origin"] is not None}
+    for fate in _looked_at(assembly):
+        use = "stale" if fate["reason"] == Reason.STALE else "trained" if fate["group_id"] in trained else "left_out"
+        responses, tokens = found.get((fate["purpose"], use), (0, 0))
+        found[fate["purpose"], use] = responses + len(fate["rewards"]), tokens + fate["num_tokens"]
+    return found
+
+
+def _looked_at(assembly: Assembly) -> Iterator[Mapping[str, Any]]:
+    """The fates of groups that no earlier step looked at, each group once."""
+    new = {*assembly.fresh, *assembly.reevaluated}
+    for fate in assembly.batch.header["fates"]:
+        if fate["group_id"] in new or fate["reason"] == Reason.STALE:
+            new.discard(fate["group_id"])
+            yield fate

@@ -7,31 +7,28 @@ called from worker threads.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from bapo.algorithms.composer import Composer
-from bapo.batch_items import BAD_FRAME
 from bapo.config.tree import Config
-from bapo.errors import ContractError, FrameError, FullError, UnavailableError
-from bapo.seldom import Seldom
-from bapo.types import Progress, Purpose, RolloutRequest
-from bapo.wire import PulledFrame, frame_problem, pack_pull, unpack_push
-from buffer_service.assembly import Assembler, Wait
-from buffer_service.failures import FailureReasons
-from buffer_service.groups import GroupRecord, PushFate
-from buffer_service.holdings import Holdings
+from bapo.core.batch_items import BAD_FRAME
+from bapo.core.codec import PulledFrame, frame_problem, pack_pull, unpack_push
+from bapo.core.errors import ContractError, FrameError, FullError, UnavailableError
+from bapo.core.success_counts import outcomes_of, pack_outcomes
+from bapo.core.types import Progress, Purpose, RolloutRequest
+from bapo.runtime.logs import Seldom
+from buffer_service.assembly import Assembler, Wait, is_ready, why_kept, why_not_yet
+from buffer_service.backpressure import Lack, Pressure
 from buffer_service.ingest import Ingest
-from buffer_service.lack import Lack
-from buffer_service.learnt import Learnt
+from buffer_service.inspection import Holdings, Tending
 from buffer_service.metrics import BufferMetrics, Scrape
-from buffer_service.pressure import Pressure
-from buffer_service.reasons import is_ready, why_kept, why_not_yet
 from buffer_service.snapshot import sealed, snapshot_start, unpack_snapshot
-from buffer_service.store import Store
-from buffer_service.tending import Tending
-from buffer_service.values import Assembly, BatchRecord
+from buffer_service.state import Assembly, BatchRecord, GroupRecord, PushFate, SelectorState
+from buffer_service.store.base import Store
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +82,7 @@ class BufferService:
     # -- requests
 
     def enqueue(self, requests: Sequence[RolloutRequest], cursor: int | None, spares: int | None = None) -> int:
-        """See `bapo.clients.BufferClient.enqueue`, as for all that follows.
+        """See `bapo.transport.buffer_client.BufferClient.enqueue`, as for all that follows.
 
         Raises: ContractError for a re-evaluation of a step whose round was issued: the batch would wait for one more.
         """
@@ -150,8 +147,8 @@ class BufferService:
     # -- groups
 
     def push(self, body: bytes) -> dict[str, str]:
-        """Store the groups whose heads `body` names (`bapo.wire.pack_push`), and whose frames are there; returns group
-        id -> fate.
+        """Store the groups whose heads `body` names (`bapo.core.codec.pack_push`), and whose frames are there;
+        returns group id -> fate.
 
         Raises: FullError while fresh groups are refused; ContractError, and nothing is stored, when one of them is
             malformed, contradicts its request, is another content of the lease whose group is held, or has no frame of
@@ -382,3 +379,72 @@ def _log_fates(records: Sequence[GroupRecord], fates: Sequence[str]) -> None:
         log.debug("group %s prompt=%s purpose=%s version=%d tokens=%d worker=%s fate=%s", record.group_id,
                   record.prompt_id, record.purpose, record.policy_version, record.num_tokens, record.worker_id,
                   fate)  # fmt: skip
+
+
+# Reasons of failed groups: words of the workers' own making, of which a bounded number is told apart.
+
+REASON = re.compile(r"[a-z][a-z0-9_]{0,31}")
+MOST_REASONS = 64
+"""Each is a label of a metric and a counter for the whole run; those of our own workers are a dozen."""
+OTHER = "other"
+_COUNTED = "failed_groups:"
+
+
+class FailureReasons:
+    """The reasons that one run has had so far. Thread-safe: two new ones at once may both be taken."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: frozenset[str] = frozenset()
+
+    def told_apart(self, reason: str) -> str:
+        """The reason, or `other` when it is a new one and there are MOST_REASONS. Raises: ContractError for no word."""
+        if not REASON.fullmatch(reason):
+            raise ContractError(f"reason {reason!r:.200} must be one lower-case word of at most 32 characters")
+        if reason in self._known:
+            return reason
+        if len(self._known) < MOST_REASONS:
+            counted = (event for event in self._store.counters() if event.startswith(_COUNTED))
+            found = {event.removeprefix(_COUNTED) for event in counted} - {OTHER}
+            self._known |= frozenset(islice(sorted(found - self._known), MOST_REASONS - len(self._known)))
+        return reason if reason in self._known or len(self._known) < MOST_REASONS else OTHER
+
+    def counted(self, word: str) -> None:
+        """A group failed for it."""
+        if len(self._known) < MOST_REASONS:
+            self._known |= {word} - {OTHER}
+
+
+# What prompt selectors learn from, and what they have learnt: kept in the store, read and written by the scheduler.
+
+
+class Learnt:
+    """Of one run."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def outcomes(self, after: int, limit: int) -> list[bytes]:
+        """Of the steps behind `after`, in order."""
+        return self._store.outcomes(after, limit)
+
+    def evaluation_outcomes(self, label: str) -> bytes:
+        """Of the groups of one evaluation that are done; those that failed for good are missing."""
+        records = self._store.records(self._store.evaluated(label))
+        return pack_outcomes(outcomes_of(0, (record.outcome for record in records if record is not None)))
+
+    def state(self) -> SelectorState:
+        """The newest that the scheduler has kept here."""
+        return self._store.selector_state()
+
+    def keep(self, state: SelectorState) -> bool:
+        """Whether it was newer than the one before. Raises: ContractError for a state of steps that did not happen."""
+        assembled = self._store.readiness(state.through).assembled
+        if state.through > assembled:
+            raise ContractError(
+                f"the state of a selector stands for outcomes up to step {state.through}, but the newest batch is "
+                f"{assembled}"
+            )
+        is_kept = self._store.keep_selector_state(state)
+        log.debug("selector state round=%d through=%d kept=%s", state.round, state.through, is_kept)
+        return is_kept

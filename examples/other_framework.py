@@ -11,9 +11,9 @@ import sys
 
 import numpy as np
 
-from bapo.clients import BufferClient
-from bapo.types import Group, Progress, Prompt, Purpose, RolloutRequest, Timing
-from bapo.wire import pack_group
+from bapo.core.codec import pack_group
+from bapo.core.types import Group, Progress, Prompt, Purpose, RolloutRequest, Timing
+from bapo.transport.buffer_client import BufferClient
 
 B, G = 16, 8  # groups per batch, as algorithm.batch_size says, and responses per group
 PROMPTS = [Prompt(prompt_id=f"p{i}", text=f"{i}+{i}=", task="sums", answer={"sum": 2 * i}) for i in range(256)]

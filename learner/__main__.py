@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 
-from bapo.process import Flags, run_process
-from bapo.rank_environment import RANK, WORLD_SIZE, meeting_place, rank_environments
+from bapo.runtime.process import Flags, run_process
+from bapo.runtime.rank_environment import RANK, WORLD_SIZE, meeting_place, rank_environments
 from learner.distributed.spawn_ranks import run_ranks
 
 EXAMPLES = """\

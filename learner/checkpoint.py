@@ -31,9 +31,9 @@ from safetensors.numpy import load_file as load_arrays
 from torch import Tensor
 
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, StorageError
-from bapo.storage import storing, to_disk
-from bapo.types import Canary
+from bapo.core.errors import ConfigError, StorageError
+from bapo.core.types import Canary
+from bapo.runtime.run_directory.files import storing, to_disk
 from learner.distributed.sharding import gather_moments, load_moments, num_updates
 from learner.distributed.world import World
 from learner.model.policy import Policy

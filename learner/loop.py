@@ -21,9 +21,9 @@ import time
 from dataclasses import dataclass, field
 
 from bapo.config.tree import Config
-from bapo.telemetry import Telemetry
-from bapo.types import Batch, Progress
-from bapo.wire import unpack_batch
+from bapo.core.codec import unpack_batch
+from bapo.core.types import Batch, Progress
+from bapo.runtime.metrics.server import Telemetry
 from learner.checkpoint import CheckpointWriter
 from learner.diagnostics.gauges import PromptsSeen, show
 from learner.diagnostics.off_policy_alarm import AlarmLog, alarm_of

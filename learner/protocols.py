@@ -1,6 +1,7 @@
 """What the learner needs of the world outside: small enough for a fake in one process.
 
-Implementations: `bapo.clients.BufferClient`, `bapo.fleet_client.FleetClient`, `bapo.records.RunDirectory`.
+Implementations: `bapo.transport.buffer_client.BufferClient`, `bapo.transport.rollout_client.FleetClient`,
+`bapo.runtime.run_directory.layout.RunDirectory`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from bapo.types import Fate, Group, Progress, WeightUpdate
+from bapo.core.types import Fate, Group, Progress, WeightUpdate
 
 
 class Buffer(Protocol):
@@ -21,7 +22,7 @@ class Buffer(Protocol):
     def batch_frame(
         self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None
     ) -> bytes | memoryview:
-        """D_t, for `bapo.wire.unpack_batch`; the same step always gives the same bytes.
+        """D_t, for `bapo.core.codec.unpack_batch`; the same step always gives the same bytes.
 
         Raises: DeadlineError with the reason of the wait.
         """

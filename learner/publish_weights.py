@@ -22,8 +22,8 @@ from torch import Tensor
 
 from bapo.algorithms.randomness import rng_for
 from bapo.config.tree import Config
-from bapo.storage import storing
-from bapo.types import Canary, WeightUpdate
+from bapo.core.types import Canary, WeightUpdate
+from bapo.runtime.run_directory.files import storing
 from learner.diagnostics.step_report import Stopwatch
 from learner.distributed.sharding import gather, reshard
 from learner.distributed.world import World

@@ -23,13 +23,13 @@ import torch
 from safetensors.torch import load_file
 from transformers.utils.logging import disable_progress_bar
 
+from bapo.analysis.whatif.replayable import ReplayPlan, plan_replay, plan_replay_of
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, DivergenceError
-from bapo.process import Flags, run_process
-from bapo.records import RunDirectory
-from bapo.telemetry import Telemetry
-from bapo.whatif.replayable import ReplayPlan, plan_replay, plan_replay_of
-from bapo.wire import unpack_batch
+from bapo.core.codec import unpack_batch
+from bapo.core.errors import ConfigError, DivergenceError
+from bapo.runtime.metrics.server import Telemetry
+from bapo.runtime.process import Flags, run_process
+from bapo.runtime.run_directory.layout import RunDirectory
 from learner.checkpoint import open_checkpoint
 from learner.diagnostics.response_recorder import ResponseRecorder
 from learner.diagnostics.step_report import MinibatchResult, Stopwatch

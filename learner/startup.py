@@ -28,11 +28,9 @@ from typing import IO
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from bapo.addresses import buffer_url, fleet_url
-from bapo.clients import BufferClient
 from bapo.config.learner import LearnerConfig
 from bapo.config.tree import Config
-from bapo.errors import (
+from bapo.core.errors import (
     BapoError,
     ConfigError,
     ContractError,
@@ -41,12 +39,14 @@ from bapo.errors import (
     StorageError,
     UnavailableError,
 )
-from bapo.fleet_client import FleetClient
-from bapo.metrics.metric import Process
-from bapo.process import Flags
-from bapo.records import RunDirectory
-from bapo.storage import storing
-from bapo.telemetry import Telemetry, serve_health
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.server import Telemetry, serve_health
+from bapo.runtime.process import Flags
+from bapo.runtime.run_directory.files import storing
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.buffer_client import BufferClient
+from bapo.transport.endpoints import buffer_url, fleet_url
+from bapo.transport.rollout_client import FleetClient
 from learner.checkpoint import Checkpoint, CheckpointWriter, complete_steps, open_checkpoint
 from learner.diagnostics.gauges import PromptsSeen, show_checkpoint, show_run
 from learner.diagnostics.off_policy_alarm import AlarmLog

@@ -7,7 +7,7 @@ import math
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from bapo.tasks.countdown_problems import MAX_VALUE
+from bapo.tasks.countdown import MAX_VALUE
 
 NUM_CIRCLES = 32
 PERIODS = (2.0, 2.0 * (MAX_VALUE + 1))

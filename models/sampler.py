@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
 
+from bapo.core.types import Prompt
 from bapo.tasks.base import Task
-from bapo.types import Prompt
 
 MAX_ROWS = 512
 """Responses sampled together; more does not raise the throughput of one core."""

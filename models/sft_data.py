@@ -20,9 +20,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from bapo.tasks.countdown import prompt_of
-from bapo.tasks.countdown_problems import BASE_MODEL_BUCKETS, Chain, Problem, random_chain, random_problem
-from bapo.tasks.countdown_verifier import ANSWER_END, ANSWER_START
+from bapo.tasks.countdown import (
+    ANSWER_END,
+    ANSWER_START,
+    BASE_MODEL_BUCKETS,
+    Chain,
+    Problem,
+    prompt_of,
+    random_chain,
+    random_problem,
+)
 from models.tokenizer import WORD_PATTERN
 
 IGNORE = -100

@@ -14,8 +14,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from bapo.tasks.countdown_problems import MAX_VALUE
-from bapo.tasks.countdown_verifier import ANSWER_END, ANSWER_START
+from bapo.tasks.countdown import ANSWER_END, ANSWER_START, MAX_VALUE
 
 PAD, EOS, BOS, UNKNOWN = "<pad>", "<eos>", "<bos>", "<unk>"
 SYMBOLS = ("+", "-", "*", "/", "(", ")", "=", ",", ":", ";", "|", "->", ANSWER_START, ANSWER_END)

@@ -23,26 +23,26 @@ from types import FrameType
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from bapo.addresses import FLEET, buffer_url
-from bapo.bounded_headers import BoundedHeaders
-from bapo.clients import BufferClient
 from bapo.config.tree import Config
-from bapo.errors import BapoError, ConfigError, UnavailableError
-from bapo.listening import listen
-from bapo.metrics.metric import Process
-from bapo.process import Flags, run_process
-from bapo.records import RunDirectory
-from bapo.telemetry import Telemetry
-from bapo.tokens import keyring_for, listen_host
-from bapo.types import WeightUpdate
-from rollout_server import ray_settings
-from rollout_server.app import create_app
-from rollout_server.autoscaler import Autoscaler
+from bapo.core.errors import BapoError, ConfigError, UnavailableError
+from bapo.core.types import WeightUpdate
+from bapo.runtime.auth.api_tokens import keyring_for, listen_host
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.server import Telemetry
+from bapo.runtime.process import Flags, run_process
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.buffer_client import BufferClient
+from bapo.transport.endpoints import FLEET, buffer_url
+from bapo.transport.http_guard import BoundedHeaders
+from bapo.transport.listen import listen
+from rollout_server.api import create_app
+from rollout_server.autoscaling.autoscaler import Autoscaler
 from rollout_server.engines.base import engine_module
-from rollout_server.fleet import Fleet
-from rollout_server.handles import LocalHandle, WorkerHandle, make_worker
-from rollout_server.published import Follower, recall, remember
-from rollout_server.weight_store import WeightStore
+from rollout_server.fleet import ray_environment
+from rollout_server.fleet.fleet import Fleet
+from rollout_server.fleet.worker_handle import LocalHandle, WorkerHandle, make_worker
+from rollout_server.weights.newest import Follower, recall, remember
+from rollout_server.weights.relay import WeightStore
 
 log = logging.getLogger(__name__)
 
@@ -177,8 +177,8 @@ class Runner:
         if self._in_process:
             self._run_fleet()
             return
-        ray_settings.apply()
-        from rollout_server.fleet_ray import RayNode  # here: in-process engines need no Ray
+        ray_environment.apply()
+        from rollout_server.fleet.ray_node import RayNode  # here: in-process engines need no Ray
 
         node = RayNode(self._config.rollout)
         if node.is_cluster:
@@ -231,7 +231,7 @@ class Runner:
         self._has_node.wait()
         if self._in_process:
             return LocalHandle(make_worker(worker_id, self._config, self._url, run_path=self._run.path))
-        from rollout_server.fleet_ray import RayHandle
+        from rollout_server.fleet.ray_node import RayHandle
 
         return RayHandle(worker_id, self._config, self._url, self._run.log_path(worker_id))
 

@@ -20,15 +20,14 @@ from typing import Protocol
 
 import numpy as np
 
-from bapo.columns import Float32s
-from bapo.errors import ContractError, GradingError, UnavailableError
-from bapo.types import Group, Outcome, Prompt, Purpose, RolloutRequest, Timing
-from bapo.wire import pack_group
+from bapo.core.codec import pack_group
+from bapo.core.errors import BapoError, ContractError, GradingError, UnavailableError
+from bapo.core.token_arrays import Float32s
+from bapo.core.types import Group, Outcome, Prompt, Purpose, RolloutRequest, Timing
 from rollout_server.engines.base import SampledGroup
 from rollout_server.experts import Experts
-from rollout_server.guarded import guarded_thread
 from rollout_server.leases import Lease, Leases
-from rollout_server.report import Tally
+from rollout_server.worker_report import Tally
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ LINGER_S = 0.1
 
 
 class Buffer(Protocol):
-    """What a worker uses of `bapo.clients.BufferClient`."""
+    """What a worker uses of `bapo.transport.buffer_client.BufferClient`."""
 
     def claim(
         self, worker_id: str, *, limit: int, policy_version: int, wait_s: float = 0.0
@@ -264,3 +263,21 @@ class Delivery:
 def _join(thread: threading.Thread, deadline: float) -> None:
     if thread.ident is not None:
         thread.join(max(0.0, deadline - time.monotonic()))
+
+
+# Threads of a worker, none of which may die unseen: the fleet replaces a worker that says that it has failed.
+
+
+def guarded_thread(name: str, run: Callable[[], None], on_death: Callable[[BaseException], None]) -> threading.Thread:
+    """A daemon that is not started yet; `on_death` gets what `run` raises, in that thread."""
+
+    def guarded() -> None:
+        try:
+            run()
+        except BapoError as error:  # foreseen, and worded for whoever reads it: where it came from says nothing more
+            on_death(error)
+        except Exception as error:  # a thread that dies of a bug must end its worker
+            log.exception("%s ended", name)
+            on_death(error)
+
+    return threading.Thread(target=guarded, name=name, daemon=True)

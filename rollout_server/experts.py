@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from bapo.columns import Int32s
-from bapo.errors import GradingError
-from bapo.types import Prompt, Purpose, RolloutRequest
+from bapo.core.errors import GradingError
+from bapo.core.token_arrays import Int32s
+from bapo.core.types import Prompt, Purpose, RolloutRequest
 from rollout_server.engines.base import SampledGroup
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bapo.types import RolloutRequest
+from bapo.core.types import RolloutRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
-from bapo.errors import ContractError, UnavailableError
-from bapo.types import RolloutRequest
+from bapo.core.errors import ContractError, UnavailableError
+from bapo.core.types import RolloutRequest
 from rollout_server.engines.base import INITIAL_VERSION, Engine, Occupancy, SampledGroup
 
 log = logging.getLogger(__name__)

@@ -21,22 +21,20 @@ from typing import Protocol
 
 import psutil
 
-from bapo.columns import Int32s
 from bapo.config.tree import Config
-from bapo.errors import BapoError, ContractError, UnavailableError
+from bapo.core.errors import BapoError, ContractError, UnavailableError
+from bapo.core.token_arrays import Int32s
+from bapo.core.types import Prompt, WeightUpdate
 from bapo.tasks.registry import load_task
-from bapo.types import Prompt, WeightUpdate
-from rollout_server.budget import Budgeted
-from rollout_server.delivery import Buffer, Delivery, Grader
-from rollout_server.drafts import Shelf
+from rollout_server.delivery import Buffer, Delivery, Grader, guarded_thread
 from rollout_server.engines.base import Engine, SampledGroup
 from rollout_server.experts import Experts
-from rollout_server.guarded import guarded_thread
 from rollout_server.leases import Leases
-from rollout_server.report import Rate, Tally, WorkerReport
+from rollout_server.partial_rollouts import Budgeted, Shelf
 from rollout_server.sampler import Sampler
-from rollout_server.weight_cache import WeightCache
-from rollout_server.weights import take_weights
+from rollout_server.weights.host_cache import WeightCache
+from rollout_server.weights.receive import take_weights
+from rollout_server.worker_report import Rate, Tally, WorkerReport
 
 log = logging.getLogger(__name__)
 

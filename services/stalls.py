@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Hashable
 
 from bapo.config.supervision import SupervisionConfig
-from bapo.errors import DeadlineError
-from bapo.messages import BufferStatus
-from bapo.types import Purpose
+from bapo.core.errors import DeadlineError
+from bapo.core.types import Purpose
+from bapo.transport.messages import BufferStatus
 
 
 class Watchdog:

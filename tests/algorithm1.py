@@ -12,11 +12,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bapo.algorithms.curriculum import epoch_order
 from bapo.algorithms.randomness import rng_for
+from bapo.algorithms.selectors.uniform import epoch_order
 from bapo.config.tree import Config
+from bapo.core.types import Prompt, Purpose, RolloutRequest
 from bapo.tasks.registry import load_task
-from bapo.types import Prompt, Purpose, RolloutRequest
 from rollout_server.engines.scripted import make_policy
 
 

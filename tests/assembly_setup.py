@@ -6,16 +6,14 @@ import itertools
 
 from bapo.algorithms.composer import AssemblyView, Decision, Rng, whole_groups
 from bapo.config.tree import Config
-from bapo.telemetry import Telemetry
-from bapo.types import HardPrompt, RolloutRequest
-from buffer_service.assembly import Assembler, Wait
+from bapo.core.types import HardPrompt, RolloutRequest
+from bapo.runtime.metrics.server import Telemetry
+from buffer_service.assembly import Assembler, Wait, in_step_order
 from buffer_service.metrics import BufferMetrics
-from buffer_service.reasons import in_step_order
-from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
 from buffer_service.service import BufferService
-from buffer_service.values import Assembly
-from tests.buffer_setup import PuttingMemoryStore as MemoryStore
+from buffer_service.state import Assembly
+from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.redis.store import RedisStore
 from tests.buffer_setup import answer, incoming
 from tests.factories import make_request
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import zlib
 
-from bapo.types import Prompt
+from bapo.core.types import Prompt
 from rollout_server.engines.scripted import WRONG_TEXT
 
 

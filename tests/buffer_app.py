@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from bapo.algorithms.registry import load_composer
-from bapo.clients import BufferClient
+from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
-from bapo.telemetry import Telemetry
-from bapo.tokens import Keyring
+from bapo.runtime.auth.api_tokens import Keyring
+from bapo.runtime.metrics.server import Telemetry
+from bapo.transport.buffer_client import BufferClient
 from buffer_service.__main__ import Server, listen, uvicorn_config
-from buffer_service.app import create_app
-from buffer_service.context import Context
-from buffer_service.frame_access import FrameAccess
+from buffer_service.http.app import create_app
+from buffer_service.http.context import Context
 from buffer_service.metrics import BufferMetrics
-from buffer_service.redis_store import RedisStore
 from buffer_service.service import BufferService
-from buffer_service.store import Store
+from buffer_service.store.base import Store
+from buffer_service.store.redis.frame_access import FrameAccess
+from buffer_service.store.redis.store import RedisStore
 from tests.buffer_setup import new_store
 from tests.patience import PATIENCE_S
 

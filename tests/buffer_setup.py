@@ -5,16 +5,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from bapo.frames import frame_digest, frame_head
-from bapo.messages import BufferStatus, WorkerLeases
-from bapo.types import Group, GroupStat, HardPrompt, Origin, Prompt, RolloutRequest, stat_of
-from bapo.wire import PushedGroup, pack_group, pack_push, read_group_header
-from buffer_service.groups import Incoming, record_of
-from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
+from bapo.core.codec import PushedGroup, pack_group, pack_push, read_group_header
+from bapo.core.frames import frame_digest, frame_head
+from bapo.core.types import Group, GroupStat, HardPrompt, Origin, Prompt, RolloutRequest, stat_of
+from bapo.transport.messages import BufferStatus, WorkerLeases
 from buffer_service.service import BufferService
-from buffer_service.store import Store
-from buffer_service.values import Assembly, BatchRecord, Tables, View
+from buffer_service.state import Assembly, BatchRecord, Incoming, Tables, View, record_of
+from buffer_service.store.base import Store
+from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.redis.store import RedisStore
 from tests.factories import make_group, make_request
 
 

@@ -24,7 +24,7 @@ from hypothesis import settings
 
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.browser import chromium
 from tests.launching import Start, kill_family, start
 from tests.redis_server import RedisServer

@@ -11,11 +11,11 @@ from fastapi import FastAPI
 
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
-from bapo.listening import listen
-from bapo.metrics.metric import Process
-from bapo.records import RunDirectory
-from bapo.telemetry import Telemetry
-from bapo.tokens import Keyring
+from bapo.runtime.auth.api_tokens import Keyring
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.server import Telemetry
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.listen import listen
 from services.dashboard.app import create_app, uvicorn_config
 from services.dashboard.endpoints import view_of
 from services.dashboard.run_view import LiveBuffer

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bapo.types import (
+from bapo.core.types import (
     Batch,
     BatchEntry,
     Fate,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bapo.types import WeightUpdate
-from rollout_server.handles import WorkerDiedError
-from rollout_server.report import WorkerReport
+from bapo.core.types import WeightUpdate
+from rollout_server.fleet.worker_handle import WorkerDiedError
+from rollout_server.worker_report import WorkerReport
 
 
 class FakeHandle:

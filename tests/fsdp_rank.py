@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo.config.tree import Config
-from bapo.types import Batch
+from bapo.core.types import Batch
 from learner.distributed.world import join, leave
 from learner.startup import load_state, newest_checkpoint, republish
 from tests.learner_setup import CPU, FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch

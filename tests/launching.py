@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.patience import wait_until
 from tests.tiny_model import write_tiny_model
 
@@ -48,7 +48,7 @@ def train_arguments(tmp_path: Path, *overrides: str, name: str = "run", num_step
 def start(arguments: Sequence[str], *, cwd: Path = REPOSITORY) -> subprocess.Popen[str]:
     """A `bapo` command with its output in a pipe; in a session of its own, as a terminal would give it."""
     return subprocess.Popen(
-        [sys.executable, "-m", "bapo.cli", *arguments],
+        [sys.executable, "-m", "bapo.cli.app", *arguments],
         cwd=cwd,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,

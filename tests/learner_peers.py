@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from bapo.types import Batch
-from bapo.wire import pack_batch
+from bapo.core.codec import pack_batch
+from bapo.core.types import Batch
 
 
 class Peers:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bapo.config.load import dump_toml
-from bapo.rank_environment import inherited
-from bapo.records import RunDirectory
+from bapo.runtime.rank_environment import inherited
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.learner_peers import Peers, serve
 from tests.learner_setup import learner_config, random_batch
 from tests.tiny_model import write_tiny_model

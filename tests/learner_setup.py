@@ -15,12 +15,12 @@ from transformers import PreTrainedModel
 
 from bapo.config.objective import WITHOUT_WEIGHT
 from bapo.config.tree import Config
-from bapo.errors import ContractError
-from bapo.process import Flags
-from bapo.records import RunDirectory
-from bapo.telemetry import Telemetry
-from bapo.types import Batch, BatchEntry, Fate, Group, Origin, Outcome, Progress, WeightUpdate
-from bapo.wire import pack_batch
+from bapo.core.codec import pack_batch
+from bapo.core.errors import ContractError
+from bapo.core.types import Batch, BatchEntry, Fate, Group, Origin, Outcome, Progress, WeightUpdate
+from bapo.runtime.metrics.server import Telemetry
+from bapo.runtime.process import Flags
+from bapo.runtime.run_directory.layout import RunDirectory
 from learner.checkpoint import Checkpoint
 from learner.distributed.stopping import StopFlag
 from learner.distributed.world import World

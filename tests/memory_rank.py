@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from bapo.errors import ConfigError
-from bapo.types import Batch
+from bapo.core.errors import ConfigError
+from bapo.core.types import Batch
 from learner.distributed import sharding
 from learner.distributed.world import join, leave
 from learner.loop import Learner

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from bapo.config.layers import preset_names
 from bapo.config.load import load_config
 from bapo.config.tree import Config
-from bapo.types import Batch
+from bapo.core.types import Batch
 from learner.distributed.world import World, join, leave
 from learner.model.policy import load_policy
 from learner.update.critic import load_critic

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from bapo.rank_environment import free_port
+from bapo.runtime.rank_environment import free_port
 from tests.patience import wait_until
 
 MISSING = "no prometheus and promtool on PATH (Debian: apt-get install prometheus)"

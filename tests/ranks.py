@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bapo.rank_environment import free_port
+from bapo.runtime.rank_environment import free_port
 
 TIMEOUT_S = 600
 """Of one start of the ranks: on a loaded machine, gloo waits for the slower one at every layer."""

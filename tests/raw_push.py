@@ -9,8 +9,8 @@ import msgpack
 import urllib3
 from xxhash import xxh3_64_hexdigest
 
-from bapo.errors import ContractError
-from bapo.frames import frame_head
+from bapo.core.errors import ContractError
+from bapo.core.frames import frame_head
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bapo.clients import BufferClient
-from bapo.wire import pack_group
+from bapo.core.codec import pack_group
+from bapo.transport.buffer_client import BufferClient
 from tests.buffer_setup import answer
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from bapo.fleet_client import FleetClient
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.rollout_client import FleetClient
 from tests.patience import PATIENCE_S, has_ended, wait_until
 
 ENGINE_S = 240.0

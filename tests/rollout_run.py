@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bapo.records import RunDirectory
-from bapo.token_files import TokenRow
-from bapo.types import Origin
+from bapo.core.types import Origin
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.responses import TokenRow
 from tests.made_up_runs import fate, metrics_row, write_run
 
 GROUP = "hard@2"

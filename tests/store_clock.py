@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bapo.types import Purpose
-from buffer_service.redis_keys import Keys
-from buffer_service.redis_link import RedisLink
-from buffer_service.store import Store
+from bapo.core.types import Purpose
+from buffer_service.store.base import Store
+from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.redis.keys import Keys
 
 
 class ShiftedClock:

@@ -1,4 +1,4 @@
-"""A small model of what a store holds, written from `buffer_service/store.py` alone and free of any speed.
+"""A small model of what a store holds, written from `buffer_service/store/base.py` alone and free of any speed.
 
 Independent of the store in Redis: it keeps no reference counts (they follow from who names a group), no claim scores
 (the order is a sort), no prompts of B_bad (they follow from the table).
@@ -11,11 +11,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bapo.errors import ContractError
-from bapo.types import Fate, Progress, Prompt, Purpose, RolloutRequest
-from buffer_service.groups import FreshGroup, GroupRecord, Incoming, Replacement
-from buffer_service.image import Image
-from buffer_service.values import Assembly, BatchRecord, Look, Readiness, SelectorState, Tables, View
+from bapo.core.errors import ContractError
+from bapo.core.types import Fate, Progress, Prompt, Purpose, RolloutRequest
+from buffer_service.state import (
+    Assembly,
+    BatchRecord,
+    FreshGroup,
+    GroupRecord,
+    Incoming,
+    Look,
+    Readiness,
+    Replacement,
+    SelectorState,
+    Tables,
+    View,
+)
+from buffer_service.store.run_image import Image
 
 REMEMBERED_STEPS = 20
 SHOWN_SECONDS = 3600

@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bapo.types import Purpose
-from buffer_service.codec import unpack_prompt, unpack_tables
-from buffer_service.redis_keys import INDEX, Keys
-from buffer_service.redis_link import RedisLink
-from buffer_service.values import SelectorState
-from tests.buffer_setup import PuttingMemoryStore as MemoryStore
+from bapo.core.types import Purpose
+from buffer_service.state import SelectorState
+from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.redis.keys import INDEX, Keys
+from buffer_service.store.redis.rows import unpack_prompt, unpack_tables
 from tests.store_model import Model
 
 Held = dict[str, Any]

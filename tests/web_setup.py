@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from benchmarks.synthetic_run import SyntheticRun, create, extend
 from tests.browser import Visit
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bapo.analysis.whatif.recording import RecordedStep, Recording
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
-from bapo.records import RunDirectory
-from bapo.types import Fate, Origin, Purpose
-from bapo.whatif.recording import RecordedStep, Recording
+from bapo.core.types import Fate, Origin, Purpose
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.factories import make_fate
 
 G = 8

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bapo.algorithms.gain import Paid
-from bapo.rows import Item, whole
-from bapo.types import GroupStat, HardPrompt, Origin
+from bapo.algorithms.reevaluation import Paid
+from bapo.core.batch_items import Item, whole
+from bapo.core.types import GroupStat, HardPrompt, Origin
 
 Rng = Callable[[str], random.Random]
 """Purpose -> generator, counter-based: keyed by (run seed, step, purpose), so that a resumed run draws the same."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from bapo.algorithms.composer import Reason
 from bapo.algorithms.levels import TOLERANCE, is_all_right, is_all_wrong, is_informative
 from bapo.algorithms.settings import AlgorithmConfig
-from bapo.types import GroupStat
+from bapo.core.types import GroupStat
 
 Kept = list[GroupStat]
 Groups = tuple[GroupStat, ...]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from bapo.types import GroupStat
+from bapo.core.types import GroupStat
 
 TOLERANCE = 1e-6
 """In units of k. Less than any real difference between two levels, more than the rounding of c * G and of k."""

@@ -5,15 +5,65 @@ Sizes are counted in groups (prompts), never in responses.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from bapo.algorithms.fresh_schedule import FreshSchedule
-from bapo.algorithms.frozen import Frozen as Frozen
 from bapo.algorithms.levels import levels_within
-from bapo.algorithms.replay_settings import ReplayConfig
-from bapo.call_sizes import MOST_REQUESTS, MOST_RESPONSES
+from bapo.core.call_limits import MOST_REQUESTS, MOST_RESPONSES
+
+# The base of every section of settings.
+
+
+class Frozen(BaseModel):
+    """Immutable, and a misspelt key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+MOST_SECONDS = 1e6
+"""Of any configured time, eleven days: a pipe can be watched for 2^31 milliseconds at most, and a longer wait fails."""
+
+
+# The settings of composers that keep groups to use them again: RePO, ReMix, DOTS, ARPO, ReLIFT.
+
+
+class ReplayConfig(Frozen):
+    """What is kept of the past, and how much of it trains again; docs/methods.md says which composer reads what."""
+
+    share: float = Field(0.0, ge=0, lt=1)
+    """Part of B that is replayed instead of sampled: p of ReMix, 1 - sigma of DOTS."""
+    first_step: int = Field(1, ge=1)
+    """First step with that part; the steps before it are all fresh (DOTS fills its memory so)."""
+    last_step: int | None = Field(None, ge=1)
+    """Last step with that part: T of ReMix, on-policy afterwards; null: no end."""
+    window: int = Field(2, ge=1)
+    """N of ReMix: replayed groups come from so many steps before."""
+    capacity: int | None = Field(512, ge=1)
+    """Most groups in the memory, first in first out; null: no bound but that of each prompt."""
+    per_prompt: int = Field(16, ge=1)
+    """Most responses of one prompt in the memory (RePO), or most right ones (ARPO)."""
+    num_rows: int = Field(8, ge=1)
+    """k: stored responses that join a prompt's fresh ones (RePO)."""
+    strategy: Literal["highest_k", "recent_k", "random_k", "all", "max_variance_k"] = "highest_k"
+    """Which stored responses join them (RePO)."""
+    keep_homogeneous: bool = False
+    """Keep groups whose rewards are all equal, too (DOTS)."""
+    min_success: float = Field(0.1, ge=0, lt=1)
+    """A response above this reward is kept as a success (ARPO)."""
+    sft_items: int | None = Field(None, ge=1)
+    """Expert solutions of one supervised step, which happens when so many wait (ReLIFT); null: B."""
+
+    @model_validator(mode="after")
+    def replay_does_not_end_before_it_begins(self) -> Self:
+        if self.last_step is not None and self.last_step < self.first_step:
+            raise ValueError(
+                f"replay.last_step = {self.last_step} is before replay.first_step = {self.first_step}, so no step "
+                f"would replay; write last_step = {self.first_step} or later, or null"
+            )
+        return self
 
 
 class AlgorithmConfig(Frozen):
@@ -198,3 +248,47 @@ class CadenceConfig(Frozen):
                 f"ADR 0009); write m = {above}"
             )
         return self
+
+
+# How many fresh groups each step takes, and which step the n-th fresh group is for.
+
+NEVER = 1 << 62
+"""A step that no run reaches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreshSchedule:
+    """A number of groups per step that changes at some steps.
+
+    Example: phases ((1, 154), (101, 256)): ReMix with B = 256, p = 0.4 and T = 100.
+    """
+
+    phases: tuple[tuple[int, int], ...]
+    """(first step, groups per step), the first of them from step 1."""
+
+    def at(self, step: int) -> int:
+        """Fresh groups of this step."""
+        return next((number for first, number in reversed(self.phases) if step >= first), self.phases[0][1])
+
+    def up_to(self, step: int) -> int:
+        """Fresh groups of all steps up to this one."""
+        return sum(number * max(0, min(step + 1, end) - first) for first, end, number in self._spans())
+
+    def step_of(self, place: int) -> int:
+        """Step of the fresh group at this place, from 0."""
+        for first, end, number in self._spans():
+            if place < number * (end - first):
+                return first + place // number
+            place -= number * (end - first)
+        raise ValueError(f"no run has so many fresh groups: {place}")
+
+    @property
+    def most(self) -> int:
+        """Fresh groups of the largest step."""
+        return max(number for _, number in self.phases)
+
+    def _spans(self) -> Iterator[tuple[int, int, int]]:
+        """(first step, step behind the last, groups per step) of each phase."""
+        ends = [*(first for first, _ in self.phases[1:]), NEVER]
+        for (first, number), end in zip(self.phases, ends, strict=True):
+            yield first, end, number

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from bapo.algorithms.composer import AssemblyView
 from bapo.algorithms.levels import levels_within
 from bapo.algorithms.settings import AlgorithmConfig
-from bapo.types import GroupStat
+from bapo.core.types import GroupStat
 
 log = logging.getLogger(__name__)
 

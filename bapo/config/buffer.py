@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from bapo.algorithms.frozen import MOST_SECONDS, Frozen
+from bapo.algorithms.settings import MOST_SECONDS, Frozen
 
 MAXMEMORY_SHARE = 0.9
 """Of the memory that the embedded Redis may have. It counts what it has asked for; a buffer that was full for ten

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bapo.errors import ConfigError, did_you_mean
+from bapo.core.errors import ConfigError, did_you_mean
 
 Key = tuple[str, ...]
 """("learner", "lr")."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from bapo.algorithms.frozen import MOST_SECONDS, Frozen
+from bapo.algorithms.settings import MOST_SECONDS, Frozen
 from bapo.config.gpus import GpuIndices
 
 

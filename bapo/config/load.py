@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from bapo.config.check import explain, read_layer, shown
 from bapo.config.layers import NULL, Key, Layer, dotted, file_layer, flatten, merge, override_layers, preset_layers
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
+from bapo.core.errors import ConfigError
 
 
 def load_config(files: Sequence[str | Path], overrides: Sequence[str]) -> Config:

@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from bapo.algorithms.frozen import Frozen
+from bapo.algorithms.settings import Frozen
 
 LossName = Literal["ppo", "gspo", "cispo", "geppo_add", "geppo_mul", "balanced_clip", "dppo", "kimi", "luffy"]
 """The files of `learner/losses` that make a loss; a contract test keeps both lists equal."""

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from bapo.algorithms.frozen import MOST_SECONDS, Frozen
-from bapo.call_sizes import MOST_REQUESTS
+from bapo.algorithms.settings import MOST_SECONDS, Frozen
 from bapo.config.gpus import GpuIndices
+from bapo.core.call_limits import MOST_REQUESTS
 
 
 class RolloutConfig(Frozen):

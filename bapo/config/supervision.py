@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from bapo.algorithms.frozen import MOST_SECONDS, Frozen
+from bapo.algorithms.settings import MOST_SECONDS, Frozen
 
 
 class SupervisionConfig(Frozen):

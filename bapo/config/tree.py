@@ -12,20 +12,19 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from bapo.algorithms.autoscaling.settings import AutoscalingConfig
-from bapo.algorithms.frozen import MOST_SECONDS, Frozen
-from bapo.algorithms.registry import composer_names
+from bapo.algorithms.autoscaling import AutoscalingConfig
+from bapo.algorithms.composers.registry import composer_names
 from bapo.algorithms.selectors.registry import selector_names
 from bapo.algorithms.selectors.settings import SelectorConfig
-from bapo.algorithms.settings import AlgorithmConfig, CadenceConfig
-from bapo.call_sizes import MOST_RESPONSES, MOST_STEPS
+from bapo.algorithms.settings import MOST_SECONDS, AlgorithmConfig, CadenceConfig, Frozen
 from bapo.config.buffer import BufferConfig
 from bapo.config.diagnostics import DiagnosticsConfig
 from bapo.config.learner import CheckpointConfig, LearnerConfig
 from bapo.config.objective import CriticConfig, LossConfig, ShapingConfig, SupervisedConfig
 from bapo.config.rollout import RolloutConfig
 from bapo.config.supervision import SupervisionConfig
-from bapo.errors import did_you_mean
+from bapo.core.call_limits import MOST_RESPONSES, MOST_STEPS
+from bapo.core.errors import did_you_mean
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """No braces or spaces: the name is part of Redis keys and of paths."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
-from bapo.errors import ConfigError, ContractError
-from bapo.maps import require_carried
-from bapo.types import Prompt
+from bapo.core.codec import require_carried
+from bapo.core.errors import ConfigError, ContractError
+from bapo.core.types import Prompt
 
 
 class Task(Protocol):
@@ -105,3 +105,13 @@ def make_prompt(task: str, text: str, answer: Mapping[str, Any], *, beside: Mapp
     except ContractError as error:
         raise ConfigError(f"the prompt {text[:80]!r} of task {task!r} cannot be used: {error}") from error
     return prompt
+
+
+def columns_of(prompt: Prompt) -> dict[str, Any]:
+    """What a function may ask for by name: `answer`, and the other columns that the dataset keeps."""
+    return {name: value for name, value in prompt.answer.items() if name not in (ROW, MESSAGES)}
+
+
+def conversation_of(prompt: Prompt) -> list[Mapping[str, str]] | None:
+    """The messages that the prompt was written from; None for a prompt that was text."""
+    return cast("list[Mapping[str, str]] | None", prompt.answer.get(MESSAGES))

@@ -16,7 +16,7 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
 
-from bapo.errors import ConfigError
+from bapo.core.errors import ConfigError
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"

@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from bapo.tasks.formats import ANSWER, written_answer
-from bapo.types import Prompt
+from bapo.core.types import Prompt
+from bapo.tasks.answer_formats import ANSWER, written_answer
 
 BOXED = "\\boxed{{answer}}"
 MOST_CHARS = 1_000

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from bapo.errors import ConfigError, did_you_mean
+from bapo.core.errors import ConfigError, did_you_mean
+from bapo.core.types import Prompt
 from bapo.tasks.base import make_prompt
-from bapo.types import Prompt
 
 FAMILY_NAME = "reasoning_gym"
 ANSWER_START, ANSWER_END = "<answer>", "</answer>"

@@ -18,11 +18,11 @@ from functools import cache
 from typing import Any, cast
 
 import bapo.tasks
-from bapo.errors import BapoError, ConfigError, did_you_mean
+from bapo.core.errors import BapoError, ConfigError, did_you_mean
+from bapo.core.types import Prompt
 from bapo.tasks.base import GradesGroups, HasExpert, HasExtract, Task
-from bapo.tasks.functions import load_function
 from bapo.tasks.rewards import Reward
-from bapo.types import Prompt
+from bapo.tasks.user_functions import load_function
 
 FACTORY = "make_task"
 FAMILY = "family_member"

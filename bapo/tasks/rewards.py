@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import cast
 
 import bapo.tasks.adapters
-from bapo.tasks.base import MESSAGES, ROW
-from bapo.types import Prompt
+from bapo.core.types import Prompt
 
 DEFAULT_ADAPTER = "plain"
 FACTORY = "make_reward"
@@ -44,16 +43,6 @@ def load_reward(name: str) -> Reward:
     adapter, function = (prefix, rest) if prefix in adapters() else (DEFAULT_ADAPTER, name)
     made = _adapter(adapter)(function)
     return Reward(name=name, of_group=made)
-
-
-def columns_of(prompt: Prompt) -> dict[str, Any]:
-    """What a function may ask for by name: `answer`, and the other columns that the dataset keeps."""
-    return {name: value for name, value in prompt.answer.items() if name not in (ROW, MESSAGES)}
-
-
-def conversation_of(prompt: Prompt) -> list[Mapping[str, str]] | None:
-    """The messages that the prompt was written from; None for a prompt that was text."""
-    return cast("list[Mapping[str, str]] | None", prompt.answer.get(MESSAGES))
 
 
 @cache

@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bapo.algorithms.autoscaling.settings import AutoscalingConfig
-from bapo.report import drawing
+from bapo.algorithms.autoscaling import AutoscalingConfig
+from bapo.analysis.report import drawing
 from benchmarks.autoscaling.simulation import Point, Setting, Simulation, changes_of, shares
 
 CHANGES = ((400.0, 2.0, 1.0), (900.0, 2.0, 0.5), (1400.0, 1.0, 1.0))

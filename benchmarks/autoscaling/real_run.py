@@ -18,7 +18,7 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LINE = re.compile(
@@ -41,7 +41,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bapo-scaling-") as root:
         words = {**SETTINGS, "run.root": root, "run.num_steps": flags.steps}
         overrides = [word for key, value in words.items() for word in (f"--{key}", str(value))]
-        command = [sys.executable, "-m", "bapo.cli", "train", str(REPOSITORY / "deploy/configs/smoke.toml"), *overrides]
+        command = [
+            sys.executable,
+            "-m",
+            "bapo.cli.app",
+            "train",
+            str(REPOSITORY / "deploy/configs/smoke.toml"),
+            *overrides,
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         report(RunDirectory(Path(root) / "run"))
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 
-from bapo.algorithms.autoscaling.rule import Observation, Reason, State, decide
-from bapo.algorithms.autoscaling.settings import AutoscalingConfig
+from bapo.algorithms.autoscaling import AutoscalingConfig, Observation, Reason, State, decide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

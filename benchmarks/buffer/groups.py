@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bapo.clients import BufferClient
-from bapo.types import Group, Progress, Prompt, Purpose, RolloutRequest, Timing
-from bapo.wire import pack_group
+from bapo.core.codec import pack_group
+from bapo.core.types import Group, Progress, Prompt, Purpose, RolloutRequest, Timing
+from bapo.transport.buffer_client import BufferClient
 
 GROUP_SIZE = 8
 VOCABULARY = 151_936

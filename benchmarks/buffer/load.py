@@ -19,10 +19,10 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from bapo.clients import BufferClient
-from bapo.errors import DeadlineError, UnavailableError
-from bapo.types import Batch
-from bapo.wire import unpack_batch
+from bapo.core.codec import unpack_batch
+from bapo.core.errors import DeadlineError, UnavailableError
+from bapo.core.types import Batch
+from bapo.transport.buffer_client import BufferClient
 from benchmarks.buffer.groups import GroupMaker
 
 CLAIM_WAIT_S = 2.0
@@ -118,7 +118,9 @@ def _note(ledger: Ledger, rank: int, step: int, batch: Batch) -> None:
 
 
 def main() -> None:
-    logging.getLogger("bapo.pushing").setLevel(logging.ERROR)  # that a push waits is what a full buffer is for
+    logging.getLogger("bapo.transport.buffer_client").setLevel(
+        logging.ERROR
+    )  # that a push waits is what a full buffer is for
     role, spec = sys.argv[1], json.loads(sys.argv[2])
     ledger = Ledger()
     if role == "worker":

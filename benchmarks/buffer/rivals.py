@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import psutil
 
-from bapo.types import Batch, RolloutRequest
-from bapo.wire import unpack_batch
+from bapo.core.codec import unpack_batch
+from bapo.core.types import Batch, RolloutRequest
 from benchmarks.buffer.groups import GroupMaker, Size, ask_for, requests_for
 from benchmarks.buffer.stack import RedisProcess, Stack, cpu_seconds
 

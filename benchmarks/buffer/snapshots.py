@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bapo.clients import BufferClient
+from bapo.transport.buffer_client import BufferClient
 from benchmarks.buffer.groups import SIZES, GroupMaker, ask_for, requests_for
 from benchmarks.buffer.rivals import BATCH, Reverb
 from benchmarks.buffer.stack import Stack

@@ -15,11 +15,11 @@ from typing import Self
 
 import redis
 
-from bapo.clients import BufferClient
 from bapo.config.buffer import BufferConfig
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.buffer_client import BufferClient
 from services.launcher.embedded_redis import KEEPS_MEMORY, REWRITE_MIN_SIZE, flushed, server_binary
 
 START_TIMEOUT_S = 60.0

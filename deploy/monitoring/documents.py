@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bapo.metrics.metric import Metric, Process
-from bapo.metrics.registry import METRICS, metrics_of
+from bapo.runtime.metrics.metric import Metric, Process
+from bapo.runtime.metrics.registry import METRICS, metrics_of
 from deploy.monitoring.alert import Alert
 from deploy.monitoring.alerts import ALERTS
 

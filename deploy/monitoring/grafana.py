@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from bapo.metrics.registry import METRICS
+from bapo.runtime.metrics.registry import METRICS
 
 DATASOURCE = "bapo-prometheus"
 """Uid of the provisioned data source; the variable `datasource` may name another."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bapo.config.tree import Config
-from bapo.metrics.metric import Process
-from bapo.token_sets import FOLDER, TokenSet
-from bapo.tokens import Role
+from bapo.runtime.auth.api_tokens import Role
+from bapo.runtime.auth.token_store import FOLDER, TokenSet
+from bapo.runtime.metrics.metric import Process
 from deploy.monitoring.alert import Alert, Clock
 from deploy.monitoring.alerts import ALERTS
 from services.launcher.targets import FILE

@@ -11,10 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from bapo.algorithms.advantages import batch_normalised, pooled_advantages
-from bapo.algorithms.shaping import length_reward, overlong_penalty
+from bapo.algorithms.advantages import batch_normalised, length_reward, overlong_penalty, pooled_advantages
 from bapo.config.tree import Config
-from bapo.types import Batch, BatchEntry, Origin, Outcome
+from bapo.core.types import Batch, BatchEntry, Origin, Outcome
 
 Float64s = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from bapo.errors import ConfigError
+from bapo.core.errors import ConfigError
 
 NAME = "packed"
 """Under this name transformers finds `packed_attention`; no mask function has it, so transformers builds no mask."""

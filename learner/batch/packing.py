@@ -20,11 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bapo.algorithms.minibatches import near_equal_split
 from bapo.algorithms.randomness import rng_for
 from bapo.config.tree import Config
-from bapo.errors import ContractError
-from bapo.types import Batch
+from bapo.core.errors import ContractError
+from bapo.core.types import Batch
 from learner.batch.advantages import left_out, of_kind_sft, row_advantages
 from learner.batch.packed_attention import Packing, pack_rows
 from learner.losses.base import Rows
@@ -245,3 +244,22 @@ def _idle(device: torch.device) -> MicroBatch:
 
 def _tensor(array: NDArray[np.int64], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64)).to(device)
+
+
+# How a batch is cut into mini-batches, one optimizer step each (docs/paper.md, Algorithm 1 line 18).
+
+
+def near_equal_split(num_groups: int, minibatch_size: int) -> list[int]:
+    """Sizes of the ceil(num_groups / minibatch_size) mini-batches; they differ by at most one, larger ones first.
+
+    Example: 179 groups by 64 -> [60, 60, 59], not [64, 64, 51]: every optimizer step weighs the same.
+    Returns: [] for an empty batch.
+    Raises: ValueError for a negative batch or an empty mini-batch.
+    """
+    if num_groups < 0 or minibatch_size < 1:
+        raise ValueError(f"cannot cut {num_groups} groups into mini-batches of {minibatch_size}")
+    if num_groups == 0:
+        return []
+    num_minibatches = -(-num_groups // minibatch_size)
+    smaller, num_larger = divmod(num_groups, num_minibatches)
+    return [smaller + 1] * num_larger + [smaller] * (num_minibatches - num_larger)

@@ -1,4 +1,4 @@
-"""What /metrics of the learner says of one step: names and meanings are in `bapo.metrics.learner`.
+"""What /metrics of the learner says of one step: names and meanings are in `bapo.runtime.metrics.learner`.
 
 A value that the step does not have (no group of that subset, no update) is NaN, not the last one that there was.
 """
@@ -16,10 +16,10 @@ import torch
 
 from bapo.algorithms.composer import Reason
 from bapo.config.tree import Config
-from bapo.metrics.learner import PHASES
-from bapo.metrics.metric import RATIOS, TRAINING
-from bapo.telemetry import Telemetry, show_disk
-from bapo.types import Batch, Fate, Origin
+from bapo.core.types import Batch, Fate, Origin
+from bapo.runtime.metrics.learner import PHASES
+from bapo.runtime.metrics.metric import RATIOS, TRAINING
+from bapo.runtime.metrics.server import Telemetry, show_disk
 from learner.diagnostics.step_report import staleness_of
 from learner.diagnostics.theorem_meter import Diagnosis
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bapo.config.diagnostics import DiagnosticsConfig
-from bapo.types import Origin
+from bapo.core.types import Origin
 from learner.diagnostics.theorem_meter import Cell
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bapo.config.tree import Config
-from bapo.errors import BapoError
-from bapo.token_files import TokenFiles
-from bapo.types import Batch, Group
+from bapo.core.errors import BapoError
+from bapo.core.types import Batch, Group
+from bapo.runtime.run_directory.responses import TokenFiles
 from learner.diagnostics.response_rows import MB, Recorded, RowMaker
 from learner.diagnostics.token_values import Float32s, TokenValues
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from bapo.config.tree import Config
-from bapo.errors import BapoError, ConfigError
+from bapo.core.errors import BapoError, ConfigError
+from bapo.core.types import Batch, BatchEntry, Group, Outcome, Prompt, Response
+from bapo.runtime.run_directory.responses import TokenRow
 from bapo.tasks.base import Task
 from bapo.tasks.registry import extract_of, load_task
-from bapo.token_files import TokenRow
-from bapo.types import Batch, BatchEntry, Group, Outcome, Prompt, Response
 from learner.batch.packing import token_spans
 from learner.diagnostics.token_values import Float32s, TokenValues
 

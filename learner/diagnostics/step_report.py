@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from bapo.config.tree import Config
-from bapo.metrics.learner import PHASES
-from bapo.types import Batch, Origin, Outcome
+from bapo.core.types import Batch, Origin, Outcome
+from bapo.runtime.metrics.learner import PHASES
 from learner.diagnostics.off_policy_alarm import Alarm
 from learner.diagnostics.theorem_meter import Diagnosis, theorem_fields
 from learner.diagnostics.token_values import Float32s, TokenValues

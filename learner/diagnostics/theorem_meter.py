@@ -30,7 +30,7 @@ from bapo.algorithms.divergences import (
 )
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.algorithms.theory import Bound, k1, k2, k2_on_grid, k3, reweighted_rewards, subset_bound
-from bapo.types import Batch, Origin
+from bapo.core.types import Batch, Origin
 from learner.batch.packing import Columns
 
 Float32s = NDArray[np.float32]

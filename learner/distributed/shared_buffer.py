@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from bapo.types import Progress
+from bapo.core.types import Progress
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.distributed.world import World
 from learner.protocols import Buffer

@@ -29,9 +29,9 @@ from typing import BinaryIO
 
 import psutil
 
-from bapo.errors import RankLostError
-from bapo.parenthood import dying_with_parent
-from bapo.rank_environment import inherited
+from bapo.core.errors import RankLostError
+from bapo.runtime.process import dying_with_parent
+from bapo.runtime.rank_environment import inherited
 
 ASKED = 128 + signal.SIGTERM
 """Exit code of a learner that was asked to end, where something starts it again: 0 would say that the run is over."""

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported without __all__
 
-from bapo.errors import BapoError, ConfigError, RankLostError, UnavailableError
-from bapo.rank_environment import LISTENER
+from bapo.core.errors import BapoError, ConfigError, RankLostError, UnavailableError
+from bapo.runtime.rank_environment import LISTENER
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from transformers import AutoModel, AutoTokenizer
 
 from bapo.algorithms.selectors.registry import needs_embeddings
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
-from bapo.process import Flags, run_process
-from bapo.prompt_embeddings import embeddings_path, write_embeddings
-from bapo.records import RunDirectory
+from bapo.core.errors import ConfigError
+from bapo.runtime.process import Flags, run_process
+from bapo.runtime.run_directory.embeddings import embeddings_path, write_embeddings
+from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.registry import load_task
 from learner.distributed.world import pick_device
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bapo.errors import ConfigError
+from bapo.core.errors import ConfigError
 from learner.distributed.sharding import broadcast, decoder_layers, is_spread, scatter_like, shard
 from learner.distributed.world import World
 from learner.model.cpu_matmul import use_onednn

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
+from bapo.core.errors import ConfigError
 from learner.batch.packed_attention import NAME as PACKED
 from learner.batch.packed_attention import pack_rows
 from learner.batch.packing import MicroBatch, rows_of

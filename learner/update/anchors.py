@@ -16,15 +16,16 @@ theta_t, so the policy's own log-probs are the anchor, and the ratio is exactly 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bapo.algorithms.annealing import reference_share
+from bapo.algorithms.levels import TOLERANCE
 from bapo.config.objective import LossConfig
-from bapo.types import Batch
+from bapo.core.types import Batch
 from learner.batch.packing import Columns, token_spans
 from learner.distributed.sharding import copy_parameters, gather, load_parameters, reshard
 from learner.model.policy import Policy
@@ -132,3 +133,18 @@ class Reference:
         """Take over what a checkpoint holds."""
         load_parameters(self.policy.model, tensors)
         self._replaced = True
+
+
+# Coefficients that change with the step.
+
+FULL_UNTIL = 50
+"""Last step at which the base model has the whole share."""
+STEPS_PER_STAGE = 10
+LOSS_PER_STAGE = 0.1
+LEAST = 0.5
+
+
+def reference_share(step: int) -> float:
+    """lambda(t) = max(1 - 0.1 ceil(max(t - 50, 0) / 10), 0.5): ReMix's share of the KL to the base model (ADR 0055)."""
+    stages = math.ceil(max(step - FULL_UNTIL, 0) / STEPS_PER_STAGE - TOLERANCE)
+    return max(1.0 - LOSS_PER_STAGE * stages, LEAST)

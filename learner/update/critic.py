@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from bapo.algorithms.gae import gae, whitened
+from bapo.algorithms.advantages import gae, whitened
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
+from bapo.core.errors import ConfigError
 from learner.batch.advantages import entry_factor, shaped_rewards
 from learner.batch.packed_attention import NAME as PACKED
 from learner.batch.packing import MicroBatch

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bapo.errors import DivergenceError, StorageError
-from bapo.records import RunDirectory
-from bapo.types import Batch
-from bapo.wire import pack_batch
+from bapo.core.codec import pack_batch
+from bapo.core.errors import DivergenceError, StorageError
+from bapo.core.types import Batch
+from bapo.runtime.run_directory.layout import RunDirectory
 from learner.batch.packing import Int64s, MicroBatch, microbatches_of
 from learner.distributed.sharding import whole
 from learner.distributed.world import World

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bapo.algorithms.divergences import effective_share
 from bapo.config.tree import Config
-from bapo.types import Origin
+from bapo.core.types import Origin
 from learner.batch.packing import Columns, Int64s
 from learner.update.step_state import StepInputs
 

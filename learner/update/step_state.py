@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bapo.config.objective import LossConfig
 from bapo.config.tree import Config
-from bapo.types import Batch
+from bapo.core.types import Batch
 from learner.batch.packing import Columns, Int64s, columns_of, minibatches, rows_of
 from learner.losses.aggregation import token_weights
 from learner.losses.base import Rows, TokenInputs

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bapo.config.learner import LearnerConfig
 from bapo.config.tree import Config
-from bapo.types import Batch
+from bapo.core.types import Batch
 from learner.batch.packing import MicroBatch
 from learner.diagnostics.step_report import Meter, MinibatchResult, Stopwatch, UpdateReport
 from learner.diagnostics.theorem_meter import Diagnosis, diagnose

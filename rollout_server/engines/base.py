@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import rollout_server.engines
-from bapo.columns import Float32s, Int32s
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
-from bapo.types import RolloutRequest
+from bapo.core.errors import ConfigError
+from bapo.core.token_arrays import Float32s, Int32s
+from bapo.core.types import RolloutRequest
 
 INITIAL_VERSION = 1
 """The weights of `model.path` are theta_1: an engine may sample before the learner has published anything."""

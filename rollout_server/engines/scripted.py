@@ -24,13 +24,13 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, ValidationError
 
-from bapo.algorithms.frozen import Frozen
-from bapo.columns import Float32s, Int32s
+from bapo.algorithms.settings import Frozen
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
+from bapo.core.errors import ConfigError
+from bapo.core.token_arrays import Float32s, Int32s
+from bapo.core.types import Prompt, RolloutRequest
 from bapo.tasks.base import Task
 from bapo.tasks.registry import load_task
-from bapo.types import Prompt, RolloutRequest
 from rollout_server.engines.base import INITIAL_VERSION, Continuation, Occupancy, SampledGroup
 
 ENVIRONMENT: Mapping[str, str] = {}

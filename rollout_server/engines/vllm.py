@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bapo.columns import Float32s, Int32s
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, ContractError
-from bapo.model_folder import folder_of, how_to_fetch, is_hub_id, missing_parts
-from bapo.needs import VLLM_FOR_GPUS, vllm_build
-from bapo.round_trips import round_trips
-from bapo.types import RolloutRequest
+from bapo.core.errors import ConfigError, ContractError
+from bapo.core.token_arrays import Float32s, Int32s
+from bapo.core.types import RolloutRequest
+from bapo.runtime.machine import VLLM_FOR_GPUS, vllm_build
+from bapo.runtime.model_files import folder_of, how_to_fetch, is_hub_id, missing_parts, round_trips
 from rollout_server.engines.base import INITIAL_VERSION, Continuation, Occupancy, SampledGroup
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import logging
 
 import uvicorn
 
-from bapo.addresses import DASHBOARD
-from bapo.listening import listen
-from bapo.metrics.metric import Process
-from bapo.process import Flags, run_process
-from bapo.telemetry import Telemetry
-from bapo.tokens import keyring_for, listen_host
+from bapo.runtime.auth.api_tokens import keyring_for, listen_host
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.server import Telemetry
+from bapo.runtime.process import Flags, run_process
+from bapo.transport.endpoints import DASHBOARD
+from bapo.transport.listen import listen
 from services.dashboard.app import create_app, uvicorn_config
 from services.dashboard.endpoints import view_of
 from services.dashboard.run_view import LiveBuffer

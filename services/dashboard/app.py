@@ -20,13 +20,11 @@ from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import bapo
-from bapo.answers import name_of, no_route, wrong_fields
-from bapo.bounded_headers import BoundedHeaders
-from bapo.errors import BapoError, ContractError, Refusal
-from bapo.gate import Gate, Rules, allow
-from bapo.listening import BACKLOG
-from bapo.telemetry import Telemetry
-from bapo.tokens import Keyring, Role
+from bapo.core.errors import BapoError, ContractError, Refusal
+from bapo.runtime.auth.api_tokens import Keyring, Role
+from bapo.runtime.metrics.server import Telemetry
+from bapo.transport.http_guard import BoundedHeaders, Gate, Rules, allow, name_of, no_route, wrong_fields
+from bapo.transport.listen import BACKLOG
 from services.dashboard.assets import all_assets, served_document
 from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask
 from services.dashboard.run_view import RunView

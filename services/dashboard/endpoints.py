@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bapo.analysis.whatif.history import History
 from bapo.config.tree import Config
-from bapo.records import RunDirectory
-from bapo.tokens import Role
-from bapo.whatif.history import History
+from bapo.runtime.auth.api_tokens import Role
+from bapo.runtime.run_directory.layout import RunDirectory
 from services.dashboard.group import exported_group, group
 from services.dashboard.overview import overview
 from services.dashboard.prompts import PromptIndex, exported_prompt, exported_prompts, prompt, prompts

@@ -12,9 +12,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from bapo.config.load import load_resolved
-from bapo.errors import ConfigError
-from bapo.records import RunDirectory
-from bapo.storage import ELSEWHERE, replace_file, storing
+from bapo.core.errors import ConfigError
+from bapo.runtime.run_directory.files import ELSEWHERE, replace_file, storing
+from bapo.runtime.run_directory.layout import RunDirectory
 from services.dashboard.assets import all_assets, as_json, filled, scripts
 from services.dashboard.endpoints import ENDPOINTS, ask, view_of
 from services.dashboard.run_view import RunView

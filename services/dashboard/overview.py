@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bapo.comparison.gather import BASE_VERSION
-from bapo.comparison.migration import matrix_of
-from bapo.report.data import held_out_curves
-from bapo.whatif.history import History
-from bapo.whatif.reasons import meanings
+from bapo.analysis.compare.gather import BASE_VERSION
+from bapo.analysis.compare.migration import matrix_of
+from bapo.analysis.report.data import held_out_curves
+from bapo.analysis.whatif.history import History
+from bapo.analysis.whatif.reasons import meanings
 from services.dashboard.run_view import RunView, number
 from services.dashboard.step_columns import LAST_AGES, PromptVisits, StepRows, table_ages
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from bapo.comparison.migration import right
+from bapo.analysis.compare.migration import right
+from bapo.analysis.whatif.history import History, Visit
+from bapo.analysis.whatif.recording import RecordedStep
 from bapo.config.tree import Config
-from bapo.errors import ContractError
-from bapo.types import Purpose
-from bapo.whatif.history import History, Visit
-from bapo.whatif.recording import RecordedStep
+from bapo.core.errors import ContractError
+from bapo.core.types import Purpose
 from services.dashboard.run_view import RunView, number
 
 LIMIT = 100

@@ -20,17 +20,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
-from bapo.addresses import buffer_url
-from bapo.clients import BufferClient
+from bapo.analysis.whatif.recording import RecordedStep
 from bapo.config.tree import Config
-from bapo.errors import BapoError, ContractError
-from bapo.messages import status_map
-from bapo.record_rows import EvaluationRow, MetricsRow
-from bapo.records import RunDirectory
-from bapo.storage import Lines
-from bapo.tokens import Token
-from bapo.types import Fate
-from bapo.whatif.recording import RecordedStep
+from bapo.core.errors import BapoError, ContractError
+from bapo.core.types import Fate
+from bapo.runtime.auth.api_tokens import Token
+from bapo.runtime.run_directory.files import Lines
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow
+from bapo.transport.buffer_client import BufferClient
+from bapo.transport.endpoints import buffer_url
+from bapo.transport.messages import status_map
 
 log = logging.getLogger(__name__)
 

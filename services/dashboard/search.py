@@ -10,9 +10,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from bapo.analysis.whatif.recording import RecordedStep
 from bapo.config.tree import Config
-from bapo.errors import ContractError
-from bapo.whatif.recording import RecordedStep
+from bapo.core.errors import ContractError
 from services.dashboard.run_view import RunView
 
 LIMIT = 50

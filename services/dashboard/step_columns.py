@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bapo.algorithms.composer import Decision
-from bapo.comparison.migration import UNTRAINED, has_advantage, right
+from bapo.analysis.compare.migration import UNTRAINED, has_advantage, right
+from bapo.analysis.report.data import PHASES
+from bapo.analysis.whatif.history import History
+from bapo.analysis.whatif.recording import RecordedStep
 from bapo.config.tree import Config
-from bapo.report.data import PHASES
-from bapo.types import Fate, Origin, Purpose
-from bapo.whatif.history import History
-from bapo.whatif.recording import RecordedStep
+from bapo.core.types import Fate, Origin, Purpose
 from services.dashboard.run_view import number
 
 PLAIN = (
@@ -98,8 +98,8 @@ class Seen:
 class PromptVisits:
     """A fold: how prompts move between accuracy bins, and which were rescued (figures 7 and 15; ADR 0080).
 
-    The same counting as `bapo.comparison.migration`, step by step: of each prompt its first fresh visit, its last one,
-    and the origins that trained it in between are kept, and nothing else.
+    The same counting as `bapo.analysis.compare.migration`, step by step: of each prompt its first fresh visit, its
+    last one, and the origins that trained it in between are kept, and nothing else.
     """
 
     def __init__(self, config: Config) -> None:

@@ -16,13 +16,13 @@ from pathlib import Path
 import uvicorn
 
 from bapo.config.load import load_resolved
-from bapo.errors import BapoError
-from bapo.listening import listen
-from bapo.metrics.metric import Process
-from bapo.records import RunDirectory
-from bapo.telemetry import Telemetry
-from bapo.token_sets import token_for_run
-from bapo.tokens import keyring_for
+from bapo.core.errors import BapoError
+from bapo.runtime.auth.api_tokens import keyring_for
+from bapo.runtime.auth.token_store import token_for_run
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.server import Telemetry
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.listen import listen
 from services.dashboard.app import create_app, uvicorn_config
 from services.dashboard.endpoints import view_of
 from services.dashboard.export import write_export

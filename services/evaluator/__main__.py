@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from bapo.addresses import buffer_url
-from bapo.clients import BufferClient
-from bapo.metrics.metric import Process
-from bapo.process import Flags, run_process
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.server import Telemetry, serve_health
+from bapo.runtime.process import Flags, run_process
 from bapo.tasks.registry import load_task
-from bapo.telemetry import Telemetry, serve_health
+from bapo.transport.buffer_client import BufferClient
+from bapo.transport.endpoints import buffer_url
 from services.evaluator.loop import Evaluator
 from services.evaluator.plan import BASE_VERSION, Target
 

@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from bapo.clients import BufferStatus
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
-from bapo.errors import DeadlineError, UnavailableError
-from bapo.records import RunDirectory
-from bapo.statistics import INTERVAL, estimate
+from bapo.core.errors import DeadlineError, UnavailableError
+from bapo.core.statistics import INTERVAL, estimate
+from bapo.core.types import Group, Outcome, Progress, Purpose, RolloutRequest
+from bapo.runtime.metrics.server import Telemetry
+from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.base import Task
-from bapo.telemetry import Telemetry
-from bapo.types import Group, Outcome, Progress, Purpose, RolloutRequest
+from bapo.transport.buffer_client import BufferStatus
 from services.evaluator.plan import Target, is_finished, label_of, next_target, parts_of, requests_of
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ POLL_S = 0.5
 
 
 class Buffer(Protocol):
-    """What the evaluator needs of `bapo.clients.BufferClient`."""
+    """What the evaluator needs of `bapo.transport.buffer_client.BufferClient`."""
 
     def progress(self) -> Progress: ...
 

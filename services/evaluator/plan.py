@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bapo.algorithms.settings import CadenceConfig
 from bapo.config.tree import EvaluationConfig
-from bapo.types import Progress, Prompt, Purpose, RolloutRequest
+from bapo.core.types import Progress, Prompt, Purpose, RolloutRequest
 
 BASE_VERSION = 1
 

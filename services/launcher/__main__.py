@@ -18,8 +18,8 @@ from rich.text import Text
 
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
-from bapo.errors import BapoError, ConfigError
-from bapo.records import RunDirectory
+from bapo.core.errors import BapoError, ConfigError
+from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher import scenarios
 from services.launcher.display.console import LineDisplay, make_display, watch
 from services.launcher.display.summary import evaluation_summary, summary

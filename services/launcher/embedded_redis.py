@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bapo.config.buffer import BufferConfig
-from bapo.errors import ConfigError
-from bapo.records import RunDirectory
-from bapo.token_sets import write_private
+from bapo.core.errors import ConfigError
+from bapo.runtime.auth.token_store import write_private
+from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.supervision.child_process import ProcessSpec, Restarts
 
 PASSWORD_BYTES = 32

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import urllib3
 
-from bapo import provenance
-from bapo.addresses import BUFFER, DASHBOARD, FLEET
 from bapo.config.tree import Config
-from bapo.rank_environment import inherited, meeting_place, rank_environments
-from bapo.records import RunDirectory
-from bapo.redis_secrets import PASSWORD, VARIABLES, without_password
-from bapo.token_sets import FOLDER, SET, TokenSet
-from bapo.tokens import ACCEPTED, TOKEN, TOKEN_FILE
+from bapo.runtime import build_info
+from bapo.runtime.auth.api_tokens import ACCEPTED, TOKEN, TOKEN_FILE
+from bapo.runtime.auth.redis_password import PASSWORD, VARIABLES, without_password
+from bapo.runtime.auth.token_store import FOLDER, SET, TokenSet
+from bapo.runtime.rank_environment import inherited, meeting_place, rank_environments
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.endpoints import BUFFER, DASHBOARD, FLEET
 from services.launcher.gpus.plan import GpuPlan
 from services.launcher.supervision import subreaper
 from services.launcher.supervision.child_process import ProcessSpec, Restarts
@@ -197,8 +197,8 @@ def base_environment(config: Config) -> dict[str, str]:
     if Path(config.model.path).is_dir():
         env["HF_HUB_OFFLINE"] = "1"
     # A process that starts again later is still of this run's code, whatever the checkout has become.
-    known = provenance.commit()
-    return env | ({provenance.VARIABLE: known} if known else {})
+    known = build_info.commit()
+    return env | ({build_info.VARIABLE: known} if known else {})
 
 
 def configured_ports(config: Config) -> list[tuple[str, str, int]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 
-from bapo.addresses import buffer_url
-from bapo.errors import ConfigError, UnavailableError
-from bapo.messages import BufferStatus
-from bapo.tokens import Role
+from bapo.core.errors import ConfigError, UnavailableError
+from bapo.runtime.auth.api_tokens import Role
+from bapo.transport.endpoints import buffer_url
+from bapo.transport.messages import BufferStatus
 from services.launcher import embedded_redis
 from services.launcher.embedded_redis import flushed
 from services.launcher.processes import tokens_of

@@ -16,16 +16,16 @@ from types import TracebackType
 from typing import Any, Self
 
 import bapo
-from bapo.addresses import BUFFER, DASHBOARD, buffer_url, dashboard_url, fleet_url
-from bapo.bounded_logs import MAX_LOG_BYTES, bound_log
 from bapo.config.tree import Config
-from bapo.errors import DeadlineError, StorageError
-from bapo.messages import BufferStatus
-from bapo.metrics.metric import Process
-from bapo.provenance import commit
-from bapo.records import RunDirectory
-from bapo.storage import locked
-from bapo.tokens import FileToken, Role
+from bapo.core.errors import DeadlineError, StorageError
+from bapo.runtime.auth.api_tokens import FileToken, Role
+from bapo.runtime.build_info import commit
+from bapo.runtime.logs import MAX_LOG_BYTES, bound_log
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.run_directory.files import locked
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.endpoints import BUFFER, DASHBOARD, buffer_url, dashboard_url, fleet_url
+from bapo.transport.messages import BufferStatus
 from services.launcher.display.console import Display
 from services.launcher.display.snapshot import Observer, Snapshot
 from services.launcher.gpus.plan import GpuPlan

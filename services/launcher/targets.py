@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from bapo.metrics.metric import Process
-from bapo.records import RunDirectory
-from bapo.storage import replace_file, storing
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.run_directory.files import replace_file, storing
+from bapo.runtime.run_directory.layout import RunDirectory
 
 FILE = "prometheus.json"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from bapo.addresses import buffer_url
-from bapo.algorithms.registry import load_composer
-from bapo.clients import BufferClient
-from bapo.metrics.metric import Process
-from bapo.process import Flags, run_process
+from bapo.algorithms.composers.registry import load_composer
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.server import Telemetry, serve_health
+from bapo.runtime.process import Flags, run_process
 from bapo.tasks.registry import load_task
-from bapo.telemetry import Telemetry, serve_health
+from bapo.transport.buffer_client import BufferClient
+from bapo.transport.endpoints import buffer_url
 from services.scheduler.loop import Scheduler
 from services.scheduler.plan import FreshPlan
 from services.scheduler.proposals import make_pool, make_proposals

@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from bapo.algorithms.composer import Composer
-from bapo.algorithms.gain import PAID_STEPS, Paid, paid_before
-from bapo.clients import BufferStatus
+from bapo.algorithms.reevaluation import PAID_STEPS, Paid, paid_before
 from bapo.config.tree import Config
-from bapo.messages import ExtraRound, first_call
-from bapo.telemetry import Telemetry
-from bapo.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
+from bapo.core.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
+from bapo.runtime.metrics.server import Telemetry
+from bapo.transport.buffer_client import BufferStatus
+from bapo.transport.messages import ExtraRound, first_call
 from services.scheduler.plan import FreshPlan, due_round, reevaluation_requests
 from services.scheduler.proposals import Proposals
 from services.stalls import Watchdog, mark_of, who_waits
@@ -31,7 +31,7 @@ LOOK_SOON_S = 0.2
 
 
 class Buffer(Protocol):
-    """What the scheduler needs of `bapo.clients.BufferClient`."""
+    """What the scheduler needs of `bapo.transport.buffer_client.BufferClient`."""
 
     def progress(self, *, seen_step: int | None = None, wait_s: float = 0.0) -> Progress: ...
 

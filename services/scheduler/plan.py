@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from bapo.algorithms.composer import Composer
-from bapo.algorithms.gain import Paid
 from bapo.algorithms.randomness import rng_for
+from bapo.algorithms.reevaluation import Paid
 from bapo.algorithms.selectors.base import Indices
 from bapo.algorithms.selectors.uniform import Uniform
-from bapo.clients import BufferStatus
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
-from bapo.messages import ExtraRound
-from bapo.types import HardPrompt, Prompt, Purpose, RolloutRequest
+from bapo.core.errors import ConfigError
+from bapo.core.types import HardPrompt, Prompt, Purpose, RolloutRequest
+from bapo.transport.buffer_client import BufferStatus
+from bapo.transport.messages import ExtraRound
 
 MAX_PER_CALL = 512
 """Fresh requests in one call to the buffer: a few hundred kB."""

@@ -19,17 +19,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bapo.algorithms.selectors.base import Floats, Indices, PromptPool, PromptSelector, State
+from bapo.algorithms.selectors.base import Floats, Indices, PromptPool, PromptSelector, State, pack_state, unpack_state
 from bapo.algorithms.selectors.registry import learns, load_selector
-from bapo.algorithms.selectors.state import pack_state, unpack_state
-from bapo.clients import BufferStatus
 from bapo.config.tree import Config
-from bapo.errors import ContractError, DeadlineError
-from bapo.outcomes import Outcomes
-from bapo.prompt_embeddings import embeddings_path, read_embeddings
-from bapo.records import RunDirectory
+from bapo.core.errors import ContractError, DeadlineError
+from bapo.core.success_counts import Outcomes
+from bapo.core.types import Prompt, Purpose, RolloutRequest
+from bapo.runtime.run_directory.embeddings import embeddings_path, read_embeddings
+from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.base import Task
-from bapo.types import Prompt, Purpose, RolloutRequest
+from bapo.transport.buffer_client import BufferStatus
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ ROUNDS, RANKINGS = "rounds", "rankings"
 
 
 class Buffer(Protocol):
-    """What proposals need of `bapo.clients.BufferClient`."""
+    """What proposals need of `bapo.transport.buffer_client.BufferClient`."""
 
     def status(self) -> BufferStatus: ...
 

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from buffer_service.redis_link import RedisLink
-from buffer_service.store import Store
+from buffer_service.store.base import Store
+from buffer_service.store.redis.connection import RedisLink
 from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import new_store
 from tests.store_clock import ShiftedClock, TimedStore

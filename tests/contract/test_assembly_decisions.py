@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from bapo.algorithms.composer import AssemblyView, Decision, Rng, whole_groups
-from bapo.errors import ContractError
-from bapo.rows import Item, Part
-from bapo.types import HardPrompt, Origin
+from bapo.core.batch_items import Item, Part
+from bapo.core.errors import ContractError
+from bapo.core.types import HardPrompt, Origin
 from tests.assembly_setup import KeepsAll, Setup
 from tests.buffer_setup import stat
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bapo.algorithms.composer import AssemblyView, Decision, Rng
-from bapo.types import RolloutRequest
+from bapo.core.types import RolloutRequest
 from buffer_service.assembly import Assembler
-from buffer_service.redis_store import RedisStore
+from buffer_service.store.redis.store import RedisStore
 from tests.assembly_setup import KeepsAll, Setup, assemble
 from tests.buffer_setup import an_assembly
 from tests.factories import make_request

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng
-from bapo.types import Purpose
-from buffer_service.groups import GroupRecord
+from bapo.core.types import Purpose
+from buffer_service.state import GroupRecord
 from tests.assembly_setup import KeepsAll, Setup, with_a_stale_group
 from tests.factories import make_request
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bapo.algorithms.dapo import Dapo
+from bapo.algorithms.composers.dapo import Dapo
 from bapo.algorithms.settings import AlgorithmConfig
-from bapo.messages import ExtraRound
+from bapo.transport.messages import ExtraRound
 from tests.assembly_setup import Setup
 from tests.factories import make_request
 

@@ -8,11 +8,11 @@ from collections import Counter
 import pytest
 import redis
 
-from bapo.clients import BufferClient
-from bapo.errors import FullError
-from bapo.types import Purpose, RolloutRequest
-from bapo.wire import pack_group
-from buffer_service.store import Store
+from bapo.core.codec import pack_group
+from bapo.core.errors import FullError
+from bapo.core.types import Purpose, RolloutRequest
+from bapo.transport.buffer_client import BufferClient
+from buffer_service.store.base import Store
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, new_store
 from tests.factories import make_group, make_request

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bapo.columns import Float32s, Int32s
-from bapo.errors import ContractError
-from bapo.spans import pairs_of, require_spans, runs_of, versions_of
-from bapo.types import Purpose, RolloutRequest
-from rollout_server.budget import Budgeted
-from rollout_server.drafts import Draft, Shelf, pack_draft, unpack_draft
+from bapo.core.errors import ContractError
+from bapo.core.token_arrays import Float32s, Int32s, pairs_of, require_spans, runs_of, versions_of
+from bapo.core.types import Purpose, RolloutRequest
 from rollout_server.engines.base import Continuation, Occupancy, SampledGroup
+from rollout_server.partial_rollouts import Budgeted, Draft, Shelf, pack_draft, unpack_draft
 from tests.factories import make_prompt, make_request
 
 LIMIT = 10

@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterator
 import pytest
 import urllib3
 
-from bapo.buffer_admin import BufferAdmin
-from bapo.clients import BufferClient
-from bapo.errors import ContractError, DeadlineError, UnavailableError
-from bapo.messages import request_map
-from bapo.pulling import POLL_S
-from bapo.types import Origin, Progress, Purpose
-from bapo.wire import pack_group
-from buffer_service.image import EMPTY
-from buffer_service.store import Store
-from buffer_service.waiting import POLL_S as SERVICE_POLL_S
+from bapo.core.codec import pack_group
+from bapo.core.errors import ContractError, DeadlineError, UnavailableError
+from bapo.core.types import Origin, Progress, Purpose
+from bapo.transport.buffer_admin import BufferAdmin
+from bapo.transport.buffer_client import POLL_S, BufferClient
+from bapo.transport.messages import request_map
+from buffer_service.http.long_poll import POLL_S as SERVICE_POLL_S
+from buffer_service.store.base import Store
+from buffer_service.store.run_image import EMPTY
 from tests.buffer_app import serving, serving_kind, small_config
 from tests.buffer_setup import answer
 from tests.factories import make_group, make_request

@@ -9,12 +9,11 @@ import msgspec
 import pytest
 
 from bapo.config.tree import Config
-from bapo.errors import ContractError
-from bapo.types import Purpose
-from buffer_service.assembly import Assembler, repeated_id
+from bapo.core.errors import ContractError
+from bapo.core.types import Purpose
+from buffer_service.assembly import Assembler, held_for_texts, repeated_id
 from buffer_service.service import TooManyFailuresError
-from buffer_service.texts import held_for_texts
-from buffer_service.values import Assembly
+from buffer_service.state import Assembly
 from tests.assembly_setup import Setup, assemble, with_a_stale_group
 from tests.buffer_setup import an_assembly, answer, incoming
 from tests.factories import make_request

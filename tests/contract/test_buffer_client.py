@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import msgspec
 import pytest
 
-from bapo.clients import BufferClient
-from bapo.errors import (
+from bapo.core.codec import pack_group
+from bapo.core.errors import (
     AccessError,
     BapoError,
     ConfigError,
@@ -23,9 +23,9 @@ from bapo.errors import (
     StorageError,
     UnavailableError,
 )
-from bapo.messages import request_from_map, request_map, status_from_map, status_map
-from bapo.types import Progress, Purpose
-from bapo.wire import pack_group
+from bapo.core.types import Progress, Purpose
+from bapo.transport.buffer_client import BufferClient
+from bapo.transport.messages import request_from_map, request_map, status_from_map, status_map
 from tests.buffer_setup import STATUS
 from tests.factories import make_group, make_prompt, make_request
 
@@ -166,7 +166,7 @@ PUSHED: Reply = (200, {"groups": {}, "room": True, "write": None, "read": None})
 
 @pytest.mark.parametrize("scripted", [[PUSHED]], indirect=True)
 def test_pushes_are_cut_into_parts_that_the_service_takes(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bapo.pushing.MOST_GROUPS", 2)
+    monkeypatch.setattr("bapo.transport.buffer_client.MOST_GROUPS", 2)
     client = BufferClient(scripted.url)
     client.push([pack_group(make_group(group_id=f"g{i}")) for i in range(5)])
     assert scripted.calls.count("POST /groups") == 3
@@ -193,8 +193,8 @@ def test_a_frame_that_is_gone_is_written_again_once(scripted: Scripted) -> None:
 
 @pytest.mark.parametrize("scripted", [[(200, {"accepted": 2, "request_ids": ["a"]})]], indirect=True)
 def test_long_lists_travel_in_calls_that_the_service_takes(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bapo.clients.MOST_REQUESTS", 2)
-    monkeypatch.setattr("bapo.clients.MOST_RENEWALS", 3)
+    monkeypatch.setattr("bapo.transport.buffer_client.MOST_REQUESTS", 2)
+    monkeypatch.setattr("bapo.transport.buffer_client.MOST_RENEWALS", 3)
     client, requests = BufferClient(scripted.url), [make_request(prompt_id=name) for name in "abcde"]
     assert client.enqueue(requests) == 6  # three calls, and two are new in each
     assert client.enqueue(requests, cursor=5) == 2  # a cursor is raised once, for all of them
@@ -202,7 +202,9 @@ def test_long_lists_travel_in_calls_that_the_service_takes(scripted: Scripted, m
     assert (client.enqueue([]), client.renew("w", [])) == (2, ["a"])  # one call each: the service may have a word on it
     expected = ["POST /requests"] * 4 + ["POST /requests/renew"] * 2 + ["POST /requests", "POST /requests/renew"]
     assert scripted.calls == expected
-    monkeypatch.setattr("bapo.clients.MOST_REQUEST_BYTES", 500)  # a request has 234 bytes, a long one more than 2,000
+    monkeypatch.setattr(
+        "bapo.transport.buffer_client.MOST_REQUEST_BYTES", 500
+    )  # a request has 234 bytes, a long one more than 2,000
     long = msgspec.structs.replace(make_prompt(prompt_id="f"), answer={"tests": "x" * 2000})
     client.enqueue([*requests, replace(requests[0], prompt=long), *requests[:2]])
     assert scripted.calls[8:] == ["POST /requests"] * 5  # ab, cd, e, f alone, ab

@@ -11,18 +11,18 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
-from bapo.buffer_admin import BufferAdmin
-from bapo.cli import app
-from bapo.clients import BufferClient
+from bapo.cli.app import app
 from bapo.config.load import dump_toml
-from bapo.errors import BapoError, ConfigError, ContractError, UnavailableError
-from bapo.records import RunDirectory
-from bapo.types import Purpose
-from bapo.wire import pack_group
-from buffer_service.image import EMPTY
-from buffer_service.redis_keys import Keys
-from buffer_service.redis_store import RedisStore
-from buffer_service.store import Store
+from bapo.core.codec import pack_group
+from bapo.core.errors import BapoError, ConfigError, ContractError, UnavailableError
+from bapo.core.types import Purpose
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.buffer_admin import BufferAdmin
+from bapo.transport.buffer_client import BufferClient
+from buffer_service.store.base import Store
+from buffer_service.store.redis.keys import Keys
+from buffer_service.store.redis.store import RedisStore
+from buffer_service.store.run_image import EMPTY
 from tests.buffer_app import serving_kind, small_config
 from tests.buffer_setup import answer
 from tests.factories import make_request
@@ -236,7 +236,7 @@ COMMANDS: list[Callable[[Path], list[str]]] = [
 def test_a_service_that_is_away_is_one_clear_message(
     arguments: Callable[[Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bapo.commands.buffer_where.RETRY_S", 0.0)
+    monkeypatch.setattr("bapo.cli.buffer.target.RETRY_S", 0.0)
     error = refusal(*arguments(tmp_path), "--url", "http://127.0.0.1:1")
     assert isinstance(error, UnavailableError)
     assert "the buffer service at http://127.0.0.1:1 does not answer" in str(error)
@@ -250,7 +250,7 @@ def test_a_service_whose_redis_is_away_is_not_to_be_started_once_more(
     def away() -> None:
         raise UnavailableError("Redis at redis://r:6379 does not answer: Timeout reading from socket")
 
-    monkeypatch.setattr("bapo.commands.buffer_where.RETRY_S", 0.0)
+    monkeypatch.setattr("bapo.cli.buffer.target.RETRY_S", 0.0)
     monkeypatch.setattr(served[0], "status", away)
     said = str(refusal("stats", "--url", client.url))
     assert said == "Redis at redis://r:6379 does not answer: Timeout reading from socket"

@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from bapo.errors import UnavailableError
+from bapo.core.errors import UnavailableError
 from buffer_service.__main__ import wait_for
-from buffer_service.redis_link import RedisLink
-from buffer_service.values import Health
+from buffer_service.state import Health
+from buffer_service.store.redis.connection import RedisLink
 
 # -- when a write has left Redis
 

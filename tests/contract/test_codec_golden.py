@@ -6,8 +6,8 @@ import struct
 
 import numpy as np
 
-from bapo.types import Batch, BatchEntry, Fate, Group, Origin, Prompt, Purpose, Timing
-from bapo.wire import pack_batch, pack_group, read_group_header, unpack_batch, unpack_group
+from bapo.core.codec import pack_batch, pack_group, read_group_header, unpack_batch, unpack_group
+from bapo.core.types import Batch, BatchEntry, Fate, Group, Origin, Prompt, Purpose, Timing
 
 GROUP = Group(
     group_id="g1",

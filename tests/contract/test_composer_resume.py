@@ -12,26 +12,25 @@ from typing import Any
 
 import pytest
 
-from bapo.algorithms.gain import PAID_STEPS, paid_before
+from bapo.algorithms.composers.registry import composer_names, load_composer
 from bapo.algorithms.randomness import rng_for
-from bapo.algorithms.registry import composer_names, load_composer
+from bapo.algorithms.reevaluation import PAID_STEPS, paid_before
+from bapo.analysis.whatif.recording import read_recording
+from bapo.analysis.whatif.reproduction import compare
+from bapo.analysis.whatif.simulation import as_recorded, what_if
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
-from bapo.records import RunDirectory
-from bapo.telemetry import Telemetry
-from bapo.types import Batch, Prompt, Purpose, RolloutRequest
-from bapo.whatif.recording import read_recording
-from bapo.whatif.reproduction import compare
-from bapo.whatif.simulation import as_recorded, what_if
-from bapo.wire import pack_batch_frames, pack_group, read_group_header, unpack_batch, unpack_pull
-from buffer_service.audit import violations
-from buffer_service.codec import pack_record, pack_tables
-from buffer_service.groups import record_of
+from bapo.core.codec import pack_batch_frames, pack_group, read_group_header, unpack_batch, unpack_pull
+from bapo.core.types import Batch, Prompt, Purpose, RolloutRequest
+from bapo.runtime.metrics.server import Telemetry
+from bapo.runtime.run_directory.layout import RunDirectory
+from buffer_service.assembly import in_step_order
 from buffer_service.metrics import BufferMetrics
-from buffer_service.reasons import in_step_order
 from buffer_service.service import BufferService
-from buffer_service.store import Store
-from buffer_service.values import Tables
+from buffer_service.state import Tables, record_of
+from buffer_service.store.base import Store
+from buffer_service.store.invariants import violations
+from buffer_service.store.redis.rows import pack_record, pack_tables
 from services.scheduler.plan import FreshPlan
 from tests.buffer_setup import answer, new_store, push_body, stat
 from tests.factories import make_prompt, make_request

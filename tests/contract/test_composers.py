@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason, Rng
+from bapo.algorithms.composers.registry import composer_names, load_composer
 from bapo.algorithms.randomness import rng_for
-from bapo.algorithms.registry import composer_names, load_composer
-from bapo.algorithms.replay_settings import ReplayConfig
-from bapo.algorithms.settings import AlgorithmConfig
-from bapo.errors import ConfigError
-from bapo.types import GroupStat, HardPrompt
+from bapo.algorithms.settings import AlgorithmConfig, ReplayConfig
+from bapo.core.errors import ConfigError
+from bapo.core.types import GroupStat, HardPrompt
 from tests.factories import make_hard, make_stat
 
 TRAINED = {

@@ -17,8 +17,8 @@ import pytest
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
-from bapo.errors import ConfigError, ContractError
-from bapo.types import Prompt
+from bapo.core.errors import ConfigError, ContractError
+from bapo.core.types import Prompt
 from rollout_server.engines.base import Continuation, Engine, SampledGroup, engine_module, known_engines
 from rollout_server.engines.scripted import ScriptedEngine
 from tests.factories import make_request

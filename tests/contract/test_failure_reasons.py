@@ -7,8 +7,8 @@ import re
 import pytest
 import urllib3
 
-from bapo.errors import ContractError
-from buffer_service.failures import FailureReasons
+from bapo.core.errors import ContractError
+from buffer_service.service import FailureReasons
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import new_store
 from tests.factories import make_request

@@ -10,9 +10,16 @@ import pytest
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
-from bapo.errors import BapoError, ConfigError, DeadlineError, StaleWeightsError, UnavailableError, WeightMismatchError
-from bapo.telemetry import Telemetry
-from rollout_server.fleet import Fleet
+from bapo.core.errors import (
+    BapoError,
+    ConfigError,
+    DeadlineError,
+    StaleWeightsError,
+    UnavailableError,
+    WeightMismatchError,
+)
+from bapo.runtime.metrics.server import Telemetry
+from rollout_server.fleet.fleet import Fleet
 from tests.fake_handle import FakeHandle
 from tests.patience import wait_until
 from tests.rollout_fakes import make_update
@@ -53,9 +60,9 @@ MakeRig = Callable[..., Rig]
 
 @pytest.fixture
 def make_rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRig]:
-    monkeypatch.setattr("rollout_server.place.POLL_S", 0.01)
-    monkeypatch.setattr("rollout_server.place.WATCH_S", 0.01)
-    monkeypatch.setattr("rollout_server.fleet.LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("rollout_server.fleet.fleet.POLL_S", 0.01)
+    monkeypatch.setattr("rollout_server.fleet.fleet.WATCH_S", 0.01)
+    monkeypatch.setattr("rollout_server.fleet.fleet.LONGEST_PAUSE_S", 0.01)
     rigs = []
 
     def make(prepare: Callable[[FakeHandle], None] = lambda _: None, **rollout: object) -> Rig:

@@ -12,14 +12,14 @@ import urllib3
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, ContractError, DeadlineError, StaleWeightsError, UnavailableError
-from bapo.fleet_client import FleetClient, weight_update_from_map, weight_update_map
-from bapo.telemetry import Telemetry
-from bapo.types import Canary, WeightUpdate
-from rollout_server.app import create_app
+from bapo.core.errors import ConfigError, ContractError, DeadlineError, StaleWeightsError, UnavailableError
+from bapo.core.types import Canary, WeightUpdate
+from bapo.runtime.metrics.server import Telemetry
+from bapo.transport.rollout_client import FleetClient, weight_update_from_map, weight_update_map
+from rollout_server.api import create_app
 from rollout_server.engines.scripted import make_engine
-from rollout_server.fleet import Fleet
-from rollout_server.handles import LocalHandle
+from rollout_server.fleet.fleet import Fleet
+from rollout_server.fleet.worker_handle import LocalHandle
 from rollout_server.worker import Worker
 from tests.factories import make_request
 from tests.patience import PATIENCE_S, wait_until
@@ -33,7 +33,7 @@ def buffer() -> MemoryBuffer:
 
 @pytest.fixture
 def served(buffer: MemoryBuffer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, FleetClient]]:
-    monkeypatch.setattr("rollout_server.place.POLL_S", 0.01)
+    monkeypatch.setattr("rollout_server.fleet.fleet.POLL_S", 0.01)
     config = Config(rollout=RolloutConfig(engine="scripted", max_workers=3))
 
     def make_handle(worker_id: str) -> LocalHandle:

@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.embedded_redis import Flusher
 from services.launcher.scenarios import start_buffer
 from services.launcher.session import Session

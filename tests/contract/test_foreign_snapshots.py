@@ -10,11 +10,11 @@ import msgpack
 import pytest
 import urllib3
 
-from bapo.clients import BufferClient
-from bapo.wire import pack_group
-from buffer_service.image import EMPTY
+from bapo.core.codec import pack_group
+from bapo.transport.buffer_client import BufferClient
 from buffer_service.snapshot import DIGEST_BYTES, MAGIC, START, VERSION
-from buffer_service.store import Store
+from buffer_service.store.base import Store
+from buffer_service.store.run_image import EMPTY
 from tests.buffer_app import serving_kind, small_config
 from tests.buffer_setup import answer
 from tests.factories import make_request

@@ -9,14 +9,14 @@ import pytest
 import redis
 import urllib3
 
-from bapo.clients import BufferClient
-from bapo.errors import ConfigError
-from bapo.tokens import Keyring, Role, digest
-from bapo.wire import pack_group
-from buffer_service.redis_keys import FORMAT, Keys
-from buffer_service.redis_kind import refuse_other_format
-from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
+from bapo.core.codec import pack_group
+from bapo.core.errors import ConfigError
+from bapo.runtime.auth.api_tokens import Keyring, Role, digest
+from bapo.transport.buffer_client import BufferClient
+from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.redis.keys import FORMAT, Keys
+from buffer_service.store.redis.requirements import refuse_other_format
+from buffer_service.store.redis.store import RedisStore
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, new_store, stored
 from tests.factories import make_request
@@ -98,8 +98,8 @@ def test_whichever_way_frames_take_the_batch_is_the_same(
 ) -> None:
     store, config = new_store(redis_url), small_config(buffer={"direct": way != "by the service's setting"})
     if way == "old Redis":  # before version 7
-        monkeypatch.setattr("buffer_service.frame_access.WRITE", "%X")
-        monkeypatch.setattr("buffer_service.frame_access.READ", "%X")
+        monkeypatch.setattr("buffer_service.store.redis.frame_access.WRITE", "%X")
+        monkeypatch.setattr("buffer_service.store.redis.frame_access.READ", "%X")
     if way == "unreachable":
         assert isinstance(store, RedisStore)
         store._link.where = "unix:///nowhere/redis.sock"

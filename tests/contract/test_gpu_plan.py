@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from services.launcher.gpu_plan import GpuPlan, share_gpus
 
-from bapo import needs
 from bapo.config.tree import Config
-from bapo.records import RunDirectory
+from bapo.runtime import machine
+from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.processes import Starter
 
 
@@ -18,7 +18,7 @@ from services.launcher.processes import Starter
 def builds(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Installed, as far as the plan knows: torch and vLLM for GPUs."""
     found = {"torch": "2.13.0", "vllm": "0.32.0"}
-    monkeypatch.setattr(needs, "installed", found.get)
+    monkeypatch.setattr(machine, "installed", found.get)
     return found
 
 

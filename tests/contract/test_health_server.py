@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from bapo.telemetry import Telemetry, serve_health
+from bapo.runtime.metrics.server import Telemetry, serve_health
 from tests.patience import wait_until
 
 HANG_UP = struct.pack("ii", 1, 0)
@@ -23,7 +23,7 @@ HANG_UP = struct.pack("ii", 1, 0)
 def test_a_caller_that_hangs_up_before_its_answer_leaves_no_traceback(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    caplog.set_level(logging.DEBUG, logger="bapo.telemetry")
+    caplog.set_level(logging.DEBUG, logger="bapo.runtime.metrics.server")
     asked, gone = threading.Event(), threading.Event()
 
     def is_ready() -> bool:
@@ -59,8 +59,8 @@ def test_what_goes_wrong_in_an_answer_is_in_the_log_and_not_only_on_the_screen(
 
 
 def test_callers_beyond_a_bound_are_closed_and_those_that_trickle_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bapo.telemetry.MOST_CALLERS", 3)
-    monkeypatch.setattr("bapo.telemetry.LONGEST_CALL_S", 3.0)
+    monkeypatch.setattr("bapo.runtime.metrics.server.MOST_CALLERS", 3)
+    monkeypatch.setattr("bapo.runtime.metrics.server.LONGEST_CALL_S", 3.0)
     threads = threading.active_count()
     port = serve_health(Telemetry(), 0, lambda: True)
     with ExitStack() as open_until_the_end:

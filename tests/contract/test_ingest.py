@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bapo.errors import ContractError
-from bapo.frames import frame_digest, frame_head
-from bapo.types import Progress
-from bapo.wire import PushedGroup, pack_group
+from bapo.core.codec import PushedGroup, pack_group
+from bapo.core.errors import ContractError
+from bapo.core.frames import frame_digest, frame_head
+from bapo.core.types import Progress
 from buffer_service.ingest import KNOWN_S, Ingest
-from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
+from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.redis.store import RedisStore
 from tests.buffer_setup import answer
 from tests.factories import make_request
 

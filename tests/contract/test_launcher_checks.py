@@ -12,7 +12,7 @@ import pytest
 from services.launcher.checks import preflight, redis_answer
 
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, UnavailableError
+from bapo.core.errors import ConfigError, UnavailableError
 
 SMALL = {"batch_size": 4}
 

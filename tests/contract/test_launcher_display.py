@@ -9,9 +9,9 @@ import pytest
 from services.launcher.snapshot import Observer
 
 from bapo.config.tree import Config
-from bapo.records import RunDirectory
-from bapo.token_sets import TokenSet
-from bapo.tokens import TOKEN, TOKEN_FILE, Keyring, Role
+from bapo.runtime.auth.api_tokens import TOKEN, TOKEN_FILE, Keyring, Role
+from bapo.runtime.auth.token_store import TokenSet
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import new_store
 
@@ -52,7 +52,7 @@ def test_the_observer_goes_on_with_the_token_that_took_the_place_of_its_own(
     for name in (TOKEN, TOKEN_FILE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("services.launcher.snapshot.SERVICE_EVERY_S", 0.0)
-    monkeypatch.setattr("bapo.tokens.LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("bapo.runtime.auth.api_tokens.LOOK_AGAIN_S", 0.0)
     run, made = RunDirectory.create(tmp_path / "run"), TokenSet(tmp_path / "run" / "tokens")
     made.create()
     observer = Observer(Config(), run)

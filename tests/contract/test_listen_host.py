@@ -13,10 +13,10 @@ import pytest
 import buffer_service.__main__ as buffer_main
 import rollout_server.__main__ as rollout_main
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
-from bapo.process import Flags
-from bapo.records import RunDirectory
-from bapo.telemetry import Telemetry, serve_health
+from bapo.core.errors import ConfigError
+from bapo.runtime.metrics.server import Telemetry, serve_health
+from bapo.runtime.process import Flags
+from bapo.runtime.run_directory.layout import RunDirectory
 
 EXTRA = {"port": 0, "buffer_url": "http://127.0.0.1:9", "one_of_several": False, "redis_url": "redis://127.0.0.1:9/0"}
 

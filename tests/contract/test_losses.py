@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 
 from bapo.config.tree import Config
-from bapo.types import Batch
+from bapo.core.types import Batch
 from learner.batch.packing import minibatches, rows_of
 from learner.losses.base import PolicyLoss, TokenInputs, load_loss
 from learner.losses.objective import token_losses

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from bapo.clients import BufferClient
+from bapo.transport.buffer_client import BufferClient
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import new_store
 from tests.factories import make_request

@@ -17,13 +17,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from bapo.algorithms.registry import composer_names
+from bapo.algorithms.composers.registry import composer_names
 from bapo.algorithms.selectors.registry import selector_names
 from bapo.config.layers import preset_names
 from bapo.config.load import load_config
 from bapo.config.objective import LossConfig, ShapingConfig
 from bapo.config.tree import Config
-from bapo.types import Batch
+from bapo.core.types import Batch
 from learner.batch.advantages import row_advantages
 from learner.batch.packing import columns_of
 from learner.update.critic import load_critic

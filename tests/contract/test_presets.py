@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from bapo.algorithms.registry import load_composer
-from bapo.cli import app
+from bapo.algorithms.composers.registry import load_composer
+from bapo.cli.app import app
 from bapo.config.document import about_preset
 from bapo.config.layers import preset_names
 from bapo.config.load import dump_toml, load_config, load_resolved

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from bapo.errors import FullError, UnavailableError
-from buffer_service.pressure import Pressure
-from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
-from buffer_service.values import Memory, Readiness
+from bapo.core.errors import FullError, UnavailableError
+from buffer_service.backpressure import Pressure
+from buffer_service.state import Memory, Readiness
+from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.redis.store import RedisStore
 from tests.buffer_app import small_config
 from tests.buffer_setup import an_assembly, stored
 from tests.patience import wait_until

@@ -13,10 +13,10 @@ import psutil
 import pytest
 import urllib3
 
-from bapo import gate
-from bapo.clients import BufferClient
-from bapo.errors import Refusal
-from bapo.wire import pack_group
+from bapo.core.codec import pack_group
+from bapo.core.errors import Refusal
+from bapo.transport import http_guard
+from bapo.transport.buffer_client import BufferClient
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, new_store
 from tests.factories import make_request
@@ -30,7 +30,7 @@ STATUS = b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n"
 @pytest.fixture
 def client(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[BufferClient]:
     """A client of a service that was asked for one group, and is impatient."""
-    monkeypatch.setattr(gate, "BODY_PAUSE_S", 2.0)
+    monkeypatch.setattr(http_guard, "BODY_PAUSE_S", 2.0)
     with serving(new_store(redis_url), small_config()) as found:
         found.enqueue([make_request(prompt_id="a")])
         yield found

@@ -7,8 +7,8 @@ from itertools import repeat
 
 import pytest
 
-from bapo.errors import StorageError, UnavailableError
-from buffer_service.redis_aof import AofState, Target, until_written
+from bapo.core.errors import StorageError, UnavailableError
+from buffer_service.store.redis.durability import AofState, Target, until_written
 
 
 def looks_of(*found: tuple[int, int] | tuple[int, int, int], **also: bool) -> Iterator[AofState]:
@@ -51,6 +51,6 @@ def test_a_disk_that_takes_no_more_is_named_at_once_unless_the_write_is_in_the_f
 
 
 def test_a_disk_that_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buffer_service.redis_aof.TIMEOUT_S", 0.02)
+    monkeypatch.setattr("buffer_service.store.redis.durability.TIMEOUT_S", 0.02)
     with pytest.raises(UnavailableError, match="its disk is busy"):
         acknowledged(repeat(AofState(size=100, unwritten=40)))

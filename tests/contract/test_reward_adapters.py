@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bapo.errors import ConfigError
-from bapo.grading.process import grade
+from bapo.core.errors import ConfigError
 from bapo.tasks.base import make_prompt
 from bapo.tasks.countdown import make_task
+from bapo.tasks.grading.process import grade
 from bapo.tasks.registry import with_reward
 from bapo.tasks.rewards import Reward, adapters, load_reward
 

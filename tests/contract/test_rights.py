@@ -13,18 +13,19 @@ import pytest
 import urllib3
 from fastapi import FastAPI
 
-from bapo import bounded_headers, gate
-from bapo.clients import BufferClient
-from bapo.errors import AccessError, Refusal
-from bapo.gate import Rule, Rules
-from bapo.telemetry import Telemetry, serve_health
-from bapo.tokens import Keyring, Role, digest
-from bapo.types import Purpose
-from bapo.wire import pack_group
-from buffer_service import rights as buffer_rights
-from rollout_server import rights as fleet_rights
-from rollout_server.app import create_app as create_fleet_app
-from rollout_server.weight_store import WeightStore
+from bapo.core.codec import pack_group
+from bapo.core.errors import AccessError, Refusal
+from bapo.core.types import Purpose
+from bapo.runtime.auth.api_tokens import Keyring, Role, digest
+from bapo.runtime.metrics.server import Telemetry, serve_health
+from bapo.transport import http_guard
+from bapo.transport import http_guard as gate
+from bapo.transport.buffer_client import BufferClient
+from bapo.transport.http_guard import Rule, Rules
+from buffer_service.http import permissions
+from rollout_server import api
+from rollout_server.api import create_app as create_fleet_app
+from rollout_server.weights.relay import WeightStore
 from tests.buffer_app import served_app, serving, small_config
 from tests.buffer_setup import answer, new_store
 from tests.factories import make_request
@@ -112,8 +113,8 @@ def test_each_role_may_do_its_own_work_and_no_other(url: str, method: str, path:
 
 def test_every_rule_is_tried_above() -> None:
     tried = {(method, path.split("/")[1]) for method, path, _ in ROUTES}
-    assert {(rule.method, rule.path.split("/")[1]) for rule in buffer_rights.ROUTES} == tried
-    assert len(ROUTES) == len(buffer_rights.ROUTES)
+    assert {(rule.method, rule.path.split("/")[1]) for rule in permissions.ROUTES} == tried
+    assert len(ROUTES) == len(permissions.ROUTES)
 
 
 def test_a_wrong_token_is_told_from_a_missing_one_and_neither_is_repeated(url: str) -> None:
@@ -145,7 +146,7 @@ def test_what_a_stranger_asks_for_cannot_write_lines_of_its_own_into_the_log(
 ) -> None:
     with serving(new_store(redis_url), small_config(), KEYRING) as client:
         assert call(client.url, "GET", "/x%0aERROR%20learner:%20forged%1b%5b2J").status == 401
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "bapo.gate"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "bapo.transport.http_guard"]
     assert r"GET /x\nERROR learner: forged\x1b[2J needs a token" in line
     assert line.isprintable()
 
@@ -213,7 +214,7 @@ def test_a_body_is_refused_before_any_of_it_is_sent(
 def test_chunks_of_json_are_counted_and_cut_off(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MOST_JSON_BYTES", 1000)
     rules = Rules([Rule("POST", "/requests", frozenset(), most_bytes=1000)])
-    monkeypatch.setattr("buffer_service.app.RULES", rules)
+    monkeypatch.setattr("buffer_service.http.app.RULES", rules)
     with serving(new_store(redis_url), small_config()) as client:
         reply = call(client.url, "POST", "/requests", body=iter([b" " * 600, b" " * 600]))
         assert (reply.status, reply.json()["error"]) == (413, "ContractError")
@@ -257,7 +258,7 @@ def test_headers_without_an_end_are_cut_off(url: str, pieces: list[bytes]) -> No
 
 
 def test_a_request_that_does_not_come_to_its_end_is_given_up(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_headers, "HEADERS_S", 1.0)
+    monkeypatch.setattr(http_guard, "HEADERS_S", 1.0)
     with serving(new_store(redis_url), small_config()) as client:
         began = time.monotonic()
         assert sent(client.url)[1] == b""
@@ -276,20 +277,20 @@ def described_routes(app: FastAPI) -> set[tuple[str, str]]:
 
 def test_every_route_of_the_buffer_has_its_rule(redis_url: str) -> None:
     app = served_app(new_store(redis_url), small_config())
-    known = {(rule.method, rule.path) for rule in buffer_rights.ROUTES}
+    known = {(rule.method, rule.path) for rule in permissions.ROUTES}
     assert described_routes(app) - known == {("GET", "/healthz"), ("GET", "/readyz")}
     assert known <= described_routes(app)
 
 
 def test_every_route_of_the_fleet_has_its_rule() -> None:
     app = create_fleet_app(None, Telemetry(), store=WeightStore(Path("."), str))  # type: ignore[arg-type]
-    known = {(rule.method, rule.path) for rule in fleet_rights.ROUTES}
+    known = {(rule.method, rule.path) for rule in api.ROUTES}
     assert described_routes(app) - known == {("GET", "/healthz"), ("GET", "/readyz")}
     assert known <= described_routes(app)
 
 
 def test_a_learner_publishes_weights_and_only_the_operator_scales() -> None:
-    able = {(rule.method, rule.path): rule.roles for rule in fleet_rights.ROUTES}
+    able = {(rule.method, rule.path): rule.roles for rule in api.ROUTES}
     assert able["POST", "/weights"] == {LEARNER}
     assert able["PUT", "/workers"] == frozenset()
 

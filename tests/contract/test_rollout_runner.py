@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from bapo.clients import BufferClient
 from bapo.config.tree import Config
-from bapo.metrics.metric import Process
-from bapo.records import RunDirectory
-from bapo.telemetry import Telemetry
-from bapo.types import Progress
+from bapo.core.types import Progress
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.server import Telemetry
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.buffer_client import BufferClient
 from rollout_server.__main__ import RELEASE_S, Runner
-from rollout_server.published import remember
+from rollout_server.weights.newest import remember
 from tests.buffer_app import serving
 from tests.buffer_setup import new_store
 from tests.factories import make_request

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bapo.clients import BufferClient
-from bapo.errors import AccessError
-from bapo.token_sets import TokenSet
-from bapo.tokens import TOKEN_FILE, Keyring, Role
+from bapo.core.errors import AccessError
+from bapo.runtime.auth.api_tokens import TOKEN_FILE, Keyring, Role
+from bapo.runtime.auth.token_store import TokenSet
+from bapo.transport.buffer_client import BufferClient
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import new_store
 
@@ -69,7 +69,7 @@ def test_a_token_that_was_retired_is_refused_although_it_was_sent_before(
     client.status()
     made.path_of(Role.OPERATOR).write_text("a-token-of-nobody-at-all\n")
     client.status()  # the one before is still valid
-    monkeypatch.setattr("bapo.tokens.LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("bapo.runtime.auth.api_tokens.LOOK_AGAIN_S", 0.0)
     lines = made.accepted_path.read_text().splitlines()
     made.accepted_path.write_text("\n".join(line for line in lines if not line.startswith("operator")))
     with pytest.raises(AccessError, match="this token is not accepted here"):

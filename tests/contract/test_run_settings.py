@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from bapo.errors import ConfigError
-from buffer_service.image import EMPTY
-from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
-from buffer_service.run_settings import refuse_other_settings
+from bapo.core.errors import ConfigError
+from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.redis.requirements import refuse_other_settings
+from buffer_service.store.redis.store import RedisStore
+from buffer_service.store.run_image import EMPTY
 from tests.buffer_app import small_config
 
 RUN = {"name": "shared"}

@@ -7,9 +7,9 @@ import pytest
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, TaskConfig
-from bapo.errors import ConfigError
+from bapo.core.errors import ConfigError
+from bapo.core.types import Prompt, Purpose, RolloutRequest
 from bapo.tasks.registry import load_task
-from bapo.types import Prompt, Purpose, RolloutRequest
 from rollout_server.engines.base import SampledGroup
 from rollout_server.engines.scripted import make_engine, make_policy
 

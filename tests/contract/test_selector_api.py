@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from bapo.clients import BufferClient
-from bapo.errors import ContractError
-from bapo.outcomes import Outcomes
-from bapo.types import Purpose
-from bapo.wire import pack_group
-from buffer_service.store import Store
+from bapo.core.codec import pack_group
+from bapo.core.errors import ContractError
+from bapo.core.success_counts import Outcomes
+from bapo.core.types import Purpose
+from bapo.transport.buffer_client import BufferClient
+from buffer_service.store.base import Store
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer
 from tests.factories import make_request

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.randomness import generator_for
-from bapo.algorithms.registry import load_composer
 from bapo.algorithms.selectors.base import PromptPool
-from bapo.clients import BufferClient
 from bapo.config.tree import Config
-from bapo.errors import BapoError, ContractError
-from bapo.telemetry import Telemetry
-from bapo.types import Progress, Purpose, RolloutRequest
-from bapo.wire import pack_group
-from buffer_service.store import Store
+from bapo.core.codec import pack_group
+from bapo.core.errors import BapoError, ContractError
+from bapo.core.types import Progress, Purpose, RolloutRequest
+from bapo.runtime.metrics.server import Telemetry
+from bapo.transport.buffer_client import BufferClient
+from buffer_service.store.base import Store
 from services.scheduler.loop import Scheduler
 from services.scheduler.plan import FreshPlan
 from services.scheduler.proposals import make_proposals

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bapo.algorithms.randomness import generator_for
-from bapo.algorithms.selectors.base import PromptPool, PromptSelector
+from bapo.algorithms.selectors.base import PromptPool, PromptSelector, pack_state, unpack_state
 from bapo.algorithms.selectors.registry import learns, load_selector, selector_names
 from bapo.algorithms.selectors.settings import SelectorConfig
-from bapo.algorithms.selectors.state import pack_state, unpack_state
-from bapo.errors import ConfigError, ContractError
-from bapo.outcomes import Outcomes, outcomes_of
+from bapo.core.errors import ConfigError, ContractError
+from bapo.core.success_counts import Outcomes, outcomes_of
 
 B = 4
 NAMES = st.sampled_from(selector_names())

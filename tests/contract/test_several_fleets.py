@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from bapo.config.tree import Config
-from bapo.errors import BapoError, UnavailableError
-from bapo.telemetry import Telemetry
-from bapo.types import Progress
-from rollout_server.fleet import Fleet
-from rollout_server.published import Follower, remember
+from bapo.core.errors import BapoError, UnavailableError
+from bapo.core.types import Progress
+from bapo.runtime.metrics.server import Telemetry
+from rollout_server.fleet.fleet import Fleet
+from rollout_server.weights.newest import Follower, remember
 from tests.fake_handle import FakeHandle
 from tests.patience import wait_until
 from tests.rollout_fakes import make_update
@@ -70,8 +70,8 @@ def buffer() -> Buffer:
 
 @pytest.fixture
 def make_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, buffer: Buffer) -> Iterator[MakeHost]:
-    monkeypatch.setattr("rollout_server.place.POLL_S", 0.01)
-    monkeypatch.setattr("rollout_server.place.WATCH_S", 0.01)
+    monkeypatch.setattr("rollout_server.fleet.fleet.POLL_S", 0.01)
+    monkeypatch.setattr("rollout_server.fleet.fleet.WATCH_S", 0.01)
     hosts: list[Host] = []
     fatal: list[BapoError] = []
 

@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from bapo.errors import ContractError
-from bapo.types import Progress, Purpose
-from buffer_service.groups import Replacement
-from buffer_service.store import Store
-from buffer_service.values import Tables
+from bapo.core.errors import ContractError
+from bapo.core.types import Progress, Purpose
+from buffer_service.state import Replacement, Tables
+from buffer_service.store.base import Store
 from tests.buffer_setup import an_assembly, answer, hard, incoming, stat, stored, view_of
 from tests.factories import make_prompt, make_request
 

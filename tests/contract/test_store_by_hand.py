@@ -9,14 +9,13 @@ import pytest
 import redis
 
 from bapo.algorithms.settings import AlgorithmConfig
-from bapo.errors import ContractError
-from bapo.types import Purpose
-from buffer_service.audit import violations
-from buffer_service.groups import Replacement
-from buffer_service.redis_keys import Keys
-from buffer_service.store import Store
-from buffer_service.tending import Tending
-from buffer_service.values import Assembly
+from bapo.core.errors import ContractError
+from bapo.core.types import Purpose
+from buffer_service.inspection import Tending
+from buffer_service.state import Assembly, Replacement
+from buffer_service.store.base import Store
+from buffer_service.store.invariants import violations
+from buffer_service.store.redis.keys import Keys
 from tests.buffer_app import small_config
 from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
 from tests.factories import make_prompt, make_request

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import redis
 
-from bapo.types import RolloutRequest
-from buffer_service.redis_keys import Keys
-from buffer_service.redis_link import RedisLink
-from buffer_service.store import Store
+from bapo.core.types import RolloutRequest
+from buffer_service.store.base import Store
+from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.redis.keys import Keys
 from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import answer, incoming
 from tests.factories import make_request

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from bapo.errors import ContractError
-from bapo.types import Purpose, RolloutRequest
-from buffer_service.store import Store
-from buffer_service.values import Tables
+from bapo.core.errors import ContractError
+from bapo.core.types import Purpose, RolloutRequest
+from buffer_service.state import Tables
+from buffer_service.store.base import Store
 from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored
 from tests.factories import make_prompt, make_request

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import redis
 
-from bapo.errors import ContractError, UnavailableError
-from bapo.types import Progress, Purpose, RolloutRequest
-from buffer_service import redis_image
-from buffer_service.audit import violations
-from buffer_service.groups import Replacement
-from buffer_service.image import EMPTY, Image
-from buffer_service.redis_keys import INDEX, Keys
-from buffer_service.redis_link import RedisLink
+from bapo.core.errors import ContractError, UnavailableError
+from bapo.core.types import Progress, Purpose, RolloutRequest
 from buffer_service.snapshot import pack_snapshot, unpack_snapshot
-from buffer_service.store import Store
+from buffer_service.state import Replacement
+from buffer_service.store.base import Store
+from buffer_service.store.invariants import violations
+from buffer_service.store.redis import snapshot
+from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.redis.keys import INDEX, Keys
+from buffer_service.store.run_image import EMPTY, Image
 from tests.buffer_app import small_config
 from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
@@ -244,7 +244,7 @@ def test_of_two_restores_the_one_that_began_last_is_done(
     redis_store: RedisStore, redis_url: str, monkeypatch: pytest.MonkeyPatch, num_written: int
 ) -> None:
     """A client whose link was cut begins again, while the service still works on what it had been sent."""
-    monkeypatch.setattr("buffer_service.redis_image.BYTES_AT_ONCE", 1)
+    monkeypatch.setattr("buffer_service.store.redis.snapshot.BYTES_AT_ONCE", 1)
     images = []
     for names in ("abc", "vwxyz"):
         source = new_store(redis_url, run=names)
@@ -284,14 +284,14 @@ def test_a_restore_that_is_overtaken_in_the_middle_of_a_write_writes_nothing(
     image = redis_store.image()
     frames = list(frames_of(redis_store, image))
     keys = Keys("test")
-    write = redis_image._write_index
+    write = snapshot._write_index
 
     def overtaken(*args: Any) -> None:
         write(*args)
         with redis.Redis.from_url(redis_url) as other:
             other.hset(keys["meta"], "restoring", "another")
 
-    monkeypatch.setattr(redis_image, "_write_index", overtaken)
+    monkeypatch.setattr(snapshot, "_write_index", overtaken)
     with pytest.raises(UnavailableError, match="another restore has begun"):
         redis_store.restore(image, frames)
     with redis.Redis.from_url(redis_url) as other:

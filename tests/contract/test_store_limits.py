@@ -9,13 +9,12 @@ from contextlib import contextmanager
 import pytest
 import redis
 
-from bapo.errors import FrameError, FullError
-from bapo.frame_transfer import FRAME_TTL_MS
-from bapo.types import Progress, Purpose
-from buffer_service.groups import Replacement
-from buffer_service.redis_store import RedisStore
-from buffer_service.store import Store
-from buffer_service.values import SelectorState, Tables
+from bapo.core.errors import FrameError, FullError
+from bapo.core.types import Progress, Purpose
+from bapo.transport.frame_transfer import FRAME_TTL_MS
+from buffer_service.state import Replacement, SelectorState, Tables
+from buffer_service.store.base import Store
+from buffer_service.store.redis.store import RedisStore
 from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
 from tests.factories import make_prompt, make_request
 from tests.patience import wait_until

@@ -18,16 +18,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from bapo.algorithms.settings import AlgorithmConfig
-from bapo.errors import ContractError
-from bapo.messages import ExtraRound
-from bapo.types import HardPrompt, Progress, Purpose, RolloutRequest
+from bapo.core.errors import ContractError
+from bapo.core.types import HardPrompt, Progress, Purpose, RolloutRequest
+from bapo.transport.messages import ExtraRound
 from buffer_service.assembly import repeated_id
-from buffer_service.audit import violations
-from buffer_service.demand import Demand
-from buffer_service.groups import GroupRecord, Replacement
-from buffer_service.image import Image
-from buffer_service.redis_link import RedisLink
-from buffer_service.values import Assembly, SelectorState, View
+from buffer_service.state import Assembly, Demand, GroupRecord, Replacement, SelectorState, View
+from buffer_service.store.invariants import violations
+from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.run_image import Image
 from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly, answer, incoming, view_of
 from tests.factories import make_request

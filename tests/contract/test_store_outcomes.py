@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from buffer_service.store import Store
-from buffer_service.values import SelectorState, Tables
+from buffer_service.state import SelectorState, Tables
+from buffer_service.store.base import Store
 from tests.buffer_setup import an_assembly, stored
 
 

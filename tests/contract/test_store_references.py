@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from buffer_service.redis_keys import Keys
+from buffer_service.store.redis.keys import Keys
 from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly, stat, stored
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import redis
 
-from bapo.types import Progress, Purpose, RolloutRequest
-from buffer_service.redis_keys import Keys
-from buffer_service.redis_link import RedisLink
-from buffer_service.store import FORGET_AFTER_STEPS, Store
+from bapo.core.types import Progress, Purpose, RolloutRequest
+from buffer_service.store.base import FORGET_AFTER_STEPS, Store
+from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.redis.keys import Keys
 from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly, answer, incoming, stat, stored
 from tests.factories import make_request

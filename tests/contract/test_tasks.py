@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bapo.errors import ConfigError
+from bapo.core.errors import ConfigError
 from bapo.tasks.base import Task
 from bapo.tasks.registry import built_in_tasks, load_task
 

@@ -16,16 +16,15 @@ import urllib3
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
-from bapo.errors import ContractError, UnavailableError, WeightMismatchError, WeightsAbsentError
-from bapo.fleet_client import FleetClient
-from bapo.metrics.metric import Process
-from bapo.peer import Peer
-from bapo.telemetry import Telemetry
-from bapo.types import WeightUpdate
-from bapo.weight_transport import fetch_file, part_of, send_file
-from rollout_server.app import create_app
-from rollout_server.weight_cache import WeightCache
-from rollout_server.weight_store import WeightStore
+from bapo.core.errors import ContractError, UnavailableError, WeightMismatchError, WeightsAbsentError
+from bapo.core.types import WeightUpdate
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.server import Telemetry
+from bapo.transport.rollout_client import FleetClient, fetch_file, part_of, send_file
+from bapo.transport.service_client import Peer
+from rollout_server.api import create_app
+from rollout_server.weights.host_cache import WeightCache
+from rollout_server.weights.relay import WeightStore
 from tests.rollout_fakes import NO_TENSORS, Served, make_update
 
 CONTENT = NO_TENSORS + bytes(range(254)) * 5  # 1,280 bytes: 13 pieces of 100
@@ -34,7 +33,7 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("bapo.weight_transport", "rollout_server.weight_store"):
+    for module in ("bapo.transport.rollout_client", "rollout_server.weights.relay"):
         monkeypatch.setattr(f"{module}.PIECE_BYTES", 100)
 
 
@@ -109,7 +108,7 @@ def test_workers_of_one_host_fetch_once_and_the_two_newest_copies_stay(
         fetched.append(digest)
         fetch_file(server, digest, num_bytes, target)
 
-    monkeypatch.setattr("rollout_server.weight_cache.fetch_file", counting)
+    monkeypatch.setattr("rollout_server.weights.host_cache.fetch_file", counting)
     config = Config(rollout=RolloutConfig(weights_cache=str(tmp_path / "cache")))
     updates = [make_update(tmp_path / f"learner-{i}", i, content=CONTENT + bytes([i])) for i in range(3)]
     for update in updates:

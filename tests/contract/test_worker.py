@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bapo.columns import Float32s
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, ContractError, GradingError, UnavailableError, WeightMismatchError
-from bapo.types import Outcome, Prompt, Purpose, RolloutRequest
-from bapo.wire import unpack_group
+from bapo.core.codec import unpack_group
+from bapo.core.errors import ConfigError, ContractError, GradingError, UnavailableError, WeightMismatchError
+from bapo.core.token_arrays import Float32s
+from bapo.core.types import Outcome, Prompt, Purpose, RolloutRequest
 from rollout_server.engines import scripted
 from rollout_server.engines.base import Engine
 from rollout_server.leases import Leases
@@ -329,7 +329,7 @@ def test_an_unknown_engine_option_stops_the_worker_while_it_loads() -> None:
 def test_a_worker_with_a_budget_samples_in_segments_and_another_goes_on_when_it_is_killed(
     start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollout_server.budget.IDLE_S", 1e9)
+    monkeypatch.setattr("rollout_server.partial_rollouts.IDLE_S", 1e9)
     buffer = MemoryBuffer(requests(6, group_size=4))
     rollout = make_config(max_response_tokens=24, max_groups_in_flight=8).rollout
     config = Config(rollout=rollout)
@@ -339,7 +339,7 @@ def test_a_worker_with_a_budget_samples_in_segments_and_another_goes_on_when_it_
     first.update_weights(make_update(tmp_path / "w2", 2))
     first.stop()  # as a kill leaves it: leases return, segments stay
     begun = {path.name for path in (tmp_path / "segments").iterdir()}
-    monkeypatch.setattr("rollout_server.budget.IDLE_S", 0.0)
+    monkeypatch.setattr("rollout_server.partial_rollouts.IDLE_S", 0.0)
     second = start_worker(buffer, config, segments=tmp_path / "segments", begin=False)
     second.begin(make_update(tmp_path / "w3", 3))
     wait_until(lambda: len(buffer.groups) == 6)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.web_setup import made_run, viewed
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from bapo.rank_environment import free_port
-from bapo.records import RunDirectory
+from bapo.runtime.rank_environment import free_port
+from bapo.runtime.run_directory.layout import RunDirectory
 from deploy.monitoring.alert import Clock
 from deploy.monitoring.prometheus import ALERTMANAGERS_FILE, rules, scrape_compose, scrape_runs
 from tests.patience import wait_until

@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 import redis
 
-from bapo.errors import UnavailableError
-from bapo.types import HardPrompt, Progress, Purpose
+from bapo.core.errors import UnavailableError
+from bapo.core.types import HardPrompt, Progress, Purpose
 from buffer_service.assembly import repeated_id
-from buffer_service.groups import Replacement
-from buffer_service.redis_link import RedisLink
-from buffer_service.values import View
+from buffer_service.state import Replacement, View
+from buffer_service.store.redis.connection import RedisLink
 from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly, answer, incoming, view_of
 from tests.factories import make_request

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.launching import kill_family, start, train_arguments
 from tests.patience import wait_until
 

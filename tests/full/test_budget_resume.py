@@ -6,8 +6,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from bapo.records import RunDirectory
-from bapo.types import Origin
+from bapo.core.types import Origin
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.launching import kill_family, start, train_arguments
 from tests.patience import wait_until
 

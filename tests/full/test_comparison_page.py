@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bapo.cli import app
-from bapo.comparison.gather import Compared, gather
-from bapo.comparison.page import write_comparison
-from bapo.errors import ConfigError
-from bapo.report import drawing
-from bapo.types import Origin
+from bapo.analysis.compare.gather import Compared, gather
+from bapo.analysis.compare.page import write_comparison
+from bapo.analysis.report import drawing
+from bapo.cli.app import app
+from bapo.core.errors import ConfigError
+from bapo.core.types import Origin
 from tests.made_up_runs import evaluation_row, fate, write_run
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from bapo.config.load import load_config
-from bapo.tokens import Role
+from bapo.runtime.auth.api_tokens import Role
 
 REPOSITORY = Path(__file__).parents[2]
 TEXT = (REPOSITORY / "docker-compose.yml").read_text()

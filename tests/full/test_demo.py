@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import AutoModelForCausalLM
 
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.launching import FREE_PORTS, REPOSITORY, alive, family, kill_family, start
 from tests.patience import wait_until
 

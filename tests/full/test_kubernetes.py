@@ -123,7 +123,7 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     build("cpu-demo")  # skips without kubectl
     folder = tmp_path_factory.mktemp("secrets")
     command = folder / "bapo"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bapo.cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bapo.cli.app "$@"\n')
     command.chmod(0o755)
     made = subprocess.run(
         [str(K8S / "secrets.sh"), str(folder / "set")],

@@ -16,9 +16,9 @@ import pytest
 import redis
 import yaml
 
-from bapo.metrics.metric import Process
-from bapo.metrics.registry import metrics_of
-from bapo.records import RunDirectory
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.registry import metrics_of
+from bapo.runtime.run_directory.layout import RunDirectory
 from deploy.monitoring.__main__ import DASHBOARDS
 from deploy.monitoring.alert import Clock
 from deploy.monitoring.grafana import dashboard_json

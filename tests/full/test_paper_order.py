@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from bapo.config.load import load_resolved
-from bapo.records import RunDirectory
-from bapo.types import Origin
+from bapo.core.types import Origin
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.algorithm1 import PlainBatch, algorithm_1
 from tests.launching import kill_family, start, train_arguments
 

@@ -12,7 +12,7 @@ import pytest
 
 from bapo.config.layers import preset_names
 from bapo.config.load import load_resolved
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.launching import kill_family, start, train_arguments
 
 TIMEOUT_S = 240.0

@@ -16,9 +16,9 @@ from rollout_server import ray_settings
 ray_settings.apply()
 import ray
 from bapo.config.tree import Config
-from bapo.errors import UnavailableError
+from bapo.core.errors import UnavailableError
 from rollout_server import fleet_ray
-from rollout_server.fleet_ray import RayNode, room_of
+from rollout_server.fleet.ray_node import RayNode, room_of
 
 def rollout(num_workers, **resources):
     return Config.model_validate({"rollout": {"num_workers": num_workers, "worker_resources": resources}}).rollout

@@ -14,9 +14,9 @@ from rollout_server import ray_settings
 ray_settings.apply()
 import psutil
 from bapo.config.tree import Config
-from bapo.errors import BapoError, UnavailableError
+from bapo.core.errors import BapoError, UnavailableError
 from rollout_server import fleet_ray
-from rollout_server.fleet_ray import RayNode
+from rollout_server.fleet.ray_node import RayNode
 
 rollout = Config.model_validate({}).rollout
 """

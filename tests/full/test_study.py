@@ -8,7 +8,7 @@ from typing import Any
 
 import tomli_w
 
-from bapo.study.results import Results
+from bapo.analysis.study.results import Results
 from tests.launching import (
     START_S,
     Start,

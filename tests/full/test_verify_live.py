@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from bapo.buffer_admin import BufferAdmin
-from bapo.clients import BufferClient
-from bapo.errors import ContractError
-from bapo.types import Purpose, RolloutRequest
-from bapo.wire import pack_group
+from bapo.core.codec import pack_group
+from bapo.core.errors import ContractError
+from bapo.core.types import Purpose, RolloutRequest
+from bapo.transport.buffer_admin import BufferAdmin
+from bapo.transport.buffer_client import BufferClient
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, new_store
 from tests.factories import make_request

@@ -17,18 +17,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from bapo.columns import Float32s
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
-from bapo.errors import WeightMismatchError
-from bapo.grading.pool import GraderPool
-from bapo.spans import versions_of
-from bapo.types import Canary, WeightUpdate
-from rollout_server.budget import Budgeted
-from rollout_server.drafts import Shelf
+from bapo.core.errors import WeightMismatchError
+from bapo.core.token_arrays import Float32s, versions_of
+from bapo.core.types import Canary, WeightUpdate
+from bapo.tasks.grading.pool import GraderPool
 from rollout_server.engines import vllm
 from rollout_server.engines.base import SampledGroup
-from rollout_server.weights import check_file, take_weights
+from rollout_server.partial_rollouts import Budgeted, Shelf
+from rollout_server.weights.receive import check_file, take_weights
 from rollout_server.worker import NUM_GRADERS, Worker
 from tests.factories import make_request
 from tests.patience import wait_until

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.browser import Visit, visiting
 from tests.full.test_metrics_live import START_S, pid_of, run_under_way
 from tests.patience import wait_until

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bapo.records import RunDirectory
-from bapo.types import Fate, Purpose
+from bapo.core.types import Fate, Purpose
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.browser import Visit, visiting
 from tests.web_setup import (
     BATCH,

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bapo.records import RunDirectory
-from bapo.tokens import Keyring, Role, digest
+from bapo.runtime.auth.api_tokens import Keyring, Role, digest
+from bapo.runtime.run_directory.layout import RunDirectory
 from benchmarks.synthetic_run import extend
 from services.dashboard.export import write_export
 from tests.browser import visiting

@@ -13,12 +13,12 @@ import pytest
 import redis
 import urllib3
 
-from bapo.clients import BufferClient
-from bapo.errors import ContractError
-from bapo.types import Purpose, RolloutRequest
-from bapo.wire import pack_batch, pack_group
-from buffer_service.groups import Replacement
-from buffer_service.redis_keys import Keys
+from bapo.core.codec import pack_batch, pack_group
+from bapo.core.errors import ContractError
+from bapo.core.types import Purpose, RolloutRequest
+from bapo.transport.buffer_client import BufferClient
+from buffer_service.state import Replacement
+from buffer_service.store.redis.keys import Keys
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import an_assembly, answer, incoming, new_store, view_of
 from tests.factories import make_request

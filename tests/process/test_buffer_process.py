@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from bapo.clients import BufferClient
 from bapo.config.load import dump_toml
-from bapo.errors import BapoError, UnavailableError
-from bapo.records import RunDirectory
+from bapo.core.errors import BapoError, UnavailableError
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.buffer_client import BufferClient
 from tests.buffer_app import small_config
 from tests.factories import make_request
 from tests.full.chaos.network import Network

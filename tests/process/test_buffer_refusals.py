@@ -13,11 +13,11 @@ from typing import cast
 import pytest
 import redis
 
-from bapo.clients import BufferClient
-from bapo.errors import ConfigError, DeadlineError, FullError, StorageError, UnavailableError
-from bapo.types import Group, Purpose, RolloutRequest
-from bapo.wire import pack_group
-from buffer_service.redis_link import RedisLink
+from bapo.core.codec import pack_group
+from bapo.core.errors import ConfigError, DeadlineError, FullError, StorageError, UnavailableError
+from bapo.core.types import Group, Purpose, RolloutRequest
+from bapo.transport.buffer_client import BufferClient
+from buffer_service.store.redis.connection import RedisLink
 from learner.checkpoint import Checkpoint
 from learner.distributed.shared_buffer import SharedBuffer
 from learner.startup import resume_buffer

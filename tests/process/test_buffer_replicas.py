@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from bapo import clients
-from bapo.clients import BufferClient
 from bapo.config.load import dump_toml
-from bapo.errors import ConfigError, UnavailableError
-from bapo.records import RunDirectory
-from bapo.types import Progress
-from bapo.wire import pack_group
-from buffer_service import redis_link
-from buffer_service.image import EMPTY
-from buffer_service.redis_link import RedisLink
+from bapo.core.codec import pack_group
+from bapo.core.errors import ConfigError, UnavailableError
+from bapo.core.types import Progress
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport import buffer_client
+from bapo.transport.buffer_client import BufferClient
+from buffer_service.store.redis import connection
+from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.run_image import EMPTY
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import answer, new_store, stored
@@ -137,7 +137,7 @@ def test_what_a_replica_that_stood_still_finds_in_its_socket_sets_nothing_back(
     replicas: list[Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The learner has had it done by the other one, and gone on: a restore would delete what came since."""
-    monkeypatch.setattr(clients, "SNAPSHOT_WAIT_S", 0.5)
+    monkeypatch.setattr(buffer_client, "SNAPSHOT_WAIT_S", 0.5)
     slow, other = replicas[0], BufferClient(replicas[1].url)
     snapshot = other.snapshot()
     learners = [BufferClient(f"{slow.url},{other.url}", timeout_s=1.0, retry_s=0.0) for _ in range(3)]
@@ -166,7 +166,7 @@ def test_what_comes_late_from_a_replica_whose_way_to_redis_was_cut_sets_nothing_
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """The cable is mended when the other replica has done it and the run has gone on."""
-    monkeypatch.setattr(redis_link, "ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(connection, "ANSWER_TIMEOUT_S", 0.5)
     network = Network()
     try:
         host, port = network.add("redis", ("127.0.0.1", redis_server.port))

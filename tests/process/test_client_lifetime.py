@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bapo.clients import BufferClient
+from bapo.transport.buffer_client import BufferClient
 from tests.batchless_buffer import batchless_buffer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -36,7 +36,7 @@ def url() -> Iterator[str]:
 def test_no_socket_is_left_for_python_to_warn_of(url: str, code: str) -> None:
     program = f"""
 import contextlib, os, sys
-from bapo.clients import BufferClient
+from bapo.transport.buffer_client import BufferClient
 url = sys.argv[1]
 with contextlib.suppress(ChildProcessError):
     {code}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bapo.config.load import dump_toml
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.buffer_app import small_config
 from tests.patience import PATIENCE_S, wait_until
 from tests.redis_server import free_port

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 import redis
 
-from bapo.errors import StorageError, UnavailableError
-from bapo.types import Prompt, RolloutRequest
-from bapo.wire import pack_batch, pack_group
-from buffer_service.redis_keys import Keys
-from buffer_service.store import Store
+from bapo.core.codec import pack_batch, pack_group
+from bapo.core.errors import StorageError, UnavailableError
+from bapo.core.types import Prompt, RolloutRequest
+from buffer_service.store.base import Store
+from buffer_service.store.redis.keys import Keys
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import answer, incoming, new_store
 from tests.factories import make_request

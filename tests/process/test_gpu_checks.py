@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bapo import needs
+from bapo.runtime import machine
 from services.launcher import gpus
 from services.launcher.gpus import Gpu, Gpus, ThisMachine, Torch
 
@@ -27,7 +27,7 @@ LIST = "GPU 0: NVIDIA H100 (UUID: GPU-0a)\nGPU 1: NVIDIA H100 (UUID: GPU-0b)\n"
 @pytest.fixture(autouse=True)
 def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds for GPUs are installed, as far as the plan knows."""
-    monkeypatch.setattr(needs, "installed", {"vllm": "0.32.0", "torch": "2.13.0"}.get)
+    monkeypatch.setattr(machine, "installed", {"vllm": "0.32.0", "torch": "2.13.0"}.get)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ import psutil
 import pytest
 
 from bapo.config.tree import TaskConfig
-from bapo.errors import ConfigError
-from bapo.grading.pool import (
+from bapo.core.errors import ConfigError
+from bapo.tasks.base import ROW
+from bapo.tasks.grading.pool import (
     GraderPool,
     UngradedError,
     VerifierKilledError,
@@ -27,7 +28,6 @@ from bapo.grading.pool import (
     VerifierRaisedError,
     VerifierTimeoutError,
 )
-from bapo.tasks.base import ROW
 from tests.factories import make_prompt
 from tests.patience import has_ended, wait_until
 
@@ -36,7 +36,7 @@ MakePool = Callable[..., GraderPool]
 
 WORKER = """
 from bapo.config.tree import TaskConfig
-from bapo.grading.pool import GraderPool
+from bapo.tasks.grading.pool import GraderPool
 from tests.factories import make_prompt
 pool = GraderPool(TaskConfig(reward="{reward}", grading_timeout_s={timeout_s}), num_children=1)
 pool.grade(make_prompt(), ["{pid_file}"])

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from bapo.config.buffer import BufferConfig
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.embedded_redis import redis_spec
 from services.launcher.supervision.child_process import Child, end
 from tests.launching import FREE_PORTS, start, train_arguments

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bapo.errors import ConfigError, StorageError
+from bapo.core.errors import ConfigError, StorageError
 from services.launcher.supervision import subreaper, supervisor
 from services.launcher.supervision.child_process import Child, ProcessSpec, end
 from tests.patience import has_ended, wait_until

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from bapo.config.supervision import SupervisionConfig
-from bapo.errors import RankLostError
+from bapo.core.errors import RankLostError
 from services.launcher.supervision import supervisor
 from services.launcher.supervision.child_process import Child, ProcessSpec, Restarts, end, kill_descendants
 from services.launcher.supervision.children import all_ended

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bapo.errors import UnavailableError
+from bapo.core.errors import UnavailableError
 from learner.startup import LOCK_FILE, only_learner
 
 HOLDS = """

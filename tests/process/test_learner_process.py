@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests import learner_process
 from tests.learner_peers import Peers
 from tests.learner_process import make_run, small_batches

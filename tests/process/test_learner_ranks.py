@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from bapo.rank_environment import meeting_place, rank_environments
-from bapo.records import RunDirectory
+from bapo.runtime.rank_environment import meeting_place, rank_environments
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests import learner_process
 from tests.learner_peers import Peers
 from tests.learner_process import small_batches

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bapo.rank_environment import LISTENER, rank_environments
-from bapo.records import RunDirectory
+from bapo.runtime.rank_environment import LISTENER, rank_environments
+from bapo.runtime.run_directory.layout import RunDirectory
 from learner.distributed import spawn_ranks
 from learner.distributed.spawn_ranks import exit_code, run_ranks
 from services.launcher.processes import Starter
@@ -110,7 +110,7 @@ def test_a_verdict_of_ours_counts_before_what_follows_from_a_lost_peer(
 
 PARENT = """
 import sys
-from bapo.rank_environment import rank_environments
+from bapo.runtime.rank_environment import rank_environments
 from learner.distributed.spawn_ranks import run_ranks
 SCRIPT = '''
 import os, signal, sys, time

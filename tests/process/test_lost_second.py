@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bapo.algorithms.registry import load_composer
+from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.selectors.base import PromptPool
-from bapo.clients import BufferClient
 from bapo.config.tree import Config
-from bapo.records import RunDirectory
-from bapo.telemetry import Telemetry
-from bapo.types import Progress, Purpose
-from bapo.wire import pack_group
+from bapo.core.codec import pack_group
+from bapo.core.types import Progress, Purpose
+from bapo.runtime.metrics.server import Telemetry
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.buffer_client import BufferClient
 from services.evaluator.loop import Evaluator
 from services.evaluator.plan import Target
 from services.scheduler.loop import Scheduler

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bapo.buffer_admin import BufferAdmin
-from bapo.clients import BufferClient
+from bapo.transport.buffer_admin import BufferAdmin
+from bapo.transport.buffer_client import BufferClient
 from tests.buffer_app import serving, small_config
 from tests.buffer_setup import new_store
 

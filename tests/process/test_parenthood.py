@@ -10,12 +10,12 @@ import sys
 import psutil
 import pytest
 
-from bapo.parenthood import dying_with_parent
+from bapo.runtime.process import dying_with_parent
 from tests.patience import has_ended, wait_until
 
 PARENT = """
 import signal, subprocess, sys, time
-from bapo.parenthood import dying_with_parent
+from bapo.runtime.process import dying_with_parent
 child = subprocess.Popen(["sleep", "1000"], preexec_fn=dying_with_parent(signal.SIGTERM))
 print(child.pid, flush=True)
 time.sleep(1000)
@@ -43,7 +43,7 @@ def test_a_child_whose_parent_was_dead_before_it_could_ask_ends_too(monkeypatch:
 
 ORPHAN = """
 import os, sys, time
-from bapo.parenthood import watch_parent
+from bapo.runtime.process import watch_parent
 if os.fork() == 0:
     watch_parent(lambda: (print("orphaned", flush=True), os._exit(0)))
     print("watching", flush=True)

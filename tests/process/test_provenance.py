@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from bapo import provenance
-from bapo.comparison.gather import gather
-from bapo.comparison.remarks import remarks
+from bapo.analysis.compare.gather import gather
+from bapo.analysis.compare.remarks import remarks
 from bapo.config.load import load_config
-from bapo.metrics.metric import Process
-from bapo.provenance import checked_out, commit, short
-from bapo.telemetry import Telemetry
+from bapo.runtime import build_info
+from bapo.runtime.build_info import checked_out, commit, short
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.server import Telemetry
 from services.launcher.processes import base_environment
 from services.launcher.session import provenance_of
 from tests.made_up_runs import write_run
@@ -72,7 +72,7 @@ def test_a_package_installed_inside_anothers_checkout_has_none(checkout: Path) -
     ("given", "want"), [("abc", "abc"), (f"{HASH}-dirty", f"{HASH}-dirty"), ("unknown", OTHER), ("", OTHER)]
 )
 def test_the_environment_wins_unless_it_does_not_know(monkeypatch: pytest.MonkeyPatch, given: str, want: str) -> None:
-    monkeypatch.setattr(provenance, "checked_out", lambda folder: OTHER)
+    monkeypatch.setattr(build_info, "checked_out", lambda folder: OTHER)
     monkeypatch.setenv("BAPO_COMMIT", given)
     assert commit() == want
 
@@ -82,9 +82,9 @@ def test_a_short_commit_is_seven_digits() -> None:
 
 
 def test_every_process_of_a_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "checked_out", lambda folder: HASH)
+    monkeypatch.setattr(build_info, "checked_out", lambda folder: HASH)
     assert base_environment(load_config(["bapo"], []))["BAPO_COMMIT"] == HASH
-    monkeypatch.setattr(provenance, "checked_out", lambda folder: None)
+    monkeypatch.setattr(build_info, "checked_out", lambda folder: None)
     assert "BAPO_COMMIT" not in base_environment(load_config(["bapo"], []))
 
 
@@ -92,7 +92,7 @@ def test_metrics_say_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BAPO_COMMIT", HASH)
     assert f'commit="{HASH}"' in Telemetry(Process.SCHEDULER).exposition().decode()
     monkeypatch.setenv("BAPO_COMMIT", "unknown")
-    monkeypatch.setattr(provenance, "checked_out", lambda folder: None)
+    monkeypatch.setattr(build_info, "checked_out", lambda folder: None)
     assert 'commit="unknown"' in Telemetry(Process.SCHEDULER).exposition().decode()
 
 

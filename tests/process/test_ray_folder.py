@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rollout_server.ray_folder import RayFolder
+from rollout_server.fleet.ray_node import RayFolder
 
 MAKER = """
 import sys
 from pathlib import Path
-from rollout_server.ray_folder import RayFolder
+from rollout_server.fleet.ray_node import RayFolder
 folder = RayFolder(Path(sys.argv[1]))
 (folder.path / "session").mkdir()
 print(folder.path, flush=True)

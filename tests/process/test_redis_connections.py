@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bapo.clients import BufferClient
-from bapo.errors import UnavailableError
-from buffer_service.redis_aof import AofState
-from buffer_service.redis_link import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, RedisLink
+from bapo.core.errors import UnavailableError
+from bapo.transport.buffer_client import BufferClient
+from buffer_service.store.redis.connection import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, RedisLink
+from buffer_service.store.redis.durability import AofState
 from tests.redis_server import RedisServer
 
 
@@ -30,7 +30,7 @@ def test_what_was_not_written_before_redis_was_started_again_is_not_acknowledged
 
     try:
         link = RedisLink(server.url)
-        monkeypatch.setattr("buffer_service.redis_link.until_written", restarted)
+        monkeypatch.setattr("buffer_service.store.redis.connection.until_written", restarted)
         with pytest.raises(UnavailableError, match="does not answer"):
             link.at_once(("SET", "a", "1"), written=True)
         monkeypatch.undo()

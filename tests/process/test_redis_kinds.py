@@ -11,12 +11,12 @@ import pytest
 import redis
 
 from bapo.config.load import dump_toml
-from bapo.errors import ConfigError, UnavailableError
-from bapo.records import RunDirectory
-from bapo.types import Progress
-from buffer_service.redis_kind import refuse_unsuited
-from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
+from bapo.core.errors import ConfigError, UnavailableError
+from bapo.core.types import Progress
+from bapo.runtime.run_directory.layout import RunDirectory
+from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.redis.requirements import refuse_unsuited
+from buffer_service.store.redis.store import RedisStore
 from tests.buffer_app import small_config
 from tests.patience import wait_until
 from tests.process.test_buffer_process import refused

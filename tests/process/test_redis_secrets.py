@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from bapo.config.tree import Config
-from bapo.records import RunDirectory
-from bapo.redis_secrets import (
+from bapo.runtime.auth.redis_password import (
     PASSWORD,
     PASSWORD_FILE,
     URL,
 )
+from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.processes import Starter
 
 

@@ -13,8 +13,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from bapo.rank_environment import free_port
-from bapo.redis_secrets import USER, RedisSecrets
+from bapo.runtime.auth.redis_password import USER, RedisSecrets
+from bapo.runtime.rank_environment import free_port
 from services.launcher.embedded_redis import server_binary
 from tests.patience import wait_until
 

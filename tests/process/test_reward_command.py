@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from bapo.cli import app
-from bapo.errors import ConfigError
+from bapo.cli.app import app
+from bapo.core.errors import ConfigError
 
 REWARDS = """
 import os, time

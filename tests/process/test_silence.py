@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from bapo.config.load import dump_toml
-from bapo.errors import UnavailableError
-from bapo.messages import BufferStatus
-from bapo.records import RunDirectory
-from buffer_service.redis_link import RedisLink
-from buffer_service.redis_store import RedisStore
-from buffer_service.values import Health
+from bapo.core.errors import UnavailableError
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.messages import BufferStatus
+from buffer_service.state import Health
+from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.redis.store import RedisStore
 from services.launcher.display.snapshot import Observer
 from tests.buffer_app import serving, small_config
 

@@ -16,11 +16,11 @@ import pytest
 import redis
 import urllib3
 
-from bapo.buffer_admin import BufferAdmin
-from bapo.clients import BufferClient
-from bapo.records import RunDirectory
-from bapo.token_sets import TokenSet, token_for_run
-from bapo.tokens import Role
+from bapo.runtime.auth.api_tokens import Role
+from bapo.runtime.auth.token_store import TokenSet, token_for_run
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.buffer_admin import BufferAdmin
+from bapo.transport.buffer_client import BufferClient
 from services.launcher.embedded_redis import url_of
 from tests.factories import make_request
 from tests.launching import REPOSITORY, alive, family, kill_family, start

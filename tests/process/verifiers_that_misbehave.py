@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from bapo.types import Prompt
+from bapo.core.types import Prompt
 
 
 def text_as_reward(prompt: Prompt, text: str) -> object:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.launching import (
     Start,
     end_by,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bapo.config.load import load_resolved
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.browser import visiting
 from tests.launching import START_S, alive, family, kill_family, run_at, start, train_arguments, wait_for_step
 from tests.web_setup import opened, values, viewed

@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import tomli_w
 
-from bapo.records import RunDirectory
-from bapo.study.results import Results
+from bapo.analysis.study.results import Results
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.launching import (
     START_S,
     Start,

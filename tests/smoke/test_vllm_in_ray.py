@@ -12,7 +12,7 @@ import pytest
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
-from bapo.types import Canary, WeightUpdate
+from bapo.core.types import Canary, WeightUpdate
 from tests.factories import make_request
 from tests.patience import wait_until
 from tests.rollout_fakes import MemoryBuffer

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from bapo.tasks.answer_formats import written_answer
 from bapo.tasks.dataset import DatasetTask, make_task
-from bapo.tasks.formats import written_answer
 from bapo.tasks.registry import extract_of
 
 TAGS, MARK, BOXED = "<answer>{answer}</answer>", "#### {answer}", "\\boxed{{answer}}"

@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
-from bapo.algorithms.autoscaling.rule import Reason
-from bapo.algorithms.autoscaling.settings import AutoscalingConfig
+from bapo.algorithms.autoscaling import AutoscalingConfig, Reason
 from bapo.algorithms.settings import AlgorithmConfig, CadenceConfig
 from bapo.config.learner import LearnerConfig
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, RunConfig
-from bapo.fleet_client import WorkerStatus
-from bapo.messages import BufferStatus, WorkerLeases
-from bapo.metrics.metric import Process
-from bapo.telemetry import Telemetry
-from rollout_server.autoscaler import Autoscaler
-from rollout_server.scaling_window import Moment, Window
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.server import Telemetry
+from bapo.transport.messages import BufferStatus, WorkerLeases
+from bapo.transport.rollout_client import WorkerStatus
+from rollout_server.autoscaling.autoscaler import Autoscaler
+from rollout_server.autoscaling.window import Moment, Window
 
 IDLE = BufferStatus(
     run="run", step=0, policy_version=0, assembled_step=0, committed_step=0, checkpointed_step=0, cursor=0,

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo.algorithms.autoscaling.rule import INPUTS, Decision, Observation, Reason, State, decide
-from bapo.algorithms.autoscaling.settings import AutoscalingConfig
+from bapo.algorithms.autoscaling import INPUTS, AutoscalingConfig, Decision, Observation, Reason, State, decide
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
 

@@ -11,8 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from bapo.tasks.countdown import make_task, prompt_of  # noqa: E402
-from bapo.tasks.countdown_problems import BASE_MODEL_BUCKETS, Problem  # noqa: E402
+from bapo.tasks.countdown import BASE_MODEL_BUCKETS, Problem, make_task, prompt_of  # noqa: E402  # noqa: E402
 from models.evaluate_base_model import summary  # noqa: E402
 from models.sampler import sample_groups  # noqa: E402
 from models.sft_data import IGNORE, Curriculum, batches, examples, num_tokens  # noqa: E402

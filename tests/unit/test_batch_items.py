@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from bapo.batch_items import entries_of, frame_order, item_fields
-from bapo.errors import ContractError
-from bapo.rows import Item, Part, joined, whole
-from bapo.types import Origin, Outcome
-from bapo.wire import check_group, pack_batch, pack_batch_frames, pack_group, unpack_batch
+from bapo.core.batch_items import Item, Part, entries_of, frame_order, item_fields, joined, whole
+from bapo.core.codec import check_group, pack_batch, pack_batch_frames, pack_group, unpack_batch
+from bapo.core.errors import ContractError
+from bapo.core.types import Origin, Outcome
 from tests.factories import make_group, make_prompt
 
 PROMPT = make_prompt(prompt_id="p")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bapo.errors import ContractError
-from bapo.types import Batch, BatchEntry, Origin
+from bapo.core.errors import ContractError
+from bapo.core.types import Batch, BatchEntry, Origin
 from learner.batch.packing import Columns, columns_of, cut, deal, microbatches_of, minibatches
 from tests.factories import make_batch, make_group
 from tests.learner_setup import CPU, learner_config, random_batch

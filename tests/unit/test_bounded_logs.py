@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from bapo.bounded_logs import bound_log, rotated_path
 from bapo.config.tree import Config
-from bapo.records import RunDirectory
+from bapo.runtime.logs import bound_log, rotated_path
+from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher import session
 from services.launcher.display.console import LineDisplay
 from services.launcher.supervision.children import Interrupts

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from bapo.algorithms.settings import AlgorithmConfig
-from bapo.types import Purpose
-from bapo.wire import pack_group, read_group_header
-from buffer_service.audit import Audit, OpenFacts, violations
-from buffer_service.groups import record_of
-from buffer_service.values import BatchRecord, Tables
+from bapo.core.codec import pack_group, read_group_header
+from bapo.core.types import Purpose
+from buffer_service.state import BatchRecord, Tables, record_of
+from buffer_service.store.invariants import Audit, OpenFacts, violations
 from tests.buffer_setup import hard, stat
 from tests.factories import make_group
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from bapo.messages import WorkerLeases
-from bapo.types import Purpose
-from buffer_service.codec import pack_record, unpack, unpack_record
-from buffer_service.reasons import is_ready, why_not_yet
-from buffer_service.values import Readiness
+from bapo.core.types import Purpose
+from bapo.transport.messages import WorkerLeases
+from buffer_service.assembly import is_ready, why_not_yet
+from buffer_service.state import Readiness
+from buffer_service.store.redis.rows import pack_record, unpack, unpack_record
 from tests.buffer_app import small_config
 from tests.buffer_setup import STATUS, answer, incoming
 from tests.factories import make_request

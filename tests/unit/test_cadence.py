@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from bapo.algorithms.minibatches import near_equal_split
 from bapo.algorithms.settings import CadenceConfig
+from learner.batch.packing import near_equal_split
 from tests.vectors import vector
 
 PAPER = CadenceConfig(v=5, m=5, slack=0)

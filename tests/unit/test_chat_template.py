@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from bapo.errors import ConfigError
+from bapo.core.errors import ConfigError
 from bapo.tasks.chat import chat_template
 from bapo.tasks.dataset import make_task
 from tests.tiny_model import write_tokenizer

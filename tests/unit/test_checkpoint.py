@@ -18,8 +18,8 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, ContractError, StorageError
-from bapo.types import Batch, Origin
+from bapo.core.errors import ConfigError, ContractError, StorageError
+from bapo.core.types import Batch, Origin
 from learner.checkpoint import complete_steps
 from learner.distributed.stopping import Stopped
 from learner.loop import Learner

@@ -11,12 +11,12 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from bapo.cli import app
-from bapo.commands.arguments import free_name, load_named
+from bapo.cli.app import app
+from bapo.cli.arguments import free_name, load_named
 from bapo.config.load import dump_toml, load_config
 from bapo.config.tree import Config
-from bapo.errors import BapoError, ConfigError, UnavailableError
-from bapo.records import RunDirectory
+from bapo.core.errors import BapoError, ConfigError, UnavailableError
+from bapo.runtime.run_directory.layout import RunDirectory
 
 COMMANDS = [
     ["train"], ["up"], ["create"], ["eval"], ["study"], ["watch"], ["scale"], ["compare"], ["report"], ["doctor"],
@@ -168,7 +168,7 @@ def test_what_changes_a_buffer_must_name_its_run(
     monkeypatch.chdir(tmp_path)
     run = RunDirectory.create(Path("outputs/demo"), ANY_PORT)
     run.update_run(status="running")
-    monkeypatch.setattr("bapo.commands.buffer_import._look_through", lambda file, as_fresh: [])
+    monkeypatch.setattr("bapo.cli.buffer_import._look_through", lambda file, as_fresh: [])
     Path("buffer.snap").write_bytes(b"snapshot")
     assert "name it with --run RUN, --run latest or --url URL" in str(refusal(*command))
     found = CliRunner().invoke(app, [*command, "--run", "latest"])

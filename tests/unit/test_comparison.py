@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bapo.comparison.accuracy import curve, final_accuracy, versus
-from bapo.comparison.gather import Compared, gather
-from bapo.comparison.migration import (
+from bapo.analysis.compare.accuracy import curve, final_accuracy, versus
+from bapo.analysis.compare.gather import Compared, gather
+from bapo.analysis.compare.migration import (
     UNTRAINED,
     attribution,
     bins_by_epoch,
@@ -17,10 +17,10 @@ from bapo.comparison.migration import (
     rescues,
     training_matrix,
 )
-from bapo.comparison.pair_tables import table_against
-from bapo.comparison.tables import table_1
-from bapo.errors import ConfigError
-from bapo.types import Origin, Purpose
+from bapo.analysis.compare.tables.overview import table_1
+from bapo.analysis.compare.tables.pairs import table_against
+from bapo.core.errors import ConfigError
+from bapo.core.types import Origin, Purpose
 from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
 
 BASE = {"p": "0000", "q": "1000", "r": "1100", "s": "0000"}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bapo.comparison.gather import gather
-from bapo.comparison.on_policy import is_on_policy
-from bapo.comparison.tables import table_1
-from bapo.types import Fate, Origin, Purpose
+from bapo.analysis.compare.composition import is_on_policy
+from bapo.analysis.compare.gather import gather
+from bapo.analysis.compare.tables.overview import table_1
+from bapo.core.types import Fate, Origin, Purpose
 from tests.made_up_runs import fate, write_run
 
 # -- on- or off-policy

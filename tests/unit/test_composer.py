@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from bapo.algorithms.bapo import Bapo
 from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng
+from bapo.algorithms.composers.bapo import Bapo
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.settings import AlgorithmConfig
-from bapo.types import GroupStat, HardPrompt, Origin
+from bapo.core.types import GroupStat, HardPrompt, Origin
 from tests.factories import make_hard, make_stat
 from tests.vectors import vector
 

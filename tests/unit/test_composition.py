@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from bapo.comparison.composition import retained_share, stored_share
-from bapo.comparison.composition_tables import table_composition
-from bapo.comparison.gather import Measured, gather
-from bapo.types import Fate, Origin, Purpose
+from bapo.analysis.compare.composition import retained_share, stored_share
+from bapo.analysis.compare.gather import Measured, gather
+from bapo.analysis.compare.tables.composition import table_composition
+from bapo.core.types import Fate, Origin, Purpose
 from tests.made_up_runs import fate, metrics_row, write_run
 
 AGAIN = Purpose.REEVALUATE

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bapo.config.load import dump_toml, load_config, load_resolved
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
+from bapo.core.errors import ConfigError
 
 Write = Callable[..., Path]
 """Writes a TOML file: (text, name="run.toml") -> its path."""

@@ -9,7 +9,7 @@ import pytest
 from bapo.config.layers import dotted, flatten, preset_layers
 from bapo.config.load import load_config
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
+from bapo.core.errors import ConfigError
 
 
 def preset(name: str) -> Config:

@@ -5,9 +5,9 @@ from itertools import islice
 
 import pytest
 
-from bapo.errors import ConfigError
-from bapo.tasks.countdown import make_task, prompt_of
-from bapo.tasks.countdown_problems import (
+from bapo.core.errors import ConfigError
+from bapo.core.types import Prompt
+from bapo.tasks.countdown import (
     BASE_MODEL_BUCKETS,
     HELD_OUT_BUCKETS,
     NUM_BUCKETS,
@@ -15,10 +15,11 @@ from bapo.tasks.countdown_problems import (
     Problem,
     Step,
     distinct_problems,
+    make_task,
+    prompt_of,
     random_problem,
     solve,
 )
-from bapo.types import Prompt
 
 
 def _problem(numbers: tuple[int, ...], target: int) -> Problem:

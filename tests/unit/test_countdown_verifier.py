@@ -7,9 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bapo.tasks.countdown import make_task, prompt_of
-from bapo.tasks.countdown_problems import Problem
-from bapo.tasks.countdown_verifier import is_right, last_answer
+from bapo.tasks.countdown import Problem, is_right, last_answer, make_task, prompt_of
 
 TASK = make_task(num_train=1, num_held_out=1)
 

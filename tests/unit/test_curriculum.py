@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo.algorithms.curriculum import epoch_order, position
+from bapo.algorithms.selectors.uniform import epoch_order, position
 
 
 @pytest.mark.parametrize(

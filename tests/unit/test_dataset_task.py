@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bapo.errors import ConfigError
+from bapo.core.errors import ConfigError
 from bapo.tasks.dataset import make_task
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
@@ -132,7 +132,7 @@ def test_a_small_parquet_file_that_unpacks_to_a_gigabyte_is_read_in_little_memor
 def test_a_file_without_line_breaks_is_refused_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bapo.tasks.dataset_rows.MOST_LINE_BYTES", 100)
+    monkeypatch.setattr("bapo.tasks.dataset.MOST_LINE_BYTES", 100)
     path = tmp_path / "array.jsonl"
     path.write_text(GOOD + "[" + '{"prompt": "x", "answer": "y"},' * 100 + "]")
     with pytest.raises(

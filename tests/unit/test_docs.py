@@ -15,7 +15,7 @@ import click
 import pytest
 import typer
 
-from bapo.cli import app
+from bapo.cli.app import app
 from bapo.config.layers import preset_names
 from bapo.tasks.base import make_prompt
 from bapo.tasks.registry import load_task

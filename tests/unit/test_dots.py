@@ -18,8 +18,8 @@ from bapo.algorithms.selectors.attention import (
 from bapo.algorithms.selectors.base import Floats, PromptPool
 from bapo.algorithms.selectors.dots import Dots, log_weights
 from bapo.algorithms.selectors.settings import SelectorConfig
-from bapo.errors import ConfigError
-from bapo.outcomes import outcomes_of
+from bapo.core.errors import ConfigError
+from bapo.core.success_counts import outcomes_of
 from tests.vectors import vector
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bapo.clients import BufferStatus
 from bapo.config.tree import Config, EvaluationConfig
-from bapo.errors import DeadlineError, UnavailableError
-from bapo.records import RunDirectory
-from bapo.telemetry import Telemetry
-from bapo.types import Group, Progress, Prompt, Purpose, RolloutRequest
+from bapo.core.errors import DeadlineError, UnavailableError
+from bapo.core.types import Group, Progress, Prompt, Purpose, RolloutRequest
+from bapo.runtime.metrics.server import Telemetry
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.buffer_client import BufferStatus
 from services.evaluator.loop import Evaluator
 from services.evaluator.plan import next_target
 from tests.factories import make_group, make_prompt

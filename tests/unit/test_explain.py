@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bapo.cli import app
-from bapo.errors import ConfigError
-from bapo.whatif.explanation import explain, find_prompt
-from bapo.whatif.recording import Recording
-from bapo.whatif.simulation import as_recorded
+from bapo.analysis.whatif.explanation import explain, find_prompt
+from bapo.analysis.whatif.recording import Recording
+from bapo.analysis.whatif.simulation import as_recorded
+from bapo.cli.app import app
+from bapo.core.errors import ConfigError
 from tests.whatif_setup import fresh_fate, recording_of, trace_fates, write_trace
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from bapo.metrics.metric import Process
-from bapo.telemetry import Telemetry
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.server import Telemetry
 from buffer_service.metrics import BufferMetrics, Scrape
-from buffer_service.values import Memory
+from buffer_service.state import Memory
 from rollout_server.delivery import verdicts
-from rollout_server.fleet_metrics import FleetMetrics
-from rollout_server.report import Tally, WorkerReport
+from rollout_server.fleet.metrics import FleetMetrics
+from rollout_server.worker_report import Tally, WorkerReport
 from services.scheduler.loop import RoundClock
 from tests.buffer_app import small_config
 from tests.buffer_setup import STATUS

@@ -10,7 +10,7 @@ import pytest
 
 from bapo.algorithms.filters import filtered_fresh, keep_probability, level_quotas, online_filter
 from bapo.algorithms.settings import AlgorithmConfig
-from bapo.types import GroupStat
+from bapo.core.types import GroupStat
 from tests.factories import make_stat
 from tests.vectors import vector
 

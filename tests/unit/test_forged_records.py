@@ -11,12 +11,12 @@ import pyarrow.parquet
 import pytest
 from services.launcher.snapshot import Observer
 
-from bapo import cli
+from bapo.analysis.study.results import Results
+from bapo.cli import app
 from bapo.config.load import load_resolved
-from bapo.errors import RecordError
-from bapo.records import RunDirectory
-from bapo.storage import read_lines
-from bapo.study.results import Results
+from bapo.core.errors import RecordError
+from bapo.runtime.run_directory.files import read_lines
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
 
 RIGHT = {"p": "1000", "q": "1100"}
@@ -59,7 +59,7 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     """What a command says that ends with exit code 2."""
     monkeypatch.setattr("sys.argv", ["bapo", *arguments])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        app.main()
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert "Traceback" not in said

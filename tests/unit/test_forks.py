@@ -9,8 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from bapo.clients import BufferClient
-from bapo.nonces import ClaimNonces
+from bapo.transport.buffer_client import BufferClient, ClaimNonces
 from tests.patience import PATIENCE_S
 
 FORK = multiprocessing.get_context("fork")

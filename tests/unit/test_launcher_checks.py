@@ -13,8 +13,8 @@ import pytest
 
 from bapo.config.buffer import BufferConfig
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
-from bapo.records import RunDirectory
+from bapo.core.errors import ConfigError
+from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher import embedded_redis
 from services.launcher.doctor import checks
 from services.launcher.doctor.checks import model_files, preflight, redis_answer

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from bapo.config.tree import Config
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.display.console import LineDisplay, make_display
 from services.launcher.display.losses import losses
 from services.launcher.display.snapshot import Observer, Snapshot

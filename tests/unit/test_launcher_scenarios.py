@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from bapo.errors import UnavailableError
-from bapo.messages import BufferStatus
-from bapo.records import RunDirectory
+from bapo.core.errors import UnavailableError
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.messages import BufferStatus
 from services.launcher import scenarios
 from services.launcher.session import Session
 from tests.buffer_app import small_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bapo.errors import ConfigError
+from bapo.core.errors import ConfigError
 from learner.distributed.world import pick_device
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from bapo.telemetry import Telemetry
-from bapo.types import Origin, Outcome
+from bapo.core.types import Origin, Outcome
+from bapo.runtime.metrics.server import Telemetry
 from learner.diagnostics.gauges import show_divergences
 from learner.diagnostics.off_policy_alarm import Alarm
 from learner.diagnostics.step_report import Meter, MinibatchResult, UpdateReport, metrics_row

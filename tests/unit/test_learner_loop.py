@@ -15,8 +15,8 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
-from bapo.errors import DeadlineError, StorageError
-from bapo.types import Batch, Origin, WeightUpdate
+from bapo.core.errors import DeadlineError, StorageError
+from bapo.core.types import Batch, Origin, WeightUpdate
 from learner.checkpoint import complete_steps
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.publish_weights import digest_of

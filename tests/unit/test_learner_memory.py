@@ -10,8 +10,8 @@ import torch
 
 from bapo.config.learner import LearnerConfig
 from bapo.config.tree import Config
-from bapo.errors import OutOfMemoryError, UnavailableError
-from bapo.process import run_process
+from bapo.core.errors import OutOfMemoryError, UnavailableError
+from bapo.runtime.process import run_process
 from learner import __main__ as learner_main
 from learner import startup
 from learner.startup import out_of_memory
@@ -61,7 +61,7 @@ def run_learner(error: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(startup, "_run", fail)
     monkeypatch.setattr(startup.StopFlag, "install", lambda self: None)
-    monkeypatch.setattr("bapo.process.load_resolved", lambda path: Config())
+    monkeypatch.setattr("bapo.runtime.process.load_resolved", lambda path: Config())
     (tmp_path / "run").mkdir()
     argv = ["--config", "config.toml", "--run-dir", str(tmp_path / "run")]
     run_process("learner", learner_main.main, add_flags=learner_main._add_flags, argv=argv)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from bapo.algorithms.gae import whitened
+from bapo.algorithms.advantages import whitened
 from bapo.config.tree import Config
-from bapo.types import Batch, Group
+from bapo.core.types import Batch, Group
 from learner.update.critic import load_critic, value_loss
 from learner.update.step_state import StepInputs, minibatch_weights, step_inputs, step_logprobs
 from tests.learner_setup import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy, with_supervised

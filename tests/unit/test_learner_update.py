@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bapo.algorithms.advantages import group_advantages
 from bapo.config.tree import Config
-from bapo.errors import DivergenceError
-from bapo.types import Batch, Group, Origin
-from bapo.wire import unpack_batch
+from bapo.core.codec import unpack_batch
+from bapo.core.errors import DivergenceError
+from bapo.core.types import Batch, Group, Origin
 from learner.batch.packing import minibatches
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.model.policy import Policy

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
-from bapo.model_folder import WANTED, fetch, folder_of, is_hub_id, missing_parts, num_parameters
+from bapo.core.errors import ConfigError
+from bapo.runtime.model_files import WANTED, fetch, folder_of, is_hub_id, missing_parts, num_parameters
 from services.launcher.doctor.checks import model_files, preflight
 from tests.unit.test_launcher_checks import make_config
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from bapo.metrics.metric import Process
-from bapo.metrics.registry import METRICS
-from bapo.records import RunDirectory
+from bapo.runtime.metrics.metric import Process
+from bapo.runtime.metrics.registry import METRICS
+from bapo.runtime.run_directory.layout import RunDirectory
 from deploy.monitoring.__main__ import DASHBOARDS, REPOSITORY, files
 from deploy.monitoring.alert import Clock
 from deploy.monitoring.alerts import ALERTS

@@ -9,9 +9,9 @@ import pytest
 from bapo.config.load import load_config
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, StorageError
-from bapo.needs import GIB, engine_bytes, learner_bytes, memory_gib, resident_bytes, run_bytes, runs_at_once
-from bapo.storage import locked
+from bapo.core.errors import ConfigError, StorageError
+from bapo.runtime.machine import GIB, engine_bytes, learner_bytes, memory_gib, resident_bytes, run_bytes, runs_at_once
+from bapo.runtime.run_directory.files import locked
 
 
 def test_every_engine_needs_memory_of_its_own() -> None:
@@ -20,7 +20,7 @@ def test_every_engine_needs_memory_of_its_own() -> None:
 
 
 def test_weights_take_memory_by_the_parameter_and_disk_by_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bapo.needs.ranks_on_gpus", lambda config: 0)
+    monkeypatch.setattr("bapo.runtime.machine.ranks_on_gpus", lambda config: 0)
     config = Config.model_validate({"rollout": {"num_workers": 3, "worker_resources": {"CPU": 1}}})
     # 1 M parameters: weights 4, gradients 4, moments 8; three engines of 4 bytes each in float32.
     assert (memory_gib(config, 1_000_000) - memory_gib(config)) * GIB == pytest.approx(16e6 + 3 * 4e6)
@@ -52,7 +52,7 @@ def test_what_redis_holds_is_a_sum_over_steps() -> None:
 
 
 def test_what_lies_on_gpus_takes_no_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bapo.needs.ranks_on_gpus", lambda config: 1)
+    monkeypatch.setattr("bapo.runtime.machine.ranks_on_gpus", lambda config: 1)
     config = Config.model_validate({"rollout": {"worker_resources": {"GPU": 1}}})
     assert memory_gib(config, 10**9) == memory_gib(config)
 

@@ -18,7 +18,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from bapo.errors import ConfigError
+from bapo.core.errors import ConfigError
 from learner.batch.packing import Piece, build, columns_of
 from learner.model.policy import Policy
 from tests.learner_setup import CPU, learner_config, random_batch

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bapo.commands.buffer_where import shown
-from bapo.plain_text import plain
-from buffer_service.schemas import MOST_DETAIL_CHARS, FailBody
+from bapo.cli.buffer.target import shown
+from bapo.core.text import plain
+from buffer_service.http.schemas import MOST_DETAIL_CHARS, FailBody
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, DeadlineError
-from bapo.prompt_embeddings import embeddings_path, read_embeddings, write_embeddings
-from bapo.records import RunDirectory
+from bapo.core.errors import ConfigError, DeadlineError
+from bapo.runtime.run_directory.embeddings import embeddings_path, read_embeddings, write_embeddings
+from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.registry import load_task
 from learner.model.embeddings import embed, make_embeddings
 from services.scheduler.proposals import _wait_for, make_pool

@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.randomness import generator_for
-from bapo.algorithms.registry import load_composer
 from bapo.algorithms.selectors.base import PromptPool
-from bapo.clients import BufferStatus
 from bapo.config.tree import Config
-from bapo.errors import ConfigError, ContractError
-from bapo.messages import ExtraRound
-from bapo.outcomes import Outcomes, outcomes_of
-from bapo.telemetry import Telemetry
-from bapo.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
+from bapo.core.errors import ConfigError, ContractError
+from bapo.core.success_counts import Outcomes, outcomes_of
+from bapo.core.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
+from bapo.runtime.metrics.server import Telemetry
+from bapo.transport.buffer_client import BufferStatus
+from bapo.transport.messages import ExtraRound
 from services.scheduler.loop import Scheduler
 from services.scheduler.plan import FreshPlan
 from services.scheduler.proposals import KEEP_EVERY, Proposals, make_proposals

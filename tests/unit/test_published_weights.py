@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bapo.errors import UnavailableError
-from bapo.types import Canary, Progress, WeightUpdate
-from rollout_server.published import recall, remember
+from bapo.core.errors import UnavailableError
+from bapo.core.types import Canary, Progress, WeightUpdate
+from rollout_server.weights.newest import recall, remember
 
 
 class Buffer:

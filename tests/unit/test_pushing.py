@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from bapo import pushing
-from bapo.errors import ContractError, FullError
-from bapo.pushing import push_all
-from bapo.wire import pack_group
+from bapo.core.codec import pack_group
+from bapo.core.errors import ContractError, FullError
+from bapo.transport import buffer_client
+from bapo.transport.buffer_client import push_all
 from tests.factories import make_group
 
 
@@ -64,7 +64,7 @@ def test_groups_that_redis_refuses_though_there_is_room_are_sent_once_in_each_pa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(pushing, "time", clock)
+    monkeypatch.setattr(buffer_client, "time", clock)
     peer: Any = RefusedByRedis(clock, retry_after_s=2.5)
     with pytest.raises(FullError, match="Redis is full"):
         push_all(peer, [pack_group(make_group())], full_s=5.0)
@@ -78,10 +78,10 @@ def test_groups_that_redis_refuses_though_there_is_room_are_sent_once_in_each_pa
 def test_a_buffer_that_stays_full_is_said_once_in_a_while(
     pause_s: float, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pushing, "SAID_S", pause_s)
-    monkeypatch.setattr(pushing, "_waiting", pushing._Seldom())
+    monkeypatch.setattr(buffer_client, "SAID_S", pause_s)
+    monkeypatch.setattr(buffer_client, "_waiting", buffer_client._Seldom())
     peer: Any = FullFirst()
-    with caplog.at_level(logging.WARNING, "bapo.pushing"):
+    with caplog.at_level(logging.WARNING, "bapo.transport.buffer_client"):
         fates = [push_all(peer, [pack_group(make_group())], full_s=1.0) for _ in range(3)]
     assert fates == [{"g": "stored"}] * 3
     assert [record.getMessage() for record in caplog.records] == [

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from bapo.errors import ConfigError, ContractError, StorageError
-from bapo.records import RunDirectory
-from bapo.types import Fate, Origin, Purpose
+from bapo.core.errors import ConfigError, ContractError, StorageError
+from bapo.core.types import Fate, Origin, Purpose
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.factories import make_fate
 
 

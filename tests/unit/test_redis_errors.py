@@ -6,8 +6,8 @@ import pytest
 from redis._parsers.base import BaseParser
 from redis.exceptions import InvalidResponse, ResponseError
 
-from bapo.errors import BapoError, FullError, UnavailableError
-from buffer_service.redis_link import RedisLink
+from bapo.core.errors import BapoError, FullError, UnavailableError
+from buffer_service.store.redis.connection import RedisLink
 
 
 def named(error: Exception) -> BapoError:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bapo.errors import ConfigError
-from bapo.redis_secrets import (
+from bapo.core.errors import ConfigError
+from bapo.runtime.auth.redis_password import (
     PASSWORD,
     PASSWORD_FILE,
     URL,

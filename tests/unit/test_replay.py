@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from bapo.analysis.whatif.replayable import plan_replay, plan_replay_of
 from bapo.config.tree import Config
-from bapo.errors import DivergenceError
-from bapo.process import Flags
-from bapo.records import RunDirectory
-from bapo.token_files import TokenFiles
-from bapo.types import Batch
-from bapo.whatif.replayable import plan_replay, plan_replay_of
-from bapo.wire import pack_batch
+from bapo.core.codec import pack_batch
+from bapo.core.errors import DivergenceError
+from bapo.core.types import Batch
+from bapo.runtime.process import Flags
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.responses import TokenFiles
 from learner.loop import Learner
 from learner.replay import Replay, as_json, as_text, replay
 from tests.learner_setup import FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch

@@ -11,12 +11,12 @@ import pytest
 
 from bapo.algorithms.advantages import group_advantages
 from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason
+from bapo.algorithms.composers.registry import load_composer
+from bapo.algorithms.composers.repo import STRATEGIES, Stored
 from bapo.algorithms.randomness import rng_for
-from bapo.algorithms.registry import load_composer
-from bapo.algorithms.repo import STRATEGIES, Stored
 from bapo.algorithms.settings import AlgorithmConfig
-from bapo.errors import ConfigError
-from bapo.types import GroupStat
+from bapo.core.errors import ConfigError
+from bapo.core.types import GroupStat
 from tests.factories import make_stat
 from tests.vectors import vector
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bapo.errors import ConfigError
-from bapo.records import RunDirectory
-from bapo.whatif.replayable import plan_replay, plan_replay_of, replayable_steps
-from bapo.wire import pack_batch
+from bapo.analysis.whatif.replayable import plan_replay, plan_replay_of, replayable_steps
+from bapo.core.codec import pack_batch
+from bapo.core.errors import ConfigError
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.factories import make_batch
 
 

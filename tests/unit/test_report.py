@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bapo.report import data
+from bapo.analysis.report import data
 from tests.unit.test_launcher_display import make_evaluation
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bapo.config.tree import Config
-from bapo.types import Batch, Group, Origin
+from bapo.core.types import Batch, Group, Origin
 from learner.batch.packing import columns_of
 from learner.update.anchors import GenerationMemory
 from learner.update.reuse import group_ess, reused_groups, reused_responses, weigh_reused

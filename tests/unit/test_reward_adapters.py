@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from bapo.grading.process import grade
+from bapo.core.types import Prompt
 from bapo.tasks.base import make_prompt
 from bapo.tasks.countdown import make_task as make_countdown
 from bapo.tasks.dataset import make_task
+from bapo.tasks.grading.process import grade
 from bapo.tasks.registry import with_reward
 from bapo.tasks.rewards import Reward, load_reward
-from bapo.types import Prompt
 
 
 def _load(tmp_path: Path, prefix: str, source: str) -> Reward:

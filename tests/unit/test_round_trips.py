@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from bapo.round_trips import round_trips
+from bapo.runtime.model_files import round_trips
 
 OHM, OMEGA = "\u2126", "\u03a9"
 ANGSTROM, A_RING = "\u212b", "\u00c5"

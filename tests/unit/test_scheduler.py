@@ -8,13 +8,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from bapo.algorithms.registry import load_composer
-from bapo.clients import BufferStatus
+from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
-from bapo.errors import DeadlineError
-from bapo.messages import ExtraRound
-from bapo.telemetry import Telemetry
-from bapo.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
+from bapo.core.errors import DeadlineError
+from bapo.core.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
+from bapo.runtime.metrics.server import Telemetry
+from bapo.transport.buffer_client import BufferStatus
+from bapo.transport.messages import ExtraRound
 from services.scheduler.loop import Scheduler
 from services.scheduler.plan import FreshPlan, due_round
 from tests.factories import make_hard, make_prompt

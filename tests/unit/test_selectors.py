@@ -10,8 +10,8 @@ from bapo.algorithms.selectors.kimi import Kimi, admitted, failure_rates
 from bapo.algorithms.selectors.mopps import Mopps, by_fitness, updated
 from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.algorithms.selectors.uniform import Uniform
-from bapo.errors import ConfigError, ContractError
-from bapo.outcomes import outcomes_of, pack_outcomes, unpack_outcomes
+from bapo.core.errors import ConfigError, ContractError
+from bapo.core.success_counts import outcomes_of, pack_outcomes, unpack_outcomes
 from tests.vectors import vector
 
 

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo.algorithms.annealing import reference_share
-from bapo.algorithms.gae import gae, whitened
-from bapo.algorithms.shaping import length_reward, overlong_penalty
+from bapo.algorithms.advantages import gae, length_reward, overlong_penalty, whitened
 from bapo.config.load import load_config
-from bapo.types import BatchEntry, Origin
+from bapo.core.types import BatchEntry, Origin
 from learner.batch.advantages import row_advantages, shaped_rewards
+from learner.update.anchors import reference_share
 from tests.factories import make_batch, make_group
 from tests.learner_setup import learner_config
 from tests.vectors import vector

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bapo.significance import (
+from bapo.analysis.significance import (
     crossed,
     mcnemar,
     stratified,

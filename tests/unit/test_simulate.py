@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bapo.cli import app
+from bapo.analysis.whatif.recording import Recording, read_recording
+from bapo.analysis.whatif.reevaluation import Source
+from bapo.analysis.whatif.reproduction import compare
+from bapo.analysis.whatif.simulation import SimulatedStep, as_recorded, what_if
+from bapo.cli.app import app
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
-from bapo.types import Origin
-from bapo.whatif.recording import Recording, read_recording
-from bapo.whatif.reevaluation import Source
-from bapo.whatif.reproduction import compare
-from bapo.whatif.simulation import SimulatedStep, as_recorded, what_if
+from bapo.core.errors import ConfigError
+from bapo.core.types import Origin
 from tests.whatif_setup import BATCHES, fresh_fate, recording_of, trace_config, trace_fates, write_trace
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bapo.statistics import difference, estimate, shared_means
+from bapo.core.statistics import difference, estimate, shared_means
 
 
 @pytest.mark.parametrize(

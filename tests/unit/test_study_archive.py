@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from bapo.analysis.study.archive import pack, unpack
+from bapo.analysis.study.plan import Study
+from bapo.analysis.study.results import Results
+from bapo.analysis.study.state import State, look
 from bapo.config.load import dump_toml
-from bapo.errors import ConfigError
-from bapo.records import RunDirectory
-from bapo.study.archive import pack, unpack
-from bapo.study.plan import Study
-from bapo.study.results import Results
-from bapo.study.state import State, look
+from bapo.core.errors import ConfigError
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.factories import make_fate
 from tests.unit.test_launcher_display import make_evaluation, make_row
 from tests.unit.test_study_plan import plan

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import tomli_w
 
+from bapo.analysis.study.plan import Study, parse_study, read_study
+from bapo.analysis.study.state import State, changed, look
 from bapo.config.layers import preset_names
 from bapo.config.load import dump_toml
-from bapo.errors import ConfigError
-from bapo.records import RunDirectory
-from bapo.study.plan import Study, parse_study, read_study
-from bapo.study.state import State, changed, look
+from bapo.core.errors import ConfigError
+from bapo.runtime.run_directory.layout import RunDirectory
 
 
 def study_values(**study: Any) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bapo.records import RunDirectory
-from bapo.study.plan import Study
-from bapo.study.runner import Outcome, Runner, StudyProgress, reason_of, tidy
-from bapo.study.schedule import Estimates, mean_seconds, next_run
-from bapo.study.state import Found, State
+from bapo.analysis.study.plan import Study
+from bapo.analysis.study.runner import Outcome, Runner, StudyProgress, reason_of, tidy
+from bapo.analysis.study.schedule import Estimates, mean_seconds, next_run
+from bapo.analysis.study.state import Found, State
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.unit.test_launcher_display import make_row
 from tests.unit.test_study_plan import make, plan
 

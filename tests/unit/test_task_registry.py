@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bapo.errors import ConfigError
+from bapo.core.errors import ConfigError
 from bapo.tasks.registry import load_task, with_reward
 from bapo.tasks.rewards import load_reward
 

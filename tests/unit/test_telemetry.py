@@ -8,9 +8,9 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bapo.metrics.metric import ORIGIN, Metric, Process
-from bapo.metrics.registry import metrics_of
-from bapo.telemetry import BucketTotals, Telemetry
+from bapo.runtime.metrics.metric import ORIGIN, Metric, Process
+from bapo.runtime.metrics.registry import metrics_of
+from bapo.runtime.metrics.server import BucketTotals, Telemetry
 
 
 def names(exposition: bytes) -> set[str]:

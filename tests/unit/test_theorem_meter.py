@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from bapo.types import Batch, Group, Origin
+from bapo.core.types import Batch, Group, Origin
 from learner.batch.packing import columns_of, minibatches
 from learner.diagnostics.theorem_meter import Cell, Diagnosis, diagnose
 from tests.factories import make_batch, make_group

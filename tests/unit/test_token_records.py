@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bapo.errors import UnavailableError
-from bapo.token_files import TokenFiles, TokenRow
-from bapo.types import Batch, Group
+from bapo.core.errors import UnavailableError
+from bapo.core.types import Batch, Group
+from bapo.runtime.run_directory.responses import TokenFiles, TokenRow
 from learner.diagnostics.response_recorder import ResponseRecorder
 from learner.diagnostics.token_values import TokenValues
 from tests.learner_setup import (

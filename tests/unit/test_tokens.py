@@ -8,11 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from bapo import tokens
-from bapo.errors import ConfigError
-from bapo.records import RunDirectory
-from bapo.token_sets import TokenSet, find_tokens, token_for_run
-from bapo.tokens import ACCEPTED, ACCEPTED_FILE, TOKEN, TOKEN_FILE, FileToken, Keyring, Role, digest, keyring_for
+from bapo.core.errors import ConfigError
+from bapo.runtime.auth import api_tokens
+from bapo.runtime.auth.api_tokens import (
+    ACCEPTED,
+    ACCEPTED_FILE,
+    TOKEN,
+    TOKEN_FILE,
+    FileToken,
+    Keyring,
+    Role,
+    digest,
+    keyring_for,
+)
+from bapo.runtime.auth.token_store import TokenSet, find_tokens, token_for_run
+from bapo.runtime.run_directory.layout import RunDirectory
 
 SECRET = "a-token-of-the-worker-0"
 OTHER = "a-token-of-the-worker-1"
@@ -78,7 +88,7 @@ def roles(made: TokenSet, *given: str) -> list[Role | None]:
 
 
 def test_a_service_notices_a_new_token_and_a_caller_its_own(made: TokenSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(api_tokens, "LOOK_AGAIN_S", 0.0)
     keyring, own = Keyring(path=made.accepted_path), FileToken(made.path_of(Role.LEARNER))
     before = own()
     made.rotate(Role.LEARNER)
@@ -89,7 +99,7 @@ def test_a_service_notices_a_new_token_and_a_caller_its_own(made: TokenSet, monk
 
 
 def test_a_damaged_file_leaves_the_accepted_tokens_as_they_are(made: TokenSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(api_tokens, "LOOK_AGAIN_S", 0.0)
     keyring, own = Keyring(path=made.accepted_path), FileToken(made.path_of(Role.LEARNER))()
     made.accepted_path.write_text("nonsense\n")
     os.utime(made.accepted_path, ns=(1, 1))
@@ -134,12 +144,12 @@ def test_given_tokens_are_asked_for_on_the_loopback_too(made: TokenSet, monkeypa
 def test_a_caller_takes_its_token_from_a_file_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tokens.own_token()() is None
+    assert api_tokens.own_token()() is None
     monkeypatch.setenv(TOKEN, SECRET)
-    assert tokens.own_token()() == SECRET
+    assert api_tokens.own_token()() == SECRET
     (tmp_path / "token").write_text(OTHER + "\n")
     monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
-    assert tokens.own_token()() == OTHER
+    assert api_tokens.own_token()() == OTHER
 
 
 def test_a_process_of_a_run_finds_its_own_token_and_no_other(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bapo.cli import app
+from bapo.analysis.trackers.base import TrackedRun, load_tracker, tracker_names
+from bapo.analysis.trackers.sending import Sender, measured, numbers_of
+from bapo.cli.app import app
 from bapo.config.load import dump_toml, load_config
-from bapo.errors import ConfigError
-from bapo.records import RunDirectory
-from bapo.trackers.base import TrackedRun, load_tracker, tracker_names
-from bapo.trackers.sending import Sender, measured, numbers_of
+from bapo.core.errors import ConfigError
+from bapo.runtime.run_directory.layout import RunDirectory
 
 EVALUATION = {
     "split": "cd4", "version": 1, "step": 0, "accuracy": 0.25, "low": 0.2, "high": 0.3, "mean_tokens": 30,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bapo.errors import BY_NAME, BapoError, ContractError
-from bapo.types import Group, Outcome
-from bapo.wire import pack_group, read_group_header
+from bapo.core.codec import pack_group, read_group_header
+from bapo.core.errors import BY_NAME, BapoError, ContractError
+from bapo.core.types import Group, Outcome
 from tests.factories import make_group, make_stat
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bapo.config.tree import Config
-from bapo.needs import vllm_build
+from bapo.runtime.machine import vllm_build
 from rollout_server.engines import vllm
 from rollout_server.engines.vllm import engine_arguments, environment_of
 

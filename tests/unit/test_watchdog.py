@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from bapo.config.supervision import SupervisionConfig
-from bapo.errors import DeadlineError
-from bapo.messages import WorkerLeases
+from bapo.core.errors import DeadlineError
+from bapo.transport.messages import WorkerLeases
 from services.launcher.session import progress_mark as mark_of_run
 from services.launcher.session import why_still
 from services.launcher.supervision.children import ProcessLine

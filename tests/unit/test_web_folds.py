@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from bapo.analysis.whatif.history import History
+from bapo.analysis.whatif.recording import RecordedStep
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
-from bapo.errors import ContractError
-from bapo.records import RunDirectory
-from bapo.storage import Lines
-from bapo.types import Fate, Origin, Purpose
-from bapo.whatif.history import History
-from bapo.whatif.recording import RecordedStep
+from bapo.core.errors import ContractError
+from bapo.core.types import Fate, Origin, Purpose
+from bapo.runtime.run_directory.files import Lines
+from bapo.runtime.run_directory.layout import RunDirectory
 from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask, view_of
 from services.dashboard.run_view import RunView
 from services.dashboard.step_columns import PromptVisits, table_ages

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bapo.config.load import load_resolved
-from bapo.errors import ContractError
-from bapo.records import RunDirectory
+from bapo.core.errors import ContractError
+from bapo.runtime.run_directory.layout import RunDirectory
 from services.dashboard.endpoints import ENDPOINTS, ask, view_of
 from services.dashboard.export import answers
 from services.dashboard.run_view import RunView

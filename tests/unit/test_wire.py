@@ -12,10 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from bapo.errors import ContractError
-from bapo.frames import MAX_HEADER_BYTES, PREFIX, frame_start
-from bapo.types import Fate, Group, Origin, Prompt, Purpose, Timing
-from bapo.wire import (
+from bapo.core.codec import (
     batch_header,
     fate_from_map,
     fate_map,
@@ -28,6 +25,9 @@ from bapo.wire import (
     unpack_batch,
     unpack_group,
 )
+from bapo.core.errors import ContractError
+from bapo.core.frames import MAX_HEADER_BYTES, PREFIX, frame_start
+from bapo.core.types import Fate, Group, Origin, Prompt, Purpose, Timing
 from tests.factories import make_batch, make_group
 
 COLUMNS = ("prompt_token_ids", "token_ids", "rollout_logprobs", "lengths", "rewards", "outcomes", "versions")

@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo.errors import ContractError
-from bapo.frames import PREFIX, frame_head, frame_start, open_frame
-from bapo.wire import (
+from bapo.core.codec import (
     fate_from_map,
     fate_map,
     pack_batch,
@@ -26,6 +24,8 @@ from bapo.wire import (
     unpack_batch,
     unpack_group,
 )
+from bapo.core.errors import ContractError
+from bapo.core.frames import PREFIX, frame_head, frame_start, open_frame
 from tests.factories import make_batch, make_fate, make_group, make_prompt
 
 GROUP = pack_group(make_group(rewards="10", lengths=[2, 3]))

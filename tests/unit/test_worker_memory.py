@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bapo.errors import ConfigError, OutOfMemoryError, UnavailableError
-from rollout_server.handles import WorkerDiedError
-from rollout_server.memory import MemoryWatch, count_kills
+from bapo.core.errors import ConfigError, OutOfMemoryError, UnavailableError
+from rollout_server.fleet.out_of_memory import MemoryWatch, count_kills
+from rollout_server.fleet.worker_handle import WorkerDiedError
 
 REFUSED_BY_TORCH = UnavailableError(
     "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
@@ -21,7 +21,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The file in which the kernel counts its kills."""
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\nhigh 0\nmax 41\noom 2\noom_kill 2\noom_group_kill 0\n")
-    monkeypatch.setattr("rollout_server.memory.COUNTERS", (counter, tmp_path / "not-there"))
+    monkeypatch.setattr("rollout_server.fleet.out_of_memory.COUNTERS", (counter, tmp_path / "not-there"))
     return counter
 
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from bapo.algorithms.randomness import generator_for
 from bapo.algorithms.selectors.base import Floats, Indices, PromptPool, State, Stateless, first_by_weight, restored
 from bapo.algorithms.selectors.settings import SelectorConfig
-from bapo.errors import ConfigError
-from bapo.outcomes import Outcomes
+from bapo.core.errors import ConfigError
+from bapo.core.success_counts import Outcomes
 
 
 class Kimi(Stateless):

@@ -10,7 +10,7 @@ import numpy as np
 from bapo.algorithms.randomness import generator_for
 from bapo.algorithms.selectors.base import Floats, Indices, PromptPool, State, Stateless, restored
 from bapo.algorithms.selectors.settings import SelectorConfig
-from bapo.outcomes import Outcomes
+from bapo.core.success_counts import Outcomes
 
 PRIOR = 1.0
 """alpha_0 = beta_0: before its first group any success rate is as likely as any other."""

@@ -10,7 +10,7 @@ from typing import Any, cast
 import bapo.algorithms.selectors
 from bapo.algorithms.selectors.base import PromptPool, PromptSelector
 from bapo.algorithms.selectors.settings import SelectorConfig
-from bapo.errors import ConfigError, did_you_mean
+from bapo.core.errors import ConfigError, did_you_mean
 
 FACTORY = "make_selector"
 

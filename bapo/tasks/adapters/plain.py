@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bapo import TAKES_COLUMNS
-from bapo.errors import ConfigError
-from bapo.tasks.functions import call_with, load_function, settled
-from bapo.tasks.rewards import columns_of
-from bapo.types import Prompt
+from bapo.core.errors import ConfigError
+from bapo.core.types import Prompt
+from bapo.tasks.base import columns_of
+from bapo.tasks.user_functions import call_with, load_function, settled
 
 
 def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], list[float | None]]:

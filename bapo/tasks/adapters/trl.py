@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bapo.tasks.functions import call_with, load_function, settled
-from bapo.tasks.rewards import columns_of, conversation_of
-from bapo.types import Prompt
+from bapo.core.types import Prompt
+from bapo.tasks.base import columns_of, conversation_of
+from bapo.tasks.user_functions import call_with, load_function, settled
 
 
 def make_reward(name: str) -> Callable[[Prompt, Sequence[str]], Sequence[float | None]]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bapo.tasks.functions import call_with, load_function, settled
-from bapo.tasks.rewards import columns_of
-from bapo.types import Prompt
+from bapo.core.types import Prompt
+from bapo.tasks.base import columns_of
+from bapo.tasks.user_functions import call_with, load_function, settled
 
 DEFAULT_FUNCTION = "compute_score"
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.live import Live
 
 from bapo.config.tree import Config
-from bapo.formats import ORIGINS, count, duration, num_groups, oldest, percent
-from bapo.records import UNDER_WAY, RunDirectory
+from bapo.core.text import ORIGINS, count, duration, num_groups, oldest, percent
+from bapo.runtime.run_directory.layout import UNDER_WAY, RunDirectory
 from services.launcher.display.losses import losses
 from services.launcher.display.snapshot import Observer, Snapshot
 from services.launcher.display.table import render

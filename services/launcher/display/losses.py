@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from bapo.formats import percent
-from bapo.grading.pool import UngradedError, VerifierKilledError, VerifierRaisedError, VerifierTimeoutError
+from bapo.core.text import percent
+from bapo.tasks.grading.pool import UngradedError, VerifierKilledError, VerifierRaisedError, VerifierTimeoutError
 
 VERIFIER_REASONS = {
     error.reason for error in (UngradedError, VerifierKilledError, VerifierRaisedError, VerifierTimeoutError)

@@ -15,16 +15,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from bapo.buffer_admin import BufferAdmin
-from bapo.clients import BufferClient, BufferStatus
 from bapo.config.tree import Config
-from bapo.errors import BapoError
-from bapo.fleet_client import FleetClient, WorkerStatus
-from bapo.record_rows import EvaluationRow, MetricsRow
-from bapo.records import RunDirectory
-from bapo.storage import Lines
-from bapo.token_sets import token_for_run
-from bapo.tokens import Token
+from bapo.core.errors import BapoError
+from bapo.runtime.auth.api_tokens import Token
+from bapo.runtime.auth.token_store import token_for_run
+from bapo.runtime.run_directory.files import Lines
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow
+from bapo.transport.buffer_admin import BufferAdmin
+from bapo.transport.buffer_client import BufferClient, BufferStatus
+from bapo.transport.rollout_client import FleetClient, WorkerStatus
 from services.launcher.supervision.children import ProcessLine
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Observer:
     """Keeps a snapshot of one run up to date."""
 
     def __init__(self, config: Config, run: RunDirectory, token: Token | None = None) -> None:
-        """`token`: what services are sent; None: what a command sends (`bapo.token_sets.token_for_run`)."""
+        """`token`: what services are sent; None: what a command sends (`token_for_run`)."""
         self._config = config
         self._run = run
         self._token = token

@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bapo.formats import count, duration, percent
-from bapo.records import RunDirectory
-from bapo.report.ledger import first_looks
-from bapo.statistics import difference, shared_means
+from bapo.analysis.report.ledger import first_looks
+from bapo.core.statistics import difference, shared_means
+from bapo.core.text import count, duration, percent
+from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.display.losses import losses
 
 

@@ -13,8 +13,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from bapo.formats import ORIGINS, count, duration, num_groups, oldest, percent
-from bapo.statistics import shared_means
+from bapo.core.statistics import shared_means
+from bapo.core.text import ORIGINS, count, duration, num_groups, oldest, percent
 from services.launcher.display.losses import losses
 from services.launcher.display.snapshot import Snapshot
 from services.launcher.supervision.children import ProcessLine

@@ -14,12 +14,10 @@ from typing import Any, Literal
 
 import psutil
 
-from bapo.addresses import BUFFER
 from bapo.config.tree import Config
-from bapo.errors import BapoError, ConfigError, UnavailableError
-from bapo.grading.pool import GraderPool
-from bapo.model_folder import fetch, folder_of, how_to_fetch, is_hub_id, missing_parts, num_parameters, weight_files
-from bapo.needs import (
+from bapo.core.errors import BapoError, ConfigError, UnavailableError
+from bapo.runtime.auth.redis_password import PASSWORD_FILE, problem_of_url, refuse_open, with_password
+from bapo.runtime.machine import (
     GIB,
     engine_bytes,
     learner_bytes,
@@ -29,8 +27,18 @@ from bapo.needs import (
     run_bytes,
     worker_resources,
 )
-from bapo.redis_secrets import PASSWORD_FILE, problem_of_url, refuse_open, with_password
+from bapo.runtime.model_files import (
+    fetch,
+    folder_of,
+    how_to_fetch,
+    is_hub_id,
+    missing_parts,
+    num_parameters,
+    weight_files,
+)
+from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.registry import load_task
+from bapo.transport.endpoints import BUFFER
 from services.launcher.embedded_redis import server_binary
 from services.launcher.processes import LEARNER, LOOPBACK, configured_ports
 
@@ -60,7 +68,7 @@ def preflight(config: Config, *, with_learner: bool = True, download: Download |
     """Refuse to start what cannot work, and fetch a model of the Hub before anything starts.
 
     Args:
-        download: as `bapo.model_folder.fetch` has it.
+        download: as `bapo.runtime.model_files.fetch` has it.
     Raises: the first failure's error, with one line per failure.
     """
     found = [*ports(config, with_learner=with_learner), redis(config)]

@@ -18,14 +18,14 @@ from rich.table import Table
 from rich.text import Text
 
 from bapo.config.tree import Config
-from bapo.errors import BapoError, GradingError
-from bapo.grading.pool import GraderPool
-from bapo.needs import installed, vllm_build
-from bapo.records import RunDirectory
-from bapo.round_trips import round_trips
+from bapo.core.errors import BapoError, GradingError
+from bapo.core.types import Prompt
+from bapo.runtime.machine import installed, vllm_build
+from bapo.runtime.model_files import round_trips
+from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.base import MESSAGES
+from bapo.tasks.grading.pool import GraderPool
 from bapo.tasks.registry import load_task
-from bapo.types import Prompt
 from services.launcher.doctor import checks
 from services.launcher.doctor.checks import Check, redis_persistence
 from services.launcher.doctor.gpu_checks import gpu_checks

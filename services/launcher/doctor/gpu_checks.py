@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
-from bapo.needs import VLLM_FOR_GPUS
+from bapo.core.errors import ConfigError
+from bapo.runtime.machine import VLLM_FOR_GPUS
 from services.launcher.doctor.checks import Check
 from services.launcher.gpus.devices import Gpu, Gpus, Torch, runs_on
 from services.launcher.gpus.plan import share_gpus

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bapo.config.tree import Config
-from bapo.errors import ConfigError
-from bapo.needs import VLLM_FOR_GPUS, ranks_on_gpus, vllm_build, worker_resources, workers_on
+from bapo.core.errors import ConfigError
+from bapo.runtime.machine import VLLM_FOR_GPUS, ranks_on_gpus, vllm_build, worker_resources, workers_on
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SHARED = "gpu_memory_utilization"

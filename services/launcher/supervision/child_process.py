@@ -23,8 +23,8 @@ from pathlib import Path
 
 import psutil
 
-from bapo.errors import ConfigError, StorageError
-from bapo.parenthood import dying_with_parent
+from bapo.core.errors import ConfigError, StorageError
+from bapo.runtime.process import dying_with_parent
 
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05

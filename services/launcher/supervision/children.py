@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from bapo.addresses import BUFFER
+from bapo.transport.endpoints import BUFFER
 from services.launcher.supervision.child_process import Child, ProcessSpec, adopt_orphans, end, kill_descendants
 from services.launcher.supervision.supervisor import Supervisor
 

@@ -20,9 +20,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bapo.bounded_logs import rotated_path
 from bapo.config.supervision import SupervisionConfig
-from bapo.errors import (
+from bapo.core.errors import (
     ConfigError,
     DeadlineError,
     DivergenceError,
@@ -30,6 +29,7 @@ from bapo.errors import (
     StorageError,
     UnavailableError,
 )
+from bapo.runtime.logs import rotated_path
 from services.launcher.supervision.child_process import Child, kill_descendants
 
 log = logging.getLogger(__name__)

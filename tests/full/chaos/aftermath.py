@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.full.chaos.faults import ACTOR, DISK, FLEET, GRADER, GUARD, LEARNER, NODE, Fault, killed_by
 from tests.full.chaos.ledger import Line
 

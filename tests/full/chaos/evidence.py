@@ -11,10 +11,9 @@ from typing import Any
 import redis
 
 from bapo.config.tree import Config
-from bapo.maps import fate_from_map
-from bapo.wire import unpack_group
-from buffer_service.codec import unpack_batch_record, unpack_fate, unpack_tables
-from buffer_service.redis_keys import Keys
+from bapo.core.codec import fate_from_map, unpack_group
+from buffer_service.store.redis.keys import Keys
+from buffer_service.store.redis.rows import unpack_batch_record, unpack_fate, unpack_tables
 from tests.full.chaos.ledger import Line, digest_of_group, fate_line
 
 

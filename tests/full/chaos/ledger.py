@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bapo.types import Batch, Fate, Group, RolloutRequest
-from bapo.wire import pack_batch, unpack_group
+from bapo.core.codec import pack_batch, unpack_group
+from bapo.core.types import Batch, Fate, Group, RolloutRequest
 
 Line = dict[str, Any]
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from bapo.named_frames import FrameReader
 
-from bapo.clients import BufferClient
-from bapo.types import RolloutRequest
-from bapo.wire import unpack_batch
+from bapo.core.codec import unpack_batch
+from bapo.core.types import RolloutRequest
+from bapo.transport.buffer_client import BufferClient
 from tests.full.chaos.ledger import Ledger, batch_line, group_line, request_line
 
 LEDGER_FOLDER = "BAPO_CHAOS_LEDGER"

@@ -12,12 +12,11 @@ from dataclasses import replace
 
 from buffer_service.steps import Steps
 
-from bapo.types import Purpose, RolloutRequest
-from bapo.wire import unpack_group
-from buffer_service.groups import Incoming
+from bapo.core.codec import unpack_group
+from bapo.core.types import Purpose, RolloutRequest
 from buffer_service.service import BufferService
-from buffer_service.store import Upload
-from buffer_service.values import Assembly, BatchRecord
+from buffer_service.state import Assembly, BatchRecord, Incoming
+from buffer_service.store.base import Upload
 from tests.buffer_setup import PuttingRedisStore as RedisStore
 
 NTH = 23

@@ -21,9 +21,9 @@ import redis
 
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
-from bapo.records import RunDirectory
-from bapo.types import Purpose
-from buffer_service.redis_keys import Keys
+from bapo.core.types import Purpose
+from bapo.runtime.run_directory.layout import RunDirectory
+from buffer_service.store.redis.keys import Keys
 from rollout_server.worker import NUM_GRADERS
 from services.launcher.embedded_redis import _socket_path, url_of
 from tests.buffer_setup import new_store
@@ -51,7 +51,7 @@ OVERRIDES: Mapping[str, object] = {
     "rollout.engine_options.skill_start": 0.2,
     "rollout.engine_options.skill_gain": 0.002,
 }
-BELOW_THE_FLEET = {GRADER: "bapo.grading.process", NODE: "raylet/raylet", ACTOR: "ray::WorkerActor"}
+BELOW_THE_FLEET = {GRADER: "bapo.tasks.grading.process", NODE: "raylet/raylet", ACTOR: "ray::WorkerActor"}
 """Processes of the rollout server's own, and words of their command lines."""
 ONE_EACH = (
     "valkey-server ",
@@ -93,7 +93,10 @@ class Stage:
         tokens = [token for key, value in settings.items() for token in (f"--{key}", str(value))]
         arguments = train_arguments(folder, *tokens, num_steps=1_000_000)
         made = subprocess.run(
-            [sys.executable, "-m", "bapo.cli", "create", *arguments[1:]], cwd=REPOSITORY, capture_output=True, text=True
+            [sys.executable, "-m", "bapo.cli.app", "create", *arguments[1:]],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
         )
         assert made.returncode == 0, made.stdout + made.stderr
         self.run = RunDirectory(Path(str(settings.get("run.root", folder / "outputs"))) / "run")

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bapo.records import RunDirectory
+from bapo.runtime.run_directory.layout import RunDirectory
 from tests.launching import FREE_PORTS, REPOSITORY, alive, family, kill_family, start
 from tests.patience import wait_until
 

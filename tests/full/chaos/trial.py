@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bapo.clients import BufferClient
-from bapo.errors import BapoError
-from bapo.token_sets import token_for_run
+from bapo.core.errors import BapoError
+from bapo.runtime.auth.token_store import token_for_run
+from bapo.transport.buffer_client import BufferClient
 from services.stalls import who_waits
 from tests.algorithm1 import algorithm_1
 from tests.full.chaos.aftermath import (

@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 from bapo.config.load import load_resolved
-from bapo.records import RunDirectory
-from bapo.types import Purpose
+from bapo.core.types import Purpose
+from bapo.runtime.run_directory.layout import RunDirectory
 
 NOT_LOOKED_AT = ("reused", "stale")
 """Fates of an assembly that are none of its B fresh groups: of X3, and of those too old, which are asked again."""

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from bapo.metrics.metric import Process
+from bapo.runtime.metrics.metric import Process
 from deploy.monitoring.__main__ import DASHBOARDS
 from deploy.monitoring.grafana import DATASOURCE, dashboard_json
 from deploy.monitoring.prometheus import rules

@@ -86,7 +86,9 @@ class Verdict:
         }
 
 
-PATHS = tuple([f"buffer_service/{name}" for name in STORES] + [f"buffer_service/lua/{name}" for name in LUA])
+PATHS = tuple(
+    [f"buffer_service/{name}" for name in STORES] + [f"buffer_service/store/redis/lua/{name}" for name in LUA]
+)
 
 
 @cache

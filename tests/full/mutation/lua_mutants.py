@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from buffer_service.redis_keys import INDEX
+from buffer_service.store.redis.keys import INDEX
 from tests.full.mutation.mutant import Mutant
 
 TOKEN = re.compile(

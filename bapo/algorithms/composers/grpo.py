@@ -1,0 +1,27 @@
+"""GRPO as a batch composer: the fresh groups that pass the online filter train, and nothing is stored.
+
+The preset `grpo` takes `online_filter = "none"` (all groups train). With `range` it is GRPO with the zero-variance mask
+of Mroueh et al.; with v = 5 it is the paper's off-policy baseline "GRPO (v = 5)".
+Does not use: c1, c2, c3, X2, X3.
+"""
+
+from __future__ import annotations
+
+from bapo.algorithms.composer import AssemblyView, Decision, Rng
+from bapo.algorithms.composers.fresh_only import FreshOnly, on_policy
+from bapo.algorithms.settings import AlgorithmConfig
+
+
+class Grpo(FreshOnly):
+    """The composer `grpo`."""
+
+    name = "grpo"
+
+    def compose(self, view: AssemblyView, rng: Rng) -> Decision:
+        """D_t = X1. The window is reported as 0, because there is none."""
+        return on_policy(self._settings, view, rng)
+
+
+def make_composer(settings: AlgorithmConfig) -> Grpo:
+    """Called by the registry."""
+    return Grpo(settings)

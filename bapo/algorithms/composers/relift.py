@@ -1,0 +1,73 @@
+"""ReLIFT (docs/methods.md): reinforcement on what is within reach, supervised steps on what is not.
+
+    fresh group --sampled rows--------------------------------------------> item of kind rl
+         '--all wrong, well formatted--> queue (newest first) --N wait--> N items of kind sft: the expert rows
+
+The queue is B_high: its groups hold the expert's row, which never trains by the surrogate. N is `replay.sft_items`,
+else B; the newest N train in one step, the others stay. A response counts as well formatted when it ended by itself
+instead of reaching the length limit: the buffer knows no texts (ADR 0068).
+Does not use: c1, c2, c3, X2; the online filter applies to the fresh groups.
+"""
+
+from __future__ import annotations
+
+from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng
+from bapo.algorithms.composers.fresh_only import FreshOnly, r_tot_of, unused
+from bapo.algorithms.composers.luffy import require_experts
+from bapo.algorithms.composers.replay_memory import newest, once_per_prompt, with_fresh
+from bapo.algorithms.filters import Groups, filtered_fresh
+from bapo.algorithms.levels import TOLERANCE
+from bapo.algorithms.settings import AlgorithmConfig
+from bapo.core.batch_items import Item, Part
+from bapo.core.errors import ConfigError
+from bapo.core.types import GroupStat, Origin, Outcome
+
+
+class Relift(FreshOnly):
+    """The composer `relift`."""
+
+    name = "relift"
+
+    def compose(self, view: AssemblyView, rng: Rng) -> Decision:
+        """D_t, and the queue after it."""
+        x1, reasons = filtered_fresh(self._settings, view.fresh, rng("online_filter"))
+        failed = [stat for stat in view.fresh if is_out_of_reach(stat)]
+        queue = once_per_prompt(with_fresh(view.high, failed, view.step))
+        supervised, queue = self._taken(queue)
+        items = [
+            *(Item(origin=Origin.X1, parts=(Part(group_id=stat.group_id, rows=stat.sampled_rows),)) for stat in x1),
+            *(
+                Item(origin=Origin.X3, parts=(Part(group_id=stat.group_id, rows=stat.expert_rows),), kind="sft")
+                for stat in supervised
+            ),
+        ]
+        return Decision(
+            items=tuple(items),
+            r_tot=r_tot_of(self._settings, view),
+            high=newest(queue, self._settings.replay.capacity),
+            reasons={**unused(view), **reasons, **{stat.group_id: Reason.SUPERVISED for stat in supervised}},
+        )
+
+    def _taken(self, queue: Groups) -> tuple[Groups, Groups]:
+        """(the newest N, the rest) when so many wait, else (none, all)."""
+        number = self._settings.replay.sft_items or self._settings.batch_size
+        if len(queue) < number:
+            return (), queue
+        return queue[len(queue) - number :], queue[: len(queue) - number]
+
+
+def is_out_of_reach(stat: GroupStat) -> bool:
+    """All sampled responses are wrong, all ended by themselves, and there is an expert's solution."""
+    ended = all(stat.outcomes[row] != Outcome.TRUNCATED for row in stat.sampled_rows)
+    return stat.reward_sum <= TOLERANCE and ended and bool(stat.expert_rows)
+
+
+def make_composer(settings: AlgorithmConfig) -> Relift:
+    """Called by the registry."""
+    require_experts(settings)
+    if (settings.replay.sft_items or 0) > settings.batch_size:
+        raise ConfigError(
+            f"algorithm.replay.sft_items = {settings.replay.sft_items} is more than algorithm.batch_size = "
+            f"{settings.batch_size}, and one step trains at most so many; write at most {settings.batch_size}"
+        )
+    return Relift(settings)

@@ -1,0 +1,127 @@
+"""What batches were made of and how training went, one number per run: what section D of the paper's claims is about.
+
+shares of X1, X2, X3        of the items that trained (appendix A.6: X1 40 to 60 %)
+stored                      of the responses that trained: those of a group that an earlier step has looked at
+retained                    of the fresh groups: those that trained at once (appendix A.3: 40 to 60 %)
+re-evaluated, improved, solved   prompts
+last entropy and length, gradient norms
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from bapo.algorithms.composer import Reason
+from bapo.analysis.compare.gather import Measured, Method
+from bapo.analysis.compare.series import WINDOW_SHARE, response_lengths
+from bapo.core.types import Fate, Origin, Outcome, Purpose
+
+
+def share_of(run: Measured, origin: Origin) -> float | None:
+    """Of the items of all batches; None where the method has no such part or nothing trained."""
+    own, every = (sum(row[o.value] for row in run.metrics for o in kinds) for kinds in ((origin,), Origin))
+    settings = run.config.algorithm
+    has_part = {Origin.X1: True, Origin.X2: settings.use_x2, Origin.X3: settings.use_x3}[origin]
+    return own / every if every and (own or has_part) else None
+
+
+def stored_share(run: Measured) -> float | None:
+    """Of the responses that trained; None when nothing did. X3, and the old rows in items of X1 (RePO, ARPO)."""
+    old = every = 0
+    for _, fate, is_stored in trained(run):
+        rows = len(fate.rewards) if fate.rows is None else len(fate.rows)
+        every += rows
+        old += rows * is_stored
+    return old / every if every else None
+
+
+def retained_share(run: Measured) -> float | None:
+    """Of the fresh groups: those that trained in the step that they were sampled for; None without fresh groups."""
+    fresh = [fate for _, fates in run.sampled for fate in fates if fate.purpose is Purpose.FRESH]
+    return sum(fate.origin is Origin.X1 for fate in fresh) / len(fresh) if fresh else None
+
+
+def reevaluated(run: Measured) -> set[str]:
+    """Ids of the prompts that were asked again because they were hard."""
+    return _reevaluated(run, None)
+
+
+def improved_share(run: Measured) -> float | None:
+    """Of the re-evaluated prompts: those that once had c1 < mu' < 1; None when none was re-evaluated."""
+    return _share_of_reevaluated(run, (Reason.IMPROVED, Reason.NO_ROOM))
+
+
+def solved_share(run: Measured) -> float | None:
+    """Of the re-evaluated prompts: those that once had mu' = 1; None when none was re-evaluated."""
+    return _share_of_reevaluated(run, (Reason.SOLVED,))
+
+
+def last_entropy(run: Measured) -> float | None:
+    """Nats per trained token, mean of the last twelfth of the steps; None when it was never measured."""
+    return _mean_of_last([row.get("entropy") for row in run.metrics])
+
+
+def last_length(run: Measured) -> float | None:
+    """Tokens per fresh response, mean of the last twelfth of the steps."""
+    return _mean_of_last([length for _, length in response_lengths(run)])
+
+
+def gradient_norm(run: Measured, share: float) -> float | None:
+    """The least gradient norm (before clipping) that this share of the steps does not exceed; 1.0: the largest."""
+    norms = sorted(float(norm) for row in run.metrics if (norm := row.get("grad_norm")) is not None)
+    return norms[max(0, math.ceil(share * len(norms)) - 1)] if norms else None
+
+
+def _reevaluated(run: Measured, reasons: Iterable[str] | None) -> set[str]:
+    return {
+        fate.prompt_id
+        for _, fates in run.sampled
+        for fate in fates
+        if fate.purpose is Purpose.REEVALUATE and (reasons is None or fate.reason in reasons)
+    }
+
+
+def _share_of_reevaluated(run: Measured, reasons: Iterable[str]) -> float | None:
+    asked = reevaluated(run)
+    return len(_reevaluated(run, reasons)) / len(asked) if asked else None
+
+
+def _mean_of_last(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    last = known[-max(1, len(known) // WINDOW_SHARE) :]
+    return sum(last) / len(last) if last else None
+
+
+# Whether a method's runs were on-policy, from what they trained and not from its name.
+
+MOST_STALENESS = 1
+"""Steps. Sampling beside the learner (`cadence.slack` = 1) uses the weights of the step before."""
+
+
+def is_on_policy(method: Method) -> bool:
+    """Each response trains in one step alone, once, and the policy of that step or of the one before sampled it."""
+    config = method.config
+    if config.cadence.v > 1 or config.cadence.slack > MOST_STALENESS or config.learner.epochs > 1:
+        return False
+    return not any(
+        is_stored or step - fate.policy_version > MOST_STALENESS or not_its_own(fate)
+        for run in method.runs
+        for step, fate, is_stored in trained(run)
+    )
+
+
+def trained(run: Measured) -> Iterator[tuple[int, Fate, bool]]:
+    """(step, fate, whether an earlier step has looked at it already) of every group of which rows trained.
+
+    Such stored groups are X3 of BAPO, and the rows that RePO and ARPO put into items of X1.
+    """
+    seen: set[str] = set()
+    for step, fates in run.groups:
+        yield from ((step, fate, fate.group_id in seen) for fate in fates if fate.origin is not None)
+        seen.update(fate.group_id for fate in fates)
+
+
+def not_its_own(fate: Fate) -> bool:
+    """Rows that no policy of ours sampled: an expert's."""
+    return fate.kind == "sft" or Outcome.EXPERT in fate.outcomes

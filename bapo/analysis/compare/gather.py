@@ -1,0 +1,330 @@
+"""From run directories to methods with their runs; runs that were measured differently are refused.
+
+Two runs are of one method when their names differ in the seed only (`bapo-s1`, `bapo-s2`: as `bapo study` names them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from bapo.analysis.report.ledger import Ledger, first_looks, ledger_of
+from bapo.analysis.study.fairness import must_agree
+from bapo.analysis.study.plan import StudyFile, parse_study
+from bapo.analysis.study.results import Results
+from bapo.config.check import shown
+from bapo.config.layers import dotted, flatten
+from bapo.config.load import load_resolved
+from bapo.config.tree import Config
+from bapo.core.errors import ConfigError, did_you_mean
+from bapo.core.types import Fate
+from bapo.runtime.run_directory.layout import RunDirectory
+
+Row = Mapping[str, Any]
+BASE_VERSION = 1
+FOLLOWING = ("preset", "run.name", "run.root", "run.seed", "task.options.seed")
+"""Settings that follow from which run it is; the first seeds of two methods may differ, and the problems with them."""
+MEASUREMENT = ("evaluation", "rollout.temperature", "rollout.top_p", "rollout.max_response_tokens")
+"""Parts of the configuration that say how a run was measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One run and what its records say; the larger ones are read when they are asked for."""
+
+    method: str
+    seed: int
+    directory: RunDirectory
+    config: Config
+    metrics: tuple[Row, ...]
+    evaluations: tuple[Row, ...]
+    """In the order of versions."""
+
+    @property
+    def name(self) -> str:
+        """Of the run."""
+        return self.directory.name
+
+    @property
+    def num_steps(self) -> int:
+        """Learner steps done."""
+        return len(self.metrics)
+
+    @property
+    def num_updates(self) -> int | None:
+        """Optimizer updates done, all steps together; None when its records do not say."""
+        known = [int(row["num_updates"]) for row in self.metrics if "num_updates" in row]
+        return sum(known) if len(known) == len(self.metrics) else None
+
+    @cached_property
+    def groups(self) -> list[tuple[int, list[Fate]]]:
+        """(step, its fates): every group that its assembly looked at."""
+        return list(self.directory.read_groups())
+
+    @cached_property
+    def sampled(self) -> list[tuple[int, list[Fate]]]:
+        """(step, fates), each sampled group in the first step that looked at it alone."""
+        return list(first_looks(self.groups))
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """What it spent."""
+        return ledger_of(self.groups, self.evaluations, self.metrics)
+
+    @cached_property
+    def wall_s(self) -> float | None:
+        """From start to end; None for a run that was started more than once or that goes on."""
+        fields = self.directory.read_run()
+        started, ended = fields.get("started_at"), fields.get("ended_at")
+        if not started or not ended or not self.metrics or self.metrics[0].get("time", 0) < started:
+            return None
+        return float(ended) - float(started)
+
+    def rows(self, split: str) -> list[Row]:
+        """Its measurements of one split."""
+        return [row for row in self.evaluations if row["split"] == split]
+
+    def means(self, split: str, *, last: bool) -> dict[str, float]:
+        """Prompt id -> share of right responses, before (version 1) or after training; empty if not measured."""
+        rows = self.rows(split)
+        row = rows[-1] if last and rows else next((r for r in rows if r["version"] == BASE_VERSION), None)
+        if row is None or (last and row["version"] == BASE_VERSION):
+            return {}
+        return {prompt: sum(rewards) / len(rewards) for prompt, rewards in row["rewards"].items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A method and its runs, by seed."""
+
+    name: str
+    label: str
+    runs: tuple[Measured, ...]
+    may_differ: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> Config:
+        """Of its first run."""
+        return self.runs[0].config
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """In order."""
+        return tuple(run.seed for run in self.runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Methods that may be compared; the first is the one that the others are compared with, unless others are named."""
+
+    name: str
+    methods: tuple[Method, ...]
+    references: tuple[str, ...] = ()
+    """Names of the methods that the others are compared with (`bapo.analysis.compare.gather.against`)."""
+    unfinished: tuple[str, ...] = ()
+    """Runs of the study that are left out, and why."""
+
+    @property
+    def reference(self) -> Method:
+        """The method that the others are compared with, or the first of several."""
+        return next((m for m in self.methods if m.name in self.references[:1]), self.methods[0])
+
+    @property
+    def others(self) -> tuple[Method, ...]:
+        """All methods but the reference."""
+        return tuple(method for method in self.methods if method.name != self.reference.name)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Held-out splits that every run measured."""
+        runs = [run for method in self.methods for run in method.runs]
+        first = dict.fromkeys(row["split"] for row in runs[0].evaluations)
+        return tuple(split for split in first if all(run.rows(split) for run in runs))
+
+
+def gather(paths: Sequence[str | Path]) -> Compared:
+    """Runs, or one study, as methods.
+
+    Raises: ConfigError when a path is no run, a run has no finished step, or runs were measured differently.
+    """
+    if len(paths) == 1 and (Path(paths[0]) / "study.toml").is_file():
+        return _gather_study(Path(paths[0]))
+    runs = [read_run(path) for path in paths]
+    names = list(dict.fromkeys(run.method for run in runs))
+    methods = [Method(name=name, label=name, runs=_of(runs, name)) for name in names]
+    name = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    return _checked(Compared(name=name, methods=tuple(methods)))
+
+
+def read_run(path: str | Path) -> Measured:
+    """One run. Raises: ConfigError."""
+    directory = RunDirectory.open(path)
+    config = load_resolved(directory.config_path)
+    metrics = directory.read_metrics(whole=True)
+    if not metrics:
+        raise ConfigError(f"run {directory.path} has no finished step yet, so there is nothing to compare")
+    evaluations = sorted(directory.read_evaluations(whole=True), key=lambda row: int(row["version"]))
+    suffix = f"-s{config.run.seed}"
+    return Measured(
+        method=directory.name.removesuffix(suffix),
+        seed=config.run.seed,
+        directory=directory,
+        config=config,
+        metrics=tuple(metrics),
+        evaluations=tuple(evaluations),
+    )
+
+
+def _gather_study(folder: Path) -> Compared:
+    """The finished runs of a study, in the order of its file."""
+    file: StudyFile = parse_study((folder / "study.toml").read_text(encoding="utf-8"), str(folder / "study.toml"))
+    states = {row["run"]: row for row in Results(folder).read()}
+    runs, unfinished = [], []
+    for path in sorted((folder / "runs").glob("*/config.toml")):
+        run = RunDirectory.open(path.parent)
+        status = str(run.read_run().get("status", "cut off"))
+        if status == "finished":
+            runs.append(read_run(run.path))
+        else:
+            reason = str(states.get(run.name, {}).get("reason", ""))
+            unfinished.append(f"{run.name} ({status}{': ' + reason if reason else ''})")
+    methods = [
+        Method(name=name, label=settings.label or name, runs=_of(runs, name), may_differ=settings.may_differ)
+        for name, settings in file.methods.items()
+        if any(run.method == name for run in runs)
+    ]
+    if not methods:
+        raise ConfigError(f"study {folder} has no finished run yet")
+    return _checked(Compared(name=file.study.name, methods=tuple(methods), unfinished=tuple(unfinished)))
+
+
+def _of(runs: Sequence[Measured], method: str) -> tuple[Measured, ...]:
+    own = sorted((run for run in runs if run.method == method), key=lambda run: run.seed)
+    for first, second in pairwise(own):
+        if first.seed == second.seed:
+            raise ConfigError(
+                f"{first.directory.path} and {second.directory.path} are both {method} with seed {first.seed}; "
+                "name each method and seed once"
+            )
+    return tuple(own)
+
+
+def _checked(compared: Compared) -> Compared:
+    """Refuse runs whose accuracies say different things. Raises: ConfigError with one line per difference."""
+    runs = [run for method in compared.methods for run in method.runs]
+    problems = [line for run in runs[1:] for line in unlike(runs[0], run)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return compared
+
+
+def unlike(first: Measured, other: Measured) -> list[str]:
+    """One line per way in which two runs were measured differently."""
+    problems = []
+    ours, theirs = must_agree(first.config), must_agree(other.config)
+    for key in dict.fromkeys([*ours, *theirs]):
+        is_measurement = any(key == part or key.startswith(f"{part}.") for part in MEASUREMENT)
+        a, b = (settings[key][0] if key in settings else None for settings in (ours, theirs))
+        if is_measurement and a != b:
+            problems.append(_difference(first, other, f"{key} = {a}", f"{b}"))
+    splits = [list(dict.fromkeys(str(row["split"]) for row in run.evaluations)) for run in (first, other)]
+    if set(splits[0]) != set(splits[1]):
+        problems.append(_difference(first, other, f"held-out splits {splits[0]}", f"{splits[1]}"))
+    for split in set(splits[0]) & set(splits[1]):
+        problems += _unlike_rows(first, other, split)
+    return problems
+
+
+def _unlike_rows(first: Measured, other: Measured, split: str) -> list[str]:
+    """What the measurements themselves say: the same prompts, as many responses, the same sampling."""
+    a, b = first.rows(split)[-1], other.rows(split)[-1]
+    problems = [
+        _difference(first, other, f"{key} of {split} = {a.get(key)}", f"{b.get(key)}")
+        for key in ("num_samples", "sampling", "interval")
+        if a.get(key) != b.get(key)
+    ]
+    if set(a["rewards"]) != set(b["rewards"]):
+        shared = len(set(a["rewards"]) & set(b["rewards"]))
+        both = f"only {shared} prompts are in both"
+        problems.append(
+            _difference(first, other, f"{len(a['rewards'])} prompts of {split}", f"{len(b['rewards'])}, {both}")
+        )
+    return problems
+
+
+def _difference(first: Measured, other: Measured, ours: str, theirs: str) -> str:
+    return f"{first.name} was measured with {ours}, {other.name} with {theirs}: their accuracies cannot be compared"
+
+
+def changed_settings(base: Method, method: Method) -> dict[str, str]:
+    """Dotted key -> value, for every setting in which a method differs from another one."""
+    ours, theirs = (dict(flatten(m.config.model_dump())) for m in (base, method))
+    keys = {dotted(key): key for key in [*theirs, *ours] if ours.get(key) != theirs.get(key)}
+    return {name: shown(theirs.get(key)) for name, key in keys.items() if name not in FOLLOWING}
+
+
+def changed_keys(base: Method, method: Method) -> set[str]:
+    """The names alone."""
+    return set(changed_settings(base, method))
+
+
+# Which methods are compared with which: references by `--against`, and BAPO with DAPO whenever both are there.
+
+RIVALS = ("bapo", "dapo")
+"""A method and the one that the paper holds against it (its figures 5 and 9)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contrast:
+    """A method against a reference: differences are method - reference."""
+
+    method: Method
+    reference: Method
+
+
+def against(compared: Compared, names: Sequence[str]) -> Compared:
+    """The same runs with these methods as references, the first of them for tables and figures that have one.
+
+    Args:
+        names: methods by name or label; none: the first method of all.
+    Raises: ConfigError for one that is not there.
+    """
+    return replace(compared, references=tuple(dict.fromkeys(_named(compared, name).name for name in names)))
+
+
+def contrasts(compared: Compared) -> tuple[Contrast, ...]:
+    """Each method against each reference; without `--against` also BAPO against DAPO where both are there."""
+    by_name = {method.name: method for method in compared.methods}
+    references = [by_name[name] for name in compared.references] or [compared.reference]
+    found = [Contrast(method=m, reference=r) for r in references for m in compared.methods if m.name != r.name]
+    if not compared.references and compared.reference.name not in RIVALS and by_name.keys() >= set(RIVALS):
+        ours, theirs = (by_name[name] for name in RIVALS)
+        found.append(Contrast(method=ours, reference=theirs))
+    return tuple(found)
+
+
+def both_ways(compared: Compared) -> Iterator[Contrast]:
+    """The contrasts, and those of the rivals the other way round as well: who needs how much for whose accuracy?"""
+    seen = set()
+    for one in contrasts(compared):
+        ways = [one]
+        if {one.method.name, one.reference.name} == set(RIVALS):
+            ways.append(Contrast(method=one.reference, reference=one.method))
+        for way in ways:
+            names = (way.method.name, way.reference.name)
+            if names not in seen:
+                seen.add(names)
+                yield way
+
+
+def _named(compared: Compared, word: str) -> Method:
+    for method in compared.methods:
+        if word in (method.name, method.label):
+            return method
+    names = [method.name for method in compared.methods]
+    known = ", ".join(names)
+    raise ConfigError(f"--against {word}: no such method in these runs{did_you_mean(word, names)}; there are {known}")

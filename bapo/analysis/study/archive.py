@@ -1,0 +1,155 @@
+"""The records of a study's finished runs as one file, to publish them or to go on with the study elsewhere.
+
+    study.toml, results.jsonl
+    runs/<run>/config.toml, run.json, metrics.jsonl, evaluations.jsonl, groups/step-<t>.parquet
+
+Weights, checkpoints, batches, logs and tokens stay where they are; of run.json what belongs to the machine is left out.
+Tables and figures need nothing else, and a study that finds these records keeps the runs as finished.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import re
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bapo.analysis.study.plan import PlannedRun, Study
+from bapo.analysis.study.results import Results
+from bapo.analysis.study.state import State, changed, look
+from bapo.core.errors import ConfigError
+from bapo.runtime.run_directory.files import ELSEWHERE, append_line, replace_file, storing
+from bapo.runtime.run_directory.layout import RunDirectory
+
+OF_THE_MACHINE = frozenset(("command", "pid", "host", "addresses"))
+"""Fields of run.json that say something about one machine and nothing about the run."""
+RECORDS = ("config.toml", "metrics.jsonl", "evaluations.jsonl")
+MEMBER = re.compile(
+    r"study\.toml|results\.jsonl|"
+    r"runs/[a-z0-9][a-z0-9-]*/(config\.toml|run\.json|metrics\.jsonl|evaluations\.jsonl|groups/step-\d{6,}\.parquet)"
+)
+MEMBER_MAX_BYTES = 1 << 28
+"""No record of a run is as large; an archive that says so is not one of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Names of runs."""
+
+    runs: tuple[str, ...]
+    left: tuple[str, ...]
+    """Packed: those that are not finished. Unpacked: those that have a directory already."""
+
+
+def pack(study: Study, path: Path) -> Moved:
+    """Write the finished runs to `path`, compressed with xz; the same records give the same bytes.
+
+    Raises: ConfigError when nothing is finished, StorageError.
+    """
+    found = [look(run) for run in study.runs]
+    finished = [one.run for one in found if one.state is State.FINISHED]
+    if not finished:
+        raise ConfigError(f"{study.path} has no finished run yet: there is nothing to pack")
+    names = {run.name for run in finished}
+    rows = [json.dumps(row, separators=(",", ":")) for row in Results(study.path).read() if row["run"] in names]
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:xz") as archive:
+        _add(archive, "study.toml", study.text.encode())
+        _add(archive, "results.jsonl", "".join(f"{row}\n" for row in rows).encode())
+        for run in finished:
+            for name, record in _records_of(run):
+                _add(archive, f"runs/{run.name}/{name}", record)
+    with storing(path, when_full=ELSEWHERE):
+        replace_file(path, content.getvalue())
+    return Moved(tuple(run.name for run in finished), tuple(one.run.name for one in found if one.run.name not in names))
+
+
+def unpack(path: Path, study: Study) -> Moved:
+    """Put the runs of an archive where `study` has its own; a run that has a directory already is not touched.
+
+    Raises: ConfigError when the file is not an archive of this study, or its runs were made with other settings,
+        StorageError.
+    """
+    members = _read(path)
+    planned = {run.name: run for run in study.runs}
+    packed = sorted({name.split("/")[1] for name in members if name.startswith("runs/")})
+    strange = [name for name in packed if name not in planned]
+    if strange:
+        raise ConfigError(f"{path} has runs that {study.path.name} does not plan: {', '.join(strange)}")
+    new = [planned[name] for name in packed if not planned[name].path.exists()]
+    rows = _rows(path, members.get("results.jsonl", b""))
+    _write_runs(study.path, new, members)
+    results = Results(study.path)
+    known = {row["run"] for row in results.read()}
+    for row in rows:
+        if row["run"] not in known and any(row["run"] == run.name for run in new):
+            append_line(results.path, row)
+    names = tuple(run.name for run in new)
+    return Moved(names, tuple(name for name in packed if name not in names))
+
+
+def _records_of(run: PlannedRun) -> Iterator[tuple[str, bytes]]:
+    for name in RECORDS:
+        yield name, (run.path / name).read_bytes()
+    for table in sorted((run.path / "groups").glob("step-*.parquet")):
+        yield f"groups/{table.name}", table.read_bytes()
+    fields = {key: value for key, value in RunDirectory.open(run.path).read_run().items() if key not in OF_THE_MACHINE}
+    yield "run.json", json.dumps(fields, indent=2).encode() + b"\n"
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(content), 0o644
+    archive.addfile(member, io.BytesIO(content))
+
+
+def _read(path: Path) -> dict[str, bytes]:
+    """Members by name, only such as we write: an archive from elsewhere cannot put a file anywhere else."""
+    members: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path, mode="r:xz") as archive:
+            for member in archive:
+                if not member.isreg() or not MEMBER.fullmatch(member.name) or member.size > MEMBER_MAX_BYTES:
+                    raise ConfigError(f"{path}: {member.name!r} is not a record of a study")
+                file = archive.extractfile(member)
+                assert file is not None
+                members[member.name] = file.read()
+    except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as error:
+        raise ConfigError(f"cannot read {path} as the archive of a study: {error}") from error
+    return members
+
+
+def _rows(path: Path, lines: bytes) -> list[dict[str, Any]]:
+    """Raises: ConfigError."""
+    try:
+        rows = [json.loads(line) for line in lines.splitlines()]
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: its results.jsonl is damaged: {error}") from error
+    if not all(isinstance(row, dict) and isinstance(row.get("run"), str) for row in rows):
+        raise ConfigError(f"{path}: its results.jsonl has a line that is of no run")
+    return rows
+
+
+def _write_runs(folder: Path, runs: Sequence[PlannedRun], members: Mapping[str, bytes]) -> None:
+    """All or none, as far as their settings go: they are written aside, compared with the plan, and then moved."""
+    with storing(folder, when_full=ELSEWHERE):
+        (folder / "runs").mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=".unpacked-", dir=folder))
+        try:
+            for run in runs:
+                (aside / run.name / "groups").mkdir(parents=True)
+                start = f"runs/{run.name}/"
+                for name in (name for name in members if name.startswith(start)):
+                    (aside / run.name / name.removeprefix(start)).write_bytes(members[name])
+            changed([replace(run, path=aside / run.name) for run in runs])
+            for run in runs:
+                (aside / run.name).rename(run.path)
+        finally:
+            shutil.rmtree(aside)

@@ -1,0 +1,278 @@
+"""From STUDY.toml to the runs of a study, each with its whole configuration; refused before anything starts.
+
+    [study]                     name, root, seeds, parallel ...
+    [common]                    settings of every run, over the preset of its method
+    [methods.NAME]              preset, label, seeds, may_differ
+    [methods.NAME.settings]     settings of this method alone, over `common`
+
+All problems are reported at once, one line each: which part of the file, which key, what to write instead.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from bapo.algorithms.settings import Frozen
+from bapo.analysis.study.fairness import unfair_differences, unknown_exceptions
+from bapo.config.layers import Key, Layer, dotted, flatten, preset_names
+from bapo.config.load import load_layers
+from bapo.config.tree import NAME_PATTERN, Config
+from bapo.core.errors import ConfigError, did_you_mean
+
+METHOD_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,39}$"
+"""Part of a run's name: `bapo-without-x2` with seed 3 is the run `bapo-without-x2-s3`."""
+OWN_PORTS = ("buffer", "scheduler", "learner", "evaluation", "rollout")
+RESERVED = ("preset", "run.name", "run.root", "run.seed", *(f"{section}.port" for section in OWN_PORTS))
+"""What the study sets itself, for every run."""
+
+
+class StudySettings(Frozen):
+    """`[study]`."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+    """Its directory is `<root>/<name>`."""
+    root: str = "outputs"
+    """Folder of study directories."""
+    seeds: tuple[int, ...] = Field(min_length=1)
+    """Seeds of every method that names none itself."""
+    seed_keys: tuple[str, ...] = ()
+    """Settings besides `run.seed` that take the seed, for example task.options.seed: other training problems."""
+    parallel: int | Literal["auto"] = "auto"
+    """Runs at the same time; auto: as many as cores and memory carry."""
+    share: tuple[str, ...] = ()
+    """Directories of other studies: of a run of the same name and settings that is finished there, a link is made
+    instead of another run."""
+    keep: Literal["records", "replay", "all"] = "records"
+    """Of a finished run. records: its records, logs and newest checkpoint; replay: also the other checkpoints and the
+    batches that `bapo replay` needs; all: also its Redis files and weights."""
+
+
+class MethodSettings(Frozen):
+    """`[methods.NAME]`."""
+
+    preset: str
+    """The preset that lies beneath everything."""
+    label: str = ""
+    """What tables and figures call it; empty: its name."""
+    seeds: tuple[int, ...] | None = Field(None, min_length=1)
+    """Instead of those of the study."""
+    may_differ: tuple[str, ...] = ()
+    """Settings that make the comparison unequal and are meant to: reports say so beside the method."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Sections as in a configuration file."""
+
+
+class StudyFile(Frozen):
+    """The whole file."""
+
+    study: StudySettings
+    common: dict[str, Any] = Field(default_factory=dict)
+    """Settings of every run."""
+    methods: dict[str, MethodSettings] = Field(min_length=1)
+    """The first one is what the others are compared with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRun:
+    """One method with one seed."""
+
+    method: str
+    seed: int
+    path: Path
+    """Of its run directory."""
+    config: Config
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.path.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What STUDY.toml means."""
+
+    path: Path
+    """Of the study's directory."""
+    file: StudyFile
+    text: str
+    """Of STUDY.toml."""
+    runs: tuple[PlannedRun, ...]
+    """Seed after seed, so that a study that is cut short has all methods at its first seeds."""
+
+
+def read_study(path: str | Path, only: Sequence[str] = ()) -> Study:
+    """The plan of a file.
+
+    Args:
+        only: methods to plan, instead of all.
+    Raises: ConfigError with one line per problem.
+    """
+    text = _read(Path(path))
+    file = parse_study(text, str(path))
+    _refuse_unknown(only, file.methods)
+    names = [name for name in file.methods if not only or name in only]
+    folder = Path(file.study.root) / file.study.name
+    configs: dict[tuple[str, int], Config] = {}
+    alike: dict[str, Config] = {}
+    problems: list[str] = []
+    for name in names:
+        try:
+            configs |= {(name, seed): _config(file, name, seed, folder, str(path)) for seed in seeds_of(file, name)}
+            # At one seed for all, so that what follows the seed is no difference between methods.
+            alike[name] = _config(file, name, file.study.seeds[0], folder, str(path))
+        except ConfigError as error:
+            problems += [f"{_place(text, name, str(path))}: {line}" for line in str(error).splitlines()]
+    problems += unfair_differences(alike, {name: file.methods[name].may_differ for name in names})
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return Study(path=folder, file=file, text=text, runs=tuple(_in_order(names, file, configs, folder)))
+
+
+def parse_study(text: str, source: str) -> StudyFile:
+    """The file's own keys; those of the configurations are looked at later. Raises: ConfigError."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source}: not TOML: {error}") from error
+    problems = [*_unknown_keys(values), *_reserved_keys(values), *_bad_names(values)]
+    if problems:
+        raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))
+    try:
+        file = StudyFile.model_validate(values)
+    except ValidationError as error:
+        lines = [f"{source}: {dotted(line['loc'])}: {line['msg']}" for line in error.errors(include_url=False)]
+        raise ConfigError("\n".join(lines)) from error
+    exceptions = {name: method.may_differ for name, method in file.methods.items()}
+    problems = [*unknown_exceptions(exceptions), *_bad_numbers(file)]
+    if problems:
+        raise ConfigError("\n".join(f"{source}: {problem}" for problem in problems))
+    return file
+
+
+def seeds_of(file: StudyFile, method: str) -> tuple[int, ...]:
+    """Its own, or those of the study."""
+    own = file.methods[method].seeds
+    return file.study.seeds if own is None else own
+
+
+def run_name(method: str, seed: int) -> str:
+    """Name of a run and of its directory."""
+    return f"{method}-s{seed}"
+
+
+def _config(file: StudyFile, name: str, seed: int, folder: Path, source: str) -> Config:
+    method = file.methods[name]
+    own: dict[str, Any] = {"run": {"name": run_name(name, seed), "root": str(folder / "runs"), "seed": seed}}
+    own |= {section: {"port": 0} for section in OWN_PORTS}
+    layers = [
+        Layer(source=f"preset {method.preset}", values={"preset": method.preset}),
+        Layer(source=f"{source} [common]", values=file.common),
+        Layer(source=f"{source} [methods.{name}.settings]", values=method.settings),
+        Layer(source="the study", values=own),
+    ]
+    layers += [Layer(source=f"seed key {key}", values=_nested(key, seed)) for key in file.study.seed_keys]
+    return load_layers(layers)
+
+
+def _in_order(
+    names: Sequence[str], file: StudyFile, configs: Mapping[tuple[str, int], Config], folder: Path
+) -> Iterator[PlannedRun]:
+    longest = max(len(seeds_of(file, name)) for name in names)
+    for place in range(longest):
+        for name in names:
+            if place < len(seeds_of(file, name)):
+                seed = seeds_of(file, name)[place]
+                path = folder / "runs" / run_name(name, seed)
+                yield PlannedRun(method=name, seed=seed, path=path, config=configs[name, seed])
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _unknown_keys(values: Mapping[str, Any]) -> Iterator[str]:
+    yield from _unknown(values, StudyFile.model_fields, "")
+    if isinstance(values.get("study"), Mapping):
+        yield from _unknown(values["study"], StudySettings.model_fields, "study.")
+    methods = values.get("methods")
+    for name, method in methods.items() if isinstance(methods, Mapping) else ():
+        if isinstance(method, Mapping):
+            yield from _unknown(method, MethodSettings.model_fields, f"methods.{name}.")
+
+
+def _unknown(values: Mapping[str, Any], known: Collection[str], prefix: str) -> Iterator[str]:
+    for key in values:
+        if key not in known:
+            hint = did_you_mean(key, known) or f"; known are {', '.join(known)}"
+            yield f"{prefix}{key}: there is no such key{hint}"
+
+
+def _reserved_keys(values: Mapping[str, Any]) -> Iterator[str]:
+    """A setting that the study gives to every run."""
+    methods = values.get("methods")
+    parts: list[tuple[str, Any]] = [("common", values.get("common"))]
+    for name, method in methods.items() if isinstance(methods, Mapping) else ():
+        parts.append((f"methods.{name}.settings", method.get("settings") if isinstance(method, Mapping) else None))
+    for place, settings in parts:
+        for key, _ in flatten(settings) if isinstance(settings, Mapping) else ():
+            if dotted(key) in RESERVED:
+                yield f"{place}.{dotted(key)}: the study sets it for every run; remove this line"
+
+
+def _bad_names(values: Mapping[str, Any]) -> Iterator[str]:
+    methods = values.get("methods")
+    for name in methods if isinstance(methods, Mapping) else ():
+        if not re.fullmatch(METHOD_PATTERN, name):
+            yield f"methods.{name}: a method's name has small letters, digits, dots and hyphens, at most 40"
+
+
+def _bad_numbers(file: StudyFile) -> Iterator[str]:
+    if file.study.parallel != "auto" and file.study.parallel < 1:
+        yield f'study.parallel = {file.study.parallel}: write at least 1, or "auto"'
+    places = {"study.seeds": file.study.seeds}
+    places |= {f"methods.{name}.seeds": method.seeds for name, method in file.methods.items() if method.seeds}
+    for place, seeds in places.items():
+        if len(set(seeds)) < len(seeds):
+            yield f"{place} = {list(seeds)}: a seed stands there twice, and would be the same run"
+
+
+def _refuse_unknown(only: Sequence[str], methods: Collection[str]) -> None:
+    for name in only:
+        if name not in methods:
+            hint = did_you_mean(name, methods)
+            raise ConfigError(f"--only {name}: there is no such method{hint}; the study has {', '.join(methods)}")
+
+
+def _place(text: str, method: str, source: str) -> str:
+    """Where a method stands in the file: its `preset` line if that names none that exists, else its table."""
+    lines = text.splitlines()
+    starts = [
+        number for number, line in enumerate(lines) if re.match(rf"\s*\[methods\.\"?{re.escape(method)}\"?\]", line)
+    ]
+    if not starts:
+        return f"{source} [methods.{method}]"
+    for number in range(starts[0] + 1, len(lines)):
+        found = re.match(r"\s*preset\s*=\s*[\"']([^\"']*)[\"']", lines[number])
+        if found and found[1] not in preset_names():
+            return f"{source} line {number + 1} [methods.{method}]"
+        if found or lines[number].lstrip().startswith("["):
+            break
+    return f"{source} line {starts[0] + 1} [methods.{method}]"
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    parts: Key = tuple(key.split("."))
+    for part in reversed(parts):
+        value = {part: value}
+    return dict(value)

@@ -1,0 +1,271 @@
+"""Run a study: start what is missing, a few at a time, look after it, remember how each run ended.
+
+A run is a launcher process of its own, as `bapo train` becomes one; its output is in logs/<run>.log. A run that fails
+does not stop the others. When the user asks for an end, every launcher ends its run as after Ctrl-C; when this process
+is killed, the kernel asks them to.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from bapo.analysis.study.plan import PlannedRun, Study
+from bapo.analysis.study.results import Results
+from bapo.analysis.study.schedule import Estimates, mean_seconds, next_run
+from bapo.analysis.study.state import FINISHED, Found, State, look
+from bapo.config.load import dump_toml
+from bapo.runtime.process import dying_with_parent
+from bapo.runtime.run_directory.files import replace_file, storing
+from bapo.runtime.run_directory.layout import RunDirectory
+
+POLL_S = 0.5
+FOR_RESUMING = ("redis", "weights")
+"""Folders of a run that only its continuation needs."""
+FOR_REPLAY = ("batches",)
+"""Folders that only `bapo replay` needs: nine tenths of what is left behind the others."""
+
+
+class Process(Protocol):
+    """What is needed of `subprocess.Popen`."""
+
+    def poll(self) -> int | None: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+
+@dataclass(kw_only=True)
+class Running:
+    """A launcher process and the run it makes."""
+
+    found: Found
+    process: Process
+    started_s: float
+
+    @property
+    def name(self) -> str:
+        """Of the run."""
+        return self.found.run.name
+
+    def step(self) -> int:
+        """Learner steps done."""
+        return len(RunDirectory(self.found.run.path).read_metrics())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyProgress:
+    """What a progress line is made of."""
+
+    num_runs: int
+    finished: int
+    failed: int
+    waiting: tuple[Found, ...]
+    running: tuple[tuple[Found, int, float], ...]
+    """(run, its step, its age in seconds)."""
+    estimates: Estimates
+    parallel: int
+    elapsed_s: float
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """How a study ended this time."""
+
+    failed: list[dict[str, Any]] = field(default_factory=list)
+    """Lines of results.jsonl."""
+    interrupted: list[str] = field(default_factory=list)
+    """Runs that the user ended."""
+    left: list[str] = field(default_factory=list)
+    """Runs that were not started: the user ended the study, or the budget was too small for them."""
+
+
+class Interrupts:
+    """Signals that ask for an end: each is passed on to the launchers once."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Within this block signals are counted instead of ending the process (main thread only)."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+
+class Runner:
+    """One `bapo study` from its first start to its last end."""
+
+    def __init__(
+        self,
+        study: Study,
+        *,
+        parallel: int,
+        say: Callable[[str], None],
+        show: Callable[[StudyProgress], None],
+        budget_s: float | None = None,
+        start: Callable[[Found, Path], Process] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._study = study
+        self._parallel = parallel
+        self._say = say
+        self._show = show
+        self._budget_s = budget_s
+        self._start = start or start_launcher
+        self._sleep = sleep
+        self._now = now
+        self._results = Results(study.path)
+        self._running: list[Running] = []
+        self._num_finished = 0
+        self._started_s = now()
+
+    def run(self) -> Outcome:
+        """Everything that is not finished yet and that fits. Raises: StorageError, ConfigError."""
+        make_folder(self._study)
+        waiting = [look(run) for run in self._study.runs]
+        self._num_finished = sum(found.state is State.FINISHED for found in waiting)
+        waiting = [found for found in waiting if found.state is not State.FINISHED]
+        outcome, interrupts, passed_on = Outcome(), Interrupts(), 0
+        with interrupts.listening():
+            while True:
+                self._collect(outcome, asked_to_end=interrupts.count > 0)
+                if interrupts.count > passed_on:
+                    passed_on = interrupts.count
+                    self._pass_on()
+                if not interrupts.count:
+                    self._fill(waiting)
+                if not self._running:
+                    break
+                self._show(self._look(waiting, outcome))
+                self._sleep(POLL_S)
+        outcome.left = [found.run.name for found in waiting]
+        return outcome
+
+    def _fill(self, waiting: list[Found]) -> None:
+        """Start runs on the free places."""
+        while len(self._running) < self._parallel:
+            estimates = mean_seconds(self._results.read())
+            left_s = None if self._budget_s is None else self._budget_s - (self._now() - self._started_s)
+            found = next_run(waiting, estimates, left_s)
+            if found is None:
+                return
+            waiting.remove(found)
+            self._say(str(found))
+            process = self._start(found, self._study.path / "logs" / f"{found.run.name}.log")
+            self._running.append(Running(found=found, process=process, started_s=self._now()))
+
+    def _collect(self, outcome: Outcome, *, asked_to_end: bool) -> None:
+        """Remember every run that has ended."""
+        for running in list(self._running):
+            code = running.process.poll()
+            if code is None:
+                continue
+            self._running.remove(running)
+            code = 128 - code if code < 0 else code
+            wall_s = self._now() - running.started_s
+            reason = (
+                "" if code == 0 else reason_of(running.found.run, self._study.path / "logs" / f"{running.name}.log")
+            )
+            is_new = running.found.state is State.NEW
+            row = self._results.remember(running.found.run, exit_code=code, reason=reason, wall_s=wall_s, is_new=is_new)
+            if row["status"] == FINISHED:
+                self._num_finished += 1
+                self._tidy(running.found.run)
+                self._say(f"{running.name}: finished in {wall_s:.0f} s")
+            elif asked_to_end:
+                outcome.interrupted.append(running.name)
+            else:
+                outcome.failed.append(row)
+                self._say(f"{running.name}: failed with exit code {code}: {reason}")
+
+    def _pass_on(self) -> None:
+        self._say(f"ending {', '.join(running.name for running in self._running) or 'nothing'} ...")
+        for running in self._running:
+            running.process.send_signal(signal.SIGINT)
+
+    def _tidy(self, run: PlannedRun) -> None:
+        keep = self._study.file.study.keep
+        if keep != "all":
+            tidy(RunDirectory(run.path), replayable=keep == "replay")
+
+    def _look(self, waiting: Sequence[Found], outcome: Outcome) -> StudyProgress:
+        now_s = self._now()
+        return StudyProgress(
+            num_runs=len(self._study.runs),
+            finished=self._num_finished,
+            failed=len(outcome.failed),
+            waiting=tuple(waiting),
+            running=tuple((one.found, one.step(), now_s - one.started_s) for one in self._running),
+            estimates=mean_seconds(self._results.read()),
+            parallel=self._parallel,
+            elapsed_s=now_s - self._started_s,
+        )
+
+
+def make_folder(study: Study) -> None:
+    """The study's directory with a copy of its file. Raises: StorageError."""
+    with storing(study.path):
+        for folder in ("runs", "logs"):
+            (study.path / folder).mkdir(parents=True, exist_ok=True)
+        replace_file(study.path / "study.toml", study.text.encode())
+
+
+def start_launcher(found: Found, log_path: Path) -> subprocess.Popen[bytes]:
+    """The launcher of one run: on a new directory, or going on with the one that is there."""
+    run = found.run
+    if found.state is State.NEW:
+        # What a kill left between the folder and its configuration holds nothing.
+        shutil.rmtree(run.path, ignore_errors=True)
+        RunDirectory.create(run.path, dump_toml(run.config))
+    command = [sys.executable, "-m", "services.launcher", "train", "--run-dir", str(run.path)]
+    with storing(log_path), log_path.open("ab") as log:
+        return subprocess.Popen(
+            command if found.state is State.NEW else [*command, "--resume"],
+            env=os.environ | {"NO_COLOR": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            # Its own session: the terminal's Ctrl-C reaches this process alone, which passes it on.
+            start_new_session=True,
+            preexec_fn=dying_with_parent(signal.SIGTERM),
+        )
+
+
+def reason_of(run: PlannedRun, log_path: Path) -> str:
+    """The last words of a run that did not finish: from run.json, else the last line of its log."""
+    message = str(RunDirectory(run.path).read_run().get("message", "")) if run.path.is_dir() else ""
+    if message:
+        return message.splitlines()[0]
+    lines = [line.strip() for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "it left no word"
+
+
+def tidy(run: RunDirectory, *, replayable: bool = False) -> None:
+    """Remove what only a continuation of a finished run would need: its records and its newest checkpoint stay.
+
+    Args:
+        replayable: its batches and the checkpoints before them stay, too.
+    """
+    for folder in FOR_RESUMING if replayable else (*FOR_RESUMING, *FOR_REPLAY):
+        shutil.rmtree(run.path / folder, ignore_errors=True)
+    for step in () if replayable else run.checkpoint_steps()[:-1]:
+        shutil.rmtree(run.checkpoint_dir(step), ignore_errors=True)

@@ -1,0 +1,190 @@
+"""Which buffer a `bapo buffer` command means: the one at --url or of --run; and how it answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from bapo.cli.arguments import LATEST, open_run
+from bapo.config.load import load_resolved
+from bapo.core.errors import ConfigError, DeadlineError, FullError, UnavailableError
+from bapo.core.text import plain
+from bapo.runtime.auth.token_store import token_for_run
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.transport.buffer_admin import BufferAdmin
+from bapo.transport.buffer_client import BufferClient
+from bapo.transport.endpoints import buffer_url
+
+T = TypeVar("T")
+
+PIPE_CHARS = 200
+LONG_ID, LEAST_TEXT = 32, 12
+"""Characters."""
+GAP = "  "
+RETRY_S = 2.0
+"""Somebody waits at the terminal."""
+
+Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="The service, for example http://host:8700.")]
+Run = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Its run directory, or latest.")]
+ParquetFile = Annotated[Path, typer.Argument(metavar="FILE", help="A parquet file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Offset = Annotated[int, typer.Option("--offset", metavar="N", min=0, help="Leave out the first N.")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="Show at most N.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """One buffer service."""
+
+    url: str
+    client: BufferClient
+    admin: BufferAdmin
+
+
+@contextmanager
+def reach(url: str | None, run: str | None, *, changes: bool = False) -> Iterator[Where]:
+    """The buffer that is meant.
+
+    Args:
+        changes: the command changes what the buffer holds: it must be named, and a run is reported on stderr.
+    Raises: ConfigError; UnavailableError with what to do when it does not answer.
+    """
+    if url and run:
+        raise ConfigError("--url and --run both name a buffer: leave one of them out")
+    if changes and not (url or run):
+        raise ConfigError(f"this changes a buffer: name it with --run RUN, --run {LATEST} or --url URL")
+    directory = None if url else open_run(run or LATEST)
+    if changes and directory:
+        typer.echo(f"run {plain(str(directory.path))}", err=True)
+    hint = _hint(directory)
+    try:
+        address = url or _announced(directory)
+        token = token_for_run(directory.path) if directory else None
+        client = BufferClient(address, retry_s=RETRY_S, full_s=RETRY_S, token=token)
+        yield Where(url=client.url, client=client, admin=BufferAdmin(address, retry_s=RETRY_S, token=token))
+    except FullError:
+        raise  # it is there
+    except UnavailableError as error:
+        if _is_there(error):
+            raise
+        raise UnavailableError(f"{error}{hint}") from error
+
+
+def _is_there(error: UnavailableError) -> bool:
+    """The service has said so itself, of its Redis for example; or it takes calls and hangs."""
+    return error.__cause__ is None or isinstance(error.__cause__, TimeoutError)
+
+
+def _announced(directory: RunDirectory | None) -> str:
+    assert directory is not None
+    try:
+        return buffer_url(load_resolved(directory.config_path), directory, timeout_s=0.0)
+    except DeadlineError as error:
+        raise UnavailableError(f"the buffer of run {directory.path} has never listened") from error
+
+
+def _hint(directory: RunDirectory | None) -> str:
+    if directory is None:
+        return "; does it run there?"
+    return f"; start the run, or its buffer alone: bapo up buffer --run {directory.path}"
+
+
+def print_json(value: Any) -> None:
+    """One document on stdout."""
+    typer.echo(json.dumps(value, indent=2))
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """As wide as the terminal; wide enough for any id in a pipe."""
+    console = Console(highlight=False, markup=False, stderr=stderr)
+    if not console.is_terminal:
+        console.width = PIPE_CHARS
+    return console
+
+
+def following(items: Iterable[T], doing: str, total: int) -> Iterator[T]:
+    """The items; how many of `total` have gone by is seen on a terminal."""
+    console = make_console(stderr=True)
+    seen = track(items, doing, total=total, console=console, transient=True, disable=not console.is_terminal)
+    return iter(seen)
+
+
+def waiting_for(what: str) -> AbstractContextManager[object]:
+    """What one long call waits for, and that it does, is seen on a terminal."""
+    return make_console(stderr=True).status(f"waiting for {what}")
+
+
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    ids: Sequence[str] = (),
+    folded: Sequence[str] = (),
+    clipped: str = "",
+    width: int = PIPE_CHARS,
+) -> Table:
+    """Rows under the names of `columns`: numbers to the right.
+
+    Args:
+        ids: to the left and whole; only very long ones are folded.
+        folded: words that go on in the next line where they do not fit.
+        clipped: text that gets what room the others leave of `width`.
+    """
+    cells = {name: [shown(row.get(name)) for row in rows] for name in columns}
+    longest = {name: max(map(len, [name, *cells[name]])) for name in columns}
+    if clipped:
+        room = max(LEAST_TEXT, width - sum(longest[name] + len(GAP) for name in columns if name != clipped))
+        cells[clipped] = [text if len(text) <= room else f"{text[: room - 1]}…" for text in cells[clipped]]
+    made = Table(box=None, padding=(0, len(GAP), 0, 0), pad_edge=False, header_style="bright_black")
+    for name in columns:
+        is_text = name in (*ids, *folded, clipped)
+        is_whole = name not in folded and not (name in ids and longest[name] > LONG_ID)
+        made.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=is_whole)
+    for row in zip(*cells.values(), strict=True):
+        made.add_row(*map(Text, row))
+    return made
+
+
+def facts(rows: Sequence[tuple[str, str]]) -> Table:
+    """Name and value per line."""
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="bright_black", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in rows:
+        made.add_row(name, Text("\n".join(map(plain, value.split("\n")))))
+    return made
+
+
+def shown(value: Any) -> str:
+    """0.125, 12, -, text in one line."""
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else plain(str(value).replace("\n", " "))
+
+
+def size(num_bytes: float) -> str:
+    """512 B, 1.2 kB, 34.5 MB."""
+    for unit in ("B", "kB", "MB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} GB"
+
+
+def more(total: int, offset: int, num_shown: int) -> str:
+    """What a page leaves out, and how to see it."""
+    if not num_shown:
+        return f"none of {total} after the first {offset}"
+    end = offset + num_shown
+    return f"{offset + 1}-{end} of {total}" + (f"; go on with --offset {end}" if end < total else "")

@@ -1,0 +1,159 @@
+"""`bapo compare` and `bapo report`: runs beside each other as tables and figures, and the page of one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table as Shown
+from rich.text import Text
+
+from bapo.analysis.compare.tables.cells import Table
+from bapo.cli.arguments import run_path
+from bapo.cli.monitor import export_page
+from bapo.core.errors import ConfigError
+from bapo.core.text import plain_lines
+from bapo.runtime.run_directory.layout import RunDirectory
+
+Runs = Annotated[
+    list[str], typer.Argument(metavar="RUN...|STUDY", help="Run directories, or the directory of a study.")
+]
+
+
+Paper = Annotated[bool, typer.Option("--paper", help="Show the published numbers beside ours.")]
+
+
+Against = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--against",
+        metavar="METHOD",
+        help="Compare all methods with this one instead of the first; may be repeated. Tables and figures with one "
+        "reference take the first. Without it, BAPO is also compared with DAPO where both are there.",
+    ),
+]
+
+
+REPORT = "report"
+"""Where a study's report goes, below its directory."""
+
+
+def compare(
+    runs: Runs,
+    against: Against = None,
+    paper: Paper = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Put runs beside each other: accuracy with intervals, cost, paired tests, rescued prompts.
+
+    Runs that differ in their seed alone (mine-s1, mine-s2) are one method; the first method is what the others are
+    compared with, or those named by --against. Runs that were measured differently are refused, with the difference.
+
+    Example:  bapo compare outputs/grpo-s1 outputs/bapo-s1 --paper
+              bapo compare outputs/study-countdown
+              bapo compare outputs/study-countdown --against dapo --against bapo
+    """
+    runs = list(map(run_path, runs))
+    from bapo.analysis.compare.gather import against as paired
+    from bapo.analysis.compare.gather import gather
+    from bapo.analysis.compare.page import as_markdown
+    from bapo.analysis.compare.remarks import remarks
+    from bapo.analysis.compare.tables.overview import all_tables
+    from bapo.cli.compare import print_table
+
+    compared = paired(gather(runs), against or ())
+    tables = all_tables(compared, paper=paper)
+    if as_json:
+        typer.echo(json.dumps([asdict(table) for table in tables], indent=1))
+        return
+    if markdown:
+        known = "".join(f"- {line}\n" for line in remarks(compared))
+        typer.echo("\n".join([*filter(None, [known]), *(as_markdown(table) for table in tables)]))
+        return
+    console = Console(highlight=False)
+    for line in remarks(compared):
+        console.print(Text(plain_lines(line), "yellow"))
+    for table in tables:
+        print_table(console, table)
+
+
+def report(
+    runs: Runs,
+    out: Annotated[str | None, typer.Option("--out", metavar="FOLDER", help="Where the report goes.")] = None,
+    against: Against = None,
+    paper: Paper = False,
+) -> None:
+    """Write the dashboard of one run into RUN/report.html, which opens offline; or the paper's figures and tables.
+
+    Of a study, of several runs, or with --out: every figure as PNG and PDF, every table as CSV and Markdown, and
+    report.md with all of them. A figure of the paper that these records do not hold is named with the reason.
+
+    Example:  bapo report outputs/demo-001
+              bapo report outputs/study-countdown --paper --against dapo
+              bapo report outputs/grpo-s1 outputs/bapo-s1 --out outputs/comparison
+    """
+    runs = list(map(run_path, runs))
+    is_study = len(runs) == 1 and (Path(runs[0]) / "study.toml").is_file()
+    if len(runs) == 1 and not is_study and out is None:
+        if against:
+            raise ConfigError("--against compares methods, and this is one run; name several runs, or a study")
+        directory = RunDirectory.open(runs[0])
+        export_page(directory, directory.report_path)
+    if out is None and not is_study:
+        raise ConfigError("several runs have no folder in common; name one for their report with --out FOLDER")
+    from bapo.analysis.compare.gather import against as paired
+    from bapo.analysis.compare.gather import gather
+    from bapo.analysis.compare.page import write_comparison
+
+    folder = Path(runs[0]) / REPORT if out is None else Path(out)
+    compared = paired(gather(runs), against or ())
+    typer.echo(str(write_comparison(compared, folder, paper=paper)))
+
+
+# Tables of text in a terminal: cells as they are written, and columns that break between words as long as they can.
+
+GAP = 2
+"""Blanks between two columns."""
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Title, rows and note, as wide as the console."""
+    shown = Shown(
+        title=Text(plain_lines(table.title)),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    # Names and commits of runs are what their files say.
+    header, *rows = [[plain_lines(cell) for cell in row] for row in (table.header, *table.rows)]
+    widths = column_widths([header, *rows], console.width)
+    for place, name in enumerate(header):
+        shown.add_column(Text(name), overflow="fold", width=widths[place] if widths else None)
+    for row in rows:
+        # Not plain strings: in them an interval in square brackets would be read as markup, and vanish.
+        shown.add_row(*map(Text, row))
+    console.print(shown)
+    console.print(Text(f"\n{plain_lines(table.note)}\n", "bright_black"))
+
+
+def column_widths(rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
+    """Widths in which no word is broken and the tallest cells are as low as they can be; None if words are too wide."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columns]
+    most = [max(map(len, column)) for column in columns]
+    room = width - GAP * (len(columns) - 1) - sum(widths)
+    if room < 0:
+        return None
+    while room and (growing := [place for place in range(len(columns)) if widths[place] < most[place]]):
+        widths[max(growing, key=lambda place: most[place] / widths[place])] += 1
+        room -= 1
+    return widths

@@ -1,0 +1,66 @@
+"""`bapo config show|diff|presets|schema`: what a run would be, and how it differs."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated
+
+import typer
+
+from bapo.cli.arguments import TAKES_OVERRIDES, Tokens, load, say
+from bapo.config.document import about_preset
+from bapo.config.layers import preset_names
+from bapo.config.load import diff, dump_toml, load_config
+from bapo.config.tree import Config
+
+FIRST_SENTENCE = re.compile(r"(?<!Dr)[.] (?=[A-Z])")
+
+app = typer.Typer(help="Show, compare and describe configurations.", no_args_is_help=True)
+
+
+@app.command(context_settings=TAKES_OVERRIDES)
+def show(config: Tokens = None) -> None:
+    """Print the resolved configuration as TOML.
+
+    Example:  bapo config show --preset bapo --learner.lr 1e-4
+    """
+    typer.echo(dump_toml(load(config)), nl=False)
+
+
+@app.command("diff", context_settings=TAKES_OVERRIDES)
+def show_diff(
+    config: Tokens = None,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="CONFIG", help="File or preset; default: the preset beneath.")
+    ] = None,
+) -> None:
+    """Print every key that differs from the preset beneath, or from another configuration.
+
+    Example:  bapo config diff deploy/configs/demo.toml --against grpo
+    """
+    mine = load(config)
+    beneath = against or mine.preset
+    other = load_config([beneath], []) if beneath else Config()
+    for line in diff(other, mine):
+        typer.echo(line)
+
+
+@app.command()
+def presets() -> None:
+    """List the presets, each with its first sentence.
+
+    Example:  bapo config presets
+    """
+    width = max(map(len, preset_names()))
+    for name in preset_names():
+        say(f"{name:{width}}  {FIRST_SENTENCE.split(about_preset(name))[0].rstrip('.')}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of the configuration: every key with its type, default, bounds and meaning.
+
+    Example:  bapo config schema > bapo.schema.json
+    """
+    typer.echo(json.dumps(Config.model_json_schema(), indent=2))

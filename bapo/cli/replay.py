@@ -1,0 +1,61 @@
+"""`bapo replay`: repeat a step of the learner, exactly, without any rollout worker."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bapo.analysis.whatif.replayable import plan_replay, plan_replay_of
+from bapo.cli.arguments import open_run
+from bapo.cli.buffer.target import AsJson
+from bapo.cli.whatif import RunArgument
+from bapo.config.load import load_resolved
+from bapo.core.errors import ConfigError
+
+Step = Annotated[int | None, typer.Option("--step", metavar="N", min=1, help="The step to repeat.")]
+Frame = Annotated[
+    Path | None, typer.Option("--frame", metavar="FILE", help="A batch to repeat, as the learner keeps them.")
+]
+
+
+TokenRecords = Annotated[
+    bool, typer.Option("--token-records", help="Write RUN/token_records of the repeated steps, for the run's page.")
+]
+
+
+def replay(
+    run: RunArgument,
+    step: Step = None,
+    frame: Frame = None,
+    token_records: TokenRecords = False,
+    as_json: AsJson = False,
+) -> None:
+    """Repeat the learner's step N on its recorded batch, and compare loss, gradient norm and weights with the run.
+
+    The learner begins behind the newest checkpoint before N and redoes the steps in between; nothing is sampled and
+    nothing in RUN is changed, but for token records if you ask for them. Exit code 4 when the step diverges (again).
+
+    Example:  bapo replay outputs/demo-001 --step 17
+              bapo replay outputs/demo-001 --step 17 --token-records
+              bapo replay outputs/demo-001 --frame outputs/demo-001/diverged/step-000117.frame
+    """
+    directory = open_run(run)
+    if (step is None) == (frame is None):
+        raise ConfigError(
+            "which step? For example: bapo replay RUN --step 17, or --frame RUN/diverged/step-000117.frame"
+        )
+    # Planned here too: a step that cannot be repeated is refused before torch is loaded.
+    plan = plan_replay_of(directory, frame) if frame else plan_replay(directory, step or 0)
+    flags = ["--frame", str(frame)] if frame else ["--step", str(plan.step)]
+    flags += ["--token-records"] if token_records else []
+    flags += ["--json"] if as_json else []
+    # As the launcher sets it: the number of threads decides in which order sums are taken.
+    os.environ["OMP_NUM_THREADS"] = str(load_resolved(directory.config_path).learner.num_threads)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    arguments = ["--config", str(directory.config_path), "--run-dir", str(directory.path), *flags]
+    os.execv(sys.executable, [sys.executable, "-m", "learner.replay", *arguments])  # noqa: S606 - no shell

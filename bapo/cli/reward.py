@@ -1,0 +1,136 @@
+"""`bapo reward test`: does a reward reward the right answers of a data set, and nothing else?"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import track
+
+from bapo.cli.arguments import say
+from bapo.config.tree import TaskConfig
+from bapo.core.errors import ConfigError
+from bapo.core.types import Prompt
+from bapo.tasks.dataset import Columns
+from bapo.tasks.grading.pool import GraderPool
+from bapo.tasks.grading.trial import RIGHT, Trial, read_prompts, try_reward
+
+SHOWN = 5
+"""Problems that are printed; `--json` has all."""
+
+app = typer.Typer(help="Try a reward before it costs a run.", no_args_is_help=True)
+
+
+@app.callback()
+def _reward() -> None:
+    """Without this, typer would make the one command the whole of `bapo reward`."""
+
+
+@app.command("test")
+def try_out(
+    reward: Annotated[str, typer.Argument(metavar="REWARD", help="As task.reward: file.py:f, trl:..., verl:...")],
+    data: Annotated[
+        str, typer.Option("--data", metavar="FILE", help=".parquet, .jsonl, or a Hub id owner/name:split.")
+    ],
+    gold_format: Annotated[str, typer.Option(help="How a right response looks.")] = "{answer}",
+    prompt_column: Annotated[str, typer.Option(help="Dots step into nested columns.")] = "prompt",
+    answer_column: Annotated[str | None, typer.Option(help="Default: recognised by the layout.")] = None,
+    columns: Annotated[str, typer.Option(help="Further columns that the reward asks for: level,nums.")] = "",
+    reward_range: Annotated[
+        tuple[float, float], typer.Option(metavar="LOW HIGH", help="As task.reward_range: -1 1 for verl's DAPO.")
+    ] = (0.0, 1.0),
+    rows: Annotated[int, typer.Option(min=1, help="At most so many, from the beginning of the file.")] = 1000,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="As task.grading_timeout_s, for one response.")] = 10.0,
+    min_accuracy: Annotated[float, typer.Option(min=0.0, max=1.0, help="Less than this is exit code 1.")] = 0.99,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of sentences.")] = False,
+) -> None:
+    """Grade the gold answer of every row, and the answer of another row: the first must be 1, the second must not.
+
+    Exit code 0 when the reward is fit for training, 1 when it is not, 2 when it or the file cannot be loaded.
+
+    Example:  bapo reward test my_rewards.py:exact --data train.parquet
+              bapo reward test verl:score.py:compute_score --data train.parquet --gold-format "#### {answer}"
+    """
+    if "{answer}" not in gold_format:
+        raise ConfigError(f"--gold-format {gold_format!r} must have the field {{answer}}")
+    trial, extra = Trial(), tuple(name for name in columns.split(",") if name)
+    prompts = read_prompts(data, _columns(prompt_column, answer_column, extra), rows, trial)
+    if not trial.num_rows and not prompts:
+        raise ConfigError(f"dataset {data} has no rows")
+    with closing(_graders(reward, reward_range, timeout_s)) as graders:
+        progress = try_reward(graders, prompts, lambda prompt: _gold(prompt, gold_format), trial)
+        for _ in track(progress, "grading", total=len(prompts), console=Console(stderr=True), transient=True):
+            pass
+    grades_others = trial.others_failed <= (1.0 - min_accuracy) * trial.others_tried
+    is_fit = trial.accuracy >= min_accuracy and grades_others and not _says_yes_to_all(trial)
+    if as_json:
+        typer.echo(json.dumps(_as_json(trial, is_fit=is_fit), indent=2))
+    else:
+        _tell(trial, is_fit=is_fit)
+    raise typer.Exit(0 if is_fit else 1)
+
+
+def _columns(prompt: str, answer: str | None, extra: tuple[str, ...]) -> Columns:
+    return Columns(prompt=prompt, answer=answer, extra=extra, message_format=None, tokenizer=None, chat_options={})
+
+
+def _graders(reward: str, reward_range: tuple[float, float], timeout_s: float) -> GraderPool:
+    try:
+        task = TaskConfig(reward=reward, reward_range=reward_range, grading_timeout_s=timeout_s)
+    except ValidationError as error:
+        raise ConfigError(error.errors()[0]["msg"]) from error
+    return GraderPool(task, num_children=1)
+
+
+def _gold(prompt: Prompt, gold_format: str) -> str:
+    answer = prompt.answer["answer"]
+    return gold_format.replace("{answer}", answer if isinstance(answer, str) else json.dumps(answer))
+
+
+def _says_yes_to_all(trial: Trial) -> bool:
+    return trial.others_tried > 0 and trial.others_right == trial.others_tried
+
+
+def _as_json(trial: Trial, *, is_fit: bool) -> dict[str, Any]:
+    return {
+        "fit": is_fit,
+        "rows": trial.num_rows,
+        "accuracy": trial.accuracy,
+        "gold": trial.fates,
+        "unreadable": trial.unreadable,
+        "others_tried": trial.others_tried,
+        "others_right": trial.others_right,
+        "others_failed": trial.others_failed,
+        "mean_s": trial.total_s / max(1, sum(trial.fates.values())),
+        "slowest_s": trial.slowest_s,
+        "slowest": trial.slowest,
+        "problems": trial.problems,
+    }
+
+
+def _tell(trial: Trial, *, is_fit: bool) -> None:
+    graded = sum(trial.fates.values())
+    say(f"gold answers rewarded 1   {trial.fates.get(RIGHT, 0)} of {trial.num_rows} ({trial.accuracy:.1%})")
+    for fate, num in sorted(trial.fates.items()):
+        if fate != RIGHT:
+            say(f"  {fate:<23} {num}")
+    if trial.unreadable:
+        say(f"  {'unreadable rows':<23} {trial.unreadable}")
+    failed = f"; {trial.others_failed} failed" if trial.others_failed else ""
+    say(f"other answers rewarded 1  {trial.others_right} of {trial.others_tried}{failed}")
+    mean_s = trial.total_s / max(1, graded)
+    say(f"seconds per response      {mean_s:.3f}, slowest {trial.slowest_s:.3f} ({trial.slowest})")
+    for problem in trial.problems[:SHOWN]:
+        say(f"- {problem}")
+    if len(trial.problems) > SHOWN:
+        say(f"- and {len(trial.problems) - SHOWN} more: --json shows all")
+    if is_fit:
+        say("fit for training")
+    elif _says_yes_to_all(trial):
+        say("not fit: it rewards the answers of other rows too, so there is nothing to learn from it")
+    else:
+        say("not fit: it must reward every right answer by 1 (--gold-format says how one looks), and fail on no other")

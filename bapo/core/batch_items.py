@@ -1,0 +1,253 @@
+"""The items of a batch in its header: which rows of which frames are one entry.
+
+    plain batch    origins [x1, x3, ...]: the i-th frame is the i-th entry
+    other batches  origins, and `items`: of each entry [kind, weight, [[frame, rows or null, replayed], ...]]
+
+So the service forwards stored frames without opening them, and a plain batch has the bytes that it always had.
+`replayed` is one word for all rows of a part. Who packs a batch that was opened has entries instead of their parts:
+each is a frame of its own then, and `replayed` a list with a word per row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bapo.core.errors import ContractError
+from bapo.core.token_arrays import Int32s, runs_of
+from bapo.core.types import BatchEntry, Group, Origin
+
+ITEMS = "items"
+BAD_FRAME = "bad_frame"
+"""Reason of a group whose frame is not what its header says: it is in no batch."""
+KINDS = ("rl", "sft")
+
+
+def frame_order(items: Sequence[Item]) -> tuple[str, ...]:
+    """Ids of the groups whose frames are the body of the batch, each once."""
+    return tuple(dict.fromkeys(group_id for item in items for group_id in item.group_ids))
+
+
+def item_fields(items: Sequence[Item], stored: Collection[str]) -> dict[str, Any]:
+    """What the header says of the items.
+
+    Args:
+        stored: ids of the groups that were sampled for an earlier batch.
+    """
+    origins = [item.origin.value for item in items]
+    # As many frames as items, all plain: each is its own frame. What X3 holds is replayed, unless it is said here.
+    if all(item.is_plain and (item.group_ids[0] in stored) == (item.origin is Origin.X3) for item in items):
+        return {"origins": origins}
+    places = {group_id: place for place, group_id in enumerate(frame_order(items))}
+
+    def row(part: Part) -> list[Any]:
+        return [places[part.group_id], None if part.rows is None else list(part.rows), part.group_id in stored]
+
+    rows = [[item.kind, item.weight, [row(part) for part in item.parts]] for item in items]
+    return {"origins": origins, ITEMS: rows}
+
+
+def entry_fields(entries: Sequence[BatchEntry]) -> dict[str, Any]:
+    """What the header says of entries that each are a frame of their own."""
+    origins = [entry.origin.value for entry in entries]
+    if all(entry.kind == "rl" and entry.weight == 1.0 and entry.replayed is None for entry in entries):
+        return {"origins": origins}
+    rows = [
+        [entry.kind, entry.weight, [[place, None, entry.replayed_rows.tolist()]]] for place, entry in enumerate(entries)
+    ]
+    return {"origins": origins, ITEMS: rows}
+
+
+def entries_of(header: Mapping[str, Any], groups: Sequence[Group]) -> Iterator[BatchEntry]:
+    """The entries that a batch's header makes of its groups. Raises: ContractError."""
+    origins, items = header["origins"], header.get(ITEMS)
+    where = f"batch {header['step']}"
+    if len(origins) != len(groups if items is None else items):
+        what = f"{len(groups)} groups" if items is None else f"{len(items)} items"
+        raise ContractError(f"{where}: {len(origins)} origins but {what}")
+    if items is None:
+        for name, group in zip(origins, groups, strict=True):
+            yield BatchEntry(origin=_origin(name), group=group)
+        return
+    for name, item in zip(origins, items, strict=True):
+        yield _entry(where, _origin(name), item, groups)
+
+
+def without_groups(header: Mapping[str, Any], group_ids: Sequence[str], bad: Collection[str]) -> dict[str, Any]:
+    """The header of the same batch without some of its frames, and without the items that need one of them.
+
+    Args:
+        group_ids: of the frames, in their order.
+        bad: those whose frames are left out; they, and what trained with them alone, have the reason BAD_FRAME.
+    """
+    places = {old: new for new, old in enumerate(i for i, name in enumerate(group_ids) if name not in bad)}
+    items = header.get(ITEMS)
+    parts = [[(i, None, None)] for i in range(len(group_ids))] if items is None else [rows for _, _, rows in items]
+    kept = [i for i, rows in enumerate(parts) if all(place in places for place, _, _ in rows)]
+    trained = {group_ids[place] for i in kept for place, _, _ in parts[i]}
+    gone = {group_ids[place] for rows in parts for place, _, _ in rows} - trained
+    changed = {**header, "origins": [header["origins"][i] for i in kept]}
+    if items is not None:
+        renumbered = [[[places[place], *rest] for place, *rest in parts[i]] for i in kept]
+        changed[ITEMS] = [[*items[i][:2], rows] for i, rows in zip(kept, renumbered, strict=True)]
+    changed["fates"] = [_untrained(fate) if fate["group_id"] in gone else fate for fate in header["fates"]]
+    return changed
+
+
+def _untrained(fate: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in fate.items() if name not in ("item", "rows", "kind")}
+    return {**kept, "origin": None, "reason": BAD_FRAME}
+
+
+def _entry(where: str, origin: Origin, item: Any, groups: Sequence[Group]) -> BatchEntry:
+    try:
+        kind, weight, rows = item
+        parts = [_part(frame, chosen, groups) for frame, chosen, _ in rows]
+        replayed = [_replayed(word, part) for (_, _, word), part in zip(rows, parts, strict=True)]
+    except (TypeError, ValueError, IndexError) as error:
+        raise ContractError(f"{where}: an item is malformed: {item!r:.200}") from error
+    if kind not in KINDS or not isinstance(weight, int | float) or not math.isfinite(weight) or not parts:
+        raise ContractError(f"{where}: an item is malformed: {item!r:.200}")
+    if len(parts) == 1 and parts[0][1] is None:
+        group = parts[0][0]
+    else:
+        named = tuple(Part(group_id=group.group_id, rows=chosen) for group, chosen in parts)
+        group = joined(Item(origin=origin, parts=named).item_id, parts)
+    return BatchEntry(
+        origin=origin,
+        group=group,
+        kind=cast(Kind, kind),
+        weight=float(weight),
+        replayed=np.concatenate(replayed),
+    )
+
+
+def _part(frame: Any, rows: Any, groups: Sequence[Group]) -> tuple[Group, Rows | None]:
+    if not isinstance(frame, int) or not 0 <= frame < len(groups):
+        raise ValueError(f"there is no frame {frame!r}")
+    if rows is not None and not all(isinstance(row, int) for row in rows):
+        raise ValueError(f"rows {rows!r}")
+    return groups[frame], None if rows is None else tuple(rows)
+
+
+def _replayed(word: Any, part: tuple[Group, Rows | None]) -> NDArray[np.bool_]:
+    group, rows = part
+    size = group.size if rows is None else len(rows)
+    if isinstance(word, list) and len(word) != size:
+        raise ValueError(f"{len(word)} words for {size} rows")
+    return np.broadcast_to(np.array(word, dtype=np.bool_), (size,))
+
+
+def _origin(name: Any) -> Origin:
+    try:
+        return Origin(name)
+    except ValueError as error:
+        raise ContractError(f"unknown origin {name!r}") from error
+
+
+# Rows of groups: which of them a batch trains together, how they are named, and how they become one group.
+#
+#     Item(parts) --item_id--> "fresh-00000012"                        a stored group, whole
+#                              "fresh-00000012:0,2+fresh-00000003:1"   rows 0 and 2 of one, row 1 of another
+#
+# An item's rows share one advantage baseline, so they answer one prompt. The buffer forwards frames as they are
+# stored:
+# the selection of rows travels in the header of the batch, and is applied where the batch is unpacked.
+
+Rows = tuple[int, ...]
+Kind = Literal["rl", "sft"]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of one stored group."""
+
+    group_id: str
+    rows: Rows | None = None
+    """In the order in which they are trained; None: all of them."""
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """One item of a batch: what trains together, and why."""
+
+    origin: Origin
+    parts: tuple[Part, ...]
+    kind: Kind = "rl"
+    weight: float = 1.0
+
+    @property
+    def item_id(self) -> str:
+        """Of a whole group its own id."""
+        if len(self.parts) == 1:  # as good as always, and asked for several times in every assembly
+            return _part_id(self.parts[0])
+        return "+".join(_part_id(part) for part in self.parts)
+
+    @property
+    def group_ids(self) -> tuple[str, ...]:
+        """Of its parts."""
+        if len(self.parts) == 1:
+            return (self.parts[0].group_id,)
+        return tuple(part.group_id for part in self.parts)
+
+    @property
+    def is_plain(self) -> bool:
+        """A whole group, trained by the surrogate with weight 1."""
+        return len(self.parts) == 1 and self.parts[0].rows is None and self.kind == "rl" and self.weight == 1.0
+
+
+def whole(origin: Origin, group_id: str) -> Item:
+    """The item that is one stored group."""
+    return Item(origin=origin, parts=(Part(group_id=group_id),))
+
+
+def _part_id(part: Part) -> str:
+    return part.group_id if part.rows is None else f"{part.group_id}:{','.join(map(str, part.rows))}"
+
+
+def joined(item_id: str, parts: Sequence[tuple[Group, Rows | None]]) -> Group:
+    """One group made of rows of several; what is said of a group as a whole comes from the first.
+
+    Raises: ContractError when they answer different prompts, or a row is not there.
+    """
+    first = parts[0][0]
+    chosen = [(group, range(group.size) if rows is None else rows) for group, rows in parts]
+    for group, rows in chosen:
+        if not np.array_equal(group.prompt_token_ids, first.prompt_token_ids):
+            raise ContractError(f"item {item_id} joins groups of different prompts")
+        if any(not 0 <= row < group.size for row in rows):
+            raise ContractError(f"item {item_id} names a row that group {group.group_id} of {group.size} does not have")
+    ends = {id(group): np.cumsum(group.lengths) for group, _ in chosen}
+    spans = [
+        (group, slice(int(ends[id(group)][row] - group.lengths[row]), int(ends[id(group)][row])))
+        for group, rows in chosen
+        for row in rows
+    ]
+    if not spans:
+        raise ContractError(f"item {item_id} has no rows")
+    return Group(
+        group_id=item_id,
+        prompt=first.prompt,
+        purpose=first.purpose,
+        step=first.step,
+        label=first.label,
+        worker_id=first.worker_id,
+        prompt_token_ids=first.prompt_token_ids,
+        token_ids=np.concatenate([group.token_ids[span] for group, span in spans]),
+        rollout_logprobs=np.concatenate([group.rollout_logprobs[span] for group, span in spans]),
+        lengths=np.concatenate([group.lengths[list(rows)] for group, rows in chosen]),
+        rewards=np.concatenate([group.rewards[list(rows)] for group, rows in chosen]),
+        outcomes=np.concatenate([group.outcomes[list(rows)] for group, rows in chosen]),
+        versions=np.concatenate([group.versions[list(rows)] for group, rows in chosen]),
+        timing=first.timing,
+        spans=_joined_spans(spans),
+    )
+
+
+def _joined_spans(spans: Sequence[tuple[Group, slice]]) -> Int32s | None:
+    if all(group.spans is None for group, _ in spans):
+        return None
+    return runs_of(np.concatenate([group.token_versions[span] for group, span in spans]))

@@ -1,0 +1,590 @@
+"""Group and batch frames: what travels between workers, buffer and learner.
+
+The header of a group holds everything that a rule needs (ids, rewards, versions, lengths); the body holds the
+columns of tokens as little-endian arrays: prompt ids i32 [P], token ids i32 [T], log-probs f32 [T]. So the buffer
+service classifies a group by reading its header alone, in the same time for 8 as for 8192 tokens per response.
+The header of a batch holds its numbers, origins and fates; its body is the frames of its groups, in order. Items that
+are more than one whole group are described in the header, too (`bapo.core.batch_items`).
+
+Covers: packing, unpacking, splitting a stream of frames, refusing anything unknown or truncated (ContractError).
+Does not cover: compression, encryption, older formats.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import msgpack
+import msgspec
+import numpy as np
+
+from bapo.core.batch_items import ITEMS, entries_of, entry_fields
+from bapo.core.errors import ContractError, Refusal
+from bapo.core.frames import (
+    KIND_BATCH,
+    KIND_GROUP,
+    MOST_PROMPT_BYTES,
+    frame_digest,
+    frame_head,
+    frame_parts,
+    frame_start,
+    head_parts,
+    open_frame,
+    require_plain,
+    split_frames,
+    unpack_plain,
+)
+from bapo.core.token_arrays import Float32s, Int32s, require_spans
+from bapo.core.types import Batch, Fate, Group, GroupStat, Origin, Outcome, Prompt, Purpose, Timing, stat_of
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+__all__ = [
+    "GroupHeader",
+    "PulledFrame",
+    "PushedGroup",
+    "batch_header",
+    "fate_from_map",
+    "fate_map",
+    "frame_problem",
+    "pack_batch",
+    "pack_batch_frames",
+    "pack_batch_start",
+    "pack_group",
+    "pack_pull",
+    "pack_push",
+    "prompt_from_map",
+    "prompt_map",
+    "read_group_header",
+    "split_frames",
+    "unpack_batch",
+    "unpack_group",
+    "unpack_pull",
+    "unpack_push",
+]
+
+
+_I4, _F4 = np.dtype("<i4"), np.dtype("<f4")
+
+
+def pack_group(group: Group) -> bytes:
+    """One group as one frame. Raises: ContractError for what cannot be one."""
+    header = {
+        "id": group.group_id,
+        "prompt": prompt_map(group.prompt),
+        "purpose": purpose_word(group.purpose),
+        "step": group.step,
+        "label": group.label,
+        "worker": group.worker_id,
+        "num_prompt": len(group.prompt_token_ids),
+        "lengths": _bytes(group.lengths, "<i4"),
+        "rewards": _bytes(group.rewards, "<f4"),
+        "outcomes": _bytes(group.outcomes, "u1"),
+        "versions": _bytes(group.versions, "<i4"),
+        "timing": [group.timing.claimed_at, group.timing.sample_s, group.timing.grade_s],
+    }
+    if group.spans is not None:
+        header["spans"] = _bytes(group.spans, "<i4")
+    body = [
+        _bytes(group.prompt_token_ids, "<i4"),
+        _bytes(group.token_ids, "<i4"),
+        _bytes(group.rollout_logprobs, "<f4"),
+    ]
+    return b"".join([frame_start(KIND_GROUP, header, sum(map(len, body))), *body])
+
+
+def read_group_header(frame: bytes | memoryview) -> GroupHeader:
+    """The header of a group frame, of which only the head may be there (`frame_head`).
+
+    Raises: ContractError for anything that `pack_group` could not have written.
+    """
+    packed, num_body_bytes = head_parts(frame_head(frame), KIND_GROUP)
+    header = checked_header(header_fields(packed), num_body_bytes)
+    if header.outcomes.count(Outcome.EXPERT) == len(header.outcomes):  # only as an entry of a batch
+        raise ContractError(f"group {header.group_id}: no response was sampled, all are an expert's", Refusal.SHAPE)
+    return header
+
+
+def frame_problem(frame: bytes | memoryview | None, num_bytes: int, digest: str) -> str:
+    """Why these bytes are not the frame that was announced with this length and digest, in one word; empty: they are.
+
+    `missing`, `frame` (another length), `digest`, or the word of `Refusal` for columns that no policy can give.
+    """
+    if frame is None:
+        return "missing"
+    if len(frame) != num_bytes:
+        return Refusal.FRAME.value
+    try:
+        if frame_digest(frame) != digest:
+            return "digest"
+        unpack_group(frame)
+    except ContractError as error:
+        return error.reason.value
+    return ""
+
+
+class PushedGroup(NamedTuple):
+    """What is pushed of a group: all but the body of its frame, which lies in Redis."""
+
+    head: bytes
+    """`bapo.core.frames.frame_head` of its frame."""
+    name: str
+    """Under which the frame was written."""
+    digest: str
+    """`bapo.core.frames.frame_digest` of the frame."""
+
+
+class PulledFrame(NamedTuple):
+    """One frame of a batch, which the learner reads by the group's id."""
+
+    group_id: str
+    num_bytes: int
+    digest: str
+
+
+def pack_push(groups: Sequence[PushedGroup]) -> bytes:
+    """The body of a push."""
+    packed: bytes = msgpack.packb([tuple(group) for group in groups])
+    return packed
+
+
+def unpack_push(data: bytes) -> list[PushedGroup]:
+    """Inverse of `pack_push`. Raises: ContractError."""
+    rows = _rows(data, "a push")
+    for row in rows:
+        if not isinstance(row, list) or list(map(type, row)) != [bytes, str, str]:
+            raise ContractError(f"a pushed group is not [head, name, digest]: {row!r:.200}", Refusal.HEADER)
+    return [PushedGroup(*row) for row in rows]
+
+
+def pack_pull(header: Mapping[str, Any], frames: Sequence[PulledFrame]) -> bytes:
+    """A batch without its frames: its header, and which frames are its body, in order."""
+    return _ENCODER.encode([header, *frames])
+
+
+def unpack_pull(data: bytes) -> tuple[dict[str, Any], list[PulledFrame]]:
+    """Inverse of `pack_pull`. Raises: ContractError."""
+    try:
+        header, *frames = _rows(data, "a batch")
+        return dict(header), [PulledFrame(*row) for row in frames]
+    except (TypeError, ValueError) as error:
+        raise ContractError(f"the answer names no batch: {error}") from error
+
+
+def _rows(data: bytes, what: str) -> list[Any]:
+    rows = unpack_plain(memoryview(data))
+    if not isinstance(rows, list):
+        raise ContractError(f"{what} is not a list", Refusal.HEADER)
+    return rows
+
+
+def unpack_group(frame: bytes | memoryview) -> Group:
+    """The group in one frame; its arrays are read-only views into `frame`.
+
+    Raises: ContractError.
+    """
+    packed, body = frame_parts(frame, KIND_GROUP)
+    fields = header_fields(packed)
+    checked = checked_header(fields, len(body))
+    num_prompt = checked.num_prompt
+    ids, logprobs = _columns(body, num_prompt, checked.num_tokens)
+    return Group(
+        group_id=checked.group_id,
+        prompt=checked.prompt,
+        purpose=checked.purpose,
+        step=checked.step,
+        label=checked.label,
+        worker_id=checked.worker_id,
+        prompt_token_ids=ids[:num_prompt],
+        token_ids=ids[num_prompt:],
+        rollout_logprobs=logprobs,
+        lengths=_array(fields.lengths, "<i4"),
+        rewards=_array(fields.rewards, "<f4"),
+        outcomes=_array(fields.outcomes, "u1"),
+        versions=_array(fields.versions, "<i4").reshape(-1, 2),
+        timing=checked.timing,
+        spans=None if fields.spans is msgspec.UNSET else _array(fields.spans, "<i4").reshape(-1, 2),
+    )
+
+
+def _columns(body: memoryview, num_prompt: int, num_tokens: int) -> tuple[Int32s, Float32s]:
+    """(ids of the prompt and of all responses, log-probs) as views."""
+    num_ids = num_prompt + num_tokens
+    return np.frombuffer(body, _I4, num_ids), np.frombuffer(body, _F4, num_tokens, 4 * num_ids)
+
+
+def pack_batch(batch: Batch) -> bytes:
+    """One batch as one frame whose body is its groups' frames, in order."""
+    return pack_batch_frames(batch_header(batch), [pack_group(entry.group) for entry in batch.entries])
+
+
+def batch_header(batch: Batch) -> dict[str, Any]:
+    """The header of a batch frame: everything but the groups' own frames."""
+    return {
+        "step": batch.step,
+        **entry_fields(batch.entries),
+        "r_tot": batch.r_tot,
+        "c2": batch.c2,
+        "c3": batch.c3,
+        "num_bad": batch.num_bad,
+        "num_high": batch.num_high,
+        "fates": [fate_map(fate) for fate in batch.fates],
+    }
+
+
+def pack_batch_frames(header: Mapping[str, Any], frames: list[bytes]) -> bytes:
+    """A batch frame from its header and stored group frames: the service never unpacks the groups."""
+    return b"".join([pack_batch_start(header, sum(map(len, frames))), *frames])
+
+
+def pack_batch_start(header: Mapping[str, Any], num_body_bytes: int) -> bytes:
+    """What precedes the groups' frames in a batch frame, so that a server can send them as it reads them."""
+    # msgspec is six times faster. It would take sets for lists; but nobody else's values are in this header.
+    return frame_start(KIND_BATCH, header, num_body_bytes, _ENCODER.encode)
+
+
+def unpack_batch(frame: bytes | memoryview) -> Batch:
+    """The batch in one frame.
+
+    Raises: ContractError.
+    """
+    header, body = open_frame(frame, KIND_BATCH)
+    require_types(header, _BATCH_TYPES if ITEMS not in header else {**_BATCH_TYPES, ITEMS: list}, "batch")
+    if not all(math.isfinite(header[name]) for name in _BATCH_RATIOS):
+        raise ContractError(f"batch {header['step']}: {', '.join(_BATCH_RATIOS)} must be finite")
+    groups = [unpack_group(part) for part in split_frames(body)]
+    return Batch(
+        step=header["step"],
+        entries=tuple(entries_of(header, groups)),
+        r_tot=float(header["r_tot"]),
+        c2=float(header["c2"]),
+        c3=float(header["c3"]),
+        num_bad=header["num_bad"],
+        num_high=header["num_high"],
+        fates=tuple(fate_from_map(fields) for fields in header["fates"]),
+    )
+
+
+_BATCH_RATIOS = ("r_tot", "c2", "c3")
+_BATCH_TYPES: dict[str, type | tuple[type, ...]] = {
+    "step": int,
+    "origins": list,
+    **dict.fromkeys(_BATCH_RATIOS, (float, int)),
+    "num_bad": int,
+    "num_high": int,
+    "fates": list,
+}
+
+
+def _bytes(array: np.ndarray[Any, Any], dtype: str) -> bytes:
+    """Raises: ContractError for numbers that numpy would cut to the column's type without a word."""
+    wanted = np.dtype(dtype)
+    if wanted.kind in "iu" and array.size and array.dtype != wanted:
+        if array.dtype.kind not in "iub":
+            raise ContractError(f"{array.dtype} where whole numbers are needed ({wanted})", Refusal.SHAPE)
+        lowest, highest, fits = int(array.min()), int(array.max()), np.iinfo(wanted)
+        if lowest < fits.min or highest > fits.max:
+            raise ContractError(f"numbers from {lowest} to {highest} do not fit into {wanted}", Refusal.TOKEN_IDS)
+    return np.ascontiguousarray(array, dtype=wanted).tobytes()
+
+
+def _array(data: bytes, dtype: str) -> np.ndarray[Any, Any]:
+    return np.frombuffer(data, dtype)
+
+
+# The header of a group frame: everything that a rule needs, read and checked without touching a token.
+
+
+class GroupHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """The header of a group frame, read without touching its tokens."""
+
+    group_id: str
+    prompt: Prompt
+    purpose: Purpose
+    step: int
+    label: str
+    worker_id: str
+    num_prompt: int
+    """Tokens of the prompt."""
+    lengths: tuple[int, ...]
+    rewards: tuple[float, ...]
+    policy_version: int
+    """Oldest version that sampled any token."""
+    newest_version: int
+    num_tokens: int
+    """Sampled tokens of all responses."""
+    outcomes: bytes
+    """[G] values of Outcome, one byte per response."""
+    timing: Timing
+
+    @property
+    def num_truncated(self) -> int:
+        """Responses that reached the length limit."""
+        return self.outcomes.count(Outcome.TRUNCATED)
+
+    @property
+    def stat(self) -> GroupStat:
+        """What the composer needs."""
+        return stat_of(
+            group_id=self.group_id,
+            prompt_id=self.prompt.prompt_id,
+            policy_version=self.policy_version,
+            rewards=self.rewards,
+            outcomes=self.outcomes,
+        )
+
+
+class _PromptFields(msgspec.Struct, forbid_unknown_fields=True):
+    prompt_id: str
+    text: str
+    task: str
+    answer: msgspec.Raw
+
+
+class HeaderFields(msgspec.Struct, forbid_unknown_fields=True):
+    """A header as it lies in its frame: each key with its type, the columns as bytes, which nobody has looked at."""
+
+    id: str
+    prompt: _PromptFields
+    purpose: Purpose
+    step: int
+    label: str
+    worker: str
+    num_prompt: int
+    lengths: bytes
+    """i4 [G]"""
+    rewards: bytes
+    """f4 [G]"""
+    outcomes: bytes
+    """u1 [G]"""
+    versions: bytes
+    """i4 [G, 2]"""
+    timing: tuple[float, float, float]
+    spans: bytes | msgspec.UnsetType = msgspec.UNSET
+    """i4 [n, 2], only when several policy versions sampled a response."""
+
+
+_DECODER = msgspec.msgpack.Decoder(HeaderFields)
+
+
+def header_fields(packed: memoryview) -> HeaderFields:
+    """The keys and values of a packed header. Raises: ContractError."""
+    try:
+        return _DECODER.decode(packed)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ContractError(f"group header: {error}"[:200], Refusal.HEADER) from error
+
+
+def checked_header(fields: HeaderFields, num_body_bytes: int) -> GroupHeader:
+    """Plain numbers and no arrays: for columns of G entries numpy's calls cost more than what they do.
+
+    Raises: ContractError.
+    """
+    size = len(fields.rewards) // 4
+    sizes = [len(fields.lengths), len(fields.rewards), len(fields.outcomes), len(fields.versions)]
+    if size == 0 or sizes != [4 * size, 4 * size, size, 8 * size]:
+        raise ContractError(f"group header: columns of {sizes} bytes do not describe the same responses", Refusal.SHAPE)
+    ints, floats, pairs = _formats(size)
+    lengths, rewards, versions = ints(fields.lengths), floats(fields.rewards), pairs(fields.versions)
+    num_tokens, outcomes = sum(lengths), fields.outcomes
+    if min(lengths) < 1 or fields.num_prompt < 0:
+        raise ContractError(f"group {fields.id}: a response or the prompt has a negative or zero length", Refusal.SHAPE)
+    if num_body_bytes != 4 * fields.num_prompt + 8 * num_tokens:
+        raise ContractError(f"group {fields.id}: {num_body_bytes} body bytes for {num_tokens} tokens", Refusal.SHAPE)
+    # A NaN may hide from min and max, but not from a sum.
+    if (
+        not (math.isfinite(sum(rewards)) and min(rewards) >= 0.0 and max(rewards) <= 1.0)
+        or max(outcomes) > Outcome.EXPERT
+    ):
+        raise ContractError(f"group {fields.id}: rewards must be in [0, 1] and outcomes 0 to 2", Refusal.REWARDS)
+    oldest, newest = versions[0::2], versions[1::2]
+    if min(oldest) < 0 or any(map(operator.gt, oldest, newest)):
+        raise ContractError(
+            f"group {fields.id}: versions {list(versions)} are not pairs (oldest, newest)", Refusal.VERSIONS
+        )
+    if fields.spans is not msgspec.UNSET:
+        _check_spans(fields, fields.spans, size)
+    return GroupHeader(
+        group_id=fields.id,
+        prompt=_prompt(fields.prompt),
+        purpose=fields.purpose,
+        step=fields.step,
+        label=fields.label,
+        worker_id=fields.worker,
+        num_prompt=fields.num_prompt,
+        lengths=lengths,
+        rewards=rewards,
+        policy_version=min(oldest),
+        newest_version=max(newest),
+        num_tokens=num_tokens,
+        outcomes=outcomes,
+        timing=_timing(fields),
+    )
+
+
+@lru_cache(maxsize=64)
+def _formats(size: int) -> tuple[Any, Any, Any]:
+    """What unpacks lengths, rewards and versions of so many responses."""
+    ints, floats, pairs = (struct.Struct(f"<{layout}") for layout in (f"{size}i", f"{size}f", f"{2 * size}i"))
+    return ints.unpack, floats.unpack, pairs.unpack
+
+
+def _check_spans(fields: HeaderFields, spans: bytes, size: int) -> None:
+    """Only of responses that several versions sampled, so arrays may cost what they cost."""
+    if len(spans) % 8:
+        raise ContractError(f"group {fields.id}: spans of {len(spans)} bytes are no pairs", Refusal.VERSIONS)
+    rows, lengths, pairs = (np.frombuffer(data, "<i4") for data in (spans, fields.lengths, fields.versions))
+    require_spans(fields.id, rows.reshape(-1, 2), lengths, pairs.reshape(size, 2))
+
+
+def require_types(header: dict[str, Any], types: dict[str, type | tuple[type, ...]], kind: str) -> None:
+    """Refuse a header with other keys, or with values of other types. Raises: ContractError."""
+    if header.keys() != types.keys():
+        raise ContractError(
+            f"{kind} header has the keys {sorted(map(str, header))}, expected {sorted(types)}", Refusal.HEADER
+        )
+    for key, wanted in types.items():
+        if not isinstance(header[key], wanted):
+            raise ContractError(
+                f"{kind} header: {key} must be {wanted}, got {type(header[key]).__name__}", Refusal.HEADER
+            )
+
+
+def _prompt(fields: _PromptFields) -> Prompt:
+    answer = require_answer(unpack_plain(memoryview(fields.answer)))
+    return Prompt(prompt_id=fields.prompt_id, text=fields.text, task=fields.task, answer=answer)
+
+
+def _timing(fields: HeaderFields) -> Timing:
+    for name, value in zip(Timing.__struct_fields__, fields.timing, strict=True):
+        if not 0.0 <= value < math.inf:
+            message = f"group {fields.id}: timing.{name} is {value}, which is no finite number from 0 on"
+            raise ContractError(message, Refusal.HEADER)
+    claimed_at, sample_s, grade_s = fields.timing
+    return Timing(claimed_at=claimed_at, sample_s=sample_s, grade_s=grade_s)
+
+
+# Values as maps of plain values: how prompts and fates look inside a msgpack header or a JSON body.
+
+_PROMPT_KEYS = set(Prompt.__struct_fields__)
+_SELDOM_KEYS = {"item", "rows", "kind", "outcomes"}
+_FATE_KEYS = {field.name for field in fields(Fate)} - _SELDOM_KEYS
+_FATE_TEXTS = ("group_id", "prompt_id", "reason", "worker_id")
+_FATE_COUNTS = ("policy_version", "birth", "num_tokens")
+_FATE_SECONDS = ("sample_s", "grade_s", "claimed_at")
+
+
+def purpose_word(purpose: Purpose) -> str:
+    """How a purpose travels. Raises: ContractError for what is none."""
+    try:
+        return Purpose(purpose).value  # the word itself will do
+    except ValueError as error:
+        known = ", ".join(Purpose)
+        raise ContractError(f"the purpose {purpose!r} is none of {known}", Refusal.HEADER) from error
+
+
+def prompt_map(prompt: Prompt) -> dict[str, Any]:
+    """A prompt as a map. Raises: ContractError for an answer that is no map."""
+    if not isinstance(prompt.answer, Mapping):
+        found = type(prompt.answer).__name__
+        raise ContractError(
+            f"prompt {prompt.prompt_id}: the answer is a map, for example {{'answer': '42'}}, got {found}; {{}} if "
+            "there is none",
+            Refusal.HEADER,
+        )
+    return {
+        "prompt_id": prompt.prompt_id,
+        "text": prompt.text,
+        "task": prompt.task,
+        "answer": dict(prompt.answer),
+    }
+
+
+def require_carried(prompt: Prompt) -> None:
+    """Refuse a prompt that the buffer or a group's header would refuse, hours later and without its place in a file.
+
+    Raises: ContractError.
+    """
+    require_answer(prompt.answer)
+    try:
+        size = len(msgpack.packb(prompt_map(prompt)))
+    except (TypeError, ValueError, OverflowError) as error:  # halves of characters; integers beyond 64 bits
+        raise ContractError(f"it cannot be packed: {error}", Refusal.HEADER) from error
+    if size > MOST_PROMPT_BYTES:
+        raise ContractError(
+            f"it takes {size} bytes with its answer and columns; at most {MOST_PROMPT_BYTES} travel with a group",
+            Refusal.HEADER,
+        )
+
+
+def prompt_from_map(values: Mapping[str, Any]) -> Prompt:
+    """A prompt from its map. Raises: ContractError."""
+    if not isinstance(values, dict) or values.keys() != _PROMPT_KEYS:
+        raise ContractError(f"prompt has the keys {sorted(map(str, values))}", Refusal.HEADER)
+    prompt_id, text, task, answer = values["prompt_id"], values["text"], values["task"], values["answer"]
+    if not (isinstance(prompt_id, str) and isinstance(text, str) and isinstance(task, str)):
+        raise ContractError("prompt_id, text and task must be strings", Refusal.HEADER)
+    return Prompt(prompt_id=prompt_id, text=text, task=task, answer=require_answer(answer))
+
+
+def require_answer(answer: Any) -> dict[str, Any]:
+    """What a prompt's answer may be: a map of plain values. Raises: ContractError for anything else."""
+    if not isinstance(answer, dict):
+        raise ContractError("a prompt's answer must be a map", Refusal.HEADER)
+    require_plain(answer, "a prompt's answer")
+    return answer
+
+
+def fate_map(fate: Fate) -> dict[str, Any]:
+    """A fate as a map."""
+    # Field by field, as a fate is made thousands of times: dataclasses.asdict would be most of an assembly's time.
+    return {
+        "group_id": fate.group_id,
+        "prompt_id": fate.prompt_id,
+        "purpose": fate.purpose.value,
+        "policy_version": fate.policy_version,
+        "rewards": list(fate.rewards),
+        "origin": fate.origin.value if fate.origin else None,
+        "reason": fate.reason,
+        "birth": fate.birth,
+        "worker_id": fate.worker_id,
+        "num_tokens": fate.num_tokens,
+        "sample_s": fate.sample_s,
+        "grade_s": fate.grade_s,
+        "claimed_at": fate.claimed_at,
+        **_seldom(fate),
+    }
+
+
+def _seldom(fate: Fate) -> dict[str, Any]:
+    """What only a group that trains in parts has, or one with a truncated or an expert's row: headers stay short."""
+    rows = None if fate.rows is None else list(fate.rows)
+    parts = {"item": fate.item, "rows": rows, "kind": fate.kind} if fate.item else {}
+    return parts | ({"outcomes": list(fate.outcomes)} if fate.outcomes else {})
+
+
+def fate_from_map(values: Mapping[str, Any]) -> Fate:
+    """Inverse of `fate_map`. Raises: ContractError."""
+    if not isinstance(values, Mapping) or set(values) - _SELDOM_KEYS != _FATE_KEYS:
+        raise ContractError(f"a fate must be a map with the keys {sorted(_FATE_KEYS)}, got {values!r}")
+    for names, kinds in ((_FATE_TEXTS, str), (_FATE_COUNTS, int), (_FATE_SECONDS, (int, float))):
+        for name in names:
+            if not isinstance(values[name], kinds):
+                raise ContractError(f"a fate's {name} is {values[name]!r}")
+    try:
+        purpose = Purpose(values["purpose"])
+        origin = None if values["origin"] is None else Origin(values["origin"])
+        rewards = tuple(float(r) for r in values["rewards"])
+        rows = None if values.get("rows") is None else tuple(int(row) for row in values["rows"])
+        outcomes = bytes(list(values.get("outcomes", ())))
+    except (TypeError, ValueError) as error:
+        raise ContractError(f"a fate has a wrong purpose, origin or reward: {error}") from error
+    return Fate(
+        **{**values, "purpose": purpose, "origin": origin, "rewards": rewards, "rows": rows, "outcomes": outcomes}
+    )

@@ -1,0 +1,201 @@
+"""Frames: a checked header and opaque bytes, one after the other in a stream.
+
+    frame = magic "BAPO" | format 1 | kind | header length (u32) | body length (u32) | header (msgpack map) | body
+
+All numbers are little-endian. What the header and the body of a kind hold is in `bapo.core.codec`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgpack
+from xxhash import xxh3_64_hexdigest
+
+from bapo.core.errors import ContractError, Refusal
+from bapo.core.json_values import plain_number
+
+MAGIC = b"BAPO"
+FORMAT = 1
+KIND_GROUP = 1
+KIND_BATCH = 2
+KIND_PART = 3
+PREFIX = struct.Struct("<4sBBII")
+
+MAX_HEADER_BYTES = 1 << 24
+"""A batch's header has about 250 bytes per group that assembly looked at."""
+MAX_GROUP_HEADER_BYTES = 1 << 20
+"""Some hundred bytes and the prompt's text. It is opened before anything is known of it, and the worst bytes (empty
+maps, one byte each) become objects of 64 bytes."""
+MOST_PROMPT_BYTES = MAX_GROUP_HEADER_BYTES - (1 << 17)
+"""Of text and answer of a prompt that is asked for: the rest is for ids and 17 bytes of each of 4,096 responses."""
+MAX_DEPTH = 32
+"""Levels of maps and lists in a header: a prompt's answer is the only part that has any depth."""
+MAX_BODY_BYTES = (1 << 32) - 1
+"""A batch of 256 groups of 8 x 8192 tokens is 134 MB."""
+
+
+def _pack(header: Mapping[str, Any]) -> bytes:
+    packed: bytes = msgpack.packb(header, default=plain_number)
+    return packed
+
+
+def frame_start(
+    kind: int,
+    header: Mapping[str, Any],
+    num_body_bytes: int,
+    encode: Callable[[Mapping[str, Any]], bytes] = _pack,
+) -> bytes:
+    """Everything of a frame but its body. `encode` makes msgpack of the header.
+
+    Raises: ContractError when the header holds something that msgpack has no word for, or the frame is too large.
+    """
+    try:
+        packed = encode(header)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ContractError(f"frame header cannot be packed: {error}; it may hold JSON values of 64 bits") from error
+    _refuse_large(len(packed), num_body_bytes)
+    return PREFIX.pack(MAGIC, FORMAT, kind, len(packed), num_body_bytes) + packed
+
+
+def open_frame(frame: bytes | memoryview, kind: int) -> tuple[dict[str, Any], memoryview]:
+    """(header, body) of the one frame of this kind that `frame` is.
+
+    Raises: ContractError.
+    """
+    packed, body = frame_parts(frame, kind)
+    header = unpack_plain(packed)
+    if not isinstance(header, dict):
+        raise ContractError("frame header is not a map", Refusal.HEADER)
+    return header, body
+
+
+def frame_parts(frame: bytes | memoryview, kind: int) -> tuple[memoryview, memoryview]:
+    """(packed header, body) of the one frame of this kind that `frame` is.
+
+    Raises: ContractError.
+    """
+    view = memoryview(frame)
+    size = _frame_size(view)
+    if size != len(view):
+        raise ContractError(f"{len(view) - size} bytes follow the frame", Refusal.FRAME)
+    head = frame_head(view)
+    packed, _ = head_parts(head, kind)
+    return packed, view[len(head) :]
+
+
+def unpack_plain(packed: memoryview) -> Any:
+    """One value of a header. Raises: ContractError."""
+    try:
+        return msgpack.unpackb(packed, max_ext_len=0)
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise ContractError(f"frame header is not msgpack: {error!r}"[:200], Refusal.HEADER) from error
+
+
+def frame_head(frame: bytes | memoryview) -> memoryview:
+    """Prefix and header of a frame whose body may not be there. Raises: ContractError."""
+    view = memoryview(frame)
+    if len(view) < PREFIX.size:
+        raise ContractError(f"frame is cut off: {len(view)} bytes, its prefix alone has {PREFIX.size}", Refusal.FRAME)
+    _declared_size(view)
+    end = PREFIX.size + PREFIX.unpack_from(view)[3]
+    if len(view) < end:
+        raise ContractError(f"frame is cut off: {len(view)} bytes, its header ends at {end}", Refusal.FRAME)
+    return view[:end]
+
+
+def head_parts(head: bytes | memoryview, kind: int) -> tuple[memoryview, int]:
+    """(packed header, bytes of the body) of a frame of this kind, of which `head` is all but the body.
+
+    Raises: ContractError.
+    """
+    view = memoryview(head)
+    if len(frame_head(view)) != len(view):
+        raise ContractError("bytes follow the header", Refusal.FRAME)
+    _, _, found, num_header, num_body = PREFIX.unpack_from(view)
+    if found != kind:
+        raise ContractError(f"frame of kind {found} where kind {kind} was expected", Refusal.FRAME)
+    if kind == KIND_GROUP and num_header > MAX_GROUP_HEADER_BYTES:
+        message = f"a group's header of {num_header} bytes; at most {MAX_GROUP_HEADER_BYTES} are taken"
+        raise ContractError(message, Refusal.HEADER)
+    return view[PREFIX.size :], num_body
+
+
+def declared_bytes(head: bytes | memoryview) -> int:
+    """Length of the whole frame that begins so. Raises: ContractError."""
+    return _declared_size(memoryview(head))
+
+
+def frame_digest(frame: bytes | memoryview) -> str:
+    """XXH3 of the head, then of the body, in hex: 16 characters each. Raises: ContractError for what is no frame."""
+    head = frame_head(frame)
+    return xxh3_64_hexdigest(head) + xxh3_64_hexdigest(memoryview(frame)[len(head) :])
+
+
+def head_digest(head: bytes | memoryview) -> str:
+    """The half of a frame's digest that its head decides."""
+    return xxh3_64_hexdigest(head)
+
+
+def split_frames(stream: bytes | memoryview) -> Iterator[memoryview]:
+    """The frames that lie one after the other in `stream`.
+
+    Raises: ContractError when the last one is cut off.
+    """
+    rest = memoryview(stream)
+    while rest:
+        size = _frame_size(rest)
+        yield rest[:size]
+        rest = rest[size:]
+
+
+def _frame_size(frame: memoryview) -> int:
+    if len(frame) < PREFIX.size:
+        message = f"frame is cut off: {len(frame)} bytes, its prefix alone has {PREFIX.size}"
+        raise ContractError(message, Refusal.FRAME)
+    size = _declared_size(frame)
+    if len(frame) < size:
+        raise ContractError(f"frame is cut off: {len(frame)} of {size} bytes", Refusal.FRAME)
+    return size
+
+
+def _declared_size(frame: memoryview) -> int:
+    magic, version, _, num_header, num_body = PREFIX.unpack_from(frame)
+    if magic != MAGIC or version != FORMAT:
+        message = f"not a BAPO frame of format {FORMAT}: starts with {bytes(frame[:5])!r}"
+        raise ContractError(message, Refusal.FRAME)
+    _refuse_large(num_header, num_body)
+    return int(PREFIX.size + num_header + num_body)
+
+
+def _refuse_large(num_header_bytes: int, num_body_bytes: int) -> None:
+    if num_header_bytes > MAX_HEADER_BYTES or num_body_bytes > MAX_BODY_BYTES:
+        raise ContractError(
+            f"frame of {num_header_bytes} + {num_body_bytes} bytes; at most {MAX_HEADER_BYTES} + {MAX_BODY_BYTES} fit",
+            Refusal.FRAME,
+        )
+
+
+_NESTED = (dict, list)
+_DEEPER = (dict, list, float)
+"""As tuples: a union of types is made anew for every look."""
+
+
+def require_plain(value: Any, what: str, depth: int = MAX_DEPTH) -> None:
+    """Refuse what JSON and msgpack cannot both carry: numbers that are not finite, and maps and lists inside each other
+    beyond `depth` levels.
+
+    Raises: ContractError.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ContractError(f"{what} holds {value}, which is no JSON", Refusal.HEADER)
+    if not isinstance(value, _NESTED):
+        return
+    if depth == 0:
+        raise ContractError(f"{what} is nested deeper than {MAX_DEPTH} levels", Refusal.HEADER)
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, _DEEPER):
+            require_plain(item, what, depth - 1)

@@ -1,0 +1,57 @@
+"""Text that somebody else wrote, made safe for a terminal and a log file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def plain(text: str) -> str:
+    r"""The text with escapes in place of what a terminal obeys and a log file breaks at: `\x1b`, `\n`, `\u202e`."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def plain_lines(text: str) -> str:
+    """The same for text of several lines."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
+# Numbers as people read them in a terminal.
+
+ORIGINS = ("x1", "x2", "x3")
+
+
+def duration(seconds: float) -> str:
+    """9 s, 1:05, 1:02:03."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def count(value: float) -> str:
+    """950, 3.9k, 1.2M."""
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.1f}{letter}"
+    return f"{value:.0f}"
+
+
+def percent(share: float) -> str:
+    """.3421 -> 34.2 %."""
+    return f"{100 * share:.1f} %"
+
+
+def oldest(row: Mapping[str, Any]) -> int:
+    """Most steps between sampling and training in one batch."""
+    ages = [row.get(f"staleness_{origin}_max") for origin in ORIGINS if row.get(origin)]
+    return max((int(age) for age in ages if age is not None), default=0)
+
+
+def num_groups(row: Mapping[str, Any]) -> int:
+    """Groups that a step trained."""
+    return sum(int(row.get(origin, 0)) for origin in ORIGINS)

@@ -1,0 +1,405 @@
+"""The values that travel: prompts, requests, groups, batches, progress and weight updates.
+
+Arrays are columnar: the tokens of the G responses of a group lie one after the other in one
+int32 array, cut by `lengths`. No code packs, classifies or unpacks a group token by token.
+
+Suffixes: G responses in a group, T tokens of all responses together, P tokens of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bapo.core.errors import ContractError, Refusal
+from bapo.core.token_arrays import Float32s, Int32s, require_spans, require_tokens, versions_of
+
+
+class Purpose(StrEnum):
+    """Why a rollout is asked for."""
+
+    FRESH = "fresh"
+    REEVALUATE = "reevaluate"
+    EVALUATE = "evaluate"
+
+
+class Origin(StrEnum):
+    """Which of the three indicators of eq. 5 put a group into a batch."""
+
+    X1 = "x1"
+    X2 = "x2"
+    X3 = "x3"
+
+
+class Outcome(IntEnum):
+    """How a response ended. A failed rollout has no reward, so it never becomes part of a group."""
+
+    GRADED = 0
+    TRUNCATED = 1
+    EXPERT = 2
+    """Not sampled: a solution of the task, graded like a response. Its rollout log-probs are 0 (LUFFY: pi_phi = 1)."""
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """One problem x and its run-wide identity u_i (eq. 4)."""
+
+    prompt_id: str
+    """Stable hash of the content: the same problem has the same id in every epoch, run and split."""
+    text: str
+    """What the tokenizer encodes."""
+    task: str
+    """Name of the task that grades it."""
+    answer: Mapping[str, Any]
+    """What the task needs to grade: JSON values only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRequest:
+    """Ask for one group.
+
+    QUEUED --claim--> LEASED --push of the group--> DONE
+       ^                |
+       +--lease over, worker dead, or group failed (at most `max_attempts` times, then DROPPED)
+    """
+
+    request_id: str
+    """Deterministic, so that asking twice asks once; becomes the group's `group_id`."""
+    prompt: Prompt
+    group_size: int
+    """G: how many responses."""
+    purpose: Purpose
+    step: int
+    """Learner step that it is planned for (evaluate: the policy version to be measured)."""
+    min_version: int
+    """A worker whose policy is older does not get this request."""
+    label: str = ""
+    """Which evaluation it belongs to; empty for training."""
+    attempts: int = 0
+    """How often it was handed out before."""
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the seconds of one group went (wall clock, seconds)."""
+
+    claimed_at: float
+    """Unix time of the claim."""
+    sample_s: float
+    grade_s: float
+
+
+_NO_NUMBERS = "OSUmMc"
+"""Kinds of numpy: objects, bytes, texts, times, complex numbers."""
+_FLAT = ("prompt_token_ids", "token_ids", "lengths")
+"""The other columns are compared with the shapes of these."""
+_COLUMNS = ("prompt_token_ids", "token_ids", "rollout_logprobs", "lengths", "rewards", "outcomes", "versions")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Group:
+    """G responses to one prompt: one entry of the buffer (eq. 4).
+
+    Example: 8 responses with 4 right has mu == 0.5; it is in X1, and in B_high while c2 <= 0.5 <= c3.
+    Raises ContractError when the columns contradict each other or hold what no policy can give.
+    """
+
+    group_id: str
+    prompt: Prompt
+    purpose: Purpose
+    step: int
+    """`step` of the request."""
+    label: str
+    worker_id: str
+    prompt_token_ids: Int32s
+    """[P] as the engine saw them: never re-tokenised."""
+    token_ids: Int32s
+    """[T] sampled tokens, response after response."""
+    rollout_logprobs: Float32s
+    """[T] log alpha(y_t | .) in nats, under the distribution that each token was sampled from."""
+    lengths: Int32s
+    """[G] tokens per response; sums to T."""
+    rewards: Float32s
+    """[G] in [0, 1]."""
+    outcomes: NDArray[np.uint8]
+    """[G] values of Outcome."""
+    versions: Int32s
+    """[G, 2] oldest and newest policy version that sampled a token of the response."""
+    timing: Timing
+    spans: Int32s | None = None
+    """[S, 2] runs (tokens, policy version) over the T tokens; None: no response was sampled by more than one version,
+    or its worker did not say which token by which."""
+
+    def __post_init__(self) -> None:
+        self._require_columns()
+        size, tokens = len(self.lengths), len(self.token_ids)
+        shapes = {"rewards": (size,), "outcomes": (size,), "versions": (size, 2), "rollout_logprobs": (tokens,)}
+        for name, shape in shapes.items():
+            if (found := getattr(self, name).shape) != shape:
+                raise ContractError(
+                    f"group {self.group_id}: {name} must be {list(shape)}, got {list(found)}", Refusal.SHAPE
+                )
+        if size == 0 or int(self.lengths.min()) < 1 or int(self.lengths.sum()) != tokens:
+            raise ContractError(f"group {self.group_id}: {self._wrong_lengths()}", Refusal.SHAPE)
+        if not bool(np.all((self.rewards >= 0.0) & (self.rewards <= 1.0))):
+            message = f"group {self.group_id}: rewards must be in [0, 1] (theorem 3.2), got {self.rewards}"
+            raise ContractError(message, Refusal.REWARDS)
+        # Here, so that a broken engine fails one group on its worker instead of a batch in the learner.
+        require_tokens(self.group_id, self.token_ids, self.rollout_logprobs)
+        require_tokens(self.group_id, self.prompt_token_ids, self.rollout_logprobs[:0])
+        if self.spans is not None:
+            require_spans(self.group_id, self.spans, self.lengths, self.versions)
+
+    def _require_columns(self) -> None:
+        for name in _COLUMNS:
+            if not isinstance(column := getattr(self, name), np.ndarray):
+                message = f"group {self.group_id}: {name} must be a numpy array, got {type(column).__name__}"
+                raise ContractError(message, Refusal.SHAPE)
+            if column.dtype.kind in _NO_NUMBERS:
+                message = f"group {self.group_id}: {name} must be numbers, got {column.dtype}"
+                raise ContractError(message, Refusal.SHAPE)
+        for name in _FLAT:
+            if getattr(self, name).ndim != 1:
+                message = f"group {self.group_id}: {name} must have one dimension, got {getattr(self, name).ndim}"
+                raise ContractError(message, Refusal.SHAPE)
+
+    def _wrong_lengths(self) -> str:
+        if len(empty := np.flatnonzero(self.lengths < 1)):
+            return (
+                f"response {empty[0]} has length {self.lengths[empty[0]]}: each needs a token, the one that ends it if "
+                "there is no other"
+            )
+        return f"lengths {self.lengths} do not cut {len(self.token_ids)} tokens"
+
+    @property
+    def size(self) -> int:
+        """G."""
+        return len(self.lengths)
+
+    @property
+    def policy_version(self) -> int:
+        """Oldest version that sampled any token: what staleness is measured against."""
+        return int(self.versions[:, 0].min())
+
+    @property
+    def token_versions(self) -> Int32s:
+        """[T] policy version that sampled each token; the oldest of its response where only that is known."""
+        return np.repeat(self.versions[:, 0], self.lengths) if self.spans is None else versions_of(self.spans)
+
+    @property
+    def mu(self) -> float:
+        """Group mean reward mu_{alpha,r}(x)."""
+        return float(self.rewards.mean(dtype=np.float64))
+
+    @property
+    def responses(self) -> Iterator[Response]:
+        """The G responses as views into the columns."""
+        starts = np.concatenate(([0], np.cumsum(self.lengths)))
+        for i in range(self.size):
+            span = slice(int(starts[i]), int(starts[i + 1]))
+            yield Response(
+                token_ids=self.token_ids[span],
+                rollout_logprobs=self.rollout_logprobs[span],
+                reward=float(self.rewards[i]),
+                outcome=Outcome(int(self.outcomes[i])),
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Response:
+    """One generated answer y: a view into its group's columns."""
+
+    token_ids: Int32s
+    rollout_logprobs: Float32s
+    reward: float
+    outcome: Outcome
+
+
+class GroupStat(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rule needs to know of a group, without its tokens."""
+
+    group_id: str
+    prompt_id: str
+    policy_version: int
+    size: int
+    """G: sampled responses; an expert's are not among them."""
+    reward_sum: float
+    """k of the sampled responses, for rewards in {0, 1}."""
+    homogeneous: bool
+    """All G rewards are equal: zero advantage."""
+    birth: int = 0
+    """Step whose assembly saw the group first; 0 before that."""
+    rewards: tuple[float, ...] = ()
+    """Of every row, an expert's too."""
+    outcomes: bytes = b""
+    """Values of `Outcome`, one byte per row."""
+
+    @property
+    def mu(self) -> float:
+        """Group mean reward."""
+        return self.reward_sum / self.size
+
+    def born(self, step: int) -> GroupStat:
+        """The same group, first seen by the assembly of `step`."""
+        return msgspec.structs.replace(self, birth=step)
+
+    @property
+    def sampled_rows(self) -> tuple[int, ...]:
+        """Rows that the policy sampled."""
+        return tuple(row for row, outcome in enumerate(self.outcomes) if outcome != Outcome.EXPERT)
+
+    @property
+    def expert_rows(self) -> tuple[int, ...]:
+        """Rows that are an expert's."""
+        return tuple(row for row, outcome in enumerate(self.outcomes) if outcome == Outcome.EXPERT)
+
+
+_EXPERT = bytes((Outcome.EXPERT,))
+
+
+def stat_of(
+    *,
+    group_id: str,
+    prompt_id: str,
+    policy_version: int,
+    rewards: tuple[float, ...],
+    outcomes: bytes,
+    birth: int = 0,
+) -> GroupStat:
+    """What a rule sees of a group with these rows."""
+    sampled: Sequence[float] = rewards
+    if _EXPERT in outcomes:
+        sampled = [reward for reward, outcome in zip(rewards, outcomes, strict=True) if outcome != Outcome.EXPERT]
+    return GroupStat(
+        group_id=group_id,
+        prompt_id=prompt_id,
+        policy_version=policy_version,
+        size=len(sampled),
+        reward_sum=float(sum(sampled)),
+        homogeneous=min(sampled) == max(sampled),
+        birth=birth,
+        rewards=rewards,
+        outcomes=outcomes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardPrompt:
+    """One entry of B_bad. Only the prompt is ever used again, so no trajectory is kept."""
+
+    prompt_id: str
+    birth: int
+    """Step whose assembly inserted it."""
+    mu: float
+    """Mean reward of the group that put it here, or of the newest re-evaluation that left it here."""
+    attempts: int = 0
+    """Re-evaluations so far after which it was still hard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchEntry:
+    """Rows that share one advantage baseline, and why they are in the batch: a stored group, or rows of several
+    stored groups of one prompt."""
+
+    origin: Origin
+    group: Group
+    kind: Literal["rl", "sft"] = "rl"
+    """sft: trained by cross-entropy, without advantages (ReLIFT)."""
+    weight: float = 1.0
+    """Factor on what the entry adds to the loss."""
+    replayed: NDArray[np.bool_] | None = None
+    """[G] rows that were sampled for an earlier batch; None: all rows of X3, none of X1 and X2."""
+
+    @property
+    def replayed_rows(self) -> NDArray[np.bool_]:
+        """[G] `replayed`, with the None read."""
+        return np.full(self.group.size, self.origin is Origin.X3) if self.replayed is None else self.replayed
+
+    @property
+    def expert_rows(self) -> NDArray[np.bool_]:
+        """[G] rows that no policy sampled."""
+        rows: NDArray[np.bool_] = self.group.outcomes == Outcome.EXPERT
+        return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What assembly did with one group that it looked at: one line of the run's group records."""
+
+    group_id: str
+    prompt_id: str
+    purpose: Purpose
+    policy_version: int
+    rewards: tuple[float, ...]
+    origin: Origin | None
+    """None: not trained in this step."""
+    reason: str
+    """The rule that decided, in one of the words of `bapo.algorithms.composer`."""
+    birth: int
+    item: str = ""
+    """Item of the batch that its rows are part of; empty: the group is the item, or trains not."""
+    rows: tuple[int, ...] | None = None
+    """Which rows train; None: all of them, or none when the group trains not."""
+    kind: Literal["rl", "sft"] = "rl"
+    outcomes: bytes = b""
+    """Values of `Outcome`, one byte per row; empty: every row was graded."""
+    worker_id: str = ""
+    num_tokens: int = 0
+    sample_s: float = 0.0
+    grade_s: float = 0.0
+    claimed_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """D_t = X1 + X2 + X3, at most B groups (eqs. 5-7). The same step always has the same batch."""
+
+    step: int
+    entries: tuple[BatchEntry, ...]
+    r_tot: float
+    """Mean reward of all fresh responses of this step, before the filter."""
+    c2: float
+    c3: float
+    num_bad: int
+    """|B_bad| after this step's inserts."""
+    num_high: int
+    fates: tuple[Fate, ...]
+    """Every group that this assembly looked at, trained or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where the learner is. Both numbers only rise."""
+
+    step: int
+    """Step that the learner has begun."""
+    policy_version: int
+    """Newest version that the workers were given (version t = weights at the start of step t)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """A token sequence and the learner's log-probs for it: an engine that holds other weights disagrees."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """One per token but the first, in nats."""
+    tolerance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightUpdate:
+    """The weights of one policy version, as a safetensors file that every worker can read."""
+
+    version: int
+    path: str
+    digest: str
+    """sha256 of the file, hex."""
+    num_bytes: int
+    canary: Canary
+    url: str = ""
+    """Of the rollout server, from which a host that cannot read `path` fetches the file; empty: from nowhere."""

@@ -1,0 +1,129 @@
+"""What rank 0 of the learner exposes: the step, its batch, its update and what theorem 3.2 says of it."""
+
+from __future__ import annotations
+
+from bapo.runtime.metrics.metric import ORIGIN, RATIOS, STEPS, TRAINING, Label, Metric, Process
+
+HERE = (Process.LEARNER,)
+PHASES = ("wait_batch", "prox", "update", "diagnostics", "sync", "checkpoint", "step")
+
+STEP = (
+    Metric("bapo_learner_step", "gauge", "Step t that the learner finished last.", "run/Overview", HERE),
+    Metric("bapo_learner_policy_version", "gauge", "Newest version that was published.", "run/Overview", HERE),
+    Metric(
+        "bapo_learner_last_step_timestamp_seconds", "gauge", "Unix time of the last finished step.",
+        "run/Overview", HERE,
+    ),
+    Metric(
+        "bapo_learner_phase_seconds", "histogram", "Seconds of one phase of a step; step: all of it.",
+        "system/Who waits for whom", HERE, (Label("phase", PHASES),),
+    ),
+    Metric("bapo_learner_tokens_total", "counter", "Response tokens trained.", "ledger/Trained", HERE),
+    Metric("bapo_learner_steps_total", "counter", "Steps that this process finished.", "run/Overview", HERE),
+    Metric(
+        "bapo_learner_peak_memory_bytes", "gauge", "Most memory of rank 0 so far: resident, and allocated by CUDA.",
+        "system/Processes", HERE, (Label("kind", ("resident", "cuda")),),
+    ),
+)  # fmt: skip
+
+UPDATE = (
+    Metric("bapo_learner_loss", "gauge", "Mean loss of the step's mini-batches.", "run/Optimisation", HERE),
+    Metric("bapo_learner_grad_norm", "gauge", "Gradient norm before clipping.", "run/Optimisation", HERE),
+    Metric("bapo_learner_entropy_nats", "gauge", "Mean token entropy.", "run/Optimisation", HERE),
+    Metric("bapo_learner_learning_rate", "gauge", "Learning rate of the step.", "run/Optimisation", HERE),
+    Metric(
+        "bapo_learner_kl_penalty_nats", "gauge", "Mean KL per token of the loss's KL term, to what it is anchored to.",
+        "run/Optimisation", HERE,
+    ),
+    Metric("bapo_learner_clip_ratio", "gauge", "Share of tokens whose ratio is clipped.", "run/Optimisation", HERE),
+)  # fmt: skip
+
+OFF_POLICYNESS = (
+    Metric(
+        "bapo_learner_staleness_steps", "histogram", "Step minus policy version, of each group.",
+        "run/Off-policyness", HERE, (ORIGIN,), STEPS,
+    ),
+    Metric(
+        "bapo_learner_staleness_max_steps", "gauge", "Oldest group of the last batch.", "run/Off-policyness",
+        HERE, (ORIGIN,),
+    ),
+    Metric(
+        "bapo_learner_importance_ratio", "histogram", "pi_theta_t / alpha of up to 512 tokens of each step and subset.",
+        "run/Off-policyness", HERE, (ORIGIN,), RATIOS, added_up=True,
+    ),
+    Metric(
+        "bapo_learner_mismatch_kl_nats", "gauge",
+        "KL per token of engine and learner under the same weights: of groups without staleness, if there were any.",
+        "run/Off-policyness", HERE,
+    ),
+    Metric(
+        "bapo_learner_tv_distance_ratio", "gauge", "Total variation of pi_theta_t and alpha.", "run/Off-policyness",
+        HERE, (ORIGIN, Label("kind")),
+    ),
+    Metric(
+        "bapo_learner_kl_nats", "gauge", "KL of alpha and pi_theta_t, per response.", "run/Off-policyness",
+        HERE, (ORIGIN, Label("direction")),
+    ),
+    Metric(
+        "bapo_learner_ess_ratio", "gauge", "Share of responses or tokens that still count.", "run/Off-policyness",
+        HERE, (ORIGIN, Label("level")),
+    ),
+    Metric(
+        "bapo_learner_importance_ratio_max", "gauge", "Largest pi_theta_t / alpha.", "run/Off-policyness",
+        HERE, (ORIGIN,),
+    ),
+    Metric(
+        "bapo_learner_improvement_bound", "gauge", "Theorem 3.2, estimated; <= 0: vacuous.", "run/Off-policyness",
+        HERE, (ORIGIN, Label("form")),
+    ),
+    Metric(
+        "bapo_learner_improvement_penalty", "gauge", "Its penalties: K TV and TV, without a 2.",
+        "run/Off-policyness", HERE, (ORIGIN, Label("of")),
+    ),
+    Metric(
+        "bapo_learner_stability_constant", "gauge", "K_1, K_2, K_3 of theorem 3.2.", "run/Off-policyness",
+        HERE, (ORIGIN,),
+    ),
+)  # fmt: skip
+
+BATCH = (
+    Metric(
+        "bapo_group_accuracy_groups",
+        "gauge",
+        "Groups of the last batch's assembly, by right responses of G.",
+        "run/Difficulty",
+        HERE,
+        (Label("bin"), TRAINING),
+    ),
+    Metric(
+        "bapo_prompts_unsolved",
+        "gauge",
+        "Prompts that were sampled in this run and have no right response yet.",
+        "run/Difficulty",
+        HERE,
+    ),
+    Metric(
+        "bapo_prompts_rescued_total",
+        "counter",
+        "Prompts that were all wrong at first and have their first right response, by the request that gave it.",
+        "run/Difficulty",
+        HERE,
+        (TRAINING,),
+    ),
+)
+
+CHECKPOINTS = (
+    Metric(
+        "bapo_checkpoint_last_success_timestamp_seconds", "gauge", "Unix time of the last checkpoint.",
+        "system/Checkpoints and disk", HERE,
+    ),
+    Metric(
+        "bapo_checkpoint_last_step", "gauge", "Step of the newest checkpoint; 0 before the first.",
+        "system/Checkpoints and disk", HERE,
+    ),
+    Metric(
+        "bapo_checkpoint_interval_steps", "gauge", "checkpoint.every.", "system/Checkpoints and disk", HERE
+    ),
+)  # fmt: skip
+
+METRICS = (*STEP, *BATCH, *UPDATE, *OFF_POLICYNESS, *CHECKPOINTS)

@@ -1,0 +1,273 @@
+"""The metrics of one process, and the small server that shows them.
+
+A process makes one `Telemetry` and takes its metrics from it by name: one that the registry (`bapo.runtime.metrics`)
+does not list for it cannot be made, and all that it lists are there from the start.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import accumulate, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.process_collector import ProcessCollector
+
+import bapo
+from bapo.core.errors import ConfigError
+from bapo.runtime import build_info
+from bapo.runtime.auth.api_tokens import TOKEN_FILE, Role, keyring_for, listen_host
+from bapo.runtime.metrics.metric import Metric, Process
+from bapo.runtime.metrics.registry import BY_NAME, metrics_of
+
+log = logging.getLogger(__name__)
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+LOOPBACK = "127.0.0.1"
+HEALTH_TIMEOUT_S = 10.0
+"""Longest silence of a connection to a health server: each has a thread."""
+MOST_CALLERS = 64
+"""Connections to a health server at one time; what comes beyond is closed unread."""
+LONGEST_CALL_S = 30.0
+"""From its first byte to the end of its answer, however busily it trickles."""
+
+
+class BucketTotals:
+    """A histogram of observations that were made elsewhere: they arrive as counts per bucket. Thread-safe."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
+
+    def add(self, labels: Sequence[str], counts: Sequence[int], total: float) -> None:
+        """Add observations.
+
+        Args:
+            labels: values, in the order of the registry.
+            counts: how many lie in each bucket; the last one is above all bounds.
+            total: their sum.
+        """
+        with self._lock:
+            before = self._counts.get(tuple(labels), [0] * (len(self._metric.buckets) + 1))
+            self._counts[tuple(labels)] = [a + b for a, b in zip(before, counts, strict=True)]
+            self._sums[tuple(labels)] = self._sums.get(tuple(labels), 0.0) + total
+
+    def collect(self) -> Iterator[Family]:
+        """For the registry of prometheus_client."""
+        metric = self._metric
+        family = HistogramMetricFamily(metric.name, metric.help, labels=metric.label_names)
+        bounds = [*map(str, metric.buckets), "+Inf"]
+        with self._lock:
+            for labels, counts in self._counts.items():
+                family.add_metric(labels, list(zip(bounds, accumulate(counts), strict=True)), self._sums[labels])
+        yield family
+
+
+class Telemetry:
+    """The metrics of one process, in a registry of their own."""
+
+    def __init__(self, process: Process | None = None, *, run: str = "") -> None:
+        """
+        Args:
+            process: whose metrics these are; None: any of the registry, each made when it is first asked for.
+            run: name that every series carries as its label `run`; "": none does.
+        """
+        self.registry = CollectorRegistry()
+        self._run = run
+        self._allowed = BY_NAME if process is None else {metric.name: metric for metric in metrics_of(process)}
+        self._made: dict[str, Counter | Gauge | Histogram | BucketTotals] = {}
+        self._lock = threading.Lock()
+        if process is not None:
+            ProcessCollector(registry=self.registry)
+            for name in self._allowed:
+                self._get(name)
+            commit = build_info.commit() or build_info.UNKNOWN
+            self.gauge("bapo_build_info").labels(version=bapo.__version__, commit=commit).set(1)
+
+    def counter(self, name: str) -> Counter:
+        """The counter of this name; raises KeyError when the registry does not list it for this process."""
+        made = self._get(name)
+        assert isinstance(made, Counter), name
+        return made
+
+    def gauge(self, name: str) -> Gauge:
+        """The gauge of this name."""
+        made = self._get(name)
+        assert isinstance(made, Gauge), name
+        return made
+
+    def histogram(self, name: str) -> Histogram:
+        """The histogram of this name."""
+        made = self._get(name)
+        assert isinstance(made, Histogram), name
+        return made
+
+    def totals(self, name: str) -> BucketTotals:
+        """The histogram of this name, which is `added_up`."""
+        made = self._get(name)
+        assert isinstance(made, BucketTotals), name
+        return made
+
+    def exposition(self) -> bytes:
+        """What `/metrics` answers (text format)."""
+        return generate_latest(self)
+
+    def collect(self) -> Iterator[Family]:
+        """The families of the registry, each series with the run's name."""
+        for family in self.registry.collect():
+            if self._run:
+                family.samples = [
+                    sample._replace(labels={"run": self._run, **sample.labels}) for sample in family.samples
+                ]
+            yield family
+
+    def _get(self, name: str) -> Counter | Gauge | Histogram | BucketTotals:
+        with self._lock:
+            if name not in self._made:
+                self._made[name] = self._make(self._allowed[name])
+            return self._made[name]
+
+    def _make(self, metric: Metric) -> Counter | Gauge | Histogram | BucketTotals:
+        name, text, labels = metric.name, metric.help, metric.label_names
+        if metric.added_up:
+            totals = BucketTotals(metric)
+            self.registry.register(totals)
+            return totals
+        if metric.kind == "gauge":
+            gauge = Gauge(name, text, labels, registry=self.registry)
+            if not labels:
+                gauge.set(math.nan)  # not 0, until it is known
+            return gauge
+        made: Counter | Histogram
+        if metric.kind == "counter":
+            made = Counter(name, text, labels, registry=self.registry)
+        else:
+            made = Histogram(name, text, labels, registry=self.registry, buckets=metric.buckets)
+        if labels:
+            for values in product(*(label.values for label in metric.labels)):
+                made.labels(*values)
+        return made
+
+
+def show_disk(telemetry: Telemetry, path: Path) -> None:
+    """The disk of a run directory, looked up at each scrape."""
+    telemetry.gauge("bapo_run_disk_free_bytes").set_function(lambda: _disk(path).free)
+    telemetry.gauge("bapo_run_disk_size_bytes").set_function(lambda: _disk(path).total)
+
+
+class _Disk(NamedTuple):
+    total: float
+    free: float
+
+
+def _disk(path: Path) -> _Disk:
+    try:
+        found = shutil.disk_usage(path)
+    except OSError:
+        return _Disk(math.nan, math.nan)  # one that is away must not take the other metrics with it
+    return _Disk(found.total, found.free)
+
+
+class HealthServer(ThreadingHTTPServer):
+    """A bounded number of callers, each for a bounded time: whoever reaches the port must not take all threads and
+    files of a learner. Those that hang up early are nothing to report: probes and scrapes have deadlines of their own.
+    """
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._since: dict[socket.socket, float] = {}
+        super().__init__(address, handler)
+
+    def verify_request(self, request: Any, client_address: object) -> bool:
+        """Whether there is room for one more."""
+        return len(self._since) < MOST_CALLERS
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread of its own."""
+        self._since[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """The end of a connection, however it came."""
+        self._since.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Between two connections, and twice a second: end those that take too long; their threads then read an end."""
+        overdue = time.monotonic() - LONGEST_CALL_S
+        for request in [request for request, since in list(self._since.items()) if since < overdue]:
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """What a request raised: not on the process's standard error, but in its log."""
+        error = sys.exception()
+        if isinstance(error, ConnectionError | TimeoutError):
+            log.debug("%s hung up: %s", client_address, error)
+        else:
+            log.error("a request of %s for health or metrics failed", client_address, exc_info=error)
+
+
+def serve_health(
+    telemetry: Telemetry, port: int, is_ready: Callable[[], bool], host: str | None = None, tokens: str = "auto"
+) -> int:
+    """Answer /healthz, /readyz and /metrics from a daemon thread; returns the port (useful for port 0).
+
+    For processes without an API of their own (learner, scheduler, evaluator). They listen on the loopback, unless
+    BAPO_HOST says otherwise: in a container another one has to reach them. Beyond it, /metrics asks for a token.
+    Args:
+        tokens: `security.tokens` of the configuration.
+    Raises: ConfigError when the port is taken, or others reach it and no accepted tokens are named.
+    """
+    host = listen_host(host, LOOPBACK)
+    keyring = keyring_for("/metrics", host, tokens)
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = HEALTH_TIMEOUT_S
+
+        def do_GET(self) -> None:
+            ready = is_ready()
+            status, body = 404, b"not found\n"
+            if self.path == "/healthz":
+                status, body = 200, b"ok\n"
+            elif self.path == "/readyz":
+                status, body = (200, b"ready\n") if ready else (503, b"not ready\n")
+            elif self.path == "/metrics":
+                status, body = self._metrics()
+            self.send_response(status)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def _metrics(self) -> tuple[int, bytes]:
+            scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+            role = keyring.role_of(token.strip()) if keyring and scheme.lower() == "bearer" else None
+            if keyring and role is None:
+                return 401, f"/metrics needs a token: see {TOKEN_FILE} in docs/threat_model.md\n".encode()
+            if keyring and role not in (Role.VIEWER, Role.OPERATOR):
+                return 403, f"{role} may not read /metrics; use the token of viewer\n".encode()
+            return 200, telemetry.exposition()
+
+        def log_message(self, format: str, *args: object) -> None:
+            log.debug(format, *args)
+
+    try:
+        server = HealthServer((host, port), Handler)
+    except OSError as error:
+        raise ConfigError(f"cannot serve health and metrics on {host}:{port}: {error.strerror}") from error
+    threading.Thread(target=server.serve_forever, name="health", daemon=True).start()
+    return int(server.server_address[1])

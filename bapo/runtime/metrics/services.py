@@ -1,0 +1,73 @@
+"""What the small services expose, and what several processes do."""
+
+from __future__ import annotations
+
+from bapo.core.errors import Refusal
+from bapo.runtime.metrics.metric import ALL, SPLIT, TRAINING, Label, Metric, Process
+
+DISK = (Process.BUFFER_SERVICE, Process.LEARNER)
+"""A buffer alone has no learner, and the embedded Redis writes to the same disk."""
+SCHEDULER = (
+    Metric(
+        "bapo_scheduler_requests_total", "counter", "Requests enqueued.", "ledger/Asked for",
+        (Process.SCHEDULER,), (TRAINING,),
+    ),
+    Metric(
+        "bapo_stalled_seconds", "gauge", "Seconds since anything moved in the run.", "system/Who waits for whom",
+        (Process.SCHEDULER,),
+    ),
+    Metric(
+        "bapo_reevaluation_rounds_total", "counter", "Re-evaluation rounds issued; empty: nothing was to be asked.",
+        "run/Re-evaluation", (Process.SCHEDULER,), (Label("outcome", ("asked", "empty")),),
+    ),
+    Metric(
+        "bapo_reevaluation_duration_seconds", "histogram",
+        "From the issue of a round to its last answer, as the scheduler sees it about once a second.",
+        "run/Re-evaluation", (Process.SCHEDULER,),
+    ),
+    Metric(
+        "bapo_reevaluation_lag_steps", "gauge", "Steps since the oldest round that is not answered; 0: all are.",
+        "run/Re-evaluation", (Process.SCHEDULER,),
+    ),
+)  # fmt: skip
+
+EVALUATOR = (
+    Metric(
+        "bapo_eval_accuracy_ratio", "gauge", "Held-out accuracy.", "run/Evaluation", (Process.EVALUATOR,), (SPLIT,)
+    ),
+    Metric(
+        "bapo_eval_passk_ratio", "gauge", "Share of held-out prompts with a right response among k.",
+        "run/Evaluation", (Process.EVALUATOR,), (SPLIT, Label("k")),
+    ),
+    Metric(
+        "bapo_eval_policy_version", "gauge", "Version that was measured last.", "run/Evaluation",
+        (Process.EVALUATOR,), (SPLIT,),
+    ),
+)  # fmt: skip
+
+SEVERAL = (
+    Metric(
+        "bapo_run_disk_free_bytes", "gauge", "Free on the disk of the run directory.", "system/Checkpoints and disk",
+        DISK,
+    ),
+    Metric(
+        "bapo_run_disk_size_bytes", "gauge", "Size of that disk.", "system/Checkpoints and disk", DISK
+    ),
+    Metric(
+        "bapo_build_info", "gauge",
+        "1; the version and commit that run: of BAPO_COMMIT, else of the git checkout, else unknown.",
+        "system/Processes", ALL, (Label("version"), Label("commit")),
+    ),
+    Metric(
+        "bapo_refused_requests_total", "counter", "Requests answered with 4xx, by reason.",
+        "system/Buffer API and Redis", (Process.BUFFER_SERVICE, Process.ROLLOUT_SERVER, Process.DASHBOARD),
+        (Label("reason", tuple(reason.value for reason in Refusal)),),
+    ),
+    Metric(
+        "bapo_sync_duration_seconds", "histogram",
+        "Seconds of one weight update: the learner's gather, write and send, the rollout server's fleet.",
+        "system/Weight updates", (Process.LEARNER, Process.ROLLOUT_SERVER), (Label("phase"),),
+    ),
+)  # fmt: skip
+
+METRICS = (*SCHEDULER, *EVALUATOR, *SEVERAL)

@@ -1,0 +1,369 @@
+"""The run directory: what a run writes, and how it is read back.
+
+    RUN/config.toml                     the resolved configuration
+        run.json                        ids, process ids, addresses, versions, commit, status
+        prometheus.json                     where its processes listen, for Prometheus (services/launcher/targets.py)
+        metrics.jsonl                   one object per learner step
+        evaluations.jsonl               one object per measured held-out split and version
+        groups/step-000012.parquet      one row per Fate: every group that the assembly of step 12 looked at
+        batches/step-000012.frame       the batch that step 12 trained, with its tokens (checkpoint.keep_batches)
+        token_records/step-000012.parquet   text of all groups of step 12, and numbers of tokens (responses.py)
+        diverged/step-000012.frame      the batch whose loss or gradient was not finite
+        segments/                       responses that stopped at rollout.generation_budget (partial rollouts)
+        weights/  checkpoints/step-000010/  logs/<process>.log  ports/<process>  redis/  report.html
+
+How a file survives a kill and a full disk is in `bapo.runtime.run_directory.files`.
+Does not cover: what is inside a checkpoint (learner/checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from bapo.core.errors import ConfigError, RecordError
+from bapo.core.types import Fate, Origin, Purpose
+from bapo.runtime.run_directory.files import (
+    append_line,
+    keep_lines,
+    read_content,
+    read_lines,
+    replace_file,
+    storing,
+    to_disk,
+)
+from bapo.runtime.run_directory.responses import TokenFiles
+from bapo.runtime.run_directory.rows import (
+    EvaluationRow,
+    FateRow,
+    MetricsRow,
+    RunRow,
+    WholeEvaluationRow,
+    WholeMetricsRow,
+    object_of,
+    require_row,
+)
+
+FORMAT = 1
+"""Of everything below; `format` in run.json. It rises when a reader of before cannot read what is written now."""
+UNDER_WAY = ("starting", "running")
+"""Values of `status` in run.json of a run that has not ended."""
+_STEP = re.compile(r"step-(\d{6,})")
+_FOLDERS = ("groups", "weights", "checkpoints", "logs", "ports", "redis")
+
+
+class RunDirectory:
+    """One run on disk. Any process may hold one; each file has one writer."""
+
+    def __init__(self, path: str | Path) -> None:
+        """`path` need not exist yet; `create` and `open` check."""
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: str | Path, config_toml: str = "") -> Self:
+        """Make the folders of a new run and write its resolved configuration.
+
+        Raises: ConfigError when the folder exists already: two runs never share one. StorageError.
+        """
+        run = cls(path)
+        with storing(run.path):
+            try:
+                run.path.mkdir(parents=True)
+            except FileExistsError as error:
+                raise ConfigError(
+                    f"run directory {run.path} exists already; continue it with `bapo train --resume {run.path}`, or "
+                    "give this run another name with `--run.name NAME` (`--run.name auto` numbers it)"
+                ) from error
+            for folder in _FOLDERS:
+                (run.path / folder).mkdir()
+            replace_file(run.config_path, config_toml.encode())
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """A run that exists. Raises: ConfigError when it is not a run directory, or one of another format."""
+        run = cls(path)
+        if not run.config_path.is_file():
+            raise ConfigError(f"{run.path} is not a run directory: it has no config.toml")
+        if (found := run.read_run().get("format", FORMAT)) != FORMAT:
+            raise ConfigError(f"{run.path} has format {found}, this version reads and continues format {FORMAT}")
+        return run
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return self.path.resolve().name
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.toml"
+
+    @property
+    def weights_path(self) -> Path:
+        """Folder of published weights."""
+        return self.path / "weights"
+
+    @property
+    def redis_path(self) -> Path:
+        """Folder of the embedded Redis: its append-only file."""
+        return self.path / "redis"
+
+    @property
+    def report_path(self) -> Path:
+        """The page of the run as one file."""
+        return self.path / "report.html"
+
+    def log_path(self, process: str) -> Path:
+        """Where a process's output goes."""
+        return self.logs_path / f"{process}.log"
+
+    @property
+    def logs_path(self) -> Path:
+        """Folder of the logs of all processes and workers."""
+        return self.path / "logs"
+
+    # -- run.json and ports
+
+    def read_run(self) -> dict[str, Any]:
+        """Fields of run.json; empty before the first update. Raises: RecordError, StorageError."""
+        path = self.path / "run.json"
+        if not os.path.lexists(path):
+            return {}
+        return object_of(read_content(path), str(path), RunRow)
+
+    @property
+    def is_under_way(self) -> bool:
+        """The run may record more: it says so, and its launcher is there."""
+        fields = self.read_run()
+        pid = fields.get("pid")
+        return fields.get("status") in UNDER_WAY and isinstance(pid, int) and _is_there(pid)
+
+    def update_run(self, **fields: Any) -> None:
+        """Set fields of run.json (the launcher is its only writer, after `bapo create`). Raises: StorageError."""
+        merged = {"format": FORMAT} | self.read_run() | fields
+        path = self.path / "run.json"
+        with storing(path):
+            replace_file(path, json.dumps(merged, indent=2).encode() + b"\n")
+
+    def write_port(self, process: str, port: int) -> None:
+        """Tell the others where this process listens (needed where the configured port is 0). Raises: StorageError."""
+        path = self.path / "ports" / process
+        with storing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, f"{port}\n".encode())
+
+    def read_port(self, process: str) -> int | None:
+        """Where a process listens; None before it has said so."""
+        path = self.path / "ports" / process
+        return int(path.read_text()) if path.exists() else None
+
+    # -- lines
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """One learner step. Raises: StorageError."""
+        append_line(self.path / "metrics.jsonl", row)
+
+    def append_evaluation(self, row: Mapping[str, Any]) -> None:
+        """One measured split. Raises: StorageError."""
+        append_line(self.path / "evaluations.jsonl", row)
+
+    def read_metrics(self, *, whole: bool = False) -> list[dict[str, Any]]:
+        """All steps so far, in order.
+
+        Args:
+            whole: refuse rows without what reports and comparisons need.
+        Raises: RecordError for a damaged line, but for a torn last one; StorageError.
+        """
+        return read_lines(self.path / "metrics.jsonl", WholeMetricsRow if whole else MetricsRow)
+
+    def read_evaluations(self, *, whole: bool = False) -> list[dict[str, Any]]:
+        """All measurements so far, in order; `whole` and errors as `read_metrics`."""
+        return read_lines(self.path / "evaluations.jsonl", WholeEvaluationRow if whole else EvaluationRow)
+
+    # -- groups
+
+    def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
+        """One row per group that the assembly of `step` looked at. Raises: StorageError."""
+        import pyarrow.parquet  # here, because importing it takes 0.2 s
+
+        path = self._groups_path(step)
+        temporary = path.with_suffix(".tmp")
+        with storing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pyarrow.parquet.write_table(_table_of(step, fates), temporary)
+            os.replace(temporary, path)
+
+    def group_steps(self) -> list[int]:
+        """Steps that have group records, in order."""
+        return sorted(_steps_in(self.path / "groups"))
+
+    def read_groups(self, steps: Iterable[int] | None = None) -> Iterator[tuple[int, list[Fate]]]:
+        """(step, its fates in the order of the assembly), for these steps or for all. Raises: RecordError."""
+        import pyarrow.parquet
+
+        for step in self.group_steps() if steps is None else steps:
+            path = self._groups_path(step)
+            try:
+                rows = pyarrow.parquet.read_table(path).to_pylist()
+            except (pyarrow.ArrowException, OSError, TypeError, ValueError) as error:
+                raise RecordError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+            yield step, [_fate_of(row, f"{path} row {number}") for number, row in enumerate(rows, start=1)]
+
+    def make_durable(self, steps: Iterable[int]) -> None:
+        """Wait until the records of these steps would survive a power failure. Raises: StorageError."""
+        files = (self.path / "metrics.jsonl", *map(self._groups_path, steps))
+        with storing(self.path):
+            for path in (*files, self.path / "groups", self.path):
+                if path.exists():
+                    to_disk(path)
+
+    def _groups_path(self, step: int) -> Path:
+        return self.path / "groups" / f"step-{step:06d}.parquet"
+
+    # -- batches
+
+    def write_batch(self, step: int, frame: bytes | memoryview) -> None:
+        """Keep the batch of a step, so that the step can be repeated. Raises: StorageError."""
+        path = self.batch_path(step)
+        with storing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, frame)
+
+    def batch_path(self, step: int) -> Path:
+        """The kept batch of a step."""
+        return self.path / "batches" / f"step-{step:06d}.frame"
+
+    def diverged_path(self, step: int) -> Path:
+        """The batch with which a step diverged."""
+        return self.path / "diverged" / f"step-{step:06d}.frame"
+
+    def batch_steps(self) -> list[int]:
+        """Steps whose batch is kept, in order."""
+        return sorted(_steps_in(self.path / "batches"))
+
+    def forget_batches(self, through: int) -> None:
+        """Drop the kept batches of steps up to and including `through`. Raises: StorageError."""
+        with storing(self.path / "batches"):
+            for step in self.batch_steps():
+                if step <= through:
+                    self.batch_path(step).unlink()
+
+    @property
+    def token_files(self) -> TokenFiles:
+        """Token records (diagnostics.token_records)."""
+        return TokenFiles(self.path)
+
+    # -- checkpoints
+
+    def checkpoint_dir(self, step: int) -> Path:
+        """Folder of the checkpoint made after `step`."""
+        return self.path / "checkpoints" / f"step-{step:06d}"
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps with a complete checkpoint, in order. `state.json` is written last, so it marks a complete one."""
+        steps = _steps_in(self.path / "checkpoints")
+        return sorted(step for step in steps if (self.checkpoint_dir(step) / "state.json").is_file())
+
+    def latest_checkpoint(self) -> int | None:
+        """Newest complete checkpoint; None if there is none."""
+        return max(self.checkpoint_steps(), default=None)
+
+    def truncate_after(self, step: int, *, keep_evaluations: bool = False) -> None:
+        """Drop records of steps after `step`, and evaluations of weights that those steps made.
+
+        A run that resumes from the checkpoint of `step` writes them again. Doing it twice changes nothing. Removes also
+        what a learner that was killed was writing: checkpoints that are not whole, each larger than the model.
+        `keep_evaluations`: their file belongs to an evaluator that runs.
+        Raises: StorageError.
+        """
+        keep_lines(self.path / "metrics.jsonl", lambda row: row["step"] <= step)
+        if not keep_evaluations:
+            keep_lines(self.path / "evaluations.jsonl", lambda row: row["version"] <= step + 1)
+        with storing(self.path / "groups"):
+            for later in self.group_steps():
+                if later > step:
+                    self._groups_path(later).unlink()
+        self.token_files.truncate_after(step)
+        with storing(self.path / "batches"):
+            for later in self.batch_steps():
+                if later > step:
+                    self.batch_path(later).unlink()
+            for torn in (self.path / "batches").glob(".*.tmp"):
+                torn.unlink(missing_ok=True)
+        for partial in (self.path / "checkpoints").glob("*.partial"):
+            shutil.rmtree(partial, ignore_errors=True)
+        # Segments of responses that the abandoned steps had begun: their weights are going to be made again.
+        shutil.rmtree(self.path / "segments", ignore_errors=True)
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        return psutil.pid_exists(pid)
+    except OverflowError:  # of nobody's writing: larger than any process id
+        return False
+
+
+def _steps_in(folder: Path) -> Iterator[int]:
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        match = _STEP.fullmatch(entry.name.removesuffix(".parquet").removesuffix(".frame"))
+        if match:
+            yield int(match.group(1))
+
+
+def _table_of(step: int, fates: Sequence[Fate]) -> Any:
+    import pyarrow
+
+    columns: dict[str, Any] = {name: [getattr(fate, name) for fate in fates] for name in _COLUMNS}
+    columns["purpose"] = [fate.purpose.value for fate in fates]
+    columns["outcomes"] = [list(fate.outcomes) for fate in fates]
+    columns["origin"] = [fate.origin.value if fate.origin else None for fate in fates]
+    types = {name: getattr(pyarrow, kind.removeprefix(_LIST))() for name, kind in _COLUMNS.items()}
+    types |= {name: pyarrow.list_(types[name]) for name, kind in _COLUMNS.items() if kind.startswith(_LIST)}
+    schema = pyarrow.schema([("step", pyarrow.int32())] + [(name, types[name]) for name in _COLUMNS])
+    return pyarrow.table({"step": [step] * len(fates), **columns}, schema=schema)
+
+
+_LIST = "list of "
+_COLUMNS = {
+    "group_id": "string",
+    "prompt_id": "string",
+    "purpose": "string",
+    "policy_version": "int32",
+    "rewards": "list of float32",
+    "origin": "string",
+    "reason": "string",
+    "birth": "int32",
+    "item": "string",
+    "rows": "list of int32",
+    "kind": "string",
+    "outcomes": "list of uint8",
+    "worker_id": "string",
+    "num_tokens": "int32",
+    "sample_s": "float32",
+    "grade_s": "float32",
+    "claimed_at": "float64",
+}
+"""Field of Fate -> Arrow type; a test checks that no field is missing."""
+
+
+def _fate_of(row: dict[str, Any], where: str) -> Fate:
+    """Raises: RecordError."""
+    require_row(row, FateRow, where)
+    fields = {name: row[name] for name in _COLUMNS}
+    try:
+        fields["purpose"] = Purpose(fields["purpose"])
+        fields["origin"] = Origin(fields["origin"]) if fields.get("origin") else None
+    except ValueError as error:
+        raise RecordError(f"{where}: {error}") from error
+    fields["outcomes"] = bytes(fields.get("outcomes") or ())
+    fields["rewards"] = tuple(fields["rewards"])
+    fields["rows"] = None if fields["rows"] is None else tuple(fields["rows"])
+    return Fate(**fields)

@@ -1,0 +1,291 @@
+"""Texts and token records: what was sampled, and what the learner knew of every token, one parquet file per step.
+
+    RUN/token_records/step-000012.parquet   one row per response that step 12 looked at, group after group: those of
+                                            its batch, then those of groups that did not train
+
+In a step with a token record, text comes as pieces, one per token: joined they are the response. Numbers of tokens that
+no pass computed (advantage 0 without KL and entropy) are null. A row that is text alone has one piece, as the verifier
+read it, and none of these numbers. pandas, datasets and the viewer of a run read the same file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from bapo.core.errors import ContractError
+from bapo.runtime.run_directory.files import storing
+
+PER_TOKEN = ("token_ids", "pieces", "rollout_logprobs", "logprobs", "entropy", "ratio", "clipped")
+"""Columns with one value per token; the last four are null for a response that was not computed, and the last five for
+one that is text alone, which has one piece."""
+
+PART_TOKENS = 32_768
+"""Of one row group of a file: what is read to show one group. A row group has 8 kB of its own, so not one per group."""
+_NAME = re.compile(r"step-(\d{6,})\.parquet")
+_COLUMNS = {
+    "step": "int32",
+    "group_id": "string",
+    "prompt_id": "string",
+    "prompt": "string",
+    "task": "string",
+    "answer": "string",
+    "gold": "string",
+    "origin": "string",
+    "kind": "string",
+    "row": "int32",
+    "reward": "float32",
+    "outcome": "string",
+    "oldest_version": "int32",
+    "newest_version": "int32",
+    "extracted": "string",
+    "advantage": "float32",
+    "token_ids": "list of int32",
+    "pieces": "list of string",
+    "rollout_logprobs": "list of float32",
+    "logprobs": "list of float32",
+    "entropy": "list of float32",
+    "ratio": "list of float32",
+    "clipped": "list of bool_",
+}
+_LIST = "list of "
+_LEFT_OUT = b"bapo.groups_left_out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """One response."""
+
+    step: int
+    group_id: str
+    """Of the batch's entry: an entry of several stored groups joins their ids."""
+    prompt_id: str
+    prompt: str
+    task: str
+    answer: Mapping[str, Any]
+    """What the task grades with."""
+    gold: str | None
+    """A right response, where the task knows one."""
+    origin: str | None
+    """x1, x2 or x3; None: the group did not train."""
+    kind: str
+    """rl, or sft where the entry trains by cross-entropy."""
+    row: int
+    """Which response of the group, from 0."""
+    reward: float
+    outcome: str
+    """graded, truncated or expert."""
+    oldest_version: int
+    newest_version: int
+    """Policy versions that sampled its first and its last token."""
+    extracted: str | None
+    """What the verifier read as the answer, where the task says so."""
+    advantage: float | None
+    """A_j of eq. 2 as the loss took it: with the weights of entry and origin; with a critic, the mean of its tokens.
+    None: the group did not train."""
+    token_ids: Sequence[int]
+    pieces: Sequence[str]
+    """Text of each token. A character of several tokens stands at the last of them. Or the whole text."""
+    rollout_logprobs: Sequence[float] | None
+    """log alpha, nats; None: the row is text alone."""
+    logprobs: Sequence[float] | None = None
+    """log pi_theta in the last pass of the step that computed the response, nats."""
+    entropy: Sequence[float] | None = None
+    """Of pi_theta at this token, in the same pass, nats."""
+    ratio: Sequence[float] | None = None
+    """rho of the loss in the same pass: pi_theta / its anchor."""
+    clipped: Sequence[bool] | None = None
+    """Clipping changed the objective."""
+
+    @property
+    def is_text_alone(self) -> bool:
+        """Nothing is known of its tokens one by one."""
+        return self.rollout_logprobs is None
+
+    @property
+    def text(self) -> str:
+        """The response; with its special tokens, unless it is text alone."""
+        return "".join(self.pieces)
+
+
+class TokenFiles:
+    """The folder of one run. One process writes, any may read."""
+
+    def __init__(self, run_path: Path) -> None:
+        self.path = run_path / "token_records"
+
+    def steps(self) -> list[int]:
+        """Recorded steps, in order."""
+        names = (_NAME.fullmatch(entry.name) for entry in (self.path.iterdir() if self.path.is_dir() else ()))
+        return sorted(int(match[1]) for match in names if match)
+
+    def write(self, step: int, groups: Sequence[Sequence[TokenRow]], *, left_out: int = 0) -> int:
+        """One file, there as a whole or not at all; returns its bytes.
+
+        Args:
+            left_out: groups of the batch that are not recorded, because the step alone would pass the limit.
+        Raises: StorageError.
+        """
+        import pyarrow.parquet  # here, because importing it takes 0.2 s
+
+        path, schema = self._file(step), _schema(left_out)
+        temporary = path.with_name(f".{path.name}.tmp")
+        with storing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with pyarrow.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+                for part in _parts(groups):
+                    writer.write_table(_table(part, schema))
+            os.replace(temporary, path)
+            return path.stat().st_size
+
+    def read_group(self, step: int, group_id: str) -> list[TokenRow]:
+        """The responses of one group, in order; empty when the step has no record of it. Raises: ContractError."""
+        import pyarrow.parquet
+
+        path = self._file(step)
+        if not path.is_file():
+            return []
+        with _reading(path), pyarrow.parquet.ParquetFile(path) as file:
+            for number in range(file.num_row_groups):
+                ids = file.read_row_group(number, columns=["group_id"])["group_id"].to_pylist()
+                if group_id in ids:
+                    found = file.read_row_group(number).slice(ids.index(group_id), ids.count(group_id))
+                    return [_row(row) for row in found.to_pylist()]
+        return []
+
+    def has(self, step: int, group_id: str) -> bool:
+        """Whether the step has a record of this group. Raises: ContractError."""
+        path = self._file(step)
+        return path.is_file() and group_id in _group_ids(path, path.stat().st_mtime_ns)
+
+    def read_heads(self, step: int) -> list[dict[str, Any]]:
+        """Everything but the values per token of every row, `text` and `num_tokens`. Raises: ContractError."""
+        import pyarrow.compute
+        import pyarrow.parquet
+
+        path = self._file(step)
+        columns = [name for name in _COLUMNS if name not in PER_TOKEN] + ["pieces"]
+        with _reading(path):
+            table = pyarrow.parquet.read_table(path, columns=[*columns, "token_ids"])
+            sizes = pyarrow.compute.list_value_length(table["token_ids"])
+            rows = table.drop_columns(["token_ids"]).append_column("num_tokens", sizes).to_pylist()
+        return [row | {"text": "".join(row.pop("pieces"))} for row in rows]
+
+    def read_untrained(self, step: int) -> list[list[TokenRow]]:
+        """Rows of the groups that did not train, group after group; none without a file. Raises: ContractError."""
+        import pyarrow.compute
+        import pyarrow.parquet
+
+        path = self._file(step)
+        if not path.is_file():
+            return []
+        with _reading(path):
+            found = pyarrow.parquet.read_table(path, filters=pyarrow.compute.field("origin").is_null()).to_pylist()
+        groups: dict[str, list[TokenRow]] = {}
+        for row in map(_row, found):
+            groups.setdefault(row.group_id, []).append(row)
+        return list(groups.values())
+
+    def left_out(self, step: int) -> int:
+        """Groups of the batch that the file does not have."""
+        import pyarrow.parquet
+
+        with _reading(self._file(step)):
+            found = pyarrow.parquet.read_schema(self._file(step)).metadata or {}
+        return int(found.get(_LEFT_OUT, b"0"))
+
+    def shrink(self, max_bytes: int) -> list[int]:
+        """Remove the oldest steps until the folder is no larger, but never the newest; which were removed.
+
+        Raises: StorageError.
+        """
+        removed: list[int] = []
+        with storing(self.path):
+            sizes = {step: self._file(step).stat().st_size for step in self.steps()}
+            for step in list(sizes)[:-1]:
+                if sum(sizes.values()) <= max_bytes:
+                    break
+                self._file(step).unlink()
+                del sizes[step]
+                removed.append(step)
+        return removed
+
+    def truncate_after(self, step: int) -> None:
+        """Drop what later steps wrote: a run that resumes writes it again. Raises: StorageError."""
+        with storing(self.path):
+            for later in self.steps():
+                if later > step:
+                    self._file(later).unlink()
+
+    def _file(self, step: int) -> Path:
+        return self.path / f"step-{step:06d}.parquet"
+
+
+assert {field.name for field in fields(TokenRow)} == set(_COLUMNS)
+
+
+@lru_cache(maxsize=1024)
+def _group_ids(path: Path, _: int) -> frozenset[str]:
+    """Of one file as it was at one time: a prompt's page asks for many, again and again."""
+    import pyarrow.parquet
+
+    with _reading(path):
+        return frozenset(pyarrow.parquet.read_table(path, columns=["group_id"])["group_id"].to_pylist())
+
+
+def _parts(groups: Sequence[Sequence[TokenRow]]) -> Iterator[list[TokenRow]]:
+    """Rows of whole groups, of at least PART_TOKENS tokens together but for the last part."""
+    part: list[TokenRow] = []
+    for rows in groups:
+        part.extend(rows)
+        if sum(len(row.token_ids) for row in part) >= PART_TOKENS:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _schema(left_out: int) -> Any:
+    import pyarrow
+
+    def kind(name: str) -> Any:
+        plain = getattr(pyarrow, name.removeprefix(_LIST))()
+        return pyarrow.list_(plain) if name.startswith(_LIST) else plain
+
+    return pyarrow.schema(
+        [(name, kind(type_)) for name, type_ in _COLUMNS.items()], metadata={_LEFT_OUT: str(left_out).encode()}
+    )
+
+
+def _table(rows: Sequence[TokenRow], schema: Any) -> Any:
+    import pyarrow
+
+    columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in _COLUMNS}
+    columns["answer"] = [json.dumps(dict(row.answer)) for row in rows]
+    return pyarrow.table(columns, schema=schema)
+
+
+def _row(fields_: dict[str, Any]) -> TokenRow:
+    return TokenRow(**{**fields_, "answer": json.loads(fields_["answer"])})
+
+
+class _reading:  # noqa: N801 - reads as a verb at its uses
+    """Turn what a damaged or foreign file makes pyarrow say into a ContractError that names the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        import pyarrow
+
+        if isinstance(error, pyarrow.ArrowException | OSError | KeyError | TypeError | ValueError):
+            raise ContractError(f"{self._path} is no token record that can be read: {error}") from error

@@ -1,0 +1,204 @@
+"""One grading process: reads groups from stdin, writes rewards to stdout, and may be killed at any time.
+
+    start     {"task", "options", "reward", "range", "timeout_s"}
+                                                               ->  {"ready": true} or {"refused": message}
+    group     {"prompt", "texts": [G]}                         ->  {"rewards": [G]}, {"failed": message} or
+                                                                   {"ungraded": message}
+    expert    {"prompt"}                                       ->  {"expert": text or null} or {"failed": message}
+
+Frames are a little-endian u32 length and a msgpack map. The verifier runs in the main thread, because some verifiers
+use signals. It imports `bapo.tasks` and what the task imports: no torch, no engine.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import numbers
+import os
+import signal
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import msgpack
+import numpy as np
+
+from bapo.core.codec import prompt_from_map
+from bapo.core.errors import ConfigError
+from bapo.core.types import Prompt
+from bapo.runtime.process import watch_parent
+from bapo.tasks.base import LoadsReward, Task
+from bapo.tasks.registry import expert_of, load_task, rewards_of, with_reward
+from bapo.tasks.rewards import load_reward
+from bapo.tasks.user_functions import place_of
+
+LENGTH = struct.Struct("<I")
+STDERR = 2
+OVERTIME_S = 5.0
+"""Beyond the worker's own deadline for a group."""
+MOST_SHOWN = 500
+"""Characters of what a verifier raised or returned."""
+
+
+def write_frame(file: BinaryIO, message: dict[str, Any]) -> None:
+    """One message. Raises: OSError when the other end is gone."""
+    # A verifier that reads JSON may have half a surrogate pair, which UTF-8 cannot carry.
+    packed = msgpack.packb(message, unicode_errors="backslashreplace")
+    file.write(LENGTH.pack(len(packed)) + packed)
+    file.flush()
+
+
+def read_frame(file: BinaryIO) -> dict[str, Any] | None:
+    """The next message; None at the end of the stream."""
+    prefix = file.read(LENGTH.size)
+    if len(prefix) < LENGTH.size:
+        return None
+    message: dict[str, Any] = msgpack.unpackb(file.read(LENGTH.unpack(prefix)[0]))
+    return message
+
+
+def grade(task: Task, prompt: Prompt, texts: list[str], reward_range: tuple[float, float]) -> dict[str, Any]:
+    """The answer to one group. Whatever the verifier does wrong becomes a message, never a reward."""
+    shown = f"(on the response {texts[0][:200]!r})" if len(texts) == 1 else f"(on {len(texts)} responses)"
+    try:
+        return _checked(rewards_of(task, prompt, texts), texts, reward_range)
+    except Exception as error:  # noqa: BLE001 - a user's function may raise anything, and return what raises
+        return {"failed": f"raised {_told(error)}{place_of(error)} {shown}"}
+
+
+def _checked(found: Sequence[object], texts: list[str], reward_range: tuple[float, float]) -> dict[str, Any]:
+    if len(found) != len(texts):
+        return {"failed": f"returned {len(found)} rewards for {len(texts)} responses"}
+    low, high = reward_range
+    rewards = []
+    for given, text in zip(found, texts, strict=True):
+        if given is None:
+            continue
+        reward = _number(given)
+        # NaN fails both comparisons. Compared as it is: float() raises for some.
+        if reward is None or not low <= cast(Any, reward) <= high:
+            what = f"no number in [{low:g}, {high:g}] (on the response {text[:200]!r}){_advice(reward)}"
+            return {"failed": f"returned {_shown(given)}, which is {what}"}
+        rewards.append((float(reward) - low) / (high - low))
+    if len(rewards) < len(texts):
+        return {"ungraded": f"left {len(texts) - len(rewards)} of {len(texts)} responses ungraded (it returned None)"}
+    return {"rewards": rewards}
+
+
+def _number(given: object) -> numbers.Real | None:
+    """`given` as a number: Python's, numpy's scalars (bool, too), arrays without a dimension; else None."""
+    if not isinstance(given, numbers.Real) and isinstance(given, np.bool_ | np.ndarray) and given.shape == ():
+        given = given.item()
+    return given if isinstance(given, numbers.Real) else None
+
+
+def _advice(reward: numbers.Real | None) -> str:
+    if reward is None:
+        return ""
+    if reward != reward or reward in (math.inf, -math.inf):  # not math.isfinite, which raises for large integers
+        return "; return None for a response that cannot be graded, 0 for a wrong one"
+    return "; task.reward_range names another range"
+
+
+def solve(task: Task, prompt: Prompt) -> dict[str, Any]:
+    """The answer to the question for an expert's solution."""
+    try:
+        text = expert_of(task, prompt)
+    except Exception as error:  # noqa: BLE001 - a user's function may raise anything
+        return {"failed": f"{_told(error)} (asked for an expert's solution)"}
+    if text is not None and not isinstance(text, str):
+        return {"failed": f"returned {_shown(text)} as an expert's solution, which is no text"}
+    return {"expert": text}
+
+
+def _told(error: Exception) -> str:
+    """Class and words, cut: many exceptions repeat the text that they are about, and each message is a log line."""
+    try:
+        words = str(error)
+    except Exception as worse:  # noqa: BLE001 - a user's exception
+        words = f"(its text cannot be shown: {type(worse).__name__})"
+    return f"{type(error).__name__}: {_cut(words)}"
+
+
+def _shown(value: object) -> str:
+    try:
+        return _cut(repr(value))
+    except Exception as error:  # noqa: BLE001 - a user's value; also an integer of more digits than Python writes
+        return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
+
+
+def _cut(words: str) -> str:
+    return words if len(words) <= MOST_SHOWN else f"{words[:MOST_SHOWN]}... ({len(words)} characters)"
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    requests = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    # What a user's verifier prints or reads must not get into the frames.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    _be_expendable()
+    start = read_frame(requests)
+    if start is None:
+        return
+    try:
+        task = load_task(start["task"], start["options"])
+        if start["reward"] is not None:
+            task = with_reward(task, load_reward(start["reward"]))
+        elif isinstance(task, LoadsReward):
+            task.load_reward()
+    except ConfigError as error:
+        write_frame(answers, {"refused": str(error)})
+        return
+    write_frame(answers, {"ready": True})
+    while (request := read_frame(requests)) is not None:
+        prompt = prompt_from_map(request["prompt"])
+        with ended_after(start["timeout_s"] + OVERTIME_S):
+            if "texts" in request:
+                answer = grade(task, prompt, request["texts"], start["range"])
+            else:
+                answer = solve(task, prompt)
+        write_frame(answers, answer)
+
+
+@contextmanager
+def ended_after(limit_s: float) -> Iterator[None]:
+    """End this process when the block takes longer: by then the worker has killed it, or is dead itself.
+
+    By a thread of C: a verifier that holds the interpreter, as every regular expression does, stops Python's threads,
+    and with them the one that looks after the parent.
+    """
+    owner = os.getpid()
+    faulthandler.dump_traceback_later(limit_s, exit=True, file=STDERR)
+    try:
+        yield
+    finally:
+        if os.getpid() != owner:
+            # A copy that the verifier forked has come back here. It must not answer, and cancelling would wait for ever
+            # for the thread that a fork does not copy.
+            os._exit(1)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _be_expendable() -> None:
+    """Die with the worker even inside an endless verifier, and before it when memory runs out."""
+    watch_parent(_end)
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    except OSError as error:
+        sys.stderr.write(f"grader: the kernel may kill the worker before its grader: {error}\n")
+
+
+def _end() -> None:
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # also what the verifier has started
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""A reward tried on a data set before it costs a run: does it reward the right answer of every row, and no other?
+
+Each row is graded twice in a process that can be killed: with its own gold answer, and with the next different answer
+of the file. The second finds rewards that say yes to everything, and those that fail on what is wrong.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from bapo.core.errors import ConfigError, GradingError
+from bapo.core.types import Prompt
+from bapo.tasks.base import ROW
+from bapo.tasks.dataset import Columns, Conversations, prompt_of, read_rows
+from bapo.tasks.grading.pool import GraderPool
+
+RIGHT, PARTLY, WRONG = "right", "partly", "wrong"
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """What came of it."""
+
+    fates: dict[str, int] = field(default_factory=dict)
+    """Gold answers by what became of them: right, partly, wrong, or the reason of a failed grading."""
+    unreadable: int = 0
+    """Rows that are no prompt with an answer."""
+    others_tried: int = 0
+    """Rows that were graded with the answer of another row."""
+    others_right: int = 0
+    """Those of them that were rewarded 1."""
+    others_failed: int = 0
+    """Those of them that got no reward."""
+    total_s: float = 0.0
+    slowest_s: float = 0.0
+    slowest: str = ""
+    """Where the row stands whose gold answer took longest."""
+    problems: list[str] = field(default_factory=list)
+    """One sentence for each row that is not right."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that were looked at."""
+        return sum(self.fates.values()) + self.unreadable
+
+    @property
+    def accuracy(self) -> float:
+        """Share of all rows whose gold answer was rewarded 1."""
+        return self.fates.get(RIGHT, 0) / max(1, self.num_rows)
+
+
+def read_prompts(source: str, columns: Columns, limit: int, trial: Trial) -> list[Prompt]:
+    """The first `limit` rows as prompts; what cannot be read is counted in `trial`. Raises: ConfigError: no file."""
+    write = Conversations(columns)
+    prompts: list[Prompt] = []
+    rows = islice(read_rows(source), limit)
+    while True:
+        try:
+            row = next(rows, None)
+            if row is None:
+                return prompts
+            prompts.append(prompt_of(row, columns, write))
+        except ConfigError as error:
+            trial.unreadable += 1
+            trial.problems.append(str(error))
+
+
+def try_reward(
+    graders: GraderPool, prompts: Sequence[Prompt], gold_of: Callable[[Prompt], str], trial: Trial
+) -> Iterator[int]:
+    """Grade every prompt; yields how many are done."""
+    for done, (prompt, other) in enumerate(zip(prompts, _others(prompts), strict=True), start=1):
+        gold, where = gold_of(prompt), str(prompt.answer[ROW])
+        began = time.monotonic()
+        fate, problem = _graded(graders, prompt, gold, where)
+        took_s = time.monotonic() - began
+        trial.fates[fate] = trial.fates.get(fate, 0) + 1
+        trial.total_s += took_s
+        if took_s > trial.slowest_s:
+            trial.slowest_s, trial.slowest = took_s, where
+        if problem:
+            trial.problems.append(problem)
+        if other is not None and fate in (RIGHT, PARTLY, WRONG):
+            trial.others_tried += 1
+            fate, problem = _graded(graders, prompt, gold_of(other), where)
+            trial.others_right += fate == RIGHT
+            if fate not in (RIGHT, PARTLY, WRONG):
+                trial.others_failed += 1
+                trial.problems.append(f"with another row's answer, {problem}")
+        yield done
+
+
+def _graded(graders: GraderPool, prompt: Prompt, text: str, where: str) -> tuple[str, str]:
+    try:
+        reward = float(graders.grade(prompt, [text])[0])
+    except GradingError as error:
+        return str(getattr(error, "reason", "grading")), str(error)
+    if reward == 1.0:
+        return RIGHT, ""
+    return WRONG if reward == 0.0 else PARTLY, f"{where}: the gold answer {text[:200]!r} is rewarded {reward:g}"
+
+
+def _others(prompts: Sequence[Prompt]) -> list[Prompt | None]:
+    """For each prompt the next one, round the end, that has another answer; None when all have the same."""
+    answers = [repr(prompt.answer["answer"]) for prompt in prompts]
+    found: list[Prompt | None] = []
+    for i, answer in enumerate(answers):
+        order = (*range(i + 1, len(answers)), *range(i))
+        found.append(next((prompts[k] for k in order if answers[k] != answer), None))
+    return found

@@ -1,0 +1,119 @@
+"""Find a user's function by name, and say where in the user's file something went wrong.
+
+    "package.module:function"   a module that Python finds
+    "folder/file.py:function"   a file, relative to the working directory; what lies beside it can be imported
+    "package.module.function"   the same as the first, as TRL writes it (only where an adapter says so)
+
+Every mistake is a ConfigError that says what was looked for and what is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from bapo.core.errors import ConfigError, did_you_mean
+
+
+def load_function(name: str, *, key: str, dots: bool = False) -> Callable[..., Any]:
+    """The callable of that name; `key` names the setting in the messages.
+
+    Args:
+        dots: "package.module.function" is a name as well.
+    Raises: ConfigError.
+    """
+    place, _, attribute = name.rpartition(":")
+    if dots and not place:
+        place, _, attribute = name.rpartition(".")
+    if not place or not attribute:
+        raise ConfigError(f'{key} {name!r} must look like "package.module:function" or "file.py:function"')
+    module = _module(place, f"{key} {name!r}")
+    found = getattr(module, attribute, None)
+    if found is None:
+        hint = did_you_mean(attribute, (known for known in vars(module) if not known.startswith("_")))
+        raise ConfigError(f"{key} {name!r}: {place} has no {attribute!r}{hint}")
+    if not callable(found):
+        raise ConfigError(f"{key} {name!r}: {attribute} is a {type(found).__name__}, not a function")
+    return cast(Callable[..., Any], found)
+
+
+def call_with(function: Callable[..., Any], given: Mapping[str, Any], columns: Mapping[str, Any]) -> Any:
+    """Call with the arguments in `given` and those columns that the function has a name, or `**row`, for.
+
+    Raises: TypeError that names an argument for which there is no column.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    arguments = {**columns, **given}
+    missing = [p.name for p in parameters if p.name in named - arguments.keys() and p.default is p.empty]
+    if missing:
+        raise TypeError(
+            f"it needs {', '.join(map(repr, missing))}, and there is no such column; there are "
+            f"{', '.join(columns) or 'none'}. Name more in task.options.extra_columns"
+        )
+    return function(**(arguments if takes_all else {name: arguments[name] for name in arguments if name in named}))
+
+
+def settled(found: Sequence[Any]) -> list[Any]:
+    """What the calls of a sync or async function come to. The calls themselves ran outside of any event loop."""
+
+    async def together(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
+        return await asyncio.gather(*waiting)
+
+    waiting = [one for one in found if inspect.isawaitable(one)]
+    if not waiting:
+        return list(found)
+    done = iter(asyncio.run(together(waiting)))
+    return [next(done) if inspect.isawaitable(one) else one for one in found]
+
+
+def place_of(error: BaseException) -> str:
+    """File and line of the innermost frame that raised `error`: " (score.py line 12)"; empty when nothing ran."""
+    # Behind a failed import stand Python's own frames.
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    return f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
+
+
+def _module(place: str, what: str) -> ModuleType:
+    is_file = place.endswith(".py")
+    if is_file and not Path(place).is_file():
+        raise ConfigError(f"{what}: there is no file {place} (looked in {Path.cwd()})")
+    try:
+        return _file_module(Path(place).resolve()) if is_file else importlib.import_module(place)
+    except Exception as error:  # importing runs a user's module, which may raise anything
+        advice = (
+            "" if is_file else "; a module beside the config needs its folder on PYTHONPATH, or write file.py:function"
+        )
+        raise ConfigError(
+            f"{what}: importing {place} failed: {type(error).__name__}: {error}{place_of(error)}{advice}"
+        ) from error
+
+
+def _file_module(path: Path) -> ModuleType:
+    """The file as a module: loaded once, under a name that no other module has."""
+    name = f"bapo_user_file:{path}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Behind everything else: a file called `random.py` beside it must not hide the real one.
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:  # Ctrl-C, too, must not leave half a module where the next import finds it
+        del sys.modules[name]
+        raise
+    return module

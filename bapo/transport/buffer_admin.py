@@ -1,0 +1,117 @@
+"""What people do with a buffer, over its API: look into it, check it, take something out. Behind `bapo buffer`.
+
+Raises, everywhere: the error that the service named; UnavailableError when it does not answer within `retry_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bapo.core.codec import split_frames, unpack_group
+from bapo.core.errors import ContractError
+from bapo.core.types import Group
+from bapo.runtime.auth.api_tokens import Token
+from bapo.transport.service_client import Peer, quoted
+
+VERIFY_WAIT_S = 300.0
+MOST_READ = 64
+"""Groups of one call."""
+ALL = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Part of a table, as the API gives it."""
+
+    total: int
+    step: int
+    """Newest assembled step; 0 where the table has none."""
+    items: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What was checked, and what is broken."""
+
+    step: int
+    groups: int
+    open_requests: int
+    invariants: dict[str, str]
+    """Name -> what it promises."""
+    violations: list[dict[str, str]]
+    """{invariant, detail}; empty in a sound buffer."""
+
+
+class BufferAdmin:
+    """The buffer service of one run, for its operator."""
+
+    def __init__(
+        self, url: str, *, timeout_s: float = 30.0, retry_s: float = 5.0, token: str | Token | None = None
+    ) -> None:
+        """See `bapo.transport.buffer_client.BufferClient`; it gives up sooner, because somebody looks on."""
+        self._peer = Peer("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s, token=token)
+
+    def bad(self, offset: int, limit: int) -> Rows:
+        """B_bad, oldest first."""
+        return self._rows("/bad", offset, limit)
+
+    def high(self, offset: int, limit: int) -> Rows:
+        """B_high, oldest first."""
+        return self._rows("/high", offset, limit)
+
+    def held(self, offset: int = 0, limit: int = ALL) -> Rows:
+        """Every group that the buffer holds and where it is, in the order of their ids."""
+        return self._rows("/groups", offset, limit)
+
+    def places(self, group_id: str) -> list[str]:
+        """Where one group is; [] when the buffer does not hold it."""
+        items = self._get("/groups", {"group_id": group_id})["items"]
+        return list(items[0]["places"]) if items else []
+
+    def group(self, group_id: str) -> Group:
+        """One group, whole."""
+        return unpack_group(self._peer.call("GET", f"/frames/{quoted(group_id)}").body)
+
+    def read(self, group_ids: Sequence[str]) -> Iterator[Group]:
+        """Those of the groups that are still held, in their order."""
+        for first in range(0, len(group_ids), MOST_READ):
+            body = {"group_ids": list(group_ids[first : first + MOST_READ])}
+            frames = self._peer.call("POST", "/groups/read", body=body).body
+            yield from map(unpack_group, split_frames(frames))
+
+    def counters(self) -> dict[str, int]:
+        """Events since the run began."""
+        return dict(self._get("/counters"))
+
+    def verify(self) -> Verification:
+        """Check every invariant."""
+        fields = self._peer.call("GET", "/verify", wait_s=VERIFY_WAIT_S).json()
+        try:
+            return Verification(**fields)
+        except TypeError as error:
+            raise ContractError(f"the answer to /verify is malformed: {error}") from error
+
+    def drop_group(self, group_id: str) -> str:
+        """Delete a group; returns the table that it was in."""
+        return str(self._peer.call("DELETE", f"/groups/{quoted(group_id)}").json()["dropped_from"])
+
+    def drop_request(self, request_id: str) -> None:
+        """Withdraw an open request, queued or leased. Raises: ContractError when none of that id is open."""
+        self._peer.call("DELETE", f"/requests/{quoted(request_id)}")
+
+    def drop_prompt(self, prompt_id: str) -> None:
+        """Take a prompt out of B_bad."""
+        self._peer.call("DELETE", "/bad", query={"prompt_id": prompt_id})
+
+    def drop_run(self, name: str) -> None:
+        """Delete everything of the run."""
+        self._peer.call("DELETE", f"/runs/{quoted(name)}", wait_s=VERIFY_WAIT_S)
+
+    def _rows(self, path: str, offset: int, limit: int) -> Rows:
+        fields = self._get(path, {"offset": str(offset), "limit": str(limit)})
+        return Rows(total=fields["total"], step=fields.get("step", 0), items=fields["items"])
+
+    def _get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        return dict(self._peer.call("GET", path, query=query).json())

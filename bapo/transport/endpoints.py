@@ -1,0 +1,50 @@
+"""Where the services of a run listen, seen from the same host: the configuration, or the port that was announced.
+
+A configured port of 0 means that the process takes a free one and writes it to RUN/ports.
+"""
+
+from __future__ import annotations
+
+import time
+
+from bapo.config.tree import Config
+from bapo.core.errors import DeadlineError
+from bapo.runtime.run_directory.layout import RunDirectory
+
+ANNOUNCE_TIMEOUT_S = 120.0
+PAUSE_S = 0.05
+
+BUFFER = "buffer_service"
+FLEET = "rollout_server"
+DASHBOARD = "dashboard"
+
+
+def buffer_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE_TIMEOUT_S) -> str:
+    """URL of the buffer service. Raises: DeadlineError when it does not announce its port."""
+    if config.buffer.url:
+        return config.buffer.url
+    return f"http://{config.buffer.host}:{_port(run, BUFFER, config.buffer.port, timeout_s)}"
+
+
+def fleet_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE_TIMEOUT_S) -> str:
+    """URL of the rollout server's control API. Raises: DeadlineError when it does not announce its port."""
+    return f"http://{_reachable(config.rollout.host)}:{_port(run, FLEET, config.rollout.port, timeout_s)}"
+
+
+def dashboard_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE_TIMEOUT_S) -> str:
+    """URL of the run's web page. Raises: DeadlineError when it does not announce its port."""
+    return f"http://{_reachable(config.dashboard.host)}:{_port(run, DASHBOARD, config.dashboard.port, timeout_s)}/"
+
+
+def _reachable(host: str) -> str:
+    """What listens on all addresses is reached on the loopback."""
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
+
+
+def _port(run: RunDirectory, process: str, configured: int, timeout_s: float) -> int:
+    deadline = time.monotonic() + timeout_s
+    while (port := configured or run.read_port(process)) is None:
+        if time.monotonic() > deadline:
+            raise DeadlineError(f"{process} has not announced its port in {run.path}/ports after {timeout_s:.0f} s")
+        time.sleep(PAUSE_S)
+    return port

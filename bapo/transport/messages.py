@@ -1,0 +1,184 @@
+"""The small messages of the buffer's API as JSON values: requests, hard prompts, status.
+
+Groups and batches never travel as JSON: see `bapo.core.codec`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from bapo.core.call_limits import MOST_REQUEST_BYTES, MOST_REQUESTS, in_parts_by_size
+from bapo.core.codec import prompt_from_map, prompt_map, purpose_word
+from bapo.core.errors import ContractError
+from bapo.core.types import HardPrompt, Prompt, Purpose, RolloutRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLeases:
+    """What the buffer knows of one worker."""
+
+    leased: int
+    """Requests that it holds now."""
+    silent_s: float
+    """Seconds since it last claimed, renewed, failed or pushed anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtraRound:
+    """A further round of fresh groups for a step whose batch lacks groups that train (DAPO)."""
+
+    step: int
+    round: int
+    """From 2."""
+    first: int
+    """Place of its first prompt among all that extra rounds have asked for."""
+    size: int
+    """Groups."""
+
+    @property
+    def prefix(self) -> str:
+        """With which the ids of its requests begin, and of no others."""
+        return f"extra-{self.step:06d}-{self.round:02d}-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferStatus:
+    """What the buffer holds, in numbers: all that the scheduler, the evaluator and a progress display need."""
+
+    run: str
+    step: int
+    """Step that the learner has begun; 0 before its first report."""
+    policy_version: int
+    """Newest version that the learner gave to the workers; 0 before its first report."""
+    assembled_step: int
+    """Newest step that has a batch."""
+    committed_step: int
+    """Newest step that the learner has trained."""
+    checkpointed_step: int
+    """Newest durable checkpoint; batches up to here are released."""
+    cursor: int
+    """Fresh requests ever enqueued by the scheduler."""
+    fresh_dropped: int
+    """Fresh requests that failed for good: as many more are needed to fill the steps."""
+    fresh_spares: int = 0
+    """Of `cursor`, those beyond B per step, which take the places of such requests."""
+    queued: dict[str, int]
+    """Requests that wait for a worker, by purpose."""
+    leased: dict[str, int]
+    """Requests that a worker holds, by purpose."""
+    fresh_ready: int
+    """Fresh groups that no batch has consumed."""
+    reevaluated_ready: int
+    """Re-evaluated groups that no batch has looked at."""
+    num_bad: int
+    """|B_bad|."""
+    num_high: int
+    """|B_high|."""
+    r_tot: float | None
+    """Of the newest batch; None before the first."""
+    c2: float | None
+    c3: float | None
+    evaluations: dict[str, int]
+    """Label -> requests that are settled: done, or dropped after their last attempt."""
+    reevaluation_rounds: dict[int, int]
+    """Step of a re-evaluation round that was issued and not yet assembled -> its requests that are not settled."""
+    workers: dict[str, WorkerLeases]
+    """By worker id."""
+    failures_in_a_row: int
+    """Failed groups since the last stored one."""
+    last_failure: str
+    """Reason of the last of them."""
+    num_bytes: int
+    """Payload bytes of all groups held."""
+    batches: list[dict[str, Any]]
+    """Compositions of the newest batches, newest last: {step, x1, x2, x3, r_tot, c2, c3, num_bad, num_high, ...}."""
+    demand: str = ""
+    """Why the next step needs another round of fresh groups; empty when it does not."""
+    extra_rounds: tuple[ExtraRound, ...] = ()
+    """Rounds that were asked for and of which no batch has consumed a group yet, oldest first."""
+    max_staleness: int | None = None
+    """Steps that a fresh group may be older than the batch that takes it; None when a service does not say."""
+
+    def num_open(self, purpose: Purpose) -> int:
+        """Requests of a purpose that nobody has answered: queued or leased."""
+        return self.queued.get(purpose.value, 0) + self.leased.get(purpose.value, 0)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Numbers that change when something got done: a group arrived, an answer settled, a batch was assembled.
+
+        Requests that are claimed and come back are not in them: a worker that dies over each claim gets nothing done.
+        """
+        return (
+            self.assembled_step,
+            self.fresh_ready,
+            self.reevaluated_ready,
+            sum(self.reevaluation_rounds.values()),
+            sum(self.evaluations.values()),
+        )
+
+
+def request_map(request: RolloutRequest) -> dict[str, Any]:
+    """A request as JSON values. Raises: ContractError for a purpose or an answer that is none."""
+    return {
+        "request_id": request.request_id,
+        "prompt": prompt_map(request.prompt),
+        "group_size": request.group_size,
+        "purpose": purpose_word(request.purpose),
+        "step": request.step,
+        "min_version": request.min_version,
+        "label": request.label,
+        "attempts": request.attempts,
+    }
+
+
+def first_call(requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
+    """As many of the first as one call takes: MOST_REQUESTS, and MOST_REQUEST_BYTES unless one alone has more."""
+    sent = (json.dumps(request_map(request)).encode() for request in requests)
+    return requests[: len(next(in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES)))]
+
+
+def request_from_map(values: Mapping[str, Any]) -> RolloutRequest:
+    """Inverse of `request_map`. Raises: ContractError."""
+    try:
+        return RolloutRequest(
+            **{**values, "purpose": Purpose(values["purpose"]), "prompt": prompt_from_map(values["prompt"])}
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ContractError(f"rollout request is malformed: {error!r}") from error
+
+
+def hard_prompt_map(entry: HardPrompt, prompt: Prompt) -> dict[str, Any]:
+    """One entry of B_bad with its prompt as JSON values."""
+    return {**asdict(entry), "prompt": prompt_map(prompt)}
+
+
+def hard_prompt_from_map(values: Mapping[str, Any]) -> tuple[HardPrompt, Prompt]:
+    """Inverse of `hard_prompt_map`. Raises: ContractError."""
+    rest = dict(values)
+    try:
+        prompt = prompt_from_map(rest.pop("prompt"))
+        return HardPrompt(**rest), prompt
+    except (KeyError, TypeError) as error:
+        raise ContractError(f"hard prompt is malformed: {error!r}") from error
+
+
+def status_map(status: BufferStatus) -> dict[str, Any]:
+    """A status as JSON values."""
+    return asdict(status)
+
+
+def status_from_map(values: Mapping[str, Any]) -> BufferStatus:
+    """Inverse of `status_map`; keys that a newer service adds are ignored. Raises: ContractError."""
+    known = {field.name for field in fields(BufferStatus)}
+    try:
+        rest = {key: value for key, value in values.items() if key in known}
+        rest["workers"] = {worker: WorkerLeases(**leases) for worker, leases in values["workers"].items()}
+        rest["reevaluation_rounds"] = {int(step): left for step, left in values["reevaluation_rounds"].items()}
+        rest["extra_rounds"] = tuple(ExtraRound(**extra) for extra in values.get("extra_rounds", ()))
+        return BufferStatus(**rest)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ContractError(f"buffer status is malformed: {error!r}") from error

@@ -1,0 +1,301 @@
+"""One HTTP peer over urllib3: our token, errors as the classes that the peer named, retries to a deadline.
+
+A peer may have replicas: calls go to one of them for as long as it answers, then to the next, at once.
+
+An error travels as {"error": class name in `bapo.core.errors`, "message": text, "retry": whether trying again may
+help}.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from urllib3 import BaseHTTPResponse, PoolManager, Timeout
+from urllib3.exceptions import HTTPError, SSLError
+
+from bapo.core.errors import (
+    BY_NAME,
+    BapoError,
+    ConfigError,
+    ContractError,
+    DeadlineError,
+    FullError,
+    Refusal,
+    UnavailableError,
+)
+from bapo.core.json_values import Json, to_json
+from bapo.runtime.auth.api_tokens import FixedToken, Token, checked, own_token
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 2.0
+CONNECT_TIMEOUT_S = 5.0
+READY_PAUSE_S = 0.1
+CONNECTIONS = 16
+"""Kept open for the threads of one process; more are made when needed and closed after use."""
+NOT_ACCEPTED = 401
+MOVED_FOR_GOOD = (301, 308)
+AWAY = (408, 425, 429, 502, 503, 504)
+"""What a proxy in front of a service says of itself, without naming an error of ours: ask again."""
+MOST_SHOWN = 200
+"""Characters of somebody else's answer in a message."""
+
+
+Piece = bytes | bytearray | memoryview
+Body = Piece | Sequence[Piece] | Mapping[str, Any]
+"""A map, and `bapo.core.json_values.Json`, travel as JSON."""
+
+
+class RefusedError(UnavailableError):
+    """The peer is there and says that trying again does not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A status below 400 and its body."""
+
+    status: int
+    body: bytes
+
+    def json(self) -> Any:
+        """The body as JSON. Raises: ContractError."""
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise ContractError(f"the answer is not JSON: {self.body[:80]!r}") from error
+
+
+class Peer:
+    """A service at one URL, or at several that serve the same. Thread-safe."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        timeout_s: float,
+        retry_s: float,
+        full_s: float | None = None,
+        token: str | Token | None = None,
+    ) -> None:
+        """
+        Args:
+            name: what messages call it, "the buffer".
+            url: one, or several with commas between them.
+            timeout_s: longest silence of a call, on top of what a long poll asks for.
+            retry_s: how long a call that may be repeated goes on against a peer that is down.
+            full_s: how long against one that says that it is full; `retry_s` unless given.
+            token: what to send, a `Token` asked at each call; None: what BAPO_TOKEN_FILE or BAPO_TOKEN holds, if
+                anything.
+        Raises: ConfigError when no URL is named, or one is not of http or https; AccessError for what is no token.
+        """
+        self.name, self._urls = name, [part.strip().rstrip("/") for part in url.split(",") if part.strip()]
+        if not self._urls:
+            raise ConfigError(f"no URL of {name} is named: {url!r}")
+        self.timeout_s, self.retry_s = timeout_s, retry_s
+        self._full_s = retry_s if full_s is None else full_s
+        self._token: Token = _token_of(token)
+        for each in self._urls:
+            if problem := _problem_of(each):
+                raise ConfigError(f"the URL of {name} is wrong: {problem}")
+        self._pools, self._pid = _new_pools(), os.getpid()
+
+    @property
+    def url(self) -> str:
+        """Where the next call goes."""
+        return self._urls[0]
+
+    def close(self) -> None:
+        """Close the connections that no call has; a call opens new ones."""
+        self._pools.clear()
+
+    def wait_ready(self, timeout_s: float, complaint: str) -> None:
+        """Return when `/readyz` answers. Raises: DeadlineError with the complaint and the last reason."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self.call("GET", "/readyz", retry_s=0.0)
+            except UnavailableError as error:
+                if time.monotonic() > deadline:
+                    raise DeadlineError(f"{complaint} within {timeout_s:.0f} s: {error}") from error
+                time.sleep(READY_PAUSE_S)
+            else:
+                return
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Body | None = None,
+        query: Mapping[str, str] | None = None,
+        wait_s: float = 0.0,
+        retry_s: float | None = None,
+        full_s: float | None = None,
+    ) -> Answer:
+        """One call, repeated while the peer is unavailable. Every call of our APIs may be repeated.
+
+        Args:
+            path: its parts that somebody named are `quoted`.
+            body: bytes, or pieces of them, travel as they are, a map as JSON.
+            wait_s: seconds that the peer itself may wait before it answers.
+            retry_s, full_s: instead of the peer's own.
+        Raises: the error that the peer named; UnavailableError when it could not be reached in time; ContractError for
+            a body that is no JSON.
+        """
+        retry_s = self.retry_s if retry_s is None else retry_s
+        sent = to_json(body, f"{method} {path}") if isinstance(body, Mapping) else body
+        full_until = time.monotonic() + (self._full_s if full_s is None else full_s)
+        away_until = time.monotonic() + retry_s
+        pause, left = FIRST_PAUSE_S, len(self._urls)
+        while True:
+            url = self.url
+            try:
+                return self._once(url, method, path, sent, query, wait_s)
+            except RefusedError:
+                raise
+            except FullError as error:
+                if time.monotonic() + error.retry_after_s > full_until:
+                    raise
+                log.info("%s %s waits: %s", method, path, error)
+                time.sleep(error.retry_after_s)
+                away_until = time.monotonic() + retry_s
+            except UnavailableError as error:
+                self._leave(url, error)
+                left -= 1
+                if left > 0:
+                    continue
+                if time.monotonic() + pause > away_until:
+                    raise
+                log.debug("%s %s is tried again in %.2f s: %s", method, path, pause, error)
+                time.sleep(pause)
+                pause, left = min(2 * pause, LONGEST_PAUSE_S), len(self._urls)
+
+    def _leave(self, url: str, error: BapoError) -> None:
+        """The next call goes to another replica, unless another thread has seen to that."""
+        if len(self._urls) > 1 and self.url == url:
+            self._urls = [*self._urls[1:], url]
+            log.info("%s at %s is left for %s: %s", self.name, url, self.url, error)
+
+    def _once(
+        self,
+        origin: str,
+        method: str,
+        path: str,
+        body: Piece | Sequence[Piece] | None,
+        query: Mapping[str, str] | None,
+        wait_s: float,
+    ) -> Answer:
+        url = origin + path + (f"?{urlencode(query)}" if query else "")
+        try:
+            reply = self._ask(method, url, body, self._token(), wait_s)
+            # Where files are copied, as into pods, a peer may hear of our new token after us.
+            if reply.status == NOT_ACCEPTED and (before := self._token.before()):
+                reply = self._ask(method, url, body, before, wait_s)
+        except SSLError as error:
+            raise UnavailableError(
+                f"{self.name} at {origin} shows a certificate that is not trusted here (a CA of your own is named in "
+                f"SSL_CERT_FILE): {error}"
+            ) from error
+        except (OSError, HTTPError) as error:
+            raise UnavailableError(f"{self.name} at {origin} does not answer {method} {path}: {error}") from error
+        what = f"{self.name} at {origin} answered {method} {path}"
+        _refuse_what_is_not_its_own(reply, what)
+        if reply.status >= 400:
+            named = self._named_error(reply.status, reply.data, what)
+            if isinstance(named, FullError):
+                named.retry_after_s = _seconds(reply.headers.get("retry-after"), named.retry_after_s)
+            raise named
+        return Answer(reply.status, reply.data)
+
+    def _ask(
+        self, method: str, url: str, body: Piece | Sequence[Piece] | None, token: str | None, wait_s: float
+    ) -> BaseHTTPResponse:
+        if self._pid != os.getpid():  # in a forked child, which must not talk on its parent's sockets
+            self._pools, self._pid = _new_pools(), os.getpid()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        if body is not None:
+            headers["Content-Type"] = "application/json" if isinstance(body, Json) else "application/octet-stream"
+            if not isinstance(body, Piece):
+                headers["Content-Length"] = str(sum(map(len, body)))
+        timeout = Timeout(connect=CONNECT_TIMEOUT_S, read=self.timeout_s + wait_s)
+        return self._pools.request(
+            method,
+            url,
+            body=body,  # type: ignore[arg-type]  # pieces of any bytes travel as they are
+            headers=headers,
+            timeout=timeout,
+            retries=False,
+            redirect=False,
+        )
+
+    def _named_error(self, status: int, data: bytes, what: str) -> BapoError:
+        try:
+            fields = json.loads(data)
+            cls, message = BY_NAME[fields["error"]], str(fields["message"])
+        except (ValueError, KeyError, TypeError):
+            cls = UnavailableError if status in AWAY else BapoError
+            return cls(f"{what} with HTTP {status}: {data[:MOST_SHOWN]!r}")
+        if cls is UnavailableError and fields.get("retry") is False:
+            return RefusedError(message)
+        return cls(message)
+
+
+def _token_of(given: str | Token | None) -> Token:
+    if given is None:
+        return own_token()
+    if isinstance(given, str):
+        return FixedToken(checked(given.strip(), "the argument `token`") if given else None)
+    return given
+
+
+def _new_pools() -> PoolManager:
+    return PoolManager(maxsize=CONNECTIONS)
+
+
+def _problem_of(url: str) -> str:
+    """Why nothing can be called at this URL; empty when it can."""
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - it is looked at now
+    except ValueError as error:
+        return str(error)
+    if "@" in parts.netloc:
+        return "it has a user or a password, which nobody would be sent; tokens have a place of their own"
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        return f"{url!r} is not of the form http://host:port"
+    return ""
+
+
+def _refuse_what_is_not_its_own(reply: BaseHTTPResponse, what: str) -> None:
+    """Our services neither redirect nor show pages on these routes: a proxy or a sign-in has answered instead, and has
+    done nothing of what was asked. Raises: ConfigError for a redirect that stays; UnavailableError."""
+    if 300 <= reply.status < 400:
+        place = reply.headers.get("location", "nowhere")[:MOST_SHOWN]
+        cls = ConfigError if reply.status in MOVED_FOR_GOOD else UnavailableError
+        raise cls(f"{what} with a redirect to {place}, which is not followed: name the address behind it")
+    if reply.status < 300 and reply.headers.get("content-type", "").lower().startswith("text/html"):
+        shown = reply.data[:MOST_SHOWN]
+        raise UnavailableError(f"{what} with a page for people, so another server is there, or a sign-in: {shown!r}")
+
+
+def quoted(name: str) -> str:
+    """A name as one part of a path, which nothing in it ends. Raises: ContractError for one that cannot be a part."""
+    if not name or "/" in name:
+        raise ContractError(f"{name!r} is no name: it needs a character, and may have no slash", Refusal.NAME)
+    return quote(name, safe="@+~")
+
+
+def _seconds(header: str | None, default: float) -> float:
+    try:
+        return max(0.0, float(header)) if header else default
+    except ValueError:
+        return default

@@ -1,0 +1,88 @@
+"""Who may do what at the buffer's API, besides the operator. A test checks that every route has its line.
+
+A worker reads no batch, a viewer changes nothing and reads no group, a learner pushes nothing; whoever asks for work
+cannot answer it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bapo.core.errors import AccessError
+from bapo.core.types import Purpose, RolloutRequest
+from bapo.runtime.auth.api_tokens import Role
+from bapo.transport.http_guard import ROLE, Rules, Scope, allow
+
+MOST_FRAME_BYTES = 64 << 20
+MOST_PUSH_BYTES = 64 << 20
+"""Of the heads of 1,024 groups, whose prompts are in them."""
+MOST_RESTORE_BYTES = 16 << 30
+MOST_STATE_BYTES = 256 << 20
+"""Of a prompt selector: two numbers for each of ten million prompts."""
+
+WORKER, LEARNER, SCHEDULER, EVALUATOR = Role.WORKER, Role.LEARNER, Role.SCHEDULER, Role.EVALUATOR
+EVERYBODY = tuple(Role)
+
+ROUTES = (
+    allow("POST", "/requests", SCHEDULER, EVALUATOR),
+    allow("POST", "/reevaluations/{step}", SCHEDULER),
+    allow("POST", "/requests/claim", WORKER),
+    allow("POST", "/requests/renew", WORKER),
+    allow("POST", "/requests/fail", WORKER),
+    allow("POST", "/requests/release", WORKER),
+    allow("POST", "/groups", WORKER, most_bytes=MOST_PUSH_BYTES, needs_length=True),
+    allow("GET", "/room", WORKER),
+    allow("GET", "/frame-access", WORKER, LEARNER),
+    allow("PUT", "/frames/{name}", WORKER, most_bytes=MOST_FRAME_BYTES, needs_length=True),
+    allow("GET", "/frames/{group_id}", LEARNER),
+    allow("GET", "/evaluations/{label}", EVALUATOR),
+    allow("GET", "/evaluations/{label}/outcomes", EVALUATOR, SCHEDULER),
+    allow("DELETE", "/evaluations/{label}", EVALUATOR, SCHEDULER),
+    allow("POST", "/batches/{step}", LEARNER),
+    allow("POST", "/batches/{step}/commit", LEARNER),
+    allow("POST", "/batches/{step}/bad-frames", LEARNER),
+    allow("GET", "/batches/{step}/untrained", LEARNER),
+    allow("GET", "/progress", *EVERYBODY),
+    allow("PUT", "/progress", LEARNER),
+    allow("POST", "/snapshot", LEARNER),
+    allow("POST", "/restore", LEARNER, most_bytes=MOST_RESTORE_BYTES, needs_length=True),
+    allow("POST", "/resume", LEARNER),
+    allow("GET", "/status", *EVERYBODY),
+    allow("GET", "/hard-prompts", SCHEDULER),
+    allow("GET", "/outcomes", SCHEDULER),
+    allow("GET", "/selector", SCHEDULER),
+    allow("PUT", "/selector/{round_}", SCHEDULER, most_bytes=MOST_STATE_BYTES, needs_length=True),
+    allow("GET", "/bad", Role.VIEWER),
+    allow("GET", "/high", Role.VIEWER),
+    allow("GET", "/batches", SCHEDULER, Role.VIEWER),
+    allow("GET", "/thresholds", Role.VIEWER),
+    allow("GET", "/queues", Role.VIEWER),
+    allow("GET", "/counters", Role.VIEWER),
+    allow("GET", "/metrics", Role.VIEWER),
+    allow("GET", "/verify", Role.VIEWER),
+    allow("GET", "/groups"),
+    allow("POST", "/groups/read"),
+    allow("DELETE", "/groups/{group_id}"),
+    allow("DELETE", "/requests/{request_id}"),
+    allow("DELETE", "/bad"),
+    allow("DELETE", "/runs/{name}"),
+)
+RULES = Rules(ROUTES)
+
+
+class RightError(AccessError):
+    """A role that may call the route, and not for this."""
+
+    http_status = 403
+
+
+def refuse_training(scope: Scope, requests: Iterable[RolloutRequest]) -> None:
+    """An evaluator asks for nothing that is trained. Raises: RightError."""
+    if scope.get(ROLE) is not EVALUATOR:
+        return
+    for request in requests:
+        if request.purpose is not Purpose.EVALUATE:
+            raise RightError(
+                f"request {request.request_id} is {request.purpose}: an evaluator may ask for evaluations; use the "
+                "token of scheduler or operator"
+            )

@@ -1,0 +1,135 @@
+"""What the learner calls: batches, progress, and the state that a checkpoint joins."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from bapo.core.errors import UnavailableError
+from bapo.core.types import Progress
+from buffer_service.http.context import Here
+from buffer_service.http.long_poll import in_thread
+from buffer_service.http.routes.frames import BINARY, OCTETS, stream
+from buffer_service.http.schemas import (
+    BadFramesAnswer,
+    CommitBody,
+    CommittedAnswer,
+    ProgressBody,
+    ResumeBody,
+    SuspectsBody,
+    Version,
+    Wait,
+    WaitingAnswer,
+)
+
+router = APIRouter(tags=["learner"])
+
+BATCH_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": BINARY, "description": "A batch without its frames (`bapo.core.codec.unpack_pull`)."},
+    202: {"model": WaitingAnswer, "description": "Not there after `wait_s`, why, and what is there."},
+}
+
+
+@router.post("/batches/{step}", response_class=Response, responses=BATCH_ANSWERS)
+async def batch(
+    step: Annotated[Version, "t"], here: Here, request: Request, wait_s: Annotated[Wait, Query()] = 0.0
+) -> Response:
+    """D_t, assembled now when nothing is missing. The same step has the same batch until a checkpoint releases it."""
+
+    def attempt() -> bytes | None:
+        record = here.service.batch(step)
+        return None if record is None else here.service.pulled(record)
+
+    found = await here.groups.poll(
+        attempt,
+        wait_s=wait_s,
+        is_gone=request.is_disconnected,
+        is_worth=lambda: here.service.lack.may_be_over(step),
+    )
+    if found is None:
+        reason, counts = await in_thread(here.service.not_yet, step)
+        return JSONResponse({"reason": reason, "counts": counts}, status_code=202)
+    here.work.wake()  # prompts of groups that were too old are asked again
+    return Response(found, media_type=OCTETS)
+
+
+@router.post("/batches/{step}/bad-frames")
+def bad_frames(step: Version, body: SuspectsBody, here: Here) -> BadFramesAnswer:
+    """Whose frames of a retained batch are not what was announced, by a look of the service's own. Those are named with
+    their workers, counted, and leave B_high; the batch is trained without them."""
+    return BadFramesAnswer(bad=here.service.bad_frames(step, body.group_ids))
+
+
+@router.get("/batches/{step}/untrained", response_class=Response, responses={200: {"content": BINARY}})
+def untrained(step: Version, here: Here) -> Response:
+    """Frames of the groups that the assembly of a retained batch did not train, one after the other, as far as they
+    are held for their texts (`diagnostics.texts_mb`)."""
+    return stream(here.service.untrained(step))
+
+
+async def refuse_gone(request: Request) -> None:
+    """Of what sets back what others have done since it was asked for: a service that stood still, or a link that did,
+    brings what its sender has given up, and had done by another one. Raises: UnavailableError."""
+    if await request.is_disconnected():
+        raise UnavailableError(f"{request.method} {request.url.path} came too late: its sender has given up")
+
+
+@router.post("/batches/{step}/commit")
+def commit(step: Version, body: CommitBody, here: Here) -> CommittedAnswer:
+    """Batch `step` is trained; batches up to the durable checkpoint are released."""
+    return CommittedAnswer(checkpoint_wanted=here.service.commit(step, body.checkpointed))
+
+
+@router.get("/progress")
+async def progress(
+    here: Here,
+    request: Request,
+    seen_step: Annotated[Version | None, Query()] = None,
+    wait_s: Annotated[Wait, Query()] = 0.0,
+) -> ProgressBody:
+    """Where the learner is; zeros before its first report. With `seen_step`: as soon as it is in another step."""
+
+    def moved() -> Progress | None:
+        now = here.service.progress()
+        return None if now.step == seen_step else now
+
+    now = await here.progress.poll(moved, wait_s=wait_s, is_gone=request.is_disconnected)
+    if now is None:
+        now = await in_thread(here.service.progress)
+    return ProgressBody(step=now.step, policy_version=now.policy_version)
+
+
+@router.put("/progress", status_code=204)
+async def report(body: ProgressBody, here: Here, request: Request) -> None:
+    """Both numbers only rise: a lower one is ignored."""
+    await refuse_gone(request)
+    await in_thread(here.service.report, body.to_progress())
+    here.progress.wake()
+    here.work.interrupt()  # a worker with new weights may claim more than when it asked
+
+
+@router.post("/snapshot", response_class=Response, responses={200: {"content": BINARY}})
+def snapshot(here: Here) -> Response:
+    """Everything that a resumed run needs, as one binary with a checksum."""
+    return stream(here.service.snapshot())
+
+
+@router.post("/restore", status_code=204)
+async def restore(body: Annotated[bytes, Body(media_type=OCTETS)], request: Request, here: Here) -> None:
+    """Replace everything that this run has in the buffer by a snapshot."""
+    await refuse_gone(request)
+    await in_thread(here.service.restore, body)
+    here.work.wake()
+    here.groups.wake()
+    here.progress.wake()
+
+
+@router.post("/resume", status_code=204)
+async def resume(body: ResumeBody, here: Here, request: Request) -> None:
+    """A learner goes on after a checkpoint: all leases return, batches after it are handed out again."""
+    await refuse_gone(request)
+    await in_thread(here.service.resume, body.step)
+    here.work.wake()
+    here.progress.wake()

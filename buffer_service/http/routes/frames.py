@@ -1,0 +1,60 @@
+"""Frames by HTTP, one at a time, for clients that cannot reach Redis; and for the others, how they reach it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Request, Response
+from fastapi.responses import StreamingResponse
+
+from bapo.core.errors import ContractError
+from bapo.runtime.auth.api_tokens import Role
+from bapo.transport.http_guard import ROLE
+from buffer_service.http.context import Here
+from buffer_service.http.schemas import AccessAnswer, FrameName, Name
+from buffer_service.service import Frames
+
+router = APIRouter(tags=["frames"])
+
+OCTETS = "application/octet-stream"
+BINARY = {OCTETS: {"schema": {"type": "string", "format": "binary"}}}
+
+
+@router.get("/frame-access")
+def access(here: Here, request: Request) -> AccessAnswer:
+    """Where Redis is and as whom the caller may use it, as far as `buffer.direct` and its role allow."""
+    role = request.scope.get(ROLE)
+    if here.access is None or not here.config.buffer.direct:
+        return AccessAnswer()
+    may_write, may_read = role in (None, Role.OPERATOR, Role.WORKER), role in (None, Role.OPERATOR, Role.LEARNER)
+    return AccessAnswer(
+        url=here.access.url,
+        write=here.access.writer() if may_write else None,
+        read=here.access.reader() if may_read else None,
+    )
+
+
+@router.put("/frames/{name}", status_code=204)
+def put_frame(name: FrameName, here: Here, body: Annotated[bytes, Body(media_type=OCTETS)]) -> None:
+    """Keep a frame for ten minutes, or until the push that names it."""
+    here.service.put_frame(name, body)
+
+
+@router.get("/frames/{group_id}", response_class=Response, responses={200: {"content": BINARY}})
+def frame(group_id: Name, here: Here) -> Response:
+    """The frame of one group that the buffer holds, whatever is in it."""
+    found = here.service.frame(group_id)
+    if found is None:
+        raise ContractError(f"the buffer does not hold group {group_id}")
+    return Response(found, media_type=OCTETS)
+
+
+def stream(frames: Frames) -> Response:
+    """Frames one after the other. The first ones are read here: a store that is away is an error, not a cut body."""
+    first = next(frames, [])
+
+    def pieces() -> Frames:
+        yield first
+        yield from frames
+
+    return StreamingResponse((b"".join(some) for some in pieces()), media_type=OCTETS)

@@ -1,0 +1,58 @@
+"""What the scheduler calls for a prompt selector that learns: outcomes, and the state that replaces old ones."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgpack
+from fastapi import APIRouter, Body, Query, Response
+
+from buffer_service.http.context import Here
+from buffer_service.http.routes.frames import BINARY, OCTETS
+from buffer_service.http.schemas import Name, Version
+from buffer_service.state import SelectorState
+
+router = APIRouter(tags=["scheduler"])
+
+OUTCOMES: dict[int | str, dict[str, Any]] = {
+    200: {"content": BINARY, "description": "msgpack: a list of packed outcomes (`bapo/core/success_counts.py`)."}
+}
+STATE: dict[int | str, dict[str, Any]] = {
+    200: {"content": BINARY, "description": "msgpack: {round, through, data}; round 0 before the first."}
+}
+
+
+@router.get("/outcomes", response_class=Response, responses=OUTCOMES)
+def outcomes(
+    here: Here, after: Annotated[Version, Query()] = 0, limit: Annotated[int, Query(ge=1, le=256)] = 64
+) -> Response:
+    """What the fresh groups of the steps behind `after` gave, oldest first, as far as they are kept without a gap."""
+    return Response(msgpack.packb(here.service.learnt.outcomes(after, limit)), media_type=OCTETS)
+
+
+@router.get("/evaluations/{label}/outcomes", response_class=Response, responses=OUTCOMES)
+def evaluation_outcomes(label: Name, here: Here) -> Response:
+    """What the groups of one evaluation gave so far, without their tokens: a list of one, of step 0."""
+    return Response(msgpack.packb([here.service.learnt.evaluation_outcomes(label)]), media_type=OCTETS)
+
+
+@router.get("/selector", response_class=Response, responses=STATE)
+def selector(here: Here) -> Response:
+    """What the prompt selector had learnt when it was kept last."""
+    state = here.service.learnt.state()
+    fields = {"round": state.round, "through": state.through, "data": state.data}
+    return Response(msgpack.packb(fields), media_type=OCTETS)
+
+
+@router.put("/selector/{round_}", status_code=204)
+def keep(
+    round_: Version,
+    here: Here,
+    through: Annotated[Version, Query()],
+    body: Annotated[bytes, Body(media_type=OCTETS)] = b"",
+) -> None:
+    """Keep the state from which prompts of step `round_` are chosen; outcomes up to `through` are dropped.
+
+    A state of an older round is ignored.
+    """
+    here.service.learnt.keep(SelectorState(round=round_, through=through, data=body))

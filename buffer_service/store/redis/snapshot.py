@@ -1,0 +1,277 @@
+"""Images of one run in Redis: read in one transaction, written so that a write that was cut off is noticed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import count, islice
+from typing import Any
+
+from redis.client import Pipeline
+
+from bapo.core.errors import UnavailableError
+from bapo.core.types import Progress, Purpose, RolloutRequest
+from buffer_service.state import FreshGroup, GroupRecord, SelectorState, request_terms
+from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.redis.errors import OVERTAKEN
+from buffer_service.store.redis.keys import FORMAT, MIDDLE, SPAN, Keys, reference_value
+from buffer_service.store.redis.rows import (
+    pack_batch_record,
+    pack_fate,
+    pack_line,
+    pack_prompt,
+    pack_record,
+    pack_request,
+    pack_tables,
+    unpack,
+    unpack_batch_record,
+    unpack_fate,
+    unpack_prompt,
+    unpack_record,
+    unpack_request,
+    unpack_tables,
+)
+from buffer_service.store.run_image import Image
+
+BYTES_AT_ONCE = 4 << 20
+"""Of frames in one transaction, but for the rest of its last one: Redis keeps all of them back until its end."""
+KEYS_AT_ONCE = 1000
+HASHES = ("meta", "requests", "live", "attempts", "rounds", "records", "bad_prompts", "batches", "counters", "outcomes")
+
+
+def read_image(link: RedisLink, keys: Keys) -> Image:
+    """All index keys in one transaction."""
+    with link.errors_named():
+        pipe = link.client.pipeline(transaction=True)
+        for name in HASHES:
+            pipe.hgetall(keys[name])
+        for table in ("fresh", "reevaluated"):
+            pipe.zrange(keys[table], 0, -1)
+        for name in ("compositions", "stale"):
+            pipe.lrange(keys[name], 0, -1)
+        pipe.get(keys["tables"])
+        pipe.get(keys["selector"])
+        *maps, fresh, reevaluated, lines, stale, tables, selector = link.execute(pipe)
+    meta, requests, live, attempts, rounds, records, prompts, batches, counters, outcomes = map(_with_text_keys, maps)
+    if "restoring" in meta:
+        raise UnavailableError(f"a restore into Redis at {link.where} is under way or was cut off: restore it again")
+    record_of = {group_id: unpack_record(blob) for group_id, blob in records.items()}
+    image = Image(
+        progress=Progress(step=int(meta.get("step", 0)), policy_version=int(meta.get("policy_version", 0))),
+        committed=int(meta.get("committed", 0)),
+        checkpointed=int(meta.get("checkpointed", 0)),
+        cursor=int(meta.get("cursor", 0)),
+        fresh_dropped=int(meta.get("fresh_dropped", 0)),
+        fresh_spares=int(meta.get("fresh_spares", 0)),
+        tables=unpack_tables(tables or b""),
+        open_requests=tuple(_open_requests(requests, live, attempts)),
+        fresh=tuple(
+            FreshGroup(record=record_of[group_id], request=unpack_request(requests[group_id]))
+            for group_id in map(bytes.decode, fresh)
+        ),
+        reevaluated=tuple(record_of[group_id] for group_id in map(bytes.decode, reevaluated)),
+        records={},
+        bad_prompts={prompt_id: unpack_prompt(blob) for prompt_id, blob in prompts.items()},
+        batches=tuple(unpack_batch_record(batches[step]) for step in sorted(batches, key=int)),
+        compositions=tuple(unpack(line) for line in reversed(lines)),
+        rounds={int(step): int(left) for step, left in rounds.items()},
+        stale=tuple(unpack_fate(fate) for fate in reversed(stale)),
+        counters={event: int(number) for event, number in counters.items()},
+        outcomes={int(step): blob for step, blob in outcomes.items()},
+        selector=SelectorState(
+            round=int(meta.get("selector_round", 0)),
+            through=int(meta.get("selector_through", 0)),
+            data=selector or b"",
+        ),
+    )
+    return replace(image, records=_other_records(image, record_of))
+
+
+def _other_records(image: Image, record_of: Mapping[str, GroupRecord]) -> dict[str, GroupRecord]:
+    own = image.all_records
+    return {group_id: record_of[group_id] for group_id in image.references if group_id not in own}
+
+
+def _open_requests(
+    requests: Mapping[str, bytes], live: Mapping[str, bytes], attempts: Mapping[str, bytes]
+) -> Iterator[RolloutRequest]:
+    """Queued and leased ones in claim order: by falling score for re-evaluations, by rising score for the rest."""
+    scores = {request_id: int(value.split()[0]) for request_id, value in live.items()}
+    opened = {key: unpack_request(requests[key], int(attempts.get(key, 0))) for key in scores}
+    for purpose in (Purpose.REEVALUATE, Purpose.FRESH):
+        ids = [key for key, request in opened.items() if request.purpose is purpose]
+        for request_id in sorted(ids, key=scores.__getitem__, reverse=purpose is Purpose.REEVALUATE):
+            yield opened[request_id]
+
+
+BEGIN = """\
+local time = redis.call('TIME')
+if time[1] * 1000 + math.floor(time[2] / 1000) > tonumber(ARGV[2]) then
+  return redis.error_reply('LATE: it was given up')
+end
+redis.call('HDEL', KEYS[1], '-')
+redis.call('HSET', KEYS[1], 'restoring', ARGV[1])
+"""
+"""Also when Redis is full, see `run_even_when_full`: what is replaced makes room."""
+Stage = Callable[[], AbstractContextManager[Pipeline]]
+
+
+def write_image(
+    link: RedisLink,
+    keys: Keys,
+    image: Image,
+    frames: Iterable[tuple[str, bytes | memoryview]],
+    rank: Callable[[GroupRecord], int],
+) -> None:
+    """Replace the run; `rank` is a fresh group's, above its place of arrival.
+
+    `restoring` refuses every script until the last transaction takes it away. It names the restore that began last: a
+    client whose link was cut repeats its restore while the first one still runs. `refs` is written before the frames,
+    so that a restore after one that was cut off finds them.
+
+    Raises: UnavailableError when another restore has begun meanwhile.
+    """
+    nonce = secrets.token_hex(8).encode()
+    stage = partial(_stage, link, keys, nonce)
+    with link.errors_named():
+        link.client.eval(BEGIN, 1, keys["meta"], nonce, link.latest_ms())
+        known = link.client.hkeys(keys["refs"])
+    _delete_frames(stage, keys, known)
+    with stage() as pipe:
+        pipe.unlink(keys.settings, *(key for key in keys.index if key != keys["meta"]))
+    if references := _reference_values(image):
+        with stage() as pipe:
+            pipe.hset(keys["refs"], mapping=references)
+    num_bytes = _write_frames(stage, keys, frames)
+    with stage() as pipe:
+        _write_index(pipe, keys, image, num_bytes, rank)
+    if link.at_once(("HEXISTS", keys["meta"], "restoring"), written=True)[0]:
+        raise UnavailableError(OVERTAKEN)
+
+
+@contextmanager
+def _stage(link: RedisLink, keys: Keys, nonce: bytes) -> Iterator[Pipeline]:
+    """Commands that Redis does at once, or not at all when another restore has begun. Raises: UnavailableError."""
+    with link.client.pipeline(transaction=True) as pipe:
+        with link.errors_named():
+            pipe.watch(keys["meta"])
+            newest = pipe.hget(keys["meta"], "restoring")
+        if newest != nonce:
+            raise UnavailableError(OVERTAKEN)
+        pipe.multi()
+        yield pipe
+        link.execute(pipe)
+
+
+def _reference_values(image: Image) -> dict[Any, Any]:
+    records = image.all_records
+    return {key: reference_value(count, records[key].num_bytes) for key, count in image.references.items()}
+
+
+def _delete_frames(stage: Stage, keys: Keys, known: Iterable[bytes]) -> None:
+    """Of every group that the index knows."""
+    group_ids = iter(known)
+    while chunk := list(islice(group_ids, KEYS_AT_ONCE)):
+        with stage() as pipe:
+            pipe.unlink(*(keys.group(group_id.decode()) for group_id in chunk))
+
+
+def _write_frames(stage: Stage, keys: Keys, frames: Iterable[tuple[str, bytes | memoryview]]) -> int:
+    num_bytes = 0
+    for chunk in _chunks(frames):
+        with stage() as pipe:
+            for group_id, frame in chunk:
+                pipe.set(keys.group(group_id), frame)
+                num_bytes += len(frame)
+    return num_bytes
+
+
+def _chunks(frames: Iterable[tuple[str, bytes | memoryview]]) -> Iterator[list[tuple[str, bytes | memoryview]]]:
+    chunk: list[tuple[str, bytes | memoryview]] = []
+    left = BYTES_AT_ONCE
+    for group_id, frame in frames:
+        chunk.append((group_id, frame))
+        left -= len(frame)
+        if left <= 0:
+            yield chunk
+            chunk, left = [], BYTES_AT_ONCE
+    if chunk:
+        yield chunk
+
+
+def _write_index(pipe: Pipeline, keys: Keys, image: Image, num_bytes: int, rank: Callable[[GroupRecord], int]) -> None:
+    seq = count(1)
+    hashes: dict[str, dict[Any, Any]] = {
+        "requests": {group.record.group_id: pack_request(group.request) for group in image.fresh},
+        "records": {group_id: pack_record(record) for group_id, record in image.all_records.items()},
+        "bad_prompts": {prompt_id: pack_prompt(prompt) for prompt_id, prompt in image.bad_prompts.items()},
+        "batches": {batch.step: pack_batch_record(batch) for batch in image.batches},
+        "rounds": dict(image.rounds),
+        "counters": dict(image.counters),
+        "outcomes": dict(image.outcomes),
+        "attempts": {r.request_id: r.attempts for r in image.open_requests if r.attempts},
+        "live": {},
+    }
+    sets: dict[str, dict[Any, Any]] = {
+        "fresh": {g.record.group_id: rank(g.record) * SPAN + next(seq) for g in image.fresh},
+        "reevaluated": {record.group_id: next(seq) for record in image.reevaluated},
+    }
+    sets["done"] = dict.fromkeys(hashes["records"], image.tables.step)
+    for request in image.open_requests:
+        score = _score(request, next(seq))
+        hashes["live"][request.request_id] = f"{score} {request_terms(request)}"
+        hashes["requests"][request.request_id] = pack_request(request)
+        sets.setdefault(f"queue_{request.purpose.value}", {})[request.request_id] = score
+        if request.purpose is Purpose.FRESH:
+            sets.setdefault("planned", {})[request.request_id] = request.step
+    for name, mapping in hashes.items():
+        if mapping:
+            pipe.hset(keys[name], mapping=mapping)
+    for name, mapping in sets.items():
+        if mapping:
+            pipe.zadd(keys[name], mapping)
+    for line in image.compositions:
+        pipe.lpush(keys["compositions"], pack_line(line))
+    for fate in image.stale:
+        pipe.lpush(keys["stale"], pack_fate(fate))
+    pipe.set(keys["tables"], pack_tables(image.tables))
+    if image.selector.round:
+        pipe.set(keys["selector"], image.selector.data)
+    pipe.delete(keys["meta"])
+    pipe.hset(
+        keys["meta"], mapping={**_meta(image), "seq": next(seq), "bytes": num_bytes, "fresh_bytes": _fresh_bytes(image)}
+    )
+
+
+def _fresh_bytes(image: Image) -> int:
+    return sum(group.record.num_bytes for group in image.fresh)
+
+
+def _score(request: RolloutRequest, place: int) -> int:
+    """As prelude.lua makes it."""
+    sign = -1 if request.purpose is Purpose.REEVALUATE else 1
+    return request.min_version * SPAN + MIDDLE + sign * place
+
+
+def _meta(image: Image) -> dict[Any, Any]:
+    return {
+        "format": FORMAT,
+        "assembled": image.tables.step,
+        "table_edits": image.tables.edits,
+        "committed": image.committed,
+        "checkpointed": image.checkpointed,
+        "step": image.progress.step,
+        "policy_version": image.progress.policy_version,
+        "cursor": image.cursor,
+        "fresh_dropped": image.fresh_dropped,
+        "fresh_spares": image.fresh_spares,
+        "selector_round": image.selector.round,
+        "selector_through": image.selector.through,
+    }
+
+
+def _with_text_keys(found: Mapping[bytes, bytes]) -> dict[str, bytes]:
+    return {key.decode(): value for key, value in found.items()}

@@ -1,0 +1,380 @@
+"""The store in Redis (6.2 or newer, or Valkey): one Lua script per change, frames as values of their own.
+
+Frames are values that scripts rename and measure, and never read. A script is O(what it changes), never O(what the
+buffer holds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain, takewhile
+from typing import Any
+
+from bapo.core.errors import ContractError, FrameError, Refusal
+from bapo.core.types import Progress, Prompt, Purpose, RolloutRequest
+from bapo.transport.frame_transfer import FRAME_TTL_MS
+from bapo.transport.messages import BufferStatus
+from buffer_service.state import (
+    CONTRADICTIONS,
+    Assembly,
+    BatchRecord,
+    GroupRecord,
+    Health,
+    Incoming,
+    Look,
+    Memory,
+    Readiness,
+    Replacement,
+    SelectorState,
+    Tables,
+    View,
+    batch_is_missing,
+    contradiction,
+    left_high,
+    left_prompts,
+    request_terms,
+)
+from buffer_service.store.base import (
+    FORGET_AFTER_STEPS,
+    LAST_FAILURE_CHARS,
+    MOST_COMPOSITIONS,
+    SHOWN_COMPOSITIONS,
+)
+from buffer_service.store.invariants import Audit
+from buffer_service.store.redis.connection import Arg, RedisLink
+from buffer_service.store.redis.errors import RestoringError
+from buffer_service.store.redis.inspection import (
+    compositions_of,
+    counters_of,
+    health_of,
+    memory_of,
+    read_audit,
+    selector_state_of,
+    status_of,
+)
+from buffer_service.store.redis.keys import Keys
+from buffer_service.store.redis.reads import Found, look_at, read, read_map, readiness_of
+from buffer_service.store.redis.rows import (
+    pack_batch_record,
+    pack_fate,
+    pack_line,
+    pack_prompt,
+    pack_record,
+    pack_request,
+    pack_tables,
+    unpack_batch_record,
+    unpack_fate,
+    unpack_prompt,
+    unpack_record,
+    unpack_request,
+    unpack_tables,
+)
+from buffer_service.store.redis.snapshot import read_image, write_image
+from buffer_service.store.run_image import Image
+
+FRAMES_AT_ONCE = 32
+"""One reply of Redis: at most some ten megabytes."""
+
+
+class RedisStore:
+    """State of one run in Redis; see `buffer_service.store.base.Store`."""
+
+    def __init__(
+        self, link: RedisLink, run: str, *, lease_s: float, max_attempts: int, in_step_order: bool = False
+    ) -> None:
+        self._link = link
+        self._run_name = run
+        self._keys = Keys(run)
+        self._in_step_order = in_step_order
+        self._newest_tables = (b"", Tables())
+        """As they lie in Redis, and unpacked: an assembly begins with what the last one left."""
+        self._settings: tuple[Arg, Arg] = (int(lease_s * 1000), max_attempts)
+
+    def _run(self, script: str, args: Iterable[Arg] = (), frames_of: Iterable[str] = ()) -> Any:
+        keys = [*self._keys.index, *(self._keys.group(group_id) for group_id in frames_of)]
+        return self._link.run(script, keys, [*self._settings, *args])
+
+    # -- requests
+
+    def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None, spares: int | None = None) -> int:
+        numbers: list[Arg] = ["" if number is None else number for number in (cursor, spares)]
+        args = ["", *numbers, len(requests), *_request_args(requests)]
+        return int(self._run("enqueue", args))
+
+    def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
+        return int(self._run("enqueue", [step, "", "", len(requests), *_request_args(requests)]))
+
+    def claim(
+        self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True, nonce: str = ""
+    ) -> list[RolloutRequest]:
+        reply = self._run("claim", [worker_id, nonce, limit, policy_version, int(with_fresh)])
+        pairs = zip(reply[::2], reply[1::2], strict=True)
+        # A request whose content is gone is left out: its lease ends, and it is dropped after its last attempt.
+        return [unpack_request(blob, int(attempts)) for blob, attempts in pairs if blob is not None]
+
+    def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
+        return [_text(held) for held in self._run("renew", [worker_id, len(request_ids), *request_ids])]
+
+    def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str) -> str:
+        text = f"{reason}: {detail}" if detail else reason
+        return _text(self._run("fail", [worker_id, request_id, reason, text[:LAST_FAILURE_CHARS]]))
+
+    def release(self, worker_id: str) -> int:
+        return int(self._run("release", [worker_id]))
+
+    # -- groups
+
+    def put_frame(self, name: str, frame: bytes | memoryview) -> None:
+        with self._link.errors_named():
+            self._link.client.psetex(self._keys.incoming(name), FRAME_TTL_MS, frame)
+
+    def push(self, groups: Sequence[Incoming]) -> list[str]:
+        records = [group.record for group in groups]
+        columns: list[Iterable[Arg]] = [  # taking them one by one costs Lua more than using them does
+            (record.group_id for record in records),
+            (record.terms for record in records),
+            (record.policy_version for record in records),
+            (record.worker_id for record in records),
+            map(self._rank, records),
+            (record.num_bytes for record in records),
+            map(pack_record, records),
+        ]
+        args = [*self._settings, len(groups), *chain.from_iterable(columns)]
+        incoming = [self._keys.incoming(group.frame_name) for group in groups]
+        keys = [*self._keys.index, *incoming, *(self._keys.group(record.group_id) for record in records)]
+        fates = [_text(word) for word in self._link.run("push", keys, args)]
+        if fates[0] in CONTRADICTIONS:
+            word, group_id, detail = fates
+            answered = {record.group_id: record.terms for record in records}
+            raise contradiction(word, group_id, detail, answered[group_id])
+        if fates[0] == "missing":
+            _, group_id, found = fates
+            mine = next(record for record in records if record.group_id == group_id)
+            raise FrameError(
+                f"the frame of group {group_id} of worker {mine.worker_id} has {found} bytes in Redis, not "
+                f"{mine.num_bytes}: write it again; nothing of this push is stored",
+                Refusal.FRAME,
+            )
+        return fates
+
+    def note_bad_frame(self, record: GroupRecord, problem: str) -> bool:
+        return bool(self._run("bad_frame", [record.group_id, record.worker_id, problem]))
+
+    def _rank(self, record: GroupRecord) -> int:
+        return record.step if self._in_step_order and record.purpose is Purpose.FRESH else 0
+
+    def frames(self, group_ids: Sequence[str]) -> list[bytes | None]:
+        found: list[bytes | None] = []
+        with self._link.errors_named():
+            for first in range(0, len(group_ids), FRAMES_AT_ONCE):
+                keys = [self._keys.group(group_id) for group_id in group_ids[first : first + FRAMES_AT_ONCE]]
+                found += self._link.client.mget(keys)
+        return found
+
+    def records(self, group_ids: Sequence[str]) -> list[GroupRecord | None]:
+        blobs = self._hash_values("records", group_ids)
+        return [None if blob is None else unpack_record(blob) for blob in blobs]
+
+    def evaluated(self, label: str) -> list[str]:
+        # "label " <= member < "label!": a space is followed by "!" in ASCII.
+        (members,) = self._read(("ZRANGEBYLEX", self._keys["evaluated"], f"[{label} ", f"({label}!"))
+        return [_text(member).partition(" ")[2] for member in members]
+
+    def forget(self, label: str) -> None:
+        left = 1
+        while left:  # of the first time: groups that were pushed between the two; after it no request is open
+            group_ids = self.evaluated(label)
+            left = int(self._run("forget", [label, len(group_ids), *group_ids], frames_of=group_ids))
+
+    # -- assembly
+
+    def readiness(self, step: int) -> Readiness:
+        return readiness_of(self._link, self._keys, step)
+
+    def look(self, step: int, num_fresh: int) -> Look:
+        found = look_at(self._link, self._keys, step, num_fresh)
+        return Look(step=step, ready=found.ready, view=partial(self._view, found))
+
+    def _view(self, found: Found) -> View:
+        # A record that is missing was consumed since: by an assembly, which the fence finds, or by hand.
+        blobs = self._hash_values("records", [*found.fresh, *found.reevaluated])
+        first, second = blobs[: len(found.fresh)], blobs[len(found.fresh) :]
+        return View(
+            tables=self._tables_in(found.tables),
+            fresh=tuple(unpack_record(blob) for blob in first if blob is not None),
+            reevaluated=tuple(unpack_record(blob) for blob in second if blob is not None),
+            stale=tuple(unpack_fate(fate) for fate in found.stale),
+        )
+
+    def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:
+        blobs = self._hash_values("requests", group_ids)
+        return [None if blob is None else unpack_request(blob) for blob in blobs]
+
+    def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> list[str]:
+        args: list[Arg] = [int(hold), len(replacements)]
+        for item in reversed(replacements):
+            args += [item.fate.group_id, item.event, pack_fate(item.fate), *_request_args([item.request])]
+        group_ids = [item.fate.group_id for item in reversed(replacements)]
+        return [_text(taken) for taken in self._run("replace_stale", args, frames_of=group_ids)]
+
+    def commit_assembly(self, assembly: Assembly) -> bool:
+        changes, losing = _change_args(assembly.reference_changes)
+        prompts, left_bad = assembly.new_prompts, assembly.left_bad
+        tables = pack_tables(assembly.after)
+        args: list[Arg] = [
+            assembly.step,
+            assembly.before.edits,
+            len(assembly.fresh), *assembly.fresh,
+            len(assembly.reevaluated), *assembly.reevaluated,
+            *changes,
+            tables,
+            len(prompts), *(part for p in prompts for part in (p.prompt_id, pack_prompt(p))),
+            len(left_bad), *left_bad,
+            pack_batch_record(assembly.batch),
+            pack_line(assembly.composition),
+            MOST_COMPOSITIONS,
+            assembly.num_stale,
+            assembly.fresh_bytes,
+            assembly.outcomes,
+        ]  # fmt: skip
+        is_done = bool(self._run("commit_assembly", args, frames_of=losing))
+        if is_done:
+            self._newest_tables = (tables, assembly.after)
+        return is_done
+
+    def _tables_in(self, data: bytes) -> Tables:
+        packed, tables = self._newest_tables
+        if packed != data:
+            tables = unpack_tables(data)
+            self._newest_tables = (data, tables)
+        return tables
+
+    def batch(self, step: int) -> BatchRecord | None:
+        # Whoever assembled it may still be waiting for its being written.
+        (blob,) = read(self._link, self._keys, ("HGET", self._keys["batches"], str(step)), written=True)
+        return None if blob is None else unpack_batch_record(blob)
+
+    def commit(self, step: int, checkpointed: int) -> None:
+        (kept,) = self._read(("HKEYS", self._keys["batches"]))
+        retained = [int(key) for key in kept]
+        blobs = self._hash_values("batches", [str(old) for old in sorted(retained) if old <= checkpointed])
+        released = [unpack_batch_record(blob) for blob in blobs if blob is not None]
+        args: list[Arg] = [step, checkpointed, FORGET_AFTER_STEPS, len(released)]
+        for batch in released:
+            args += [batch.step, len(batch.held), *batch.held]
+        self._run("commit", args, frames_of=[group_id for batch in released for group_id in batch.held])
+
+    def resume(self, step: int) -> None:
+        try:
+            missing = int(self._run("resume", [step, self._link.latest_ms()]))
+        except RestoringError as error:
+            raise ContractError(str(error)) from error
+        if missing:
+            raise ContractError(batch_is_missing(step, missing))
+        self.commit(step, step)
+
+    # -- what prompt selectors learn from
+
+    def outcomes(self, after: int, limit: int) -> list[bytes]:
+        steps = [str(step) for step in range(after + 1, after + 1 + limit)]
+        if not steps:
+            return []
+        (kept,) = read(self._link, self._keys, ("HMGET", self._keys["outcomes"], *steps), written=True)
+        return [blob for blob in takewhile(lambda blob: blob is not None, kept) if blob is not None]
+
+    def selector_state(self) -> SelectorState:
+        return selector_state_of(self._link, self._keys)
+
+    def keep_selector_state(self, state: SelectorState) -> bool:
+        return bool(self._run("keep_selector_state", [state.round, state.through, state.data]))
+
+    # -- by hand
+
+    def drop_group(self, group_id: str) -> str:
+        (record,) = self.records([group_id])
+        member = f"{record.label} {group_id}" if record else ""
+        return _text(self._run("drop_group", [group_id, member], frames_of=[group_id]))
+
+    def drop_request(self, request_id: str) -> bool:
+        return bool(self._run("drop_request", [request_id]))
+
+    def edit_tables(self, before: Tables, after: Tables) -> bool:
+        gone, left_bad = left_high(before, after), left_prompts(before, after)
+        args: list[Arg] = [before.step, before.edits, pack_tables(replace(after, edits=before.edits + 1))]
+        return bool(self._run("edit_tables", [*args, len(gone), *gone, len(left_bad), *left_bad], frames_of=gone))
+
+    # -- looking
+
+    def progress(self) -> Progress:
+        step, version = self._hash_values("meta", ["step", "policy_version"])
+        return Progress(step=int(step or 0), policy_version=int(version or 0))
+
+    def report(self, progress: Progress) -> None:
+        self._run("report", [progress.step, progress.policy_version])
+
+    def status(self) -> BufferStatus:
+        return status_of(self._run_name, self._run("status", [SHOWN_COMPOSITIONS]))
+
+    def tables(self) -> Tables:
+        (data,) = self._read(("GET", self._keys["tables"]))
+        return unpack_tables(data or b"")
+
+    def bad_prompts(self) -> dict[str, Prompt]:
+        found = read_map(self._link, self._keys, "bad_prompts")
+        return {_text(prompt_id): unpack_prompt(blob) for prompt_id, blob in found.items()}
+
+    def compositions(self, offset: int, limit: int) -> tuple[int, list[Mapping[str, Any]]]:
+        return compositions_of(self._link, self._keys, offset, limit)
+
+    def counters(self) -> dict[str, int]:
+        return counters_of(self._link, self._keys)
+
+    def memory(self) -> Memory:
+        return memory_of(self._link)
+
+    def audit(self) -> Audit:
+        return read_audit(self._link, self._keys)
+
+    def health(self) -> Health:
+        return health_of(self._link)
+
+    # -- whole state
+
+    def image(self) -> Image:
+        return read_image(self._link, self._keys)
+
+    def restore(self, image: Image, frames: Iterable[tuple[str, bytes | memoryview]]) -> None:
+        write_image(self._link, self._keys, image, frames, self._rank)
+
+    def _hash_values(self, key: str, fields: Sequence[str | bytes]) -> list[bytes | None]:
+        return list(*self._read(("HMGET", self._keys[key], *fields))) if fields else []
+
+    def _read(self, *commands: Sequence[Arg]) -> list[Any]:
+        return read(self._link, self._keys, *commands)
+
+
+def _text(value: bytes) -> str:
+    return value.decode()
+
+
+def _change_args(changes: Mapping[str, int]) -> tuple[list[Arg], list[str]]:
+    """For commit_assembly.lua, from group id -> change of its references: (how many changes there are, and for each the
+    groups that it concerns; the groups that lose references, in that order)."""
+    by_change: dict[int, list[str]] = {}
+    for group_id, change in changes.items():
+        by_change.setdefault(change, []).append(group_id)
+    args: list[Arg] = [len(by_change)]
+    for change, group_ids in by_change.items():
+        args += [change, len(group_ids), *group_ids]
+    return args, [group_id for change, ids in by_change.items() if change < 0 for group_id in ids]
+
+
+def _request_args(requests: Iterable[RolloutRequest]) -> list[Arg]:
+    """For enqueue.lua and others, one request after the other."""
+    args: list[Arg] = []
+    for request in requests:
+        terms, blob = request_terms(request), pack_request(request)
+        args += [request.purpose.value, request.min_version, request.request_id, terms, blob]
+    return args

@@ -1,0 +1,87 @@
+"""One image of a run's buffer: what stores exchange with snapshots, whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bapo.core.types import Fate, Progress, Prompt, RolloutRequest
+from buffer_service.state import BatchRecord, FreshGroup, GroupRecord, SelectorState, Tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """All that a resumed run needs of one run's buffer, but for the frames.
+
+    Leased requests count as queued, so that no claim is remembered. Evaluations are not part of it: the evaluator asks
+    again for what it has no result of.
+    """
+
+    progress: Progress
+    committed: int
+    checkpointed: int
+    cursor: int
+    fresh_dropped: int
+    tables: Tables
+    open_requests: tuple[RolloutRequest, ...]
+    """In the order in which they would be claimed, purpose by purpose."""
+    fresh: tuple[FreshGroup, ...]
+    """In ingest order."""
+    reevaluated: tuple[GroupRecord, ...]
+    """In ingest order."""
+    records: Mapping[str, GroupRecord]
+    """Of the groups of B_high and of the batches."""
+    bad_prompts: Mapping[str, Prompt]
+    batches: tuple[BatchRecord, ...]
+    """Those that are not trained yet, or not released."""
+    compositions: tuple[Mapping[str, Any], ...]
+    """Oldest first."""
+    rounds: Mapping[int, int]
+    """Step of a re-evaluation round -> requests that are not settled."""
+    stale: tuple[Fate, ...]
+    counters: Mapping[str, int]
+    fresh_spares: int = 0
+    outcomes: Mapping[int, bytes] = field(default_factory=dict)
+    """Step -> packed outcomes, of the steps that `selector` does not hold yet."""
+    selector: SelectorState = field(default_factory=SelectorState)
+
+    @property
+    def references(self) -> Counter[str]:
+        """Group id -> how many tables and batches refer to it: exactly the groups whose frames are needed."""
+        counts = Counter(group.record.group_id for group in self.fresh)
+        counts.update(record.group_id for record in self.reevaluated)
+        counts.update(stat.group_id for stat in self.tables.high)
+        for batch in self.batches:
+            counts.update(batch.held)
+        return counts
+
+    @property
+    def all_records(self) -> dict[str, GroupRecord]:
+        """Group id -> record, of every group that is referred to."""
+        found = dict(self.records)
+        found.update((group.record.group_id, group.record) for group in self.fresh)
+        found.update((record.group_id, record) for record in self.reevaluated)
+        return found
+
+
+EMPTY = Image(
+    progress=Progress(step=0, policy_version=0),
+    committed=0,
+    checkpointed=0,
+    cursor=0,
+    fresh_dropped=0,
+    tables=Tables(),
+    open_requests=(),
+    fresh=(),
+    reevaluated=(),
+    records={},
+    bad_prompts={},
+    batches=(),
+    compositions=(),
+    rounds={},
+    stale=(),
+    counters={},
+)
+"""Of a run that has not begun."""

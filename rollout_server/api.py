@@ -1,0 +1,183 @@
+"""The control API of the fleet: routes only. See `bapo/transport/rollout_client.py` for the client.
+
+Blocking work runs in threads (`def`, not `async def`), so /healthz answers during an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+import bapo
+from bapo.core.errors import BapoError, ConfigError, ContractError, Refusal, UnavailableError
+from bapo.runtime.auth.api_tokens import Keyring, Role
+from bapo.runtime.metrics.server import Telemetry
+from bapo.transport.http_guard import BodyError, Gate, Rules, allow, name_of, no_route, wrong_fields
+from bapo.transport.rollout_client import PIECE_BYTES, weight_update_from_map
+from rollout_server.fleet.fleet import Fleet
+from rollout_server.weights.relay import WeightStore
+
+MOST_MESSAGE_CHARS = 1000
+
+
+class Body(BaseModel):
+    """Neither "8" nor true is a number."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Scale(Body):
+    """How many workers are wanted."""
+
+    num: int = Field(description="1 to rollout.max_workers")
+
+
+class CanaryBody(Body):
+    """A token sequence and the learner's log-probs for it."""
+
+    token_ids: list[Annotated[int, Field(ge=0)]]
+    logprobs: list[float] = Field(description="one per token but the first, in nats, at temperature 1")
+    tolerance: float = Field(ge=0)
+
+
+class WeightUpdateBody(Body):
+    """New weights, as a safetensors file that every worker can read."""
+
+    version: int = Field(ge=0)
+    path: str
+    digest: str = Field(description="sha256 of the file, hex")
+    num_bytes: int = Field(ge=0)
+    canary: CanaryBody
+
+
+def create_app(
+    fleet: Fleet,
+    telemetry: Telemetry,
+    keyring: Keyring | None = None,
+    *,
+    store: WeightStore | None = None,
+    refusal: Callable[[], str] = lambda: "",
+) -> FastAPI:
+    """The API of one fleet. Without a keyring everybody may do everything.
+
+    Args:
+        store: of weight files for hosts that cannot read the learner's; None: no such routes.
+        refusal: why the number of workers may not be changed by hand; empty when it may.
+    """
+    app = FastAPI(title="BAPO rollout server", version=bapo.__version__, summary="Workers that sample groups.")
+
+    @app.get("/workers")
+    def workers() -> dict[str, Any]:
+        """All workers, and how many are wanted."""
+        return {"workers": [asdict(status) for status in fleet.statuses()], "num_wanted": fleet.num_wanted}
+
+    @app.put("/workers", status_code=202)
+    def scale(body: Scale) -> dict[str, int]:
+        """Change the number of workers; those that go finish their groups first."""
+        if reason := refusal():
+            raise ConfigError(reason)
+        fleet.scale(body.num)
+        return {"num_wanted": fleet.num_wanted}
+
+    @app.post("/weights")
+    def update_weights(body: WeightUpdateBody, rollback: bool = False) -> dict[str, Any]:
+        """Give all workers new weights; answers when each samples with them or is being replaced."""
+        update = weight_update_from_map(body.model_dump())
+        return {"seconds": fleet.update_weights(update, rollback=rollback)}
+
+    _add_weight_files(app, store)
+
+    @app.get("/healthz")
+    async def healthz() -> dict[str, bool]:
+        """The process is alive."""
+        return {"alive": True}
+
+    @app.get("/readyz")
+    def readyz() -> dict[str, bool]:
+        """At least one worker samples."""
+        reason = fleet.readiness()
+        if reason:
+            raise UnavailableError(reason)
+        return {"ready": True}
+
+    @app.get("/metrics", response_class=Response)
+    def metrics() -> Response:
+        """Prometheus text format."""
+        return Response(telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    app.state.telemetry, app.state.refused = telemetry, partial(_count, telemetry)
+    app.add_exception_handler(BapoError, _named_error)
+    app.add_exception_handler(RequestValidationError, _invalid_body)
+    app.add_exception_handler(HTTPException, _no_route)
+    app.add_middleware(Gate, rules=RULES, keyring=keyring, refused=app.state.refused)
+    return app
+
+
+def _add_weight_files(app: FastAPI, store: WeightStore | None) -> None:
+    if store is None:
+        return
+
+    @app.put("/weights/files/{digest}")
+    async def receive(digest: str, offset: int, size: int, request: Request) -> dict[str, int]:
+        """A piece of a weight file from the learner."""
+        data = await request.body()
+        return {"num_bytes": await run_in_threadpool(store.receive, digest, offset, size, data)}
+
+    @app.get("/weights/files/{digest}", response_class=Response)
+    def read(digest: str, offset: int, length: int) -> Response:
+        """A piece of a weight file for a worker's host."""
+        return Response(store.read(digest, offset, length), media_type="application/octet-stream")
+
+
+def _count(telemetry: Telemetry, reason: Refusal) -> None:
+    telemetry.counter("bapo_refused_requests_total").labels(reason=reason.value).inc()
+
+
+async def _named_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, BapoError)
+    headers = {"Connection": "close"} if isinstance(error, BodyError) else {}
+    return _answer(request, error, str(error), error.http_status, headers)
+
+
+async def _invalid_body(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return await _named_error(request, ContractError(wrong_fields(request.method, request.url.path, error.errors())))
+
+
+async def _no_route(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, BodyError):  # FastAPI has translated what reading the body raised
+        return await _named_error(request, error.__cause__)
+    message = no_route(request.method, request.url.path, error.detail)
+    return _answer(request, ContractError(message), message, error.status_code, {})
+
+
+def _answer(request: Request, error: BapoError, message: str, status: int, headers: dict[str, str]) -> JSONResponse:
+    if isinstance(error, ContractError):
+        _count(request.app.state.telemetry, error.reason)
+    # Whoever sends a megabyte of nonsense, or half a character, does not get it back.
+    shown = message[:MOST_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
+    return JSONResponse({"error": name_of(error), "message": shown}, status_code=status, headers=headers)
+
+
+# Who may do what at the fleet's API, besides the operator. A test checks that every route has its line.
+
+ROUTES = (
+    allow("GET", "/workers", Role.VIEWER, Role.LEARNER),
+    allow("PUT", "/workers"),
+    allow("POST", "/weights", Role.LEARNER),
+    allow("PUT", "/weights/files/{digest}", Role.LEARNER, most_bytes=PIECE_BYTES, needs_length=True),
+    allow("GET", "/weights/files/{digest}", Role.WORKER),
+    allow("GET", "/metrics", Role.VIEWER),
+)
+RULES = Rules(ROUTES)

@@ -1,0 +1,189 @@
+"""Looks at the run, asks the rule how many workers there should be, shows it, and acts if that is its task.
+
+    autoscaling.actuator   looks   `bapo_rollout_desired_workers`   number of workers
+    off                    no      what was asked for                by hand
+    fleet                  yes     the rule's                        the rule's
+    external               yes     the rule's                        the room in the Ray cluster, or of servers
+
+Where a run has several rollout servers, each sees what its own workers do, and counts the others' by the buffer's
+status: they come to the same number, and what scales the servers takes the largest.
+
+There is exactly one actuator. The metrics are there in every mode, from the first moment, because a scaler
+outside that finds none does nothing at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from bapo.algorithms.autoscaling import INPUTS, Decision, Observation, Reason, State, decide
+from bapo.config.tree import Config
+from bapo.core.errors import BapoError
+from bapo.runtime.metrics.server import Telemetry
+from bapo.transport.messages import BufferStatus
+from rollout_server.autoscaling.window import Moment, Window, trains
+from rollout_server.fleet.fleet import Fleet
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+GAUGES = dict(
+    zip(
+        INPUTS,
+        (
+            "bapo_rollout_learner_wait_ratio",
+            "bapo_rollout_idle_ratio",
+            "bapo_rollout_ready_batches",
+            "bapo_rollout_consume_rate",
+            "bapo_rollout_produce_rate",
+            "bapo_rollout_stale_ratio",
+            "bapo_rollout_version_lag_steps",
+        ),
+        strict=True,
+    )
+)
+
+
+class Buffer(Protocol):
+    """What the autoscaler asks the buffer service."""
+
+    def status(self) -> BufferStatus: ...
+
+
+class Autoscaler:
+    """One thread calls `run`; the metrics may be read by any."""
+
+    def __init__(
+        self,
+        config: Config,
+        fleet: Fleet,
+        buffer: Buffer,
+        telemetry: Telemetry,
+        *,
+        room: Callable[[], int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            room: workers that the Ray cluster can hold; None: there is no cluster but the fleet's own node.
+        """
+        self._config = config
+        self._fleet = fleet
+        self._buffer = buffer
+        self._telemetry = telemetry
+        self._room = room
+        self._clock = clock
+        self._mode = config.autoscaling.actuator
+        self._most = config.autoscaling.max_workers or config.rollout.max_workers
+        self._state = State()
+        self._window: Window | None = None
+        self._desired = config.rollout.num_workers
+        self._show(Decision(desired=self._desired, reason=Reason.OFF if self._mode == "off" else Reason.MEASURING))
+
+    @property
+    def refusal(self) -> str:
+        """Why nobody may change the number by hand; empty when they may."""
+        if self._mode == "fleet":
+            return "autoscaling.actuator = fleet changes the number of workers itself; write off to change it by hand"
+        if self._mode == "external" and self._room is not None:
+            return (
+                "autoscaling.actuator = external: there are as many workers as the Ray cluster has room for; "
+                "add or remove hosts, or write off to change the number by hand"
+            )
+        return ""
+
+    def run(self, ended: threading.Event) -> None:
+        """Look once a second until the end."""
+        while not ended.wait(LOOK_S):
+            try:
+                self.turn()
+            except BapoError as error:
+                log.warning("autoscaling looks again in %.0f s: %s", LOOK_S, error)
+                self._window = None
+
+    def turn(self) -> None:
+        """One look, and at the end of a window a decision. Raises: BapoError when the buffer does not answer."""
+        if self._mode == "off":
+            self._show(Decision(desired=self._fleet.num_wanted, reason=Reason.OFF))
+            return
+        if self._mode == "external" and self._room is not None:
+            self._follow(self._room())
+        status = self._buffer.status()
+        if not trains(self._config, status):
+            self._window = None
+            return
+        if self._fleet.prefix and self._state.changed_s is None:
+            self._desired = max(self._desired, self._elsewhere(status) + self._fleet.num_wanted)
+        look = self._look(status)
+        if self._window is None:
+            self._window = Window(self._config, look)
+            return
+        self._window.add(look)
+        if self._window.is_over:
+            self._decide(self._window.observation())
+            self._window = Window(self._config, self._look(status))
+
+    def _look(self, status: BufferStatus) -> Moment:
+        return Moment(
+            time_s=self._clock(),
+            wanted=self._fleet.num_wanted if self._mode == "fleet" else self._desired,
+            workers=self._fleet.statuses(),
+            stored=self._fleet.metrics.total("groups/fresh/stored"),
+            stale=self._fleet.metrics.total("groups/fresh/stale"),
+            elsewhere=self._elsewhere(status),
+            status=status,
+        )
+
+    def _elsewhere(self, status: BufferStatus) -> int:
+        """Workers of the run's other rollout servers: those that the buffer has heard of lately."""
+        if not self._fleet.prefix:
+            return 0
+        heard_s = self._config.buffer.lease_s / 2  # they renew their leases more often
+        others = (leases for worker, leases in status.workers.items() if not worker.startswith(self._fleet.prefix))
+        return sum(leases.silent_s < heard_s for leases in others)
+
+    def _decide(self, seen: Observation) -> None:
+        self._state, decision = decide(self._config.autoscaling, self._most, self._state, seen, self._clock())
+        changes = decision.desired != seen.wanted
+        log.log(
+            logging.INFO if changes else logging.DEBUG,
+            "autoscaling desired=%d wanted=%d ready=%d reason=%s need=%s wait=%s idle=%s missing=%s",
+            decision.desired,
+            seen.wanted,
+            seen.ready,
+            decision.reason,
+            _short(decision.need),
+            _short(seen.wait_share),
+            _short(seen.idle_share),
+            ",".join(decision.missing) or "-",
+        )
+        for name, gauge in GAUGES.items():
+            value = getattr(seen, name)
+            self._telemetry.gauge(gauge).set(math.nan if value is None else value)
+        self._show(decision)
+        if changes and self._mode == "fleet":
+            self._fleet.scale(decision.desired)
+
+    def _show(self, decision: Decision) -> None:
+        self._desired = decision.desired
+        self._telemetry.gauge("bapo_rollout_desired_workers").set(decision.desired)
+        if decision.need is not None:
+            self._telemetry.gauge("bapo_rollout_needed_workers").set(decision.need)
+        for reason in Reason:
+            shown = self._telemetry.gauge("bapo_rollout_scaling_reason").labels(reason=reason.value)
+            shown.set(reason is decision.reason)
+
+    def _follow(self, room: int) -> None:
+        number = min(max(room, 1), self._config.rollout.max_workers)
+        if number != self._fleet.num_wanted:
+            log.info("the cluster has room for %d workers: there were %d", number, self._fleet.num_wanted)
+            self._fleet.scale(number)
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

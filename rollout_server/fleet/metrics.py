@@ -1,0 +1,113 @@
+"""The fleet's metrics, made from what its workers report: totals that survive the workers."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+
+from bapo.runtime.metrics.registry import BY_NAME
+from bapo.runtime.metrics.rollout_server import OUTCOMES
+from bapo.runtime.metrics.server import Telemetry
+from rollout_server.worker_report import MILLION, WorkerReport
+
+
+class FleetMetrics:
+    """Names and meanings are in `bapo.runtime.metrics.rollout_server`. Thread-safe."""
+
+    def __init__(self, telemetry: Telemetry, task: str) -> None:
+        """`task`: whose verifier it is."""
+        self.restarts = telemetry.counter("bapo_rollout_worker_restarts_total")
+        self._groups = telemetry.counter("bapo_rollout_groups_total")
+        self._tokens = telemetry.counter("bapo_rollout_tokens_total")
+        self._truncated = telemetry.counter("bapo_rollout_truncated_total")
+        self._verdicts = telemetry.counter("bapo_verifier_results_total")
+        for outcome in OUTCOMES:  # so that the first error is a rise from 0
+            self._verdicts.labels(task=task, outcome=outcome)
+        self._telemetry = telemetry
+        self._inflight = telemetry.gauge("bapo_rollout_inflight_groups")
+        self._version = telemetry.gauge("bapo_rollout_policy_version")
+        self._up = telemetry.gauge("bapo_rollout_worker_up")
+        self._memory = telemetry.gauge("bapo_rollout_worker_memory_bytes")
+        self._rate = telemetry.gauge("bapo_rollout_worker_tokens_per_second")
+        self._engine = telemetry.gauge("bapo_rollout_engine_responses")
+        self._cache = telemetry.gauge("bapo_rollout_engine_kv_cache_ratio")
+        self._workers = telemetry.gauge("bapo_rollout_workers")
+        self._sync_s = telemetry.histogram("bapo_sync_duration_seconds")
+        self._sync_bytes = telemetry.counter("bapo_sync_bytes_total")
+        self._sync_failures = telemetry.counter("bapo_sync_failures_total")
+        self._lock = threading.Lock()
+        self._totals: Counter[str] = Counter()
+        self._counts: dict[str, Mapping[str, int]] = {}
+        self._states: dict[str, str] = {}
+
+    def observe(self, place: str, state: str, report: WorkerReport) -> None:
+        """A worker of `place` has reported; its counts start again at zero when it was replaced."""
+        with self._lock:
+            before, self._counts[place] = self._counts.get(place, {}), report.counts
+            self._states[place] = state
+            self._show_states()
+        if any(report.counts.get(key, 0) < count for key, count in before.items()):
+            before = {}  # counts only rise: this is another worker
+        for key, count in report.counts.items():
+            self._add(key, count - before.get(key, 0))
+        self._inflight.labels(worker=place).set(report.inflight)
+        self._version.labels(worker=place).set(report.policy_version)
+        self._up.labels(worker=place).set(state == "ready")
+        self._memory.labels(worker=place).set(report.rss_bytes)
+        self._rate.labels(worker=place).set(report.tokens_per_s)
+        self._engine.labels(worker=place, state="running").set(report.running)
+        self._engine.labels(worker=place, state="waiting").set(report.waiting)
+        self._cache.labels(worker=place).set(report.kv_cache_usage)
+
+    def forget(self, place: str) -> None:
+        """A place has ended."""
+        with self._lock:
+            self._counts.pop(place, None)
+            self._states.pop(place, None)
+            self._show_states()
+        for gauge in (self._inflight, self._version, self._up, self._memory, self._rate, self._cache):
+            gauge.remove(place)
+        for state in ("running", "waiting"):
+            self._engine.remove(place, state)
+
+    def updated(self, seconds: float, *, num_bytes: int, num_failed: int) -> None:
+        """One update of all workers. `num_bytes`: that they took, together."""
+        self._sync_bytes.inc(num_bytes)
+        self._sync_s.labels(phase="fleet").observe(seconds)
+        self._sync_failures.inc(num_failed)
+
+    def total(self, key: str) -> int:
+        """What all workers, also those that are gone, have counted under this key of `WorkerReport.counts`."""
+        return self._totals[key]
+
+    def _add(self, key: str, count: int) -> None:
+        with self._lock:
+            self._totals[key] += count
+        kind, _, rest = key.partition("/")
+        if kind == "groups":
+            purpose, _, outcome = rest.partition("/")
+            self._groups.labels(purpose=purpose, outcome=outcome).inc(count)
+        elif kind == "tokens":
+            self._tokens.labels(purpose=rest).inc(count)
+        elif kind == "truncated":
+            self._truncated.labels(purpose=rest).inc(count)
+        elif kind == "verdict":
+            outcome, _, task = rest.partition("/")
+            self._verdicts.labels(task=task, outcome=outcome).inc(count)
+        elif kind in ("seen", "sum"):
+            self._add_seen(kind, rest, count)
+
+    def _add_seen(self, kind: str, rest: str, count: int) -> None:
+        """Observations of one bucket, or the sum of observations."""
+        metric, _, rest = rest.partition("/")
+        place, _, label = rest.partition("/") if kind == "seen" else ("", "", rest)
+        counts = [0] * (len(BY_NAME[metric].buckets) + 1)
+        if kind == "seen":
+            counts[int(place)] = count
+        self._telemetry.totals(metric).add([label], counts, 0.0 if kind == "seen" else count / MILLION)
+
+    def _show_states(self) -> None:
+        numbers = Counter(self._states.values())
+        for state in ("starting", "ready", "draining", "dead"):
+            self._workers.labels(state=state).set(numbers[state])

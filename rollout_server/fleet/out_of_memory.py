@@ -1,0 +1,92 @@
+"""Was it memory? What can be said of a worker that died, and which setting to change.
+
+A worker runs out of memory in three ways: an allocation is refused (it raises), Ray's memory monitor ends it, or the
+kernel kills it without a word. For the last the kernel's own count of such kills on this host is the evidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from bapo.core.errors import OutOfMemoryError
+from rollout_server.fleet.worker_handle import WorkerDiedError
+
+COUNTERS = (
+    Path("/sys/fs/cgroup/memory.events"),
+    Path("/sys/fs/cgroup/memory/memory.oom_control"),
+    Path("/proc/vmstat"),
+)
+"""Where the kernel counts its kills: the container's own count (cgroup v2, v1), and the host's."""
+REFUSALS = (
+    "MemoryError",
+    "can't allocate memory",
+    "out of memory",
+    "OutOfMemory",
+    "Cannot allocate memory",
+    "No available memory for the cache blocks",
+    "allocation is less than requested memory",
+    "is less than desired CPU memory utilization",
+    "is less than desired GPU memory utilization",
+    "low on memory",
+)
+"""How Python, torch, CUDA, the C library, vLLM and Ray say it."""
+ADVICE = (
+    "lower rollout.max_groups_in_flight, the engine's cache (rollout.engine_options: kv_cache_memory_bytes, or "
+    "gpu_memory_utilization on a GPU) or rollout.num_workers, or give the machine more memory"
+)
+
+
+@dataclass(frozen=True)
+class MemoryWatch:
+    """The kernel's count of out-of-memory kills when a worker started."""
+
+    num_kills: int
+
+    @classmethod
+    def begin(cls) -> MemoryWatch:
+        """Now."""
+        return cls(num_kills=count_kills())
+
+    def explain(self, error: Exception, *, rss_bytes: int) -> Exception:
+        """The same error, or `OutOfMemoryError` when memory was the cause.
+
+        Args:
+            rss_bytes: resident memory of the worker when it last reported; 0 when it never did.
+        """
+        if isinstance(error, OutOfMemoryError):
+            return error
+        text = f"{type(error).__name__}: {error}"
+        if any(words in text for words in REFUSALS):
+            return OutOfMemoryError(f"out of memory: {_last_line(error)}. {_figures(rss_bytes)}; {ADVICE}")
+        # Of a death without a word alone: graders are killed first, and a worker survives that, perhaps for hours.
+        if isinstance(error, WorkerDiedError) and count_kills() > self.num_kills:
+            return OutOfMemoryError(
+                f"out of memory: the kernel has killed a process of this host since the worker started, and the worker "
+                f"is gone ({error}). {_figures(rss_bytes)}; {ADVICE}"
+            )
+        return error
+
+
+def count_kills() -> int:
+    """Processes that the kernel has killed for memory: of this container if it says so, else of the host."""
+    counts = [_read_count(path) for path in COUNTERS if path.is_file()]
+    return max(counts, default=0)
+
+
+def _read_count(path: Path) -> int:
+    rows = (line.split() for line in path.read_text().splitlines())
+    return sum(int(row[1]) for row in rows if len(row) == 2 and row[0] == "oom_kill")
+
+
+def _last_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
+
+
+def _figures(rss_bytes: int) -> str:
+    free = psutil.virtual_memory().available / 2**30
+    held = f"the worker last held {rss_bytes / 2**30:.1f} GiB, " if rss_bytes else ""
+    return f"{held}{free:.1f} GiB are free now"

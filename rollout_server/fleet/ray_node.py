@@ -1,0 +1,330 @@
+"""Ray: the node that runs the workers, and the actor that a worker lives in. Nothing else imports Ray.
+
+One actor per worker, with the engine's environment variables set before it imports anything. The fleet replaces dead
+actors itself (`max_restarts=0`): a new worker has a new id, so that nothing of the dead one is mistaken for its own.
+
+With RAY_ADDRESS in the environment the workers go to that cluster (with its RAY_AUTH_TOKEN, and the project and the
+model at the same paths on every host), spread over hosts that have `rollout.worker_resources` free; otherwise a node of
+our own is started and stopped.
+Ray's ports are open on all interfaces: a token of this run alone protects our own node (`ray_settings.py`, which must
+be applied before this file is imported).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import math
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+from bapo.config.rollout import RolloutConfig
+from bapo.config.tree import Config
+from bapo.core.errors import BapoError, NodeDiedError, UnavailableError
+from bapo.core.types import WeightUpdate
+from bapo.runtime.auth.api_tokens import own_token
+from bapo.runtime.logs import bound_log
+from bapo.runtime.machine import worker_resources, workers_on
+from bapo.runtime.process import LOG_FORMAT, watch_parent
+from bapo.transport.rollout_client import weight_update_from_map, weight_update_map
+from rollout_server.engines.base import engine_module
+from rollout_server.fleet.worker_handle import LOG_TAIL_LINES, WorkerDiedError, make_worker
+from rollout_server.worker_report import WorkerReport
+
+log = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 80 << 20
+"""Nothing large travels through Ray (weights are files), so its store takes the least that Ray allows."""
+NODE_PROCESSES = ("raylet", "gcs_server")
+"""Without one of them actors that live may go on, and none can start: Ray would wait for it and say nothing."""
+WATCH_S = 1.0
+ACTOR_THREADS = 8
+"""Reports must be answered while weights are loaded or a drain waits."""
+
+
+class RayNode:
+    """A Ray node of our own, or a connection to a cluster."""
+
+    def __init__(self, rollout: RolloutConfig) -> None:
+        """Start or connect; takes some seconds. Raises: UnavailableError; NodeDiedError."""
+        self._needs = worker_resources(rollout)
+        self._folder: RayFolder | None = None
+        address = os.environ.get("RAY_ADDRESS")
+        self.is_cluster = address is not None
+        self.is_bounded = self.is_cluster or "GPU" in self._needs
+        """Whether `room` says how many workers there may be: a node of our own counts no CPUs."""
+        try:
+            if address:
+                ray.init(address=address, log_to_driver=False, configure_logging=False)
+            else:
+                self._start(rollout)
+        except (RayError, ConnectionError, RuntimeError, OSError, ValueError) as error:
+            self.stop()
+            raise UnavailableError(f"Ray did not start ({address or 'own node'}): {error}") from error
+        except Exception as error:  # Ray raises the bare class when a process dies while the node starts
+            self.stop()
+            raise NodeDiedError(f"Ray did not start ({address or 'own node'}): {error}") from error
+        if self.is_bounded and not self.is_cluster:
+            self._check_room(rollout.num_workers)
+
+    @property
+    def address(self) -> str:
+        """Of this host, as the others of the cluster reach it."""
+        return str(ray.util.get_node_ip_address())
+
+    def room(self) -> int:
+        """Workers that the living hosts of the cluster can hold. Raises: UnavailableError."""
+        try:
+            hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        except (RayError, ConnectionError, RuntimeError) as error:
+            raise UnavailableError(f"Ray does not say which hosts there are: {error}") from error
+        return sum(room_of(host, self._needs) for host in hosts)
+
+    def watch(self, ended: threading.Event, on_death: Callable[[NodeDiedError], None]) -> None:
+        """Tell when a process of our own node dies, until `ended`. A cluster's hosts are watched by whoever made it."""
+        if not self.is_cluster:
+            children = {child.name(): child for child in psutil.Process().children()}
+            processes = {name: children[name] for name in NODE_PROCESSES if name in children}
+            threading.Thread(target=_watch, args=(processes, ended, on_death), name="node-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """End all actors and, if the node is our own, its processes."""
+        ray.shutdown()
+        if self._folder is not None:
+            self._folder.remove()
+
+    def _start(self, rollout: RolloutConfig) -> None:
+        self._folder = RayFolder()
+        most = rollout.max_workers
+        total: dict[str, float] = {name: math.ceil(most * amount) for name, amount in self._needs.items()}
+        total.pop("GPU", None)
+        ray.init(
+            num_cpus=int(total.pop("CPU", 1)),
+            num_gpus=gpus_to_declare(os.environ.get("CUDA_VISIBLE_DEVICES")),
+            resources=total or None,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            configure_logging=False,
+            _temp_dir=str(self._folder.path),
+        )
+
+    def _check_room(self, num_workers: int) -> None:
+        """GPUs are counted by Ray: workers that find none free would wait for ever."""
+        if (room := self.room()) >= num_workers:
+            return
+        found = sum(int(node["Resources"].get("GPU", 0)) for node in ray.nodes())
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+        self.stop()
+        raise UnavailableError(
+            f"Ray sees {found} GPUs on this machine (CUDA_VISIBLE_DEVICES: {visible}), room for {room} workers of "
+            f"{self._needs}, but rollout.num_workers = {num_workers}: write as many as there is room for, or less of a "
+            "GPU for each in rollout.worker_resources; `bapo doctor` shows the GPUs"
+        )
+
+
+def _watch(
+    processes: Mapping[str, psutil.Process], ended: threading.Event, on_death: Callable[[NodeDiedError], None]
+) -> None:
+    while not ended.wait(WATCH_S):
+        for name, process in processes.items():
+            if not _is_alive(process):
+                on_death(NodeDiedError(f"Ray's {name} (pid {process.pid}) has died, and no worker can start any more"))
+                return
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def room_of(host: Mapping[str, float], needs: Mapping[str, float]) -> int:
+    """Workers with these needs that fit on a host with these resources."""
+    return min(
+        workers_on(int(host.get(name, 0)), amount) if name == "GPU" else int(host.get(name, 0) // amount)
+        for name, amount in needs.items()
+    )
+
+
+def gpus_to_declare(visible: str | None) -> int | None:
+    """GPUs that Ray is told of; None: it counts them itself, within CUDA_VISIBLE_DEVICES.
+
+    A number of our own would be taken for that of the machine, and GPUs that are not there be given to workers. But
+    MIG slices it does not count: it sees the GPUs that they are cut from.
+    """
+    ids = (visible or "").split(",")
+    return len(ids) if all(entry.startswith("MIG-") for entry in ids) else None
+
+
+class WorkerActor:
+    """Lives in the actor's process; values cross its border as plain maps."""
+
+    def __init__(self, worker_id: str, config_json: str, buffer_url: str, log_path: str, token: str | None) -> None:
+        self._log_path = Path(log_path)
+        _log_to(log_path)
+        # Ray looks for the raylet by its number, which a zombie keeps: where nobody waits for it, this would go on.
+        watch_parent(lambda: os._exit(1))
+        config = Config.model_validate_json(config_json)
+        # The log lies in RUN/logs. On a host that does not share RUN, segments outlive the worker on that host alone.
+        self._worker = make_worker(worker_id, config, buffer_url, token, run_path=Path(log_path).parents[1])
+
+    def load(self) -> None:
+        """Load the engine; an error shows in the report."""
+        try:
+            self._worker.load()
+        except Exception:  # nobody waits for this call; the fleet reads the error in the report
+            log.exception("%s did not load", self._worker.worker_id)
+
+    def report(self) -> dict[str, Any]:
+        """How it is; asked about once a second, so that its log is bounded here, on whatever host it lies."""
+        bound_log(self._log_path)
+        return asdict(self._worker.report())
+
+    def begin(self, update: Mapping[str, Any] | None) -> None:
+        """Take the newest weights and start to claim."""
+        self._worker.begin(None if update is None else weight_update_from_map(update))
+
+    def update_weights(self, update: Mapping[str, Any]) -> float:
+        """Seconds until the engine held the weights."""
+        return self._worker.update_weights(weight_update_from_map(update))
+
+    def drain(self, timeout_s: float) -> None:
+        """Finish what is in flight, then stop."""
+        self._worker.drain(timeout_s)
+
+
+class RayHandle:
+    """A worker in an actor."""
+
+    def __init__(self, worker_id: str, config: Config, buffer_url: str, log_path: Path) -> None:
+        self._log_path = log_path
+        environment = {**engine_module(config.rollout.engine).ENVIRONMENT, "PYTHONPATH": _python_path()}
+        needs = worker_resources(config.rollout)
+        self._make = (
+            ray.remote(WorkerActor)
+            .options(
+                num_cpus=needs.pop("CPU", 0),
+                num_gpus=needs.pop("GPU", 0),
+                resources=needs,
+                scheduling_strategy="SPREAD",
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=ACTOR_THREADS,
+                runtime_env={"env_vars": environment},
+            )
+            .remote
+        )
+        # The token as an argument and not as a variable: Ray shows the variables of actors to whoever asks it. On this
+        # host a worker finds the file by itself, and the token of a worker on another host is the one of now.
+        token = None if "RAY_ADDRESS" not in os.environ else own_token()()
+        self._arguments = (worker_id, config.model_dump_json(), buffer_url, str(log_path.resolve()), token)
+        self._actor: Any = None
+
+    def start(self) -> None:
+        """Ask Ray for the actor; it loads as soon as there is room."""
+        self._actor = self._make(*self._arguments)
+        self._actor.load.remote()
+
+    def report(self, timeout_s: float) -> WorkerReport:
+        """Raises: WorkerDiedError; TimeoutError when it does not answer."""
+        return WorkerReport(**self._call("report", timeout_s=timeout_s))
+
+    def begin(self, update: WeightUpdate | None, timeout_s: float) -> None:
+        """Raises: what the worker raised; WorkerDiedError; TimeoutError."""
+        self._call("begin", None if update is None else weight_update_map(update), timeout_s=timeout_s)
+
+    def update_weights(self, update: WeightUpdate, timeout_s: float) -> float:
+        """Raises: what the worker raised; WorkerDiedError; TimeoutError."""
+        return float(self._call("update_weights", weight_update_map(update), timeout_s=timeout_s))
+
+    def drain(self, timeout_s: float) -> None:
+        """Raises: WorkerDiedError; TimeoutError."""
+        self._call("drain", timeout_s, timeout_s=timeout_s + 5.0)
+
+    def kill(self) -> None:
+        """SIGKILL by way of Ray."""
+        if self._actor is not None and ray.is_initialized():
+            ray.kill(self._actor)
+
+    def log_tail(self) -> str:
+        """Its last lines of output, if its log is on this host."""
+        if not self._log_path.is_file():
+            return ""
+        lines = self._log_path.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES:])
+
+    def _call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+        try:
+            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=timeout_s)
+        except GetTimeoutError as error:
+            raise TimeoutError(f"no answer to {method} within {timeout_s:g} s") from error
+        except RayTaskError as error:
+            # Ray raises a mixture of its own class and ours, with a traceback as its message.
+            raise error.cause if isinstance(error.cause, BapoError) else UnavailableError(str(error.cause)) from error
+        except RayError as error:
+            raise WorkerDiedError(f"its process is gone: {str(error).splitlines()[0]}") from error
+
+
+def _python_path() -> str:
+    """An actor finds what this process finds: a user's task beside the config, too."""
+    return os.pathsep.join(filter(None, sys.path))
+
+
+def _log_to(path: str) -> None:
+    """Send all that this process writes, C++ included, to a file of its own."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(path).open("ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
+
+
+# The folder of a Ray node of our own: it goes with the node, or with the next one if that was killed.
+
+PREFIX, LOCK = "bapo-ray-", "bapo.lock"
+SHORT = Path("/tmp")  # noqa: S108 - folders in it are made by mkdtemp
+"""Paths of unix sockets may have 107 bytes, and Ray's own part of them takes most of that."""
+YOUNG_S = 10.0
+"""A folder as young as this may belong to somebody who has yet to lock it."""
+
+
+class RayFolder:
+    """One life's folder. The kernel gives its lock back however the process ends."""
+
+    def __init__(self, parent: Path = SHORT) -> None:
+        """Make it, and remove those of processes that are gone."""
+        _remove_gone(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        self._lock = (self.path / LOCK).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        """With all that Ray has left there."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def _remove_gone(parent: Path) -> None:
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # locked; another user's; without a lock, because its maker died first
+            status = folder.lstat()
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < YOUNG_S:
+                continue
+            with (folder / LOCK).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,94 @@
+"""A worker's side of weight files: the learner's own where this host can read it, else one copy per host.
+
+Workers of one host share the copy: the first one fetches it under a lock, the others wait and find it. When it fails or
+is killed, the next one goes on where it was. The two newest copies of a run stay.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import stat
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from bapo.config.tree import Config
+from bapo.core.errors import ConfigError, WeightsAbsentError
+from bapo.core.types import WeightUpdate
+from bapo.runtime.run_directory.files import storing
+from bapo.transport.rollout_client import fetch_file, part_of
+from bapo.transport.service_client import Peer
+from rollout_server.weights.receive import can_be_read, check_file
+
+log = logging.getLogger(__name__)
+
+NUM_COPIES = 2
+TIMEOUT_S = 10.0
+
+
+class WeightCache:
+    """Used by one thread at a time."""
+
+    def __init__(self, config: Config, token: str | None = None) -> None:
+        """`token`: for the rollout server; None: what this process has."""
+        # The number, because a container's user may have no name.
+        folder = config.rollout.weights_cache or str(Path(tempfile.gettempdir()) / f"bapo-weights-{os.getuid()}")
+        self._folder = Path(folder) / config.run.name
+        self._is_known_to_all = not config.rollout.weights_cache
+        """Anybody may have made the folder in /tmp before us, and could then replace copies that were checked."""
+        self._retry_s = config.rollout.sync_timeout_s
+        self._token = token
+
+    def local(self, update: WeightUpdate) -> WeightUpdate:
+        """The update with a checked file of this host.
+
+        Raises: WeightMismatchError; WeightsAbsentError when nobody has the file; StorageError; ConfigError when the
+            folder of copies is somebody else's.
+        """
+        if can_be_read(update.path):
+            check_file(update)
+            return update
+        if not update.url:
+            raise WeightsAbsentError(f"weights of version {update.version}: {update.path} cannot be read here")
+        copy = self._folder / f"{update.digest}.safetensors"
+        with storing(copy):
+            self._make_folder()
+            with (self._folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not copy.is_file():
+                    self._fetch(update, copy)
+        return replace(update, path=str(copy))
+
+    def _make_folder(self) -> None:
+        """Raises: ConfigError; OSError."""
+        if self._is_known_to_all:
+            base = self._folder.parent
+            base.mkdir(exist_ok=True, mode=stat.S_IRWXU)
+            found = base.lstat()
+            if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+                raise ConfigError(
+                    f"{base}, where copies of weights would lie, is not a folder of yours: remove it, or name another "
+                    "place in rollout.weights_cache"
+                )
+            base.chmod(stat.S_IRWXU)
+        self._folder.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)
+
+    def _fetch(self, update: WeightUpdate, copy: Path) -> None:
+        server = Peer("the rollout server", update.url, timeout_s=TIMEOUT_S, retry_s=self._retry_s, token=self._token)
+        for part in self._folder.glob(".*.part"):
+            if part != part_of(copy):
+                part.unlink(missing_ok=True)  # of weights that are older than these
+        began = time.monotonic()
+        fetch_file(server, update.digest, update.num_bytes, copy)
+        log.info(
+            "fetched weights version=%d bytes=%d seconds=%.3f",
+            update.version,
+            update.num_bytes,
+            time.monotonic() - began,
+        )
+        copies = sorted(self._folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
+        for old in copies[:-NUM_COPIES]:
+            old.unlink(missing_ok=True)

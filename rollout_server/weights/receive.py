@@ -1,0 +1,98 @@
+"""The receiving end of a weight update: the file is what the learner wrote, and the engine then holds it.
+
+learner writes file, digest, canary --POST /weights--> fleet --> each worker:
+    1 the file's sha256 equals the digest        else WeightMismatchError; the engine still has its old weights
+      (a host that cannot read the learner's file fetches a copy: weight_store.py, weight_cache.py)
+    2 the engine replaces its weights in place   between two steps of the engine
+    3 the engine's log-probs equal the canary    else WeightMismatchError; the engine must not sample again
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from bapo.core.errors import ContractError, WeightMismatchError, WeightsAbsentError
+from bapo.core.token_arrays import Float32s
+from bapo.core.types import Canary, WeightUpdate
+from rollout_server.engines.base import Engine
+
+log = logging.getLogger(__name__)
+
+
+def check_file(update: WeightUpdate) -> None:
+    """Raises: WeightMismatchError when the file is missing, cut off, or not the one that the learner wrote."""
+    check_size(update)
+    with Path(update.path).open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != update.digest:
+        raise WeightMismatchError(
+            f"weights of version {update.version}: {update.path} has sha256 {digest[:16]}..., "
+            f"the learner announced {update.digest[:16]}...; it was changed after it was written"
+        )
+
+
+def can_be_read(path: str | Path) -> bool:
+    """Whether this process can read such a file. `is_file` alone raises where a folder on the way may not be entered,
+    as that of another user on another host, and for a name that no file can have."""
+    try:
+        return Path(path).is_file() and os.access(path, os.R_OK)
+    except (OSError, ValueError):
+        return False
+
+
+def check_size(update: WeightUpdate) -> None:
+    """The cheap half of `check_file`: is there a file of the announced size? Raises: WeightMismatchError."""
+    path = Path(update.path)
+    if not can_be_read(path):
+        raise WeightsAbsentError(f"weights of version {update.version}: {path} cannot be read here")
+    size = path.stat().st_size
+    if size != update.num_bytes:
+        raise WeightMismatchError(
+            f"weights of version {update.version}: {path} has {size} bytes, the learner announced {update.num_bytes}"
+        )
+
+
+def take_weights(engine: Engine, update: WeightUpdate) -> None:
+    """Steps 2 and 3, by the thread that owns the engine. The file was checked before, while the engine went on.
+
+    Raises: WeightMismatchError; after it, and after any other exception, the engine counts as dead.
+    """
+    began = time.monotonic()
+    engine.load_weights(update.path, update.version)
+    loaded = time.monotonic()
+    difference = check_canary(update.canary, engine.logprobs(update.canary.token_ids), update.version)
+    log.info(
+        "took weights version=%d load_s=%.3f canary_s=%.3f canary_difference=%.2e",
+        update.version,
+        loaded - began,
+        time.monotonic() - loaded,
+        difference,
+    )
+
+
+def check_canary(canary: Canary, logprobs: Float32s | None, version: int) -> float:
+    """Largest difference in nats between the engine's and the learner's log-probs; 0 without weights.
+
+    Raises: ContractError when the canary contradicts itself; WeightMismatchError beyond the tolerance.
+    """
+    if logprobs is None:
+        return 0.0
+    expected = np.asarray(canary.logprobs, np.float32)
+    if len(expected) != len(canary.token_ids) - 1 or len(logprobs) != len(expected):
+        raise ContractError(
+            f"canary of version {version}: {len(canary.token_ids)} tokens need {len(canary.token_ids) - 1} log-probs; "
+            f"the learner gave {len(expected)}, the engine {len(logprobs)}"
+        )
+    difference = float(np.abs(logprobs - expected).max(initial=0.0))
+    if not difference <= canary.tolerance:  # also true for NaN
+        raise WeightMismatchError(
+            f"after the update to version {version} the engine's log-probs differ from the learner's by "
+            f"{difference:.3g} nats, more than {canary.tolerance:g}: the engine does not hold these weights"
+        )
+    return difference

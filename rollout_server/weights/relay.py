@@ -1,0 +1,126 @@
+"""The rollout server's side of weight files: it reads the learner's file where it can, and is sent it where it cannot.
+
+    path readable here    used as it is, and served to hosts that cannot read it
+    not readable          WeightsAbsentError; the learner sends the file in pieces, and announces it again
+
+Serves only files that were announced or are complete, by digest: no path comes from workers. What the learner names
+must begin as safetensors do, so that whoever has its token cannot have other files of this host served.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from bapo.core.errors import ContractError, WeightMismatchError, WeightsAbsentError
+from bapo.core.types import WeightUpdate
+from bapo.runtime.run_directory.files import storing
+from bapo.transport.rollout_client import PIECE_BYTES
+from rollout_server.weights.receive import can_be_read, check_size
+
+log = logging.getLogger(__name__)
+
+NUM_KNOWN = 2
+"""The newest, and the one that a worker may still be reading."""
+MOST_BYTES = 1 << 62
+"""Offsets of files have 63 bits."""
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class WeightStore:
+    """Thread-safe."""
+
+    def __init__(self, folder: Path, url: Callable[[], str]) -> None:
+        """
+        Args:
+            folder: where files that are sent go.
+            url: of this rollout server, as workers on other hosts reach it.
+        """
+        self._folder = folder
+        self._url = url
+        self._lock = threading.Lock()
+        self._known: dict[str, Path] = {}
+
+    def locate(self, update: WeightUpdate) -> WeightUpdate:
+        """The update with a path that can be read here and the address of a copy.
+
+        Raises: WeightsAbsentError: the file must be sent; WeightMismatchError when it cannot be what was announced.
+        """
+        sent = self._path(update.digest)
+        if not can_be_read(update.path) and sent.is_file():
+            update = replace(update, path=str(sent))
+        check_size(update)
+        _require_safetensors(Path(update.path))
+        with self._lock:
+            self._known.pop(update.digest, None)
+            self._known[update.digest] = Path(update.path)
+            while len(self._known) > NUM_KNOWN:
+                old = self._known.pop(next(iter(self._known)))
+                if old.parent == self._folder and old.name.startswith("sent-"):
+                    old.unlink(missing_ok=True)
+        return replace(update, url=self._url())
+
+    def receive(self, digest: str, offset: int, size: int, data: bytes) -> int:
+        """Add a piece. Returns: bytes that are here now, where the next piece begins.
+
+        Raises: ContractError for what is no piece, or when the whole is another file than its name says; StorageError.
+        """
+        path = self._path(digest)
+        if not (0 <= offset <= size < MOST_BYTES and data):
+            raise ContractError(f"{len(data)} bytes from {offset} are no piece of a file of {size}")
+        if path.is_file():
+            return size
+        part = path.with_suffix(".part")
+        with self._lock, storing(part):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            have = part.stat().st_size if part.exists() else 0
+            if offset != have:
+                return have
+            with part.open("ab") as file:
+                file.write(data)
+            have += len(data)
+            if have < size:
+                return have
+            with part.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != digest or have != size:
+                part.unlink()
+                raise ContractError(f"the pieces of {digest[:16]}... make {have} bytes with sha256 {found[:16]}...")
+            os.replace(part, path)
+        log.info("weights %s... of %d bytes were sent here", digest[:16], size)
+        return size
+
+    def read(self, digest: str, offset: int, length: int) -> bytes:
+        """A piece of a file. Raises: WeightsAbsentError; ContractError for too large a piece."""
+        if not (0 < length <= PIECE_BYTES and 0 <= offset < MOST_BYTES):
+            raise ContractError(f"a piece has 1 to {PIECE_BYTES} bytes, {length} were asked for from {offset}")
+        with self._lock:
+            path = self._known.get(digest)
+        try:
+            with (path or self._path(digest)).open("rb") as file:
+                return os.pread(file.fileno(), length, offset)
+        except OSError as error:
+            raise WeightsAbsentError(f"the weights {digest[:16]}... are not here: {error.strerror}") from error
+
+    def _path(self, digest: str) -> Path:
+        if not _DIGEST.fullmatch(digest):
+            raise ContractError(f"no sha256: {digest[:80]!r}")
+        return self._folder / f"sent-{digest}.safetensors"
+
+
+def _require_safetensors(path: Path) -> None:
+    """Eight bytes say how long the header is, a JSON object. Raises: WeightMismatchError; WeightsAbsentError."""
+    try:
+        with path.open("rb") as file:
+            length, start = int.from_bytes(file.read(8), "little"), file.read(1)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise WeightsAbsentError(f"{path} cannot be read here: {error.strerror}") from error
+    if start != b"{" or length > size - 8:
+        raise WeightMismatchError(f"{path} is no safetensors file, and nothing else is taken for weights")
