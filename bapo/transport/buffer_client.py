@@ -474,7 +474,8 @@ class Puller:
     def _read(self, step: int, answer: bytes) -> bytes:
         header, pulled = unpack_pull(answer)
         for _ in range(READS):
-            frames = dict(zip(pulled, self._frames.get([item.group_id for item in pulled]), strict=True))
+            found = self._frames.get([item.group_id for item in pulled], sum(item.num_bytes for item in pulled))
+            frames = dict(zip(pulled, found, strict=True))
             problems = {item.group_id: frame_problem(frame, *item[1:]) for item, frame in frames.items()}
             suspects = [group_id for group_id, problem in problems.items() if problem]
             bad = self._confirmed(step, suspects) if suspects else {}
