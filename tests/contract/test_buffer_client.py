@@ -26,8 +26,8 @@ from bapo.core.errors import (
 from bapo.core.types import Progress, Purpose
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.messages import request_from_map, request_map, status_from_map, status_map
-from tests.buffer_setup import STATUS
-from tests.factories import make_group, make_prompt, make_request
+from tests.support.buffer import STATUS
+from tests.support.factories import make_group, make_prompt, make_request
 
 Reply = tuple[int, dict[str, object]] | tuple[int, str, dict[str, str]]
 """Status and JSON, or status, text and headers."""

@@ -17,9 +17,9 @@ from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.keys import FORMAT, Keys
 from buffer_service.store.redis.requirements import refuse_other_format
 from buffer_service.store.redis.store import RedisStore
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import answer, new_store, stored
-from tests.factories import make_request
+from tests.support.buffer import answer, new_store, stored
+from tests.support.buffer_app import serving, small_config
+from tests.support.factories import make_request
 
 TOKENS = {role: f"token-of-the-{role.value}-0123456789" for role in Role}
 NAME = "f" * 32

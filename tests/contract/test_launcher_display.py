@@ -12,8 +12,8 @@ from bapo.config.tree import Config
 from bapo.runtime.auth.api_tokens import TOKEN, TOKEN_FILE, Keyring, Role
 from bapo.runtime.auth.token_store import TokenSet
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import new_store
+from tests.support.buffer import new_store
+from tests.support.buffer_app import serving, small_config
 
 
 def make_row(step: int, **fields: Any) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 from bapo.runtime.auth.api_tokens import Keyring, Role, digest
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.dashboard_app import dashboard_app
-from tests.made_up_runs import metrics_row, write_run
+from tests.support.dashboard_app import dashboard_app
+from tests.support.synthetic_runs import metrics_row, write_run
 
 TOKENS = {role: f"token-of-the-{role.value}-0123" for role in (Role.VIEWER, Role.WORKER)}
 

@@ -107,7 +107,7 @@ def test_every_variable_is_explained_and_every_explained_variable_is_used() -> N
 
 @pytest.mark.parametrize("name", ["scripted", "vllm"])
 def test_the_configurations_of_the_check_can_be_loaded(name: str) -> None:
-    config = load_config([str(REPOSITORY / "tests" / "compose" / "configs" / f"{name}.toml")], [])
+    config = load_config([str(REPOSITORY / "tests/full/compose/configs" / f"{name}.toml")], [])
     assert config.rollout.engine == name
 
 

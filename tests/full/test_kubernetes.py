@@ -12,7 +12,7 @@ import yaml
 
 from bapo.config.load import load_config
 from bapo.config.tree import Config
-from tests.manifests import K8S, OVERLAYS, REPOSITORY, Manifest, build, containers, of_kind, pods
+from tests.support.manifests import K8S, OVERLAYS, REPOSITORY, Manifest, build, containers, of_kind, pods
 
 KEEPS_ACCOUNT = {"RayCluster/bapo-ray"}
 """KubeRay's autoscaler runs beside the head and asks the API server for pods."""

@@ -9,11 +9,11 @@ from typing import Any
 import tomli_w
 
 from bapo.analysis.study.results import Results
-from tests.launching import (
+from tests.support.launch import (
     START_S,
     Start,
 )
-from tests.tiny_model import write_tiny_model
+from tests.support.tiny_model import write_tiny_model
 
 
 def write_study(tmp_path: Path, *, num_steps: int, parallel: int, ours: dict[str, Any] | None = None) -> Path:

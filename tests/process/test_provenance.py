@@ -17,7 +17,7 @@ from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry
 from services.launcher.processes import base_environment
 from services.launcher.session import provenance_of
-from tests.made_up_runs import write_run
+from tests.support.synthetic_runs import write_run
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "f" * 40

@@ -16,7 +16,7 @@ from buffer_service.state import Health
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.store import RedisStore
 from services.launcher.display.snapshot import Observer
-from tests.buffer_app import serving, small_config
+from tests.support.buffer_app import serving, small_config
 
 CONFIG = small_config(run={"name": "r"})
 SAID = "Redis at redis://r:6379 does not answer: Timeout reading from socket"

@@ -10,7 +10,7 @@ from bapo.core.batch_items import Item, Part, entries_of, frame_order, item_fiel
 from bapo.core.codec import pack_batch, pack_batch_frames, pack_group, read_group_header, unpack_batch
 from bapo.core.errors import ContractError
 from bapo.core.types import Origin, Outcome
-from tests.factories import make_group, make_prompt
+from tests.support.factories import make_group, make_prompt
 
 PROMPT = make_prompt(prompt_id="p")
 OLD = make_group(group_id="old", prompt=PROMPT, rewards="01", lengths=[2, 3], version=1)

@@ -13,7 +13,7 @@ from bapo.analysis.compare.responses import at_equal_responses, first_crossing, 
 from bapo.analysis.compare.tables.overview import table_settings
 from bapo.analysis.compare.tables.pairs import table_equal_responses, table_responses_for
 from bapo.core.errors import ConfigError
-from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
+from tests.support.synthetic_runs import evaluation_row, fate, metrics_row, write_run
 
 STEPS = 4
 NOTHING = {"p": "0000", "q": "0000"}

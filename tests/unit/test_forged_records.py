@@ -17,7 +17,7 @@ from bapo.config.load import load_resolved
 from bapo.core.errors import RecordError
 from bapo.runtime.run_directory.files import read_lines
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
+from tests.support.synthetic_runs import evaluation_row, fate, metrics_row, write_run
 
 RIGHT = {"p": "1000", "q": "1100"}
 CELL = {"policy": "theta_t", "origin": "x1", "age": None, "num_groups": 1}

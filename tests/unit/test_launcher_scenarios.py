@@ -15,8 +15,8 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.messages import BufferStatus
 from services.launcher import scenarios
 from services.launcher.session import Session
-from tests.buffer_app import small_config
-from tests.buffer_setup import STATUS
+from tests.support.buffer import STATUS
+from tests.support.buffer_app import small_config
 
 
 class EndedError(Exception):

@@ -15,7 +15,7 @@ from bapo.core.errors import ContractError
 from bapo.core.json_values import plain_number, to_json
 from bapo.core.types import Prompt
 from bapo.transport.messages import request_map
-from tests.factories import make_group, make_request
+from tests.support.factories import make_group, make_request
 
 
 def test_numbers_of_numpy_travel_as_numbers() -> None:

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.factories import make_group
 
 from bapo.core.codec import pack_group
-from bapo.core.errors import ContractError, FullError
+from bapo.core.errors import FullError
 from bapo.runtime.logs import Seldom
 from bapo.transport import buffer_client
 from bapo.transport.buffer_client import Pusher
-from tests.factories import make_group
 
 
 class Frames:
@@ -102,15 +102,3 @@ def test_a_buffer_that_stays_full_is_said_once_in_a_while(
     assert [record.getMessage() for record in caplog.records] == [
         "a push waits: the buffer is full: 3 fresh groups wait"
     ] * lines
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ([make_group()], r"push takes frames, got Group: push\(\[pack_group\(group\)\]\)"),
-        (pack_group(make_group()), r"push takes a list of frames, got one frame: push\(\[pack_group\(group\)\]\)"),
-    ],
-)
-def test_what_is_no_list_of_frames_is_refused_with_what_to_write(given: Any, message: str) -> None:
-    with pytest.raises(ContractError, match=message):
-        push_all(FullFirst(), given, full_s=1.0)

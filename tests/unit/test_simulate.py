@@ -16,7 +16,7 @@ from bapo.cli.app import app
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.core.types import Origin
-from tests.whatif_setup import BATCHES, fresh_fate, recording_of, trace_config, trace_fates, write_trace
+from tests.support.whatif import BATCHES, fresh_fate, recording_of, trace_config, trace_fates, write_trace
 
 
 @pytest.fixture

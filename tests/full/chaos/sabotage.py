@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from tests.support.buffer import PuttingRedisStore as RedisStore
+
 from bapo.core.codec import unpack_group
 from bapo.core.types import Purpose, RolloutRequest
 from buffer_service.service import BufferService

@@ -56,7 +56,7 @@ MORE_TESTS = {
         "tests/unit/test_assembly_records.py",
     )
 }
-COPIED = ("bapo", "buffer_service", "tests", "pyproject.toml")
+COPIED = ("bapo", "buffer_service", "learner", "rollout_server", "tests", "pyproject.toml")
 LIMIT_S = 90.0
 KILLED = ("killed", "timeout")
 

@@ -12,7 +12,7 @@ from bapo.config.load import dump_toml
 from bapo.config.tree import Config
 from bapo.core.types import Fate, Origin, Purpose
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.factories import make_fate
+from tests.support.factories import make_fate
 
 G = 8
 FRESH = [

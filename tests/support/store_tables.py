@@ -11,7 +11,7 @@ from buffer_service.state import SelectorState
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.keys import INDEX, Keys
 from buffer_service.store.redis.rows import unpack_prompt, unpack_tables
-from tests.store_model import Model
+from tests.support.store_model import Model
 
 Held = dict[str, Any]
 

@@ -14,8 +14,8 @@ from buffer_service.service import BufferService
 from buffer_service.state import Assembly
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.store import RedisStore
-from tests.buffer_setup import answer, incoming
-from tests.factories import make_request
+from tests.support.buffer import answer, incoming
+from tests.support.factories import make_request
 
 RUNS = itertools.count()
 

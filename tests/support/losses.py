@@ -16,8 +16,8 @@ from learner.batch.packing import rows_of
 from learner.losses.aggregation import token_weights
 from learner.losses.base import TokenInputs, load_loss
 from learner.losses.objective import TokenLosses, token_losses
-from tests.learner_setup import CPU
-from tests.vectors import tokens, vector
+from tests.support.learner import CPU
+from tests.support.vectors import tokens, vector
 
 
 def loss_names() -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from bapo.core.errors import UnavailableError
 from bapo.core.token_arrays import Float32s
 from bapo.core.types import Canary, Group, Prompt, RolloutRequest, WeightUpdate
 from bapo.transport.messages import request_map
-from tests.patience import wait_until
+from tests.support.wait import wait_until
 
 
 class MemoryBuffer:

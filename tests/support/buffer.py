@@ -14,7 +14,7 @@ from buffer_service.state import Assembly, BatchRecord, Incoming, Tables, View, 
 from buffer_service.store.base import Store
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.store import RedisStore
-from tests.factories import make_group, make_request
+from tests.support.factories import make_group, make_request
 
 
 class Pushed(Incoming, frozen=True, kw_only=True):

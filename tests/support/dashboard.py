@@ -14,7 +14,7 @@ from typing import Any
 
 from bapo.runtime.run_directory.layout import RunDirectory
 from benchmarks.synthetic_run import SyntheticRun, create, extend
-from tests.browser import Visit
+from tests.support.browser import Visit
 
 NUM_STEPS, BATCH, GROUP, PROMPTS = 24, 6, 4, 30
 

@@ -1,4 +1,4 @@
-"""The reference vectors (tests/vectors.json), for tests to read their expected values from."""
+"""The reference vectors (tests/support/vectors.json), for tests to read their expected values from."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 from bapo.config.load import dump_toml, load_config
 from bapo.core.types import Fate, Origin
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.factories import make_fate
+from tests.support.factories import make_fate
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "max_response_tokens": 64}
 

@@ -23,8 +23,8 @@ from buffer_service.service import BufferService
 from buffer_service.store.base import Store
 from buffer_service.store.redis.frame_access import FrameAccess
 from buffer_service.store.redis.store import RedisStore
-from tests.buffer_setup import new_store
-from tests.patience import PATIENCE_S
+from tests.support.buffer import new_store
+from tests.support.wait import PATIENCE_S
 
 
 def small_config(**sections: dict[str, Any]) -> Config:

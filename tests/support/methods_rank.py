@@ -1,6 +1,6 @@
 """One rank that trains two steps with the loss and the rewards of every preset: run as a process by `test_fsdp.py`.
 
-    python -m tests.methods_rank MODEL RUN NUM_RANKS
+    python -m tests.support.methods_rank MODEL RUN NUM_RANKS
 
 Prints one JSON line: method -> losses, gradient norms and KL of its mini-batches, and what the step recorded besides.
 The ranks join once for all methods.
@@ -23,7 +23,7 @@ from bapo.core.types import Batch
 from learner.distributed.world import World, join, leave
 from learner.model.policy import load_policy
 from learner.update.critic import load_critic
-from tests.learner_setup import (
+from tests.support.learner import (
     CPU,
     learner_config,
     make_updater,

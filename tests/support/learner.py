@@ -29,8 +29,8 @@ from learner.model.policy import Policy, load_policy
 from learner.startup import Peers, make_learner
 from learner.update.critic import Critic
 from learner.update.update import Updater
-from tests.factories import make_batch, make_group
-from tests.tiny_model import VOCAB_SIZE, reference_logprobs
+from tests.support.factories import make_batch, make_group
+from tests.support.tiny_model import VOCAB_SIZE, reference_logprobs
 
 CPU = torch.device("cpu")
 ALONE = World(rank=0, size=1, device=CPU)

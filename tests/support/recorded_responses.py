@@ -9,7 +9,7 @@ from typing import Any
 from bapo.core.types import Origin
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.responses import TokenRow
-from tests.made_up_runs import fate, metrics_row, write_run
+from tests.support.synthetic_runs import fate, metrics_row, write_run
 
 GROUP = "hard@2"
 HOSTILE = "<script>window.hacked = 1</script></script><img src=x onerror=window.hacked=1>\u001b[31mred\u202eevil\u0000"

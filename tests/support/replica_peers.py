@@ -1,7 +1,7 @@
 """A worker or a learner as a process of its own that knows both replicas of the buffer, and its ledger.
 
-    python tests/replica_peers.py worker URL,URL LEDGER NAME
-    python tests/replica_peers.py learner URL,URL LEDGER NUM_STEPS
+    python tests/support/replica_peers.py worker URL,URL LEDGER NAME
+    python tests/support/replica_peers.py learner URL,URL LEDGER NUM_STEPS
 
 A ledger holds one JSON line per thing that the buffer has answered, written behind the answer.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from bapo.core.codec import pack_group
 from bapo.transport.buffer_client import BufferClient
-from tests.buffer_setup import answer
+from tests.support.buffer import answer
 
 
 def worker(buffer: BufferClient, ledger: Path, name: str) -> None:

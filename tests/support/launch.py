@@ -13,10 +13,9 @@ from pathlib import Path
 import psutil
 
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.patience import wait_until
-from tests.tiny_model import write_tiny_model
+from tests.support.wait import wait_until
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 FREE_PORTS = [
     token
     for section in ("buffer", "rollout", "learner", "scheduler", "evaluation", "dashboard")
@@ -32,6 +31,8 @@ Start = Callable[[Sequence[str]], subprocess.Popen[str]]
 
 def train_arguments(tmp_path: Path, *overrides: str, name: str = "run", num_steps: int = 4) -> list[str]:
     """`bapo train` with the scripted engine and a random Llama of a few thousand parameters."""
+    from tests.support.tiny_model import write_tiny_model  # here: it imports torch, and every test imports this module
+
     model = tmp_path / "model"
     if not model.exists():
         write_tiny_model(model)

@@ -11,7 +11,7 @@ import psutil
 
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.rollout_client import FleetClient
-from tests.patience import PATIENCE_S, has_ended, wait_until
+from tests.support.wait import PATIENCE_S, has_ended, wait_until
 
 ENGINE_S = 240.0
 """Until a vLLM engine samples: a minute of a core that nobody else wants."""

@@ -1,6 +1,6 @@
 """One rank of a learner with fake neighbours: run as a process by `test_fsdp.py`, as torchrun would.
 
-    python -m tests.fsdp_rank MODEL RUN NUM_RANKS FIRST_STEP LAST_STEP
+    python -m tests.support.fsdp_rank MODEL RUN NUM_RANKS FIRST_STEP LAST_STEP
 
 Prints one JSON line: loss and gradient norm of every mini-batch, in order. The process of rank 0 writes the run
 directory, and METER_FILE with the theorem meter of every step. FIRST_STEP > 1 resumes from the newest checkpoint.
@@ -17,7 +17,7 @@ from bapo.config.tree import Config
 from bapo.core.types import Batch
 from learner.distributed.world import join, leave
 from learner.startup import load_state, newest_checkpoint, republish
-from tests.learner_setup import CPU, FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch
+from tests.support.learner import CPU, FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch
 
 METER_FILE = "meter.json"
 

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from bapo.transport.buffer_client import BufferClient, ClaimNonces
-from tests.patience import PATIENCE_S
+from tests.support.wait import PATIENCE_S
 
 FORK = multiprocessing.get_context("fork")
 

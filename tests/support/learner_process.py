@@ -12,9 +12,9 @@ from typing import Any
 from bapo.config.load import dump_toml
 from bapo.runtime.rank_environment import inherited
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.learner_peers import Peers, serve
-from tests.learner_setup import learner_config, random_batch
-from tests.tiny_model import write_tiny_model
+from tests.support.learner import learner_config, random_batch
+from tests.support.learner_peers import Peers, serve
+from tests.support.tiny_model import write_tiny_model
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """One rank that trains three steps and says what it held: run as a process by `test_learner_memory.py`.
 
-    python -m tests.memory_rank MODEL RUN NUM_RANKS SECTIONS
+    python -m tests.support.memory_rank MODEL RUN NUM_RANKS SECTIONS
 
 SECTIONS: JSON that overrides sections of the configuration. Prints one JSON line.
 """
@@ -24,7 +24,7 @@ from learner.distributed import sharding
 from learner.distributed.world import join, leave
 from learner.loop import Learner
 from learner.model import loading
-from tests.learner_setup import CPU, FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch
+from tests.support.learner import CPU, FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch
 
 
 def batch_of(step: int) -> Batch:

@@ -25,7 +25,7 @@ def spawn_ranks(module: str, arguments: list[str], num_ranks: int) -> list[Any]:
     port = str(free_port())
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", f"tests.{module}", *arguments],
+            [sys.executable, "-m", f"tests.support.{module}", *arguments],
             env={
                 **os.environ,
                 "OMP_NUM_THREADS": "1",

@@ -19,7 +19,7 @@ from bapo.transport.listen import listen
 from services.dashboard.app import create_app, uvicorn_config
 from services.dashboard.endpoints import view_of
 from services.dashboard.run_view import LiveBuffer
-from tests.patience import PATIENCE_S
+from tests.support.wait import PATIENCE_S
 
 
 def dashboard_app(run: RunDirectory, keyring: Keyring | None = None, *, buffer_url: str = "") -> FastAPI:

