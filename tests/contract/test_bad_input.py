@@ -14,10 +14,6 @@ import msgspec
 import numpy as np
 import pytest
 import urllib3
-from tests.support.buffer import answer
-from tests.support.buffer_app import serving_kind, small_config
-from tests.support.factories import make_group, make_request
-from tests.support.raw_push import raw_push
 
 from bapo.core.codec import pack_group
 from bapo.core.errors import ContractError
@@ -28,7 +24,10 @@ from bapo.transport.buffer_client import BufferClient
 from bapo.transport.messages import request_map
 from buffer_service.store.base import Store
 from buffer_service.store.run_image import EMPTY
-from tests.raw_push import OCTETS, row_of
+from tests.support.buffer import answer
+from tests.support.buffer_app import serving_kind, small_config
+from tests.support.factories import make_group, make_request
+from tests.support.raw_push import OCTETS, raw_push, row_of
 
 REQUEST = make_request(prompt_id="p")
 """Eight responses, step 1, any weights from version 1 on."""

@@ -27,7 +27,7 @@ from buffer_service.state import (
     View,
 )
 from buffer_service.store.run_image import Image
-from tests.buffer_setup import Pushed
+from tests.support.buffer import Pushed
 
 REMEMBERED_STEPS = 20
 SHOWN_SECONDS = 3600

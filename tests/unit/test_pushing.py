@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.support.factories import make_group
 
 from bapo.core.codec import pack_group
 from bapo.core.errors import FullError
 from bapo.runtime.logs import Seldom
 from bapo.transport import buffer_client
 from bapo.transport.buffer_client import Pusher
+from tests.support.factories import make_group
 
 
 class Frames:

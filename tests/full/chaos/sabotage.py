@@ -10,13 +10,12 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tests.support.buffer import PuttingRedisStore as RedisStore
-
 from bapo.core.codec import unpack_group
 from bapo.core.types import Purpose, RolloutRequest
 from buffer_service.service import BufferService
 from buffer_service.state import Assembly, BatchRecord, Incoming
 from buffer_service.store.redis.store import RedisStore
+from tests.support.buffer import PuttingRedisStore as RedisStore
 
 NTH = 23
 """Every so many fresh groups."""
