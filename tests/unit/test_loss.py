@@ -1,4 +1,4 @@
-"""The surrogate objective against the reference vectors (tests/support/vectors.json: V2, V5, V12, V13) and against itself."""
+"""The surrogate objective against the reference vectors (V2, V5, V12, V13) and against itself."""
 
 from __future__ import annotations
 

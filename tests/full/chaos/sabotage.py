@@ -14,7 +14,6 @@ from bapo.core.codec import unpack_group
 from bapo.core.types import Purpose, RolloutRequest
 from buffer_service.service import BufferService
 from buffer_service.state import Assembly, BatchRecord, Incoming
-from buffer_service.store.redis.store import RedisStore
 from tests.support.buffer import PuttingRedisStore as RedisStore
 
 NTH = 23
