@@ -16,6 +16,7 @@ from bapo.types import Fate, Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.groups import FreshGroup, GroupRecord, Incoming, Replacement
 from buffer_service.image import Image
 from buffer_service.values import Assembly, BatchRecord, Look, Readiness, SelectorState, Tables, View
+from tests.buffer_setup import Pushed
 
 REMEMBERED_STEPS = 20
 SHOWN_SECONDS = 3600
@@ -454,7 +455,9 @@ class Model:
             self,
             line=[Asked(replace(request, attempts=0), request.attempts) for request in image.open_requests],
             settled=dict.fromkeys(image.references, image.tables.step),
-            groups={group_id: Incoming(record=records[group_id], frame=frame) for group_id, frame in frames},
+            groups={
+                group_id: Pushed(record=records[group_id], frame_name="", frame=frame) for group_id, frame in frames
+            },
             fresh=[(group.record.group_id, group.request) for group in image.fresh],
             reevaluated=[record.group_id for record in image.reevaluated],
             evaluations={},

@@ -33,7 +33,6 @@ STORES = (
     "memory_state.py",
     "memory_status.py",
     "redis_store.py",
-    "redis_args.py",
     "redis_look.py",
     "redis_image.py",
     "assembly.py",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bapo import batch_reader
+from bapo import pulling
 from bapo.clients import AsyncBufferClient, BufferClient
 from tests.batchless_buffer import batchless_buffer
 from tests.patience import wait_until
@@ -84,7 +84,7 @@ def test_a_copy_of_a_client_is_one_of_its_own_with_the_same_arguments() -> None:
 
 def test_a_cancelled_wait_for_a_batch_ends_its_thread(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would ask for the batch for another hour, and so would that of each further wait."""
-    monkeypatch.setattr(batch_reader, "POLL_S", 0.1)
+    monkeypatch.setattr(pulling, "POLL_S", 0.1)
 
     async def impatient() -> None:
         client = AsyncBufferClient(url)
