@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services.launcher.checks import preflight, redis_answer
 
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, UnavailableError
+from services.launcher.doctor.checks import preflight, redis_answer
 
 SMALL = {"batch_size": 4}
 

@@ -37,6 +37,7 @@ class FakeSession:
         self.starter = SimpleNamespace(
             env={}, buffer=lambda url: "buffer_service", fleet=lambda: "fleet", learner=self._learner,
             scheduler=lambda: "scheduler", evaluator=lambda: "evaluator",
+            dashboard=lambda: "dashboard",
         )  # fmt: skip
         self.alongside = SimpleNamespace(enter_context=lambda context: None)
 
