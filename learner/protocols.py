@@ -1,6 +1,6 @@
 """What the learner needs of the world outside: small enough for a fake in one process.
 
-Implementations: `bapo.transport.buffer_client.BufferClient`, `bapo.transport.rollout_client.FleetClient`,
+Implementations: `bapo.transport.buffer_client.BufferClient`, `bapo.transport.rollout_client.RolloutClient`,
 `bapo.runtime.run_directory.layout.RunDirectory`.
 """
 

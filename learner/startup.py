@@ -46,7 +46,7 @@ from bapo.runtime.run_directory.files import storing
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.endpoints import buffer_url, fleet_url
-from bapo.transport.rollout_client import FleetClient
+from bapo.transport.rollout_client import RolloutClient
 from learner.checkpoint import Checkpoint, CheckpointWriter, complete_steps, open_checkpoint
 from learner.diagnostics.gauges import PromptsSeen, show_checkpoint, show_run
 from learner.diagnostics.off_policy_alarm import AlarmLog
@@ -212,7 +212,7 @@ def make_learner(
 def _peers(flags: Flags) -> Peers:
     return Peers(
         buffer=BufferClient(flags.extra.buffer_url or buffer_url(flags.config, flags.run)),
-        fleet=FleetClient(flags.extra.fleet_url or fleet_url(flags.config, flags.run)),
+        fleet=RolloutClient(flags.extra.fleet_url or fleet_url(flags.config, flags.run)),
     )
 
 

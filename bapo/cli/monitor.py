@@ -20,7 +20,7 @@ from bapo.core.errors import DeadlineError, UnavailableError
 from bapo.runtime.auth.token_store import token_for_run
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.endpoints import fleet_url
-from bapo.transport.rollout_client import FleetClient
+from bapo.transport.rollout_client import RolloutClient
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, for example outputs/demo-001, or latest.")]
 SCALE_TIMEOUT_S = 5.0
@@ -47,7 +47,7 @@ def scale(
     config = load_resolved(directory.config_path)
     try:
         url, token = fleet_url(config, directory, timeout_s=0.0), token_for_run(directory.path)
-        client = FleetClient(url, retry_s=SCALE_TIMEOUT_S, token=token)
+        client = RolloutClient(url, retry_s=SCALE_TIMEOUT_S, token=token)
         client.scale(num)
         workers = client.workers()
     except (DeadlineError, UnavailableError) as error:

@@ -51,7 +51,7 @@ class WorkerStatus:
     """Groups that it reported as failed."""
 
 
-class FleetClient:
+class RolloutClient:
     """One rollout server. Safe to share between threads."""
 
     def __init__(

@@ -18,7 +18,7 @@ from bapo.core.errors import ContractError, UnavailableError, WeightMismatchErro
 from bapo.core.types import WeightUpdate
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry
-from bapo.transport.rollout_client import FleetClient, fetch_file, part_of, send_file
+from bapo.transport.rollout_client import RolloutClient, fetch_file, part_of, send_file
 from bapo.transport.service_client import Peer
 from rollout_server.api import create_app
 from rollout_server.weights.host_cache import WeightCache
@@ -66,7 +66,7 @@ def test_a_server_that_cannot_read_the_file_is_sent_it_and_its_workers_hosts_fet
     host: OtherHost, tmp_path: Path
 ) -> None:
     update = make_update(tmp_path / "learner", 3, content=CONTENT)
-    assert FleetClient(host.served.url).update_weights(update, timeout_s=30) == {"worker-0": 0.1}
+    assert RolloutClient(host.served.url).update_weights(update, timeout_s=30) == {"worker-0": 0.1}
     (given,) = host.updates
     assert Path(given.path).read_bytes() == CONTENT
     assert given.url == host.served.url
@@ -110,7 +110,7 @@ def test_workers_of_one_host_fetch_once_and_the_two_newest_copies_stay(
     config = Config(rollout=RolloutConfig(weights_cache=str(tmp_path / "cache")))
     updates = [make_update(tmp_path / f"learner-{i}", i, content=CONTENT + bytes([i])) for i in range(3)]
     for update in updates:
-        FleetClient(host.served.url).update_weights(update, timeout_s=30)
+        RolloutClient(host.served.url).update_weights(update, timeout_s=30)
         given = replace(host.updates[-1], path="/nowhere")
         caches = [WeightCache(config) for _ in range(4)]
         threads = [threading.Thread(target=cache.local, args=(given,)) for cache in caches]

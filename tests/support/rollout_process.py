@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.transport.rollout_client import FleetClient
+from bapo.transport.rollout_client import RolloutClient
 from tests.support.wait import PATIENCE_S, has_ended, wait_until
 
 ENGINE_S = 240.0
@@ -26,9 +26,9 @@ class Server:
     log: Path
     seen: set[psutil.Process] = field(default_factory=set)
 
-    def client(self, timeout_s: float = PATIENCE_S) -> FleetClient:
+    def client(self, timeout_s: float = PATIENCE_S) -> RolloutClient:
         wait_until(lambda: self.run.read_port("rollout_server") is not None, timeout_s=timeout_s)
-        return FleetClient(f"http://127.0.0.1:{self.run.read_port('rollout_server')}")
+        return RolloutClient(f"http://127.0.0.1:{self.run.read_port('rollout_server')}")
 
     def descendants(self) -> set[psutil.Process]:
         if self.process.poll() is None:

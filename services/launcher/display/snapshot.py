@@ -24,7 +24,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow
 from bapo.transport.buffer_admin import BufferAdmin
 from bapo.transport.buffer_client import BufferClient, BufferStatus
-from bapo.transport.rollout_client import FleetClient, WorkerStatus
+from bapo.transport.rollout_client import RolloutClient, WorkerStatus
 from services.launcher.supervision.children import ProcessLine
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Observer:
         self._buffer: BufferClient | None = None
         self._patient: BufferClient | None = None
         self._admin: BufferAdmin | None = None
-        self._fleet: FleetClient | None = None
+        self._fleet: RolloutClient | None = None
         self._status: BufferStatus | None = None
         self._silence = ""
         self._workers: Sequence[WorkerStatus] = ()
@@ -117,7 +117,7 @@ class Observer:
             self._admin = BufferAdmin(buffer_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0, token=token)
             self._patient = BufferClient(buffer_url, timeout_s=READY_TIMEOUT_S, retry_s=0.0, token=token)
         if fleet_url and fleet_url not in self._urls:
-            self._fleet = FleetClient(fleet_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0, token=token)
+            self._fleet = RolloutClient(fleet_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0, token=token)
         self._urls = {url for url in (buffer_url, fleet_url) if url} | self._urls
 
     def look(self, processes: Sequence[ProcessLine] = ()) -> Snapshot:

@@ -15,7 +15,7 @@ from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, ContractError, DeadlineError, StaleWeightsError, UnavailableError
 from bapo.core.types import Canary, WeightUpdate
 from bapo.runtime.metrics.server import Telemetry
-from bapo.transport.rollout_client import FleetClient, weight_update_from_map, weight_update_map
+from bapo.transport.rollout_client import RolloutClient, weight_update_from_map, weight_update_map
 from rollout_server.api import create_app
 from rollout_server.engines.scripted import make_engine
 from rollout_server.fleet.fleet import Fleet
@@ -32,7 +32,7 @@ def buffer() -> MemoryBuffer:
 
 
 @pytest.fixture
-def served(buffer: MemoryBuffer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, FleetClient]]:
+def served(buffer: MemoryBuffer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Fleet, RolloutClient]]:
     monkeypatch.setattr("rollout_server.fleet.fleet.POLL_S", 0.01)
     config = Config(rollout=RolloutConfig(engine="scripted", max_workers=3))
 
@@ -49,7 +49,7 @@ def served(buffer: MemoryBuffer, monkeypatch: pytest.MonkeyPatch) -> Iterator[tu
     telemetry = Telemetry()
     fleet = Fleet(config, make_handle=make_handle, release=buffer.release, telemetry=telemetry, on_fatal=lambda _: None)
     server = Served(create_app(fleet, telemetry))
-    yield fleet, FleetClient(server.url, retry_s=0.2)
+    yield fleet, RolloutClient(server.url, retry_s=0.2)
     fleet.stop()
     server.stop()
 
@@ -74,7 +74,7 @@ def test_an_update_without_one_of_its_fields_is_refused(missing: str, tmp_path: 
 
 
 @pytest.mark.parametrize("num", ["2", True, 2.0])
-def test_what_is_no_number_in_json_is_refused_with_its_place(served: tuple[Fleet, FleetClient], num: object) -> None:
+def test_what_is_no_number_in_json_is_refused_with_its_place(served: tuple[Fleet, RolloutClient], num: object) -> None:
     _, client = served
     reply = urllib3.request("PUT", client.url + "/workers", json={"num": num}, retries=False)
     assert (reply.status, "body.num: Input should be a valid integer" in reply.json()["message"]) == (422, True)
@@ -85,13 +85,13 @@ def test_what_is_no_number_in_json_is_refused_with_its_place(served: tuple[Fleet
     assert "body.canary.logprobs.0: Input should be a valid number" in message
 
 
-def test_waiting_for_a_worker_ends_with_the_servers_own_reason(served: tuple[Fleet, FleetClient]) -> None:
+def test_waiting_for_a_worker_ends_with_the_servers_own_reason(served: tuple[Fleet, RolloutClient]) -> None:
     _, client = served
     with pytest.raises(DeadlineError, match="no worker is ready: none started"):
         client.wait_ready(0.2)
 
 
-def test_workers_scale_and_sample_through_the_api(served: tuple[Fleet, FleetClient], buffer: MemoryBuffer) -> None:
+def test_workers_scale_and_sample_through_the_api(served: tuple[Fleet, RolloutClient], buffer: MemoryBuffer) -> None:
     _, client = served
     client.scale(2)
     client.wait_ready(PATIENCE_S)
@@ -105,7 +105,7 @@ def test_workers_scale_and_sample_through_the_api(served: tuple[Fleet, FleetClie
 
 
 def test_an_update_reaches_the_workers_and_an_older_one_comes_back_as_its_error(
-    served: tuple[Fleet, FleetClient], tmp_path: Path
+    served: tuple[Fleet, RolloutClient], tmp_path: Path
 ) -> None:
     _, client = served
     client.scale(1)
@@ -120,7 +120,7 @@ def test_an_update_reaches_the_workers_and_an_older_one_comes_back_as_its_error(
     assert client.workers()[0].policy_version == 4
 
 
-def test_health_and_metrics_answer_without_any_worker(served: tuple[Fleet, FleetClient]) -> None:
+def test_health_and_metrics_answer_without_any_worker(served: tuple[Fleet, RolloutClient]) -> None:
     _, client = served
     with urllib.request.urlopen(client.url + "/healthz") as answer:
         assert json.load(answer) == {"alive": True}
@@ -130,4 +130,4 @@ def test_health_and_metrics_answer_without_any_worker(served: tuple[Fleet, Fleet
 
 def test_a_server_that_is_not_there_is_unavailable_after_the_retries() -> None:
     with pytest.raises(UnavailableError, match="the rollout server at http://127"):
-        FleetClient("http://127.0.0.1:9", retry_s=0.1).workers()
+        RolloutClient("http://127.0.0.1:9", retry_s=0.1).workers()
