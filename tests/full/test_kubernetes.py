@@ -149,7 +149,7 @@ def test_the_buffer_waits_for_redis_as_long_as_its_start_may_take(overlay: str) 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_commands_and_their_flags_exist(overlay: str) -> None:
-    common = (REPOSITORY / "bapo" / "process.py").read_text()
+    common = (REPOSITORY / "bapo" / "runtime" / "process.py").read_text()
     seen = set()
     for where, template in pods(build(overlay)):
         for each in template["spec"]["containers"]:
