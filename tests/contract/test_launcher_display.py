@@ -46,7 +46,7 @@ def test_the_observer_reads_records_and_survives_services_that_do_not_answer(tmp
 
 
 def test_the_observer_goes_on_with_the_token_that_took_the_place_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an answer nothing seems to move, which ends a run where `stall_ends_run` is set."""
     for name in (TOKEN, TOKEN_FILE):
@@ -56,7 +56,7 @@ def test_the_observer_goes_on_with_the_token_that_took_the_place_of_its_own(
     run, made = RunDirectory.create(tmp_path / "run"), TokenSet(tmp_path / "run" / "tokens")
     made.create()
     observer = Observer(Config(), run)
-    with serving(new_store("memory", ""), small_config(), Keyring(path=made.accepted_path)) as client:
+    with serving(new_store(redis_url), small_config(), Keyring(path=made.accepted_path)) as client:
         observer.watch(buffer_url=client.url)
         assert observer.look().silence == ""
         made.rotate(Role.OPERATOR)

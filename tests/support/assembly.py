@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+from tests.buffer_setup import PuttingRedisStore
+
 from bapo.algorithms.composer import AssemblyView, Decision, Rng, whole_groups
 from bapo.config.tree import Config
 from bapo.core.types import HardPrompt, RolloutRequest
@@ -13,7 +15,6 @@ from buffer_service.metrics import BufferMetrics
 from buffer_service.service import BufferService
 from buffer_service.state import Assembly
 from buffer_service.store.redis.connection import RedisLink
-from buffer_service.store.redis.store import RedisStore
 from tests.support.buffer import answer, incoming
 from tests.support.factories import make_request
 
@@ -66,7 +67,7 @@ class Setup:
         self,
         redis_url: str,
         composer: KeepsAll | None = None,
-        store: type[RedisStore] = RedisStore,
+        store: type[PuttingRedisStore] = PuttingRedisStore,
         **cadence: object,
     ) -> None:
         self.composer = composer or KeepsAll()

@@ -94,6 +94,7 @@ def test_groups_that_redis_refuses_though_there_is_room_are_sent_once_in_each_pa
 def test_a_buffer_that_stays_full_is_said_once_in_a_while(
     pause_s: float, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(buffer_client, "time", Clock())
     monkeypatch.setattr(buffer_client, "_waiting", Seldom(pause_s))
     peer: Any = FullFirst()
     with caplog.at_level(logging.WARNING, "bapo.transport.buffer_client"):
