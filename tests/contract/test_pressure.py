@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.buffer_setup import PuttingRedisStore as RedisStore
 
 from bapo.core.errors import FullError, UnavailableError
 from buffer_service.backpressure import Pressure
 from buffer_service.state import Memory, Readiness
 from buffer_service.store.redis.connection import RedisLink
+from tests.support.buffer import PuttingRedisStore as RedisStore
 from tests.support.buffer import an_assembly, stored
 from tests.support.buffer_app import small_config
 from tests.support.wait import wait_until

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-from tests.buffer_setup import PuttingRedisStore
-
 from bapo.algorithms.composer import AssemblyView, Decision, Rng, whole_groups
 from bapo.config.tree import Config
 from bapo.core.types import HardPrompt, RolloutRequest
@@ -15,7 +13,7 @@ from buffer_service.metrics import BufferMetrics
 from buffer_service.service import BufferService
 from buffer_service.state import Assembly
 from buffer_service.store.redis.connection import RedisLink
-from tests.support.buffer import answer, incoming
+from tests.support.buffer import PuttingRedisStore, answer, incoming
 from tests.support.factories import make_request
 
 RUNS = itertools.count()
