@@ -22,7 +22,6 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
@@ -33,7 +32,7 @@ from bapo.runtime.logs import Seldom
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry, show_disk
 from bapo.runtime.process import Flags, end_now, run_process
-from bapo.transport.http_guard import BoundedHeaders
+from bapo.transport.http_guard import SERVER_SETTINGS
 from bapo.transport.listen import BACKLOG, listen
 from buffer_service.assembly import in_step_order
 from buffer_service.http.app import create_app
@@ -62,10 +61,6 @@ KEEP_ALIVE_S = 120
 
 
 SHUTDOWN_S = 2
-
-
-class Protocol(BoundedHeaders, HttpToolsProtocol):
-    """HTTP with bounds on what comes before a body."""
 
 
 class Server(uvicorn.Server):
@@ -163,14 +158,10 @@ def uvicorn_config(app: object) -> uvicorn.Config:
     """How the API is served: our own log lines, connections kept, a bounded end."""
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
-        http=Protocol,
-        proxy_headers=False,
-        log_config=None,
-        log_level=logging.WARNING,
-        access_log=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
         backlog=BACKLOG,
+        **SERVER_SETTINGS,
     )
 
 

@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ConfigError, UnavailableError
@@ -33,7 +32,7 @@ from bapo.runtime.process import Flags, run_process
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.endpoints import FLEET, buffer_url
-from bapo.transport.http_guard import BoundedHeaders
+from bapo.transport.http_guard import SERVER_SETTINGS
 from bapo.transport.listen import listen
 from rollout_server.api import create_app
 from rollout_server.autoscaling.autoscaler import Autoscaler
@@ -56,10 +55,6 @@ LONGEST_HOST = 100
 """Of a name within a worker's id, which the buffer takes up to 128 characters of."""
 NODE_S = 10.0
 """How long the node may take to stop, or to come up when the end comes first: only then it can be stopped."""
-
-
-class Protocol(BoundedHeaders, HttpToolsProtocol):
-    """HTTP with bounds on what comes before a body."""
 
 
 class Server(uvicorn.Server):
@@ -89,17 +84,7 @@ def main(flags: Flags) -> None:
     own_url = f"http://{host}:{listener.getsockname()[1]}"
     runner = Runner(config, flags.run, url, telemetry, own_url=own_url, one_of_several=flags.extra.one_of_several)
     app = create_app(runner.fleet, telemetry, keyring, store=runner.store, refusal=lambda: runner.autoscaler.refusal)
-    server = Server(
-        uvicorn.Config(
-            app,
-            http=Protocol,
-            proxy_headers=False,
-            log_config=None,
-            log_level=logging.WARNING,
-            access_log=False,
-            timeout_graceful_shutdown=SHUTDOWN_S,
-        )
-    )
+    server = Server(uvicorn.Config(app, timeout_graceful_shutdown=SHUTDOWN_S, **SERVER_SETTINGS))
     runner.start(on_end=lambda: setattr(server, "should_exit", True))
     flags.run.write_port(FLEET, int(listener.getsockname()[1]))
     log.info("run=%s listens on %s:%d, buffer=%s", config.run.name, *listener.getsockname()[:2], url)

@@ -6,7 +6,6 @@ import gzip
 import html
 import inspect
 import json
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,13 +16,12 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import bapo
 from bapo.core.errors import BapoError, ContractError, Refusal
 from bapo.runtime.auth.api_tokens import Keyring, Role
 from bapo.runtime.metrics.server import Telemetry
-from bapo.transport.http_guard import BoundedHeaders, Gate, Rules, allow, name_of, no_route, wrong_fields
+from bapo.transport.http_guard import SERVER_SETTINGS, Gate, Rules, allow, name_of, no_route, wrong_fields
 from bapo.transport.listen import BACKLOG
 from services.dashboard.assets import all_assets, served_document
 from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask
@@ -63,22 +61,9 @@ def create_app(view: RunView, telemetry: Telemetry, keyring: Keyring | None = No
     return app
 
 
-class Protocol(BoundedHeaders, HttpToolsProtocol):
-    """HTTP with bounds on what comes before a body."""
-
-
 def uvicorn_config(app: FastAPI) -> uvicorn.Config:
     """How the page is served: our own log lines, a bounded end."""
-    return uvicorn.Config(
-        app,
-        http=Protocol,
-        proxy_headers=False,
-        log_config=None,
-        log_level=logging.WARNING,
-        access_log=False,
-        backlog=BACKLOG,
-        timeout_graceful_shutdown=1,
-    )
+    return uvicorn.Config(app, backlog=BACKLOG, timeout_graceful_shutdown=1, **SERVER_SETTINGS)
 
 
 def _page(view: RunView, *, needs_token: bool) -> APIRouter:
