@@ -116,7 +116,7 @@ def test_a_re_evaluation_round_that_was_lost_is_issued_again(forgetful: Forgetfu
 def test_a_learner_that_waits_says_again_where_it_is(
     forgetful: ForgetfulRedis, buffer: BufferClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bapo.batch_reader.POLL_S", 0.2)
+    monkeypatch.setattr("bapo.transport.buffer_client.POLL_S", 0.2)
     write_tiny_model(tmp_path / "model")
     learner = make_test_learner(learner_config(tmp_path / "model"), tmp_path, buffer=buffer, fleet=FakeFleet())
     forgetful.lose(lambda: buffer.report_progress(Progress(step=1, policy_version=1)))

@@ -120,7 +120,8 @@ def test_the_observer_reads_on_where_it_was_and_notices_a_cut_file(tmp_path: Pat
 
 def start_of(run: RunDirectory, *, adds_records: bool = True) -> Session:
     display = make_display(Console(file=io.StringIO()))
-    return Session(Config(), run, display, Interrupts(), adds_records=adds_records)
+    config = Config.model_validate({"buffer": {"port": 0}, "rollout": {"port": 0}})  # no service to ask
+    return Session(config, run, display, Interrupts(), adds_records=adds_records)
 
 
 def test_wall_time_is_that_of_all_starts_of_a_run(tmp_path: Path) -> None:

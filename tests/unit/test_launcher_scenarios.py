@@ -37,6 +37,7 @@ class FakeSession:
         self.starter = SimpleNamespace(
             env={}, buffer=lambda url: "buffer_service", fleet=lambda: "fleet", learner=self._learner,
             scheduler=lambda: "scheduler", evaluator=lambda: "evaluator",
+            dashboard=lambda: "dashboard",
         )  # fmt: skip
         self.alongside = SimpleNamespace(enter_context=lambda context: None)
 
@@ -86,4 +87,4 @@ def test_a_run_without_a_checkpoint_goes_on_with_what_its_buffer_holds(
     scenarios.train(cast(Session, session), resume=True)
     assert kept.read_text() == "acknowledged groups"
     assert session.resumed == [True], "the learner sets the buffer back to step 1"
-    assert session.started == ["redis", "buffer_service", "fleet", "learner", "scheduler", "evaluator"]
+    assert session.started == ["redis", "buffer_service", "dashboard", "fleet", "learner", "scheduler", "evaluator"]

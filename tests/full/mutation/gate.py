@@ -30,7 +30,6 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 STORES = (
     "redis_store.py",
-    "redis_args.py",
     "redis_look.py",
     "redis_image.py",
     "assembly.py",
