@@ -473,11 +473,8 @@ def _timing(fields: HeaderFields) -> Timing:
 # Values as maps of plain values: how prompts and fates look inside a msgpack header or a JSON body.
 
 _PROMPT_KEYS = set(Prompt.__struct_fields__)
-_SELDOM_KEYS = {"item", "rows", "kind", "outcomes"}
-_FATE_KEYS = {field.name for field in fields(Fate)} - _SELDOM_KEYS
-_FATE_TEXTS = ("group_id", "prompt_id", "reason", "worker_id")
-_FATE_COUNTS = ("policy_version", "birth", "num_tokens")
-_FATE_SECONDS = ("sample_s", "grade_s", "claimed_at")
+_OPTIONAL_KEYS = {"item", "rows", "kind", "outcomes"}
+_FATE_KEYS = tuple(field.name for field in fields(Fate) if field.name not in _OPTIONAL_KEYS)
 
 
 def purpose_word(purpose: Purpose) -> str:
@@ -542,49 +539,20 @@ def require_answer(answer: Any) -> dict[str, Any]:
 
 
 def fate_map(fate: Fate) -> dict[str, Any]:
-    """A fate as a map."""
-    # Field by field, as a fate is made thousands of times: dataclasses.asdict would be most of an assembly's time.
-    return {
-        "group_id": fate.group_id,
-        "prompt_id": fate.prompt_id,
-        "purpose": fate.purpose.value,
-        "policy_version": fate.policy_version,
-        "rewards": list(fate.rewards),
-        "origin": fate.origin.value if fate.origin else None,
-        "reason": fate.reason,
-        "birth": fate.birth,
-        "worker_id": fate.worker_id,
-        "num_tokens": fate.num_tokens,
-        "sample_s": fate.sample_s,
-        "grade_s": fate.grade_s,
-        "claimed_at": fate.claimed_at,
-        **_seldom(fate),
-    }
-
-
-def _seldom(fate: Fate) -> dict[str, Any]:
-    """What only a group that trains in parts has, or one with a truncated or an expert's row: headers stay short."""
-    rows = None if fate.rows is None else list(fate.rows)
-    parts = {"item": fate.item, "rows": rows, "kind": fate.kind} if fate.item else {}
-    return parts | ({"outcomes": list(fate.outcomes)} if fate.outcomes else {})
+    """A fate as a map. Fields of groups that train in parts, and outcomes, are left out where they say nothing."""
+    values = {name: getattr(fate, name) for name in _FATE_KEYS}
+    if fate.item:
+        values |= {"item": fate.item, "rows": fate.rows, "kind": fate.kind}
+    if fate.outcomes:
+        values["outcomes"] = list(fate.outcomes)
+    return values
 
 
 def fate_from_map(values: Mapping[str, Any]) -> Fate:
     """Inverse of `fate_map`. Raises: ContractError."""
-    if not isinstance(values, Mapping) or set(values) - _SELDOM_KEYS != _FATE_KEYS:
-        raise ContractError(f"a fate must be a map with the keys {sorted(_FATE_KEYS)}, got {values!r}")
-    for names, kinds in ((_FATE_TEXTS, str), (_FATE_COUNTS, int), (_FATE_SECONDS, (int, float))):
-        for name in names:
-            if not isinstance(values[name], kinds):
-                raise ContractError(f"a fate's {name} is {values[name]!r}")
+    if not isinstance(values, Mapping) or set(values) - _OPTIONAL_KEYS != set(_FATE_KEYS):
+        raise ContractError(f"a fate must be a map with the keys {sorted(_FATE_KEYS)}, got {values!r:.200}")
     try:
-        purpose = Purpose(values["purpose"])
-        origin = None if values["origin"] is None else Origin(values["origin"])
-        rewards = tuple(float(r) for r in values["rewards"])
-        rows = None if values.get("rows") is None else tuple(int(row) for row in values["rows"])
-        outcomes = bytes(list(values.get("outcomes", ())))
-    except (TypeError, ValueError) as error:
-        raise ContractError(f"a fate has a wrong purpose, origin or reward: {error}") from error
-    return Fate(
-        **{**values, "purpose": purpose, "origin": origin, "rewards": rewards, "rows": rows, "outcomes": outcomes}
-    )
+        return msgspec.convert({**values, "outcomes": bytes(list(values.get("outcomes") or ()))}, Fate)
+    except (TypeError, ValueError) as error:  # msgspec's errors are ValueErrors
+        raise ContractError(f"a fate is malformed: {error}") from error

@@ -150,9 +150,9 @@ def batch_with(**fields: Any) -> bytes:
         ({"r_tot": float("nan")}, "must be finite"),
         ({"num_bad": 1.5}, "num_bad must be"),
         ({"fates": [3]}, "a fate must be a map"),
-        ({"fates": [{**fate_map(make_fate()), "birth": "1"}]}, "a fate's birth"),
-        ({"fates": [{**fate_map(make_fate()), "outcomes": [256]}]}, "wrong purpose, origin or reward"),
-        ({"fates": [{**fate_map(make_fate()), "purpose": "x"}]}, "wrong purpose, origin or reward"),
+        ({"fates": [{**fate_map(make_fate()), "birth": "1"}]}, r"Expected `int`, got `str` - at `\$.birth`"),
+        ({"fates": [{**fate_map(make_fate()), "outcomes": [256]}]}, "bytes must be in range"),
+        ({"fates": [{**fate_map(make_fate()), "purpose": "x"}]}, "Invalid enum value .x."),
         ({"more": 1}, "keys"),
     ],
 )
