@@ -41,7 +41,7 @@ from bapo.core.frames import (
     unpack_plain,
 )
 from bapo.core.token_arrays import Float32s, Int32s, require_spans
-from bapo.core.types import Batch, Fate, Group, GroupStat, Origin, Outcome, Prompt, Purpose, Timing, stat_of
+from bapo.core.types import Batch, Fate, Group, GroupStat, Outcome, Prompt, Purpose, Timing, stat_of
 
 _ENCODER = msgspec.msgpack.Encoder()
 
