@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from services.launcher.snapshot import Observer
 
 from bapo.analysis.study.results import Results
 from bapo.cli import app
@@ -17,6 +16,7 @@ from bapo.config.load import load_resolved
 from bapo.core.errors import RecordError
 from bapo.runtime.run_directory.files import read_lines
 from bapo.runtime.run_directory.layout import RunDirectory
+from services.launcher.display.snapshot import Observer
 from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
 
 RIGHT = {"p": "1000", "q": "1100"}
