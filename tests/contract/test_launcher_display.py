@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bapo.config.tree import Config
-from bapo.runtime.auth.api_tokens import TOKEN, TOKEN_FILE, Keyring, Role
+from bapo.runtime.auth.api_tokens import TOKEN, TOKEN_FILE, FileToken, Keyring, Role
 from bapo.runtime.auth.token_store import TokenSet
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.display.snapshot import Observer
@@ -58,7 +58,19 @@ def test_the_observer_goes_on_with_the_token_that_took_the_place_of_its_own(
     observer = Observer(Config(), run)
     with serving(new_store(redis_url), small_config(), Keyring(path=made.accepted_path)) as client:
         observer.watch(buffer_url=client.url)
-        assert observer.look().silence == ""
+        assert (observer.look().silence, observer.look().is_denied) == ("", False)
         made.rotate(Role.OPERATOR)
         made.retire(Role.OPERATOR)
         assert observer.look().silence == ""
+
+
+def test_the_observer_says_that_its_token_is_refused(redis_url: str, tmp_path: Path) -> None:
+    run, ours, theirs = (RunDirectory.create(tmp_path / "run"), *(TokenSet(tmp_path / name) for name in ("a", "b")))
+    for tokens in (ours, theirs):
+        tokens.create()
+    observer = Observer(Config(), run, FileToken(ours.path_of(Role.OPERATOR)))
+    with serving(new_store(redis_url), small_config(), Keyring(path=theirs.accepted_path)) as client:
+        observer.watch(buffer_url=client.url)
+        snapshot = observer.look()
+    assert snapshot.is_denied
+    assert "this token is not accepted here" in snapshot.silence

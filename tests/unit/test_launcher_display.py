@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 
 from bapo.config.tree import Config
 from bapo.runtime.run_directory.layout import RunDirectory
+from services.launcher.__main__ import _end
 from services.launcher.display.console import LineDisplay, make_display
 from services.launcher.display.losses import losses
 from services.launcher.display.snapshot import Observer, Snapshot
@@ -177,6 +178,17 @@ def test_the_counters_of_the_buffer_outlive_the_run(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run")
     with start_of(run) as session:
         session._observer._counters = COUNTERS
+        session._find_services = lambda: None  # type: ignore[method-assign]
         session.watch(lambda: True)
     assert run.read_run()["counters"] == COUNTERS
     assert Observer(Config(), run).look().counters == COUNTERS
+
+
+def test_a_run_that_did_not_finish_says_what_it_lost(tmp_path: Path) -> None:
+    run, text = RunDirectory.create(tmp_path / "run"), io.StringIO()
+    run.update_run(counters={"pushed_groups:stored": 6, "failed_groups:verifier_timeout": 2})
+    assert _end(run, Console(file=text), 130, "interrupted", "ended by the user") == 130
+    assert text.getvalue().splitlines() == [
+        "verifiers: 2 of 8 groups (25.0 %), most often verifier_timeout (2)",
+        "ended by the user",
+    ]

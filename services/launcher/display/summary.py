@@ -29,12 +29,17 @@ def summary(run: RunDirectory, *, group_size: int) -> RenderableType:
     wall_s = float(run.read_run().get("wall_s", 0.0))
     table.add_row("steps", f"{len(metrics)} in {duration(wall_s)} of wall time, start-ups included")
     table.add_row("rollouts", f"{count(num_groups * group_size)} responses in {num_groups} groups for training")
-    for what, lost in losses(run.read_run().get("counters") or {}, metrics):
+    for what, lost in losses_of(run):
         table.add_row(what, lost)
     table.add_row("report", str(run.report_path))
     for name, value in _checkpoints(run):
         table.add_row(name, value)
     return Group(*parts, Text(), table)
+
+
+def losses_of(run: RunDirectory) -> Iterator[tuple[str, str]]:
+    """(kind, sentence) for each kind of loss of a run: verifiers, failed, dropped, truncated."""
+    return losses(run.read_run().get("counters") or {}, run.read_metrics())
 
 
 def evaluation_summary(run: RunDirectory) -> RenderableType:
