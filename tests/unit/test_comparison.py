@@ -12,6 +12,7 @@ from bapo.analysis.compare.migration import (
     UNTRAINED,
     attribution,
     bins_by_epoch,
+    held_out_matrix,
     matrix_of,
     rescues,
     training_matrix,
@@ -121,6 +122,25 @@ def test_table_1_has_rollouts_type_and_the_base_model(tmp_path: Path) -> None:
 
 
 # -- migration and rescue
+
+
+def test_the_migration_matrix_by_hand(tmp_path: Path) -> None:
+    run = gather([write_run(tmp_path / "one", evaluations=[
+        evaluation_row("cd4", 1, {"p": "0000", "q": "1000", "r": "1100", "s": "1111", "t": "0000"}),
+        evaluation_row("cd4", 3, {"p": "1000", "q": "0000", "r": "1100", "s": "1110", "t": "0000"}),
+    ]).path]).reference.runs[0]  # fmt: skip
+    found = held_out_matrix([run], "cd4", 3)
+    assert found is not None
+    assert found.counts == (
+        (1, 1, 0, 0, 0),  # t stays at 0/4, p rises to 1/4
+        (1, 0, 0, 0, 0),  # q is lost
+        (0, 0, 1, 0, 0),  # r stays
+        (0, 0, 0, 0, 0),
+        (0, 0, 0, 1, 0),  # s falls from 4/4 to 3/4
+    )
+    assert (found.total, found.better, found.worse) == (5, 1, 2)
+    assert (found.unsolved, found.rescued, found.lost) == (2, 1, 1)
+    assert held_out_matrix([run], "cd4", 2) is None
 
 
 VISITS = {

@@ -286,3 +286,13 @@ def test_fractional_rewards_are_compared_with_a_tolerance() -> None:
     assert (decision.x1, prompts(decision.bad)) == (("f-p",), "p")
     just_above = msgspec.structs.replace(stat, reward_sum=1.01)
     assert compose(fresh=[just_above]).bad == ()
+
+
+@pytest.mark.parametrize("k", range(9))
+def test_the_mini_test_is_settings_alone(k: int) -> None:
+    mini = AlgorithmConfig(batch_size=4, c1=0.0, x3_exactly_half=True)
+    fresh = compose(mini, fresh={"p": k})
+    assert bool(fresh.bad) is (k == 0)
+    assert bool(fresh.high) is (k == 4)
+    again = compose(mini, fresh={"z": 8}, reevaluated={"p": k}, bad=[make_hard(prompt_id="p")])
+    assert bool(again.x2) is (1 <= k <= 7)

@@ -93,7 +93,7 @@ class Stage:
         tokens = [token for key, value in settings.items() for token in (f"--{key}", str(value))]
         arguments = train_arguments(folder, *tokens, num_steps=1_000_000)
         made = subprocess.run(
-            [sys.executable, "-m", "bapo.cli.app", "create", *arguments[1:]],
+            [sys.executable, "-m", "bapo.cli", "create", *arguments[1:]],
             cwd=REPOSITORY,
             capture_output=True,
             text=True,
