@@ -20,12 +20,11 @@ from bapo.core.codec import (
     prompt_from_map,
     prompt_map,
     read_group_header,
-    split_frames,
     unpack_batch,
     unpack_group,
 )
 from bapo.core.errors import ContractError
-from bapo.core.frames import PREFIX, frame_head, frame_start, open_frame
+from bapo.core.frames import PREFIX, frame_head, frame_start, open_frame, split_frames
 from tests.factories import make_batch, make_fate, make_group, make_prompt
 
 GROUP = pack_group(make_group(rewards="10", lengths=[2, 3]))

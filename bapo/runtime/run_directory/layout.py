@@ -321,7 +321,12 @@ def _table_of(step: int, fates: Sequence[Fate]) -> Any:
     """[N] fates as a table: `step`, then the fields of Fate in their order."""
     import pyarrow
 
-    arrow = {str: pyarrow.string(), bytes: pyarrow.list_(pyarrow.uint8()), int: pyarrow.int32(), float: pyarrow.float32()}
+    arrow = {
+        str: pyarrow.string(),
+        bytes: pyarrow.list_(pyarrow.uint8()),
+        int: pyarrow.int32(),
+        float: pyarrow.float32(),
+    }
     columns = [pyarrow.array([step] * len(fates), arrow[int])]
     for name, (kind, is_list) in _FATE_COLUMNS.items():
         plain = pyarrow.float64() if name == "claimed_at" else arrow[kind]  # Unix time needs the digits
