@@ -98,7 +98,9 @@ _NO_NUMBERS = "OSUmMc"
 """Kinds of numpy: objects, bytes, texts, times, complex numbers."""
 _FLAT = ("prompt_token_ids", "token_ids", "lengths")
 """The other columns are compared with the shapes of these."""
-_COLUMNS = ("prompt_token_ids", "token_ids", "rollout_logprobs", "lengths", "rewards", "outcomes", "versions")
+PER_TOKEN = ("token_ids", "rollout_logprobs")
+PER_RESPONSE = ("lengths", "rewards", "outcomes", "versions")
+_COLUMNS = ("prompt_token_ids", *PER_TOKEN, *PER_RESPONSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 import urllib3
 
-from bapo.core.codec import pack_group
+from bapo.core.codec import pack_group, request_map
 from bapo.core.errors import ContractError
 from bapo.core.frames import KIND_GROUP, MAX_DEPTH, PREFIX, frame_start, open_frame
 from bapo.core.types import Group, Progress, Purpose
 from bapo.transport.buffer_admin import BufferAdmin
 from bapo.transport.buffer_client import BufferClient
-from bapo.transport.messages import request_map
 from buffer_service.store.base import Store
 from buffer_service.store.run_image import EMPTY
 from tests.support.buffer import answer

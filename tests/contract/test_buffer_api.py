@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import urllib3
 
-from bapo.core.codec import pack_group
+from bapo.core.codec import pack_group, request_map
 from bapo.core.errors import ContractError, DeadlineError, UnavailableError
 from bapo.core.types import Origin, Progress, Purpose
 from bapo.transport.buffer_admin import BufferAdmin
 from bapo.transport.buffer_client import POLL_S, BufferClient
-from bapo.transport.messages import request_map
 from buffer_service.http.long_poll import POLL_S as SERVICE_POLL_S
 from buffer_service.store.base import Store
 from buffer_service.store.run_image import EMPTY

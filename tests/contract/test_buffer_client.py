@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import msgspec
 import pytest
 
-from bapo.core.codec import pack_group
+from bapo.core.codec import pack_group, request_from_map, request_map
 from bapo.core.errors import (
     AccessError,
     BapoError,
@@ -25,7 +25,7 @@ from bapo.core.errors import (
 )
 from bapo.core.types import Progress, Purpose
 from bapo.transport.buffer_client import BufferClient
-from bapo.transport.messages import request_from_map, request_map, status_from_map, status_map
+from bapo.transport.messages import status_from_map, status_map
 from tests.support.buffer import STATUS
 from tests.support.factories import make_group, make_prompt, make_request
 

@@ -17,11 +17,11 @@ from fastapi import FastAPI, Request
 from bapo.config.buffer import BufferConfig
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
-from bapo.core.codec import split_frames, unpack_group
+from bapo.core.codec import request_map, unpack_group
 from bapo.core.errors import UnavailableError
+from bapo.core.frames import split_frames
 from bapo.core.token_arrays import Float32s
 from bapo.core.types import Canary, Group, Prompt, RolloutRequest, WeightUpdate
-from bapo.transport.messages import request_map
 from tests.support.wait import wait_until
 
 

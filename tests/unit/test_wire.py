@@ -19,12 +19,11 @@ from bapo.core.codec import (
     pack_batch_start,
     pack_group,
     read_group_header,
-    split_frames,
     unpack_batch,
     unpack_group,
 )
 from bapo.core.errors import ContractError
-from bapo.core.frames import MAX_HEADER_BYTES, PREFIX, frame_start
+from bapo.core.frames import MAX_HEADER_BYTES, PREFIX, frame_start, split_frames
 from bapo.core.types import Fate, Group, Origin, Prompt, Purpose, Timing
 from tests.support.factories import make_batch, make_group
 

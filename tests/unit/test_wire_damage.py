@@ -11,18 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo.core.codec import (
-    fate_map,
-    pack_batch,
-    pack_group,
-    prompt_map,
-    read_group_header,
-    split_frames,
-    unpack_batch,
-    unpack_group,
-)
+from bapo.core.codec import fate_map, pack_batch, pack_group, prompt_map, read_group_header, unpack_batch, unpack_group
 from bapo.core.errors import ContractError
-from bapo.core.frames import PREFIX, frame_head, frame_start, open_frame
+from bapo.core.frames import PREFIX, frame_head, frame_start, open_frame, split_frames
 from tests.support.factories import make_batch, make_fate, make_group, make_prompt
 
 GROUP = pack_group(make_group(rewards="10", lengths=[2, 3]))
