@@ -8,7 +8,7 @@ from typing import Any
 
 import tomli_w
 
-from bapo.analysis.study.results import Results
+from bapo.analysis.study.state import Results
 from tests.launching import (
     START_S,
     Start,

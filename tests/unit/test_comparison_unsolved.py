@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bapo.analysis.compare.gather import Compared, Measured, gather
-from bapo.analysis.compare.unsolved import above_floor, floor, rescued, rescued_more, unsolved
+from bapo.analysis.compare.prompts import above_floor, floor, rescued, rescued_more, unsolved
 from tests.made_up_runs import evaluation_row, write_run
 
 if TYPE_CHECKING:
