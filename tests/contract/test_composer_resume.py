@@ -16,8 +16,7 @@ from bapo.algorithms.composers.registry import composer_names, load_composer
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.reevaluation import PAID_STEPS, paid_before
 from bapo.analysis.whatif.recording import read_recording
-from bapo.analysis.whatif.reproduction import compare
-from bapo.analysis.whatif.simulation import as_recorded, what_if
+from bapo.analysis.whatif.simulation import as_recorded, compare, what_if
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
 from bapo.core.codec import pack_batch_frames, pack_group, unpack_batch, unpack_pull

@@ -8,11 +8,8 @@ from typing import Any
 
 import tomli_w
 
-from bapo.analysis.study.results import Results
-from tests.support.launch import (
-    START_S,
-    Start,
-)
+from bapo.analysis.study.state import Results
+from tests.support.launch import START_S, Start
 from tests.support.tiny_model import write_tiny_model
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from bapo.runtime.auth.api_tokens import Keyring, Role, digest
 from bapo.runtime.run_directory.layout import RunDirectory
 from benchmarks.synthetic_run import extend
-from services.dashboard.export import write_export
+from services.dashboard.assets import write_export
 from tests.support.browser import visiting
 from tests.support.dashboard import NUM_STEPS, made_run, opened, values, viewed
 from tests.support.dashboard_app import serving_dashboard

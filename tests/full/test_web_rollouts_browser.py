@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.dashboard.export import write_export
+from services.dashboard.assets import write_export
 from tests.support.dashboard_app import serving_dashboard
 from tests.support.recorded_responses import write_rollout_run
 

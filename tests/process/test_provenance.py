@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bapo.analysis.compare.gather import gather
-from bapo.analysis.compare.remarks import remarks
+from bapo.analysis.compare.gather import gather, remarks
 from bapo.config.load import load_config
 from bapo.runtime import build_info
 from bapo.runtime.build_info import checked_out, commit, short

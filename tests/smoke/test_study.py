@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import tomli_w
 
-from bapo.analysis.study.results import Results
+from bapo.analysis.study.state import Results
 from bapo.runtime.run_directory.layout import RunDirectory
 from tests.support.launch import (
     START_S,

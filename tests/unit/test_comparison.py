@@ -8,7 +8,7 @@ import pytest
 
 from bapo.analysis.compare.accuracy import final_accuracy, versus
 from bapo.analysis.compare.gather import Compared, gather
-from bapo.analysis.compare.migration import (
+from bapo.analysis.compare.prompts import (
     UNTRAINED,
     attribution,
     bins_by_epoch,
@@ -17,8 +17,7 @@ from bapo.analysis.compare.migration import (
     rescues,
     training_matrix,
 )
-from bapo.analysis.compare.tables.overview import table_1
-from bapo.analysis.compare.tables.pairs import table_against
+from bapo.analysis.compare.tables import table_1, table_against
 from bapo.core.errors import ConfigError
 from bapo.core.types import Origin, Purpose
 from tests.support.synthetic_runs import evaluation_row, fate, metrics_row, write_run

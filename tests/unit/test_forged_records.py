@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from bapo.analysis.study.results import Results
+from bapo.analysis.study.state import Results
 from bapo.cli import app
 from bapo.config.load import load_resolved
 from bapo.core.errors import RecordError

@@ -15,9 +15,8 @@ from bapo.config.tree import Config
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.__main__ import _end
 from services.launcher.display.console import LineDisplay, make_display
-from services.launcher.display.losses import losses
 from services.launcher.display.snapshot import Observer, Snapshot
-from services.launcher.display.summary import summary
+from services.launcher.display.summary import losses, summary
 from services.launcher.display.table import render
 from services.launcher.session import Session
 from services.launcher.supervision.children import Interrupts, ProcessLine

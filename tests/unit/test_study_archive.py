@@ -9,8 +9,7 @@ import pytest
 
 from bapo.analysis.study.archive import pack, unpack
 from bapo.analysis.study.plan import Study
-from bapo.analysis.study.results import Results
-from bapo.analysis.study.state import State, look
+from bapo.analysis.study.state import Results, State, look
 from bapo.config.load import dump_toml
 from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.layout import RunDirectory

@@ -16,8 +16,8 @@ from bapo.core.types import Fate, Origin, Purpose
 from bapo.runtime.run_directory.files import Lines
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask, view_of
+from services.dashboard.overview import PromptVisits, table_ages
 from services.dashboard.run_view import RunView
-from services.dashboard.step_columns import PromptVisits, table_ages
 from tests.support.synthetic_runs import fate, metrics_row, write_run
 
 CONFIG = Config.model_validate(
