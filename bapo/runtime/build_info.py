@@ -23,7 +23,7 @@ PATIENCE_S = 10.0
 def commit() -> str | None:
     """40 hexadecimal digits of git, "-dirty" behind them if so; or whatever BAPO_COMMIT says; None: not known."""
     given = os.environ.get(VARIABLE, "").strip()
-    return (given if given != UNKNOWN else "") or checked_out(Path(__file__).resolve().parents[1])
+    return (given if given != UNKNOWN else "") or checked_out(Path(__file__).resolve().parents[2])
 
 
 @cache

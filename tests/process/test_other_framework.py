@@ -40,7 +40,7 @@ def test_a_loop_of_forty_lines_trains_on_the_buffer_alone_and_goes_on_where_it_w
 
 
 def test_the_example_imports_none_of_the_heavy_packages(redis_url: str) -> None:
-    heavy = {"torch", "ray", "vllm", "redis", "fastapi", "pydantic", "transformers"}
+    heavy = {"torch", "ray", "vllm", "fastapi", "pydantic", "transformers"}
     with serving(new_store(redis_url), small_config(algorithm={"batch_size": 16})) as client:
         code = (
             f"import runpy, sys; sys.argv = ['x', {client.url!r}, '1']; runpy.run_path({str(EXAMPLE)!r}); "
