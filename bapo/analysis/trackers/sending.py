@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from bapo.analysis.trackers.base import Tracker
+from bapo.core.types import Version
 from bapo.runtime.run_directory.files import Lines
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow, Version
+from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow
 
 
 class _MeasuredRow(EvaluationRow, kw_only=True):
