@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable
 
-from bapo.config.supervision import SupervisionConfig
+from bapo.config.tree import SupervisionConfig
 from bapo.core.errors import DeadlineError
 from bapo.core.types import Purpose
 from bapo.transport.messages import BufferStatus

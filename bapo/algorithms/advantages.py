@@ -61,7 +61,7 @@ def pooled_advantages(
 
 
 def batch_normalised(advantage_R: ArrayLike, lengths_R: ArrayLike) -> NDArray[np.float64]:
-    """(A - mean) / (std + 1e-5) over all tokens of a batch, on top of the normalisation by group (AReaL; ADR 0056).
+    """(A - mean) / (std + 1e-5) over all tokens of a batch, on top of the normalization by group (AReaL; ADR 0056).
 
     Args:
         advantage_R: [R] of each response; lengths_R: [R] its tokens, each of which counts.
@@ -96,10 +96,6 @@ def _against(
     return centered / scale if scale else centered
 
 
-# Rewards as the advantages see them (docs/methods.md). The stored rewards are never changed.
-#
-# Suffix: G responses to one prompt.
-
 Float64s = NDArray[np.float64]
 
 RIGHT = 1.0 - 1e-6
@@ -133,13 +129,6 @@ def length_reward(rewards: ArrayLike, lengths: ArrayLike) -> Float64s:
     return np.where(right, credit, np.minimum(0.0, credit))
 
 
-# Generalised advantage estimation of PPO. Suffixes: M tokens of all responses, in
-# the order of sampling; R responses.
-#
-#     delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lambda A_{t+1}        return_t = A_t + V_t
-#
-# gamma = lambda = 1 (BA-PPO): A_t is the reward of the response less V_t, and every return is that reward.
-
 WHITENING_EPS = 1e-8
 
 
@@ -152,7 +141,9 @@ def gae(
     lengths: ArrayLike | None = None,
     mask: ArrayLike | None = None,
 ) -> tuple[Float64s, Float64s]:
-    """(advantages, returns), both [M], of responses one after the other. Nothing follows a response's last token.
+    """Generalized advantage estimation (PPO): (advantages, returns), both [M]; no state follows a response's end.
+
+        delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lambda A_{t+1}        return_t = A_t + V_t
 
     Args:
         rewards: [M] reward of each token; a verifiable reward stands at the last one of its response.

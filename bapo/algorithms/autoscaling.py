@@ -227,9 +227,6 @@ def _why_not(settings: AutoscalingConfig, state: State, seen: Observation, targe
     return None
 
 
-# The `[autoscaling]` section.
-
-
 class AutoscalingConfig(Frozen):
     """Rollout workers that follow the learner (docs/cluster.md): more when it waits, fewer when groups wait for it."""
 

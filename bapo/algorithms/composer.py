@@ -4,9 +4,9 @@ The buffer service calls `compose` once per step, inside the atomic assembly of 
 Decision to its store. So an algorithm is one file of this folder; store, wire and learner do not know its name.
 
     AssemblyView (what there is)  --compose-->  Decision (what trains, what stays, and why)
-                                          '-->  NeedMore (another round of fresh groups, then asked again)
+                                          '-->  NeedMore (another round of fresh groups, then re-evaluated)
 
-`bad` and `high` are the composer's two memories: prompts to be asked again, and whole groups to be used again. What a
+`bad` and `high` are the composer's two memories: prompts to be re-evaluated, and whole groups to be used again. What a
 group is kept for, and for how long, is its own affair (ADR 0065).
 """
 

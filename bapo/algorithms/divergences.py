@@ -78,7 +78,7 @@ class GroupGaps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergences:
-    """One number for all responses; nats, and total variation in [0, 1] but for tv_union."""
+    """One number for all responses; nats, and total variation in [0, 1] except for tv_union."""
 
     tv_tok: float
     """Mean over tokens of |rho - 1| / 2: unbiased for the per-token TV."""
@@ -135,7 +135,7 @@ def response_gaps(logp: NDArray[Any], rollout_logprobs: NDArray[Any], lengths: N
 
 
 def _blocks(starts: NDArray[Any], ends: NDArray[Any]) -> Iterator[tuple[int, int, NDArray[Any]]]:
-    """(first token, token behind the last, where each response begins) of about BLOCK_TOKENS, in whole responses."""
+    """(first token, token after the last, where each response begins) of about BLOCK_TOKENS, in whole responses."""
     first = 0
     while first < len(starts):
         behind = max(first + 1, int(np.searchsorted(ends, starts[first] + BLOCK_TOKENS, side="right")))

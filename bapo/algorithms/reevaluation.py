@@ -1,4 +1,4 @@
-"""Which hard prompts are asked again, and how many: by what their re-evaluation is expected to gain (ADR 0121).
+"""Which hard prompts are re-evaluated, and how many: by what their re-evaluation is expected to gain (ADR 0121).
 
     success rate of a prompt    p ~ Beta(1 + k, 1 + G - k + G (1/2 + 1/4 + ... + 1/2^attempts))
     expected gain               g = P(c1 G < K < G),  K ~ Binomial(G, p): the chance that its next group becomes X2
@@ -94,7 +94,7 @@ def budget(most: int, worth: float, paid: Paid) -> int:
 
     Args:
         worth: of an improved hard prompt, in informative fresh groups.
-    Returns: at least 1 while there is somebody to ask, so that q goes on being measured.
+    Returns: at least 1 while there is a prompt to ask, so that q is still measured.
     """
     share = min(1.0, worth * paid.promotion_rate / paid.informative_rate)
     return min(most, max(1, math.floor(most * share + TOLERANCE)))

@@ -14,8 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from bapo.algorithms.levels import levels_within
 from bapo.core.call_limits import MOST_REQUESTS, MOST_RESPONSES
 
-# The base of every section of settings.
-
 
 class Frozen(BaseModel):
     """Immutable, and a misspelt key is an error."""
@@ -25,9 +23,6 @@ class Frozen(BaseModel):
 
 MOST_SECONDS = 1e6
 """Of any configured time, eleven days: a pipe can be watched for 2^31 milliseconds at most, and a longer wait fails."""
-
-
-# The settings of composers that keep groups to use them again: RePO, ReMix, DOTS, ARPO, ReLIFT.
 
 
 class ReplayConfig(Frozen):
@@ -249,8 +244,6 @@ class CadenceConfig(Frozen):
             )
         return self
 
-
-# How many fresh groups each step takes, and which step the n-th fresh group is for.
 
 NEVER = 1 << 62
 """A step that no run reaches."""

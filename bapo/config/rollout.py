@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from bapo.algorithms.settings import MOST_SECONDS, Frozen
-from bapo.config.gpus import GpuIndices
 from bapo.core.call_limits import MOST_REQUESTS
+
+
+def _distinct_indices(indices: tuple[int, ...]) -> tuple[int, ...]:
+    """Raises: ValueError."""
+    if not indices or min(indices) < 0 or len(set(indices)) < len(indices):
+        raise ValueError(f"{list(indices)}: write one or more different indices from 0 on, such as [0, 1], or null")
+    return indices
+
+
+GpuIndices = Annotated[tuple[int, ...], AfterValidator(_distinct_indices)]
 
 
 class RolloutConfig(Frozen):

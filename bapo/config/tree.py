@@ -18,11 +18,9 @@ from bapo.algorithms.selectors.registry import selector_names
 from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.algorithms.settings import MOST_SECONDS, AlgorithmConfig, CadenceConfig, Frozen
 from bapo.config.buffer import BufferConfig
-from bapo.config.diagnostics import DiagnosticsConfig
-from bapo.config.learner import CheckpointConfig, LearnerConfig
+from bapo.config.learner import CheckpointConfig, DiagnosticsConfig, LearnerConfig
 from bapo.config.objective import CriticConfig, LossConfig, ShapingConfig, SupervisedConfig
 from bapo.config.rollout import RolloutConfig
-from bapo.config.supervision import SupervisionConfig
 from bapo.core.call_limits import MOST_RESPONSES, MOST_STEPS
 from bapo.core.errors import did_you_mean
 
@@ -100,6 +98,23 @@ class SchedulerConfig(Frozen):
 
     port: int = Field(8701, ge=0, le=65535)
     """Health and metrics of the scheduler; 0 takes a free port."""
+
+
+class SupervisionConfig(Frozen):
+    """Processes that die, and runs that stand still."""
+
+    max_restarts: int = Field(5, ge=0)
+    """A process that was killed or crashed is started again, so often within `window_s`; its next death ends the run.
+    Nothing that was acknowledged is lost by that. 0: the first death ends the run."""
+    window_s: float = Field(600.0, gt=0, le=MOST_SECONDS)
+    """Restarts that are longer ago are forgiven; those of the learner only when it has saved a checkpoint since."""
+    first_pause_s: float = Field(0.5, ge=0, le=MOST_SECONDS)
+    """Seconds before the first restart; each further one within the window waits twice as long, up to 30 s."""
+    stall_s: float = Field(900.0, ge=0, le=MOST_SECONDS)
+    """When nothing has moved for so long, one message says who waits for whom; 0: never. It must be longer than a
+    learner step and than the start of an engine."""
+    stall_ends_run: bool = False
+    """true: a run that stands still for `stall_s` ends with exit code 5 instead of waiting on."""
 
 
 class DashboardConfig(Frozen):

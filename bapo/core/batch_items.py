@@ -3,9 +3,12 @@
     plain batch    origins [x1, x3, ...]: the i-th frame is the i-th entry
     other batches  origins, and `items`: of each entry [kind, weight, [[frame, rows or null, replayed], ...]]
 
-So the service forwards stored frames without opening them, and a plain batch has the bytes that it always had.
-`replayed` is one word for all rows of a part. Who packs a batch that was opened has entries instead of their parts:
-each is a frame of its own then, and `replayed` a list with a word per row.
+The service forwards stored frames unopened; rows are selected where the batch is unpacked. `replayed` is one boolean
+for all rows of a part. A batch that is packed again after it was opened has one frame per entry, and `replayed` is then
+a list with one boolean per row.
+
+    Item(parts) --item_id--> "fresh-00000012"                        a stored group, whole
+                             "fresh-00000012:0,2+fresh-00000003:1"   rows 0 and 2 of one, row 1 of another
 """
 
 from __future__ import annotations
@@ -150,15 +153,6 @@ def _origin(name: Any) -> Origin:
     except ValueError as error:
         raise ContractError(f"unknown origin {name!r}") from error
 
-
-# Rows of groups: which of them a batch trains together, how they are named, and how they become one group.
-#
-#     Item(parts) --item_id--> "fresh-00000012"                        a stored group, whole
-#                              "fresh-00000012:0,2+fresh-00000003:1"   rows 0 and 2 of one, row 1 of another
-#
-# An item's rows share one advantage baseline, so they answer one prompt. The buffer forwards frames as they are
-# stored:
-# the selection of rows travels in the header of the batch, and is applied where the batch is unpacked.
 
 Rows = tuple[int, ...]
 Kind = Literal["rl", "sft"]

@@ -18,7 +18,7 @@ or an expert's solution are long."""
 MOST_RESPONSES = 4096
 """Of one group."""
 MOST_STEPS = (1 << 21) - 2
-"""Of a run: a queue's score has 21 bits for a step, and the last weights are one behind it."""
+"""Of a run: a queue's score has 21 bits for a step, and the last weights are one after it."""
 MOST_RENEWALS = 4096
 """Of one call that keeps leases: as many as one claim may have."""
 

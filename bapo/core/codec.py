@@ -200,7 +200,7 @@ def pack_batch_frames(header: Mapping[str, Any], frames: list[bytes]) -> bytes:
 
 def pack_batch_start(header: Mapping[str, Any], num_body_bytes: int) -> bytes:
     """What precedes the groups' frames in a batch frame, so that a server can send them as it reads them."""
-    # msgspec is six times faster. It would take sets for lists; but nobody else's values are in this header.
+    # msgspec is six times faster. It would take sets for lists; but no foreign values are in this header.
     return frame_start(KIND_BATCH, header, num_body_bytes, _ENCODER.encode)
 
 
@@ -386,7 +386,7 @@ def checked_header(fields: HeaderFields, num_body_bytes: int) -> GroupHeader:
 
 @lru_cache(maxsize=64)
 def _formats(size: int) -> tuple[Any, Any, Any]:
-    """What unpacks lengths, rewards and versions of so many responses."""
+    """What unpacks lengths, rewards and versions of that many responses."""
     ints, floats, pairs = (struct.Struct(f"<{layout}") for layout in (f"{size}i", f"{size}f", f"{2 * size}i"))
     return ints.unpack, floats.unpack, pairs.unpack
 
@@ -429,7 +429,7 @@ def purpose_word(purpose: Purpose) -> str:
 
 
 def prompt_map(prompt: Prompt) -> dict[str, Any]:
-    """A prompt as a map. Raises: ContractError for an answer that is no map."""
+    """A prompt as a map. Raises: ContractError for an answer that is not a map."""
     if not isinstance(prompt.answer, Mapping):
         found = type(prompt.answer).__name__
         raise ContractError(

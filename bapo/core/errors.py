@@ -7,11 +7,11 @@
       AccessError          no token, a wrong one, or one without the right       HTTP 401 or 403, exit 2, never retried
       StaleWeightsError    the caller's policy version is too old for the work   HTTP 409, retried after the next update
       WeightMismatchError  an engine does not hold the weights it should hold    the worker is replaced
-        WeightsAbsentError a file of weights is not where it was looked for      the learner sends it
+        WeightsAbsentError a file of weights is not where it should be            the learner sends it
       UnavailableError     a peer is down or not ready yet                       HTTP 503, retried with a deadline
         OutOfMemoryError   a process had too little memory                       exit 3, the message names settings
         FullError          a peer is there and holds all that it may             HTTP 429, retried after a pause
-      NodeDiedError        the Ray node of a rollout server is gone              exit 1 like a crash: it starts anew
+      NodeDiedError        the Ray node of a rollout server is gone              exit 1 like a crash: it is restarted
       DeadlineError        a named wait ran past its deadline                    exit 5, says who waits for whom
       RankLostError        another rank of the learner is gone or silent         exit 6, the other one is the cause
       GradingError         a verifier raised, hung or was killed                 retried whole, never rewarded 0
@@ -27,7 +27,7 @@ from enum import StrEnum
 
 
 class BapoError(Exception):
-    """Root of the tree: catch it to translate or to end a process, never to go on silently."""
+    """Root of the tree: catch it to translate or to end a process, never to continue silently."""
 
     exit_code = 1
     http_status = 500
@@ -52,7 +52,7 @@ class Refusal(StrEnum):
     SHAPE = "shape"
     """Columns that contradict each other."""
     NAME = "name"
-    """An id that is no plain name."""
+    """An id that is not a plain name."""
     REWARDS = "rewards"
     """Outside [0, 1]."""
     LOGPROBS = "logprobs"
@@ -74,7 +74,7 @@ class Refusal(StrEnum):
     TOO_MANY = "too_many"
     """More groups, or requests, than one call may have."""
     TOO_SLOW = "too_slow"
-    """A body that did not go on."""
+    """A body that stalled."""
     NO_TOKEN = "no_token"  # noqa: S105
     """A call without a token."""
     WRONG_TOKEN = "wrong_token"  # noqa: S105
@@ -107,7 +107,7 @@ class RecordError(ContractError):
 
 
 class AccessError(BapoError):
-    """Whoever calls has no right to: the message says which token to set. Never retried."""
+    """The caller is not permitted: the message says which token to set. Never retried."""
 
     exit_code = 2
     http_status = 401

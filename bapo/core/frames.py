@@ -26,7 +26,7 @@ KIND_PART = 3
 PREFIX = struct.Struct("<4sBBII")
 
 MAX_HEADER_BYTES = 1 << 24
-"""A batch's header has about 250 bytes per group that assembly looked at."""
+"""A batch's header has about 250 bytes per group that assembly inspected."""
 MAX_GROUP_HEADER_BYTES = 1 << 20
 """Some hundred bytes and the prompt's text. It is opened before anything is known of it, and the worst bytes (empty
 maps, one byte each) become objects of 64 bytes."""
@@ -130,7 +130,7 @@ def declared_bytes(head: bytes | memoryview) -> int:
 
 
 def frame_digest(frame: bytes | memoryview) -> str:
-    """XXH3 of the head, then of the body, in hex: 16 characters each. Raises: ContractError for what is no frame."""
+    """XXH3 of the head, then of the body, in hex: 16 characters each. Raises: ContractError for what is not a frame."""
     head = frame_head(frame)
     return xxh3_64_hexdigest(head) + xxh3_64_hexdigest(memoryview(frame)[len(head) :])
 
@@ -181,7 +181,7 @@ def _refuse_large(num_header_bytes: int, num_body_bytes: int) -> None:
 
 _NESTED = (dict, list)
 _DEEPER = (dict, list, float)
-"""As tuples: a union of types is made anew for every look."""
+"""Tuples, because `dict | list` builds a union at every check."""
 
 
 def require_plain(value: Any, what: str, depth: int = MAX_DEPTH) -> None:

@@ -6,7 +6,7 @@
 `shared_means` what of several measurements may be compared: the prompts that all of them have.
 `difference` mean change over the same prompts with its 95 % interval (paired, normal): what training moved.
 
-Does not cover: which of many differences is real when many are looked at.
+Does not cover: which of many differences is real when many are inspected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Z95 = 1.959964
 """97.5 % quantile of the normal distribution."""
 
 INTERVAL = "95% wilson, clustered by prompt"
-"""How an interval was made: written beside it into every evaluation."""
+"""How an interval was made: written with it into every evaluation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Text that somebody else wrote, made safe for a terminal and a log file."""
+"""Text for a terminal: foreign text made safe, and numbers for people."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ def plain_lines(text: str) -> str:
     """The same for text of several lines."""
     return "\n".join(map(plain, text.split("\n")))
 
-
-# Numbers as people read them in a terminal.
 
 ORIGINS = ("x1", "x2", "x3")
 

@@ -22,8 +22,8 @@ Float32s = NDArray[np.float32]
 
 def require_tokens(group_id: str, token_ids: Int32s, logprobs: Float32s) -> None:
     """Refuse ids and log-probs that no policy can give. Raises: ContractError."""
-    # One look at each column. As whole numbers, negative floats that are finite lie below _FINITE, and a negative id is
-    # huge; `argmax` finds the largest in half of the time that `max` takes on some thousand numbers.
+    # One pass over each column: as integers, finite negative floats are below _FINITE, and a negative id is huge.
+    # `argmax` takes half the time of `max` on some thousand numbers.
     if len(logprobs) and _largest(np.asarray(logprobs, dtype=np.float32).view(np.int32)) >= _FINITE:
         _require_logprobs(group_id, logprobs)
     if len(token_ids) and _has_negative(token_ids):
@@ -53,13 +53,8 @@ def _require_logprobs(group_id: str, logprobs: Float32s) -> None:
         raise ContractError(message, Refusal.LOGPROBS)
 
 
-# Which policy version sampled each token, as runs: [S, 2] (tokens, version), in the order of the tokens.
-#
-# A response that is continued under other weights has several runs; two responses of one version may share one.
-
-
 def runs_of(versions_T: Int32s) -> Int32s:
-    """[T] versions as runs."""
+    """[S, 2] runs (tokens, version) of [T] versions; responses of one version may share a run."""
     changes = np.flatnonzero(np.diff(versions_T)) + 1
     starts = np.concatenate(([0], changes))
     counts = np.diff(np.concatenate((starts, [len(versions_T)])))

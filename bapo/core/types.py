@@ -381,7 +381,7 @@ class Batch:
     """|B_bad| after this step's inserts."""
     num_high: int
     fates: tuple[Fate, ...]
-    """Every group that this assembly looked at, trained or not."""
+    """Every group that this assembly inspected, trained or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

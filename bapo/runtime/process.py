@@ -4,7 +4,7 @@ It logs to stderr (the launcher keeps that in RUN/logs), and an error of the tre
 one line and the exit code of its class, without a traceback. Any other error is a bug and shows its traceback.
 
 A process that has no handling of SIGTERM of its own (scheduler, evaluator) ends by it at once; also as process 1 of a
-container, for whom Linux ignores signals that nobody handles.
+container, for whom Linux ignores signals without a handler.
 """
 
 from __future__ import annotations
@@ -82,8 +82,6 @@ def end_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-# A child that ends with its parent, whatever the parent died of: the kernel sends it a signal, or it looks.
-
 PR_SET_PDEATHSIG = 1
 PARENT_POLL_S = 1.0
 # Found before any fork: on the child's side a lock that a thread of the parent holds is held for ever.
@@ -106,10 +104,9 @@ def dying_with_parent(number: signal.Signals) -> Callable[[], None]:
 
 
 def watch_parent(on_orphaned: Callable[[], None]) -> None:
-    """Call that in a thread of its own when the parent is gone; for a child that somebody else's code has started.
+    """Call `on_orphaned` in a thread when the parent is gone; for a child that third-party code has started.
 
-    By the kernel's word for the parent of this process, which changes also where a dead parent stays a zombie, because
-    nobody waits for it.
+    getppid changes also where a dead parent stays a zombie, because no process reaps it.
     """
     parent = os.getppid()
 

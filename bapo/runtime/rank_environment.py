@@ -21,7 +21,7 @@ MALLOC = {
 def meeting_place() -> socket.socket:
     """Where the ranks of one learner meet, on this machine: their parent keeps it open as long as it starts any.
 
-    A port that is only chosen here, and opened by rank 0 once torch is imported, may be somebody else's by then, and
+    A port that is only chosen here, and opened by rank 0 once torch is imported, may be taken by then, and
     more so when the ranks start again hours later.
     """
     listener = socket.socket()
@@ -31,7 +31,7 @@ def meeting_place() -> socket.socket:
 
 
 def rank_environments(num_ranks: int, num_threads: int, meeting: socket.socket | None = None) -> list[dict[str, str]]:
-    """By rank, beside what the parent has; who starts them passes `inherited` descriptors on. One alone meets nobody.
+    """Variables of each rank, added to the parent's; the starter passes the `inherited` descriptors on.
 
     Args:
         num_threads: of torch, in each rank.
@@ -59,7 +59,7 @@ def inherited(environment: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on now."""
+    """A port of the loopback that is free now."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])

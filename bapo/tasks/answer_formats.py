@@ -1,7 +1,7 @@
 """Where a response that is written in a given form has its answer. Pure, and linear in the length of the text.
 
     form "<answer>{answer}</answer>"    what stands between the last end and the nearest beginning before it
-    form "#### {answer}"                what stands behind the last mark, up to the end of its line
+    form "#### {answer}"                what follows the last mark, up to the end of its line
     form "\\boxed{{answer}}"             what stands in the last such braces, which may hold others (not \\{)
 
 Never a regular expression of a user's: one that backtracks would hold up every thread of the process.
@@ -14,7 +14,7 @@ OPEN, CLOSE, ESCAPE = "{", "}", "\\"
 
 
 def marks_of(form: str) -> tuple[str, str] | None:
-    """What stands right before and right behind the answer on its line; None for a form with nothing before it."""
+    """What stands right before and right after the answer on its line; None for a form with nothing before it."""
     before, found, behind = form.partition(ANSWER)
     before = before.rpartition("\n")[2].strip()
     behind = behind.partition("\n")[0].strip()
@@ -38,7 +38,7 @@ def written_answer(form: str, text: str) -> str | None:
 
 
 def _in_braces(text: str, before: str) -> str | None:
-    """From behind the last `before` to the brace that closes it; the one before the last when it is never closed."""
+    """From after the last `before` to the brace that closes it; the one before the last when it is never closed."""
     end = len(text)
     while (start := text.rfind(before, 0, end)) >= 0:
         depth = 1

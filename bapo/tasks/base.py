@@ -47,7 +47,7 @@ class Task(Protocol):
 
 @runtime_checkable
 class HasExtract(Protocol):
-    """What a task may have besides: the part of a response that its reward reads, for people who look at responses.
+    """Optional for a task: the part of a response that its reward reads, for people who read responses.
 
     With an attribute `extracts_by_gold` that is true it holds for `[task] reward` as well.
     """
@@ -59,7 +59,7 @@ class HasExtract(Protocol):
 
 @runtime_checkable
 class GradesGroups(Protocol):
-    """What a task may have besides: all responses to a prompt graded in one call. None: it cannot be graded."""
+    """Optional for a task: all responses to a prompt graded in one call. None: it cannot be graded."""
 
     def rewards(self, prompt: Prompt, texts: Sequence[str]) -> Sequence[float | None]:
         """[G] rewards in the order of the texts."""
@@ -68,7 +68,7 @@ class GradesGroups(Protocol):
 
 @runtime_checkable
 class LoadsReward(Protocol):
-    """What a task may have besides: a user's code, imported by those alone who grade."""
+    """Optional for a task: a user's code, imported only by graders."""
 
     def load_reward(self) -> None:
         """Import it now. Raises: ConfigError."""
@@ -77,7 +77,7 @@ class LoadsReward(Protocol):
 
 @runtime_checkable
 class HasExpert(Protocol):
-    """What a task may have besides: solutions that are worth training on (LUFFY, ReLIFT). Without it, `gold` is one."""
+    """Optional for a task: solutions that are worth training on (LUFFY, ReLIFT). Without it, `gold` is one."""
 
     def expert(self, prompt: Prompt) -> str | None:
         """A solution in an expert's words, with the steps that lead to it; None when there is none."""
@@ -89,11 +89,10 @@ ROW, MESSAGES = "_row", "_messages"
 
 
 def make_prompt(task: str, text: str, answer: Mapping[str, Any], *, beside: Mapping[str, Any] | None = None) -> Prompt:
-    """A prompt whose id is the hash of its content, so that it is recognised across epochs and runs (eq. 4).
+    """A prompt whose id is the hash of its content, so that it is recognized across epochs and runs (eq. 4).
 
     Args:
-        beside: what a reward may want to know and what makes no other prompt of it: kept in `answer`,
-            left out of the id.
+        beside: columns that a reward may read and that do not change the prompt: kept in `answer`, left out of the id.
     Raises: ConfigError when it cannot travel: an integer beyond 64 bits, half a character, an answer of more than 32
         levels, more than 896 KiB in all.
     """

@@ -23,7 +23,7 @@ CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 CHAT_DATE = "2024-07-26"
-"""What the templates of Llama 3.1 and 3.2 print when nobody tells them the date."""
+"""What the templates of Llama 3.1 and 3.2 print when no date is given."""
 
 Render = Callable[[Sequence[Mapping[str, str]]], str]
 

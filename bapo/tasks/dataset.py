@@ -41,7 +41,7 @@ class Columns:
 
     prompt: str
     answer: str | None
-    """None: recognised by the layout of each file's first row."""
+    """None: recognized by the layout of each file's first row."""
     extra: tuple[str, ...]
     message_format: str | None
     """None: by the chat template."""
@@ -191,7 +191,7 @@ def make_task(
         path: training data: a .parquet or .jsonl file (relative to the working directory), or a Hub id
             "owner/name:split".
         held_out: name of each held-out split -> its data, written like `path`.
-        prompt_column, answer_column: dots step into nested columns; the answer column is recognised by default.
+        prompt_column, answer_column: dots step into nested columns; the answer column is recognized by default.
         extra_columns: further columns that the reward finds in `prompt.answer`, by name. A column `level` of numbers
             is the prompt's difficulty for selectors that go from easy to hard.
         message_format: how one message of a conversation is written, with the fields {role} and {content}; default:
@@ -341,14 +341,6 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-# Rows of a local parquet or jsonl file, or of a Hugging Face dataset, and which columns hold prompt and answer.
-#
-# Layouts that are recognised by their columns: native (`prompt`, `answer`), verl (`prompt`,
-# `reward_model.ground_truth`),
-# SkyRL (`prompt`, `reward_spec.ground_truth`) and TRL (`prompt`, `solution`). Each malformed row is named by file and
-# row
-# number, counted from 1.
-
 ANSWER_COLUMNS: dict[str, tuple[str, ...]] = {
     "answer": (),
     "reward_model.ground_truth": ("data_source", "ability", "extra_info"),
@@ -360,7 +352,7 @@ _OTHER_FILES = frozenset({".json", ".csv", ".tsv", ".txt", ".arrow", ".gz", ".zs
 """Endings that are files and never Hub ids: no message about a missing package for them."""
 MOST_LINE_BYTES = 64 << 20
 ROWS_AT_ONCE = 64
-"""Of a parquet file: columns that nobody asked for become Python's values with the others, and 50 kB of a file may hold
+"""Of a parquet file: columns that are not used become Python's values with the others, and 50 kB of a file may hold
 a megabyte for each of 20,000 rows."""
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.\[\]%:-]+))?")
 

@@ -4,7 +4,7 @@ r"""Reward of mathematics: is the last \boxed{...} of a response the answer? `re
 
 math-verify reads both as expressions and compares them. Its own timeouts use signals, which fail outside of the main
 thread and were then taken for wrong answers by other frameworks; they are off here, because a grader is a process that
-is killed when it takes too long (`task.grading_timeout_s`), and its group is asked again.
+is killed when it takes too long (`task.grading_timeout_s`), and its group is sampled again.
 
 Does not cover: answers outside of a box, proofs, units that have to be converted, several answers in several boxes.
 """

@@ -102,7 +102,7 @@ def make_task(
     """The task with its options, as the `[task.options]` table gives them.
 
     Args:
-        family_member: name of the generator, from behind the colon of the task's name.
+        family_member: name of the generator, from after the colon of the task's name.
         num_train, num_held_out: problems that are generated; repeated ones are left out.
         seed, held_out_seed: of the two splits. Runs that differ in `seed` are measured on the same problems.
         config: settings of the generator, such as { min_numbers = 3 }.

@@ -1,10 +1,10 @@
 """Find a task by the name that the config gives; `bapo.tasks.rewards` finds rewards.
 
     "countdown"                     a built-in task: bapo/tasks/countdown.py, its function `make_task`
-    "reasoning_gym:NAME"            a built-in family: bapo/tasks/reasoning_gym.py, called with NAME besides
+    "reasoning_gym:NAME"            a built-in family: bapo/tasks/reasoning_gym.py, called with NAME as well
     "my_package.my_module:factory"  a user's own, or "file.py:factory": any callable that returns a `Task`
 
-Every mistake is a ConfigError that says what was looked for and what is there.
+Every mistake is a ConfigError that says what was searched for and what exists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bapo.tasks.user_functions import load_function
 
 FACTORY = "make_task"
 FAMILY = "family_member"
-"""The argument of a factory that makes many tasks: what stands behind the colon."""
+"""The argument of a factory that makes many tasks: what follows the colon."""
 TOKENIZER = "tokenizer"
 """The argument of a factory that writes conversations as the model's chat template does."""
 SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~+-]{0,99}")

@@ -1,10 +1,10 @@
 """Find a user's function by name, and say where in the user's file something went wrong.
 
     "package.module:function"   a module that Python finds
-    "folder/file.py:function"   a file, relative to the working directory; what lies beside it can be imported
+    "folder/file.py:function"   a file, relative to the working directory; what lies next to it can be imported
     "package.module.function"   the same as the first, as TRL writes it (only where an adapter says so)
 
-Every mistake is a ConfigError that says what was looked for and what is there.
+Every mistake is a ConfigError that says what was searched for and what exists.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _file_module(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Behind everything else: a file called `random.py` beside it must not hide the real one.
+    # Last in the path: a file called `random.py` next to it must not hide the real one.
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     sys.modules[name] = module

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bapo.config.diagnostics import DiagnosticsConfig
+from bapo.config.learner import DiagnosticsConfig
 from bapo.core.types import Origin
 from learner.diagnostics.theorem_meter import Cell
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from bapo.config.supervision import SupervisionConfig
+from bapo.config.tree import SupervisionConfig
 from bapo.core.errors import RankLostError
 from services.launcher.supervision import supervisor
 from services.launcher.supervision.child_process import Child, ProcessSpec, Restarts, end, kill_descendants

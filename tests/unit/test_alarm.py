@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bapo.algorithms.divergences import divergences
-from bapo.config.diagnostics import DiagnosticsConfig
+from bapo.config.learner import DiagnosticsConfig
 from bapo.core.types import Origin
 from learner.diagnostics.off_policy_alarm import Alarm, AlarmLog, alarm_of
 from learner.diagnostics.theorem_meter import Cell

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bapo.config.supervision import SupervisionConfig
+from bapo.config.tree import SupervisionConfig
 from bapo.core.errors import DeadlineError
 from services.launcher.session import progress_mark as mark_of_run
 from services.launcher.session import why_still

@@ -1,7 +1,7 @@
 """BAPO: Batch Adaptation Policy Optimization, section 3.2 and algorithm 1 of the paper.
 
     X_on --online filter-------------------------------------> X1 --.
-    B_bad --asked again with pi_theta_t--> c1 < mu' < 1 -----> X2 --+--> D_t
+    B_bad --re-evaluated with pi_theta_t--> c1 < mu' < 1 -----> X2 --+--> D_t
     B_high --c2 <= mu <= c3, the latest S steps--------------> X3 --'
 
 `compose` is lines 8-17 of docs/paper.md, Algorithm 1; the learner does the rest. No prompt occurs twice in D_t:
@@ -164,7 +164,7 @@ def reused(
 
 
 def youngest(settings: AlgorithmConfig, view: AssemblyView, taken: Collection[str], room: int) -> Groups:
-    """What joins X3 besides eq. 7: informative groups, youngest first, then nearest to mu = 1/2, then in the order of
+    """What joins X3 next to eq. 7: informative groups, youngest first, then nearest to mu = 1/2, then in the order of
     B_high (ADR 0122)."""
     if room <= 0 or settings.x3_choice == "window":
         return ()

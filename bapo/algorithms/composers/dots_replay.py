@@ -23,7 +23,7 @@ class DotsReplay(FreshOnly):
     name = "dots_replay"
 
     def compose(self, view: AssemblyView, rng: Rng) -> Decision:
-        """D_t, and the memory with this step's fresh groups behind it."""
+        """D_t, and the memory with this step's fresh groups after it."""
         settings, replay = self._settings, self._settings.replay
         x1, reasons = filtered_fresh(settings, view.fresh, rng("online_filter"))
         taken = {stat.prompt_id for stat in x1}

@@ -1,4 +1,4 @@
-"""LUFFY (arXiv 2504.14945): every group has one row of an expert beside G - 1 sampled ones, under one baseline.
+"""LUFFY (arXiv 2504.14945): every group has one row of an expert next to G - 1 sampled ones, under one baseline.
 
 The worker adds the row (`algorithm.num_experts`, `Task.expert`); here all groups of the step train whole. The loss
 treats the expert's tokens by policy shaping.

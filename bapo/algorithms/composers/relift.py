@@ -49,7 +49,7 @@ class Relift(FreshOnly):
         )
 
     def _taken(self, queue: Groups) -> tuple[Groups, Groups]:
-        """(the newest N, the rest) when so many wait, else (none, all)."""
+        """(the newest N, the rest) when that many wait, else (none, all)."""
         number = self._settings.replay.sft_items or self._settings.batch_size
         if len(queue) < number:
             return (), queue

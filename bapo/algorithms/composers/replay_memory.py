@@ -14,7 +14,7 @@ Row = tuple[int, int]
 
 
 def with_fresh(memory: Iterable[GroupStat], fresh: Iterable[GroupStat], step: int) -> Groups:
-    """The memory and behind it the fresh groups, born in this step."""
+    """The memory and after it the fresh groups, born in this step."""
     return (*memory, *(stat.born(step) for stat in fresh))
 
 

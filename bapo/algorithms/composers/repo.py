@@ -10,7 +10,7 @@ are there, k = `replay.num_rows` of them train with its fresh group, as rows of 
     max_variance_k  the k with the largest population variance of rewards, among those the larger sum
 
 The fresh responses enter the memory after the choice. With G = 8 replay begins at a prompt's third visit. Whether
-stored rows are normalised apart from fresh ones (RePO's `split`) is the loss's affair: it knows them by `replayed`.
+stored rows are normalized apart from fresh ones (RePO's `split`) is the loss's affair: it knows them by `replayed`.
 Does not use: c1, c2, c3, X2, X3, `online_filter`.
 """
 

@@ -62,7 +62,7 @@ class PromptSelector(Protocol):
     name: str
 
     def references(self, step: int) -> Indices:
-        """Prompts to be sampled only to be looked at, before `propose(step, ...)`; empty for most rules."""
+        """Prompts sampled only to be measured, before `propose(step, ...)`; empty for most rules."""
         ...
 
     def observe_references(self, step: int, outcomes: Outcomes) -> None:
@@ -72,7 +72,7 @@ class PromptSelector(Protocol):
     def propose(self, step: int, n: int) -> Indices:
         """[min(n, N)] different prompts, best first: the first of a longer proposal are the shorter one.
 
-        The first B become the step's requests; those behind them replace requests that failed for good.
+        The first B become the step's requests; those after them replace requests that failed for good.
         """
         ...
 
@@ -81,7 +81,7 @@ class PromptSelector(Protocol):
         ...
 
     def state(self) -> State:
-        """Everything that was learnt."""
+        """Everything that was learned."""
         ...
 
     def restore(self, state: State) -> None:
@@ -132,11 +132,8 @@ def first_by_weight(log_weights: Floats, n: int, rng: np.random.Generator) -> In
     return np.argsort(-keys, kind="stable")[:n]
 
 
-# What a selector has learnt, as bytes: msgpack of the selector's name and its arrays, little-endian.
-
-
 def pack_state(name: str, state: State) -> bytes:
-    """The state of the selector `name`."""
+    """The state of the selector `name` as msgpack: its name and its arrays, little-endian."""
     arrays = {key: _little_endian(array) for key, array in state.items()}
     rows = {key: (array.dtype.str, array.shape, array.tobytes()) for key, array in arrays.items()}
     data: bytes = msgpack.packb((name, rows))

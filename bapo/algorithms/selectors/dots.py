@@ -1,7 +1,7 @@
 """DOTS: measure a few prompts, predict all others, choose those that are predicted to be half right (docs/methods.md).
 
 Sun et al., *Improving Data Efficiency for LLM Reinforcement Fine-tuning Through Difficulty-targeted Online Data
-Selection and Rollout Replay*. Reduced: one linear projection, trained while the run goes on, where the authors train a
+Selection and Rollout Replay*. Reduced: one linear projection, trained during the run, where the authors train a
 network of three layers before it (ADR 0088).
 """
 
@@ -59,7 +59,7 @@ class Dots(Stateless):
         self._predicted = predict(self._predictor, embeddings, references, difficulty)
 
     def propose(self, step: int, n: int) -> Indices:
-        """The step's share of the draw, then what is behind the shares of all steps, then the other shares."""
+        """The step's share of the draw, then what is after the shares of all steps, then the other shares."""
         every = self._settings.reference_every
         turn = (step - 1) % every
         rng = generator_for(self._seed, step - turn, "dots")

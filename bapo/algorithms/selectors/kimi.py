@@ -33,7 +33,7 @@ class Kimi(Stateless):
         self._sampled: Floats = np.zeros(len(pool))
 
     def propose(self, step: int, n: int) -> Indices:
-        """See `PromptSelector.propose`. Prompts that never fail come last, and behind them those not admitted yet."""
+        """See `PromptSelector.propose`. Prompts that never fail come last, and after them those not admitted yet."""
         rng = generator_for(self._seed, step, "kimi")
         with np.errstate(divide="ignore"):
             log_weights = np.log(failure_rates(self._right, self._sampled))

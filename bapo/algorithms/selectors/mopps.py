@@ -27,7 +27,7 @@ class Mopps(Stateless):
         self._beta: Floats = np.full(len(pool), PRIOR)
 
     def propose(self, step: int, n: int) -> Indices:
-        """The candidates, fittest first, and behind them the prompts that are none."""
+        """The candidates, fittest first, then the prompts that are not candidates."""
         settings, rng = self._settings, generator_for(self._seed, step, "mopps")
         shuffled = rng.permutation(len(self._pool))
         candidates, others = np.split(shuffled, [round(settings.pool_ratio * self._batch_size)])

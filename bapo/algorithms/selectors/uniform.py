@@ -27,7 +27,7 @@ class Uniform(Stateless):
         return int(_order(self._seed, epoch, self._num)[place])
 
     def propose(self, step: int, n: int) -> Indices:
-        """The step's prompts, then those of the same epoch that come behind them, then those before."""
+        """The step's prompts, then those of the same epoch that come after them, then those before."""
         epoch, start = position((step - 1) * self._batch_size, self._num, self._batch_size)
         return np.roll(_order(self._seed, epoch, self._num), -start)[:n]
 
@@ -42,9 +42,6 @@ def make_selector(settings: SelectorConfig, pool: PromptPool, *, seed: int, batc
 def _order(seed: int, epoch: int, num_prompts: int) -> Indices:
     """Made once: two epochs are in use when a batch lies near the seam."""
     return np.array(epoch_order(seed, epoch, num_prompts), dtype=np.int64)
-
-
-# The order of prompts: epoch after epoch, each a new permutation, `drop_last` (docs/paper.md, Algorithm 1 line 6).
 
 
 def position(cursor: int, num_prompts: int, batch_size: int) -> tuple[int, int]:

@@ -52,7 +52,7 @@ class Token(Protocol):
 
 
 class Role(StrEnum):
-    """Who somebody is. What a role may do is written in the service that it calls."""
+    """The role of a caller. Each service has a table of what a role may do."""
 
     WORKER = "worker"
     """A rollout server and its workers: claim requests, push groups."""
@@ -155,7 +155,7 @@ class Keyring:
         self._known = _parse(text, ACCEPTED) if path is None else self._read(path)
 
     def role_of(self, token: str) -> Role | None:
-        """Whose token it is; None when it is nobody's. Compares with all accepted ones, whatever it finds."""
+        """Whose token it is; None when it is not accepted. Compares with all accepted ones, whatever it finds."""
         given = digest(token)
         if time.monotonic() - self._looked_s >= LOOK_AGAIN_S:
             self._look_again()

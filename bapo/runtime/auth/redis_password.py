@@ -1,4 +1,4 @@
-"""The password of a Redis that is shared: kept beside a set of tokens, used by the buffer service alone.
+"""The password of a Redis that is shared: kept next to a set of tokens, used by the buffer service alone.
 
     FOLDER/redis/password     for the buffer service: BAPO_REDIS_PASSWORD_FILE
            acl/users.acl      for the Redis server: --aclfile; holds a digest, no password
@@ -77,7 +77,7 @@ def password_file(url: str) -> Path | None:
 
 
 def problem_of_url(url: str) -> str:
-    """Why a URL can be no Redis of ours, to be said behind it; '' when it can."""
+    """Why a URL cannot be a Redis of ours, as the end of a message; '' when it can."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -89,7 +89,7 @@ def problem_of_url(url: str) -> str:
     if parts.scheme == "unix":
         return "" if parts.path and not parts.hostname else "names no socket: write unix:///path/to/redis.sock"
     try:
-        parts.port  # noqa: B018 - it is looked at now
+        parts.port  # noqa: B018 - parses it
     except ValueError as error:
         return f"has no port: {error}"
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():

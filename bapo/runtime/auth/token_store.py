@@ -43,7 +43,7 @@ ROLES = {
     "evaluator": Role.EVALUATOR,
     "dashboard": Role.VIEWER,
 }
-"""Whose token a process gets, by the last part of its module's name. The buffer service calls nobody."""
+"""Whose token a process gets, by the last part of its module's name. The buffer service calls no other service."""
 TOKEN_BYTES = 32
 ACTIVE = 2
 """Tokens of one role that may be valid at the same time."""
@@ -89,7 +89,7 @@ class TokenSet:
         fresh = secrets.token_urlsafe(TOKEN_BYTES)
         mine = [line for line in lines if line.startswith(f"{role} ")][1 - ACTIVE :]
         with storing(self.folder):
-            # The services first: no caller may hold a token that nobody accepts yet.
+            # The services first: no caller may hold a token that is not accepted yet.
             self._write(
                 [*(line for line in lines if not line.startswith(f"{role} ")), *mine, f"{role} {digest(fresh)}"]
             )
@@ -125,7 +125,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def find_tokens(run: Path, process: str) -> None:
-    """Let a process of a run that somebody starts by hand have what the launcher would have given it."""
+    """Let a process of a run that is started by hand have what the launcher would have given it."""
     given = {TOKEN, TOKEN_FILE, ACCEPTED, ACCEPTED_FILE} & os.environ.keys()
     tokens = TokenSet(run / FOLDER)
     if not given and os.access(tokens.accepted_path, os.R_OK):
@@ -135,7 +135,7 @@ def find_tokens(run: Path, process: str) -> None:
 def token_for_run(run: Path) -> Token | None:
     """What a command sends to the services of a run: its environment's token, else the operator's of the run.
 
-    Returns: None for a run without tokens. Raises: AccessError when the run's token belongs to somebody else.
+    Returns: None for a run without tokens. Raises: AccessError when the run's token belongs to another user.
     """
     if os.environ.get(TOKEN_FILE) or os.environ.get(TOKEN):
         return own_token()

@@ -13,12 +13,12 @@ LEFT_OUT = (
 )  # fmt: skip
 """Why a fresh group did not train."""
 USE = Label("use", ("trained", "left_out", "stale"))
-"""What became of a group at the first assembly that looked at it."""
+"""What became of a group at the first assembly that inspected it."""
 ANSWERS = (
     Reason.IMPROVED, Reason.STILL_HARD, Reason.SOLVED, Reason.NO_ROOM, Reason.DUPLICATE_PROMPT, Reason.LEFT_BAD,
     Reason.NO_VARIANCE, Reason.NOT_USED,
 )  # fmt: skip
-"""What became of a hard prompt that was asked again."""
+"""What became of a hard prompt that was re-evaluated."""
 
 MEMORY = Label("table", ("bad", "high"))
 EVICTIONS = ("improved", "solved", "expired", "replaced", "full", "dropped")

@@ -83,6 +83,6 @@ ORIGIN = Label("origin", ("x1", "x2", "x3"))
 PURPOSE = Label("purpose", ("fresh", "reevaluate", "evaluate"))
 TRAINING = Label("purpose", ("fresh", "reevaluate"))
 WORKER = Label("worker")
-"""Bounded by rollout.max_workers: a place of the fleet, whoever works there."""
+"""Bounded by rollout.max_workers: a place of the fleet, whichever worker has it."""
 SPLIT = Label("split")
 TASK = Label("task")

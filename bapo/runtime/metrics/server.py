@@ -183,8 +183,9 @@ def _disk(path: Path) -> _Disk:
 
 
 class HealthServer(ThreadingHTTPServer):
-    """A bounded number of callers, each for a bounded time: whoever reaches the port must not take all threads and
-    files of a learner. Those that hang up early are nothing to report: probes and scrapes have deadlines of their own.
+    """Serves up to MOST_CALLERS, each for up to LONGEST_CALL_S, so that callers cannot take all threads of a learner.
+
+    Callers that hang up early are not logged: probes and scrapes have deadlines of their own.
     """
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:

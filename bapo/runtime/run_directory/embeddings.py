@@ -1,6 +1,6 @@
 """The frozen embeddings of a run's training prompts: one .npz file with `ids` and `embeddings`, written once.
 
-The learner makes it of the base model, and whoever chooses prompts by it reads it; any other model may be its source
+The learner makes it of the base model, and prompt selectors read it; any other model may be its source
 (`selector.embeddings`). No pickle: both arrays are plain.
 """
 

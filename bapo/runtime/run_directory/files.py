@@ -35,7 +35,7 @@ def storing(path: Path, *refusals: type[Exception], when_full: str = FREE_SPACE)
     """Turn a refusal of the disk into a StorageError that names the file.
 
     Args:
-        refusals: errors besides OSError by which a library reports one.
+        refusals: errors other than OSError by which a library reports one.
         when_full: what to do about a disk that is full or broken; the default is for files of a run.
     """
     caught: tuple[type[Exception], ...] = (OSError, *refusals)
@@ -99,7 +99,7 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def _whole_lines_end(size: int, file: IO[bytes]) -> int:
-    """Offset behind the last newline: what follows it is half a line of a writer that was killed."""
+    """Offset after the last newline: what follows it is half a line of a writer that was killed."""
     if size == 0:
         return 0
     file.seek(size - 1)
@@ -110,7 +110,7 @@ def _whole_lines_end(size: int, file: IO[bytes]) -> int:
 
 
 def read_content(path: Path) -> bytes:
-    """All of a file. Raises: StorageError for one that may not be read, or is no file: a pipe would never end."""
+    """All of a file. Raises: StorageError for one that may not be read, or is not a file: a pipe would never end."""
     try:
         if path.exists() and not path.is_file():
             raise StorageError(f"cannot read {path}: it is no file")
@@ -169,7 +169,7 @@ class Lines:
         return (found.st_dev, found.st_ino) != self._identity or found.st_size < self._offset
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The whole lines behind those that were taken; one that is being written is left for later.
+        """The whole lines after those that were taken; one that is being written is left for later.
 
         A caller may stop between two lines and go on later. Raises: ContractError for a damaged line, StorageError.
         """

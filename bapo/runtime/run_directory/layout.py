@@ -5,7 +5,7 @@
         prometheus.json                     where its processes listen, for Prometheus (services/launcher/targets.py)
         metrics.jsonl                   one object per learner step
         evaluations.jsonl               one object per measured held-out split and version
-        groups/step-000012.parquet      one row per Fate: every group that the assembly of step 12 looked at
+        groups/step-000012.parquet      one row per Fate: every group that the assembly of step 12 inspected
         batches/step-000012.frame       the batch that step 12 trained, with its tokens (checkpoint.keep_batches)
         token_records/step-000012.parquet   text of all groups of step 12, and numbers of tokens (responses.py)
         diverged/step-000012.frame      the batch whose loss or gradient was not finite
@@ -140,7 +140,7 @@ class RunDirectory:
 
     @property
     def is_under_way(self) -> bool:
-        """The run may record more: it says so, and its launcher is there."""
+        """The run may record more: its status says so, and its launcher is alive."""
         fields = self.read_run()
         pid = fields.get("pid")
         return fields.get("status") in UNDER_WAY and isinstance(pid, int) and _is_there(pid)
@@ -179,7 +179,7 @@ class RunDirectory:
 
         Args:
             whole: refuse rows without what reports and comparisons need.
-        Raises: RecordError for a damaged line, but for a torn last one; StorageError.
+        Raises: RecordError for a damaged line, except a torn last one; StorageError.
         """
         return read_lines(self.path / "metrics.jsonl", WholeMetricsRow if whole else MetricsRow)
 
@@ -190,7 +190,7 @@ class RunDirectory:
     # -- groups
 
     def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
-        """One row per group that the assembly of `step` looked at. Raises: StorageError."""
+        """One row per group that the assembly of `step` inspected. Raises: StorageError."""
         import pyarrow.parquet  # here, because importing it takes 0.2 s
 
         path = self._groups_path(step)
@@ -306,7 +306,7 @@ class RunDirectory:
 def _is_there(pid: int) -> bool:
     try:
         return psutil.pid_exists(pid)
-    except OverflowError:  # of nobody's writing: larger than any process id
+    except OverflowError:  # not written by a launcher: larger than any process id
         return False
 
 

@@ -1,6 +1,6 @@
 """Texts and token records: what was sampled, and what the learner knew of every token, one parquet file per step.
 
-    RUN/token_records/step-000012.parquet   one row per response that step 12 looked at, group after group: those of
+    RUN/token_records/step-000012.parquet   one row per response that step 12 inspected, group after group: those of
                                             its batch, then those of groups that did not train
 
 In a step with a token record, text comes as pieces, one per token: joined they are the response. Numbers of tokens that
@@ -201,7 +201,7 @@ class TokenFiles:
         return int(found.get(_LEFT_OUT, b"0"))
 
     def shrink(self, max_bytes: int) -> list[int]:
-        """Remove the oldest steps until the folder is no larger, but never the newest; which were removed.
+        """Remove the oldest steps, never the newest, until the folder has at most `max_bytes`; returns the removed.
 
         Raises: StorageError.
         """
@@ -240,7 +240,7 @@ def _group_ids(path: Path, _: int) -> frozenset[str]:
 
 
 def _parts(groups: Sequence[Sequence[TokenRow]]) -> Iterator[list[TokenRow]]:
-    """Rows of whole groups, of at least PART_TOKENS tokens together but for the last part."""
+    """Rows of whole groups, of at least PART_TOKENS tokens together except the last part."""
     part: list[TokenRow] = []
     for rows in groups:
         part.extend(rows)

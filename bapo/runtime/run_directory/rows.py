@@ -1,126 +1,83 @@
-"""What the rows of a run directory are: keys and types, for records that another user or version may have left.
+"""Rows of a run directory: keys and types, checked on reading because another user or version may have written them.
 
-A row keeps all keys that it has; here stand those that somebody computes with. A `Number` is finite, and so is its
-square; what is a float may be NaN or infinite, because a learner that diverges writes that.
+Only keys that code computes with are listed; a row keeps all keys that it has. A plain float may be NaN or infinite,
+because a learner that diverges writes that.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from types import GenericAlias
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from bapo.core.errors import RecordError
+from bapo.core.types import Count, Seconds, Share, Version
 
 Number = Annotated[float, Meta(ge=-1e150, le=1e150)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+"""Finite, and so is its square."""
 Step = Annotated[int, Meta(ge=1, le=2**21)]
-Version = Annotated[int, Meta(ge=0, le=2**21)]
 
 
-class Cell(msgspec.Struct):
-    """One subset of a batch, or one age of it, under the theorem meter."""
-
-    policy: str
-    origin: Literal["x1", "x2", "x3"]
-    age: Count | None
-    num_groups: Count
+def _optional(names: str, kind: Any) -> list[tuple[str, Any, None]]:
+    """Fields that may be missing or null."""
+    return [(name, kind | None, None) for name in names.split()]
 
 
-class WholeCell(Cell, kw_only=True):
-    """The same with all that the report's table has."""
-
-    tv_tok: float
-    tv_tok_p95: float
-    tv_seq: float
-    kl_fwd: float
-    ess: float
-    delta_max: float
-    max_ratio: float
+def _with(row: type[msgspec.Struct], *fields: tuple[str, Any] | tuple[str, Any, Any]) -> type[msgspec.Struct]:
+    """The row with further fields, or with others in place of its own."""
+    return msgspec.defstruct(f"Whole{row.__name__}", fields, bases=(row,), kw_only=True)
 
 
-class Bound(msgspec.Struct):
-    """The bound of theorem 3.2 on one subset."""
-
-    origin: Literal["x1", "x2", "x3"]
-    gain: float
-    penalty_theta: float
-    penalty_current: float
-    paper: float
-    tight: float
-    paper_vacuous: bool
-    tight_vacuous: bool
+def _required(names: str, kind: Any) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
 
 
-class WholeBound(Bound, kw_only=True):
-    """The same with all that the report's table has."""
-
-    k: float
-
-
-class MetricsRow(msgspec.Struct):
-    """One line of metrics.jsonl."""
-
-    step: Step
-    policy_version: Version | None = None
-    reward_mean: Share | None = None
-    r_tot: Share | None = None
-    x1: Count | None = None
-    x2: Count | None = None
-    x3: Count | None = None
-    batch_size: Count | None = None
-    num_bad: Count | None = None
-    num_high: Count | None = None
-    num_updates: Count | None = None
-    num_tokens: Count | None = None
-    c2: float | None = None
-    c3: float | None = None
-    k1: float | None = None
-    k2: float | None = None
-    k2_on_grid: float | None = None
-    k3: float | None = None
-    loss: float | None = None
-    grad_norm: float | None = None
-    entropy: float | None = None
-    kl: float | None = None
-    clip_ratio: float | None = None
-    ratio_max: float | None = None
-    lr: float | None = None
-    staleness_x1_mean: float | None = None
-    staleness_x2_mean: float | None = None
-    staleness_x3_mean: float | None = None
-    tokens_per_s: float | None = None
-    time: Seconds | None = None
-    step_s: Seconds | None = None
-    wait_batch_s: Seconds | None = None
-    prox_s: Seconds | None = None
-    update_s: Seconds | None = None
-    diagnostics_s: Seconds | None = None
-    sync_s: Seconds | None = None
-    checkpoint_s: Seconds | None = None
-    divergences: Sequence[Cell] = ()
-    bounds: Sequence[Bound] = ()
-    warning: str | None = None
-
-
-class WholeMetricsRow(MetricsRow, kw_only=True):
-    """One line of metrics.jsonl with all that reports and comparisons need."""
-
-    reward_mean: Share
-    x1: Count
-    x2: Count
-    x3: Count
-    batch_size: Count
-    step_s: Seconds
-    grad_norm: Number | None = None
-    entropy: Number | None = None
-    divergences: Sequence[WholeCell] = ()
-    bounds: Sequence[WholeBound] = ()
+Origin = Literal["x1", "x2", "x3"]
+Cell = msgspec.defstruct("Cell", [("policy", str), ("origin", Origin), ("age", Count | None), ("num_groups", Count)])
+"""One subset of a batch, or one age of it, in the off-policy diagnostics."""
+WholeCell = _with(Cell, *_required("tv_tok tv_tok_p95 tv_seq kl_fwd ess delta_max max_ratio", float))
+"""The same with all that the report's table has."""
+Bound = msgspec.defstruct(
+    "Bound",
+    [
+        ("origin", Origin),
+        *_required("gain penalty_theta penalty_current paper tight", float),
+        *_required("paper_vacuous tight_vacuous", bool),
+    ],
+)
+"""The bound of theorem 3.2 on one subset."""
+WholeBound = _with(Bound, ("k", float))
+"""The same with all that the report's table has."""
+MetricsRow = msgspec.defstruct(
+    "MetricsRow",
+    [
+        ("step", Step),
+        *_optional("policy_version", Version),
+        *_optional("reward_mean r_tot", Share),
+        *_optional("x1 x2 x3 batch_size num_bad num_high num_updates num_tokens", Count),
+        *_optional("c2 c3 k1 k2 k2_on_grid k3 loss grad_norm entropy kl clip_ratio ratio_max lr tokens_per_s", float),
+        *_optional("staleness_x1_mean staleness_x2_mean staleness_x3_mean", float),
+        *_optional("time step_s wait_batch_s prox_s update_s diagnostics_s sync_s checkpoint_s", Seconds),
+        ("divergences", GenericAlias(list, Cell), ()),
+        ("bounds", GenericAlias(list, Bound), ()),
+        ("warning", str | None, None),
+    ],
+)
+"""One line of metrics.jsonl."""
+WholeMetricsRow = _with(
+    MetricsRow,
+    ("reward_mean", Share),
+    *_required("x1 x2 x3 batch_size", Count),
+    ("step_s", Seconds),
+    *_optional("grad_norm entropy", Number),
+    ("divergences", GenericAlias(list, WholeCell), ()),
+    ("bounds", GenericAlias(list, WholeBound), ()),
+)
+"""One line of metrics.jsonl with all that reports and comparisons need."""
 
 
 class EvaluationRow(msgspec.Struct):
@@ -140,19 +97,10 @@ class EvaluationRow(msgspec.Struct):
     rewards: dict[str, Annotated[list[Share], Meta(min_length=1)]] | None = None
 
 
-class WholeEvaluationRow(EvaluationRow, kw_only=True):
-    """One line of evaluations.jsonl with all that reports and comparisons need."""
-
-    split: str
-    step: Version
-    accuracy: Share
-    low: Share
-    high: Share
-    num_prompts: Count
-    num_samples: Count
-    mean_tokens: Number
-    truncated_share: Share
-    rewards: dict[str, Annotated[list[Share], Meta(min_length=1)]]
+_MEASURED = "split step accuracy low high num_prompts num_samples mean_tokens truncated_share rewards"
+_HINTS = get_type_hints(EvaluationRow, include_extras=True)
+WholeEvaluationRow = _with(EvaluationRow, *((name, get_args(_HINTS[name])[0]) for name in _MEASURED.split()))
+"""One line of evaluations.jsonl with all that reports and comparisons need."""
 
 
 class Addresses(msgspec.Struct):
@@ -198,7 +146,7 @@ class ResultRow(msgspec.Struct):
 
 
 def object_of(data: bytes, where: str, kind: type[msgspec.Struct] | None) -> dict[str, Any]:
-    """The object that JSON holds. Raises: RecordError that says where which key is wrong."""
+    """The object in a line of JSON. Raises: RecordError that names the place and the key."""
     try:
         row = json.loads(data)
         if b"\\u" in data:
@@ -213,7 +161,7 @@ def object_of(data: bytes, where: str, kind: type[msgspec.Struct] | None) -> dic
 
 
 def require_row(row: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> None:
-    """Raises: RecordError that says where which key is wrong."""
+    """Raises: RecordError that names the place and the key."""
     try:
         msgspec.convert(row, kind)
     except (msgspec.ValidationError, RecursionError) as error:

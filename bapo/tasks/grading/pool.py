@@ -4,7 +4,7 @@ A failed grading is a `GradingError` with a `reason`, never a reward of 0: a fal
 B_bad. Each child grades one group at a time, so the number of children is the number of groups graded at once.
 
 A limit by RLIMIT would be an exception that a verifier's own `except Exception: return 0.0` makes a false 0, so the
-worker looks at the memory of a child that takes long, and kills it.
+worker reads the memory of a child that takes long, and kills it.
 
 Does not cover: limits of processors or network inside a verifier (containers do that).
 """
@@ -41,7 +41,7 @@ START_TIMEOUT_S = 60.0
 """Importing a user's task may be slow; grading has a deadline of its own."""
 STARTING = "of starting"
 LOOK_S = 0.25
-"""Between two looks at the memory of a child that works."""
+"""Between two readings of the memory of a child that works."""
 END_S = 5.0
 """Longest time between the end of a child's pipe and its own."""
 
@@ -49,7 +49,7 @@ Answer = TypeVar("Answer")
 
 
 class VerifierRaisedError(GradingError):
-    """The verifier raised, or returned what is no reward."""
+    """The verifier raised, or returned what is not a reward."""
 
     reason = "verifier_error"
 
@@ -155,7 +155,7 @@ class _Child:
 
     def __init__(self, task: TaskConfig) -> None:
         command = [sys.executable, "-m", "bapo.tasks.grading.process"]
-        # A child finds what its parent finds: a user's module beside the config, too.
+        # A child finds what its parent finds: a user's module next to the config, too.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = subprocess.Popen(
             command,

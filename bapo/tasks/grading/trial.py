@@ -43,7 +43,7 @@ class Trial:
 
     @property
     def num_rows(self) -> int:
-        """Rows that were looked at."""
+        """Rows that were inspected."""
         return sum(self.fates.values()) + self.unreadable
 
     @property

@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bapo.config.supervision import SupervisionConfig
+from bapo.config.tree import SupervisionConfig
 from bapo.core.errors import (
     ConfigError,
     DeadlineError,
