@@ -44,8 +44,6 @@ Edge = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A simulation and what it is compared with."""
-
     recording: Recording
     config: Config
     changes: list[str]
@@ -204,13 +202,10 @@ WIDE = 140
 BAR_CHARS = 24
 COLOURS = {Origin.X1: "blue", Origin.X2: "dark_orange", Origin.X3: "green"}
 BLOCKS = {Origin.X1: "█", Origin.X2: "▓", Origin.X3: "▒"}
-"""Different without colours too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """Means over a range of steps."""
-
     sizes: dict[Origin, float]
     bad: float
     high: float
@@ -220,13 +215,10 @@ class Mean:
 
     @property
     def total(self) -> float:
-        """Groups in the batch."""
         return sum(self.sizes.values())
 
 
 def mean_of(steps: Sequence[SimulatedStep]) -> Mean:
-    """Means over these steps, at least one."""
-
     def mean(values: Iterator[float]) -> float:
         return sum(values) / len(steps)
 

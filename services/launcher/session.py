@@ -154,7 +154,6 @@ class Session:
         return self._snapshot is not None and self._snapshot.is_denied
 
     def note(self, status: str) -> None:
-        """Tell run.json where the run is."""
         self.run.update_run(status=status, processes=self.children.facts())
 
     def _forget_targets(self) -> None:

@@ -39,8 +39,6 @@ ROUNDS, RANKINGS = "rounds", "rankings"
 
 
 class Buffer(Protocol):
-    """What proposals need of `bapo.transport.buffer_client.BufferClient`."""
-
     def status(self) -> BufferStatus: ...
 
     def enqueue(

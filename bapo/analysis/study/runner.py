@@ -35,10 +35,7 @@ FEW_STEPS = 5
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """Seconds of one whole run, measured."""
-
     by_method: Mapping[str, float]
-    """Mean of its finished runs."""
 
     def of(self, found: Found) -> float | None:
         """Seconds that this run still takes: by its method, else by the mean of all methods; None: nothing is known."""
@@ -113,8 +110,6 @@ FOR_REPLAY = ("batches",)
 
 
 class Process(Protocol):
-    """What is needed of `subprocess.Popen`."""
-
     def poll(self) -> int | None: ...
 
     def send_signal(self, sig: int) -> None: ...
@@ -122,26 +117,20 @@ class Process(Protocol):
 
 @dataclass(kw_only=True)
 class Running:
-    """A launcher process and the run it makes."""
-
     found: Found
     process: Process
     started_s: float
 
     @property
     def name(self) -> str:
-        """Of the run."""
         return self.found.run.name
 
     def step(self) -> int:
-        """Learner steps done."""
         return len(RunDirectory(self.found.run.path).read_metrics())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyProgress:
-    """What a progress line is made of."""
-
     num_runs: int
     finished: int
     failed: int
@@ -155,12 +144,9 @@ class StudyProgress:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """How a study ended this time."""
-
     failed: list[dict[str, Any]] = field(default_factory=list)
     """Lines of results.jsonl."""
     interrupted: list[str] = field(default_factory=list)
-    """Runs that the user ended."""
     left: list[str] = field(default_factory=list)
     """Runs that were not started: the user ended the study, or the budget was too small for them."""
 
@@ -187,8 +173,6 @@ class Interrupts:
 
 
 class Runner:
-    """One `bapo study` from its first start to its last end."""
-
     def __init__(
         self,
         study: Study,
@@ -237,7 +221,6 @@ class Runner:
         return outcome
 
     def _fill(self, waiting: list[Found]) -> None:
-        """Start runs on the free places."""
         while len(self._running) < self._parallel:
             estimates = mean_seconds(self._results.read())
             left_s = None if self._budget_s is None else self._budget_s - (self._now() - self._started_s)
@@ -250,7 +233,6 @@ class Runner:
             self._running.append(Running(found=found, process=process, started_s=self._now()))
 
     def _collect(self, outcome: Outcome, *, asked_to_end: bool) -> None:
-        """Remember every run that has ended."""
         for running in list(self._running):
             code = running.process.poll()
             if code is None:
@@ -369,7 +351,6 @@ def plan_lines(study: Study, found: Sequence[Found], estimates: Estimates, paral
 
 
 def remaining(waiting: Sequence[Found], estimates: Estimates, parallel: int) -> str:
-    """In words."""
     if not waiting:
         return "none"
     seconds = rest_s(waiting, (), estimates, parallel)
@@ -377,7 +358,6 @@ def remaining(waiting: Sequence[Found], estimates: Estimates, parallel: int) -> 
 
 
 def progress_line(look: StudyProgress) -> str:
-    """One line: what is done, what goes on, how much longer."""
     running = ", ".join(f"{found.run.name} {step}/{found.run.config.run.num_steps}" for found, step, _ in look.running)
     estimates = provisional(look.estimates, look.running)
     seconds = rest_s(look.waiting, [(found, age_s) for found, _, age_s in look.running], estimates, look.parallel)
@@ -387,7 +367,6 @@ def progress_line(look: StudyProgress) -> str:
 
 
 def end_lines(study: Study, outcome: Outcome, source: str) -> Iterator[str]:
-    """How it ended, what failed and why, and how to go on."""
     for row in outcome.failed:
         yield f"{row['run']} failed with exit code {row['exit_code']}: {row['reason']}"
     if outcome.failed:
