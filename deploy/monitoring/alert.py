@@ -53,11 +53,7 @@ class Alert:
 
     @property
     def annotations(self) -> dict[str, str]:
-        return {
-            "summary": self.summary,
-            "runbook": self.runbook,
-            "runbook_url": f"{DOCS}#{self.full_name.lower()}",
-        }
+        return {"summary": self.summary, "runbook": self.runbook, "runbook_url": f"{DOCS}#{self.full_name.lower()}"}
 
     def rule(self, clock: Clock) -> dict[str, Any]:
         found: dict[str, Any] = {"alert": self.full_name, "expr": self.expr(clock)}

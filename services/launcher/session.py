@@ -224,8 +224,7 @@ def remember(run: RunDirectory, **fields: Any) -> None:
 def lock(run: RunDirectory) -> AbstractContextManager[None]:
     """One launcher per run; the kernel gives the lock back however we end. Raises: ConfigError when another has it."""
     return locked(
-        run.path / ".lock",
-        f"run {run.path} is in progress in another process; look at it with `bapo watch {run.path}`",
+        run.path / ".lock", f"run {run.path} is in progress in another process; look at it with `bapo watch {run.path}`"
     )
 
 

@@ -29,9 +29,6 @@ from bapo.runtime.process import dying_with_parent
 from bapo.runtime.run_directory.files import replace_file, storing
 from bapo.runtime.run_directory.layout import RunDirectory
 
-FEW_STEPS = 5
-"""Before so many steps, the pace of a run says nothing."""
-
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
@@ -52,20 +49,6 @@ def mean_seconds(rows: Iterable[Mapping[str, object]]) -> Estimates:
         if row.get("status") == "finished" and row.get("in_one_start"):
             seconds.setdefault(str(row["method"]), []).append(float(str(row["wall_s"])))
     return Estimates({method: sum(values) / len(values) for method, values in seconds.items()})
-
-
-def provisional(estimates: Estimates, running: Iterable[tuple[Found, int, float]]) -> Estimates:
-    """The same, with methods that were never measured whole taken from how far their first runs have come.
-
-    Args:
-        running: each with its step and its age in seconds; start-up makes early guesses too long.
-    """
-    guesses: dict[str, float] = {}
-    for found, step, age_s in running:
-        done = step - found.step
-        if done >= FEW_STEPS:
-            guesses[found.run.method] = age_s * found.run.config.run.num_steps / done
-    return Estimates(guesses | dict(estimates.by_method))
 
 
 def next_run(waiting: Sequence[Found], estimates: Estimates, left_s: float | None) -> Found | None:
@@ -359,8 +342,7 @@ def remaining(waiting: Sequence[Found], estimates: Estimates, parallel: int) -> 
 
 def progress_line(look: StudyProgress) -> str:
     running = ", ".join(f"{found.run.name} {step}/{found.run.config.run.num_steps}" for found, step, _ in look.running)
-    estimates = provisional(look.estimates, look.running)
-    seconds = rest_s(look.waiting, [(found, age_s) for found, _, age_s in look.running], estimates, look.parallel)
+    seconds = rest_s(look.waiting, [(found, age_s) for found, _, age_s in look.running], look.estimates, look.parallel)
     failed = f", {look.failed} failed" if look.failed else ""
     eta = "ETA unknown yet" if seconds is None else f"ETA {duration(seconds)}"
     return f"{look.finished}/{look.num_runs} finished{failed} | {running} | {duration(look.elapsed_s)} | {eta}"

@@ -125,10 +125,7 @@ class History:
         """Prompts in each table behind the last step; empty when the replay differs."""
         last = self._decisions[-1] if self._decisions and not self.differs else None
         bad, high = (last.bad, last.high) if last else ((), ())
-        return {
-            "bad": frozenset(entry.prompt_id for entry in bad),
-            "high": frozenset(stat.prompt_id for stat in high),
-        }
+        return {"bad": frozenset(entry.prompt_id for entry in bad), "high": frozenset(stat.prompt_id for stat in high)}
 
     def _replay(self, step: RecordedStep) -> None:
         if self.differs or self._composer is None:

@@ -21,14 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bapo.config.supervision import SupervisionConfig
-from bapo.core.errors import (
-    ConfigError,
-    DeadlineError,
-    DivergenceError,
-    RankLostError,
-    StorageError,
-    UnavailableError,
-)
+from bapo.core.errors import ConfigError, DeadlineError, DivergenceError, RankLostError, StorageError, UnavailableError
 from bapo.runtime.logs import rotated_path
 from services.launcher.supervision.child_process import Child, kill_descendants
 
