@@ -27,7 +27,6 @@ class Watchdog:
 
     @property
     def still_s(self) -> float:
-        """Seconds since something moved."""
         return self._now() - self._moved_s
 
     def look(self, mark: Hashable, why: Callable[[], str]) -> str | None:

@@ -46,7 +46,6 @@ def settings() -> Any:
 
 
 def grid(rows: int, columns: int, *, size: tuple[float, float]) -> tuple[Figure, list[list[Axes]]]:
-    """One empty figure with rows x columns of axes."""
     from matplotlib.figure import Figure as New
 
     figure = New(figsize=size, layout="constrained")
@@ -54,7 +53,6 @@ def grid(rows: int, columns: int, *, size: tuple[float, float]) -> tuple[Figure,
 
 
 def label(axes: Axes, x_label: str, y_label: str, title: str = "") -> None:
-    """Words and a quiet grid."""
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.set_title(title)

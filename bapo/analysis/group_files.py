@@ -72,7 +72,6 @@ class GroupWriter:
             raise
 
     def write(self, groups: Sequence[Group], places: Sequence[Sequence[str]]) -> None:
-        """Rows, in order. Raises: StorageError."""
         with storing(self._path, when_full=ELSEWHERE):
             self._writer.write_table(_table(groups, places))
 

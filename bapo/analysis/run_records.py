@@ -14,8 +14,6 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Responses and tokens of one purpose."""
-
     responses: int = 0
     tokens: int = 0
 
@@ -25,8 +23,6 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Everything that one run spent."""
-
     fresh: Spent = Spent()
     reevaluate: Spent = Spent()
     evaluate: Spent = Spent()
@@ -94,8 +90,6 @@ PHASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Values over learner steps, with an interval where there is one."""
-
     name: str
     steps: Sequence[int]
     values: Sequence[float]

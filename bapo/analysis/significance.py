@@ -25,8 +25,6 @@ TAIL = 0.975
 
 @dataclass(frozen=True, slots=True)
 class PairTest:
-    """Prompts on which two methods disagree."""
-
     better: int
     """b: pairs that favour the second method."""
     worse: int

@@ -119,11 +119,9 @@ def report(
 # Tables of text in a terminal: cells as they are written, and columns that break between words as long as they can.
 
 GAP = 2
-"""Blanks between two columns."""
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Title, rows and note, as wide as the console."""
     shown = Shown(
         title=Text(plain_lines(table.title)),
         title_justify="left",

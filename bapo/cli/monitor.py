@@ -34,8 +34,7 @@ def watch(run: Run) -> None:
 
 
 def scale(
-    run: Run,
-    num: Annotated[int, typer.Argument(metavar="N", help="How many workers from now on.", min=1)],
+    run: Run, num: Annotated[int, typer.Argument(metavar="N", help="How many workers from now on.", min=1)]
 ) -> None:
     """Change the number of rollout workers while a run goes on.
 

@@ -90,7 +90,6 @@ def study(
 
 
 def _move(planned: Study, pack_into: Path | None, unpack_from: Path | None) -> None:
-    """Records out of the study's directory, or into it."""
     if pack_into and unpack_from:
         raise ConfigError("--pack and --unpack do opposite things: give one of them")
     if pack_into:

@@ -16,7 +16,6 @@ from bapo.runtime import build_info
 from bapo.runtime.run_directory.layout import RunDirectory
 
 ALONE = "buffer"
-"""`bapo up buffer`."""
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")]
 
 

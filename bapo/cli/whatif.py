@@ -44,8 +44,6 @@ Edge = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A simulation and what it is compared with."""
-
     recording: Recording
     config: Config
     changes: list[str]
@@ -109,7 +107,6 @@ def simulate(
         batch_size=result.config.algorithm.batch_size,
         changed=bool(result.changes),
         num_rows=rows,
-        width=console.width,
     )
     console.print("\n".join(map(plain, _head(result))), markup=False)
     console.print()
@@ -195,22 +192,11 @@ def _step_map(step: SimulatedStep) -> dict[str, Any]:
     }
 
 
-# The table of `bapo simulate`: recorded against simulated batches, in at most so many rows.
-#
-# At 80 columns the numbers fit; a wider terminal also shows each batch as a bar of X1, X2, X3 against B.
-
-WIDE = 140
-"""From this width on there is room for the bars."""
-BAR_CHARS = 24
 COLOURS = {Origin.X1: "blue", Origin.X2: "dark_orange", Origin.X3: "green"}
-BLOCKS = {Origin.X1: "█", Origin.X2: "▓", Origin.X3: "▒"}
-"""Different without colours too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """Means over a range of steps."""
-
     sizes: dict[Origin, float]
     bad: float
     high: float
@@ -220,13 +206,10 @@ class Mean:
 
     @property
     def total(self) -> float:
-        """Groups in the batch."""
         return sum(self.sizes.values())
 
 
 def mean_of(steps: Sequence[SimulatedStep]) -> Mean:
-    """Means over these steps, at least one."""
-
     def mean(values: Iterator[float]) -> float:
         return sum(values) / len(steps)
 
@@ -247,7 +230,6 @@ def comparison_table(
     batch_size: int,
     changed: bool,
     num_rows: int,
-    width: int,
 ) -> Table:
     """One row per step, or per range of steps where there are more than `num_rows`; a->b: recorded, simulated."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bright_black")
@@ -256,23 +238,16 @@ def comparison_table(
         table.add_column(origin.value.upper(), justify="right", style=COLOURS[origin], no_wrap=True)
     for name in (f"of {batch_size}", "B_bad", "B_high", "r_tot", "c2-c3"):
         table.add_column(name, justify="right", no_wrap=True)
-    bars = ["recorded", "simulated"] if changed else ["batch"]
-    if width >= WIDE:
-        key = " ".join(f"{origin.value.upper()} {BLOCKS[origin]}" for origin in Origin)
-        for name in bars:
-            table.add_column(f"{name}: {key}", no_wrap=True)
     if changed:
         table.add_column("unknown", justify="right", no_wrap=True)
     size = -(-len(simulated) // num_rows)
     for start in range(0, len(simulated), size):
         then, now = recorded[start : start + size], simulated[start : start + size]
-        table.add_row(*_cells(then, now, batch_size, changed=changed, wide=width >= WIDE))
+        table.add_row(*_cells(then, now, changed=changed))
     return table
 
 
-def _cells(
-    then: Sequence[SimulatedStep], now: Sequence[SimulatedStep], batch_size: int, *, changed: bool, wide: bool
-) -> Iterator[str | Text]:
+def _cells(then: Sequence[SimulatedStep], now: Sequence[SimulatedStep], *, changed: bool) -> Iterator[str | Text]:
     old, new = mean_of(then), mean_of(now)
     digits = 1 if len(now) > 1 else 0
 
@@ -288,22 +263,8 @@ def _cells(
     yield both(old.high, new.high)
     yield f"{new.r_tot:.2f}"
     yield f"{new.c2:.2f}-{new.c3:.2f}"
-    if wide:
-        yield from (_bar(mean, batch_size) for mean in ([old, new] if changed else [new]))
     if changed:
         yield str(sum(step.answers[Source.UNKNOWN] for step in now) or "-")
-
-
-def _bar(mean: Mean, batch_size: int) -> Text:
-    text = Text(no_wrap=True)
-    drawn, total = 0, 0.0
-    for origin in Origin:
-        total += mean.sizes[origin]
-        # Rounding the sums, not the parts, keeps the bar's length right.
-        end = round(min(total, batch_size) * BAR_CHARS / batch_size)
-        text.append(BLOCKS[origin] * (end - drawn), COLOURS[origin])
-        drawn = end
-    return text.append("·" * (BAR_CHARS - drawn), "bright_black")
 
 
 # `bapo explain`: why a prompt was or was not in a batch.

@@ -35,7 +35,6 @@ DASHBOARDS = {"run": RUN, "system": SYSTEM, "compute-ledger": LEDGER}
 
 
 def files() -> dict[str, str]:
-    """Path in the repository -> content."""
     found = {
         f"deploy/grafana/dashboards/{name}.json": json.dumps(dashboard_json(dashboard), indent=1) + "\n"
         for name, dashboard in DASHBOARDS.items()
@@ -53,12 +52,10 @@ def files() -> dict[str, str]:
 
 
 def to_yaml(document: Any) -> str:
-    """Readable, one long line per query."""
     return str(yaml.safe_dump(document, sort_keys=False, width=10_000))
 
 
 def for_operator(spec: dict[str, Any]) -> dict[str, Any]:
-    """The rules as the Prometheus operator takes them."""
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
@@ -68,7 +65,6 @@ def for_operator(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def datasources() -> dict[str, Any]:
-    """Grafana's way to Prometheus, under the uid that the dashboards name."""
     source = {
         "name": "Prometheus",
         "uid": DATASOURCE,
@@ -83,7 +79,6 @@ def datasources() -> dict[str, Any]:
 
 
 def providers() -> dict[str, Any]:
-    """Where Grafana finds the dashboards."""
     provider = {
         "name": "bapo",
         "folder": "BAPO",
@@ -97,7 +92,6 @@ def providers() -> dict[str, Any]:
 
 
 def with_runbook() -> str:
-    """docs/monitoring.md with a runbook of today."""
     text = (REPOSITORY / "docs/monitoring.md").read_text()
     head, _, rest = text.partition(BEGIN)
     return f"{head}{BEGIN}\n\n{runbook()}\n{END}{rest.partition(END)[2]}"
@@ -111,7 +105,6 @@ def host_and_port(text: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write, check, or print."""
     parser = argparse.ArgumentParser(
         prog="python -m deploy.monitoring", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -21,7 +21,6 @@ class Clock:
         return f"{max(1, round(seconds / self.speed))}s"
 
     def seconds(self, seconds: float) -> str:
-        """As a number of seconds that a query compares with."""
         return f"{seconds / self.speed:g}"
 
 
@@ -37,13 +36,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """One rule."""
-
     name: str
-    """Without the prefix."""
     severity: Literal["critical", "warning", "info"]
     summary: str
-    """What is the case."""
     runbook: str
     """What to do: one line of docs/monitoring.md."""
     expr: Callable[[Clock], str]
@@ -54,27 +49,19 @@ class Alert:
 
     @property
     def full_name(self) -> str:
-        """As Prometheus knows it."""
         return PREFIX + self.name
 
     @property
     def annotations(self) -> dict[str, str]:
-        """What a notification shows."""
-        return {
-            "summary": self.summary,
-            "runbook": self.runbook,
-            "runbook_url": f"{DOCS}#{self.full_name.lower()}",
-        }
+        return {"summary": self.summary, "runbook": self.runbook, "runbook_url": f"{DOCS}#{self.full_name.lower()}"}
 
     def rule(self, clock: Clock) -> dict[str, Any]:
-        """As the rules file has it."""
         found: dict[str, Any] = {"alert": self.full_name, "expr": self.expr(clock)}
         if self.for_s:
             found["for"] = clock.span(self.for_s)
         return found | {"labels": {"severity": self.severity}, "annotations": self.annotations}
 
     def test(self, case: Case, *, fires: bool) -> dict[str, Any]:
-        """As promtool's unit tests have it."""
         expected = {"exp_labels": {"severity": self.severity, **case.labels}, "exp_annotations": self.annotations}
         return {
             "name": f"{self.full_name} {'fires' if fires else 'stays quiet'}",

@@ -10,7 +10,6 @@ STEP = 'bapo_learner_phase_seconds_bucket{run="r",phase="step",le="%s"}'
 
 
 def newest(name: str) -> str:
-    """One value per run."""
     return f"max by (run) ({name})"
 
 

@@ -32,7 +32,6 @@ TITLES = {
 
 
 def metrics_page() -> str:
-    """docs/metrics.md."""
     parts = [HEAD]
     everywhere = [metric for metric in METRICS if len(metric.processes) == len(Process)]
     parts.append("## Every process\n\n" + _table(everywhere))

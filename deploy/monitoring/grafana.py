@@ -27,8 +27,6 @@ Kind = Literal["timeseries", "stat", "heatmap", "table", "bargauge", "alertlist"
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query of a panel."""
-
     expr: str
     legend: str = ""
 
@@ -60,16 +58,12 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A titled row of panels."""
-
     title: str
     panels: tuple[Panel, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dashboard:
-    """One page."""
-
     uid: str
     title: str
     help: str
@@ -105,7 +99,6 @@ def series_of(name: str, kind: str) -> tuple[str, ...]:
 
 
 def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
-    """As Grafana imports it."""
     panels: list[dict[str, Any]] = []
     y = 0
     for row in dashboard.rows:

@@ -36,7 +36,6 @@ RULES = Rules(
     open_paths=("/", "/{folder}/{file}"),  # a browser that opens a page can send no token
 )
 SMALL_BYTES = 4096
-"""Answers up to here are not compressed."""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -103,7 +102,6 @@ def _health(telemetry: Telemetry) -> APIRouter:
 
     @router.get("/metrics", response_class=Response)
     def metrics() -> Response:
-        """Prometheus text format."""
         return Response(telemetry.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -29,20 +29,15 @@ NAMES = {"vendor/echarts.common.min.js": "echarts"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asset:
-    """One file."""
-
     path: str
-    """`app/main.js`."""
     content: bytes
 
     @property
     def media_type(self) -> str:
-        """For the header Content-Type."""
         return TYPES[Path(self.path).suffix]
 
     @property
     def etag(self) -> str:
-        """Changes with the content."""
         return f'"{hashlib.sha256(self.content).hexdigest()[:32]}"'
 
     @property
@@ -60,7 +55,6 @@ def all_assets() -> Mapping[str, Asset]:
 
 
 def scripts() -> list[Asset]:
-    """The modules."""
     return [asset for asset in all_assets().values() if asset.path.endswith(".js")]
 
 
@@ -71,8 +65,6 @@ def page_modules() -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """index.html, filled."""
-
     html: bytes
     policy: str
     """Content-Security-Policy: scripts from here only, text never becomes markup, nobody else is called."""
@@ -136,7 +128,6 @@ def write_export(run: RunDirectory, path: Path) -> Path:
 
 
 def page_of(view: RunView) -> str:
-    """The file's text."""
     style = all_assets()["app/style.css"].content.decode()
     imports = {asset.name: _data_url(asset.content) for asset in scripts()}
     policy = f'<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY, quote=True)}">'

@@ -41,8 +41,6 @@ def live(view: RunView) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """One answer of the API."""
-
     name: str
     answer: Callable[..., Mapping[str, Any]]
     """Its keyword arguments are the query."""

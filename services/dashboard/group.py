@@ -13,7 +13,6 @@ from services.dashboard.prompts import PromptIndex
 from services.dashboard.run_view import RunView, number
 
 TOKENS = 2000
-"""Of each response, unless the caller wants more."""
 CHARS = 4
 """Of a token, about: what a text is cut by whose tokens are not known."""
 EXPORTED_TOKENS = 300_000

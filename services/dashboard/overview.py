@@ -31,7 +31,6 @@ CELL = ("origin", "age", "num_groups", "tv_tok", "ess", "delta_max")
 """Of each cell of the theorem meter under theta_t that has an age."""
 BOUND = ("origin", "num_groups", "gain", "penalty_theta", "penalty_current", "paper", "paper_vacuous", "tight",
          "tight_vacuous")  # fmt: skip
-"""Of each estimated bound."""
 
 
 class StepRows:
@@ -41,7 +40,6 @@ class StepRows:
         self._rows: list[list[Any]] = []
 
     def advance(self, step: RecordedStep) -> None:
-        """Take one step."""
         row = step.metrics or {}
         plain = [_second(row.get(name)) if name == "time" else number(row.get(name)) for name in FIELDS]
         self._rows.append([*plain, cells_of(row), bounds_of(row)])
@@ -53,13 +51,11 @@ class StepRows:
 
 
 def cells_of(row: Mapping[str, Any]) -> list[list[Any]]:
-    """One list of CELL per subset and age."""
     cells = (cell for cell in row.get("divergences", ()) if cell["policy"] == "theta_t" and cell["age"] is not None)
     return [[number(cell.get(name)) for name in CELL] for cell in cells]
 
 
 def bounds_of(row: Mapping[str, Any]) -> list[list[Any]]:
-    """One list of BOUND per subset."""
     return [[number(bound.get(name)) for name in BOUND] for bound in row.get("bounds", ())]
 
 
@@ -85,8 +81,6 @@ COLUMNS = (
 
 @dataclass(slots=True)
 class Seen:
-    """One prompt so far."""
-
     first: int
     """k at its first fresh visit."""
     last: int

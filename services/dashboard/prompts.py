@@ -28,8 +28,6 @@ EXPORTED = 300
 
 @dataclass(slots=True)
 class Summary:
-    """One prompt so far."""
-
     prompt_id: str
     fresh: list[tuple[int, int]] = field(default_factory=list)
     """(step, k) of its fresh groups of G responses."""
@@ -53,7 +51,6 @@ class PromptIndex:
         self._groups: dict[str, tuple[str, list[int]]] = {}
 
     def advance(self, step: RecordedStep) -> None:
-        """Take one step."""
         seen: set[str] = set()
         for fate in step.fates:
             found = self._prompts.setdefault(fate.prompt_id, Summary(fate.prompt_id, first_step=step.step))
@@ -109,7 +106,6 @@ def prompts(
 
 
 def exported_prompts(view: RunView) -> Iterable[dict[str, Any]]:
-    """The newest prompts, and every cell of the matrix that has any."""
     cells = {cell for found in view.fold(PromptIndex).prompts() if (cell := found.moved())}
     return [
         {},
@@ -160,7 +156,6 @@ def prompt(view: RunView, *, id: str) -> dict[str, Any]:
 
 
 def exported_prompt(view: RunView) -> Iterable[dict[str, Any]]:
-    """The prompts that were looked at last."""
     return [{"id": found.prompt_id} for found in islice(view.fold(PromptIndex).prompts(), EXPORTED)]
 
 

@@ -40,7 +40,6 @@ DIGITS = 6
 """Significant digits that are sent: a curve shows three."""
 
 BUFFER_TIMEOUT_S = 2.0
-"""For a call to the buffer: somebody looks on."""
 MOST_BATCHES = 1000
 """Compositions that are shown where there are no records of steps."""
 
@@ -73,7 +72,6 @@ class RunView:
     num_steps: int = 0
     """Steps that the folds were told of."""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    """Rows of evaluations.jsonl."""
     is_complete: bool = False
     """Whether that is all there is."""
     problem: str = ""
@@ -83,7 +81,6 @@ class RunView:
         self._begin(time.time_ns() // 1_000_000)
 
     def fold(self, kind: type[FoldType]) -> FoldType:
-        """The fold of this class."""
         return cast(FoldType, self._folds[kind])
 
     def first_new(self, since: int, generation: int) -> int:

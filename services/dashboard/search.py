@@ -19,7 +19,6 @@ LIMIT = 50
 TAKE_S = 0.08
 """Longest time that one answer reads token records; at least one file is read."""
 MOST_CHARS = 20_000
-"""Of one text."""
 MOST_INDEX_CHARS = 64 << 20
 """Of all documents; what comes later is not found. Both cases of a text are kept: 2 bytes per ASCII character."""
 AROUND = 60
@@ -30,8 +29,6 @@ Key = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """One document that was found."""
-
     key: Key
     snippet: str
     """Text around the longest word."""
@@ -80,7 +77,6 @@ class Texts:
         """Those whose text is in the index."""
 
     def advance(self, step: RecordedStep) -> None:
-        """Take the ids of one step."""
         for fate in step.fates:
             for kind, name in (("prompt", fate.prompt_id), ("group", fate.group_id)):
                 if name not in self._known:

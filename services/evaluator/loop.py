@@ -29,8 +29,6 @@ POLL_S = 0.5
 
 
 class Buffer(Protocol):
-    """What the evaluator needs of `bapo.transport.buffer_client.BufferClient`."""
-
     def progress(self) -> Progress: ...
 
     def status(self) -> BufferStatus: ...
@@ -43,8 +41,6 @@ class Buffer(Protocol):
 
 
 class Evaluator:
-    """Measures versions 1, some between, and T + 1."""
-
     def __init__(
         self,
         config: Config,

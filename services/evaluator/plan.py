@@ -19,8 +19,6 @@ BASE_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One measurement to be made, on every held-out split."""
-
     version: int
     num_prompts: int
     """Per split, where the split has as many."""

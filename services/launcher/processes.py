@@ -42,8 +42,6 @@ NO_GPUS = GpuPlan()
 
 
 class Starter:
-    """Makes the specs of one run."""
-
     def __init__(self, config: Config, run: RunDirectory, gpus: GpuPlan = NO_GPUS) -> None:
         self._config = config
         self._gpus = gpus
@@ -61,7 +59,6 @@ class Starter:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """Of every child."""
         return self._env
 
     def buffer(self, redis_url: str) -> ProcessSpec:
@@ -89,16 +86,13 @@ class Starter:
         )
 
     def scheduler(self) -> ProcessSpec:
-        """Fresh work and re-evaluation."""
         return replace(self._spec(SCHEDULER, "services.scheduler", may_end=True), restarts=Restarts.CRASHED)
 
     def evaluator(self, *, once: bool = False) -> ProcessSpec:
-        """Held-out measurement."""
         spec = self._spec(EVALUATOR, "services.evaluator", *(["--once"] if once else []), may_end=True)
         return replace(spec, restarts=Restarts.CRASHED)
 
     def dashboard(self) -> ProcessSpec:
-        """The web page of the run."""
         spec = self._spec(DASHBOARD, "services.dashboard", host=self._config.dashboard.host)
         return replace(spec, restarts=Restarts.CRASHED, again=lambda: self._same_port(DASHBOARD), is_optional=True)
 
@@ -184,7 +178,6 @@ def tokens_of(run: RunDirectory) -> TokenSet:
 
 
 def base_environment(config: Config) -> dict[str, str]:
-    """Ours, with what every child needs."""
     env = {name: value for name, value in os.environ.items() if name not in PRIVATE}
     env |= {
         # More threads than cores spin against each other: one per process unless its own setting says more.

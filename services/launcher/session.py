@@ -154,7 +154,6 @@ class Session:
         return self._snapshot is not None and self._snapshot.is_denied
 
     def note(self, status: str) -> None:
-        """Tell run.json where the run is."""
         self.run.update_run(status=status, processes=self.children.facts())
 
     def _forget_targets(self) -> None:
@@ -225,8 +224,7 @@ def remember(run: RunDirectory, **fields: Any) -> None:
 def lock(run: RunDirectory) -> AbstractContextManager[None]:
     """One launcher per run; the kernel gives the lock back however we end. Raises: ConfigError when another has it."""
     return locked(
-        run.path / ".lock",
-        f"run {run.path} is in progress in another process; look at it with `bapo watch {run.path}`",
+        run.path / ".lock", f"run {run.path} is in progress in another process; look at it with `bapo watch {run.path}`"
     )
 
 

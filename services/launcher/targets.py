@@ -17,8 +17,6 @@ FILE = "prometheus.json"
 
 
 class TargetFile:
-    """Keeps the file of one run up to date."""
-
     def __init__(self, run: RunDirectory, name: str, hosts: Mapping[str, str]) -> None:
         """
         Args:

@@ -31,8 +31,6 @@ LOOK_SOON_S = 0.2
 
 
 class Buffer(Protocol):
-    """What the scheduler needs of `bapo.transport.buffer_client.BufferClient`."""
-
     def progress(self, *, seen_step: int | None = None, wait_s: float = 0.0) -> Progress: ...
 
     def status(self) -> BufferStatus: ...
@@ -49,8 +47,6 @@ class Buffer(Protocol):
 
 
 class Scheduler:
-    """Feeds the workers until the learner has finished."""
-
     def __init__(
         self,
         config: Config,
@@ -182,7 +178,6 @@ class RoundClock:
         self._began: dict[int, float] = {}
 
     def issued(self, step: int, num_requests: int) -> None:
-        """The round of this step was given to the buffer."""
         self._issued.labels(outcome="asked" if num_requests else "empty").inc()
         if num_requests:
             self._began[step] = self._now()

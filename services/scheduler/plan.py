@@ -30,8 +30,6 @@ MAX_PER_CALL = 512
 
 
 class Rankings(Protocol):
-    """What the plan needs of `services.scheduler.proposals.Proposals`."""
-
     @property
     def newest(self) -> int: ...
 
@@ -156,7 +154,6 @@ class FreshPlan:
         )
 
     def prompt(self, cursor: int) -> Prompt:
-        """The prompt at a cursor of the uniform order."""
         return self._prompts[self._uniform.at(cursor)]
 
     def prompt_ids(self, step: int) -> frozenset[str]:

@@ -39,8 +39,6 @@ ROUNDS, RANKINGS = "rounds", "rankings"
 
 
 class Buffer(Protocol):
-    """What proposals need of `bapo.transport.buffer_client.BufferClient`."""
-
     def status(self) -> BufferStatus: ...
 
     def enqueue(
@@ -234,11 +232,7 @@ def make_pool(config: Config, run: RunDirectory, task: Task, prompts: Sequence[P
         _wait_for(path, EMBEDDING_S)
         return read_embeddings(path, prompt_ids)
 
-    return PromptPool(
-        prompt_ids=prompt_ids,
-        levels=_levels(task, prompts),
-        embed=embed,
-    )
+    return PromptPool(prompt_ids=prompt_ids, levels=_levels(task, prompts), embed=embed)
 
 
 def _levels(task: Task, prompts: Sequence[Prompt]) -> Floats | None:

@@ -120,7 +120,7 @@ def test_a_forged_line_of_a_study_is_named(tmp_path: Path) -> None:
 def test_every_command_that_reads_it_says_so_and_ends_with_2(
     run: RunDirectory, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = {"explain": ["all", "1"], "track": ["--to", "tensorboard"]}.get(command, [])
+    more = {"explain": ["all", "1"], "track": ["--to", "tensorboard"], "report": ["--out", "x"]}.get(command, [])
     run.append_metrics(metrics_row(3) | {"x1": "2"})
     assert "metrics.jsonl line 3: Expected `int" in refused(capsys, monkeypatch, command, str(run.path), *more)
 

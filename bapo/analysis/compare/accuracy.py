@@ -20,16 +20,12 @@ from bapo.core.text import count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedTest:
-    """Two methods at one seed, on the same prompts."""
-
     seed: int
     test: PairTest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versus:
-    """A method against the reference."""
-
     split: str
     difference: Estimate | None
     """Mean over shared seeds and prompts, with its interval over both; None without a shared seed."""
@@ -48,7 +44,6 @@ def base_accuracy(runs: Iterable[Measured], split: str) -> Estimate | None:
 
 
 def versus(reference: Method, method: Method, split: str) -> Versus:
-    """Their difference after training, paired by seed and prompt."""
     ours = {run.seed: run.means(split, last=True) for run in method.runs}
     theirs = {run.seed: run.means(split, last=True) for run in reference.runs}
     seeds = [seed for seed in theirs if ours.get(seed) and theirs[seed]]
@@ -132,7 +127,6 @@ class AtEqualResponses:
     """Training responses: what the cheapest of their runs spent in all."""
     seeds: tuple[int, ...]
     num_prompts: int
-    """That every measurement used has."""
     method: float
     reference: float
     """Mean accuracies on these prompts."""
@@ -273,7 +267,6 @@ def first_crossing(points: Sequence[tuple[float, float]], target: float) -> floa
 
 
 def shared_seeds(method: Method, other: Method) -> Iterator[tuple[Measured, Measured]]:
-    """Their runs with the same seed, in the order of seeds."""
     theirs = {run.seed: run for run in other.runs}
     yield from ((run, theirs[run.seed]) for run in method.runs if run.seed in theirs)
 

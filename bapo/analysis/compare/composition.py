@@ -43,7 +43,6 @@ def retained_share(run: Measured) -> float | None:
 
 
 def reevaluated(run: Measured) -> set[str]:
-    """Ids of the prompts that were asked again because they were hard."""
     return _reevaluated(run, None)
 
 
@@ -123,5 +122,4 @@ def trained(run: Measured) -> Iterator[tuple[int, Fate, bool]]:
 
 
 def not_its_own(fate: Fate) -> bool:
-    """Rows that no policy of ours sampled: an expert's."""
     return fate.kind == "sft" or Outcome.EXPERT in fate.outcomes

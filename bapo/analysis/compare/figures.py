@@ -28,8 +28,6 @@ WINDOW_SHARE = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One line."""
-
     label: str
     steps: Sequence[float]
     mean: Sequence[float]
@@ -65,32 +63,26 @@ def over_seeds(label: str, runs: Sequence[Points]) -> Series | None:
 
 
 def of_metric(method: Method, value: Callable[[Row], float | None]) -> Series | None:
-    """A column of metrics.jsonl, smoothed; steps without a value are left out."""
     return over_seeds(method.label, [_smooth([(r["step"], value(r)) for r in run.metrics]) for run in method.runs])
 
 
 def reward(method: Method) -> Series | None:
-    """Mean reward of all fresh responses (figure 4)."""
     return of_metric(method, lambda row: row["reward_mean"])
 
 
 def response_length(method: Method) -> Series | None:
-    """Mean tokens of a fresh response (figure 11)."""
     return over_seeds(method.label, [_smooth(response_lengths(run)) for run in method.runs])
 
 
 def cumulative_rollouts(method: Method) -> Series | None:
-    """Responses for training so far (figure 9)."""
     return over_seeds(method.label, [list(run.ledger.rollouts_by_step.items()) for run in method.runs])
 
 
 def accuracy(method: Method, split: str) -> Series | None:
-    """Held-out accuracy of a split (figure 12)."""
     return over_seeds(method.label, [curve(run, split) for run in method.runs])
 
 
 def average_accuracy(method: Method, splits: Sequence[str]) -> Series | None:
-    """Mean of the splits (figures 5, 6, 10)."""
     return over_seeds(method.label, [average_curve(run, splits) for run in method.runs]) if splits else None
 
 
@@ -122,7 +114,6 @@ def _smooth(points: Sequence[tuple[float, float | None]]) -> Points:
 
 
 Drawn = Figure | str
-"""A figure, or why these records hold none."""
 
 STEPS = "learner steps"
 ACCURACY = "held-out accuracy"
@@ -143,7 +134,6 @@ COLUMN_OF = {
 
 
 def training_reward(compared: Compared) -> Drawn:
-    """Figure 4."""
     return _single("mean reward of fresh responses", [reward(method) for method in compared.methods])
 
 
@@ -174,7 +164,6 @@ def ablations(compared: Compared) -> Drawn:
 
 
 def rollouts(compared: Compared) -> Drawn:
-    """Figure 9."""
     return _single("responses for training", [cumulative_rollouts(method) for method in compared.methods])
 
 
@@ -456,8 +445,6 @@ def _summed(runs: Sequence[list[list[int]]]) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One figure of the paper."""
-
     number: int
     title: str
     ours: str
@@ -466,7 +453,6 @@ class Entry:
 
     @property
     def key(self) -> str:
-        """File name."""
         return f"figure-{self.number:02d}"
 
 

@@ -43,16 +43,13 @@ class Measured:
     config: Config
     metrics: tuple[Row, ...]
     evaluations: tuple[Row, ...]
-    """In the order of versions."""
 
     @property
     def name(self) -> str:
-        """Of the run."""
         return self.directory.name
 
     @property
     def num_steps(self) -> int:
-        """Learner steps done."""
         return len(self.metrics)
 
     @property
@@ -73,7 +70,6 @@ class Measured:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """What it spent."""
         return ledger_of(self.groups, self.evaluations, self.metrics)
 
     @cached_property
@@ -86,7 +82,6 @@ class Measured:
         return float(ended) - float(started)
 
     def rows(self, split: str) -> list[Row]:
-        """Its measurements of one split."""
         return [row for row in self.evaluations if row["split"] == split]
 
     def means(self, split: str, *, last: bool) -> dict[str, float]:
@@ -100,8 +95,6 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A method and its runs, by seed."""
-
     name: str
     label: str
     runs: tuple[Measured, ...]
@@ -109,12 +102,10 @@ class Method:
 
     @property
     def config(self) -> Config:
-        """Of its first run."""
         return self.runs[0].config
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """In order."""
         return tuple(run.seed for run in self.runs)
 
 
@@ -136,7 +127,6 @@ class Compared:
 
     @property
     def others(self) -> tuple[Method, ...]:
-        """All methods but the reference."""
         return tuple(method for method in self.methods if method.name != self.reference.name)
 
     @property
@@ -162,7 +152,6 @@ def gather(paths: Sequence[str | Path]) -> Compared:
 
 
 def read_run(path: str | Path) -> Measured:
-    """One run. Raises: ConfigError."""
     directory = RunDirectory.open(path)
     config = load_resolved(directory.config_path)
     metrics = directory.read_metrics(whole=True)
@@ -181,7 +170,6 @@ def read_run(path: str | Path) -> Measured:
 
 
 def _gather_study(folder: Path) -> Compared:
-    """The finished runs of a study, in the order of its file."""
     file: StudyFile = parse_study((folder / "study.toml").read_text(encoding="utf-8"), str(folder / "study.toml"))
     states = {row["run"]: row for row in Results(folder).read()}
     runs, unfinished = [], []
@@ -269,7 +257,6 @@ def changed_settings(base: Method, method: Method) -> dict[str, str]:
 
 
 def changed_keys(base: Method, method: Method) -> set[str]:
-    """The names alone."""
     return set(changed_settings(base, method))
 
 
@@ -339,7 +326,6 @@ UNEQUAL_UPDATES = 0.05
 
 
 def remarks(compared: Compared) -> list[str]:
-    """One sentence per thing that a reader must know."""
     lines = [f"left out: {name}" for name in compared.unfinished]
     for key, values in other_differences(compared).items():
         kinds = (
@@ -367,7 +353,6 @@ def _unequal_updates(compared: Compared) -> list[str]:
 
 
 def _different_commits(compared: Compared) -> list[str]:
-    """Which runs were made by which code, if not all by the same."""
     by_code: dict[str, list[str]] = {}
     for method in compared.methods:
         for run in method.runs:

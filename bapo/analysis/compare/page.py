@@ -36,14 +36,12 @@ def write_comparison(compared: Compared, folder: Path, *, paper: bool) -> Path:
 
 
 def as_csv(table: Table) -> str:
-    """Header and rows, comma-separated."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([table.header, *table.rows])
     return text.getvalue()
 
 
 def as_markdown(table: Table) -> str:
-    """A heading, the table and its note."""
     lines = [table.header, ["---"] * len(table.header), *table.rows]
     body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
     return f"### {table.title}\n\n{body}\n\n{table.note}\n"

@@ -27,14 +27,11 @@ UNTRAINED = "none of them"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """Counts of prompts by (bin at first, bin at last)."""
-
     counts: tuple[tuple[int, ...], ...]
     """[n + 1][n + 1]: row = right responses at first, column = right responses at last."""
 
     @property
     def total(self) -> int:
-        """Prompts."""
         return sum(map(sum, self.counts))
 
     def _where(self, keep: int) -> int:
@@ -47,17 +44,14 @@ class Matrix:
 
     @property
     def better(self) -> int:
-        """Prompts above the diagonal."""
         return self._where(1)
 
     @property
     def worse(self) -> int:
-        """Prompts below the diagonal."""
         return self._where(-1)
 
     @property
     def unsolved(self) -> int:
-        """Prompts without a right response at first."""
         return sum(self.counts[0])
 
     @property
@@ -67,7 +61,6 @@ class Matrix:
 
     @property
     def lost(self) -> int:
-        """Prompts with a right response at first and none at last."""
         return sum(row[0] for row in self.counts[1:])
 
 
@@ -210,7 +203,6 @@ class Unsolved:
 
     @property
     def size(self) -> float:
-        """Prompts that a base measurement leaves unsolved, on average."""
         return sum(self.weights.values())
 
 
@@ -264,7 +256,6 @@ def rescued_more(method: Method, reference: Method, split: str, population: Unso
 
 
 def base_of(run: Measured) -> str:
-    """What two runs must share to have the same base model."""
     return run.config.model.model_dump_json()
 
 

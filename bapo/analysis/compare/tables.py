@@ -62,15 +62,11 @@ DASH = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of text under a header."""
-
     key: str
-    """Its file name."""
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
-    """What a reader must know."""
 
 
 def name_of(method: Method) -> str:
@@ -123,7 +119,6 @@ LARGE = 4.0
 
 @cache
 def published() -> dict[str, Any]:
-    """The whole file."""
     return tomllib.loads(PATH.read_text(encoding="utf-8"))
 
 
@@ -154,7 +149,6 @@ def type_of(method: str) -> str | None:
 
 
 def rescued_of(method: str) -> float | None:
-    """Share of prompts at 0/8 that improved, in [0, 1]."""
     found = published()["rescued"].get(_key(method))
     return None if found is None else found / 100
 
@@ -168,7 +162,6 @@ EXTREME = 1000
 
 
 def table_against(compared: Compared) -> Table:
-    """Each method against its references after training."""
     rows = []
     for one in contrasts(compared):
         for split in compared.splits:
@@ -196,7 +189,6 @@ def table_against(compared: Compared) -> Table:
 
 
 def table_equal_responses(compared: Compared) -> Table:
-    """Each method against its references after as many training responses."""
     rows = []
     for one in contrasts(compared):
         for split in compared.splits:
@@ -437,7 +429,6 @@ def table_attribution(compared: Compared, *, paper: bool = False) -> Table:
 
 
 def _bases(compared: Compared) -> dict[str, list[Measured]]:
-    """Base model -> its runs."""
     found: dict[str, list[Measured]] = {}
     for method in compared.methods:
         for run in method.runs:
@@ -478,7 +469,6 @@ ROLLOUTS = "rollouts (maths)"
 
 
 def all_tables(compared: Compared, *, paper: bool) -> list[Table]:
-    """Every table that these runs have something for."""
     tables = [table_1(compared, paper=paper), table_2(compared, paper=paper)]
     if len(compared.methods) > 1 and compared.splits:
         tables += [table_against(compared), table_equal_responses(compared), table_responses_for(compared)]
@@ -516,7 +506,6 @@ def table_1(compared: Compared, *, paper: bool = False) -> Table:
 
 
 def table_2(compared: Compared, *, paper: bool = False) -> Table:
-    """Time, and responses and tokens by purpose: means over seeds."""
     header = [
         "method",
         "steps",
@@ -565,7 +554,6 @@ def table_2(compared: Compared, *, paper: bool = False) -> Table:
 
 
 def table_settings(compared: Compared) -> Table:
-    """In which settings methods differ from the reference."""
     rows = []
     for method in compared.others:
         settings = changed_settings(compared.reference, method)

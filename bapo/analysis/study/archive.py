@@ -40,8 +40,6 @@ MEMBER_MAX_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Names of runs."""
-
     runs: tuple[str, ...]
     left: tuple[str, ...]
     """Packed: those that are not finished. Unpacked: those that have a directory already."""
@@ -126,7 +124,6 @@ def _read(path: Path) -> dict[str, bytes]:
 
 
 def _rows(path: Path, lines: bytes) -> list[dict[str, Any]]:
-    """Raises: ConfigError."""
     try:
         rows = [json.loads(line) for line in lines.splitlines()]
     except (ValueError, RecursionError) as error:

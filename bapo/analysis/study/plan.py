@@ -106,12 +106,9 @@ RESERVED = ("preset", "run.name", "run.root", "run.seed", *(f"{section}.port" fo
 
 
 class StudySettings(Frozen):
-    """`[study]`."""
-
     name: str = Field(pattern=NAME_PATTERN)
     """Its directory is `<root>/<name>`."""
     root: str = "outputs"
-    """Folder of study directories."""
     seeds: tuple[int, ...] = Field(min_length=1)
     """Seeds of every method that names none itself."""
     seed_keys: tuple[str, ...] = ()
@@ -127,10 +124,7 @@ class StudySettings(Frozen):
 
 
 class MethodSettings(Frozen):
-    """`[methods.NAME]`."""
-
     preset: str
-    """The preset that lies beneath everything."""
     label: str = ""
     """What tables and figures call it; empty: its name."""
     seeds: tuple[int, ...] | None = Field(None, min_length=1)
@@ -138,44 +132,32 @@ class MethodSettings(Frozen):
     may_differ: tuple[str, ...] = ()
     """Settings that make the comparison unequal and are meant to: reports say so beside the method."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Sections as in a configuration file."""
 
 
 class StudyFile(Frozen):
-    """The whole file."""
-
     study: StudySettings
     common: dict[str, Any] = Field(default_factory=dict)
-    """Settings of every run."""
     methods: dict[str, MethodSettings] = Field(min_length=1)
     """The first one is what the others are compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """One method with one seed."""
-
     method: str
     seed: int
     path: Path
-    """Of its run directory."""
     config: Config
 
     @property
     def name(self) -> str:
-        """Name of the run."""
         return self.path.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What STUDY.toml means."""
-
     path: Path
-    """Of the study's directory."""
     file: StudyFile
     text: str
-    """Of STUDY.toml."""
     runs: tuple[PlannedRun, ...]
     """Seed after seed, so that a study that is cut short has all methods at its first seeds."""
 
@@ -230,13 +212,11 @@ def parse_study(text: str, source: str) -> StudyFile:
 
 
 def seeds_of(file: StudyFile, method: str) -> tuple[int, ...]:
-    """Its own, or those of the study."""
     own = file.methods[method].seeds
     return file.study.seeds if own is None else own
 
 
 def run_name(method: str, seed: int) -> str:
-    """Name of a run and of its directory."""
     return f"{method}-s{seed}"
 
 

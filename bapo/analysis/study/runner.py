@@ -29,16 +29,10 @@ from bapo.runtime.process import dying_with_parent
 from bapo.runtime.run_directory.files import replace_file, storing
 from bapo.runtime.run_directory.layout import RunDirectory
 
-FEW_STEPS = 5
-"""Before so many steps, the pace of a run says nothing."""
-
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """Seconds of one whole run, measured."""
-
     by_method: Mapping[str, float]
-    """Mean of its finished runs."""
 
     def of(self, found: Found) -> float | None:
         """Seconds that this run still takes: by its method, else by the mean of all methods; None: nothing is known."""
@@ -55,20 +49,6 @@ def mean_seconds(rows: Iterable[Mapping[str, object]]) -> Estimates:
         if row.get("status") == "finished" and row.get("in_one_start"):
             seconds.setdefault(str(row["method"]), []).append(float(str(row["wall_s"])))
     return Estimates({method: sum(values) / len(values) for method, values in seconds.items()})
-
-
-def provisional(estimates: Estimates, running: Iterable[tuple[Found, int, float]]) -> Estimates:
-    """The same, with methods that were never measured whole taken from how far their first runs have come.
-
-    Args:
-        running: each with its step and its age in seconds; start-up makes early guesses too long.
-    """
-    guesses: dict[str, float] = {}
-    for found, step, age_s in running:
-        done = step - found.step
-        if done >= FEW_STEPS:
-            guesses[found.run.method] = age_s * found.run.config.run.num_steps / done
-    return Estimates(guesses | dict(estimates.by_method))
 
 
 def next_run(waiting: Sequence[Found], estimates: Estimates, left_s: float | None) -> Found | None:
@@ -113,8 +93,6 @@ FOR_REPLAY = ("batches",)
 
 
 class Process(Protocol):
-    """What is needed of `subprocess.Popen`."""
-
     def poll(self) -> int | None: ...
 
     def send_signal(self, sig: int) -> None: ...
@@ -122,26 +100,20 @@ class Process(Protocol):
 
 @dataclass(kw_only=True)
 class Running:
-    """A launcher process and the run it makes."""
-
     found: Found
     process: Process
     started_s: float
 
     @property
     def name(self) -> str:
-        """Of the run."""
         return self.found.run.name
 
     def step(self) -> int:
-        """Learner steps done."""
         return len(RunDirectory(self.found.run.path).read_metrics())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyProgress:
-    """What a progress line is made of."""
-
     num_runs: int
     finished: int
     failed: int
@@ -155,12 +127,9 @@ class StudyProgress:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """How a study ended this time."""
-
     failed: list[dict[str, Any]] = field(default_factory=list)
     """Lines of results.jsonl."""
     interrupted: list[str] = field(default_factory=list)
-    """Runs that the user ended."""
     left: list[str] = field(default_factory=list)
     """Runs that were not started: the user ended the study, or the budget was too small for them."""
 
@@ -187,8 +156,6 @@ class Interrupts:
 
 
 class Runner:
-    """One `bapo study` from its first start to its last end."""
-
     def __init__(
         self,
         study: Study,
@@ -237,7 +204,6 @@ class Runner:
         return outcome
 
     def _fill(self, waiting: list[Found]) -> None:
-        """Start runs on the free places."""
         while len(self._running) < self._parallel:
             estimates = mean_seconds(self._results.read())
             left_s = None if self._budget_s is None else self._budget_s - (self._now() - self._started_s)
@@ -250,7 +216,6 @@ class Runner:
             self._running.append(Running(found=found, process=process, started_s=self._now()))
 
     def _collect(self, outcome: Outcome, *, asked_to_end: bool) -> None:
-        """Remember every run that has ended."""
         for running in list(self._running):
             code = running.process.poll()
             if code is None:
@@ -369,7 +334,6 @@ def plan_lines(study: Study, found: Sequence[Found], estimates: Estimates, paral
 
 
 def remaining(waiting: Sequence[Found], estimates: Estimates, parallel: int) -> str:
-    """In words."""
     if not waiting:
         return "none"
     seconds = rest_s(waiting, (), estimates, parallel)
@@ -377,17 +341,14 @@ def remaining(waiting: Sequence[Found], estimates: Estimates, parallel: int) -> 
 
 
 def progress_line(look: StudyProgress) -> str:
-    """One line: what is done, what goes on, how much longer."""
     running = ", ".join(f"{found.run.name} {step}/{found.run.config.run.num_steps}" for found, step, _ in look.running)
-    estimates = provisional(look.estimates, look.running)
-    seconds = rest_s(look.waiting, [(found, age_s) for found, _, age_s in look.running], estimates, look.parallel)
+    seconds = rest_s(look.waiting, [(found, age_s) for found, _, age_s in look.running], look.estimates, look.parallel)
     failed = f", {look.failed} failed" if look.failed else ""
     eta = "ETA unknown yet" if seconds is None else f"ETA {duration(seconds)}"
     return f"{look.finished}/{look.num_runs} finished{failed} | {running} | {duration(look.elapsed_s)} | {eta}"
 
 
 def end_lines(study: Study, outcome: Outcome, source: str) -> Iterator[str]:
-    """How it ended, what failed and why, and how to go on."""
     for row in outcome.failed:
         yield f"{row['run']} failed with exit code {row['exit_code']}: {row['reason']}"
     if outcome.failed:

@@ -28,8 +28,6 @@ MOVED = ("run.root", "rollout.sync_timeout_s", "learner.batch_timeout_s", "buffe
 
 
 class State(StrEnum):
-    """What has to be done for a run."""
-
     NEW = "new"
     RESUME = "resume"
     ANEW = "anew"
@@ -38,22 +36,17 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A planned run and what there is of it."""
-
     run: PlannedRun
     state: State
     step: int = 0
-    """Of its newest checkpoint."""
     before: str = ""
     """How the last attempt ended, as run.json says it."""
 
     @property
     def share_left(self) -> float:
-        """Of its steps."""
         return 0.0 if self.state is State.FINISHED else 1.0 - self.step / self.run.config.run.num_steps
 
     def __str__(self) -> str:
-        """What is going to happen, plainly."""
         was = f" (it was {self.before})" if self.before else ""
         if self.state is State.RESUME:
             return f"{self.run.name}: continued from its checkpoint after step {self.step}{was}"
@@ -63,7 +56,6 @@ class Found:
 
 
 def look(run: PlannedRun) -> Found:
-    """What there is of one run."""
     if not (run.path / "config.toml").is_file():
         return Found(run=run, state=State.NEW)
     directory = RunDirectory.open(run.path)
@@ -104,7 +96,6 @@ class Results:
         self.path = folder / "results.jsonl"
 
     def read(self) -> list[dict[str, Any]]:
-        """All lines. Raises: RecordError."""
         return read_lines(self.path, ResultRow)
 
     def remember(self, run: PlannedRun, *, exit_code: int, reason: str, wall_s: float, is_new: bool) -> dict[str, Any]:
@@ -138,7 +129,6 @@ class Results:
 
 
 def outcome(run: RunDirectory) -> dict[str, Any]:
-    """What a finished run did, spent and reached."""
     metrics, evaluations = run.read_metrics(whole=True), run.read_evaluations(whole=True)
     spent = ledger_of(run.read_groups(), evaluations, metrics)
     purposes = {"fresh": spent.fresh, "reevaluate": spent.reevaluate, "evaluate": spent.evaluate}

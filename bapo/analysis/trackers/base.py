@@ -12,31 +12,27 @@ from typing import Any, Protocol, cast
 
 import bapo.analysis.trackers
 from bapo.core.errors import ConfigError, did_you_mean
+from bapo.core.types import Version
 from bapo.runtime.run_directory.files import Lines
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow, Version
+from bapo.runtime.run_directory.rows import EvaluationRow, MetricsRow
 
 FACTORY = "make_tracker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """What a tracker is told of a run before its first step."""
-
     name: str
     folder: Path
     """Where it may keep files of its own."""
     project: str
     config: Mapping[str, Any]
-    """The resolved configuration."""
 
 
 class Tracker(Protocol):
     """Where numbers go. May raise anything: it is somebody else's service."""
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of one learner step, or measured at it."""
-        ...
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def close(self) -> None:
         """Everything is sent when this returns."""
@@ -111,6 +107,5 @@ def numbers_of(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def measured(row: Mapping[str, Any]) -> dict[str, float]:
-    """The accuracy of one held-out split, with its interval."""
     names = ("accuracy", "low", "high", "mean_tokens", "truncated_share")
     return {f"{row['split']}/{name}": float(row[name]) for name in names if row.get(name) is not None}

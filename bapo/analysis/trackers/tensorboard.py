@@ -11,8 +11,6 @@ EVENTS = "events.out.tfevents.*"
 
 
 class TensorBoard:
-    """One run's event file."""
-
     def __init__(self, run: TrackedRun) -> None:
         from tensorboardX import SummaryWriter  # optional
 
@@ -22,16 +20,13 @@ class TensorBoard:
         self._writer = SummaryWriter(str(run.folder))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Scalars at a step."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
-        """Flush, and end the file."""
         self._writer.close()
 
 
 def make_tracker(run: TrackedRun) -> TensorBoard:
-    """Called by the registry."""
     return TensorBoard(run)

@@ -14,8 +14,6 @@ STEP = "step"
 
 
 class WeightsAndBiases:
-    """One run there."""
-
     def __init__(self, run: TrackedRun) -> None:
         import wandb  # optional
 
@@ -25,7 +23,6 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric=STEP)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers over the learner's step."""
         self._run.log({**values, STEP: step})
 
     def close(self) -> None:
@@ -34,5 +31,4 @@ class WeightsAndBiases:
 
 
 def make_tracker(run: TrackedRun) -> WeightsAndBiases:
-    """Called by the registry."""
     return WeightsAndBiases(run)

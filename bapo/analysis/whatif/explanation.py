@@ -56,36 +56,29 @@ EVERYTHING = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One group that an assembly looked at."""
-
     config: Config
     step: SimulatedStep
     fate: Fate
 
     @property
     def settings(self) -> AlgorithmConfig:
-        """Of the composer."""
         return self.config.algorithm
 
     @property
     def stat(self) -> GroupStat:
-        """The group in numbers."""
         return stat_of(self.fate)
 
 
 def clause(case: Case) -> str:
-    """Why this group is or is not in the batch."""
     writer = _WRITERS.get(case.fate.reason)
     return writer(case) if writer else _generic(case)
 
 
 def number(value: float) -> str:
-    """0, 3, 0.375, 0.3125."""
     return f"{value:.4f}".rstrip("0").rstrip(".")
 
 
 def of_size(stat: GroupStat) -> str:
-    """k = 3 of 8."""
     return f"k = {number(stat.reward_sum)} of {stat.size}"
 
 
@@ -269,8 +262,6 @@ SHOWN_STEPS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The answer for one prompt and one step."""
-
     prompt_id: str
     step: int
     origin: Origin | None

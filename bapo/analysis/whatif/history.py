@@ -33,8 +33,6 @@ Change = Literal["entered", "renewed", "left"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """One group of a prompt that one assembly looked at."""
-
     step: int
     kind: Kind
     fate: Fate
@@ -52,8 +50,6 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """One change of a table, at the end of one step's assembly."""
-
     step: int
     table: Table
     change: Change
@@ -88,7 +84,6 @@ class History:
             self._composer, self.differs = None, str(error)
 
     def advance(self, step: RecordedStep) -> None:
-        """Take the next step."""
         index = len(self._steps)
         self._steps.append(step)
         for fate in step.fates:
@@ -104,7 +99,6 @@ class History:
 
     @property
     def num_steps(self) -> int:
-        """Steps that were told."""
         return len(self._steps)
 
     def decisions(self, first: int) -> Iterator[tuple[int, Decision | None]]:
@@ -122,7 +116,6 @@ class History:
         ]
 
     def transitions(self, prompt_id: str) -> list[Transition]:
-        """Every change of the tables that concerns a prompt, in order."""
         return [
             Transition(step=event.step, table=event.table, change=event.change, sentence=self._why(prompt_id, event))
             for event in self._events.get(prompt_id, ())
@@ -132,10 +125,7 @@ class History:
         """Prompts in each table behind the last step; empty when the replay differs."""
         last = self._decisions[-1] if self._decisions and not self.differs else None
         bad, high = (last.bad, last.high) if last else ((), ())
-        return {
-            "bad": frozenset(entry.prompt_id for entry in bad),
-            "high": frozenset(stat.prompt_id for stat in high),
-        }
+        return {"bad": frozenset(entry.prompt_id for entry in bad), "high": frozenset(stat.prompt_id for stat in high)}
 
     def _replay(self, step: RecordedStep) -> None:
         if self.differs or self._composer is None:

@@ -66,7 +66,6 @@ class Recording:
 
     @cached_property
     def prompt_ids(self) -> frozenset[str]:
-        """Of every prompt that any assembly looked at."""
         return frozenset(fate.prompt_id for step in self.steps for fate in step.fates)
 
     def step(self, number: int) -> RecordedStep:

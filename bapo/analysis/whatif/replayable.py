@@ -19,8 +19,6 @@ from bapo.runtime.run_directory.layout import RunDirectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
-    """How one step is repeated."""
-
     start: int
     """Step of the checkpoint to begin behind; 0: the base model."""
     frames: tuple[Path, ...]
@@ -28,7 +26,6 @@ class ReplayPlan:
 
     @property
     def step(self) -> int:
-        """The step that is repeated."""
         return self.start + len(self.frames)
 
 

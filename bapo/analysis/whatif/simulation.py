@@ -44,13 +44,10 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One re-evaluated group of a simulated run."""
-
     source: Source
     arrives_at: int
     """Step whose assembly sees it."""
     stat: GroupStat | None
-    """None when it is unknown."""
 
 
 class Answers:
@@ -103,8 +100,6 @@ PICKING_KEYS = ("name", "max_reevaluated", "hard_choice", "hard_worth")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedStep:
-    """One batch, and what it was made of."""
-
     view: AssemblyView
     decision: Decision
     answers: Counter[Source] = field(default_factory=Counter)
@@ -112,7 +107,6 @@ class SimulatedStep:
 
     @property
     def step(self) -> int:
-        """t."""
         return self.view.step
 
     @property
@@ -196,8 +190,6 @@ def _composed(composer: Composer, view: AssemblyView, rng: Rng) -> Decision:
 
 
 class _Rounds:
-    """Who is asked again when, and when the answers come."""
-
     def __init__(self, recording: Recording, config: Config, answers: Answers) -> None:
         self._recorded, self._config, self._answers = recording.config, config, answers
         self._composer: Composer = load_composer(config.algorithm)
@@ -250,12 +242,10 @@ def paid_by(steps: Sequence[SimulatedStep], step: int) -> Paid:
 
 
 def rng_at(config: Config, step: int) -> Rng:
-    """The generators of one step."""
     return lambda purpose: rng_for(config.run.seed, step, purpose)
 
 
 def _asks(config: Config, step: int) -> bool:
-    """Whether hard prompts are asked again at this step."""
     return config.algorithm.use_x2 and step % config.cadence.m == 0
 
 
@@ -287,12 +277,10 @@ class Reproduction:
 
     @property
     def exact(self) -> bool:
-        """Every step."""
         return self.first is None
 
     @property
     def sentence(self) -> str:
-        """One line for people."""
         text = f"reproduces the recorded batches: {self.num_same} of {self.num_steps} steps"
         return text if self.first is None else f"{text}; first difference in step {self.first[0]}: {self.first[1]}"
 
@@ -312,7 +300,6 @@ def compare(recording: Recording, simulated: Sequence[SimulatedStep]) -> Reprodu
 
 
 def differences_of(recorded: RecordedStep, simulated: SimulatedStep) -> Iterator[str]:
-    """What a replayed step has otherwise than the recorded one."""
     decision = simulated.decision
     for origin in Origin:
         then, now = recorded.batch[origin], _in_recorded_order(simulated, origin)

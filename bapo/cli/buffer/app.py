@@ -7,8 +7,7 @@ import typer
 from bapo.cli.buffer import files, inspect, maintain
 
 app = typer.Typer(
-    help="Look into a live buffer, check it, export its groups, take something out.",
-    no_args_is_help=True,
+    help="Look into a live buffer, check it, export its groups, take something out.", no_args_is_help=True
 )
 app.command()(inspect.stats)
 app.command()(inspect.bad)

@@ -20,12 +20,7 @@ AT_ONCE = 64
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that exists.")]
 
 
-def export(
-    file: ParquetFile,
-    url: Url = None,
-    run: Run = None,
-    force: Force = False,
-) -> None:
+def export(file: ParquetFile, url: Url = None, run: Run = None, force: Force = False) -> None:
     """Write every group of a live buffer into a parquet file: one row per group, tokens and log-probs as lists.
 
     pandas.read_parquet and datasets.load_dataset("parquet", ...) read it;

@@ -29,10 +29,8 @@ T = TypeVar("T")
 
 PIPE_CHARS = 200
 LONG_ID, LEAST_TEXT = 32, 12
-"""Characters."""
 GAP = "  "
 RETRY_S = 2.0
-"""Somebody waits at the terminal."""
 
 Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="The service, for example http://host:8700.")]
 Run = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Its run directory, or latest.")]
@@ -45,8 +43,6 @@ Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, hel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """One buffer service."""
-
     url: str
     client: BufferClient
     admin: BufferAdmin
@@ -101,7 +97,6 @@ def _hint(directory: RunDirectory | None) -> str:
 
 
 def print_json(value: Any) -> None:
-    """One document on stdout."""
     typer.echo(json.dumps(value, indent=2))
 
 
@@ -157,7 +152,6 @@ def table(
 
 
 def facts(rows: Sequence[tuple[str, str]]) -> Table:
-    """Name and value per line."""
     made = Table.grid(padding=(0, 2))
     made.add_column(style="bright_black", no_wrap=True)
     made.add_column(overflow="fold")

@@ -353,6 +353,6 @@ _FATE_COLUMNS = {name: _column_kind(hint) for name, hint in get_type_hints(Fate)
 def _fate_of(row: dict[str, Any], where: str) -> Fate:
     """Raises: RecordError."""
     try:
-        return fate_from_map({name: value for name, value in row.items() if name in _FATE_COLUMNS})
+        return fate_from_map({"outcomes": (), **{name: value for name, value in row.items() if name in _FATE_COLUMNS}})
     except ContractError as error:
         raise RecordError(f"{where}: {error}") from error

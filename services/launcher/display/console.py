@@ -19,15 +19,9 @@ from services.launcher.supervision.children import Interrupts, ProcessLine
 
 
 class Display(Protocol):
-    """Shows snapshots as they come."""
+    def show(self, snapshot: Snapshot) -> None: ...
 
-    def show(self, snapshot: Snapshot) -> None:
-        """The run has moved on."""
-        ...
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        ...
+    def say(self, text: str) -> None: ...
 
     def close(self) -> None:
         """Leave the terminal as it was found; what was shown last stays."""
@@ -35,13 +29,10 @@ class Display(Protocol):
 
 
 def make_display(console: Console) -> Display:
-    """The display that fits where the output goes."""
     return LiveDisplay(console) if console.is_terminal and not console.is_dumb_terminal else LineDisplay(console)
 
 
 class LiveDisplay:
-    """A table that is redrawn in place."""
-
     def __init__(self, console: Console) -> None:
         self._console = console
         # Redrawn by us alone: no thread of its own, so that a fork of the launcher stays safe.
@@ -53,11 +44,9 @@ class LiveDisplay:
         self._live.update(render(snapshot, *self._console.size), refresh=True)
 
     def say(self, text: str) -> None:
-        """Above the table."""
         self._console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Stop redrawing."""
         self._live.stop()
 
 
@@ -71,15 +60,12 @@ class LineDisplay:
         self._num_evaluations: int | None = None
         self._is_warned = False
         self._losses: set[str] = set()
-        """Kinds that were reported."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """Print what is new since the last snapshot."""
         for line in self._news(snapshot):
             self.say(line)
 
     def say(self, text: str) -> None:
-        """As it is: a terminal's width is no matter here."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -108,7 +94,6 @@ class LineDisplay:
         self._step = snapshot.step
 
     def _warning(self, row: Mapping[str, Any]) -> Iterator[str]:
-        """The first of warnings in a row."""
         text = row.get("warning")
         if text and not self._is_warned:
             yield f"warning at step {row['step']}: {text}"
@@ -125,7 +110,6 @@ def process_line(process: ProcessLine) -> str:
 
 
 def step_line(row: Mapping[str, Any], snapshot: Snapshot) -> str:
-    """One step, in the words of the glossary."""
     parts = " ".join(f"{origin}={row[origin]}" for origin in ORIGINS)
     left = f" left={duration(snapshot.left_s).replace(' ', '')}" if snapshot.left_s is not None else ""
     return (
@@ -137,7 +121,6 @@ def step_line(row: Mapping[str, Any], snapshot: Snapshot) -> str:
 
 
 def evaluation_line(row: Mapping[str, Any]) -> str:
-    """One measurement with its interval."""
     return (
         f"held-out {row['split']} at step {row['step']}: {percent(row['accuracy'])} "
         f"[{percent(row['low'])}, {percent(row['high'])}] of {row['num_prompts']} prompts"

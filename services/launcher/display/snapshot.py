@@ -42,8 +42,6 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A run at one moment."""
-
     name: str
     algorithm: str
     num_steps: int
@@ -55,9 +53,7 @@ class Snapshot:
     has_ended: bool = False
     processes: Sequence[ProcessLine] = ()
     metrics: Sequence[Row] = ()
-    """All steps so far."""
     evaluations: Sequence[Row] = ()
-    """All measurements so far."""
     status: BufferStatus | None = None
     silence: str = ""
     """Why the buffer service did not answer the last time; `status` is then an older one."""
@@ -124,7 +120,6 @@ class Observer:
         self._urls = {url for url in (buffer_url, fleet_url) if url} | self._urls
 
     def look(self, processes: Sequence[ProcessLine] = ()) -> Snapshot:
-        """The run now."""
         if time.monotonic() - self._asked_s >= SERVICE_EVERY_S:
             self._asked_s = time.monotonic()
             fields = self._run.read_run()
@@ -176,7 +171,6 @@ class _Rows:
         self._lines, self._rows = Lines(self._path, self._kind), list[Row]()
 
     def read(self) -> list[Row]:
-        """Those of all whole lines so far."""
         if self._lines.is_another_file():  # a resumed learner has cut it
             self._begin()
         self._rows += self._lines.read()

@@ -76,7 +76,6 @@ def losses_of(run: RunDirectory) -> Iterator[tuple[str, str]]:
 
 
 def evaluation_summary(run: RunDirectory) -> RenderableType:
-    """What one measurement found."""
     evaluations = run.read_evaluations()
     if not evaluations:
         return Text("nothing was measured")

@@ -23,7 +23,6 @@ from services.stalls import who_waits
 NUM_ROWS = 10
 """Latest steps that stay visible, where the terminal is high enough."""
 OTHER_ROWS = 14
-"""Lines of everything but the steps."""
 LABEL_CHARS = 11
 """Of "who waits" and its gap."""
 GAP = "   "
@@ -31,12 +30,10 @@ NARROW = 100
 """Below this width there is no room for the bar."""
 COLOURS = {"x1": "blue", "x2": "dark_orange", "x3": "green"}
 BLOCKS = {"x1": "█", "x2": "▓", "x3": "▒"}
-"""Different without colours too."""
 MARKS = {"starting": ("…", "yellow"), "ready": ("✓", "green"), "ended": ("·", "bright_black")}
 
 
 def render(snapshot: Snapshot, width: int, height: int = 24) -> RenderableType:
-    """The whole view, for a terminal of so many columns and lines."""
     parts: list[RenderableType] = [_headline(snapshot, width)]
     lost = list(losses(snapshot.counters, snapshot.metrics))
     starting = any(process.state == "starting" for process in snapshot.processes)

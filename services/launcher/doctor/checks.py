@@ -54,8 +54,6 @@ Download = Callable[[str, Iterable[str]], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that was looked at."""
-
     name: str
     status: Literal["ok", "warn", "fail"]
     detail: str
@@ -118,7 +116,6 @@ def _mapped() -> str:
 
 
 def ports(config: Config, *, with_learner: bool = True) -> Iterator[Check]:
-    """Every configured port must be free now."""
     for process, key, port in configured_ports(config):
         is_ours = not (process == LEARNER and not with_learner) and not (key == "buffer.port" and config.buffer.url)
         if port == 0 or not is_ours:
@@ -145,7 +142,6 @@ def ports(config: Config, *, with_learner: bool = True) -> Iterator[Check]:
 
 
 def redis(config: Config) -> Check:
-    """A server to start, or one that answers."""
     url = config.buffer.redis_url
     if config.buffer.url:
         return Check(name="redis", status="ok", detail=f"the buffer service at {config.buffer.url} has its own")
@@ -177,7 +173,6 @@ def redis_answer(url: str) -> str | None:
 
 
 def _asked(url: str, section: str) -> dict[str, Any] | str:
-    """What INFO answers, or why it does not."""
     from redis import Redis  # here: importing it takes 0.2 s, and most runs start their own
     from redis.backoff import NoBackoff
     from redis.exceptions import AuthenticationError, RedisError
@@ -293,7 +288,6 @@ def limits_of(config: Config) -> Iterator[Check]:
 
 
 def disk(config: Config) -> Check:
-    """Room where runs are kept."""
     folder = Path(config.run.root).resolve()
     while not folder.exists():
         folder = folder.parent

@@ -58,7 +58,6 @@ def run_doctor(config: Config, console: Console, *, as_json: bool, gpus: GpuProb
 
 
 def all_checks(config: Config, gpus: GpuProbe) -> Iterator[Check]:
-    """Fast ones first."""
     yield versions(config)
     yield checks.interpreter()
     yield from gpu_checks(config, gpus.look(), vllm_build=vllm_build(), is_cluster="RAY_ADDRESS" in os.environ)
@@ -78,7 +77,6 @@ def all_checks(config: Config, gpus: GpuProbe) -> Iterator[Check]:
 
 
 def versions(config: Config) -> Check:
-    """Python and the heavy packages."""
     have, missing = [f"python {sys.version_info.major}.{sys.version_info.minor}"], []
     for package, user in PACKAGES.items():
         version = installed(package)

@@ -46,34 +46,25 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU as the driver sees it."""
-
     name: str
     memory_mib: int
     capability: tuple[int, int]
-    """Compute capability, (major, minor)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torch:
-    """The installed torch."""
-
     version: str
     cuda: str | None
     """That it was built for, `12.9`; None: a build for CPUs."""
     count: int = 0
-    """GPUs that it can use."""
     architectures: tuple[str, ...] = ()
     """That it has code for: `sm_90`, and `compute_90`, which newer GPUs can translate."""
     nccl: str | None = None
     error: str = ""
-    """Why it cannot use GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """What was found."""
-
     gpus: tuple[Gpu, ...] = ()
     visible: tuple[str, ...] = ()
     """Those that CUDA_VISIBLE_DEVICES shows, by their names there."""
@@ -87,16 +78,12 @@ class Gpus:
 
 
 class GpuProbe(Protocol):
-    """Looks at a machine."""
-
     def look(self) -> Gpus:
         """What is there; never raises for a machine without GPUs."""
         ...
 
 
 class ThisMachine:
-    """Asks nvidia-smi and torch."""
-
     def look(self) -> Gpus:
         """Takes the seconds of importing torch."""
         torch = ask_torch()

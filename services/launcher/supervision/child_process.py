@@ -37,25 +37,20 @@ class Restarts(Enum):
 
     NEVER = "never"
     KILLED = "killed"
-    """Ended by a signal."""
     CRASHED = "crashed"
     """Ended by a signal, by an exception that nobody expected, or with 0 although it serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """What to start, and how to know that it works."""
-
     name: str
     """Name of its log file and of its line in the display."""
     argv: Sequence[str]
     env: Mapping[str, str]
-    """The whole environment."""
     log_path: Path
     is_ready: Callable[[], bool]
     """Cheap look from outside; called until it is true."""
     hint: str = ""
-    """What the display says while it starts."""
     may_end: bool = False
     """Whether exit code 0 is an expected end."""
     restarts: Restarts = Restarts.NEVER
@@ -121,7 +116,6 @@ class Child:
 
     @property
     def name(self) -> str:
-        """Name of the process."""
         return self.spec.name
 
     @property
@@ -145,7 +139,6 @@ class Child:
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended it."""
         code = self.process.poll()
         return code is not None and code < 0
 
@@ -160,7 +153,6 @@ class Child:
 
     @property
     def age_s(self) -> float:
-        """Seconds since its start."""
         return time.monotonic() - self.started_s
 
     def look(self) -> None:

@@ -26,8 +26,6 @@ MEMORY_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLine:
-    """One process, as a display shows it."""
-
     name: str
     state: str
     """starting | ready | ended"""
@@ -47,13 +45,11 @@ class Interrupts:
         self._count = 0
 
     def install(self) -> None:
-        """Listen (main thread only)."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 
     @property
     def asked(self) -> bool:
-        """Whether the run should end."""
         return self._count > 0
 
     @property
@@ -66,8 +62,6 @@ class Interrupts:
 
 
 class Children:
-    """Starts children, looks after them and ends all of them."""
-
     def __init__(self, interrupts: Interrupts, supervisor: Supervisor) -> None:
         self._interrupts = interrupts
         self._supervisor = supervisor
@@ -99,7 +93,6 @@ class Children:
         return has_started
 
     def lines(self) -> list[ProcessLine]:
-        """What a display shows of each child."""
         return [
             ProcessLine(
                 name=child.name,
@@ -143,12 +136,10 @@ class Children:
 
 
 def all_ended(children: Sequence[Child]) -> Callable[[], bool]:
-    """A condition to watch for."""
     return lambda: all(child.has_ended for child in children)
 
 
 def is_ready(child: Child) -> Callable[[], bool]:
-    """A condition to watch for."""
     return lambda: child.ready_after_s is not None
 
 

@@ -21,14 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bapo.config.tree import SupervisionConfig
-from bapo.core.errors import (
-    ConfigError,
-    DeadlineError,
-    DivergenceError,
-    RankLostError,
-    StorageError,
-    UnavailableError,
-)
+from bapo.core.errors import ConfigError, DeadlineError, DivergenceError, RankLostError, StorageError, UnavailableError
 from bapo.runtime.logs import rotated_path
 from services.launcher.supervision.child_process import Child, kill_descendants
 
@@ -40,16 +33,12 @@ FOLLOWS_S = 10.0
 
 
 class ChildFailedError(Exception):
-    """A process ended although it should not have."""
-
     def __init__(self, child: Child) -> None:
         super().__init__(child.name)
         self.child = child
 
 
 class Supervisor:
-    """Looks after the children of one run."""
-
     def __init__(
         self,
         settings: SupervisionConfig,
@@ -166,7 +155,6 @@ assert UnavailableError.exit_code == StorageError.exit_code
 
 
 def explain(child: Child) -> str:
-    """The message about a child that ended although it should not have."""
     code = child.exit_code
     lines = [f"{child.name} ended with {code_text(code)}: {last_words(child.spec.log_path)}"]
     if child.num_restarts:
