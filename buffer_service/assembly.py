@@ -32,7 +32,7 @@ from bapo.core.success_counts import outcomes_of, pack_outcomes
 from bapo.core.types import Fate, Origin, Prompt, Purpose, RolloutRequest
 from bapo.transport.messages import BufferStatus, ExtraRound
 from buffer_service.state import Assembly, BatchRecord, Demand, GroupRecord, Look, Readiness, Replacement, Tables, View
-from buffer_service.store.base import Store
+from buffer_service.store.redis.store import RedisStore
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Assembler:
     """Turns groups into batches by the rule of one composer."""
 
     def __init__(
-        self, store: Store, composer: Composer, config: Config, *, now: Callable[[], float] = time.time
+        self, store: RedisStore, composer: Composer, config: Config, *, now: Callable[[], float] = time.time
     ) -> None:
         self._store, self._composer, self._config, self._now = store, composer, config, now
         self._schedule = config.algorithm.fresh_schedule

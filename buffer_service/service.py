@@ -28,7 +28,7 @@ from buffer_service.inspection import Holdings, Tending
 from buffer_service.metrics import BufferMetrics, Scrape
 from buffer_service.snapshot import sealed, snapshot_start, unpack_snapshot
 from buffer_service.state import Assembly, BatchRecord, GroupRecord, PushFate, SelectorState
-from buffer_service.store.base import Store
+from buffer_service.store.redis.store import RedisStore
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class BufferService:
 
     def __init__(
         self,
-        store: Store,
+        store: RedisStore,
         composer: Composer,
         config: Config,
         metrics: BufferMetrics,
@@ -393,7 +393,7 @@ _COUNTED = "failed_groups:"
 class FailureReasons:
     """The reasons that one run has had so far. Thread-safe: two new ones at once may both be taken."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RedisStore) -> None:
         self._store = store
         self._known: frozenset[str] = frozenset()
 
@@ -421,7 +421,7 @@ class FailureReasons:
 class Learnt:
     """Of one run."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RedisStore) -> None:
         self._store = store
 
     def outcomes(self, after: int, limit: int) -> list[bytes]:

@@ -22,7 +22,7 @@ from bapo.core.types import Group, Progress, Purpose
 from bapo.transport.buffer_admin import BufferAdmin
 from bapo.transport.buffer_client import BufferClient
 from bapo.transport.messages import request_map
-from buffer_service.store.base import Store
+from buffer_service.store.redis.store import RedisStore
 from buffer_service.store.run_image import EMPTY
 from tests.buffer_app import serving_kind, small_config
 from tests.buffer_setup import answer
@@ -36,13 +36,13 @@ FRAME = pack_group(GOOD)
 
 
 @pytest.fixture(scope="module")
-def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[RedisStore, BufferClient]]:
     with serving_kind(request, small_config(), run="bad-input") as both:
         yield both
 
 
 @pytest.fixture
-def client(served: tuple[Store, BufferClient]) -> BufferClient:
+def client(served: tuple[RedisStore, BufferClient]) -> BufferClient:
     """A client of a buffer that was asked for one group."""
     store, client = served
     store.restore(EMPTY, ())

@@ -8,9 +8,9 @@ from dataclasses import replace
 import redis
 
 from bapo.core.types import Progress, Purpose, RolloutRequest
-from buffer_service.store.base import FORGET_AFTER_STEPS, Store
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.keys import Keys
+from buffer_service.store.redis.store import FORGET_AFTER_STEPS
 from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly, answer, incoming, stat, stored
 from tests.factories import make_request
@@ -43,27 +43,27 @@ def evaluations(label: str, *names: str, min_version: int = 1) -> list[RolloutRe
     ]
 
 
-def test_requests_are_claimed_in_the_order_in_which_they_were_asked(store: Store) -> None:
+def test_requests_are_claimed_in_the_order_in_which_they_were_asked(store: RedisStore) -> None:
     store.enqueue(fresh("b", "a", "c"), cursor=None)
     assert ids(store.claim("w", limit=2, policy_version=1)) == ["g-b", "g-a"]
     assert ids(store.claim("w", limit=2, policy_version=1)) == ["g-c"]
     assert store.claim("w", limit=2, policy_version=1) == []
 
 
-def test_a_claimed_request_is_the_one_that_was_asked(store: Store) -> None:
+def test_a_claimed_request_is_the_one_that_was_asked(store: RedisStore) -> None:
     (request,) = fresh("a", min_version=3, step=7)
     store.enqueue([request], cursor=None)
     assert store.claim("w", limit=1, policy_version=3) == [request]
 
 
-def test_asking_twice_asks_once(store: Store) -> None:
+def test_asking_twice_asks_once(store: RedisStore) -> None:
     assert store.enqueue(fresh("a", "b"), cursor=None) == 2
     assert store.enqueue(fresh("b", "c"), cursor=None) == 1
     assert ids(store.claim("w", limit=9, policy_version=1)) == ["g-a", "g-b", "g-c"]
     assert store.enqueue(fresh("a"), cursor=None) == 0
 
 
-def test_a_done_request_is_not_asked_again(store: Store) -> None:
+def test_a_done_request_is_not_asked_again(store: RedisStore) -> None:
     (request,) = fresh("a")
     store.enqueue([request], cursor=None)
     store.push([incoming(answer(request))])
@@ -71,7 +71,7 @@ def test_a_done_request_is_not_asked_again(store: Store) -> None:
     assert store.claim("w", limit=1, policy_version=1) == []
 
 
-def test_a_request_that_is_forgotten_is_not_asked_again_while_its_group_is_held(store: Store) -> None:
+def test_a_request_that_is_forgotten_is_not_asked_again_while_its_group_is_held(store: RedisStore) -> None:
     a, b, c = stored(store, "abc")
     for step, name in enumerate("ab", 1):
         group, before = f"g-{name}", store.tables()
@@ -83,7 +83,7 @@ def test_a_request_that_is_forgotten_is_not_asked_again_while_its_group_is_held(
     assert ids(store.claim("w", limit=9, policy_version=1)) == ["g-b"]
 
 
-def test_the_cursor_only_rises_and_guards_what_comes_with_it(store: Store) -> None:
+def test_the_cursor_only_rises_and_guards_what_comes_with_it(store: RedisStore) -> None:
     assert store.enqueue(fresh("a", "b"), cursor=2) == 2
     assert store.enqueue(fresh("x"), cursor=2) == 0
     assert store.enqueue(fresh("c"), cursor=3) == 1
@@ -91,21 +91,21 @@ def test_the_cursor_only_rises_and_guards_what_comes_with_it(store: Store) -> No
     assert store.status().queued["fresh"] == 3
 
 
-def test_a_worker_with_older_weights_gets_only_what_they_may_answer(store: Store) -> None:
+def test_a_worker_with_older_weights_gets_only_what_they_may_answer(store: RedisStore) -> None:
     store.enqueue(fresh("old", min_version=1) + fresh("new", min_version=5), cursor=None)
     assert ids(store.claim("w", limit=9, policy_version=4)) == ["g-old"]
     assert store.claim("w", limit=9, policy_version=4) == []
     assert ids(store.claim("w", limit=9, policy_version=5)) == ["g-new"]
 
 
-def test_reevaluations_go_first_then_evaluations_then_fresh(store: Store) -> None:
+def test_reevaluations_go_first_then_evaluations_then_fresh(store: RedisStore) -> None:
     store.enqueue(fresh("f"), cursor=None)
     store.enqueue(evaluations("cd@1", "e"), cursor=None)
     store.enqueue_round(5, reevaluations(5, "p", "q"))
     assert ids(store.claim("w", limit=9, policy_version=5)) == ["r5-p", "r5-q", "e-e", "g-f"]
 
 
-def test_the_newest_round_is_claimed_first(store: Store) -> None:
+def test_the_newest_round_is_claimed_first(store: RedisStore) -> None:
     store.enqueue_round(5, reevaluations(5, "p"))
     store.enqueue_round(10, reevaluations(10, "q", "r"))
     assert ids(store.claim("w", limit=9, policy_version=9)) == ["r5-p"]
@@ -113,7 +113,7 @@ def test_the_newest_round_is_claimed_first(store: Store) -> None:
     assert ids(store.claim("w", limit=9, policy_version=10)) == ["r10-q", "r10-r", "r5-p"]
 
 
-def test_a_round_is_issued_once_and_says_how_many_are_left(store: Store) -> None:
+def test_a_round_is_issued_once_and_says_how_many_are_left(store: RedisStore) -> None:
     assert store.readiness(5).round_left is None
     first = reevaluations(5, "p", "q")
     assert store.enqueue_round(5, first) == 2
@@ -124,12 +124,12 @@ def test_a_round_is_issued_once_and_says_how_many_are_left(store: Store) -> None
     assert store.status().reevaluation_rounds == {5: 1}
 
 
-def test_a_round_without_requests_is_issued_and_empty(store: Store) -> None:
+def test_a_round_without_requests_is_issued_and_empty(store: RedisStore) -> None:
     store.enqueue_round(5, [])
     assert store.readiness(5).round_left == 0
 
 
-def test_a_round_waits_for_what_was_asked_before_it_and_ends_with_its_last_answer(store: Store) -> None:
+def test_a_round_waits_for_what_was_asked_before_it_and_ends_with_its_last_answer(store: RedisStore) -> None:
     early, leased, settled, due = reevaluations(5, "early", "leased", "settled", "due")
     store.enqueue([leased, settled, early, *reevaluations(6, "other")], cursor=None)
     assert ids(store.claim("w", limit=1, policy_version=5)) == ["r5-leased"]
@@ -141,7 +141,7 @@ def test_a_round_waits_for_what_was_asked_before_it_and_ends_with_its_last_answe
         assert store.readiness(5).round_left == left
 
 
-def test_a_reevaluation_that_comes_after_its_round_is_one_more_to_wait_for(store: Store) -> None:
+def test_a_reevaluation_that_comes_after_its_round_is_one_more_to_wait_for(store: RedisStore) -> None:
     own, late = reevaluations(5, "own", "late")
     store.enqueue_round(5, [own])
     assert store.enqueue([late, own, *reevaluations(6, "other"), *fresh("f", step=5)], cursor=None) == 3
@@ -187,7 +187,7 @@ def test_a_renewed_lease_stays_with_its_worker(timed: TimedStore) -> None:
     assert store.renew("other", ["g-a", "g-b"]) == ["g-b"]
 
 
-def test_released_leases_return_at_once_and_count_no_attempt(store: Store) -> None:
+def test_released_leases_return_at_once_and_count_no_attempt(store: RedisStore) -> None:
     store.enqueue(fresh("a", "b", "c"), cursor=None)
     store.claim("dead", limit=2, policy_version=1)
     store.claim("alive", limit=1, policy_version=1)
@@ -197,7 +197,7 @@ def test_released_leases_return_at_once_and_count_no_attempt(store: Store) -> No
     assert [(r.request_id, r.attempts) for r in again] == [("g-a", 0), ("g-b", 0)]
 
 
-def test_a_failed_group_is_asked_again_until_its_last_attempt(make_store: Callable[..., Store]) -> None:
+def test_a_failed_group_is_asked_again_until_its_last_attempt(make_store: Callable[..., RedisStore]) -> None:
     store = make_store(max_attempts=2)
     store.enqueue(fresh("a", "b"), cursor=2)
     store.claim("w", limit=1, policy_version=1)
@@ -211,7 +211,7 @@ def test_a_failed_group_is_asked_again_until_its_last_attempt(make_store: Callab
     assert store.counters()["dropped_requests:verifier"] == 1
 
 
-def test_only_the_holder_can_fail_a_request(store: Store) -> None:
+def test_only_the_holder_can_fail_a_request(store: RedisStore) -> None:
     store.enqueue(fresh("a"), cursor=None)
     store.claim("w", limit=1, policy_version=1)
     assert store.fail("other", "g-a", reason="engine", detail="") == "not_leased"
@@ -220,7 +220,7 @@ def test_only_the_holder_can_fail_a_request(store: Store) -> None:
     assert store.renew("w", ["g-a"]) == ["g-a"]
 
 
-def test_a_stored_group_ends_a_row_of_failures(store: Store) -> None:
+def test_a_stored_group_ends_a_row_of_failures(store: RedisStore) -> None:
     a, b = fresh("a", "b")
     store.enqueue([a, b], cursor=None)
     store.claim("w", limit=2, policy_version=1)
@@ -243,7 +243,7 @@ def test_nothing_is_kept_in_redis_of_the_attempts_of_a_request_that_is_answered(
         assert client.hgetall(attempts) == {}
 
 
-def test_a_dropped_reevaluation_and_a_dropped_evaluation_are_settled(make_store: Callable[..., Store]) -> None:
+def test_a_dropped_reevaluation_and_a_dropped_evaluation_are_settled(make_store: Callable[..., RedisStore]) -> None:
     store = make_store(max_attempts=1)
     store.enqueue_round(5, reevaluations(5, "p"))
     store.enqueue(evaluations("cd@5", "e"), cursor=None)
@@ -255,7 +255,7 @@ def test_a_dropped_reevaluation_and_a_dropped_evaluation_are_settled(make_store:
     assert status.fresh_dropped == 0
 
 
-def test_a_forgotten_evaluation_can_be_asked_again_also_after_drops(make_store: Callable[..., Store]) -> None:
+def test_a_forgotten_evaluation_can_be_asked_again_also_after_drops(make_store: Callable[..., RedisStore]) -> None:
     store = make_store(max_attempts=1)
     done, dropped, leased, queued = requests = evaluations("cd@1", "a", "b", "c", "d")
     other = evaluations("other", "x")
@@ -274,7 +274,7 @@ def test_a_forgotten_evaluation_can_be_asked_again_also_after_drops(make_store: 
     assert queued.label == "cd@1"
 
 
-def test_forgetting_an_evaluation_leaves_other_requests_that_carry_its_label(store: Store) -> None:
+def test_forgetting_an_evaluation_leaves_other_requests_that_carry_its_label(store: RedisStore) -> None:
     labelled = [make_request(prompt_id="f", label="cd@1"), replace(*reevaluations(1, "p"), label="cd@1")]
     store.enqueue([*labelled, *evaluations("cd@1", "e")], cursor=None)
     store.forget("cd@1")
@@ -282,7 +282,7 @@ def test_forgetting_an_evaluation_leaves_other_requests_that_carry_its_label(sto
     assert store.push([incoming(answer(request)) for request in labelled]) == ["stored", "stored"]
 
 
-def test_status_says_who_holds_what(store: Store) -> None:
+def test_status_says_who_holds_what(store: RedisStore) -> None:
     store.enqueue(fresh("a", "b", "c"), cursor=3)
     store.enqueue_round(5, reevaluations(5, "p"))
     store.claim("w", limit=2, policy_version=1)
@@ -312,7 +312,7 @@ def test_whatever_a_worker_says_is_a_sign_of_life(timed: TimedStore) -> None:
         assert store.status().workers["w"].silent_s < 1000
 
 
-def test_what_was_not_asked_of_anybody_is_no_sign_of_life(store: Store) -> None:
+def test_what_was_not_asked_of_anybody_is_no_sign_of_life(store: RedisStore) -> None:
     """Names cost nothing: those of pushes that store nothing are not kept."""
     store.enqueue(fresh("a"), cursor=None)
     never, again = make_request(prompt_id="never"), make_request(prompt_id="a")
@@ -353,13 +353,13 @@ def test_a_worker_that_holds_leases_is_not_forgotten(timed: TimedStore) -> None:
     assert known(store) == 1
 
 
-def known(store: Store) -> int:
+def known(store: RedisStore) -> int:
     """Workers that the store remembers, whether a status shows them or not."""
     assert isinstance(store, RedisStore)
     return int(store._link.client.zcard(store._keys["heard"]))
 
 
-def test_progress_only_rises(store: Store) -> None:
+def test_progress_only_rises(store: RedisStore) -> None:
     assert store.progress() == Progress(step=0, policy_version=0)
     store.report(Progress(step=6, policy_version=5))
     store.report(Progress(step=5, policy_version=5))

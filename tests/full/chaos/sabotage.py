@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from buffer_service.steps import Steps
+from buffer_service.store.base import Upload
 
 from bapo.core.codec import unpack_group
 from bapo.core.types import Purpose, RolloutRequest
 from buffer_service.service import BufferService
 from buffer_service.state import Assembly, BatchRecord, Incoming
-from buffer_service.store.base import Upload
 from tests.buffer_setup import PuttingRedisStore as RedisStore
 
 NTH = 23
