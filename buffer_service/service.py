@@ -21,7 +21,7 @@ from bapo.core.errors import ContractError, FrameError, FullError, UnavailableEr
 from bapo.core.success_counts import outcomes_of, pack_outcomes
 from bapo.core.types import Progress, Purpose, RolloutRequest
 from bapo.runtime.logs import Seldom
-from buffer_service.assembly import Assembler, Wait, is_ready, why_kept, why_not_yet
+from buffer_service.assembly import Assembler, Wait, is_ready, readiness_text, retained_text
 from buffer_service.backpressure import Lack, Pressure
 from buffer_service.ingest import Ingest
 from buffer_service.inspection import Holdings, Tending
@@ -255,14 +255,14 @@ class BufferService:
     def not_yet(self, step: int) -> tuple[str, tuple[int, ...]]:
         """What the batch of the next step waits for, and `BufferStatus.counts`, which tell whether anything moves."""
         ready, status, wanted = self._store.readiness(step), self._store.status(), self._assembler.wanted(step)
-        reason = why_not_yet(step, ready, status, self._config, wanted)
+        reason = readiness_text(step, ready, status, self._config, wanted)
         self.pressure.look()
         ahead_at, ahead = self._ahead
         if self._now() - ahead_at < AHEAD_S:
             reason += f"; {ahead}"
         full = self.pressure.why_starved()
         if full:
-            reason += f"; {full}: it may refuse what is missing, raise that limit{why_kept(status, self._config)}"
+            reason += f"; {full}: it may refuse what is missing, raise that limit{retained_text(status, self._config)}"
         return reason, status.counts
 
     def pulled(self, record: BatchRecord) -> bytes:

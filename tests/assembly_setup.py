@@ -13,7 +13,7 @@ from buffer_service.metrics import BufferMetrics
 from buffer_service.service import BufferService
 from buffer_service.state import Assembly
 from buffer_service.store.redis.connection import RedisLink
-from buffer_service.store.redis.store import RedisStore
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import answer, incoming
 from tests.factories import make_request
 

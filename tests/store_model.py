@@ -27,6 +27,7 @@ from buffer_service.state import (
     View,
 )
 from buffer_service.store.run_image import Image
+from tests.buffer_setup import Pushed
 
 REMEMBERED_STEPS = 20
 SHOWN_SECONDS = 3600
@@ -465,7 +466,9 @@ class Model:
             self,
             line=[Asked(replace(request, attempts=0), request.attempts) for request in image.open_requests],
             settled=dict.fromkeys(image.references, image.tables.step),
-            groups={group_id: Incoming(record=records[group_id], frame=frame) for group_id, frame in frames},
+            groups={
+                group_id: Pushed(record=records[group_id], frame_name="", frame=frame) for group_id, frame in frames
+            },
             fresh=[(group.record.group_id, group.request) for group in image.fresh],
             reevaluated=[record.group_id for record in image.reevaluated],
             evaluations={},

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from bapo.algorithms.composer import AssemblyView, Decision, Rng
 from bapo.core.types import RolloutRequest
 from buffer_service.assembly import Assembler
-from buffer_service.store.redis.store import RedisStore
 from tests.assembly_setup import KeepsAll, Setup, assemble
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly
 from tests.factories import make_request
 

@@ -98,7 +98,7 @@ def test_a_group_that_nobody_asked_for_is_refused_and_counted(store: RedisStore)
         ({"group_size": 4}, "group_size 8 was asked for, not 4"),
         ({"step": 2}, "step 1 was asked for, not 2"),
         ({"purpose": Purpose.EVALUATE}, "purpose fresh was asked for, not evaluate"),
-        ({"prompt_id": "b", "request_id": "g-a"}, "prompt_id a was asked for, not b"),
+        ({"prompt_id": "b", "request_id": "g-a"}, "prompt a was asked for, not b"),
         ({"label": "cd@1"}, "label none was asked for, not cd@1"),
     ],
 )

@@ -19,7 +19,7 @@ SETTINGS = AlgorithmConfig(batch_size=4, bad_capacity=2, high_window=2)
 
 
 def record(group_id: str, num_bytes: int = 100) -> Any:
-    return record_of(read_group_header(pack_group(make_group(group_id=group_id))), num_bytes, "")
+    return record_of(read_group_header(pack_group(make_group(group_id=group_id))), num_bytes, "0" * 32)
 
 
 def batch(step: int, *group_ids: str) -> BatchRecord:
