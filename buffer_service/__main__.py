@@ -40,7 +40,6 @@ from buffer_service.http.context import Context
 from buffer_service.metrics import BufferMetrics
 from buffer_service.service import BufferService
 from buffer_service.state import Health
-from buffer_service.store.base import Store
 from buffer_service.store.redis.connection import RedisLink, address
 from buffer_service.store.redis.frame_access import FrameAccess
 from buffer_service.store.redis.keys import Keys
@@ -165,7 +164,7 @@ def uvicorn_config(app: object) -> uvicorn.Config:
     )
 
 
-def prepare(store: Store, link: RedisLink, keys: Keys, config: Config) -> Health:
+def prepare(store: RedisStore, link: RedisLink, keys: Keys, config: Config) -> Health:
     """What must be done before the first request.
 
     Raises: UnavailableError; ConfigError for an unsuited Redis, a run of another format, or settings that are not

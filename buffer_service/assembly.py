@@ -1,13 +1,14 @@
-"""Assemble the batch of a step: read a view, let the composer decide, apply the decision at once or not at all.
+"""Assemble the batch of a step: read a view, let the composer decide, apply the decision whole or not at all.
 
-    view (O(B)) --too old?--> replace_stale, look again
+    view (O(B)) --stale groups?--> replace_stale, read again
          |
-         +--compose (pure)--> NeedMore --edit_tables (one atomic operation, fenced)--> look again with another round
-         |                '-> Decision --commit_assembly (one atomic operation, fenced)--> batch of step t
-                                                 |
-                                                 +-- another instance was faster: look again
+         +--decide (pure)--> NeedMore --edit_tables (atomic, fenced)--> read again with another round
+                         '-> Decision --tables_after, batch_of (pure)--> commit_assembly (atomic, fenced)
+                                                                              |
+                                                                              +-- another was faster: read again
 
-The fence makes concurrent assemblies of one step harmless: one of them commits, all hand out what it committed.
+The fence is the only check for a lost race: of concurrent assemblies of one step one commits, and all instances hand
+out what it committed.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from bapo.core.batch_items import KINDS, Item, Part, frame_order, item_fields
 from bapo.core.codec import fate_map
 from bapo.core.errors import ContractError
 from bapo.core.success_counts import outcomes_of, pack_outcomes
-from bapo.core.types import Fate, Origin, Prompt, Purpose, RolloutRequest
+from bapo.core.types import Fate, Origin, RolloutRequest
 from bapo.transport.messages import BufferStatus, ExtraRound
 from buffer_service.state import Assembly, BatchRecord, Demand, GroupRecord, Look, Readiness, Replacement, Tables, View
-from buffer_service.store.base import Store
+from buffer_service.store.redis.store import RedisStore
 
 log = logging.getLogger(__name__)
 
@@ -43,87 +44,51 @@ _REPEATED = re.compile(r"^(.*)~(\d+)$")
 
 
 class Wait:
-    """What is missing was asked for: looking again at once does not help."""
+    """What is missing was requested: reading again at once does not help."""
 
 
 class Assembler:
     """Turns groups into batches by the rule of one composer."""
 
     def __init__(
-        self, store: Store, composer: Composer, config: Config, *, now: Callable[[], float] = time.time
+        self, store: RedisStore, composer: Composer, config: Config, *, now: Callable[[], float] = time.time
     ) -> None:
         self._store, self._composer, self._config, self._now = store, composer, config, now
         self._schedule = config.algorithm.fresh_schedule
 
     def wanted(self, step: int) -> int:
-        """Fresh groups that must be there before the next step, if it is this one, is worth a look."""
+        """Fresh groups that the step, if it is next, needs before its view is worth reading."""
         first = self._schedule.at(step)
         if self._composer.max_rounds == 1 or in_step_order(self._config):
             return first  # in step order, the requests that are planned for the step say what is missing
         return self._store.tables().needs(first)
 
     def look(self, step: int) -> Look:
-        """What there is for step `step`."""
+        """What the store holds for the step."""
         return self._store.look(step, self._schedule.at(step) * self._composer.max_rounds)
 
     def assemble(self, look: Look) -> Assembly | Wait | None:
-        """Assemble the step of a look; None when groups were too old, or another instance was faster: look again. Wait
-        when the step needs another round of fresh groups.
+        """Assemble the step of a look; Wait when it needs another round of fresh groups; None when groups were stale or
+        another instance was faster: read again.
 
         Raises: ContractError when the composer breaks the invariants of a Decision.
         """
         step = look.step
         if look.ready.assembled != step - 1:
             return None
-        view = look.view()
-        if (fresh := self._fresh_of(step, view)) is None:
-            return None if view.tables.demand is None else Wait()
+        found = look.view()
+        fresh = fresh_of(step, found, self._config)
+        if fresh is None:
+            return None if found.tables.demand is None else Wait()
         if stale := [record for record in fresh if self._is_stale(record, step)]:
             self._replace(stale, step)
             return None
-        assembly = self._decide(step, replace(view, fresh=fresh))
-        if isinstance(assembly, NeedMore):
-            return self._demand(step, view.tables, assembly)
-        return assembly if assembly is not None and self._store.commit_assembly(assembly) else None
-
-    def _fresh_of(self, step: int, view: View) -> tuple[GroupRecord, ...] | None:
-        """The fresh groups of the step's rounds; None while some are missing.
-
-        In step order these are the groups that were planned for it, so that a batch does not depend on how far workers
-        have sampled ahead; what failed for good is not waited for. Else they are the first ones that arrived.
-        Of a further round whose groups all failed for good, none comes: what was asked in their place stands for it.
-        """
-        demand, first = view.tables.demand, self._schedule.at(step)
-        if demand is None or not in_step_order(self._config):
-            num = view.tables.needs(first)
-            return view.fresh[:num] if len(view.fresh) >= num else None
-        prefix = view.tables.extra_rounds[-1].prefix
-        planned = tuple(record for record in view.fresh if record.step <= step)
-        has_its_round = any(record.group_id.startswith(prefix) for record in planned)
-        return planned if has_its_round or len(planned) >= demand.num_fresh else None
-
-    def _demand(self, step: int, before: Tables, wish: NeedMore) -> Wait | None:
-        """Remember that the step needs another round: fenced, so that two instances ask for one."""
-        size = self._schedule.at(step)
-        demand = Demand(
-            step=step,
-            rounds=2 if before.demand is None else before.demand.rounds + 1,
-            most=self._composer.max_rounds,
-            found=wish.found,
-            wanted=wish.wanted,
-            num_fresh=before.needs(size) + size,
-        )
-        extra = ExtraRound(step=step, round=demand.rounds, first=before.num_extra, size=size)
-        after = replace(
-            before,
-            demand=demand,
-            num_extra=before.num_extra + size,
-            extra_rounds=(*before.extra_rounds, extra),
-        )
-        if not self._store.edit_tables(before, after):
-            return None
-        log.info("step %d: %s", step, demand.sentence)
-        return Wait()
+        view = in_order(found, fresh)
+        decision = decide(step, view, self._composer, self._config)
+        if isinstance(decision, NeedMore):
+            return self._demand(step, view.tables, decision)
+        assembly = self._assembly(step, view, decision)
+        return assembly if self._store.commit_assembly(assembly) else None
 
     def _is_stale(self, record: GroupRecord, step: int) -> bool:
         return step - record.policy_version > self._config.cadence.max_staleness
@@ -148,136 +113,64 @@ class Assembler:
             ),
         )
 
-    def _decide(self, step: int, view: View) -> Assembly | NeedMore | None:
-        """None when another instance has consumed a group of the view."""
-        fresh = sorted(view.fresh, key=lambda record: record.order)
-        reevaluated = sorted(view.reevaluated, key=lambda record: record.order)
-        before = view.tables
-        decision = self._composer.compose(
-            AssemblyView(
-                step=step,
-                fresh=tuple(record.stat() for record in fresh),
-                reevaluated=tuple(record.stat() for record in reevaluated),
-                bad=before.bad,
-                high=before.high,
-                previous_r_tot=before.r_tot,
-                round=1 if before.demand is None else before.demand.rounds,
-            ),
-            lambda purpose: rng_for(self._config.run.seed, step, purpose),
+    def _demand(self, step: int, before: Tables, wish: NeedMore) -> Wait | None:
+        """Remember that the step needs another round: fenced, so that two instances ask for one."""
+        size = self._schedule.at(step)
+        demand = Demand(
+            step=step,
+            rounds=2 if before.demand is None else before.demand.rounds + 1,
+            most=self._composer.max_rounds,
+            found=wish.found,
+            wanted=wish.wanted,
+            num_fresh=before.needs(size) + size,
         )
-        if isinstance(decision, NeedMore):
-            return decision
-        looked_at = [*fresh, *reevaluated]
-        check_decision(decision, self._composer, self._config.algorithm, looked_at, before)
-        if (new_prompts := self._new_prompts(decision, before, fresh)) is None:
+        extra = ExtraRound(step=step, round=demand.rounds, first=before.num_extra, size=size)
+        after = replace(
+            before,
+            demand=demand,
+            num_extra=before.num_extra + size,
+            extra_rounds=(*before.extra_rounds, extra),
+        )
+        if not self._store.edit_tables(before, after):
             return None
-        new = {record.group_id for record in looked_at}
-        group_ids = frame_order(decision.items)
-        stored = [group_id for group_id in group_ids if group_id not in new]
-        # A record is None only when another instance has committed meanwhile: then the fence refuses this assembly.
-        reused = [record for record in self._store.records(stored) if record is not None]
-        fates = [fate_map(fate) for fate in (*view.stale, *_fates(step, decision, looked_at, reused, before))]
-        stale, trained = self._held_stale(view), set(group_ids)
-        untrained = [record for record in (*stale, *looked_at) if record.group_id not in trained]
+        log.info("step %d: %s", step, demand.sentence)
+        return Wait()
+
+    def _assembly(self, step: int, view: View, decision: Decision) -> Assembly:
+        """All that the decision changes.
+
+        A record or request is missing only when another instance consumed its group meanwhile: it is left out here,
+        and the fence refuses the assembly.
+        """
+        entered = self._store.fresh_requests(entering_bad(view, decision))
+        reused = [record for record in self._store.records(reused_ids(view, decision)) if record is not None]
+        held = self._held_stale(view)
+        fates = [fate_map(fate) for fate in (*view.stale, *fates_of(step, view, decision, reused))]
         return Assembly(
             step=step,
-            fresh=tuple(record.group_id for record in fresh),
-            reevaluated=tuple(record.group_id for record in reevaluated),
-            before=before,
-            after=Tables(
-                step=step,
-                r_tot=decision.r_tot,
-                c2=decision.c2,
-                c3=decision.c3,
-                bad=decision.bad,
-                high=decision.high,
-                num_extra=before.num_extra,
-                extra_rounds=_outstanding(before.extra_rounds, [record.group_id for record in fresh]),
-            ),
-            new_prompts=new_prompts,
-            batch=replace(
-                _batch(step, decision, fates, [*looked_at, *reused], group_ids, stored),
-                untrained=held_for_texts(step, untrained, self._config),
-            ),
-            composition=self._composition(step, decision, fates, looked_at, before),
+            fresh=tuple(record.group_id for record in view.fresh),
+            reevaluated=tuple(record.group_id for record in view.reevaluated),
+            before=view.tables,
+            after=tables_after(step, view, decision),
+            new_prompts=tuple(request.prompt for request in entered if request is not None),
+            batch=batch_of(step, view, decision, fates=fates, reused=reused, held=held, config=self._config),
+            composition={**composition_of(step, view, decision, fates, self._config), "time": self._now()},
             num_stale=len(view.stale),
-            fresh_bytes=sum(record.num_bytes for record in fresh),
-            stale=tuple(record.group_id for record in stale),
-            outcomes=self._outcomes(step, fresh),
+            fresh_bytes=sum(record.num_bytes for record in view.fresh),
+            stale=tuple(record.group_id for record in held),
+            outcomes=outcomes_for_selector(step, view, self._config),
         )
 
     def _held_stale(self, view: View) -> list[GroupRecord]:
+        """Records of the stale groups that are still held for their texts."""
         found = self._store.records([fate.group_id for fate in view.stale])
-        # Not a later group of the same id: after a restore the same prompt may have been asked again under it.
+        # Not a later group of the same id: after a restore the same prompt may have been sampled again under it.
         pairs = zip(found, view.stale, strict=True)
         return [record for record, fate in pairs if record is not None and record.claimed_at == fate.claimed_at]
 
-    def _new_prompts(
-        self, decision: Decision, before: Tables, fresh: Sequence[GroupRecord]
-    ) -> tuple[Prompt, ...] | None:
-        """Prompts of the entries that B_bad did not have; None when another instance has consumed one.
-
-        Raises: ContractError for an entry whose prompt was not among the fresh ones.
-        """
-        had = {entry.prompt_id for entry in before.bad}
-        entered = [entry.prompt_id for entry in decision.bad if entry.prompt_id not in had]
-        groups = {record.prompt_id: record.group_id for record in fresh}
-        if unknown := [prompt_id for prompt_id in entered if prompt_id not in groups]:
-            raise ContractError(f"the composer puts prompts into B_bad that were not fresh in this step: {unknown[:3]}")
-        requests = self._store.fresh_requests([groups[prompt_id] for prompt_id in entered])
-        prompts = tuple(request.prompt for request in requests if request is not None)
-        return prompts if len(prompts) == len(entered) else None
-
-    def _outcomes(self, step: int, fresh: Sequence[GroupRecord]) -> bytes:
-        if not learns(self._config.algorithm.selector):
-            return b""
-        return pack_outcomes(outcomes_of(step, (record.outcome for record in fresh)))
-
-    def _composition(
-        self,
-        step: int,
-        decision: Decision,
-        fates: Sequence[FateFields],
-        looked_at: Sequence[GroupRecord],
-        before: Tables,
-    ) -> dict[str, float | int]:
-        ages = [step - fate["policy_version"] for fate in fates if fate["origin"] is not None]
-        origins = [item.origin for item in decision.items]
-        return {
-            "step": step,
-            **{origin.value: origins.count(origin) for origin in Origin},
-            "sft": sum(item.kind == "sft" for item in decision.items),
-            "rounds": 1 if before.demand is None else before.demand.rounds,
-            "batch_size": self._config.algorithm.batch_size,
-            **_sampled(looked_at, decision),
-            "num_stale": sum(fate["reason"] == Reason.STALE for fate in fates),
-            "staleness_max": max(ages, default=0),
-            "r_tot": decision.r_tot,
-            "c2": decision.c2,
-            "c3": decision.c3,
-            "num_bad": len(decision.bad),
-            "num_high": len(decision.high),
-            "time": self._now(),
-        }
-
-
-def _sampled(looked_at: Sequence[GroupRecord], decision: Decision) -> dict[str, int]:
-    """Groups that this assembly saw first, and how many of the re-evaluated ones improved, with room or without."""
-    again = [record.group_id for record in looked_at if record.purpose is Purpose.REEVALUATE]
-    return {
-        "fresh": len(looked_at) - len(again),
-        "reevaluated": len(again),
-        "improved": sum(decision.reasons.get(key) in (Reason.IMPROVED, Reason.NO_ROOM) for key in again),
-    }
-
-
-def _outstanding(rounds: Sequence[ExtraRound], consumed: Sequence[str]) -> tuple[ExtraRound, ...]:
-    """Rounds of which no group was consumed: the scheduler may not have asked for them yet."""
-    return tuple(extra for extra in rounds if not any(name.startswith(extra.prefix) for name in consumed))
-
 
 def _with_next_id(item: Replacement) -> Replacement:
-    """Somebody has asked for something else under the id: nobody has promised not to use such ids."""
+    """The same replacement under the next id: another request has taken this one."""
     return replace(item, request=replace(item.request, request_id=repeated_id(item.request.request_id)))
 
 
@@ -288,74 +181,66 @@ def repeated_id(request_id: str) -> str:
     return f"{base}~{number + 1}"
 
 
-def _fates(
-    step: int,
-    decision: Decision,
-    looked_at: Sequence[GroupRecord],
-    reused: Sequence[GroupRecord],
-    before: Tables,
-) -> list[Fate]:
-    """Of every group that this assembly looked at, and of the stored groups that it reuses: once for each item that
-    rows of it are part of."""
-    births = {stat.group_id: stat.birth for stat in before.high}
-    uses: dict[str, list[tuple[Item, Part]]] = {}
-    for item in decision.items:
-        for part in item.parts:
-            uses.setdefault(part.group_id, []).append((item, part))
-    fates = []
-    for record in (*looked_at, *reused):
-        key = record.group_id
-        birth, reason = births.get(key, step), decision.reasons.get(key, Reason.REUSED)
-        if key not in uses:
-            fates.append(record.fate(None, reason, birth))
-        for item, part in uses.get(key, ()):
-            name = "" if item.is_plain else item.item_id
-            fates.append(record.fate(item.origin, reason, birth, item=name, rows=part.rows, kind=item.kind))
-    return fates
+def fresh_of(step: int, view: View, config: Config) -> tuple[GroupRecord, ...] | None:
+    """The fresh groups of the step's rounds; None while some are missing.
+
+    In step order these are the groups planned for the step, so that a batch does not depend on how far workers have
+    sampled ahead; what failed for good is not waited for. Otherwise they are the first ones that arrived. When every
+    group of a further round failed for good, the groups requested in their place stand for it.
+    """
+    demand, first = view.tables.demand, config.algorithm.fresh_schedule.at(step)
+    if demand is None or not in_step_order(config):
+        num = view.tables.needs(first)
+        return view.fresh[:num] if len(view.fresh) >= num else None
+    prefix = view.tables.extra_rounds[-1].prefix
+    planned = tuple(record for record in view.fresh if record.step <= step)
+    has_its_round = any(record.group_id.startswith(prefix) for record in planned)
+    return planned if has_its_round or len(planned) >= demand.num_fresh else None
 
 
-def _batch(
-    step: int,
-    decision: Decision,
-    fates: list[FateFields],
-    records: Sequence[GroupRecord],
-    group_ids: tuple[str, ...],
-    stored: Sequence[str],
-) -> BatchRecord:
-    sizes = {record.group_id: record.num_bytes for record in records}
-    header = {
-        "step": step,
-        **item_fields(decision.items, frozenset(stored)),
-        "r_tot": decision.r_tot,
-        "c2": decision.c2,
-        "c3": decision.c3,
-        "num_bad": len(decision.bad),
-        "num_high": len(decision.high),
-        "fates": fates,
-    }
-    num_bytes = sum(sizes.get(group_id, 0) for group_id in group_ids)
-    return BatchRecord(step=step, group_ids=group_ids, header=header, num_bytes=num_bytes)
+def in_order(view: View, fresh: Sequence[GroupRecord]) -> View:
+    """The view with these fresh groups only, independent of the order in which groups arrived."""
+    return replace(
+        view,
+        fresh=tuple(sorted(fresh, key=lambda record: record.order)),
+        reevaluated=tuple(sorted(view.reevaluated, key=lambda record: record.order)),
+    )
 
 
-def origin_counts(assembly: Assembly) -> dict[Origin, int]:
-    """How many groups of each origin the batch has."""
-    return {origin: int(assembly.composition[origin.value]) for origin in Origin}
+def decide(step: int, view: View, composer: Composer, config: Config) -> Decision | NeedMore:
+    """The composer's decision, checked. Raises: ContractError."""
+    before = view.tables
+    decision = composer.compose(
+        AssemblyView(
+            step=step,
+            fresh=tuple(record.stat() for record in view.fresh),
+            reevaluated=tuple(record.stat() for record in view.reevaluated),
+            bad=before.bad,
+            high=before.high,
+            previous_r_tot=before.r_tot,
+            round=_round_of(before),
+        ),
+        lambda purpose: rng_for(config.run.seed, step, purpose),
+    )
+    if isinstance(decision, Decision):
+        check_decision(decision, composer, config.algorithm, view)
+    return decision
 
 
-# What a composer decides is checked before it becomes state: a composer may be anybody's.
+def _round_of(before: Tables) -> int:
+    return 1 if before.demand is None else before.demand.rounds
 
 
 def check_decision(
     decision: Decision,
     composer: Composer,
     settings: AlgorithmConfig,
-    looked_at: Sequence[GroupRecord],
-    before: Tables,
+    view: View,
 ) -> None:
     """Raises: ContractError for the first promise of a Decision that this one breaks."""
     name = settings.name
-    known = {record.group_id: (record.prompt_id, len(record.rewards)) for record in looked_at}
-    available = {**{stat.group_id: (stat.prompt_id, len(stat.rewards)) for stat in before.high}, **known}
+    known = {record.group_id: (record.prompt_id, len(record.rewards)) for record in _seen(view)}
+    available = {**{stat.group_id: (stat.prompt_id, len(stat.rewards)) for stat in view.tables.high}, **known}
     _check_items(name, decision.items, settings.batch_size)
     used = [group_id for item in decision.items for group_id in item.group_ids]
     for what, found in (("trains", used), ("keeps in B_high", [stat.group_id for stat in decision.high])):
@@ -381,7 +266,7 @@ def _check_items(name: str, items: Sequence[Item], batch_size: int) -> None:
 
 
 def _check_parts(name: str, items: Sequence[Item], available: Mapping[str, tuple[str, int]]) -> None:
-    """An item has rows, of groups of one prompt, each row once."""
+    """Check that an item names rows of groups of one prompt, each row once."""
     for item in items:
         if len(item.parts) == 1 and item.parts[0].rows is None:
             continue  # most are whole groups, which have rows, of one prompt, and name each once
@@ -401,10 +286,93 @@ def _twice(values: Iterable[Hashable]) -> list[Hashable]:
     return [value for value, number in Counter(listed).items() if number > 1]
 
 
-# Which groups that did not train are held for their texts, until a checkpoint releases the batch of their step. Pure.
-#
-# The learner reads them beside its training and writes what the run's page shows. Frames of so many bytes are
-# held; beyond that it is a sample, the same whoever assembles the step.
+def tables_after(step: int, view: View, decision: Decision) -> Tables:
+    """B_bad, B_high and the thresholds after the step."""
+    consumed = [record.group_id for record in view.fresh]
+    # A round of which no group was consumed: the scheduler may not have requested it yet.
+    outstanding = (
+        extra for extra in view.tables.extra_rounds if not any(name.startswith(extra.prefix) for name in consumed)
+    )
+    return Tables(
+        step=step,
+        r_tot=decision.r_tot,
+        c2=decision.c2,
+        c3=decision.c3,
+        bad=decision.bad,
+        high=decision.high,
+        num_extra=view.tables.num_extra,
+        extra_rounds=tuple(outstanding),
+    )
+
+
+def entering_bad(view: View, decision: Decision) -> list[str]:
+    """Ids of the fresh groups whose prompts enter B_bad. Raises: ContractError for a prompt without a fresh group."""
+    had = {entry.prompt_id for entry in view.tables.bad}
+    entered = [entry.prompt_id for entry in decision.bad if entry.prompt_id not in had]
+    groups = {record.prompt_id: record.group_id for record in view.fresh}
+    if unknown := [prompt_id for prompt_id in entered if prompt_id not in groups]:
+        raise ContractError(f"the composer puts prompts into B_bad that were not fresh in this step: {unknown[:3]}")
+    return [groups[prompt_id] for prompt_id in entered]
+
+
+def reused_ids(view: View, decision: Decision) -> list[str]:
+    """Ids of the trained groups that an earlier step has seen, in the order of the frames."""
+    new = {record.group_id for record in _seen(view)}
+    return [group_id for group_id in frame_order(decision.items) if group_id not in new]
+
+
+def fates_of(step: int, view: View, decision: Decision, reused: Sequence[GroupRecord]) -> list[Fate]:
+    """One fate for each group of the view and each reused group: one per item that rows of the group are part of."""
+    births = {stat.group_id: stat.birth for stat in view.tables.high}
+    uses: dict[str, list[tuple[Item, Part]]] = {}
+    for item in decision.items:
+        for part in item.parts:
+            uses.setdefault(part.group_id, []).append((item, part))
+    fates = []
+    for record in (*_seen(view), *reused):
+        key = record.group_id
+        birth, reason = births.get(key, step), decision.reasons.get(key, Reason.REUSED)
+        if key not in uses:
+            fates.append(record.fate(None, reason, birth))
+        for item, part in uses.get(key, ()):
+            name = "" if item.is_plain else item.item_id
+            fates.append(record.fate(item.origin, reason, birth, item=name, rows=part.rows, kind=item.kind))
+    return fates
+
+
+def batch_of(
+    step: int,
+    view: View,
+    decision: Decision,
+    *,
+    fates: list[FateFields],
+    reused: Sequence[GroupRecord],
+    held: Sequence[GroupRecord],
+    config: Config,
+) -> BatchRecord:
+    """The batch without its frames; `held`: stale groups that are still there."""
+    group_ids = frame_order(decision.items)
+    sizes = {record.group_id: record.num_bytes for record in (*_seen(view), *reused)}
+    trained = set(group_ids)
+    untrained = [record for record in (*held, *_seen(view)) if record.group_id not in trained]
+    header = {
+        "step": step,
+        **item_fields(decision.items, frozenset(reused_ids(view, decision))),
+        "r_tot": decision.r_tot,
+        "c2": decision.c2,
+        "c3": decision.c3,
+        "num_bad": len(decision.bad),
+        "num_high": len(decision.high),
+        "fates": fates,
+    }
+    return BatchRecord(
+        step=step,
+        group_ids=group_ids,
+        header=header,
+        num_bytes=sum(sizes.get(group_id, 0) for group_id in group_ids),
+        untrained=held_for_texts(step, untrained, config),
+    )
+
 
 MB = 1_000_000
 
@@ -431,10 +399,52 @@ def held_for_texts(step: int, untrained: Sequence[GroupRecord], config: Config) 
     return tuple(untrained[index].group_id for index in sorted(held))
 
 
-# Why a batch is not there yet, in one line for people: who waits for whom.
+def composition_of(
+    step: int, view: View, decision: Decision, fates: Sequence[FateFields], config: Config
+) -> dict[str, float | int | None]:
+    """One line of `GET /batches`, without the time."""
+    ages = [step - fate["policy_version"] for fate in fates if fate["origin"] is not None]
+    origins = [item.origin for item in decision.items]
+    reasons = [decision.reasons.get(record.group_id) for record in view.reevaluated]
+    return {
+        "step": step,
+        **{origin.value: origins.count(origin) for origin in Origin},
+        "sft": sum(item.kind == "sft" for item in decision.items),
+        "rounds": _round_of(view.tables),
+        "batch_size": config.algorithm.batch_size,
+        "fresh": len(view.fresh),
+        "reevaluated": len(view.reevaluated),
+        "improved": sum(reason in (Reason.IMPROVED, Reason.NO_ROOM) for reason in reasons),
+        "num_stale": sum(fate["reason"] == Reason.STALE for fate in fates),
+        "staleness_max": max(ages, default=0),
+        "r_tot": decision.r_tot,
+        "c2": decision.c2,
+        "c3": decision.c3,
+        "num_bad": len(decision.bad),
+        "num_high": len(decision.high),
+    }
+
+
+def outcomes_for_selector(step: int, view: View, config: Config) -> bytes:
+    """Packed outcomes of the fresh groups, when the prompt selector learns from them."""
+    if not learns(config.algorithm.selector):
+        return b""
+    return pack_outcomes(outcomes_of(step, (record.outcome for record in view.fresh)))
+
+
+def _seen(view: View) -> tuple[GroupRecord, ...]:
+    return *view.fresh, *view.reevaluated
+
+
+def origin_counts(assembly: Assembly) -> dict[Origin, int]:
+    """Groups of each origin in the batch."""
+    return {origin: int(assembly.composition[origin.value]) for origin in Origin}
+
+
+# Readiness: whether a batch can be assembled, and what it waits for in one line.
 
 SILENT_S = 10.0
-"""A worker that holds requests and said nothing for so long is named."""
+"""A worker that holds requests and was silent for this long is named."""
 
 
 def must_wait_for_round(step: int, config: Config) -> bool:
@@ -449,12 +459,12 @@ def in_step_order(config: Config) -> bool:
 
 
 def has_its_fresh(ready: Readiness, config: Config, wanted: int) -> bool:
-    """Whether all fresh groups of the next step, which needs so many, are there."""
+    """Whether the `wanted` fresh groups of the next step are there."""
     return ready.num_fresh >= wanted and not (in_step_order(config) and ready.num_open)
 
 
 def is_ready(step: int, ready: Readiness, config: Config, wanted: int) -> bool:
-    """Whether step t, which is next and needs so many fresh groups, can be assembled."""
+    """Whether step t, which is next and needs `wanted` fresh groups, can be assembled."""
     if not has_its_fresh(ready, config, wanted):
         return False
     return is_answered(ready) or not must_wait_for_round(step, config)
@@ -465,7 +475,7 @@ def is_answered(ready: Readiness) -> bool:
     return ready.round_left == 0
 
 
-def why_not_yet(step: int, ready: Readiness, status: BufferStatus, config: Config, wanted: int) -> str:
+def readiness_text(step: int, ready: Readiness, status: BufferStatus, config: Config, wanted: int) -> str:
     """For example "96/256 fresh groups, 2 leased, 158 queued; worker-2 silent for 38 s"."""
     parts = [status.demand] if status.demand else []
     parts.append(_missing(step, ready, status, config, wanted))
@@ -476,8 +486,8 @@ def why_not_yet(step: int, ready: Readiness, status: BufferStatus, config: Confi
     return "; ".join(parts)
 
 
-def why_kept(status: BufferStatus, config: Config) -> str:
-    """The batches that only a checkpoint releases, and the setting, to end a sentence with; '' when there are none."""
+def retained_text(status: BufferStatus, config: Config) -> str:
+    """The batches that only a checkpoint releases, and the setting, as the end of a sentence; '' without such batches."""
     first, last = status.checkpointed_step + 1, status.assembled_step
     if first > last:
         return ""

@@ -28,7 +28,7 @@ from bapo.config.tree import Config
 from bapo.core.errors import FullError, UnavailableError
 from buffer_service.assembly import has_its_fresh, is_ready, must_wait_for_round
 from buffer_service.state import Memory, Readiness
-from buffer_service.store.base import Store
+from buffer_service.store.redis.store import RedisStore
 
 LOOK_S = 0.1
 MEMORY_SHARE = 0.95
@@ -44,7 +44,7 @@ class Pressure:
 
     def __init__(
         self,
-        store: Store,
+        store: RedisStore,
         config: Config,
         *,
         wanted: Callable[[int], int] | None = None,

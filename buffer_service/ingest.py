@@ -16,7 +16,7 @@ from bapo.core.codec import PushedGroup, read_group_header
 from bapo.core.errors import ContractError, Refusal
 from bapo.core.frames import declared_bytes, head_digest
 from buffer_service.state import Incoming, record_of
-from buffer_service.store.base import Store
+from buffer_service.store.redis.store import RedisStore
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}")
 """Ids of groups and workers; the same as `schemas.Name` for JSON."""
@@ -43,7 +43,7 @@ def incoming(group: PushedGroup) -> Incoming:
 class Ingest:
     """The checks of one service. Raises, everywhere: ContractError."""
 
-    def __init__(self, store: Store, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: RedisStore, now: Callable[[], float] = time.monotonic) -> None:
         self._store, self._now = store, now
         self._newest = 0
         """A version that the learner can have published; rises, so that it is rarely asked for."""

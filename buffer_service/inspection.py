@@ -15,8 +15,8 @@ from bapo.core.errors import ContractError, UnavailableError
 from bapo.transport.messages import BufferStatus, hard_prompt_map
 from buffer_service.metrics import Scrape
 from buffer_service.state import GroupRecord, Health, Tables
-from buffer_service.store.base import Store
 from buffer_service.store.invariants import Audit, Broken, violations
+from buffer_service.store.redis.store import RedisStore
 from buffer_service.store.run_image import EMPTY, Image
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ READY_S = 2.0
 class Holdings:
     """Of one run. Raises, unless it says otherwise: UnavailableError."""
 
-    def __init__(self, store: Store, max_staleness: int) -> None:
+    def __init__(self, store: RedisStore, max_staleness: int) -> None:
         self._store, self._max_staleness = store, max_staleness
         self._scrape = BoundedLook(self._look, SCRAPE_S)
         self._health = BoundedLook(store.health, READY_S)
@@ -106,7 +106,7 @@ class Held:
 class Tending:
     """One run's buffer, for its operator."""
 
-    def __init__(self, store: Store, config: Config) -> None:
+    def __init__(self, store: RedisStore, config: Config) -> None:
         self._store, self._config = store, config
 
     def verify(self) -> tuple[Audit, list[Broken]]:

@@ -21,14 +21,14 @@ from bapo.core.errors import ContractError, FrameError, FullError, UnavailableEr
 from bapo.core.success_counts import outcomes_of, pack_outcomes
 from bapo.core.types import Progress, Purpose, RolloutRequest
 from bapo.runtime.logs import Seldom
-from buffer_service.assembly import Assembler, Wait, is_ready, why_kept, why_not_yet
+from buffer_service.assembly import Assembler, Wait, is_ready, readiness_text, retained_text
 from buffer_service.backpressure import Lack, Pressure
 from buffer_service.ingest import Ingest
 from buffer_service.inspection import Holdings, Tending
 from buffer_service.metrics import BufferMetrics, Scrape
 from buffer_service.snapshot import sealed, snapshot_start, unpack_snapshot
 from buffer_service.state import Assembly, BatchRecord, GroupRecord, PushFate, SelectorState
-from buffer_service.store.base import Store
+from buffer_service.store.redis.store import RedisStore
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class BufferService:
 
     def __init__(
         self,
-        store: Store,
+        store: RedisStore,
         composer: Composer,
         config: Config,
         metrics: BufferMetrics,
@@ -255,14 +255,14 @@ class BufferService:
     def not_yet(self, step: int) -> tuple[str, tuple[int, ...]]:
         """What the batch of the next step waits for, and `BufferStatus.counts`, which tell whether anything moves."""
         ready, status, wanted = self._store.readiness(step), self._store.status(), self._assembler.wanted(step)
-        reason = why_not_yet(step, ready, status, self._config, wanted)
+        reason = readiness_text(step, ready, status, self._config, wanted)
         self.pressure.look()
         ahead_at, ahead = self._ahead
         if self._now() - ahead_at < AHEAD_S:
             reason += f"; {ahead}"
         full = self.pressure.why_starved()
         if full:
-            reason += f"; {full}: it may refuse what is missing, raise that limit{why_kept(status, self._config)}"
+            reason += f"; {full}: it may refuse what is missing, raise that limit{retained_text(status, self._config)}"
         return reason, status.counts
 
     def pulled(self, record: BatchRecord) -> bytes:
@@ -393,7 +393,7 @@ _COUNTED = "failed_groups:"
 class FailureReasons:
     """The reasons that one run has had so far. Thread-safe: two new ones at once may both be taken."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RedisStore) -> None:
         self._store = store
         self._known: frozenset[str] = frozenset()
 
@@ -421,7 +421,7 @@ class FailureReasons:
 class Learnt:
     """Of one run."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RedisStore) -> None:
         self._store = store
 
     def outcomes(self, after: int, limit: int) -> list[bytes]:

@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 
-from buffer_service.store.base import Store
 from buffer_service.store.redis.connection import RedisLink
 from tests.support.buffer import PuttingRedisStore as RedisStore
 from tests.support.buffer import new_store
@@ -15,13 +14,13 @@ from tests.support.store_clock import ShiftedClock, TimedStore
 
 
 @pytest.fixture
-def make_store(redis_url: str) -> Callable[..., Store]:
+def make_store(redis_url: str) -> Callable[..., RedisStore]:
     """Make a store: `make_store(run=..., lease_s=..., max_attempts=...)`."""
     return partial(new_store, redis_url)
 
 
 @pytest.fixture
-def store(make_store: Callable[..., Store]) -> Store:
+def store(make_store: Callable[..., RedisStore]) -> RedisStore:
     """An empty store."""
     return make_store()
 

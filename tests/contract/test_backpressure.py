@@ -12,7 +12,7 @@ from bapo.core.codec import pack_group
 from bapo.core.errors import FullError
 from bapo.core.types import Purpose, RolloutRequest
 from bapo.transport.buffer_client import BufferClient
-from buffer_service.store.base import Store
+from buffer_service.store.redis.store import RedisStore
 from tests.support.buffer import answer, new_store
 from tests.support.buffer_app import serving, small_config
 from tests.support.factories import make_group, make_request
@@ -87,7 +87,9 @@ def test_frames_that_found_no_room_are_not_written_again(redis_url: str) -> None
         ({"max_fresh_mb": 1}, r"1\.0 MB of fresh groups wait, buffer.max_fresh_mb = 1;"),
     ],
 )
-def test_each_limit_holds_until_the_learner_has_consumed_some(store: Store, limit: dict[str, int], why: str) -> None:
+def test_each_limit_holds_until_the_learner_has_consumed_some(
+    store: RedisStore, limit: dict[str, int], why: str
+) -> None:
     requests = requests_of(9)
     # 8 responses of 2050 tokens of 8 bytes: 131,200 bytes, of which 8 are 1.001 MB.
     large = [make_group(prompt=r.prompt, group_id=r.request_id, lengths=[2050] * 8) for r in requests]
@@ -101,7 +103,7 @@ def test_each_limit_holds_until_the_learner_has_consumed_some(store: Store, limi
         assert client.push([pack_group(large[8])]) == {"f-p008": "stored"}
 
 
-def test_nothing_is_refused_while_the_next_batch_lacks_something(store: Store) -> None:
+def test_nothing_is_refused_while_the_next_batch_lacks_something(store: RedisStore) -> None:
     """The round of step 1 is not answered yet: whatever comes may be what the learner waits for."""
     config = small_config(
         buffer={"max_fresh_groups": 4}, cadence={"v": 1, "m": 1, "slack": 1000, "wait_for_reevaluation": True}
@@ -118,7 +120,7 @@ def test_nothing_is_refused_while_the_next_batch_lacks_something(store: Store) -
             impatient(client).push(frames_of(more[1:]))
 
 
-def test_reevaluations_and_evaluations_are_taken_and_handed_out_when_it_is_full(store: Store) -> None:
+def test_reevaluations_and_evaluations_are_taken_and_handed_out_when_it_is_full(store: RedisStore) -> None:
     with serving(store, small_config(buffer={"max_fresh_groups": 4}, **FREE)) as client:
         filled(client, 4)
         fresh = requests_of(1, first=4)[0]
@@ -137,7 +139,7 @@ def test_reevaluations_and_evaluations_are_taken_and_handed_out_when_it_is_full(
         assert client.claim("w", limit=9, policy_version=1) == [fresh]
 
 
-def test_who_waits_for_room_is_woken_when_a_batch_is_taken(store: Store) -> None:
+def test_who_waits_for_room_is_woken_when_a_batch_is_taken(store: RedisStore) -> None:
     """Its groups are sent twice, not once a second."""
     pushed: dict[str, str] = {}
     with serving(store, small_config(buffer={"max_fresh_groups": 4}, **FREE)) as client:
@@ -155,7 +157,7 @@ def test_who_waits_for_room_is_woken_when_a_batch_is_taken(store: Store) -> None
         assert client._peer.call("GET", "/room").status == 204
 
 
-def test_workers_wait_for_a_slow_learner_and_nothing_is_lost(store: Store) -> None:
+def test_workers_wait_for_a_slow_learner_and_nothing_is_lost(store: RedisStore) -> None:
     """Three workers push one group at a time: the queue holds at most the limit and one group of each."""
     num_steps, requests = 5, requests_of(20)
     consumed: Counter[str] = Counter()
@@ -184,7 +186,7 @@ def test_workers_wait_for_a_slow_learner_and_nothing_is_lost(store: Store) -> No
     assert max(longest) <= 8 + 3 + 3, longest
 
 
-def test_a_queue_full_of_groups_that_are_too_old_never_starves_the_learner(store: Store) -> None:
+def test_a_queue_full_of_groups_that_are_too_old_never_starves_the_learner(store: RedisStore) -> None:
     """v = 1, slack = 1: a group may be one step old. At step 3 all twelve groups of version 1 are too old."""
     config = small_config(buffer={"max_fresh_groups": 12}, cadence={"v": 1, "m": 1, "slack": 1})
     with serving(store, config) as client:

@@ -21,7 +21,7 @@ from bapo.core.frames import KIND_GROUP, MAX_DEPTH, PREFIX, frame_start, open_fr
 from bapo.core.types import Group, Progress, Purpose
 from bapo.transport.buffer_admin import BufferAdmin
 from bapo.transport.buffer_client import BufferClient
-from buffer_service.store.base import Store
+from buffer_service.store.redis.store import RedisStore
 from buffer_service.store.run_image import EMPTY
 from tests.support.buffer import answer
 from tests.support.buffer_app import serving_kind, small_config
@@ -35,13 +35,13 @@ FRAME = pack_group(GOOD)
 
 
 @pytest.fixture(scope="module")
-def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[RedisStore, BufferClient]]:
     with serving_kind(request, small_config(), run="bad-input") as both:
         yield both
 
 
 @pytest.fixture
-def client(served: tuple[Store, BufferClient]) -> BufferClient:
+def client(served: tuple[RedisStore, BufferClient]) -> BufferClient:
     """A client of a buffer that was asked for one group."""
     store, client = served
     store.restore(EMPTY, ())

@@ -16,7 +16,7 @@ from bapo.core.types import Origin, Progress, Purpose
 from bapo.transport.buffer_admin import BufferAdmin
 from bapo.transport.buffer_client import POLL_S, BufferClient
 from buffer_service.http.long_poll import POLL_S as SERVICE_POLL_S
-from buffer_service.store.base import Store
+from buffer_service.store.redis.store import RedisStore
 from buffer_service.store.run_image import EMPTY
 from tests.support.buffer import answer
 from tests.support.buffer_app import serving, serving_kind, small_config
@@ -26,7 +26,7 @@ from tests.support.wait import wait_until
 
 
 @pytest.fixture(scope="module")
-def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[RedisStore, BufferClient]]:
     """One service for all tests of a store, because starting one takes longer than most of them."""
     config = small_config(buffer={"max_failures_in_a_row": 2}, cadence={"v": 2, "m": 2})
     with serving_kind(request, config, run="api", max_attempts=9) as both:
@@ -34,7 +34,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient
 
 
 @pytest.fixture
-def client(served: tuple[Store, BufferClient]) -> BufferClient:
+def client(served: tuple[RedisStore, BufferClient]) -> BufferClient:
     """A client of a service with nothing in it."""
     store, client = served
     store.restore(EMPTY, ())
@@ -336,7 +336,7 @@ def test_looking_shows_b_bad_b_high_thresholds_and_compositions_in_pages(client:
     assert raw(client, "GET", "/counters").json() == {"pushed_groups:stored": 4}
 
 
-def test_health_readiness_and_metrics_answer(make_store: Callable[..., Store]) -> None:
+def test_health_readiness_and_metrics_answer(make_store: Callable[..., RedisStore]) -> None:
     with serving(make_store(), small_config()) as client:
         fill(client, *"abcd")
         client.batch(1, timeout_s=60)
@@ -375,7 +375,7 @@ def test_the_description_covers_every_route_with_an_example_or_a_schema(client: 
     assert description["components"]["schemas"]["RequestBody"]["examples"][0]["request_id"] == "fresh-00000012"
 
 
-def test_the_service_ends_at_once_with_long_polls_open(make_store: Callable[..., Store]) -> None:
+def test_the_service_ends_at_once_with_long_polls_open(make_store: Callable[..., RedisStore]) -> None:
     claimed: list[object] = []
 
     def wait() -> None:

@@ -19,7 +19,6 @@ from bapo.core.types import Purpose
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.buffer_admin import BufferAdmin
 from bapo.transport.buffer_client import BufferClient
-from buffer_service.store.base import Store
 from buffer_service.store.redis.keys import Keys
 from buffer_service.store.redis.store import RedisStore
 from buffer_service.store.run_image import EMPTY
@@ -31,14 +30,14 @@ CONFIG = small_config(run={"name": "shown"}, cadence={"v": 2, "m": 2}, diagnosti
 
 
 @pytest.fixture(scope="module")
-def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[RedisStore, BufferClient]]:
     """One service for all tests."""
     with serving_kind(request, CONFIG, run="shown") as both:
         yield both
 
 
 @pytest.fixture
-def client(served: tuple[Store, BufferClient]) -> BufferClient:
+def client(served: tuple[RedisStore, BufferClient]) -> BufferClient:
     """Step 1 is assembled: B_bad = {a, b, c}, B_high = {d}; e is fresh, r re-evaluated, v evaluated, f leased."""
     store, client = served
     store.restore(EMPTY, ())
@@ -92,7 +91,7 @@ def test_show_says_where_a_group_is_and_how_its_responses_ended(client: BufferCl
 
 
 def test_a_snapshot_brings_everything_back_but_evaluations(
-    client: BufferClient, served: tuple[Store, BufferClient], tmp_path: Path
+    client: BufferClient, served: tuple[RedisStore, BufferClient], tmp_path: Path
 ) -> None:
     file = tmp_path / "buffer.snap"
     assert f" in {file}" in call(client, "snapshot", str(file)).stdout
@@ -112,7 +111,7 @@ def test_a_snapshot_brings_everything_back_but_evaluations(
 
 
 def test_verify_finds_a_sound_buffer_and_names_what_is_broken(
-    client: BufferClient, served: tuple[Store, BufferClient]
+    client: BufferClient, served: tuple[RedisStore, BufferClient]
 ) -> None:
     sound = call(client, "verify")
     assert (sound.exit_code, sound.stdout[:31]) == (0, "sound: 5 groups and 1 open requ")
@@ -199,7 +198,7 @@ def test_a_service_that_is_away_is_one_clear_message(
 
 
 def test_a_service_whose_redis_is_away_is_not_to_be_started_once_more(
-    client: BufferClient, served: tuple[Store, BufferClient], monkeypatch: pytest.MonkeyPatch
+    client: BufferClient, served: tuple[RedisStore, BufferClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away() -> None:
         raise UnavailableError("Redis at redis://r:6379 does not answer: Timeout reading from socket")

@@ -26,8 +26,8 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from buffer_service.assembly import in_step_order
 from buffer_service.metrics import BufferMetrics
 from buffer_service.service import BufferService
-from buffer_service.store.base import Store
 from buffer_service.store.invariants import violations
+from buffer_service.store.redis.store import RedisStore
 from services.scheduler.plan import FreshPlan
 from tests.support.buffer import answer, new_store, push_body
 from tests.support.factories import make_prompt
@@ -55,7 +55,7 @@ def config_of(name: str, extra: Mapping[str, Any] = MappingProxyType({})) -> Con
 class Peers:
     """Scheduler and worker in one: they ask for what is missing, and answer it by the request's id alone."""
 
-    def __init__(self, store: Store, config: Config) -> None:
+    def __init__(self, store: RedisStore, config: Config) -> None:
         self.store, self.config = store, config
         self.composer = load_composer(config.algorithm)
         self.service = BufferService(store, self.composer, config, BufferMetrics(Telemetry(), config))
@@ -128,7 +128,7 @@ class Peers:
 
 @pytest.mark.parametrize(("name", "extra"), RUNS)
 def test_a_run_that_is_restored_in_the_middle_has_the_batches_of_one_that_is_not(
-    name: str, extra: dict[str, Any], make_store: Callable[..., Store]
+    name: str, extra: dict[str, Any], make_store: Callable[..., RedisStore]
 ) -> None:
     config = config_of(name, extra)
     whole = Peers(make_store(run="whole", in_step_order=in_step_order(config)), config)
@@ -164,7 +164,7 @@ def test_the_records_of_a_run_give_its_batches_again(
     assert [step.decision for step in simulated] == [step.decision for step in as_recorded(recording)]
 
 
-def test_every_way_of_training_is_reached_in_these_runs(make_store: Callable[..., Store]) -> None:
+def test_every_way_of_training_is_reached_in_these_runs(make_store: Callable[..., RedisStore]) -> None:
     reached = set()
     for number, (name, extra) in enumerate(RUNS):
         config = config_of(name, extra)
@@ -178,7 +178,7 @@ def test_every_way_of_training_is_reached_in_these_runs(make_store: Callable[...
 
 
 def test_a_step_that_is_filled_by_groups_sampled_ahead_still_has_its_round_asked_for(
-    make_store: Callable[..., Store],
+    make_store: Callable[..., RedisStore],
 ) -> None:
     config = config_of("dapo")
     config = config.model_copy(update={"cadence": config.cadence.model_copy(update={"slack": 1})})
@@ -203,7 +203,7 @@ def test_a_step_that_is_filled_by_groups_sampled_ahead_still_has_its_round_asked
     assert peers.service.holdings.status().extra_rounds == ()
 
 
-def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[..., Store]) -> None:
+def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[..., RedisStore]) -> None:
     config = config_of("dapo")
     peers = Peers(make_store(in_step_order=True), config)
     requests = peers.plan.due(peers.service.holdings.status())[:4]

@@ -13,7 +13,7 @@ import urllib3
 from bapo.core.codec import pack_group
 from bapo.transport.buffer_client import BufferClient
 from buffer_service.snapshot import DIGEST_BYTES, MAGIC, START, VERSION
-from buffer_service.store.base import Store
+from buffer_service.store.redis.store import RedisStore
 from buffer_service.store.run_image import EMPTY
 from tests.support.buffer import answer
 from tests.support.buffer_app import serving_kind, small_config
@@ -23,13 +23,13 @@ Index = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def served(request: pytest.FixtureRequest) -> Iterator[tuple[Store, BufferClient]]:
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[RedisStore, BufferClient]]:
     with serving_kind(request, small_config(), run="foreign-snapshots") as both:
         yield both
 
 
 @pytest.fixture
-def client(served: tuple[Store, BufferClient]) -> BufferClient:
+def client(served: tuple[RedisStore, BufferClient]) -> BufferClient:
     """A client of a buffer with batch 1, one fresh group besides, and one open request."""
     store, client = served
     store.restore(EMPTY, ())

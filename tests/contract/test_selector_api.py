@@ -11,7 +11,7 @@ from bapo.core.errors import ContractError
 from bapo.core.success_counts import Outcomes
 from bapo.core.types import Purpose
 from bapo.transport.buffer_client import BufferClient
-from buffer_service.store.base import Store
+from buffer_service.store.redis.store import RedisStore
 from tests.support.buffer import answer
 from tests.support.buffer_app import serving, small_config
 from tests.support.factories import make_request
@@ -20,7 +20,7 @@ REWARDS = {"a": "11000000", "b": "00000000", "c": "11111111", "d": "10000000"}
 
 
 @pytest.fixture
-def client(store: Store) -> Iterator[BufferClient]:
+def client(store: RedisStore) -> Iterator[BufferClient]:
     """A client of a service whose selector learns."""
     with serving(store, small_config(algorithm={"batch_size": 4, "selector": "mopps"})) as client:
         yield client
@@ -79,7 +79,7 @@ def test_reference_groups_are_read_without_their_tokens_and_forgotten(client: Bu
     assert rows(client.evaluation_outcomes("reference@1")) == {}
 
 
-def test_a_selector_that_learns_nothing_costs_the_buffer_nothing(store: Store) -> None:
+def test_a_selector_that_learns_nothing_costs_the_buffer_nothing(store: RedisStore) -> None:
     with serving(store, small_config()) as client:
         train(client, 1)
         assert client.outcomes(0) == []

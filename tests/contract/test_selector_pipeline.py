@@ -23,7 +23,7 @@ from bapo.core.errors import BapoError, ContractError
 from bapo.core.types import Progress, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.buffer_client import BufferClient
-from buffer_service.store.base import Store
+from buffer_service.store.redis.store import RedisStore
 from services.scheduler.loop import Scheduler
 from services.scheduler.plan import FreshPlan
 from services.scheduler.proposals import make_proposals
@@ -49,7 +49,7 @@ def make_config(selector: str, v: int = 1) -> Config:
     )
 
 
-def a_store(redis_url: str, **options: Any) -> Store:
+def a_store(redis_url: str, **options: Any) -> RedisStore:
     """As the service makes one without slack."""
     return new_store(redis_url, in_step_order=True, **options)
 
@@ -144,7 +144,7 @@ class Run:
 
 
 @contextmanager
-def running(config: Config, store: Store, *, lost: frozenset[str] = frozenset()) -> Iterator[Run]:
+def running(config: Config, store: RedisStore, *, lost: frozenset[str] = frozenset()) -> Iterator[Run]:
     """Service and worker; the scheduler is the test's."""
     with serving(store, config) as client:
         worker = Answers(BufferClient(client.url, timeout_s=10.0), lost)

@@ -10,12 +10,12 @@ import pytest
 from bapo.core.errors import ContractError
 from bapo.core.types import Progress, Purpose
 from buffer_service.state import Replacement, Tables
-from buffer_service.store.base import Store
+from buffer_service.store.redis.store import RedisStore
 from tests.support.buffer import an_assembly, answer, hard, incoming, stat, stored, view_of
 from tests.support.factories import make_prompt, make_request
 
 
-def test_a_store_in_step_order_puts_the_planned_step_above_the_arrival(make_store: Callable[..., Store]) -> None:
+def test_a_store_in_step_order_puts_the_planned_step_above_the_arrival(make_store: Callable[..., RedisStore]) -> None:
     store = make_store(in_step_order=True)
     requests = [make_request(prompt_id=name, step=step) for name, step in (("a", 2), ("b", 1), ("c", 2), ("d", 1))]
     store.enqueue(requests, cursor=None)
@@ -31,7 +31,7 @@ def test_a_store_in_step_order_puts_the_planned_step_above_the_arrival(make_stor
     assert [record.group_id for record in view_of(store, 3).fresh] == ["g-b", "g-d", "g-late"]
 
 
-def test_an_assembly_changes_everything_at_once(store: Store) -> None:
+def test_an_assembly_changes_everything_at_once(store: RedisStore) -> None:
     stored(store, "abc")
     assembly = an_assembly(
         fresh=["g-a", "g-b"],
@@ -54,7 +54,7 @@ def test_an_assembly_changes_everything_at_once(store: Store) -> None:
     ("step", "fresh", "why"),
     [(2, ["g-a"], "not the next step"), (1, ["g-a", "g-z"], "a group is not there"), (0, ["g-a"], "the past")],
 )
-def test_a_broken_fence_changes_nothing(store: Store, step: int, fresh: list[str], why: str) -> None:
+def test_a_broken_fence_changes_nothing(store: RedisStore, step: int, fresh: list[str], why: str) -> None:
     stored(store, "a")
     assert not store.commit_assembly(an_assembly(step=step, fresh=fresh, trained=["g-a"])), why
     assert store.status().assembled_step == 0
@@ -63,7 +63,7 @@ def test_a_broken_fence_changes_nothing(store: Store, step: int, fresh: list[str
     assert store.frames(["g-a"])[0] is not None
 
 
-def test_one_of_many_concurrent_assemblies_of_a_step_wins(store: Store) -> None:
+def test_one_of_many_concurrent_assemblies_of_a_step_wins(store: RedisStore) -> None:
     stored(store, "abcd")
     won: list[bool] = []
     barrier = threading.Barrier(4)
@@ -84,7 +84,7 @@ def test_one_of_many_concurrent_assemblies_of_a_step_wins(store: Store) -> None:
     assert len(batch.group_ids) == 1
 
 
-def test_groups_that_are_too_old_are_dropped_counted_and_asked_again_at_the_head(store: Store) -> None:
+def test_groups_that_are_too_old_are_dropped_counted_and_asked_again_at_the_head(store: RedisStore) -> None:
     old = stored(store, "ab", rewards="11000000")
     store.enqueue([make_request(prompt_id="waits", min_version=5)], cursor=None)
     again = [make_request(prompt_id=r.prompt.prompt_id, request_id=f"{r.request_id}~1", min_version=5) for r in old]
@@ -101,7 +101,7 @@ def test_groups_that_are_too_old_are_dropped_counted_and_asked_again_at_the_head
     assert claimed[0] == again[0]
 
 
-def test_a_stale_group_stays_when_the_id_of_its_replacement_is_taken(store: Store) -> None:
+def test_a_stale_group_stays_when_the_id_of_its_replacement_is_taken(store: RedisStore) -> None:
     """Of an open request, and of one that is done: dropping the group would lose its prompt."""
     stored(store, ["a", "b", "c"])
     store.enqueue([make_request(prompt_id="x", request_id="g-a~1", min_version=9)], cursor=None)
@@ -114,7 +114,7 @@ def test_a_stale_group_stays_when_the_id_of_its_replacement_is_taken(store: Stor
     assert [request.request_id for request in store.claim("w", limit=9, policy_version=5)] == ["g-c~1"]
 
 
-def test_groups_that_a_batch_did_not_train_are_held_until_the_batch_is_released(store: Store) -> None:
+def test_groups_that_a_batch_did_not_train_are_held_until_the_batch_is_released(store: RedisStore) -> None:
     stored(store, "abc")
     assembly = an_assembly(fresh=["g-a", "g-b", "g-c"], trained=["g-a"], untrained=["g-b"])
     assert store.commit_assembly(assembly)
@@ -125,7 +125,7 @@ def test_groups_that_a_batch_did_not_train_are_held_until_the_batch_is_released(
     assert store.status().num_bytes == 0
 
 
-def test_stale_groups_that_are_held_stay_until_the_assembly_that_reports_them(store: Store) -> None:
+def test_stale_groups_that_are_held_stay_until_the_assembly_that_reports_them(store: RedisStore) -> None:
     old = stored(store, "ab")
     fates = [record.fate(None, "stale", 1) for record in view_of(store, 2).fresh]
     again = [make_request(request_id=f"{request.request_id}~1") for request in old]
@@ -141,7 +141,7 @@ def test_stale_groups_that_are_held_stay_until_the_assembly_that_reports_them(st
 # -- commit and resume
 
 
-def three_steps(store: Store) -> None:
+def three_steps(store: RedisStore) -> None:
     before = Tables()
     for step, name in enumerate("abc", start=1):
         stored(store, name, step=step)
@@ -150,7 +150,7 @@ def three_steps(store: Store) -> None:
         before = assembly.after
 
 
-def test_a_commit_releases_the_batches_up_to_the_checkpoint(store: Store) -> None:
+def test_a_commit_releases_the_batches_up_to_the_checkpoint(store: RedisStore) -> None:
     three_steps(store)
     store.commit(3, 2)
     assert [store.batch(step) is not None for step in (1, 2, 3)] == [False, False, True]
@@ -158,7 +158,7 @@ def test_a_commit_releases_the_batches_up_to_the_checkpoint(store: Store) -> Non
     assert (status.committed_step, status.checkpointed_step) == (3, 2)
 
 
-def test_a_resumed_learner_gets_the_same_batches_again(store: Store) -> None:
+def test_a_resumed_learner_gets_the_same_batches_again(store: RedisStore) -> None:
     three_steps(store)
     store.commit(1, 1)
     store.commit(2, 1)
@@ -170,7 +170,7 @@ def test_a_resumed_learner_gets_the_same_batches_again(store: Store) -> None:
     assert (status.committed_step, status.checkpointed_step, status.assembled_step) == (1, 1, 3)
 
 
-def test_a_resume_returns_all_leases_and_sets_progress_back(make_store: Callable[..., Store]) -> None:
+def test_a_resume_returns_all_leases_and_sets_progress_back(make_store: Callable[..., RedisStore]) -> None:
     store = make_store(max_attempts=1)
     three_steps(store)
     store.enqueue([make_request(prompt_id=name) for name in "xyz"], cursor=None)
@@ -190,7 +190,7 @@ def test_a_resume_returns_all_leases_and_sets_progress_back(make_store: Callable
 
 @pytest.mark.parametrize(("committed", "resumed", "missing"), [(2, 1, 2), (0, 5, 4)])
 def test_a_resume_without_its_batches_says_to_restore_the_snapshot(
-    store: Store, committed: int, resumed: int, missing: int
+    store: RedisStore, committed: int, resumed: int, missing: int
 ) -> None:
     three_steps(store)
     store.commit(3, committed)
@@ -201,7 +201,7 @@ def test_a_resume_without_its_batches_says_to_restore_the_snapshot(
     assert store.status().leased["fresh"] == 1
 
 
-def test_a_resume_before_the_first_checkpoint_starts_over(store: Store) -> None:
+def test_a_resume_before_the_first_checkpoint_starts_over(store: RedisStore) -> None:
     three_steps(store)
     store.report(Progress(step=3, policy_version=2))
     store.resume(0)
@@ -209,7 +209,7 @@ def test_a_resume_before_the_first_checkpoint_starts_over(store: Store) -> None:
     assert store.batch(1) is not None
 
 
-def test_a_scheduler_that_starts_again_behind_a_checkpoint_does_not_issue_its_round_twice(store: Store) -> None:
+def test_a_scheduler_that_starts_again_behind_a_checkpoint_does_not_issue_its_round_twice(store: RedisStore) -> None:
     first = [make_request(prompt_id="p", request_id="r-0", purpose=Purpose.REEVALUATE, step=2)]
     more = [*first, make_request(prompt_id="q", request_id="r-1", purpose=Purpose.REEVALUATE, step=2)]
     for step in (1, 2, 3):

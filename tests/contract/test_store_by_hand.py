@@ -13,15 +13,15 @@ from bapo.core.errors import ContractError
 from bapo.core.types import Purpose
 from buffer_service.inspection import Tending
 from buffer_service.state import Assembly, Replacement
-from buffer_service.store.base import Store
 from buffer_service.store.invariants import violations
 from buffer_service.store.redis.keys import Keys
+from buffer_service.store.redis.store import RedisStore
 from tests.support.buffer import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
 from tests.support.buffer_app import small_config
 from tests.support.factories import make_prompt, make_request
 
 
-def busy(store: Store) -> None:
+def busy(store: RedisStore) -> None:
     """Step 1 is assembled: B_bad = {a}, B_high = {b, c}, batch 1 = {b}; d is fresh, r re-evaluated, e evaluated."""
     stored(store, "abcd")
     assert store.commit_assembly(assembly(store))
@@ -38,7 +38,7 @@ def asked(name: str, purpose: Purpose) -> object:
     return make_request(prompt_id=name, purpose=purpose, step=2, min_version=2, label=label)
 
 
-def assembly(store: Store) -> Assembly:
+def assembly(store: RedisStore) -> Assembly:
     made = an_assembly(
         fresh=["g-a", "g-b", "g-c"],
         trained=["g-b"],
@@ -51,11 +51,11 @@ def assembly(store: Store) -> Assembly:
     return replace(made, batch=replace(made.batch, num_bytes=sum(sizes)))
 
 
-def assert_sound(store: Store) -> None:
+def assert_sound(store: RedisStore) -> None:
     assert violations(store.audit(), AlgorithmConfig()) == []
 
 
-def tending(store: Store) -> Tending:
+def tending(store: RedisStore) -> Tending:
     return Tending(store, small_config(run={"name": "mine"}))
 
 
@@ -63,7 +63,7 @@ def tending(store: Store) -> Tending:
     ("group_id", "table"), [("g-d", "fresh"), ("g-r", "reevaluated"), ("g-e", "evaluated"), ("g-c", "high")]
 )
 def test_a_group_is_dropped_with_its_frame_from_the_table_that_it_is_in(
-    store: Store, group_id: str, table: str
+    store: RedisStore, group_id: str, table: str
 ) -> None:
     busy(store)
     held = store.status().num_bytes
@@ -75,7 +75,7 @@ def test_a_group_is_dropped_with_its_frame_from_the_table_that_it_is_in(
         tending(store).drop_group(group_id)
 
 
-def test_another_group_is_asked_for_in_place_of_a_fresh_one(store: Store) -> None:
+def test_another_group_is_asked_for_in_place_of_a_fresh_one(store: RedisStore) -> None:
     busy(store)
     before = store.status()
     tending(store).drop_group("g-d")
@@ -85,7 +85,7 @@ def test_another_group_is_asked_for_in_place_of_a_fresh_one(store: Store) -> Non
     assert store.counters()["dropped_groups:by_hand"] == 1
 
 
-def test_an_evaluation_still_counts_the_request_of_a_group_that_was_dropped(store: Store) -> None:
+def test_an_evaluation_still_counts_the_request_of_a_group_that_was_dropped(store: RedisStore) -> None:
     busy(store)
     tending(store).drop_group("g-e")
     assert store.status().evaluations == {"cd@2": 1}
@@ -95,7 +95,9 @@ def test_an_evaluation_still_counts_the_request_of_a_group_that_was_dropped(stor
 
 
 @pytest.mark.parametrize("is_leased", [False, True], ids=["queued", "leased"])
-def test_a_request_that_is_dropped_is_settled_as_one_whose_attempts_are_used_up(store: Store, is_leased: bool) -> None:
+def test_a_request_that_is_dropped_is_settled_as_one_whose_attempts_are_used_up(
+    store: RedisStore, is_leased: bool
+) -> None:
     request = make_request(prompt_id="y")
     store.enqueue([request], cursor=None)
     if is_leased:
@@ -113,7 +115,7 @@ def test_a_request_that_is_dropped_is_settled_as_one_whose_attempts_are_used_up(
     assert_sound(store)
 
 
-def test_a_group_of_b_high_and_of_a_batch_stays_for_the_batch_and_no_longer(store: Store) -> None:
+def test_a_group_of_b_high_and_of_a_batch_stays_for_the_batch_and_no_longer(store: RedisStore) -> None:
     busy(store)
     assert tending(store).drop_group("g-b") == "high"
     assert store.frames(["g-b"]) != [None]
@@ -124,7 +126,7 @@ def test_a_group_of_b_high_and_of_a_batch_stays_for_the_batch_and_no_longer(stor
     assert_sound(store)
 
 
-def test_a_group_is_sound_that_has_the_id_of_one_which_was_too_old_before_a_restore(store: Store) -> None:
+def test_a_group_is_sound_that_has_the_id_of_one_which_was_too_old_before_a_restore(store: RedisStore) -> None:
     """A snapshot forgets which ids were settled, and holds the fates of groups that were too old."""
     stored(store, "a")
     old = view_of(store, 1).fresh[0]
@@ -136,7 +138,7 @@ def test_a_group_is_sound_that_has_the_id_of_one_which_was_too_old_before_a_rest
     assert_sound(store)
 
 
-def test_an_edit_of_tables_that_are_not_the_newest_changes_nothing(store: Store) -> None:
+def test_an_edit_of_tables_that_are_not_the_newest_changes_nothing(store: RedisStore) -> None:
     busy(store)
     seen = store.tables()
     tending(store).drop_prompt("a")
@@ -145,7 +147,7 @@ def test_an_edit_of_tables_that_are_not_the_newest_changes_nothing(store: Store)
     assert_sound(store)
 
 
-def test_an_assembly_that_began_before_an_edit_is_refused(store: Store) -> None:
+def test_an_assembly_that_began_before_an_edit_is_refused(store: RedisStore) -> None:
     busy(store)
     before = view_of(store, 1).tables
     begun = an_assembly(step=2, fresh=["g-d"], trained=["g-d", "g-c"], before=before, high=before.high)
@@ -160,7 +162,7 @@ def test_an_assembly_that_began_before_an_edit_is_refused(store: Store) -> None:
     assert_sound(store)
 
 
-def test_a_dropped_run_begins_again(store: Store) -> None:
+def test_a_dropped_run_begins_again(store: RedisStore) -> None:
     busy(store)
     with pytest.raises(ContractError, match="belongs to run 'mine', not 'other'"):
         tending(store).drop_run("other")
@@ -172,7 +174,7 @@ def test_a_dropped_run_begins_again(store: Store) -> None:
     assert len(stored(store, "ab")) == 2
 
 
-def test_what_is_held_says_where(store: Store) -> None:
+def test_what_is_held_says_where(store: RedisStore) -> None:
     busy(store)
     assert {item.record.group_id: item.places for item in tending(store).held()} == {
         "g-b": ("high", "batch 1"),

@@ -9,20 +9,19 @@ import pytest
 from bapo.core.errors import ContractError
 from bapo.core.types import Purpose, RolloutRequest
 from buffer_service.state import Tables
-from buffer_service.store.base import Store
 from tests.support.buffer import PuttingRedisStore as RedisStore
 from tests.support.buffer import an_assembly, answer, incoming, new_store, stat, stored
 from tests.support.factories import make_request
 from tests.support.store_clock import TimedStore
 
 
-def asked(store: Store, *names: str, **fields: object) -> list[RolloutRequest]:
+def asked(store: RedisStore, *names: str, **fields: object) -> list[RolloutRequest]:
     requests = [make_request(prompt_id=name, **fields) for name in names]  # type: ignore[arg-type]
     store.enqueue(requests, cursor=None)
     return requests
 
 
-def test_a_pushed_group_is_there_as_it_was_sent(store: Store) -> None:
+def test_a_pushed_group_is_there_as_it_was_sent(store: RedisStore) -> None:
     (request,) = asked(store, "a")
     group = incoming(answer(request))
     assert store.push([group]) == ["stored"]
@@ -30,7 +29,7 @@ def test_a_pushed_group_is_there_as_it_was_sent(store: Store) -> None:
     assert store.records(["g-b", "g-a"]) == [None, group.record]
 
 
-def test_two_contents_of_one_lease_store_nothing(store: Store) -> None:
+def test_two_contents_of_one_lease_store_nothing(store: RedisStore) -> None:
     """The other one differs in its tokens alone; what is pushed with it is not stored either, and may come again."""
     a, b = asked(store, "a", "b")
     first = answer(a, worker_id="w" * 40)  # a length that msgpack writes in another way
@@ -68,7 +67,7 @@ def test_a_group_that_is_pushed_while_its_evaluation_is_forgotten_goes_too(
     assert store.counters() == {"pushed_groups:stored": 2, "pushed_groups:duplicate": 1}
 
 
-def test_a_group_that_nobody_asked_for_is_refused_and_counted(store: Store) -> None:
+def test_a_group_that_nobody_asked_for_is_refused_and_counted(store: RedisStore) -> None:
     assert store.push([incoming(answer(make_request(prompt_id="x")))]) == ["unknown"]
     assert store.frames(["g-x"]) == [None]
     assert store.counters()["pushed_groups:unknown"] == 1
@@ -84,7 +83,9 @@ def test_a_group_that_nobody_asked_for_is_refused_and_counted(store: Store) -> N
         ({"label": "cd@1"}, "label none was asked for, not cd@1"),
     ],
 )
-def test_a_group_that_answers_something_else_stores_nothing(store: Store, wrong: dict[str, object], said: str) -> None:
+def test_a_group_that_answers_something_else_stores_nothing(
+    store: RedisStore, wrong: dict[str, object], said: str
+) -> None:
     right, _ = asked(store, "right", "a")
     other = make_request(**{"prompt_id": "a", **wrong})  # type: ignore[arg-type]
     rewards = "1" * other.group_size
@@ -94,7 +95,7 @@ def test_a_group_that_answers_something_else_stores_nothing(store: Store, wrong:
     assert store.status().queued["fresh"] == 2
 
 
-def test_a_group_of_older_weights_than_admitted_is_asked_for_again(store: Store) -> None:
+def test_a_group_of_older_weights_than_admitted_is_asked_for_again(store: RedisStore) -> None:
     (request,) = asked(store, "a", min_version=5)
     store.claim("w", limit=1, policy_version=5)
     assert store.push([incoming(answer(request, version=4))]) == ["stale"]
@@ -116,16 +117,13 @@ def test_a_late_group_counts_even_when_its_lease_is_over(timed: TimedStore) -> N
     assert store.claim("other", limit=1, policy_version=1) == []
 
 
-def test_a_push_hears_of_the_worker(store: Store) -> None:
+def test_a_push_hears_of_the_worker(store: RedisStore) -> None:
     (request,) = asked(store, "a")
     store.push([incoming(answer(request, worker_id="w9"))])
     assert store.status().workers["w9"].leased == 0
 
 
-# -- how long a group lives
-
-
-def test_a_trained_group_lives_until_a_checkpoint_after_its_batch(store: Store) -> None:
+def test_a_trained_group_lives_until_a_checkpoint_after_its_batch(store: RedisStore) -> None:
     stored(store, "a")
     store.commit_assembly(an_assembly(fresh=["g-a"], trained=["g-a"]))
     store.commit(1, 0)
@@ -135,7 +133,7 @@ def test_a_trained_group_lives_until_a_checkpoint_after_its_batch(store: Store) 
     assert store.status().num_bytes == 0
 
 
-def test_a_group_in_b_high_outlives_its_batch_until_it_leaves(store: Store) -> None:
+def test_a_group_in_b_high_outlives_its_batch_until_it_leaves(store: RedisStore) -> None:
     stored(store, "ab")
     one = Tables(step=1, high=(stat("g-a"),))
     store.commit_assembly(an_assembly(fresh=["g-a"], trained=["g-a"], high=one.high))
@@ -145,7 +143,7 @@ def test_a_group_in_b_high_outlives_its_batch_until_it_leaves(store: Store) -> N
     assert store.frames(["g-a"]) == [None]
 
 
-def test_a_settled_request_is_forgotten_long_after_its_checkpoint(store: Store) -> None:
+def test_a_settled_request_is_forgotten_long_after_its_checkpoint(store: RedisStore) -> None:
     stored(store, "a")
     before = Tables()
     for step in range(1, 23):

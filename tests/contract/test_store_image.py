@@ -12,7 +12,6 @@ from bapo.core.errors import ContractError, UnavailableError
 from bapo.core.types import Progress, Purpose, RolloutRequest
 from buffer_service.snapshot import pack_snapshot, unpack_snapshot
 from buffer_service.state import Replacement
-from buffer_service.store.base import Store
 from buffer_service.store.redis import snapshot
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.keys import INDEX, Keys
@@ -22,7 +21,7 @@ from tests.support.buffer import an_assembly, answer, hard, incoming, stat, stor
 from tests.support.factories import make_prompt, make_request
 
 
-def a_busy_run(store: Store) -> None:
+def a_busy_run(store: RedisStore) -> None:
     """Something in every table: two batches, B_bad, B_high, leases, a round, a drop, an evaluation."""
     stored(store, "abcd", step=1)
     (frame,) = store.frames(["g-b"])
@@ -52,20 +51,20 @@ def reevaluation(name: str) -> RolloutRequest:
     return make_request(prompt_id=name, request_id=f"r-{name}", purpose=Purpose.REEVALUATE, step=2, min_version=2)
 
 
-def frames_of(store: Store, image: Image) -> Iterator[tuple[str, bytes]]:
+def frames_of(store: RedisStore, image: Image) -> Iterator[tuple[str, bytes]]:
     for group_id in image.references:
         (frame,) = store.frames([group_id])
         assert frame is not None
         yield group_id, frame
 
 
-def snapshot_of(store: Store) -> bytes:
+def snapshot_of(store: RedisStore) -> bytes:
     image = store.image()
     group_ids = sorted(image.references)
     return pack_snapshot(image, group_ids, [frame or b"" for frame in store.frames(group_ids)])
 
 
-def test_a_restored_image_is_the_same_image(make_store: Callable[..., Store]) -> None:
+def test_a_restored_image_is_the_same_image(make_store: Callable[..., RedisStore]) -> None:
     first, second = make_store(run="first"), make_store(run="second")
     a_busy_run(first)
     image = first.image()
@@ -76,7 +75,7 @@ def test_a_restored_image_is_the_same_image(make_store: Callable[..., Store]) ->
     assert second.status().num_bytes == first.status().num_bytes
 
 
-def test_an_image_holds_what_a_resumed_run_needs(store: Store) -> None:
+def test_an_image_holds_what_a_resumed_run_needs(store: RedisStore) -> None:
     a_busy_run(store)
     image = store.image()
     assert [request.request_id for request in image.open_requests] == ["r-q", "r-r", "g-x", "g-y", "g-c~1"]
@@ -93,7 +92,7 @@ def test_an_image_holds_what_a_resumed_run_needs(store: Store) -> None:
     assert (image.cursor, image.progress) == (6, Progress(step=2, policy_version=1))
 
 
-def test_a_restored_run_goes_on_as_the_first_would_have(make_store: Callable[..., Store]) -> None:
+def test_a_restored_run_goes_on_as_the_first_would_have(make_store: Callable[..., RedisStore]) -> None:
     first, second = make_store(run="first"), make_store(run="second")
     a_busy_run(first)
     image = first.image()
@@ -116,7 +115,7 @@ def test_a_restored_run_goes_on_as_the_first_would_have(make_store: Callable[...
         assert [record.group_id for record in view_of(store, 9).fresh] == ["g-x"]
 
 
-def test_what_batches_and_b_high_hold_is_not_asked_again_after_a_restore(store: Store) -> None:
+def test_what_batches_and_b_high_hold_is_not_asked_again_after_a_restore(store: RedisStore) -> None:
     a_busy_run(store)
     image = store.image()
     store.restore(image, list(frames_of(store, image)))
@@ -127,7 +126,7 @@ def test_what_batches_and_b_high_hold_is_not_asked_again_after_a_restore(store: 
     assert store.push([incoming(answer(held[0], rewards="11111111", worker_id="other"))]) == ["duplicate"]
 
 
-def test_a_restore_replaces_what_was_there(make_store: Callable[..., Store]) -> None:
+def test_a_restore_replaces_what_was_there(make_store: Callable[..., RedisStore]) -> None:
     full, empty = make_store(run="full"), make_store(run="empty")
     a_busy_run(full)
     held = sorted(full.image().references)
@@ -138,7 +137,7 @@ def test_a_restore_replaces_what_was_there(make_store: Callable[..., Store]) -> 
     assert full.enqueue([make_request(prompt_id="x")], cursor=1) == 1
 
 
-def test_a_snapshot_of_the_same_state_has_the_same_bytes(make_store: Callable[..., Store]) -> None:
+def test_a_snapshot_of_the_same_state_has_the_same_bytes(make_store: Callable[..., RedisStore]) -> None:
     first, second = make_store(run="first"), make_store(run="second")
     for store in (first, second):
         a_busy_run(store)
@@ -146,7 +145,7 @@ def test_a_snapshot_of_the_same_state_has_the_same_bytes(make_store: Callable[..
 
 
 @pytest.mark.parametrize("position", [0, 9, 30, 200, -1, -40])
-def test_a_damaged_snapshot_is_refused(store: Store, position: int) -> None:
+def test_a_damaged_snapshot_is_refused(store: RedisStore, position: int) -> None:
     a_busy_run(store)
     data = bytearray(snapshot_of(store))
     data[position] ^= 0xFF
@@ -155,13 +154,15 @@ def test_a_damaged_snapshot_is_refused(store: Store, position: int) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10, 60, -1, -33])
-def test_a_snapshot_that_was_cut_off_is_refused(store: Store, size: int) -> None:
+def test_a_snapshot_that_was_cut_off_is_refused(store: RedisStore, size: int) -> None:
     a_busy_run(store)
     with pytest.raises(ContractError, match="snapshot"):
         unpack_snapshot(snapshot_of(store)[:size])
 
 
-def test_a_restore_that_was_cut_off_leaves_all_as_before_or_refuses_to_go_on(make_store: Callable[..., Store]) -> None:
+def test_a_restore_that_was_cut_off_leaves_all_as_before_or_refuses_to_go_on(
+    make_store: Callable[..., RedisStore],
+) -> None:
     source, target = make_store(run="source"), make_store(run="target")
     a_busy_run(source)
     stored(target, "z")
@@ -181,7 +182,7 @@ def test_a_restore_that_was_cut_off_leaves_all_as_before_or_refuses_to_go_on(mak
     assert target.image() == image
 
 
-def assert_unreadable(store: Store) -> None:
+def assert_unreadable(store: RedisStore) -> None:
     """Neither empty nor half: no answer."""
     calls: list[Callable[[], object]] = [
         store.status, store.image, store.audit, store.progress, store.tables, store.bad_prompts, store.counters,

@@ -13,14 +13,13 @@ from bapo.core.errors import FrameError, FullError
 from bapo.core.types import Progress, Purpose
 from bapo.transport.frame_transfer import FRAME_TTL_MS
 from buffer_service.state import Replacement, SelectorState, Tables
-from buffer_service.store.base import Store
 from buffer_service.store.redis.store import RedisStore
 from tests.support.buffer import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
 from tests.support.factories import make_prompt, make_request
 from tests.support.wait import wait_until
 
 
-def test_views_and_claims_beyond_the_chunks_of_a_script(store: Store) -> None:
+def test_views_and_claims_beyond_the_chunks_of_a_script(store: RedisStore) -> None:
     """4,100 is more than one command of a script takes."""
     names = [f"p{i:04d}" for i in range(4100)]
     stored(store, names)
@@ -34,7 +33,7 @@ def test_views_and_claims_beyond_the_chunks_of_a_script(store: Store) -> None:
     assert store.release("w") == 4100
 
 
-def test_assemblies_releases_and_pushes_beyond_the_chunks_of_a_script(store: Store) -> None:
+def test_assemblies_releases_and_pushes_beyond_the_chunks_of_a_script(store: RedisStore) -> None:
     requests = stored(store, [f"p{i:04d}" for i in range(4100)])
     ids = [request.request_id for request in requests]
     wrong = an_assembly(fresh=[*ids, "g-none"], trained=ids)
@@ -51,7 +50,7 @@ def test_assemblies_releases_and_pushes_beyond_the_chunks_of_a_script(store: Sto
     assert store.status().num_bytes == 0
 
 
-def test_an_evaluation_beyond_the_chunks_of_a_script_is_forgotten_whole(store: Store) -> None:
+def test_an_evaluation_beyond_the_chunks_of_a_script_is_forgotten_whole(store: RedisStore) -> None:
     asked = [
         make_request(prompt_id=f"p{i:04d}", request_id=f"e-{i:04d}", purpose=Purpose.EVALUATE, label="cd@1")
         for i in range(5100)
@@ -66,7 +65,7 @@ def test_an_evaluation_beyond_the_chunks_of_a_script_is_forgotten_whole(store: S
     assert store.enqueue(asked, cursor=None) == 5100
 
 
-def test_a_settled_request_is_remembered_for_exactly_twenty_steps(store: Store) -> None:
+def test_a_settled_request_is_remembered_for_exactly_twenty_steps(store: RedisStore) -> None:
     """That of an evaluation for as long as the evaluation."""
     early = make_request(request_id="e", purpose=Purpose.EVALUATE, label="cd@1")
     store.enqueue([early], cursor=None)
@@ -161,7 +160,7 @@ def test_a_lease_that_is_over_returns_although_redis_is_full(redis_url: str) -> 
     ],
 )
 def test_what_is_read_or_written_together_is_one_transaction(
-    redis_store: RedisStore, redis_url: str, call: Callable[[Store], object], transactions: int
+    redis_store: RedisStore, redis_url: str, call: Callable[[RedisStore], object], transactions: int
 ) -> None:
     with redis.Redis.from_url(redis_url) as raw:
         raw.config_resetstat()
@@ -217,7 +216,7 @@ def test_a_push_is_admitted_whose_frames_were_there_before_redis_was_full(
     assert redis_store.frames(["g-a"]) == [group.frame]
 
 
-def test_frames_are_found_in_their_order_however_many(store: Store) -> None:
+def test_frames_are_found_in_their_order_however_many(store: RedisStore) -> None:
     stored(store, [f"p{i}" for i in range(70)])
     ids = [f"g-p{i}" for i in range(70)]
     frames = store.frames([*ids, "none"])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from buffer_service.state import SelectorState, Tables
-from buffer_service.store.base import Store
+from buffer_service.store.redis.store import RedisStore
 from tests.support.buffer import an_assembly, stored
 
 
-def assembled(store: Store, *outcomes: bytes) -> None:
+def assembled(store: RedisStore, *outcomes: bytes) -> None:
     """Steps 1, 2, ... with these outcomes."""
     before = Tables()
     for step, data in enumerate(outcomes, start=1):
@@ -16,7 +16,7 @@ def assembled(store: Store, *outcomes: bytes) -> None:
         before = assembly.after
 
 
-def test_outcomes_come_in_the_order_of_their_steps_and_in_pages(store: Store) -> None:
+def test_outcomes_come_in_the_order_of_their_steps_and_in_pages(store: RedisStore) -> None:
     assembled(store, b"one", b"two", b"three")
     assert store.outcomes(0, 9) == [b"one", b"two", b"three"]
     assert store.outcomes(0, 2) == [b"one", b"two"]
@@ -24,12 +24,12 @@ def test_outcomes_come_in_the_order_of_their_steps_and_in_pages(store: Store) ->
     assert store.outcomes(3, 9) == []
 
 
-def test_an_assembly_whose_fence_is_broken_leaves_no_outcomes(store: Store) -> None:
+def test_an_assembly_whose_fence_is_broken_leaves_no_outcomes(store: RedisStore) -> None:
     assert not store.commit_assembly(an_assembly(fresh=["g-unknown"], outcomes=b"one"))
     assert store.outcomes(0, 9) == []
 
 
-def test_a_kept_state_takes_the_place_of_the_outcomes_that_are_in_it(store: Store) -> None:
+def test_a_kept_state_takes_the_place_of_the_outcomes_that_are_in_it(store: RedisStore) -> None:
     assembled(store, b"one", b"two", b"three")
     assert store.selector_state() == SelectorState()
     state = SelectorState(round=4, through=2, data=b"\x00state\xff")
@@ -39,7 +39,7 @@ def test_a_kept_state_takes_the_place_of_the_outcomes_that_are_in_it(store: Stor
     assert store.outcomes(2, 9) == [b"three"]
 
 
-def test_a_state_of_an_older_round_changes_nothing(store: Store) -> None:
+def test_a_state_of_an_older_round_changes_nothing(store: RedisStore) -> None:
     assembled(store, b"one", b"two")
     newest = SelectorState(round=4, through=1, data=b"new")
     assert store.keep_selector_state(newest)
@@ -49,14 +49,14 @@ def test_a_state_of_an_older_round_changes_nothing(store: Store) -> None:
     assert store.outcomes(1, 9) == [b"two"]
 
 
-def test_a_resumed_learner_finds_the_outcomes_of_the_batches_that_it_trains_again(store: Store) -> None:
+def test_a_resumed_learner_finds_the_outcomes_of_the_batches_that_it_trains_again(store: RedisStore) -> None:
     assembled(store, b"one", b"two")
     store.commit(2, 1)
     store.resume(1)
     assert store.outcomes(0, 9) == [b"one", b"two"]
 
 
-def test_a_snapshot_holds_outcomes_state_and_spares_and_a_restore_brings_exactly_them_back(store: Store) -> None:
+def test_a_snapshot_holds_outcomes_state_and_spares_and_a_restore_brings_exactly_them_back(store: RedisStore) -> None:
     assembled(store, b"one", b"two")
     store.keep_selector_state(SelectorState(round=2, through=1, data=b"state"))
     store.enqueue([], cursor=7, spares=3)
@@ -72,7 +72,7 @@ def test_a_snapshot_holds_outcomes_state_and_spares_and_a_restore_brings_exactly
     assert store.status().fresh_spares == 3
 
 
-def test_spares_are_stored_with_a_cursor_that_rises_and_only_then(store: Store) -> None:
+def test_spares_are_stored_with_a_cursor_that_rises_and_only_then(store: RedisStore) -> None:
     store.enqueue([], cursor=4, spares=1)
     store.enqueue([], cursor=4, spares=2)
     assert store.status().fresh_spares == 1

@@ -8,9 +8,9 @@ from dataclasses import replace
 import redis
 
 from bapo.core.types import Purpose, RolloutRequest
-from buffer_service.store.base import FORGET_AFTER_STEPS, Store
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.keys import Keys
+from buffer_service.store.redis.store import FORGET_AFTER_STEPS
 from tests.support.buffer import PuttingRedisStore as RedisStore
 from tests.support.buffer import an_assembly, answer, incoming, stat, stored
 from tests.support.factories import make_request
@@ -43,7 +43,7 @@ def evaluations(label: str, *names: str, min_version: int = 1) -> list[RolloutRe
     ]
 
 
-def test_a_request_that_is_forgotten_is_not_asked_again_while_its_group_is_held(store: Store) -> None:
+def test_a_request_that_is_forgotten_is_not_asked_again_while_its_group_is_held(store: RedisStore) -> None:
     a, b, c = stored(store, "abc")
     for step, name in enumerate("ab", 1):
         group, before = f"g-{name}", store.tables()
@@ -55,7 +55,7 @@ def test_a_request_that_is_forgotten_is_not_asked_again_while_its_group_is_held(
     assert ids(store.claim("w", limit=9, policy_version=1)) == ["g-b"]
 
 
-def test_a_round_waits_for_what_was_asked_before_it_and_ends_with_its_last_answer(store: Store) -> None:
+def test_a_round_waits_for_what_was_asked_before_it_and_ends_with_its_last_answer(store: RedisStore) -> None:
     early, leased, settled, due = reevaluations(5, "early", "leased", "settled", "due")
     store.enqueue([leased, settled, early, *reevaluations(6, "other")], cursor=None)
     assert ids(store.claim("w", limit=1, policy_version=5)) == ["r5-leased"]
@@ -67,7 +67,7 @@ def test_a_round_waits_for_what_was_asked_before_it_and_ends_with_its_last_answe
         assert store.readiness(5).round_left == left
 
 
-def test_a_reevaluation_that_comes_after_its_round_is_one_more_to_wait_for(store: Store) -> None:
+def test_a_reevaluation_that_comes_after_its_round_is_one_more_to_wait_for(store: RedisStore) -> None:
     own, late = reevaluations(5, "own", "late")
     store.enqueue_round(5, [own])
     assert store.enqueue([late, own, *reevaluations(6, "other"), *fresh("f", step=5)], cursor=None) == 3
@@ -101,7 +101,7 @@ def test_a_returned_request_tells_how_often_it_was_handed_out(timed: TimedStore)
     assert store.claim("w", limit=1, policy_version=1)[0].attempts == 1
 
 
-def test_a_failed_group_is_asked_again_until_its_last_attempt(make_store: Callable[..., Store]) -> None:
+def test_a_failed_group_is_asked_again_until_its_last_attempt(make_store: Callable[..., RedisStore]) -> None:
     store = make_store(max_attempts=2)
     store.enqueue(fresh("a", "b"), cursor=2)
     store.claim("w", limit=1, policy_version=1)
@@ -128,7 +128,7 @@ def test_nothing_is_kept_in_redis_of_the_attempts_of_a_request_that_is_answered(
         assert client.hgetall(attempts) == {}
 
 
-def test_a_dropped_reevaluation_and_a_dropped_evaluation_are_settled(make_store: Callable[..., Store]) -> None:
+def test_a_dropped_reevaluation_and_a_dropped_evaluation_are_settled(make_store: Callable[..., RedisStore]) -> None:
     store = make_store(max_attempts=1)
     store.enqueue_round(5, reevaluations(5, "p"))
     store.enqueue(evaluations("cd@5", "e"), cursor=None)
@@ -140,7 +140,7 @@ def test_a_dropped_reevaluation_and_a_dropped_evaluation_are_settled(make_store:
     assert status.fresh_dropped == 0
 
 
-def test_a_forgotten_evaluation_can_be_asked_again_also_after_drops(make_store: Callable[..., Store]) -> None:
+def test_a_forgotten_evaluation_can_be_asked_again_also_after_drops(make_store: Callable[..., RedisStore]) -> None:
     store = make_store(max_attempts=1)
     done, dropped, leased, queued = requests = evaluations("cd@1", "a", "b", "c", "d")
     other = evaluations("other", "x")
@@ -159,7 +159,7 @@ def test_a_forgotten_evaluation_can_be_asked_again_also_after_drops(make_store: 
     assert queued.label == "cd@1"
 
 
-def test_forgetting_an_evaluation_leaves_other_requests_that_carry_its_label(store: Store) -> None:
+def test_forgetting_an_evaluation_leaves_other_requests_that_carry_its_label(store: RedisStore) -> None:
     labelled = [make_request(prompt_id="f", label="cd@1"), replace(*reevaluations(1, "p"), label="cd@1")]
     store.enqueue([*labelled, *evaluations("cd@1", "e")], cursor=None)
     store.forget("cd@1")
@@ -184,7 +184,7 @@ def test_whatever_a_worker_says_is_a_sign_of_life(timed: TimedStore) -> None:
         assert store.status().workers["w"].silent_s < 1000
 
 
-def test_what_was_not_asked_of_anybody_is_no_sign_of_life(store: Store) -> None:
+def test_what_was_not_asked_of_anybody_is_no_sign_of_life(store: RedisStore) -> None:
     """Names cost nothing: those of pushes that store nothing are not kept."""
     store.enqueue(fresh("a"), cursor=None)
     never, again = make_request(prompt_id="never"), make_request(prompt_id="a")
@@ -225,7 +225,7 @@ def test_a_worker_that_holds_leases_is_not_forgotten(timed: TimedStore) -> None:
     assert known(store) == 1
 
 
-def known(store: Store) -> int:
+def known(store: RedisStore) -> int:
     """Workers that the store remembers, whether a status shows them or not."""
     assert isinstance(store, RedisStore)
     return int(store._link.client.zcard(store._keys["heard"]))

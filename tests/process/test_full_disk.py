@@ -14,8 +14,8 @@ import redis
 from bapo.core.codec import pack_batch, pack_group
 from bapo.core.errors import StorageError, UnavailableError
 from bapo.core.types import Prompt, RolloutRequest
-from buffer_service.store.base import Store
 from buffer_service.store.redis.keys import Keys
+from buffer_service.store.redis.store import RedisStore
 from tests.support.buffer import answer, incoming, new_store
 from tests.support.buffer_app import serving, small_config
 from tests.support.factories import make_request
@@ -51,7 +51,7 @@ def requests_of(number: int, text: str = "") -> list[RolloutRequest]:
     return [replace(make_request(request_id=f"f-{p.prompt_id}"), prompt=p) for p in prompts]
 
 
-def pushed(store: Store, requests: list[RolloutRequest]) -> Iterator[str]:
+def pushed(store: RedisStore, requests: list[RolloutRequest]) -> Iterator[str]:
     """Acknowledged ids, until the disk is full."""
     store.enqueue(requests, cursor=None)
     for request in requests:
@@ -63,7 +63,7 @@ def pushed(store: Store, requests: list[RolloutRequest]) -> Iterator[str]:
         yield request.request_id
 
 
-def asked(store: Store, requests: list[RolloutRequest]) -> Iterator[str]:
+def asked(store: RedisStore, requests: list[RolloutRequest]) -> Iterator[str]:
     for request in requests:
         assert store.enqueue([request], cursor=None) == 1
         yield request.request_id

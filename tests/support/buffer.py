@@ -11,7 +11,6 @@ from bapo.core.types import Group, GroupStat, HardPrompt, Origin, Prompt, Rollou
 from bapo.transport.messages import BufferStatus, WorkerLeases
 from buffer_service.service import BufferService
 from buffer_service.state import Assembly, BatchRecord, Incoming, Tables, View, record_of
-from buffer_service.store.base import Store
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.store import RedisStore
 from tests.support.factories import make_group, make_request
@@ -31,7 +30,7 @@ class PuttingRedisStore(RedisStore):
         return super().push(groups)
 
 
-def put_frames(store: Store, groups: Sequence[Incoming]) -> None:
+def put_frames(store: RedisStore, groups: Sequence[Incoming]) -> None:
     """What a worker does before it pushes."""
     for group in groups:
         if isinstance(group, Pushed):
@@ -45,7 +44,7 @@ def new_store(
     lease_s: float = 60.0,
     max_attempts: int = 3,
     in_step_order: bool = False,
-) -> Store:
+) -> RedisStore:
     """An empty store."""
     link = RedisLink(redis_url)
     return PuttingRedisStore(link, run, lease_s=lease_s, max_attempts=max_attempts, in_step_order=in_step_order)
@@ -81,7 +80,9 @@ def answer(request: RolloutRequest, rewards: str = "10010000", version: int = 1,
     )
 
 
-def stored(store: Store, names: Sequence[str], *, rewards: str = "10010000", step: int = 1) -> list[RolloutRequest]:
+def stored(
+    store: RedisStore, names: Sequence[str], *, rewards: str = "10010000", step: int = 1
+) -> list[RolloutRequest]:
     """Ask for one fresh group per name, and push it."""
     requests = [make_request(prompt_id=name, step=step) for name in names]
     store.enqueue(requests, cursor=None)
@@ -90,7 +91,7 @@ def stored(store: Store, names: Sequence[str], *, rewards: str = "10010000", ste
     return requests
 
 
-def view_of(store: Store, num_fresh: int) -> View:
+def view_of(store: RedisStore, num_fresh: int) -> View:
     """What an assembly with so many fresh groups would read now."""
     return store.look(1, num_fresh).view()
 

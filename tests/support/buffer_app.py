@@ -20,7 +20,6 @@ from buffer_service.http.app import create_app
 from buffer_service.http.context import Context
 from buffer_service.metrics import BufferMetrics
 from buffer_service.service import BufferService
-from buffer_service.store.base import Store
 from buffer_service.store.redis.frame_access import FrameAccess
 from buffer_service.store.redis.store import RedisStore
 from tests.support.buffer import new_store
@@ -33,7 +32,7 @@ def small_config(**sections: dict[str, Any]) -> Config:
     return Config.model_validate(given)
 
 
-def served_app(store: Store, config: Config, keyring: Keyring | None = None) -> FastAPI:
+def served_app(store: RedisStore, config: Config, keyring: Keyring | None = None) -> FastAPI:
     """The app of a service on the store."""
     metrics = BufferMetrics(Telemetry(), config)
     service = BufferService(store, load_composer(config.algorithm), config, metrics)
@@ -43,7 +42,7 @@ def served_app(store: Store, config: Config, keyring: Keyring | None = None) -> 
 
 @contextmanager
 def serving(
-    store: Store,
+    store: RedisStore,
     config: Config,
     keyring: Keyring | None = None,
     *,
@@ -69,7 +68,7 @@ def serving(
 @contextmanager
 def serving_kind(
     request: pytest.FixtureRequest, config: Config, *, run: str, max_attempts: int = 3
-) -> Iterator[tuple[Store, BufferClient]]:
+) -> Iterator[tuple[RedisStore, BufferClient]]:
     """A store, and a client of a service on it."""
     store = new_store(request.getfixturevalue("redis_server").url, run=run, max_attempts=max_attempts)
     with serving(store, config) as client:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bapo.core.types import Purpose
-from buffer_service.store.base import Store
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.keys import Keys
+from buffer_service.store.redis.store import RedisStore
 
 
 class ShiftedClock:
@@ -33,5 +33,5 @@ class ShiftedClock:
 class TimedStore:
     """A store with leases of a minute, and its clock."""
 
-    store: Store
+    store: RedisStore
     clock: ShiftedClock

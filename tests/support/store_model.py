@@ -1,4 +1,4 @@
-"""A small model of what a store holds, written from `buffer_service/store/base.py` alone and free of any speed.
+"""A small model of what a store holds, written from the docstrings of `RedisStore` alone and free of any speed.
 
 Independent of the store in Redis: it keeps no reference counts (they follow from who names a group), no claim scores
 (the order is a sort), no prompts of B_bad (they follow from the table).

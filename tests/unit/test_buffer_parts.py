@@ -9,7 +9,7 @@ import pytest
 
 from bapo.core.types import Purpose
 from bapo.transport.messages import WorkerLeases
-from buffer_service.assembly import is_ready, why_not_yet
+from buffer_service.assembly import is_ready, readiness_text
 from buffer_service.state import Readiness
 from buffer_service.store.redis.rows import pack_record, unpack, unpack_record
 from tests.support.buffer import STATUS, answer, incoming
@@ -24,7 +24,7 @@ READY = Readiness(
 def test_the_reason_names_what_is_missing_and_who_is_silent() -> None:
     workers = {"worker-2": WorkerLeases(leased=2, silent_s=38.4), "worker-1": WorkerLeases(leased=0, silent_s=99.0)}
     status = replace(STATUS, workers=workers)
-    assert why_not_yet(4, READY, status, small_config(), 4) == (
+    assert readiness_text(4, READY, status, small_config(), 4) == (
         "1/4 fresh groups, 1 leased, 2 queued; worker-2 silent for 38 s"
     )
 
@@ -34,7 +34,7 @@ def test_without_slack_the_reason_names_the_requests_of_the_step() -> None:
     config = small_config(cadence={"slack": 0})
     assert not is_ready(4, ready, config, 4)
     assert is_ready(4, ready, small_config(cadence={"slack": 1}), 4)
-    assert why_not_yet(4, ready, replace(STATUS, workers={}), config, 4) == (
+    assert readiness_text(4, ready, replace(STATUS, workers={}), config, 4) == (
         "2 fresh groups of steps up to 4 are open, 1 leased, 2 queued"
     )
 
@@ -55,4 +55,4 @@ def test_a_round_is_over_when_none_is_left(left: int | None, is_over: bool) -> N
     ready = replace(READY, num_fresh=4, round_left=left)
     status = replace(STATUS, workers={}, leased=nothing, queued=nothing)
     assert is_ready(4, ready, config, 4) is is_over
-    assert (why_not_yet(4, ready, status, config, 4) == "step 4 is being assembled") is is_over
+    assert (readiness_text(4, ready, status, config, 4) == "step 4 is being assembled") is is_over

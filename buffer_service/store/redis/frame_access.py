@@ -25,7 +25,7 @@ WRITE, READ = "%W", "%R"
 """Which use of a key is allowed; Redis before version 7 knows no such words."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrameLogin:
     """A user of Redis that may do one thing."""
 

@@ -16,7 +16,6 @@ from bapo.core.errors import UnavailableError
 from bapo.core.types import Purpose
 from bapo.transport.messages import BufferStatus, WorkerLeases
 from buffer_service.state import Health, Memory, SelectorState
-from buffer_service.store.base import SILENT_WORKER_S
 from buffer_service.store.invariants import Audit, OpenFacts
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.keys import Keys, reference_count
@@ -30,6 +29,8 @@ HASHES = (
 SETS = ("fresh", "reevaluated", "evaluated", "done", "planned")
 GROUPS_AT_ONCE = 500
 SCANNED_AT_ONCE = 1000
+SILENT_WORKER_S = 3600.0
+"""A worker without leases that was silent for this long is forgotten (prelude.lua has the same number)."""
 
 
 def read_audit(link: RedisLink, keys: Keys) -> Audit:

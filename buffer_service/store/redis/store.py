@@ -1,7 +1,15 @@
-"""The store in Redis (6.2 or newer, or Valkey): one Lua script per change, frames as values of their own.
+"""The store in Redis (6.2 or newer, or Valkey): every method is one atomic operation, safe from threads and processes.
 
-Frames are values that scripts rename and measure, and never read. A script is O(what it changes), never O(what the
-buffer holds).
+    QUEUED --claim--> LEASED --push--> DONE, and its group is in `fresh`, `reevaluated` or `evaluated`
+       ^                |
+       +- lease expired, release, fail (at most `max_attempts` failed attempts, then DROPPED)
+
+    fresh ---------commit_assembly---> batch (retained until a checkpoint after it), B_high, or deleted
+    reevaluated ---commit_assembly---> batch, or deleted
+    a frame is deleted when no table and no retained batch refers to its group any more
+
+Each change is one Lua script, O(what it changes), never O(what the buffer holds). Frames are values of their own, which
+scripts rename and measure but never read. Leases run on Redis' clock. The store knows no rule of any algorithm.
 """
 
 from __future__ import annotations
@@ -36,12 +44,6 @@ from buffer_service.state import (
     left_prompts,
     request_terms,
 )
-from buffer_service.store.base import (
-    FORGET_AFTER_STEPS,
-    LAST_FAILURE_CHARS,
-    MOST_COMPOSITIONS,
-    SHOWN_COMPOSITIONS,
-)
 from buffer_service.store.invariants import Audit
 from buffer_service.store.redis.connection import Arg, RedisLink
 from buffer_service.store.redis.errors import RestoringError
@@ -75,11 +77,26 @@ from buffer_service.store.redis.snapshot import read_image, write_image
 from buffer_service.store.run_image import Image
 
 FRAMES_AT_ONCE = 32
-"""One reply of Redis: at most some ten megabytes."""
+"""Frames of one reply: at most some ten megabytes."""
+MOST_COMPOSITIONS = 1000
+"""Lines of `GET /batches` that are kept."""
+SHOWN_COMPOSITIONS = 8
+"""Lines of them in a status."""
+LAST_FAILURE_CHARS = 500
+FORGET_AFTER_STEPS = 20
+"""A settled request is remembered until the newest checkpoint is this many steps after it: until then a late push of
+its group is a `duplicate`, afterwards `unknown`. Requests of an evaluation are remembered until it is deleted. An id
+that a table or a retained batch refers to is never enqueued again, even when its request is forgotten."""
 
 
 class RedisStore:
-    """State of one run in Redis; see `buffer_service.store.base.Store`."""
+    """State of one run in Redis.
+
+    Fresh groups are consumed in the order of arrival; with `in_step_order` (slack = 0) the step that a group is planned
+    for comes first, so that each step has its own groups, however workers race.
+
+    Raises, everywhere: UnavailableError when Redis cannot be reached or is full, StorageError when its disk is full.
+    """
 
     def __init__(
         self, link: RedisLink, run: str, *, lease_s: float, max_attempts: int, in_step_order: bool = False
@@ -99,38 +116,68 @@ class RedisStore:
     # -- requests
 
     def enqueue(self, requests: Sequence[RolloutRequest], *, cursor: int | None, spares: int | None = None) -> int:
+        """Queue requests that were never asked for, see FORGET_AFTER_STEPS; returns how many.
+
+        Args:
+            cursor: fresh requests ever enqueued, stored with them: nothing happens unless it rises.
+            spares: those of them beyond B per step, stored with the cursor; None leaves the number as it is.
+        """
         numbers: list[Arg] = ["" if number is None else number for number in (cursor, spares)]
         args = ["", *numbers, len(requests), *_request_args(requests)]
         return int(self._run("enqueue", args))
 
     def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
+        """Queue the re-evaluation round of a step, once; returns how many requests are new (0 the second time).
+
+        The round is answered when no re-evaluation of its step is open, whether it was asked for with the round, by
+        itself before it, or by itself after it.
+        """
         return int(self._run("enqueue", [step, "", "", len(requests), *_request_args(requests)]))
 
     def claim(
         self, worker_id: str, *, limit: int, policy_version: int, with_fresh: bool = True, nonce: str = ""
     ) -> list[RolloutRequest]:
+        """Lease requests with min_version <= policy_version: newest re-evaluations first, evaluations, fresh.
+
+        Of each worker that is not silent the newest nonce that leased something is remembered, with what it leased.
+        The same nonce again is the same claim again: it gets what the worker still holds of that, for a whole lease
+        from now on, and never anything new. A lower one of the same client is a claim that nobody waits for any more:
+        it gets nothing.
+
+        Args:
+            nonce: "<client>-<number>", the number rising; "": a claim of its own, after which none is remembered.
+        """
         reply = self._run("claim", [worker_id, nonce, limit, policy_version, int(with_fresh)])
         pairs = zip(reply[::2], reply[1::2], strict=True)
         # A request whose content is gone is left out: its lease ends, and it is dropped after its last attempt.
         return [unpack_request(blob, int(attempts)) for blob, attempts in pairs if blob is not None]
 
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
+        """Extend leases; returns the ids that the worker still holds."""
         return [_text(held) for held in self._run("renew", [worker_id, len(request_ids), *request_ids])]
 
     def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str) -> str:
+        """`requeued`, `dropped`, or `not_leased` when the worker does not hold it (nothing changes then)."""
         text = f"{reason}: {detail}" if detail else reason
         return _text(self._run("fail", [worker_id, request_id, reason, text[:LAST_FAILURE_CHARS]]))
 
     def release(self, worker_id: str) -> int:
+        """Return all leases of a worker to their places, and forget it and its claim; returns how many."""
         return int(self._run("release", [worker_id]))
 
     # -- groups
 
     def put_frame(self, name: str, frame: bytes | memoryview) -> None:
+        """Keep a frame under this name for `FRAME_TTL_MS`, or until a push of its group. Raises: FullError."""
         with self._link.errors_named():
             self._link.client.psetex(self._keys.incoming(name), FRAME_TTL_MS, frame)
 
     def push(self, groups: Sequence[Incoming]) -> list[str]:
+        """Store groups, whose frames are there; returns one word of `PushFate` each.
+
+        Raises: ContractError when one contradicts its request, or is another content of the lease whose group is held;
+            FrameError when the frame of one is missing, or has another length. Nothing is stored then.
+        """
         records = [group.record for group in groups]
         columns: list[Iterable[Arg]] = [  # taking them one by one costs Lua more than using them does
             (record.group_id for record in records),
@@ -160,12 +207,14 @@ class RedisStore:
         return fates
 
     def note_bad_frame(self, record: GroupRecord, problem: str) -> bool:
+        """Count that a stored group's frame is not what its header says; False when that is known already."""
         return bool(self._run("bad_frame", [record.group_id, record.worker_id, problem]))
 
     def _rank(self, record: GroupRecord) -> int:
         return record.step if self._in_step_order and record.purpose is Purpose.FRESH else 0
 
     def frames(self, group_ids: Sequence[str]) -> list[bytes | None]:
+        """Frames in the order of the ids; None where there is none."""
         found: list[bytes | None] = []
         with self._link.errors_named():
             for first in range(0, len(group_ids), FRAMES_AT_ONCE):
@@ -174,15 +223,18 @@ class RedisStore:
         return found
 
     def records(self, group_ids: Sequence[str]) -> list[GroupRecord | None]:
+        """Records in the order of the ids."""
         blobs = self._hash_values("records", group_ids)
         return [None if blob is None else unpack_record(blob) for blob in blobs]
 
     def evaluated(self, label: str) -> list[str]:
+        """Ids of the settled requests of one evaluation, sorted; those that were dropped have no group."""
         # "label " <= member < "label!": a space is followed by "!" in ASCII.
         (members,) = self._read(("ZRANGEBYLEX", self._keys["evaluated"], f"[{label} ", f"({label}!"))
         return [_text(member).partition(" ")[2] for member in members]
 
     def forget(self, label: str) -> None:
+        """Delete one evaluation: groups, open requests, count. Other purposes' requests with that label stay."""
         left = 1
         while left:  # of the first time: groups that were pushed between the two; after it no request is open
             group_ids = self.evaluated(label)
@@ -191,9 +243,11 @@ class RedisStore:
     # -- assembly
 
     def readiness(self, step: int) -> Readiness:
+        """Whether step `step` can be assembled."""
         return readiness_of(self._link, self._keys, step)
 
     def look(self, step: int, num_fresh: int) -> Look:
+        """`readiness`, and behind it the view of an assembly that may use so many fresh groups."""
         found = look_at(self._link, self._keys, step, num_fresh)
         return Look(step=step, ready=found.ready, view=partial(self._view, found))
 
@@ -209,10 +263,18 @@ class RedisStore:
         )
 
     def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:
+        """What fresh groups answer, few of which are looked at; None for one that was consumed meanwhile."""
         blobs = self._hash_values("requests", group_ids)
         return [None if blob is None else unpack_request(blob) for blob in blobs]
 
     def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> list[str]:
+        """Drop fresh groups, count them by reason and difficulty, and queue the replacing requests at the head.
+
+        Returns: ids of the groups with which nothing happened, because the id of their replacing request is taken.
+
+        Args:
+            hold: keep what they are made of until the assembly that reports them.
+        """
         args: list[Arg] = [int(hold), len(replacements)]
         for item in reversed(replacements):
             args += [item.fate.group_id, item.event, pack_fate(item.fate), *_request_args([item.request])]
@@ -220,6 +282,7 @@ class RedisStore:
         return [_text(taken) for taken in self._run("replace_stale", args, frames_of=group_ids)]
 
     def commit_assembly(self, assembly: Assembly) -> bool:
+        """Apply an assembly; False, and nothing changes, when its fence does not hold."""
         changes, losing = _change_args(assembly.reference_changes)
         prompts, left_bad = assembly.new_prompts, assembly.left_bad
         tables = pack_tables(assembly.after)
@@ -252,11 +315,13 @@ class RedisStore:
         return tables
 
     def batch(self, step: int) -> BatchRecord | None:
+        """A retained batch, which a store that outlives its process would still have now."""
         # Whoever assembled it may still be waiting for its being written.
         (blob,) = read(self._link, self._keys, ("HGET", self._keys["batches"], str(step)), written=True)
         return None if blob is None else unpack_batch_record(blob)
 
     def commit(self, step: int, checkpointed: int) -> None:
+        """Batch `step` is trained; release the batches up to `checkpointed`. Both numbers only rise."""
         (kept,) = self._read(("HKEYS", self._keys["batches"]))
         retained = [int(key) for key in kept]
         blobs = self._hash_values("batches", [str(old) for old in sorted(retained) if old <= checkpointed])
@@ -267,6 +332,11 @@ class RedisStore:
         self._run("commit", args, frames_of=[group_id for batch in released for group_id in batch.held])
 
     def resume(self, step: int) -> None:
+        """Return all leases, forget all claims, set the learner's progress back to `step`: the newest checkpoint.
+
+        Raises: ContractError when not all batches after `step` are retained, or a restore is under way or was cut off:
+            waiting does not help, a learner that has a snapshot restores it.
+        """
         try:
             missing = int(self._run("resume", [step, self._link.latest_ms()]))
         except RestoringError as error:
@@ -278,6 +348,7 @@ class RedisStore:
     # -- what prompt selectors learn from
 
     def outcomes(self, after: int, limit: int) -> list[bytes]:
+        """Packed outcomes of the steps after + 1, after + 2, ...: as far as they are kept without a gap. As `batch`."""
         steps = [str(step) for step in range(after + 1, after + 1 + limit)]
         if not steps:
             return []
@@ -285,22 +356,35 @@ class RedisStore:
         return [blob for blob in takewhile(lambda blob: blob is not None, kept) if blob is not None]
 
     def selector_state(self) -> SelectorState:
+        """The newest that was kept."""
         return selector_state_of(self._link, self._keys)
 
     def keep_selector_state(self, state: SelectorState) -> bool:
+        """Keep a state and drop the outcomes up to `through`; False, and nothing changes, unless its round rises."""
         return bool(self._run("keep_selector_state", [state.round, state.through, state.data]))
 
     # -- by hand
 
     def drop_group(self, group_id: str) -> str:
+        """Delete a group that no batch has consumed; returns the table that it was in, or '' if there is none.
+
+        fresh: the scheduler is told, through `fresh_dropped`, to ask for another one; reevaluated: as if its prompt
+        had not been asked; evaluated: settled without a group, as a request that failed for good.
+        """
         (record,) = self.records([group_id])
         member = f"{record.label} {group_id}" if record else ""
         return _text(self._run("drop_group", [group_id, member], frames_of=[group_id]))
 
     def drop_request(self, request_id: str) -> bool:
+        """Withdraw an open request, queued or leased, as one whose attempts are used up; False if none is open.
+
+        It is settled without a group: a fresh one counts into `fresh_dropped`, a round or an evaluation waits for one
+        less, and a push of its group is a `duplicate`.
+        """
         return bool(self._run("drop_request", [request_id]))
 
     def edit_tables(self, before: Tables, after: Tables) -> bool:
+        """Take entries out of B_bad and B_high; False, and nothing changes, when `before` is not the newest."""
         gone, left_bad = left_high(before, after), left_prompts(before, after)
         args: list[Arg] = [before.step, before.edits, pack_tables(replace(after, edits=before.edits + 1))]
         return bool(self._run("edit_tables", [*args, len(gone), *gone, len(left_bad), *left_bad], frames_of=gone))
@@ -308,44 +392,63 @@ class RedisStore:
     # -- looking
 
     def progress(self) -> Progress:
+        """The newest report."""
         step, version = self._hash_values("meta", ["step", "policy_version"])
         return Progress(step=int(step or 0), policy_version=int(version or 0))
 
     def report(self, progress: Progress) -> None:
+        """Both numbers only rise."""
         self._run("report", [progress.step, progress.policy_version])
 
     def status(self) -> BufferStatus:
+        """Everything in numbers; leases that are over are returned first."""
         return status_of(self._run_name, self._run("status", [SHOWN_COMPOSITIONS]))
 
     def tables(self) -> Tables:
+        """B_bad, B_high and thresholds after the newest assembly."""
         (data,) = self._read(("GET", self._keys["tables"]))
         return unpack_tables(data or b"")
 
     def bad_prompts(self) -> dict[str, Prompt]:
+        """Prompt id -> prompt of B_bad."""
         found = read_map(self._link, self._keys, "bad_prompts")
         return {_text(prompt_id): unpack_prompt(blob) for prompt_id, blob in found.items()}
 
     def compositions(self, offset: int, limit: int) -> tuple[int, list[Mapping[str, Any]]]:
+        """(how many there are, a page of them), newest first."""
         return compositions_of(self._link, self._keys, offset, limit)
 
     def counters(self) -> dict[str, int]:
+        """Event -> count over the whole run: `<what>:<reason>[:<k>/<G>]`."""
         return counters_of(self._link, self._keys)
 
     def memory(self) -> Memory:
+        """What the store occupies, and what it may."""
         return memory_of(self._link)
 
     def audit(self) -> Audit:
+        """The facts that must fit together (`buffer_service.store.invariants`). O(what the buffer holds): for
+        people.
+        """
         return read_audit(self._link, self._keys)
 
     def health(self) -> Health:
+        """Raises: UnavailableError when the store does not answer."""
         return health_of(self._link)
 
     # -- whole state
 
     def image(self) -> Image:
+        """One consistent image."""
         return read_image(self._link, self._keys)
 
     def restore(self, image: Image, frames: Iterable[tuple[str, bytes | memoryview]]) -> None:
+        """Replace everything of the run.
+
+        When it is cut off in the middle, all is as before, or every method raises UnavailableError from then on, and
+        `resume` ContractError. Of two restores that run at once the one that began last is done; the other one raises
+        UnavailableError.
+        """
         write_image(self._link, self._keys, image, frames, self._rank)
 
     def _hash_values(self, key: str, fields: Sequence[str | bytes]) -> list[bytes | None]:
