@@ -11,6 +11,7 @@ import pytest
 
 from bapo.core.codec import pack_group
 from bapo.core.errors import ContractError, FullError
+from bapo.runtime.logs import Seldom
 from bapo.transport import buffer_client
 from bapo.transport.buffer_client import push_all
 from tests.factories import make_group
@@ -78,8 +79,7 @@ def test_groups_that_redis_refuses_though_there_is_room_are_sent_once_in_each_pa
 def test_a_buffer_that_stays_full_is_said_once_in_a_while(
     pause_s: float, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(buffer_client, "SAID_S", pause_s)
-    monkeypatch.setattr(buffer_client, "_waiting", buffer_client._Seldom())
+    monkeypatch.setattr(buffer_client, "_waiting", Seldom(pause_s))
     peer: Any = FullFirst()
     with caplog.at_level(logging.WARNING, "bapo.transport.buffer_client"):
         fates = [push_all(peer, [pack_group(make_group())], full_s=1.0) for _ in range(3)]
