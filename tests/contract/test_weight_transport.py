@@ -115,7 +115,7 @@ def test_workers_of_one_host_fetch_once_and_the_two_newest_copies_stay(
         RolloutClient(host.served.url).update_weights(update, timeout_s=30)
         given = replace(host.updates[-1], path="/nowhere")
         caches = [WeightCache(config) for _ in range(4)]
-        threads = [threading.Thread(target=cache.local, args=(given,)) for cache in caches]
+        threads = [threading.Thread(target=cache.fetch, args=(given,)) for cache in caches]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -131,7 +131,7 @@ def test_a_prompt_without_an_experts_solution_is_reported_as_failed(start_worker
     buffer = MemoryBuffer(requests(1))
     start_worker(buffer, with_experts(), make_grader=lambda _: NoExpert())
     wait_until(lambda: len(buffer.failures) == 1)
-    assert buffer.failures == [("g-p0", "no_expert", "task 'countdown' has no solution of prompt p0")]
+    assert buffer.failures == [("g-p0", "no_expert", "task 'countdown' has no solution for prompt p0")]
 
 
 class FailingGrader(InstantGrader):
