@@ -35,11 +35,10 @@ WORKERS ?= $(shell nproc)
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS)
 FAST_TIERS := tests/unit tests/contract tests/process tests/smoke
 
-test: setup ## what everybody runs: at most 8 minutes on two idle cores
+test: setup ## what everybody runs: at most 8 minutes on two idle cores; says what it left out
 	$(PYTEST) $(FAST_TIERS)
-	@echo "left out: tests/full (variants, chaos, fuzz, browser, manifests; at most 25 minutes): make test-full"
 
-test-full: setup ## the tests that `make test` leaves out; OPTIONS="--stop-after 900 --since HEAD~1" begins with what changed
+test-full: setup ## what `make test` leaves out, at most 25 minutes; OPTIONS="--stop-after SECONDS --since COMMIT"
 	$(PYTEST) tests/full $(OPTIONS)
 
 lint: setup ## ruff

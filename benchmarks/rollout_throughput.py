@@ -63,7 +63,7 @@ def timed(sample: Callable[[], int]) -> Round:
 
 def serve_buffer(connection: Connection) -> None:
     """Process: a buffer in memory behind the real routes; told what to hand out, it says when all is back."""
-    from tests.rollout_fakes import MemoryBuffer, Served, buffer_app
+    from tests.support.rollout import MemoryBuffer, Served, buffer_app
 
     buffer = MemoryBuffer()
     connection.send(Served(buffer_app(buffer)).url)

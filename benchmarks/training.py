@@ -42,7 +42,7 @@ def train(config: str, name: str, overrides: Sequence[str], *, root: Path) -> Fi
     """
     root.mkdir(parents=True, exist_ok=True)
     log_path = root / f"{name}.txt"
-    command = [sys.executable, "-m", "bapo.cli.app", "train", config, "--run.name", name, "--run.root", str(root)]
+    command = [sys.executable, "-m", "bapo.cli", "train", config, "--run.name", name, "--run.root", str(root)]
     started = time.time()
     with log_path.open("w") as log:
         code = subprocess.run([*command, *overrides], stdout=log, stderr=subprocess.STDOUT, check=False).returncode

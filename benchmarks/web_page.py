@@ -22,7 +22,7 @@ from random import Random
 import psutil
 
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.browser import chromium, visiting
+from tests.support.browser import chromium, visiting
 
 TAKEN = "performance.getEntriesByName('page update').map(entry => entry.duration)"
 SHOWS = "step => document.querySelector('#composition .summary')?.textContent.startsWith(`Step ${step}:`)"

@@ -55,6 +55,8 @@ class Ingest:
             message = f"{len(pushed)} groups in one push, not 1 to {MOST_GROUPS}: send them in several"
             raise ContractError(message, Refusal.TOO_MANY)
         groups = [incoming(group) for group in pushed]
+        if len({group.frame_name for group in groups}) < len(groups):
+            raise ContractError("two groups of this push name one frame", Refusal.FRAME)
         digests: dict[str, str] = {}
         for group in groups:
             _check_names(group)

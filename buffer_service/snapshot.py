@@ -20,10 +20,9 @@ from typing import Annotated, Any
 import msgspec
 from msgpack.exceptions import UnpackException
 
-from bapo.core.codec import fate_from_map, fate_map, prompt_from_map, prompt_map
+from bapo.core.codec import fate_from_map, fate_map, prompt_from_map, prompt_map, request_from_map, request_map
 from bapo.core.errors import ContractError
 from bapo.core.types import Fate, Progress, Prompt, RolloutRequest
-from bapo.transport.messages import request_from_map, request_map
 from buffer_service.ingest import LABEL, NAME, PROMPT_ID
 from buffer_service.state import FreshGroup, GroupRecord, SelectorState
 from buffer_service.store.redis.rows import (

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
@@ -25,12 +25,14 @@ from hypothesis import settings
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.browser import chromium
-from tests.launching import Start, kill_family, start
-from tests.redis_server import RedisServer
-from tests.rollout_fakes import MemoryBuffer, Served, buffer_app
-from tests.rollout_process import Server, StartServer
-from tests.small_disk import NoMountError, mounted
+from tests.support.browser import chromium
+from tests.support.launch import Start, kill_family, start
+from tests.support.redis_server import RedisServer
+from tests.support.rollout_process import Server, StartServer
+from tests.support.small_disk import NoMountError, mounted
+
+if TYPE_CHECKING:
+    from tests.support.rollout import MemoryBuffer
 
 TIERS = ("smoke", "process", "contract", "unit", "full")
 """In the order in which they run: what takes long begins first, so that no worker waits for another at the end."""
@@ -54,7 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if tier_of(item.path) is None:
             raise pytest.UsageError(f"{item.path} belongs to no tier: move it to one of {', '.join(sorted(TIERS))}")
-        if item.get_closest_marker("long") and not config.option.markexpr:
+        if item.get_closest_marker("long") and "long" not in config.option.markexpr:
             command = f"python -m pytest -m long {item.path.relative_to(REPOSITORY)}"
             item.add_marker(pytest.mark.skip(reason=f"left out, takes minutes: {command}"))
     changed = changed_modules(config.option.since) if config.option.since else set()
@@ -76,18 +78,39 @@ def tier_of(path: Path) -> str | None:
 
 
 def changed_modules(commit: str) -> set[str]:
-    """Dotted names of the Python files, and names of the top folders, that differ from a commit."""
-    command = ["git", "diff", "--name-only", commit]
+    """Dotted names of the Python files that differ from a commit."""
+    command = ["git", "diff", "--name-only", commit, "--", "*.py"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    paths = [Path(line) for line in done.stdout.splitlines()]
-    return {".".join(path.with_suffix("").parts) for path in paths} | {path.parts[0] for path in paths}
+    return {dotted(Path(line)) for line in done.stdout.splitlines()}
 
 
 def touched(test: Path, changed: set[str]) -> int:
-    """How many of the changed modules a test file is or names; a changed test counts before all others."""
-    if ".".join(test.relative_to(REPOSITORY).with_suffix("").parts) in changed:
+    """How near a test file is to a change: itself, the changed modules that it names, those of their packages."""
+    if dotted(test.relative_to(REPOSITORY)) in changed:
         return 1000
-    return len(set(re.findall(r"[a-z_][\w.]*", test.read_text(encoding="utf-8"))) & changed) if changed else 0
+    if not changed:
+        return 0
+    names = set(re.findall(r"[a-z_]+(?:\.\w+)+", test.read_text(encoding="utf-8")))
+    return 10 * len(names & changed) + len(set(map(package_of, names)) & set(map(package_of, changed)))
+
+
+def dotted(path: Path) -> str:
+    """a/b.py as a.b."""
+    return ".".join(path.with_suffix("").parts)
+
+
+def package_of(module: str) -> str:
+    """a.b of a.b.c."""
+    return module.rpartition(".")[0]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say which tiers were not asked for."""
+    asked = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+    left = [tier for tier in sorted(TIERS) if not asked & {TESTS / tier, TESTS, REPOSITORY}]
+    if len(left) < len(TIERS):
+        paths = " ".join(f"tests/{tier}" for tier in left)
+        terminalreporter.line(f"left out: {paths or 'no tier'}" + "; make test-full runs tests/full" * ("full" in left))
 
 
 @pytest.fixture(scope="session")
@@ -146,6 +169,8 @@ def started(processes: list[subprocess.Popen[str]]) -> Start:
 @pytest.fixture
 def memory_buffer() -> Iterator[tuple[MemoryBuffer, str]]:
     """A buffer in memory behind a real socket, and its URL."""
+    from tests.support.rollout import MemoryBuffer, Served, buffer_app  # here: they import the rollout server
+
     memory = MemoryBuffer()
     served = Served(buffer_app(memory))
     yield memory, served.url

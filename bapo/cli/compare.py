@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table as Shown
 from rich.text import Text
 
-from bapo.analysis.compare.tables.cells import Table
+from bapo.analysis.compare.tables import Table
 from bapo.cli.arguments import run_path
 from bapo.cli.monitor import export_page
 from bapo.core.errors import ConfigError
@@ -62,10 +62,9 @@ def compare(
     """
     runs = list(map(run_path, runs))
     from bapo.analysis.compare.gather import against as paired
-    from bapo.analysis.compare.gather import gather
+    from bapo.analysis.compare.gather import gather, remarks
     from bapo.analysis.compare.page import as_markdown
-    from bapo.analysis.compare.remarks import remarks
-    from bapo.analysis.compare.tables.overview import all_tables
+    from bapo.analysis.compare.tables import all_tables
     from bapo.cli.compare import print_table
 
     compared = paired(gather(runs), against or ())

@@ -12,8 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from bapo.analysis.trackers.base import TrackedRun, Tracker, load_tracker
-from bapo.analysis.trackers.sending import Sender
+from bapo.analysis.trackers.base import Sender, TrackedRun, Tracker, load_tracker
 from bapo.cli.arguments import Tokens, hand_over, load, open_run
 from bapo.config.load import dump_toml, load_resolved
 from bapo.core.errors import DeadlineError, UnavailableError

@@ -15,12 +15,17 @@ from rich.text import Text
 
 from bapo.analysis.study.archive import pack, unpack
 from bapo.analysis.study.plan import Study, read_study
-from bapo.analysis.study.progress import end_lines, plan_lines, progress_line
-from bapo.analysis.study.results import Results
-from bapo.analysis.study.runner import Outcome, Runner, StudyProgress, make_folder
-from bapo.analysis.study.schedule import mean_seconds
-from bapo.analysis.study.sharing import look_at, take_shared
-from bapo.analysis.study.state import changed
+from bapo.analysis.study.runner import (
+    Outcome,
+    Runner,
+    StudyProgress,
+    end_lines,
+    make_folder,
+    mean_seconds,
+    plan_lines,
+    progress_line,
+)
+from bapo.analysis.study.state import Results, changed, look_at, take_shared
 from bapo.core.errors import ConfigError
 from bapo.runtime.machine import GIB, runs_at_once
 from bapo.runtime.run_directory.files import locked

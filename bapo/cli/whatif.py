@@ -14,9 +14,7 @@ from rich.text import Text
 from bapo.analysis.whatif.explanation import explain as explain_prompt
 from bapo.analysis.whatif.explanation import find_prompt
 from bapo.analysis.whatif.recording import Recording, read_recording
-from bapo.analysis.whatif.reevaluation import Source
-from bapo.analysis.whatif.reproduction import Reproduction, compare
-from bapo.analysis.whatif.simulation import SimulatedStep, as_recorded, what_if
+from bapo.analysis.whatif.simulation import Reproduction, SimulatedStep, Source, as_recorded, compare, what_if
 from bapo.cli.arguments import open_run, say
 from bapo.cli.buffer.target import AsJson, make_console, print_json
 from bapo.config.load import diff, load_resolved

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import msgspec
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from bapo.core.errors import ContractError
 from bapo.core.token_arrays import Int32s, runs_of
-from bapo.core.types import BatchEntry, Group, Origin
+from bapo.core.types import PER_RESPONSE, PER_TOKEN, BatchEntry, Group, Origin
 
 ITEMS = "items"
 BAD_FRAME = "bad_frame"
@@ -228,23 +229,11 @@ def joined(item_id: str, parts: Sequence[tuple[Group, Rows | None]]) -> Group:
     ]
     if not spans:
         raise ContractError(f"item {item_id} has no rows")
-    return Group(
-        group_id=item_id,
-        prompt=first.prompt,
-        purpose=first.purpose,
-        step=first.step,
-        label=first.label,
-        worker_id=first.worker_id,
-        prompt_token_ids=first.prompt_token_ids,
-        token_ids=np.concatenate([group.token_ids[span] for group, span in spans]),
-        rollout_logprobs=np.concatenate([group.rollout_logprobs[span] for group, span in spans]),
-        lengths=np.concatenate([group.lengths[list(rows)] for group, rows in chosen]),
-        rewards=np.concatenate([group.rewards[list(rows)] for group, rows in chosen]),
-        outcomes=np.concatenate([group.outcomes[list(rows)] for group, rows in chosen]),
-        versions=np.concatenate([group.versions[list(rows)] for group, rows in chosen]),
-        timing=first.timing,
-        spans=_joined_spans(spans),
-    )
+    tokens = {name: np.concatenate([getattr(group, name)[span] for group, span in spans]) for name in PER_TOKEN}
+    columns = {
+        name: np.concatenate([getattr(group, name)[list(rows)] for group, rows in chosen]) for name in PER_RESPONSE
+    }
+    return replace(first, group_id=item_id, spans=_joined_spans(spans), **tokens, **columns)
 
 
 def _joined_spans(spans: Sequence[tuple[Group, slice]]) -> Int32s | None:

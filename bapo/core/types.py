@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from bapo.core.errors import ContractError, Refusal
@@ -97,7 +98,9 @@ _NO_NUMBERS = "OSUmMc"
 """Kinds of numpy: objects, bytes, texts, times, complex numbers."""
 _FLAT = ("prompt_token_ids", "token_ids", "lengths")
 """The other columns are compared with the shapes of these."""
-_COLUMNS = ("prompt_token_ids", "token_ids", "rollout_logprobs", "lengths", "rewards", "outcomes", "versions")
+PER_TOKEN = ("token_ids", "rollout_logprobs")
+PER_RESPONSE = ("lengths", "rewards", "outcomes", "versions")
+_COLUMNS = ("prompt_token_ids", *PER_TOKEN, *PER_RESPONSE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -326,32 +329,42 @@ class BatchEntry:
         return rows
 
 
+Share = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+Version = Annotated[int, Meta(ge=0, le=2**21)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What assembly did with one group that it looked at: one line of the run's group records."""
+    """What assembly did with one group that it inspected: one row of the run's group records.
+
+    This is its only definition: its msgpack map (`bapo.core.codec`) and its parquet columns
+    (`bapo.runtime.run_directory.layout`) are derived from these fields, and its bounds are checked on reading.
+    """
 
     group_id: str
     prompt_id: str
     purpose: Purpose
-    policy_version: int
-    rewards: tuple[float, ...]
+    policy_version: Version
+    rewards: Annotated[tuple[Share, ...], Meta(min_length=1)]
     origin: Origin | None
     """None: not trained in this step."""
     reason: str
     """The rule that decided, in one of the words of `bapo.algorithms.composer`."""
-    birth: int
+    birth: Version
     item: str = ""
-    """Item of the batch that its rows are part of; empty: the group is the item, or trains not."""
-    rows: tuple[int, ...] | None = None
-    """Which rows train; None: all of them, or none when the group trains not."""
+    """Item of the batch that its rows are part of; empty: the group is the item, or did not train."""
+    rows: tuple[Count, ...] | None = None
+    """Which rows train; None: all of them, or none when the group did not train."""
     kind: Literal["rl", "sft"] = "rl"
     outcomes: bytes = b""
     """Values of `Outcome`, one byte per row; empty: every row was graded."""
     worker_id: str = ""
-    num_tokens: int = 0
-    sample_s: float = 0.0
-    grade_s: float = 0.0
-    claimed_at: float = 0.0
+    num_tokens: Count = 0
+    sample_s: Seconds = 0.0
+    grade_s: Seconds = 0.0
+    claimed_at: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

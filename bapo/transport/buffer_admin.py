@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bapo.core.codec import split_frames, unpack_group
+from bapo.core.codec import unpack_group
 from bapo.core.errors import ContractError
+from bapo.core.frames import split_frames
 from bapo.core.types import Group
 from bapo.runtime.auth.api_tokens import Token
 from bapo.transport.service_client import Peer, quoted

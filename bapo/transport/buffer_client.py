@@ -40,27 +40,21 @@ from bapo.core.codec import (
     pack_batch_frames,
     pack_push,
     read_group_header,
-    split_frames,
+    request_from_map,
+    request_map,
     unpack_batch,
     unpack_group,
     unpack_pull,
 )
 from bapo.core.errors import ContractError, DeadlineError, FrameError, FullError, UnavailableError
-from bapo.core.frames import frame_digest, frame_head
+from bapo.core.frames import frame_digest, frame_head, split_frames
 from bapo.core.json_values import Json, to_json
 from bapo.core.success_counts import Outcomes, unpack_kept_state, unpack_outcomes, unpack_packed_list
 from bapo.core.types import Batch, Group, HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.auth.api_tokens import Token
 from bapo.runtime.logs import Seldom
 from bapo.transport.frame_transfer import FrameTransfer
-from bapo.transport.messages import (
-    BufferStatus,
-    WorkerLeases,
-    hard_prompt_from_map,
-    request_from_map,
-    request_map,
-    status_from_map,
-)
+from bapo.transport.messages import BufferStatus, WorkerLeases, hard_prompt_from_map, status_from_map
 from bapo.transport.service_client import Peer, quoted
 
 __all__ = ["BufferClient", "BufferStatus", "WorkerLeases"]
@@ -453,7 +447,8 @@ class Puller:
     def _read(self, step: int, answer: bytes) -> bytes:
         header, pulled = unpack_pull(answer)
         for _ in range(READS):
-            frames = dict(zip(pulled, self._frames.get([item.group_id for item in pulled]), strict=True))
+            found = self._frames.get([item.group_id for item in pulled], sum(item.num_bytes for item in pulled))
+            frames = dict(zip(pulled, found, strict=True))
             problems = {item.group_id: frame_problem(frame, *item[1:]) for item, frame in frames.items()}
             suspects = [group_id for group_id, problem in problems.items() if problem]
             bad = self._confirmed(step, suspects) if suspects else {}

@@ -23,6 +23,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import OutOfMemoryError, RedisError
 from redis.retry import Retry
 
+from bapo.core.call_limits import in_parts
 from bapo.core.errors import ContractError, FullError
 from bapo.transport.service_client import Peer, quoted
 
@@ -32,8 +33,8 @@ FRAME_TTL_MS = 600_000
 """A frame that no push names expires after this."""
 ASK_AGAIN_S = 10.0
 CONNECT_TIMEOUT_S = 3.0
-MOST_AT_ONCE = 64
-"""Frames of one MGET."""
+AT_ONCE_BYTES = 4 << 20
+"""Approximate size of one MGET: hiredis buffers a whole answer before it is parsed."""
 READ_BYTES = 1 << 20
 
 
@@ -86,13 +87,18 @@ class FrameTransfer:
             self._peer.call("PUT", f"/frames/{name}", body=frame, full_s=0.0)
         return names
 
-    def get(self, group_ids: Sequence[str]) -> list[bytes | None]:
-        """The frames of stored groups, in order; None for one that is missing. Raises: UnavailableError."""
+    def get(self, group_ids: Sequence[str], num_bytes: int) -> list[bytes | None]:
+        """The frames of stored groups, in order; None for one that is missing. Raises: UnavailableError.
+
+        Args:
+            num_bytes: of all these frames.
+        """
         if (user := self._user("read")) is not None:
             frames: list[bytes | None] = []
+            number = max(1, AT_ONCE_BYTES * len(group_ids) // max(1, num_bytes))
             try:
-                for first in range(0, len(group_ids), MOST_AT_ONCE):
-                    frames += user.client.mget([user.prefix + name for name in group_ids[first : first + MOST_AT_ONCE]])
+                for part in in_parts([user.prefix + name for name in group_ids], number) if group_ids else ():
+                    frames += user.client.mget(part)
             except RedisError as error:
                 self._leave(error)
             else:

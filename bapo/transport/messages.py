@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from bapo.core.call_limits import MOST_REQUEST_BYTES, MOST_REQUESTS, in_parts_by_size
-from bapo.core.codec import prompt_from_map, prompt_map, purpose_word
+from bapo.core.codec import prompt_from_map, prompt_map, request_map
 from bapo.core.errors import ContractError
 from bapo.core.types import HardPrompt, Prompt, Purpose, RolloutRequest
 
@@ -118,34 +118,10 @@ class BufferStatus:
         )
 
 
-def request_map(request: RolloutRequest) -> dict[str, Any]:
-    """A request as JSON values. Raises: ContractError for a purpose or an answer that is none."""
-    return {
-        "request_id": request.request_id,
-        "prompt": prompt_map(request.prompt),
-        "group_size": request.group_size,
-        "purpose": purpose_word(request.purpose),
-        "step": request.step,
-        "min_version": request.min_version,
-        "label": request.label,
-        "attempts": request.attempts,
-    }
-
-
 def first_call(requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
     """The longest prefix that fits in one call: MOST_REQUESTS, and MOST_REQUEST_BYTES unless the first has more."""
     sent = (json.dumps(request_map(request)).encode() for request in requests)
     return requests[: len(next(in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES)))]
-
-
-def request_from_map(values: Mapping[str, Any]) -> RolloutRequest:
-    """Inverse of `request_map`. Raises: ContractError."""
-    try:
-        return RolloutRequest(
-            **{**values, "purpose": Purpose(values["purpose"]), "prompt": prompt_from_map(values["prompt"])}
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ContractError(f"rollout request is malformed: {error!r}") from error
 
 
 def hard_prompt_map(entry: HardPrompt, prompt: Prompt) -> dict[str, Any]:

@@ -203,7 +203,8 @@ class Peer:
                 f"SSL_CERT_FILE): {error}"
             ) from error
         except (OSError, HTTPError) as error:
-            raise UnavailableError(f"{self.name} at {origin} does not answer {method} {path}: {error}") from error
+            said = _said(error)
+            raise UnavailableError(f"{self.name} at {origin} does not answer {method} {path}: {said}") from error
         what = f"{self.name} at {origin} answered {method} {path}"
         _refuse_foreign_answer(reply, what)
         if reply.status >= 400:
@@ -270,6 +271,11 @@ def _problem_of(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         return f"{url!r} is not of the form http://host:port"
     return ""
+
+
+def _said(error: Exception) -> str:
+    """What went wrong, without the object of urllib3 that it happened to."""
+    return str(error).rpartition("): ")[2]
 
 
 def _refuse_foreign_answer(reply: BaseHTTPResponse, what: str) -> None:

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from bapo.algorithms.autoscaling import AutoscalingConfig
-from bapo.analysis.report import drawing
+from bapo.analysis import drawing
 from benchmarks.autoscaling.simulation import Point, Setting, Simulation, changes_of, shares
 
 CHANGES = ((400.0, 2.0, 1.0), (900.0, 2.0, 0.5), (1400.0, 1.0, 1.0))

@@ -117,7 +117,7 @@ def main() -> int:
         head = subprocess.Popen(["bash", "-c", f"{HEAD} {folder}/cluster.json --block"], **logged(folder, "head"))
         words = [word for key, value in SETTINGS.items() for word in (f"--{key}", str(value))]
         base = str(REPOSITORY / "deploy/configs/smoke.toml")
-        train = [sys.executable, "-m", "bapo.cli.app", "train", base, "--run.root", str(run.path.parent), *words]
+        train = [sys.executable, "-m", "bapo.cli", "train", base, "--run.root", str(run.path.parent), *words]
         connect()
         launcher = subprocess.Popen(train, env=os.environ | {"RAY_ADDRESS": ADDRESS}, **logged(folder, "run"))
         watch(run, lambda: (head.poll(), launcher.poll()) == (None, None))

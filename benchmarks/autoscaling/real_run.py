@@ -44,7 +44,7 @@ def main() -> None:
         command = [
             sys.executable,
             "-m",
-            "bapo.cli.app",
+            "bapo.cli",
             "train",
             str(REPOSITORY / "deploy/configs/smoke.toml"),
             *overrides,

@@ -55,7 +55,7 @@ HEAD_HOST = """
 ray start --head --node-ip-address {head} --port {port} --num-cpus 0 --object-store-memory 83886080 \
   --include-dashboard false --block &
 until ray health-check --address {head}:{port} 2>/dev/null; do sleep 1; done
-RAY_ADDRESS={head}:{port} exec {python} -m bapo.cli.app {arguments}
+RAY_ADDRESS={head}:{port} exec {python} -m bapo.cli {arguments}
 """
 LOOK_S = 0.2
 
@@ -171,7 +171,7 @@ class Trial:
     def _inside(self, *words: str) -> str:
         """A command of ours on host 1; empty when it succeeds, else what it said."""
         log = self._folder / "command.log"
-        command = [sys.executable, "-m", "bapo.cli.app", *words]
+        command = [sys.executable, "-m", "bapo.cli", *words]
         done = self._hosts.start(HEAD, command, env=self._env, log=log)
         return "" if done.wait(self._patience_s) == 0 else log.read_text()[-2000:]
 

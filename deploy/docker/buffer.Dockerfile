@@ -44,4 +44,4 @@ LABEL org.opencontainers.image.revision="${COMMIT}"
 USER 10001:10001
 WORKDIR /bapo
 ENTRYPOINT ["python", "-m"]
-CMD ["bapo.cli.app", "--help"]
+CMD ["bapo.cli", "--help"]

@@ -1,18 +1,24 @@
-"""The files of the page as they are served: index.html, and modules and styles under their folder's name.
-
-The page is made of plain ES modules without a build step. They import each other by names (`bapo/app/charts.js`), which
-an import map turns into addresses: relative ones where the page is served, `data:` ones in an exported file.
-"""
+"""The files of the page as they are served, and the whole page as one offline file."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from bapo.config.load import load_resolved
+from bapo.core.errors import ConfigError
+from bapo.runtime.run_directory.files import ELSEWHERE, replace_file, storing
+from bapo.runtime.run_directory.layout import RunDirectory
+from services.dashboard.endpoints import ENDPOINTS, ask, view_of
+from services.dashboard.run_view import RunView
 
 STATIC = Path(__file__).parent / "static"
 FOLDERS = ("app", "overview", "pages", "vendor")
@@ -109,3 +115,49 @@ def filled(*, title: str, style: str, import_map: str, data: str, start: str) ->
 def as_json(values: object) -> str:
     """JSON that may stand between script tags: no text of a run can end the element or begin another."""
     return json.dumps(values, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
+    "form-action 'none'; require-trusted-types-for 'script'; trusted-types default"
+)
+
+
+def write_export(run: RunDirectory, path: Path) -> Path:
+    """Write the page of a run. Raises: ConfigError when it has no finished step; StorageError."""
+    view = view_of(run, load_resolved(run.config_path))
+    while not view.is_complete:
+        view.refresh()
+    if not view.num_steps:
+        raise ConfigError(f"run {run.path} has no finished step yet, so there is nothing to export")
+    with storing(path, when_full=ELSEWHERE):
+        replace_file(path, page_of(view).encode())
+    return path
+
+
+def page_of(view: RunView) -> str:
+    """The file's text."""
+    style = all_assets()["app/style.css"].content.decode()
+    imports = {asset.name: _data_url(asset.content) for asset in scripts()}
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY, quote=True)}">'
+    return filled(
+        title=html.escape(f"{view.config.run.name} - BAPO"),
+        style=f"{policy}\n<style>{style}</style>",
+        import_map=as_json({"imports": imports}),
+        data=f'<script type="application/json" id="answers">{as_json(answers(view))}</script>',
+        start='<script type="module">import "bapo/app/main.js";</script>',
+    )
+
+
+def answers(view: RunView) -> dict[str, Any]:
+    """Key of an answer -> the answer, for all that the file carries."""
+    found = {}
+    for endpoint in ENDPOINTS:
+        for query in endpoint.exported(view):
+            pairs = urlencode(sorted((name, str(value)) for name, value in query.items()))
+            found[f"{endpoint.name}?{pairs}" if pairs else endpoint.name] = ask(view, endpoint, **query)
+    return found
+
+
+def _data_url(script: bytes) -> str:
+    return f"data:text/javascript;base64,{base64.b64encode(script).decode()}"

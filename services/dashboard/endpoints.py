@@ -14,11 +14,10 @@ from bapo.config.tree import Config
 from bapo.runtime.auth.api_tokens import Role
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.dashboard.group import exported_group, group
-from services.dashboard.overview import overview
+from services.dashboard.overview import PromptVisits, StepRows, overview
 from services.dashboard.prompts import PromptIndex, exported_prompt, exported_prompts, prompt, prompts
 from services.dashboard.run_view import LiveBuffer, RunView
 from services.dashboard.search import Texts, search
-from services.dashboard.step_columns import PromptVisits, StepRows
 
 FOLDS = (StepRows, PromptVisits, History, PromptIndex, Texts)
 """What is kept of the steps; one object per class for all endpoints."""

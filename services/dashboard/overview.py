@@ -1,17 +1,217 @@
-"""The overview: one row per learner step, as columns; only what the caller has not seen."""
+"""The overview: curves, prompt visits and table ages, one value per learner step; only what the caller has not seen."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from bapo.algorithms.composer import Decision
 from bapo.analysis.compare.gather import BASE_VERSION
-from bapo.analysis.compare.migration import matrix_of
-from bapo.analysis.report.data import held_out_curves
+from bapo.analysis.compare.prompts import UNTRAINED, has_advantage, matrix_of, right
+from bapo.analysis.run_records import PHASES, held_out_curves
+from bapo.analysis.whatif.explanation import meanings
 from bapo.analysis.whatif.history import History
-from bapo.analysis.whatif.reasons import meanings
+from bapo.analysis.whatif.recording import RecordedStep
+from bapo.config.tree import Config
+from bapo.core.types import Fate, Origin, Purpose
 from services.dashboard.run_view import RunView, number
-from services.dashboard.step_columns import LAST_AGES, PromptVisits, StepRows, table_ages
+
+PLAIN = (
+    "step", "time", "reward_mean", "c2", "c3", "x1", "x2", "x3", "batch_size", "num_bad", "num_high", "loss",
+    "grad_norm", "entropy", "clip_ratio", "kl", "ratio_max", "k1", "k2", "k3", "lr", "num_tokens", "num_active_tokens",
+    "num_updates", "step_s", "tokens_per_s", "warning",
+)  # fmt: skip
+BY_ORIGIN = ("staleness_{}_mean", "staleness_{}_max", "tv_{}", "ess_{}", "delta_{}")
+FIELDS = (*PLAIN, *(name.format(origin.value) for origin in Origin for name in BY_ORIGIN), *PHASES)
+"""Fields of a row of metrics.jsonl that are sent as they are."""
+CELL = ("origin", "age", "num_groups", "tv_tok", "ess", "delta_max")
+"""Of each cell of the theorem meter under theta_t that has an age."""
+BOUND = ("origin", "num_groups", "gain", "penalty_theta", "penalty_current", "paper", "paper_vacuous", "tight",
+         "tight_vacuous")  # fmt: skip
+"""Of each estimated bound."""
+
+
+class StepRows:
+    """A fold: what the page draws of metrics.jsonl."""
+
+    def __init__(self, config: Config) -> None:
+        self._rows: list[list[Any]] = []
+
+    def advance(self, step: RecordedStep) -> None:
+        """Take one step."""
+        row = step.metrics or {}
+        plain = [_second(row.get(name)) if name == "time" else number(row.get(name)) for name in FIELDS]
+        self._rows.append([*plain, cells_of(row), bounds_of(row)])
+
+    def columns(self, first: int) -> dict[str, list[Any]]:
+        """Name -> values of the steps behind the first ones; `cells` and `bounds` have a list per step."""
+        rows = self._rows[first:]
+        return {name: [row[index] for row in rows] for index, name in enumerate((*FIELDS, "cells", "bounds"))}
+
+
+def cells_of(row: Mapping[str, Any]) -> list[list[Any]]:
+    """One list of CELL per subset and age."""
+    cells = (cell for cell in row.get("divergences", ()) if cell["policy"] == "theta_t" and cell["age"] is not None)
+    return [[number(cell.get(name)) for name in CELL] for cell in cells]
+
+
+def bounds_of(row: Mapping[str, Any]) -> list[list[Any]]:
+    """One list of BOUND per subset."""
+    return [[number(bound.get(name)) for name in BOUND] for bound in row.get("bounds", ())]
+
+
+def _second(value: Any) -> Any:
+    """Unix time, in which six digits say nothing."""
+    return None if value is None else round(value, 2)
+
+
+COLUMNS = (
+    "bins",
+    "moved",
+    "revisited",
+    "unsolved",
+    "rescued",
+    "attribution",
+    "reasons",
+    "sample_s",
+    "grade_s",
+    "new_groups",
+    "workers",
+)
+
+
+@dataclass(slots=True)
+class Seen:
+    """One prompt so far."""
+
+    first: int
+    """k at its first fresh visit."""
+    last: int
+    is_revisited: bool = False
+    trained_by: set[Origin] = field(default_factory=set)
+    """Origins of its groups with an advantage, trained in steps before now."""
+    label: str = ""
+    """Under which it counts as rescued now; empty: it is not."""
+
+
+class PromptVisits:
+    """A fold: how prompts move between accuracy bins, and which were rescued (figures 7 and 15; ADR 0080).
+
+    The same counting as `bapo.analysis.compare.prompts`, step by step: of each prompt its first fresh visit, its
+    last one, and the origins that trained it in between are kept, and nothing else.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._size = config.algorithm.group_size
+        self._prompts: dict[str, Seen] = {}
+        self._revisited = self._unsolved = 0
+        self._rescued: Counter[str] = Counter()
+        self._rows: list[list[Any]] = []
+
+    def advance(self, step: RecordedStep) -> None:
+        """Take one step: its visits first, then what it trained."""
+        new = list({fate.group_id: fate for fate in step.fates if fate.birth == step.step}.values())
+        visits = [fate for fate in new if fate.purpose is Purpose.FRESH and len(fate.rewards) == self._size]
+        bins = Counter(map(right, visits))
+        moved: Counter[int] = Counter()
+        for fate in visits:
+            self._visit(fate, moved)
+        for fate in step.fates:
+            if fate.origin is not None and has_advantage(fate) and fate.prompt_id in self._prompts:
+                self._prompts[fate.prompt_id].trained_by.add(fate.origin)
+        self._rows.append([
+            [bins[k] for k in range(self._size + 1)] if step.fates else None,
+            [number for cell, change in sorted(moved.items()) if change for number in (cell, change)],
+            self._revisited,
+            self._unsolved,
+            self._rescued.total(),
+            {label: count for label, count in sorted(self._rescued.items()) if count},
+            dict(Counter(fate.reason for fate in step.fates).most_common()),
+            number(sum(fate.sample_s for fate in new)),
+            number(sum(fate.grade_s for fate in new)),
+            len(new),
+            len({fate.worker_id for fate in new if fate.worker_id}),
+        ])  # fmt: skip
+
+    def columns(self, first: int) -> dict[str, list[Any]]:
+        """
+        bins         [G + 1] fresh groups of the step with k right responses (Fig. 7); null where groups are not known
+        moved        changes of the migration matrix: cell, change, cell, change ...; a cell is first * (G + 1) + last
+        revisited    prompts that came at least twice so far: the sum of the matrix
+        unsolved     of them, those without a right response at first
+        rescued      of those, with one at last; `attribution`: the same by the origins that trained them in between
+        reasons      what became of every group that the assembly looked at
+        sample_s, grade_s   seconds that the groups took that were new in this step, `new_groups` many, of `workers`
+        """
+        rows = self._rows[first:]
+        return {name: [row[index] for row in rows] for index, name in enumerate(COLUMNS)}
+
+    def _visit(self, fate: Fate, moved: Counter[int]) -> None:
+        now = right(fate)
+        seen = self._prompts.get(fate.prompt_id)
+        if seen is None:
+            self._prompts[fate.prompt_id] = Seen(first=now, last=now)
+            return
+        if seen.is_revisited:
+            moved[self._cell(seen)] -= 1
+        else:
+            seen.is_revisited = True
+            self._revisited += 1
+            self._unsolved += seen.first == 0
+        seen.last = now
+        moved[self._cell(seen)] += 1
+        self._count_rescue(seen)
+
+    def _count_rescue(self, seen: Seen) -> None:
+        """A rescued prompt that is all wrong again is rescued no more."""
+        if seen.label:
+            self._rescued[seen.label] -= 1
+        trained = "+".join(sorted(origin.value for origin in seen.trained_by)) or UNTRAINED
+        seen.label = trained if seen.first == 0 and seen.last > 0 else ""
+        if seen.label:
+            self._rescued[seen.label] += 1
+
+    def _cell(self, seen: Seen) -> int:
+        return seen.first * (self._size + 1) + seen.last
+
+
+LAST_AGES = (0, 1, 2, 3, 5, 10, 20, 50)
+"""Upper ends of the ranges of age, in steps; what is older has a range of its own."""
+
+
+def table_ages(history: History, first: int) -> dict[str, list[Any]]:
+    """Ages of the entries of B_bad and B_high after each step but the first `first` ones, from the replayed tables.
+
+    Tables are not recorded (ADR 0086): they follow from the groups, the settings and the seed. Where the replay differs
+    from the run, or the groups of a step are not known, ages are unknown from there on.
+
+    bad_ages, high_ages       [ranges] entries after the step, by `LAST_AGES`; null where they are unknown
+    bad_oldest, high_oldest   age of the oldest; null where there is none
+    """
+    rows = [_row(step, decision) for step, decision in history.decisions(first)]
+    names = ("bad_ages", "high_ages", "bad_oldest", "high_oldest")
+    return {name: [row[index] for row in rows] for index, name in enumerate(names)}
+
+
+def _row(step: int, decision: Decision | None) -> tuple[Any, ...]:
+    """(bad_ages, high_ages, bad_oldest, high_oldest) after a step."""
+    if decision is None:
+        return None, None, None, None
+    bad = [step - entry.birth for entry in decision.bad]
+    high = [step - stat.birth for stat in decision.high]
+    return by_range(bad), by_range(high), max(bad, default=None), max(high, default=None)
+
+
+def by_range(ages: Iterable[int], ends: Sequence[int] = LAST_AGES) -> list[int]:
+    """[len(ends) + 1] how many ages lie in each range."""
+    counts = [0] * (len(ends) + 1)
+    for age in ages:
+        counts[bisect_left(ends, age)] += 1
+    return counts
+
 
 Row = Mapping[str, Any]
 

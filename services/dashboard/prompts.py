@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from bapo.analysis.compare.migration import right
+from bapo.analysis.compare.prompts import right
 from bapo.analysis.whatif.history import History, Visit
 from bapo.analysis.whatif.recording import RecordedStep
 from bapo.config.tree import Config

@@ -24,8 +24,8 @@ from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.listen import listen
 from services.dashboard.app import create_app, uvicorn_config
+from services.dashboard.assets import write_export
 from services.dashboard.endpoints import view_of
-from services.dashboard.export import write_export
 from services.dashboard.run_view import LiveBuffer
 
 HOST = "127.0.0.1"

@@ -22,7 +22,7 @@ from bapo.core.errors import BapoError, ConfigError
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher import scenarios
 from services.launcher.display.console import LineDisplay, make_display, watch
-from services.launcher.display.summary import evaluation_summary, summary
+from services.launcher.display.summary import evaluation_summary, losses_of, summary
 from services.launcher.doctor import checks
 from services.launcher.doctor.doctor import run_doctor
 from services.launcher.gpus.devices import visible_here
@@ -117,7 +117,10 @@ def _scenario(flags: argparse.Namespace) -> Scenario:
 
 
 def _end(run: RunDirectory, console: Console, code: int, status: str, message: str) -> int:
+    """Report a run that did not finish: what it lost so far, why it ended, and how to continue it."""
     remember(run, status=status, exit_code=code, message=message)
+    for what, lost in losses_of(run):
+        console.print(Text(f"{what}: {lost}"), soft_wrap=True)
     console.print(Text(message, "yellow" if code == INTERRUPTED else "red"), soft_wrap=True)
     return code
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 
-from bapo.core.errors import ConfigError, UnavailableError
+from bapo.core.errors import AccessError, ConfigError, UnavailableError
 from bapo.runtime.auth.api_tokens import Role
 from bapo.transport.endpoints import buffer_url
 from bapo.transport.messages import BufferStatus
@@ -76,12 +76,14 @@ def first_status(session: Session, timeout_s: float = math.inf) -> BufferStatus:
     """What the buffer answers first in this start, once every child is ready. The children are watched meanwhile: a
     Redis that dies now is started again.
 
-    Raises: ChildFailedError, InterruptedRunError; UnavailableError after `timeout_s`.
+    Raises: ChildFailedError, InterruptedRunError; AccessError for a wrong token; UnavailableError after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
 
     def has_answered() -> bool:
         is_up = session.status is not None and all(line.state != "starting" for line in session.children.lines())
+        if session.is_denied:
+            raise AccessError(f"the buffer at {buffer_url(session.config, session.run)}: {session.silence}")
         if not is_up and time.monotonic() > deadline:
             raise UnavailableError(f"the buffer has not answered for {timeout_s:.0f} s: {session.silence}")
         return is_up

@@ -148,6 +148,11 @@ class Session:
         """Why the buffer does not answer now; "" when it does, or was never asked."""
         return self._snapshot.silence if self._snapshot else ""
 
+    @property
+    def is_denied(self) -> bool:
+        """Whether the buffer service refused the launcher's token the last time."""
+        return self._snapshot is not None and self._snapshot.is_denied
+
     def note(self, status: str) -> None:
         """Tell run.json where the run is."""
         self.run.update_run(status=status, processes=self.children.facts())

@@ -256,6 +256,6 @@ def _wait_for(path: Path, timeout_s: float) -> None:
         if time.monotonic() > deadline:
             raise DeadlineError(
                 f"no embeddings of the prompts at {path} after {timeout_s:.0f} s: the learner makes them before its "
-                "first step, or python -m learner.embeddings does"
+                "first step, or python -m learner.model.embeddings does"
             )
         time.sleep(LOOK_S)

@@ -9,9 +9,9 @@ import pytest
 
 from buffer_service.store.base import Store
 from buffer_service.store.redis.connection import RedisLink
-from tests.buffer_setup import PuttingRedisStore as RedisStore
-from tests.buffer_setup import new_store
-from tests.store_clock import ShiftedClock, TimedStore
+from tests.support.buffer import PuttingRedisStore as RedisStore
+from tests.support.buffer import new_store
+from tests.support.store_clock import ShiftedClock, TimedStore
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from bapo.algorithms.composer import AssemblyView, Decision, Rng, whole_groups
 from bapo.core.batch_items import Item, Part
 from bapo.core.errors import ContractError
 from bapo.core.types import HardPrompt, Origin
-from tests.assembly_setup import KeepsAll, Setup
-from tests.buffer_setup import stat
+from tests.support.assembly import KeepsAll, Setup
+from tests.support.buffer import stat
 
 
 def rows_of(*parts: tuple[str, tuple[int, ...] | None]) -> Item:

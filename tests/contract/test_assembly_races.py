@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from bapo.algorithms.composer import AssemblyView, Decision, Rng
-from bapo.core.types import RolloutRequest
 from buffer_service.assembly import Assembler
-from buffer_service.store.redis.store import RedisStore
-from tests.assembly_setup import KeepsAll, Setup, assemble
-from tests.buffer_setup import an_assembly
-from tests.factories import make_request
+from tests.support.assembly import KeepsAll, Setup, assemble
+from tests.support.factories import make_request
 
 
 def test_nothing_is_assembled_before_its_turn_or_without_all_its_groups(redis_url: str) -> None:
@@ -35,28 +30,6 @@ def test_an_assembly_that_another_instance_overtakes_is_none(redis_url: str) -> 
 
     assert assemble(Assembler(setup.store, Overtaken(), setup.config), 1) is None
     assert setup.store.readiness(1).assembled == 1
-
-
-class TakenMeanwhile(RedisStore):
-    """Another instance drops one group just before requests are read."""
-
-    taken = ""
-
-    def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:
-        if self.taken:
-            self.drop_group(self.taken)
-        return super().fresh_requests(group_ids)
-
-
-def test_a_stale_group_that_is_gone_meanwhile_is_not_asked_again(redis_url: str) -> None:
-    setup = Setup(redis_url, store=TakenMeanwhile, slack=1)
-    setup.fill("a", "b")
-    for step in range(1, 20):
-        setup.store.commit_assembly(an_assembly(step=step, before=setup.store.tables()))
-    setup.store.taken = "g-a"
-    assert assemble(Assembler(setup.store, setup.composer, setup.config), 20) is None
-    setup.store.taken = ""
-    assert [request.request_id for request in setup.service.claim("w", 9, 20)] == ["g-b~1"]
 
 
 def test_a_stale_prompt_is_asked_again_under_an_id_that_is_free(redis_url: str) -> None:

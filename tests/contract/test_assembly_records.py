@@ -11,8 +11,8 @@ import pytest
 from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng
 from bapo.core.types import Purpose
 from buffer_service.state import GroupRecord
-from tests.assembly_setup import KeepsAll, Setup, with_a_stale_group
-from tests.factories import make_request
+from tests.support.assembly import KeepsAll, Setup, with_a_stale_group
+from tests.support.factories import make_request
 
 
 @pytest.mark.parametrize("later", [True, False], ids=["another group of its id", "deleted meanwhile"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bapo.algorithms.composers.dapo import Dapo
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.transport.messages import ExtraRound
-from tests.assembly_setup import Setup
-from tests.factories import make_request
+from tests.support.assembly import Setup
+from tests.support.factories import make_request
 
 
 def in_its_second_round(redis_url: str) -> tuple[Setup, ExtraRound]:

@@ -13,11 +13,11 @@ from bapo.core.errors import FullError
 from bapo.core.types import Purpose, RolloutRequest
 from bapo.transport.buffer_client import BufferClient
 from buffer_service.store.base import Store
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import answer, new_store
-from tests.factories import make_group, make_request
-from tests.patience import wait_until
-from tests.raw_push import raw_push
+from tests.support.buffer import answer, new_store
+from tests.support.buffer_app import serving, small_config
+from tests.support.factories import make_group, make_request
+from tests.support.raw_push import raw_push
+from tests.support.wait import wait_until
 
 FREE = {"cadence": {"slack": 1000}}
 

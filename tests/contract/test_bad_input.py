@@ -15,19 +15,18 @@ import numpy as np
 import pytest
 import urllib3
 
-from bapo.core.codec import pack_group
+from bapo.core.codec import pack_group, request_map
 from bapo.core.errors import ContractError
 from bapo.core.frames import KIND_GROUP, MAX_DEPTH, PREFIX, frame_start, open_frame
 from bapo.core.types import Group, Progress, Purpose
 from bapo.transport.buffer_admin import BufferAdmin
 from bapo.transport.buffer_client import BufferClient
-from bapo.transport.messages import request_map
 from buffer_service.store.base import Store
 from buffer_service.store.run_image import EMPTY
-from tests.buffer_app import serving_kind, small_config
-from tests.buffer_setup import answer
-from tests.factories import make_group, make_request
-from tests.raw_push import raw_push
+from tests.support.buffer import answer
+from tests.support.buffer_app import serving_kind, small_config
+from tests.support.factories import make_group, make_request
+from tests.support.raw_push import OCTETS, raw_push, row_of
 
 REQUEST = make_request(prompt_id="p")
 """Eight responses, step 1, any weights from version 1 on."""
@@ -200,6 +199,12 @@ def test_a_bad_frame_reaches_no_batch_is_named_with_its_worker_and_stalls_nothin
     assert f"group g-p of worker w: its frame is bad ({problem})" in caplog.text
     client.restore(client.snapshot())  # which holds the frame as it is
     assert len(client.batch(1, timeout_s=60).entries) == 3
+
+
+def test_one_frame_under_two_groups_is_refused(client: BufferClient) -> None:
+    rows = [row_of(FRAME, "f" * 32), row_of(pack_group(answer(make_request(prompt_id="q"))), "f" * 32)]
+    reply = raw(client, "POST", "/groups", body=msgpack.packb(rows), headers=OCTETS)
+    assert (reply.status, reply.json()["message"]) == (422, "two groups of this push name one frame")
 
 
 def test_two_contents_under_one_id_are_refused_together(client: BufferClient) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from bapo.core.token_arrays import Float32s, Int32s, pairs_of, require_spans, ru
 from bapo.core.types import Purpose, RolloutRequest
 from rollout_server.engines.base import Continuation, Occupancy, SampledGroup
 from rollout_server.partial_rollouts import Draft, PartialRolloutStore, SegmentedEngine, pack_draft, unpack_draft
-from tests.factories import make_prompt, make_request
+from tests.support.factories import make_request
 
 LIMIT = 10
 REQUEST = make_request(group_size=3)
@@ -144,18 +143,6 @@ def test_a_paused_group_waits_for_new_weights_and_others_are_sampled_meanwhile()
     assert heard[1:] == [("g-p", False), ("g-p", True)]
 
 
-def test_when_nothing_else_is_there_to_sample_it_does_not_wait_for_new_weights() -> None:
-    clock = Clock()
-    engine = budgeted(now=clock, idle_s=0.5)
-    engine.submit(REQUEST)
-    found: list[SampledGroup] = []
-    for _ in range(12):
-        clock.now += 0.4
-        found += engine.step()
-    assert [group.lengths.tolist() for group in found] == [[3, 9, 10]]
-    assert found[0].versions.tolist() == [[1, 1]] * 3
-
-
 def test_a_group_that_ends_within_its_budget_is_as_without_one(tmp_path: Path) -> None:
     engine = budgeted(tmp_path / "segments")
     engine.submit(make_request(group_size=1))
@@ -207,21 +194,6 @@ def test_segments_of_weights_that_do_not_exist_any_more_are_not_used(tmp_path: P
     by_versions(first, [1, 2])
     assert PartialRolloutStore(tmp_path).load(REQUEST, 2) is not None
     assert PartialRolloutStore(tmp_path).load(REQUEST, 1) is None
-
-
-def test_segments_that_are_damaged_or_another_prompts_are_not_used(tmp_path: Path) -> None:
-    first = budgeted(tmp_path)
-    first.submit(REQUEST)
-    by_versions(first, [1])
-    (path,) = tmp_path.iterdir()
-    other = replace(REQUEST, prompt=make_prompt(prompt_id="q"))
-    assert PartialRolloutStore(tmp_path).load(other, 1) is None
-    frame = path.read_bytes()
-    for damaged in (b"", frame[:-4], frame[:40], b"x" * len(frame)):
-        path.write_bytes(damaged)
-        assert PartialRolloutStore(tmp_path).load(REQUEST, 1) is None
-    path.write_bytes(frame)
-    assert PartialRolloutStore(tmp_path).load(REQUEST, 1) is not None
 
 
 def test_a_draft_comes_back_bit_by_bit(tmp_path: Path) -> None:

@@ -10,20 +10,19 @@ from collections.abc import Callable, Iterator
 import pytest
 import urllib3
 
-from bapo.core.codec import pack_group
+from bapo.core.codec import pack_group, request_map
 from bapo.core.errors import ContractError, DeadlineError, UnavailableError
 from bapo.core.types import Origin, Progress, Purpose
 from bapo.transport.buffer_admin import BufferAdmin
 from bapo.transport.buffer_client import POLL_S, BufferClient
-from bapo.transport.messages import request_map
 from buffer_service.http.long_poll import POLL_S as SERVICE_POLL_S
 from buffer_service.store.base import Store
 from buffer_service.store.run_image import EMPTY
-from tests.buffer_app import serving, serving_kind, small_config
-from tests.buffer_setup import answer
-from tests.factories import make_group, make_request
-from tests.patience import wait_until
-from tests.raw_push import raw_push
+from tests.support.buffer import answer
+from tests.support.buffer_app import serving, serving_kind, small_config
+from tests.support.factories import make_group, make_request
+from tests.support.raw_push import raw_push
+from tests.support.wait import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -180,20 +179,6 @@ def test_a_claim_whose_worker_has_gone_leases_nothing(client: BufferClient) -> N
     assert client.status().leased["fresh"] == 0
 
 
-def test_leases_are_kept_failed_and_released_through_the_api(client: BufferClient) -> None:
-    client.enqueue([make_request(prompt_id=name) for name in "abc"])
-    client.claim("w", limit=3, policy_version=1)
-    assert client.renew("w", ["g-a", "g-z"]) == ["g-a"]
-    client.fail("w", "g-a", reason="verifier", detail="it hung")
-    assert (client.status().failures_in_a_row, client.status().last_failure) == (1, "verifier: it hung")
-    assert client.release("w") == 2
-    assert [(r.request_id, r.attempts) for r in client.claim("v", limit=9, policy_version=1)] == [
-        ("g-a", 1),
-        ("g-b", 0),
-        ("g-c", 0),
-    ]
-
-
 def test_too_many_failures_end_the_wait_at_once(client: BufferClient) -> None:
     client.enqueue([make_request(prompt_id=name) for name in "ab"])
     client.claim("w", limit=2, policy_version=1)
@@ -203,42 +188,6 @@ def test_too_many_failures_end_the_wait_at_once(client: BufferClient) -> None:
     with pytest.raises(UnavailableError, match=r"2 groups in a row failed.*engine: out of memory"):
         client.batch(1, timeout_s=60)
     assert time.monotonic() - started < POLL_S, "not at the end of a poll"
-
-
-def test_reevaluation_and_hard_prompts(client: BufferClient) -> None:
-    fill(client, *"ab", rewards="00000000")
-    fill(client, *"cd")
-    client.batch(1, timeout_s=60)
-    hard = client.hard_prompts()
-    assert [(entry.prompt_id, entry.birth, prompt.prompt_id) for entry, prompt in hard] == [
-        ("a", 1, "a"),
-        ("b", 1, "b"),
-    ]
-    again = make_request(prompt_id="a", request_id="r2-a", purpose=Purpose.REEVALUATE, step=2, min_version=2)
-    client.reevaluate(2, [again])
-    client.reevaluate(2, [again])
-    assert client.status().reevaluation_rounds == {2: 1}
-    assert client.claim("w", limit=9, policy_version=2) == [again]
-    assert client.push([pack_group(answer(again, "11000000", version=2))]) == {"r2-a": "stored"}
-    fill(client, *"efgh", step=2, rewards="11100000")
-    fill(client, *"ijkl", step=3, rewards="00000000")
-    assert Origin.X2 not in {entry.origin for entry in client.batch(2, timeout_s=60).entries}  # no room
-
-
-def test_an_evaluation_is_collected_and_forgotten(client: BufferClient) -> None:
-    requests = [
-        make_request(prompt_id=name, request_id=f"e-{name}", purpose=Purpose.EVALUATE, label="held_out@1", group_size=2)
-        for name in "ba"
-    ]
-    client.enqueue(requests)
-    groups = [answer(request, "10") for request in requests]
-    client.push([pack_group(group) for group in groups])
-    assert client.status().evaluations == {"held_out@1": 2}
-    found = client.collect("held_out@1")
-    assert [pack_group(group) for group in found] == [pack_group(groups[1]), pack_group(groups[0])]
-    client.forget("held_out@1")
-    assert client.collect("held_out@1") == []
-    assert client.status().evaluations == {}
 
 
 def test_a_re_evaluation_beside_the_round_of_its_step_is_refused(client: BufferClient) -> None:
@@ -277,23 +226,6 @@ def test_a_claim_that_waits_ends_when_the_learner_reports_so_that_new_weights_ma
     worker.start()
     wait_until(report_and_look)
     assert answers == [[], ["g-new"]]
-
-
-def test_progress_and_commit(client: BufferClient) -> None:
-    assert client.progress() == Progress(step=0, policy_version=0)
-    client.report_progress(Progress(step=1, policy_version=1))
-    client.report_progress(Progress(step=0, policy_version=0))
-    assert client.progress() == Progress(step=1, policy_version=1)
-    assert client.progress(seen_step=0, wait_s=30.0).step == 1, "it is in another step already"
-    assert client.progress(seen_step=1, wait_s=0.05).step == 1, "nothing has moved: the wait ends"
-    with pytest.raises(ContractError, match="the newest batch is 0"):
-        client.commit(1, checkpointed=0)
-    fill(client, *"abcd")
-    client.batch(1, timeout_s=60)
-    client.commit(1, checkpointed=1)
-    assert (client.status().committed_step, client.status().checkpointed_step) == (1, 1)
-    with pytest.raises(ContractError, match="batch 1 was released"):
-        client.batch(1, timeout_s=60)
 
 
 def test_a_snapshot_restores_the_run(client: BufferClient) -> None:
@@ -371,12 +303,6 @@ def test_what_breaks_the_contract_is_answered_with_422_and_a_name(
 ) -> None:
     reply = raw(client, method, path, **({"json": body} if body is not None else {}))
     assert (reply.status, reply.json()["error"], reply.json()["retry"]) == (422, "ContractError", False)
-
-
-def test_an_unknown_path_is_answered_in_the_same_form(client: BufferClient) -> None:
-    reply = raw(client, "GET", "/nowhere")
-    assert (reply.status, reply.json()["error"]) == (404, "ContractError")
-    assert "/docs" in reply.json()["message"]
 
 
 def test_the_client_raises_the_class_that_the_service_named(client: BufferClient) -> None:

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import msgspec
 import pytest
 
-from bapo.core.codec import pack_group
+from bapo.core.codec import pack_group, request_from_map, request_map
 from bapo.core.errors import (
     AccessError,
     BapoError,
@@ -25,9 +25,9 @@ from bapo.core.errors import (
 )
 from bapo.core.types import Progress, Purpose
 from bapo.transport.buffer_client import BufferClient
-from bapo.transport.messages import request_from_map, request_map, status_from_map, status_map
-from tests.buffer_setup import STATUS
-from tests.factories import make_group, make_prompt, make_request
+from bapo.transport.messages import status_from_map, status_map
+from tests.support.buffer import STATUS
+from tests.support.factories import make_group, make_prompt, make_request
 
 Reply = tuple[int, dict[str, object]] | tuple[int, str, dict[str, str]]
 """Status and JSON, or status, text and headers."""

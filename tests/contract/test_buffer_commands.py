@@ -23,9 +23,9 @@ from buffer_service.store.base import Store
 from buffer_service.store.redis.keys import Keys
 from buffer_service.store.redis.store import RedisStore
 from buffer_service.store.run_image import EMPTY
-from tests.buffer_app import serving_kind, small_config
-from tests.buffer_setup import answer
-from tests.factories import make_request
+from tests.support.buffer import answer
+from tests.support.buffer_app import serving_kind, small_config
+from tests.support.factories import make_request
 
 CONFIG = small_config(run={"name": "shown"}, cadence={"v": 2, "m": 2}, diagnostics={"texts": 0})
 
@@ -81,31 +81,6 @@ def held(client: BufferClient) -> dict[str, list[str]]:
     return {item["group_id"]: item["places"] for item in BufferAdmin(client.url).held().items}
 
 
-def test_stats_shows_every_table_and_gives_the_whole_status_to_programs(client: BufferClient) -> None:
-    text = call(client, "stats").stdout
-    for line in (
-        "shown at http",
-        "1 assembled, 1 trained, 0 checkpointed",
-        "1 fresh, 1 re-evaluated",
-        "cd@1: 1 requests",
-    ):
-        assert line in text
-    found = as_json(client, "stats")
-    assert (found["num_bad"], found["num_high"], found["counters"]) == (3, 1, {"pushed_groups:stored": 7})
-    assert found["leased"]["fresh"] == 1
-
-
-def test_tables_come_in_pages(client: BufferClient) -> None:
-    first = call(client, "bad", "--limit", "1").stdout
-    assert "prompt_id     mu  birth  age  attempts  text" in first
-    assert "1,2,3->6:" in first
-    assert "B_bad after step 1: 1-1 of 3; go on with --offset 1" in first
-    second = call(client, "bad", "--offset", "1").stdout
-    assert "B_bad after step 1: 2-3 of 3\n" in second
-    assert [item["prompt_id"] for item in as_json(client, "bad")["items"]] == ["a", "b", "c"]
-    assert [item["group_id"] for item in as_json(client, "high")["items"]] == ["g-d"]
-
-
 def test_show_says_where_a_group_is_and_how_its_responses_ended(client: BufferClient) -> None:
     text = call(client, "show", "g-d").stdout
     assert "high, batch 1" in text
@@ -114,14 +89,6 @@ def test_show_says_where_a_group_is_and_how_its_responses_ended(client: BufferCl
     assert (found["rewards"][:3], found["token_ids"][1]) == ([1.0, 1.0, 0.0], [101, 102])
     with pytest.raises(ContractError, match="does not hold group g-f: it is not sampled yet"):
         raise call(client, "show", "g-f").exception or AssertionError
-
-
-def test_groups_are_listed_with_their_places(client: BufferClient) -> None:
-    text = call(client, "groups", "--limit", "2").stdout
-    assert "group_id  prompt_id     mu  step  version  tokens  where" in text
-    assert "g-d       d          0.250     1        1      15  high, batch 1" in text
-    assert "groups 1-2 of 5; go on with --offset 2" in text
-    assert [item["group_id"] for item in as_json(client, "groups")["items"]] == ["g-c", "g-d", "g-e", "g-r", "g-v"]
 
 
 def test_a_snapshot_brings_everything_back_but_evaluations(
@@ -184,11 +151,6 @@ def test_drop_asks_first_and_leaves_a_sound_buffer(client: BufferClient, what: t
     assert BufferAdmin(client.url).verify().violations == []
 
 
-def test_dropping_an_evaluation_that_is_not_held_says_so(client: BufferClient) -> None:
-    said = call(client, "drop", "evaluation", "cd@7", "--yes").stdout
-    assert "no group of an evaluation cd@7 was held" in said
-
-
 def test_drop_refuses_what_is_not_there_or_needed(client: BufferClient) -> None:
     for what, message in (
         (("group", "g-c"), "needed by a batch"),
@@ -211,14 +173,6 @@ def test_an_export_has_every_group_that_is_held_and_its_places(client: BufferCli
     assert places == held(client)
     assert places == {"g-c": ["batch 1"], "g-d": ["high", "batch 1"], "g-e": ["fresh"], "g-r": ["reevaluated"],
                       "g-v": ["evaluation cd@1"]}  # fmt: skip
-
-
-def test_a_file_is_only_replaced_when_asked(client: BufferClient, tmp_path: Path) -> None:
-    file = tmp_path / "groups.parquet"
-    file.write_text("precious")
-    assert "exists already" in str(call(client, "export", str(file)).exception)
-    assert call(client, "export", str(file), "--force").exit_code == 0
-    assert pq.read_table(file).num_rows == 5
 
 
 COMMANDS: list[Callable[[Path], list[str]]] = [

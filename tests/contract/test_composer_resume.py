@@ -16,24 +16,21 @@ from bapo.algorithms.composers.registry import composer_names, load_composer
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.reevaluation import PAID_STEPS, paid_before
 from bapo.analysis.whatif.recording import read_recording
-from bapo.analysis.whatif.reproduction import compare
-from bapo.analysis.whatif.simulation import as_recorded, what_if
+from bapo.analysis.whatif.simulation import as_recorded, compare, what_if
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
-from bapo.core.codec import pack_batch_frames, pack_group, read_group_header, unpack_batch, unpack_pull
+from bapo.core.codec import pack_batch_frames, pack_group, unpack_batch, unpack_pull
 from bapo.core.types import Batch, Prompt, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.layout import RunDirectory
 from buffer_service.assembly import in_step_order
 from buffer_service.metrics import BufferMetrics
 from buffer_service.service import BufferService
-from buffer_service.state import Tables, record_of
 from buffer_service.store.base import Store
 from buffer_service.store.invariants import violations
-from buffer_service.store.redis.rows import pack_record, pack_tables
 from services.scheduler.plan import FreshPlan
-from tests.buffer_setup import answer, new_store, push_body, stat
-from tests.factories import make_prompt, make_request
+from tests.support.buffer import answer, new_store, push_body
+from tests.support.factories import make_prompt
 
 PROMPTS = [make_prompt(prompt_id=f"p{i}") for i in range(9)]
 EXPERTS = ("luffy", "relift")
@@ -204,13 +201,6 @@ def test_a_step_that_is_filled_by_groups_sampled_ahead_still_has_its_round_asked
     peers.service.push(push_body(peers.service, [pack_group(answer(request, "1000")) for request in extra]))
     assert peers.service.batch(2) is not None
     assert peers.service.holdings.status().extra_rounds == ()
-
-
-def test_the_index_of_a_group_is_small() -> None:
-    stats = tuple(stat(f"fresh-{i:08d}") for i in range(1000))
-    assert len(pack_tables(Tables(step=1, high=stats))) / 1000 < 200
-    group = answer(make_request(prompt_id="9f2c41d09f2c41d0"))
-    assert len(pack_record(record_of(read_group_header(pack_group(group)), 1000, "f" * 32))) < 400
 
 
 def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[..., Store]) -> None:

@@ -15,7 +15,7 @@ from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.settings import AlgorithmConfig, ReplayConfig
 from bapo.core.errors import ConfigError
 from bapo.core.types import GroupStat, HardPrompt
-from tests.factories import make_hard, make_stat
+from tests.support.factories import make_hard, make_stat
 
 TRAINED = {
     Reason.INFORMATIVE, Reason.IMPROVED, Reason.REUSED, Reason.YOUNGEST, Reason.REPLAYED, Reason.SUPERVISED,
@@ -188,29 +188,15 @@ def check_buffers_of_bapo(config: AlgorithmConfig, t: int, decision: Decision) -
     assert not {f"again-{t}-{prompt.prompt_id}" for prompt in decision.bad if prompt.birth < t} & trained_again
 
 
-@pytest.mark.parametrize("name", composer_names())
-def test_a_composer_carries_the_name_of_its_file(name: str) -> None:
-    assert load_composer(AlgorithmConfig(name=name, num_experts=int(name in WITH_EXPERTS))).name == name
-
-
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_a_composer_that_needs_experts_says_so(name: str) -> None:
     with pytest.raises(ConfigError, match="write num_experts = 1"):
         load_composer(AlgorithmConfig(name=name))
 
 
-def test_both_papers_composers_are_found() -> None:
-    assert {"bapo", "grpo"} <= set(composer_names())
-
-
 def test_a_misspelt_composer_is_refused_with_a_hint() -> None:
     with pytest.raises(ConfigError, match=r"'bappo'.*did you mean 'bapo'.*write one of .*bapo, .*grpo"):
         load_composer(AlgorithmConfig(name="bappo"))
-
-
-def test_a_module_without_a_composer_is_not_one() -> None:
-    with pytest.raises(ConfigError, match="no such composer"):
-        load_composer(AlgorithmConfig(name="thresholds"))
 
 
 def test_grpo_trains_all_fresh_groups_and_stores_nothing() -> None:

@@ -21,7 +21,7 @@ from bapo.core.errors import ConfigError, ContractError
 from bapo.core.types import Prompt
 from rollout_server.engines.base import Continuation, Engine, SampledGroup, engine_module, known_engines
 from rollout_server.engines.scripted import ScriptedEngine
-from tests.factories import make_request
+from tests.support.factories import make_request
 
 MAX_TOKENS = 24
 
@@ -31,7 +31,7 @@ def _scripted_config(folder: Path) -> Config:
 
 
 def _vllm_config(folder: Path) -> Config:
-    from tests.tiny_model import write_tiny_model
+    from tests.support.tiny_model import write_tiny_model
 
     write_tiny_model(folder / "model")
     return Config(

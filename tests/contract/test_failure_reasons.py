@@ -9,9 +9,9 @@ import urllib3
 
 from bapo.core.errors import ContractError
 from buffer_service.service import FailureReasons
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import new_store
-from tests.factories import make_request
+from tests.support.buffer import new_store
+from tests.support.buffer_app import serving, small_config
+from tests.support.factories import make_request
 
 
 def test_after_64_reasons_a_new_one_is_counted_as_other(redis_url: str) -> None:

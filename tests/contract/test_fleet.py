@@ -10,19 +10,12 @@ import pytest
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
-from bapo.core.errors import (
-    BapoError,
-    ConfigError,
-    DeadlineError,
-    StaleWeightsError,
-    UnavailableError,
-    WeightMismatchError,
-)
+from bapo.core.errors import BapoError, ConfigError, StaleWeightsError, WeightMismatchError
 from bapo.runtime.metrics.server import Telemetry
 from rollout_server.fleet.fleet import Fleet
-from tests.fake_handle import FakeHandle
-from tests.patience import wait_until
-from tests.rollout_fakes import make_update
+from tests.support.fake_worker import FakeHandle
+from tests.support.rollout import make_update
+from tests.support.wait import wait_until
 
 
 class Rig:
@@ -201,17 +194,6 @@ def test_a_configuration_that_cannot_work_stops_the_fleet_at_once_with_its_own_m
     assert "the fleet has stopped" in rig.fleet.readiness()
 
 
-def test_three_early_deaths_in_a_row_stop_the_fleet_with_the_last_reason_and_the_log(make_rig: MakeRig) -> None:
-    rig = make_rig(_fail("MemoryError", "cannot allocate"))
-    rig.fleet.scale(1)
-    wait_until(lambda: len(rig.fatal) == 1)
-    assert isinstance(rig.fatal[0], UnavailableError)
-    assert "3 rollout workers in a row died early" in str(rig.fatal[0])
-    assert "out of memory: MemoryError: cannot allocate" in str(rig.fatal[0])
-    assert "last words" in str(rig.fatal[0])
-    assert len(rig.handles) == 3
-
-
 def test_workers_that_cannot_even_be_made_end_the_fleet_with_their_reason(make_rig: MakeRig) -> None:
     def fail(_: FakeHandle) -> None:
         raise KeyError("uid not found: 10001")
@@ -236,17 +218,6 @@ def test_a_dead_worker_that_cannot_be_buried_ends_the_fleet_instead_of_leaving_i
     assert rig.fatal[0].exit_code == 1  # an accident: whoever watches starts the server again
 
 
-def test_weights_that_no_new_worker_can_take_stop_the_fleet(make_rig: MakeRig, tmp_path: Path) -> None:
-    def refuse(handle: FakeHandle) -> None:
-        handle.refuses = WeightMismatchError("the canary differs by 1.2 nats")
-
-    rig = make_rig(refuse)
-    rig.fleet.update_weights(make_update(tmp_path / "w", 5))
-    rig.fleet.scale(1)
-    wait_until(lambda: len(rig.fatal) == 1)
-    assert "the canary differs by 1.2 nats" in str(rig.fatal[0])
-
-
 def test_workers_that_deliver_before_they_die_are_replaced_for_ever(make_rig: MakeRig) -> None:
     def live_shortly(handle: FakeHandle) -> None:
         handle.stored = 1
@@ -258,18 +229,6 @@ def test_workers_that_deliver_before_they_die_are_replaced_for_ever(make_rig: Ma
         rig.handles[life].dead = True
     wait_until(lambda: len(rig.handles) == 7 and rig.states() == ["ready"])
     assert rig.fatal == []
-
-
-def test_a_worker_that_never_loads_fails_the_fleet_with_the_tail_of_its_log(make_rig: MakeRig) -> None:
-    def load_for_ever(handle: FakeHandle) -> None:
-        handle.state, handle.tail = "loading", "still reading shards"
-
-    rig = make_rig(load_for_ever, start_timeout_s=0.1)
-    rig.fleet.scale(1)
-    wait_until(lambda: len(rig.fatal) == 1)
-    assert isinstance(rig.fatal[0], DeadlineError)
-    assert "rollout.start_timeout_s" in str(rig.fatal[0])
-    assert "still reading shards" in str(rig.fatal[0])
 
 
 def test_stopping_kills_every_worker_and_releases_its_leases(make_rig: MakeRig) -> None:

@@ -15,8 +15,8 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.embedded_redis import Flusher
 from services.launcher.scenarios import start_buffer
 from services.launcher.session import Session
-from tests.buffer_app import small_config
-from tests.patience import wait_until
+from tests.support.buffer_app import small_config
+from tests.support.wait import wait_until
 
 
 @pytest.fixture

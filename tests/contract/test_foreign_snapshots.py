@@ -15,9 +15,9 @@ from bapo.transport.buffer_client import BufferClient
 from buffer_service.snapshot import DIGEST_BYTES, MAGIC, START, VERSION
 from buffer_service.store.base import Store
 from buffer_service.store.run_image import EMPTY
-from tests.buffer_app import serving_kind, small_config
-from tests.buffer_setup import answer
-from tests.factories import make_request
+from tests.support.buffer import answer
+from tests.support.buffer_app import serving_kind, small_config
+from tests.support.factories import make_request
 
 Index = dict[str, Any]
 
@@ -108,16 +108,6 @@ def test_a_snapshot_that_no_run_has_left_changes_nothing(client: BufferClient, c
     assert len(reply.data) < 1200
     assert bytes(client.snapshot()) == before
     assert client.status().queued["fresh"] == 1
-
-
-def test_frames_that_are_none_are_no_snapshot(client: BufferClient) -> None:
-    before = bytes(client.snapshot())
-    frame = pack_group(answer(make_request(prompt_id="a")))
-    noise = b"".join(b"BAPO\1\1" + bytes(8) for _ in range(4))
-    for frames in (noise, 4 * frame):
-        sent = changed(before, lambda index: None, frames=frames)
-        assert urllib3.request("POST", client.url + "/restore", body=sent, retries=False).status == 422
-    assert bytes(client.snapshot()) == before
 
 
 def test_what_a_run_has_left_is_taken(client: BufferClient) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -12,14 +13,16 @@ import urllib3
 from bapo.core.codec import pack_group
 from bapo.core.errors import ConfigError
 from bapo.runtime.auth.api_tokens import Keyring, Role, digest
+from bapo.runtime.auth.redis_password import USERS
 from bapo.transport.buffer_client import BufferClient
 from buffer_service.store.redis.connection import RedisLink
+from buffer_service.store.redis.frame_access import FrameAccess
 from buffer_service.store.redis.keys import FORMAT, Keys
 from buffer_service.store.redis.requirements import refuse_other_format
 from buffer_service.store.redis.store import RedisStore
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import answer, new_store, stored
-from tests.factories import make_request
+from tests.support.buffer import answer, new_store, stored
+from tests.support.buffer_app import serving, small_config
+from tests.support.factories import make_request
 
 TOKENS = {role: f"token-of-the-{role.value}-0123456789" for role in Role}
 NAME = "f" * 32
@@ -143,3 +146,17 @@ def test_a_run_of_another_format_is_refused_by_name(redis_url: str) -> None:
         raw.hdel(KEYS["meta"], "format")  # as versions wrote it that had no number
         with pytest.raises(ConfigError, match="in format 1"):
             refuse_other_format(link, KEYS)
+
+
+def test_the_only_user_of_a_shared_redis_may_make_the_two_users(redis_url: str) -> None:
+    """docker-compose.yml and deploy/k8s give the buffer service this user and no other."""
+    (rules,) = (line.split()[2:] for line in USERS.format(user="bapo", digest=digest("pw")).splitlines()[1:])
+    with redis.Redis.from_url(redis_url) as admin:
+        admin.execute_command("ACL", "SETUSER", "bapo", "reset", *rules)
+        url = redis_url.replace("redis://", "redis://bapo:pw@")
+        try:
+            login = FrameAccess(RedisLink(url), KEYS, "test").writer()
+            assert login is not None
+            assert as_user(redis_url, asdict(login)).psetex(KEYS.incoming(NAME), 1000, b"frame")
+        finally:
+            admin.execute_command("ACL", "DELUSER", "bapo", "bapo-test-write")

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services.launcher.gpu_plan import GpuPlan, share_gpus
 
 from bapo.config.tree import Config
 from bapo.runtime import machine
 from bapo.runtime.run_directory.layout import RunDirectory
+from services.launcher.gpus.plan import GpuPlan, share_gpus
 from services.launcher.processes import Starter
 
 

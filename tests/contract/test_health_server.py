@@ -14,7 +14,7 @@ from contextlib import ExitStack
 import pytest
 
 from bapo.runtime.metrics.server import Telemetry, serve_health
-from tests.patience import wait_until
+from tests.support.wait import wait_until
 
 HANG_UP = struct.pack("ii", 1, 0)
 """SO_LINGER: close by a reset, so that the next write of the other side fails at once."""

@@ -11,8 +11,8 @@ from bapo.core.types import Progress
 from buffer_service.ingest import KNOWN_S, Ingest
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.store import RedisStore
-from tests.buffer_setup import answer
-from tests.factories import make_request
+from tests.support.buffer import answer
+from tests.support.factories import make_request
 
 
 def group_of(version: int) -> PushedGroup:

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from services.launcher.snapshot import Observer
 
 from bapo.config.tree import Config
-from bapo.runtime.auth.api_tokens import TOKEN, TOKEN_FILE, Keyring, Role
+from bapo.runtime.auth.api_tokens import TOKEN, TOKEN_FILE, FileToken, Keyring, Role
 from bapo.runtime.auth.token_store import TokenSet
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import new_store
+from services.launcher.display.snapshot import Observer
+from tests.support.buffer import new_store
+from tests.support.buffer_app import serving, small_config
 
 
 def make_row(step: int, **fields: Any) -> dict[str, Any]:
@@ -46,19 +46,31 @@ def test_the_observer_reads_records_and_survives_services_that_do_not_answer(tmp
 
 
 def test_the_observer_goes_on_with_the_token_that_took_the_place_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an answer nothing seems to move, which ends a run where `stall_ends_run` is set."""
     for name in (TOKEN, TOKEN_FILE):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("services.launcher.snapshot.SERVICE_EVERY_S", 0.0)
+    monkeypatch.setattr("services.launcher.display.snapshot.SERVICE_EVERY_S", 0.0)
     monkeypatch.setattr("bapo.runtime.auth.api_tokens.LOOK_AGAIN_S", 0.0)
     run, made = RunDirectory.create(tmp_path / "run"), TokenSet(tmp_path / "run" / "tokens")
     made.create()
     observer = Observer(Config(), run)
-    with serving(new_store("memory", ""), small_config(), Keyring(path=made.accepted_path)) as client:
+    with serving(new_store(redis_url), small_config(), Keyring(path=made.accepted_path)) as client:
         observer.watch(buffer_url=client.url)
-        assert observer.look().silence == ""
+        assert (observer.look().silence, observer.look().is_denied) == ("", False)
         made.rotate(Role.OPERATOR)
         made.retire(Role.OPERATOR)
         assert observer.look().silence == ""
+
+
+def test_the_observer_says_that_its_token_is_refused(redis_url: str, tmp_path: Path) -> None:
+    run, ours, theirs = (RunDirectory.create(tmp_path / "run"), *(TokenSet(tmp_path / name) for name in ("a", "b")))
+    for tokens in (ours, theirs):
+        tokens.create()
+    observer = Observer(Config(), run, FileToken(ours.path_of(Role.OPERATOR)))
+    with serving(new_store(redis_url), small_config(), Keyring(path=theirs.accepted_path)) as client:
+        observer.watch(buffer_url=client.url)
+        snapshot = observer.look()
+    assert snapshot.is_denied
+    assert "this token is not accepted here" in snapshot.silence

@@ -19,7 +19,7 @@ from learner.batch.packing import minibatches, rows_of
 from learner.losses.base import PolicyLoss, TokenInputs, load_loss
 from learner.losses.objective import token_losses
 from learner.model.policy import Policy
-from tests.learner_setup import (
+from tests.support.learner import (
     CPU,
     learner_config,
     loss_settings,
@@ -28,8 +28,8 @@ from tests.learner_setup import (
     tiny_policy,
     with_experts,
 )
-from tests.loss_setup import loss_names
-from tests.tiny_model import write_tiny_model
+from tests.support.losses import loss_names
+from tests.support.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")

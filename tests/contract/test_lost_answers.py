@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from bapo.transport.buffer_client import BufferClient
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import new_store
-from tests.factories import make_request
-from tests.full.chaos.network import Network
-from tests.patience import wait_until
+from tests.support.buffer import new_store
+from tests.support.buffer_app import serving, small_config
+from tests.support.factories import make_request
+from tests.support.network import Network
+from tests.support.wait import wait_until
 
 LEASE_S = 600.0
 

@@ -9,27 +9,21 @@ test_selector_restart.py and test_budget_resume.py. That `decoupled` is `direct`
 from __future__ import annotations
 
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from bapo.algorithms.composers.registry import composer_names
-from bapo.algorithms.selectors.registry import selector_names
 from bapo.config.layers import preset_names
 from bapo.config.load import load_config
-from bapo.config.objective import LossConfig, ShapingConfig
 from bapo.config.tree import Config
 from bapo.core.types import Batch
 from learner.batch.advantages import row_advantages
 from learner.batch.packing import columns_of
 from learner.update.critic import load_critic
-from tests.learner_setup import ALONE, make_updater, random_batch, tiny_policy, with_experts, with_supervised
-from tests.methods_rank import METHODS, sections_of
-from tests.tiny_model import write_tiny_model
+from tests.support.learner import ALONE, make_updater, random_batch, tiny_policy, with_experts, with_supervised
+from tests.support.tiny_model import write_tiny_model
 
 PRESETS = preset_names()
 WITH_GROUP_BASELINE = [name for name in PRESETS if load_config([name], []).loss.advantage == "group"]
@@ -91,39 +85,3 @@ def test_what_a_method_minimises_does_not_depend_on_micro_batches(name: str, mod
         found.append([value for result in results for value in (result.loss, result.grad_norm)])
     assert found[0] == pytest.approx(found[1], rel=2e-3, abs=1e-5)
     assert max(found[0]) > 1e-4
-
-
-def choices_of(annotation: Any) -> set[object]:
-    """What a setting can be, where that can be told: the words of a Literal, on and off, null."""
-    if annotation is bool:
-        return {True, False}
-    if get_origin(annotation) is Literal:
-        return set(get_args(annotation))
-    if get_origin(annotation) in (Union, UnionType):
-        return set[object]().union(*(choices_of(part) for part in get_args(annotation)))
-    return {None} if annotation is NoneType else set()
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_two_ranks_are_compared_for_the_loss_and_the_rewards_of_every_preset(name: str) -> None:
-    assert sections_of(name) in METHODS.values()
-
-
-@pytest.mark.parametrize("setting", LossConfig.model_fields)
-def test_two_ranks_are_compared_for_every_choice_of_the_loss(setting: str) -> None:
-    used = {str(sections["loss"][setting]) for sections in METHODS.values()}
-    choices = choices_of(LossConfig.model_fields[setting].annotation)
-    assert {str(choice) for choice in choices} <= used
-    assert choices != {None} or len(used) > 1, "never anything but null"
-
-
-@pytest.mark.parametrize("setting", ShapingConfig.model_fields)
-def test_two_ranks_are_compared_for_every_setting_of_the_rewards(setting: str) -> None:
-    usual = ShapingConfig().model_dump()[setting]
-    assert any(sections["shaping"][setting] != usual for sections in METHODS.values())
-
-
-def test_every_composer_and_selector_of_a_preset_is_one_that_the_contract_tests_find() -> None:
-    configs = [load_config([name], []) for name in PRESETS]
-    assert {config.algorithm.name for config in configs} == set(composer_names())
-    assert {config.algorithm.selector for config in configs} == set(selector_names())

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from services.launcher.checks import preflight
 
+from services.launcher.doctor.checks import preflight
 from tests.unit.test_launcher_checks import make_config
 
 MODEL = "owner/name"

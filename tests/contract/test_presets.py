@@ -8,24 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
 from bapo.algorithms.composers.registry import load_composer
-from bapo.cli.app import app
 from bapo.config.document import about_preset
 from bapo.config.layers import preset_names
 from bapo.config.load import dump_toml, load_config, load_resolved
 from learner.checkpoint import complete_steps
 from learner.losses.base import load_loss
-from tests.learner_setup import (
-    FakeBuffer,
-    FakeFleet,
-    FakeRecords,
-    make_test_learner,
-    random_batch,
-    with_experts,
-)
-from tests.tiny_model import write_tiny_model
+from tests.support.learner import FakeBuffer, FakeFleet, FakeRecords, make_test_learner, random_batch, with_experts
+from tests.support.tiny_model import write_tiny_model
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -35,18 +26,6 @@ def test_a_preset_loads_names_a_composer_and_a_loss_and_says_where_it_comes_from
     load_loss(config.loss)
     assert config.preset == name
     assert len(about_preset(name)) > 40
-
-
-def test_the_papers_presets_are_there() -> None:
-    assert {"bapo", "bapo-mini", "bapo-official", "grpo"} <= set(preset_names())
-
-
-def test_the_command_lists_every_preset_with_its_first_sentence() -> None:
-    result = CliRunner().invoke(app, ["config", "presets"])
-    assert result.exit_code == 0
-    lines = result.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == list(preset_names())
-    assert all(len(line.split()) > 3 for line in lines)
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ from bapo.core.codec import pack_group
 from bapo.core.errors import Refusal
 from bapo.transport import http_guard
 from bapo.transport.buffer_client import BufferClient
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import answer, new_store
-from tests.factories import make_request
-from tests.patience import wait_until
+from tests.support.buffer import answer, new_store
+from tests.support.buffer_app import serving, small_config
+from tests.support.factories import make_request
+from tests.support.wait import wait_until
 
 LARGE = 200_000
 """Beyond what is read with the headers: such a body goes to a worker thread straight from the socket."""

@@ -24,10 +24,10 @@ from buffer_service.http import permissions
 from rollout_server import api
 from rollout_server.api import create_app as create_fleet_app
 from rollout_server.weights.relay import WeightStore
-from tests.buffer_app import served_app, serving, small_config
-from tests.buffer_setup import answer, new_store
-from tests.factories import make_request
-from tests.redis_server import RedisServer
+from tests.support.buffer import answer, new_store
+from tests.support.buffer_app import served_app, serving, small_config
+from tests.support.factories import make_request
+from tests.support.redis_server import RedisServer
 
 TOKENS = {role: f"token-of-the-{role.value}-0123" for role in Role}
 KEYRING = Keyring(",".join(f"{role}:{digest(token)}" for role, token in TOKENS.items()))

@@ -21,9 +21,9 @@ from rollout_server.engines.scripted import make_engine
 from rollout_server.fleet.fleet import Fleet
 from rollout_server.fleet.worker_handle import LocalHandle
 from rollout_server.worker import Worker
-from tests.factories import make_request
-from tests.patience import PATIENCE_S, wait_until
-from tests.rollout_fakes import InstantGrader, MemoryBuffer, Served, make_update
+from tests.support.factories import make_request
+from tests.support.rollout import InstantGrader, MemoryBuffer, Served, make_update
+from tests.support.wait import PATIENCE_S, wait_until
 
 
 @pytest.fixture

@@ -14,14 +14,14 @@ from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.buffer_client import BufferClient
-from rollout_server.__main__ import RELEASE_S, Runner
+from rollout_server.__main__ import Runner
 from rollout_server.weights.newest import remember
-from tests.buffer_app import serving
-from tests.buffer_setup import new_store
-from tests.factories import make_request
-from tests.patience import wait_until
-from tests.redis_server import free_port
-from tests.rollout_fakes import make_config, make_update
+from tests.support.buffer import new_store
+from tests.support.buffer_app import serving
+from tests.support.factories import make_request
+from tests.support.redis_server import free_port
+from tests.support.rollout import make_config, make_update
+from tests.support.wait import wait_until
 
 CONFIG = make_config()
 
@@ -49,13 +49,15 @@ def test_workers_begin_with_the_newest_weights_also_when_the_buffer_comes_later_
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunDirectory.create(tmp_path / "run")
+    release_s = 0.2
+    monkeypatch.setattr("rollout_server.__main__.RELEASE_S", release_s)
     monkeypatch.setattr("rollout_server.__main__.BufferClient", partial(BufferClient, retry_s=0.1))
     remember(run.weights_path, make_update(run.weights_path / "version-000004.safetensors", 4))
     port = free_port()
     runner = Runner(CONFIG, run, f"http://127.0.0.1:{port}", Telemetry(Process.ROLLOUT_SERVER, run="test"))
     runner.start(on_end=lambda: None)
     try:
-        time.sleep(2 * RELEASE_S)
+        time.sleep(2 * release_s)
         assert runner.fleet.statuses() == [], "nothing is sampled with other weights"
         store = new_store(redis_url)
         store.report(Progress(step=4, policy_version=4))

@@ -12,8 +12,8 @@ from bapo.core.errors import AccessError
 from bapo.runtime.auth.api_tokens import TOKEN_FILE, Keyring, Role
 from bapo.runtime.auth.token_store import TokenSet
 from bapo.transport.buffer_client import BufferClient
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import new_store
+from tests.support.buffer import new_store
+from tests.support.buffer_app import serving, small_config
 
 
 @pytest.fixture

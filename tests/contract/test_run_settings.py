@@ -11,7 +11,7 @@ from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.requirements import refuse_other_settings
 from buffer_service.store.redis.store import RedisStore
 from buffer_service.store.run_image import EMPTY
-from tests.buffer_app import small_config
+from tests.support.buffer_app import small_config
 
 RUN = {"name": "shared"}
 

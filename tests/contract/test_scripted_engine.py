@@ -113,19 +113,6 @@ def test_columns_fit_together_and_tokens_lie_in_the_vocabulary() -> None:
     assert group.logprobs.mean() == pytest.approx(-np.log(50), abs=0.01)
 
 
-def test_a_group_finishes_after_its_latency_and_an_aborted_one_never() -> None:
-    engine = make_engine(config_of(latency_s=0.1))
-    a, b = (request(prompt) for prompt in prompts(2))
-    engine.submit(a)
-    engine.submit(b)
-    assert engine.step() == []
-    engine.abort(b.request_id)
-    finished: list[SampledGroup] = []
-    while engine.num_sampling:
-        finished += engine.step()
-    assert [group.request_id for group in finished] == [a.request_id]
-
-
 def test_a_group_keeps_the_version_of_its_submission() -> None:
     engine = make_engine(config_of())
     engine.submit(request(prompts(1)[0]))

@@ -12,9 +12,9 @@ from bapo.core.success_counts import Outcomes
 from bapo.core.types import Purpose
 from bapo.transport.buffer_client import BufferClient
 from buffer_service.store.base import Store
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import answer
-from tests.factories import make_request
+from tests.support.buffer import answer
+from tests.support.buffer_app import serving, small_config
+from tests.support.factories import make_request
 
 REWARDS = {"a": "11000000", "b": "00000000", "c": "11111111", "d": "10000000"}
 

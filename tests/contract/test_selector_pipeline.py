@@ -27,9 +27,9 @@ from buffer_service.store.base import Store
 from services.scheduler.loop import Scheduler
 from services.scheduler.plan import FreshPlan
 from services.scheduler.proposals import make_proposals
-from tests.buffer_app import serving
-from tests.buffer_setup import answer, new_store
-from tests.factories import make_prompt
+from tests.support.buffer import answer, new_store
+from tests.support.buffer_app import serving
+from tests.support.factories import make_prompt
 
 PROMPTS = [make_prompt(prompt_id=f"p{i:02d}") for i in range(40)]
 RIGHT = {prompt.prompt_id: i % 9 for i, prompt in enumerate(PROMPTS)}
@@ -187,23 +187,6 @@ def test_a_learner_that_goes_back_to_its_checkpoint_gets_the_same_prompts(select
         run.client.resume(35)
         run.steps(36, NUM_STEPS)
     assert run.prompts == whole_run(redis_url, config)
-
-
-def test_a_run_without_slack_goes_on_when_groups_fail_for_good(redis_url: str) -> None:
-    config = make_config("mopps")
-    lost = frozenset({"fresh-00000001", "fresh-00000017", "fresh-00000018"})
-    with running(config, a_store(redis_url, max_attempts=1), lost=lost) as run, scheduling(config, run.client.url):
-        run.steps(1, 12)
-    assert all(len(prompts) == 4 for prompts in run.prompts.values())
-
-
-@pytest.mark.parametrize("v", [1, 3])
-def test_the_uniform_order_without_slack_goes_on_as_well(redis_url: str, v: int) -> None:
-    config = make_config("uniform", v=v)
-    lost = frozenset({"fresh-00000001", "fresh-00000008"})
-    with running(config, a_store(redis_url, max_attempts=1), lost=lost) as run, scheduling(config, run.client.url):
-        run.steps(1, 9)
-    assert all(len(prompts) == 4 for prompts in run.prompts.values())
 
 
 def test_further_rounds_of_dapo_ask_for_proposed_prompts_and_are_learnt_from_as_well(redis_url: str) -> None:

@@ -113,11 +113,6 @@ def test_another_seed_or_step_gives_another_proposal(name: str) -> None:
     assert len({tuple(first(seed, step)) for seed in (1, 2) for step in (1, 2)}) > 1
 
 
-@pytest.mark.parametrize("name", selector_names())
-def test_a_pool_of_exactly_one_batch_is_the_batch(name: str) -> None:
-    assert sorted(step_of(make(name, SelectorConfig(), B), 1)) == list(range(B))
-
-
 @pytest.mark.parametrize("name", [name for name in selector_names() if learns(name)])
 def test_what_other_data_or_another_selector_left_behind_is_refused(name: str) -> None:
     selector = make(name, SelectorConfig(), 40)
@@ -128,11 +123,6 @@ def test_what_other_data_or_another_selector_left_behind_is_refused(name: str) -
         unpack_state("other", pack_state(name, selector.state()))
     with pytest.raises(ContractError, match="malformed"):
         unpack_state(name, b"\x93")
-
-
-@pytest.mark.parametrize("name", selector_names())
-def test_a_selector_carries_the_name_of_its_file(name: str) -> None:
-    assert make(name, SelectorConfig(), 40).name == name
 
 
 def test_a_misspelt_selector_is_refused_with_a_hint() -> None:

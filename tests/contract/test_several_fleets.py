@@ -13,9 +13,9 @@ from bapo.core.types import Progress
 from bapo.runtime.metrics.server import Telemetry
 from rollout_server.fleet.fleet import Fleet
 from rollout_server.weights.newest import Follower, remember
-from tests.fake_handle import FakeHandle
-from tests.patience import wait_until
-from tests.rollout_fakes import make_update
+from tests.support.fake_worker import FakeHandle
+from tests.support.rollout import make_update
+from tests.support.wait import wait_until
 
 
 class Buffer:
@@ -100,18 +100,6 @@ def test_the_others_follow_the_one_that_the_learner_told(make_host: MakeHost, bu
     assert other.handles[0].events == ["start", "begin None", "update 3"]
 
 
-def test_whoever_has_the_weights_already_does_not_take_them_twice(
-    make_host: MakeHost, buffer: Buffer, tmp_path: Path
-) -> None:
-    host = make_host("one")
-    host.fleet.update_weights(make_update(tmp_path / "w", 3))
-    buffer.policy_version = 3
-    for _ in range(3):
-        host.follower.look()
-    assert host.handles[0].events == ["start", "begin None", "update 3"]
-    assert buffer.asked == 1
-
-
 def test_a_note_of_an_earlier_attempt_at_the_run_is_not_followed(
     make_host: MakeHost, buffer: Buffer, tmp_path: Path
 ) -> None:
@@ -130,24 +118,6 @@ def test_a_learner_that_went_back_takes_all_of_them_back(make_host: MakeHost, bu
     one.fleet.update_weights(make_update(tmp_path / "w4", 4), rollback=True)
     other.follower.look()
     assert (one.version, other.version) == (4, 4)
-
-
-def test_what_cannot_be_followed_now_is_looked_at_again(make_host: MakeHost, buffer: Buffer, tmp_path: Path) -> None:
-    host = make_host("one")
-    update = make_update(tmp_path / "w", 3)
-    remember(tmp_path, update)
-    buffer.policy_version = 3
-    buffer.is_up = False
-    host.follower.look()
-    assert host.version == 1
-    buffer.is_up = True
-    content = Path(update.path).read_bytes()
-    Path(update.path).unlink()
-    host.follower.look()
-    assert host.version == 1
-    Path(update.path).write_bytes(content)
-    host.follower.look()
-    assert host.version == 3
 
 
 def test_an_update_of_its_own_is_never_undone_by_an_older_note(

@@ -11,20 +11,8 @@ from bapo.core.errors import ContractError
 from bapo.core.types import Progress, Purpose
 from buffer_service.state import Replacement, Tables
 from buffer_service.store.base import Store
-from tests.buffer_setup import an_assembly, answer, hard, incoming, stat, stored, view_of
-from tests.factories import make_prompt, make_request
-
-
-def test_fresh_groups_are_seen_in_the_order_in_which_they_arrived(store: Store) -> None:
-    requests = [make_request(prompt_id=name) for name in "abcd"]
-    store.enqueue(requests, cursor=None)
-    for index in (2, 0, 3, 1):
-        store.push([incoming(answer(requests[index]))])
-    view = view_of(store, 3)
-    assert [record.group_id for record in view.fresh] == ["g-c", "g-a", "g-d"]
-    asked = store.fresh_requests(["g-c", "g-none", "g-a"])
-    assert asked == [requests[2], None, requests[0]]
-    assert view.tables == Tables()
+from tests.support.buffer import an_assembly, answer, hard, incoming, stat, stored, view_of
+from tests.support.factories import make_prompt, make_request
 
 
 def test_a_store_in_step_order_puts_the_planned_step_above_the_arrival(make_store: Callable[..., Store]) -> None:
@@ -41,35 +29,6 @@ def test_a_store_in_step_order_puts_the_planned_step_above_the_arrival(make_stor
     store.enqueue([late], cursor=None)
     store.push([incoming(answer(late))])
     assert [record.group_id for record in view_of(store, 3).fresh] == ["g-b", "g-d", "g-late"]
-
-
-def test_open_requests_are_counted_up_to_a_step(make_store: Callable[..., Store]) -> None:
-    store = make_store(max_attempts=1)
-    steps = {"a": 1, "b": 1, "c": 2, "d": 9}
-    requests = [make_request(prompt_id=name, step=step) for name, step in steps.items()]
-    store.enqueue(requests, cursor=None)
-    store.enqueue_round(1, [make_request(request_id="r", purpose=Purpose.REEVALUATE, step=1)])
-    counts = [store.readiness(2).num_open]
-    store.push([incoming(answer(requests[0]))])
-    counts.append(store.readiness(2).num_open)
-    store.claim("w", limit=2, policy_version=1)
-    counts.append(store.readiness(2).num_open)
-    store.fail("w", "g-b", reason="engine", detail="")
-    counts.append(store.readiness(2).num_open)
-    store.restore(store.image(), [("g-a", store.frames(["g-a"])[0] or b"")])
-    counts.append(store.readiness(2).num_open)
-    assert counts == [3, 2, 2, 1, 1]
-    assert store.readiness(1).num_open == 0
-    assert store.readiness(9).num_open == 2
-
-
-def test_a_view_reads_all_reevaluated_groups(store: Store) -> None:
-    request = make_request(prompt_id="p", request_id="r5-p", purpose=Purpose.REEVALUATE, step=5)
-    store.enqueue_round(5, [request])
-    group = incoming(answer(request))
-    store.push([group])
-    assert view_of(store, 4).reevaluated == (group.record,)
-    assert view_of(store, 4).fresh == ()
 
 
 def test_an_assembly_changes_everything_at_once(store: Store) -> None:
@@ -102,16 +61,6 @@ def test_a_broken_fence_changes_nothing(store: Store, step: int, fresh: list[str
     assert store.status().fresh_ready == 1
     assert store.batch(step) is None
     assert store.frames(["g-a"])[0] is not None
-
-
-def test_a_reevaluated_group_is_consumed_once(store: Store) -> None:
-    request = make_request(prompt_id="p", request_id="r5-p", purpose=Purpose.REEVALUATE, step=5)
-    store.enqueue_round(5, [request])
-    store.push([incoming(answer(request))])
-    assert store.commit_assembly(an_assembly(reevaluated=["r5-p"]))
-    assert not store.commit_assembly(an_assembly(step=2, reevaluated=["r5-p"]))
-    assert store.status().reevaluated_ready == 0
-    assert store.frames(["r5-p"]) == [None]
 
 
 def test_one_of_many_concurrent_assemblies_of_a_step_wins(store: Store) -> None:
@@ -165,16 +114,6 @@ def test_a_stale_group_stays_when_the_id_of_its_replacement_is_taken(store: Stor
     assert [request.request_id for request in store.claim("w", limit=9, policy_version=5)] == ["g-c~1"]
 
 
-def test_stale_fates_are_reported_by_one_batch(store: Store) -> None:
-    stored(store, "ab")
-    first, second = (record.fate(None, "stale", 9) for record in view_of(store, 2).fresh)
-    store.replace_stale([Replacement(fate=first, request=make_request(request_id="g-a~1"))])
-    assembly = an_assembly(num_stale=1)
-    store.replace_stale([Replacement(fate=second, request=make_request(request_id="g-b~1"))])
-    assert store.commit_assembly(assembly)
-    assert view_of(store, 9).stale == (second,)
-
-
 def test_groups_that_a_batch_did_not_train_are_held_until_the_batch_is_released(store: Store) -> None:
     stored(store, "abc")
     assembly = an_assembly(fresh=["g-a", "g-b", "g-c"], trained=["g-a"], untrained=["g-b"])
@@ -199,18 +138,6 @@ def test_stale_groups_that_are_held_stay_until_the_assembly_that_reports_them(st
     assert store.frames(["g-b"]) == [None]
 
 
-def test_compositions_are_paged_newest_first(store: Store) -> None:
-    before = Tables()
-    for step in range(1, 6):
-        assembly = an_assembly(step=step, before=before)
-        store.commit_assembly(assembly)
-        before = assembly.after
-    total, page = store.compositions(1, 2)
-    assert total == 5
-    assert [line["step"] for line in page] == [4, 3]
-    assert [line["step"] for line in store.status().batches] == [1, 2, 3, 4, 5]
-
-
 # -- commit and resume
 
 
@@ -227,14 +154,6 @@ def test_a_commit_releases_the_batches_up_to_the_checkpoint(store: Store) -> Non
     three_steps(store)
     store.commit(3, 2)
     assert [store.batch(step) is not None for step in (1, 2, 3)] == [False, False, True]
-    status = store.status()
-    assert (status.committed_step, status.checkpointed_step) == (3, 2)
-
-
-def test_commits_only_rise(store: Store) -> None:
-    three_steps(store)
-    store.commit(3, 2)
-    store.commit(1, 1)
     status = store.status()
     assert (status.committed_step, status.checkpointed_step) == (3, 2)
 
@@ -288,14 +207,6 @@ def test_a_resume_before_the_first_checkpoint_starts_over(store: Store) -> None:
     store.resume(0)
     assert store.progress() == Progress(step=0, policy_version=0)
     assert store.batch(1) is not None
-
-
-def test_rounds_are_remembered_back_to_the_checkpoint(store: Store) -> None:
-    three_steps(store)
-    for step in (1, 2, 3):
-        store.enqueue_round(step, [])
-    store.commit(3, 2)
-    assert store.status().reevaluation_rounds == {2: 0, 3: 0}
 
 
 def test_a_scheduler_that_starts_again_behind_a_checkpoint_does_not_issue_its_round_twice(store: Store) -> None:

@@ -16,9 +16,9 @@ from buffer_service.state import Assembly, Replacement
 from buffer_service.store.base import Store
 from buffer_service.store.invariants import violations
 from buffer_service.store.redis.keys import Keys
-from tests.buffer_app import small_config
-from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
-from tests.factories import make_prompt, make_request
+from tests.support.buffer import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
+from tests.support.buffer_app import small_config
+from tests.support.factories import make_prompt, make_request
 
 
 def busy(store: Store) -> None:
@@ -113,32 +113,6 @@ def test_a_request_that_is_dropped_is_settled_as_one_whose_attempts_are_used_up(
     assert_sound(store)
 
 
-def test_a_round_and_an_evaluation_wait_for_one_request_less_when_it_is_dropped(store: Store) -> None:
-    busy(store)
-    before = store.status()
-    assert (before.reevaluation_rounds, before.evaluations) == ({2: 1}, {"cd@2": 1})
-    for name in ("g-s", "g-x"):
-        tending(store).drop_request(name)
-    after = store.status()
-    assert (after.reevaluation_rounds, after.evaluations) == ({2: 0}, {"cd@2": 2})
-    assert after.fresh_dropped == before.fresh_dropped
-    assert_sound(store)
-    store.forget("cd@2")
-    assert_sound(store)
-
-
-def test_only_an_open_request_can_be_dropped(store: Store) -> None:
-    busy(store)
-    with pytest.raises(ContractError, match="no request g-d is open; the buffer holds its group"):
-        tending(store).drop_request("g-d")
-    tending(store).drop_request("g-y")
-    for gone in ("g-y", "never"):
-        with pytest.raises(ContractError, match=f"no request {gone} is open; the buffer holds no group of that id"):
-            tending(store).drop_request(gone)
-    assert store.counters()["dropped_requests:by_hand"] == 1
-    assert_sound(store)
-
-
 def test_a_group_of_b_high_and_of_a_batch_stays_for_the_batch_and_no_longer(store: Store) -> None:
     busy(store)
     assert tending(store).drop_group("g-b") == "high"
@@ -162,16 +136,6 @@ def test_a_group_is_sound_that_has_the_id_of_one_which_was_too_old_before_a_rest
     assert_sound(store)
 
 
-def test_a_prompt_leaves_b_bad_and_b_high_stays(store: Store) -> None:
-    busy(store)
-    tending(store).drop_prompt("a")
-    assert (store.tables().bad, store.bad_prompts()) == ((), {})
-    assert [entry.group_id for entry in store.tables().high] == ["g-b", "g-c"]
-    assert_sound(store)
-    with pytest.raises(ContractError, match="prompt a is not in B_bad"):
-        tending(store).drop_prompt("a")
-
-
 def test_an_edit_of_tables_that_are_not_the_newest_changes_nothing(store: Store) -> None:
     busy(store)
     seen = store.tables()
@@ -193,16 +157,6 @@ def test_an_assembly_that_began_before_an_edit_is_refused(store: Store) -> None:
     )
     assert store.commit_assembly(again) is True
     assert store.tables().edits == 0
-    assert_sound(store)
-
-
-def test_edits_survive_a_restore(store: Store) -> None:
-    busy(store)
-    tending(store).drop_prompt("a")
-    image = store.image()
-    store.restore(image, [(key, store.frames([key])[0] or b"") for key in image.references])
-    tending(store).drop_group("g-c")
-    assert (store.tables().edits, [stat.group_id for stat in store.tables().high]) == (2, ["g-b"])
     assert_sound(store)
 
 

@@ -10,9 +10,9 @@ from bapo.core.types import RolloutRequest
 from buffer_service.store.base import Store
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.keys import Keys
-from tests.buffer_setup import PuttingRedisStore as RedisStore
-from tests.buffer_setup import answer, incoming
-from tests.factories import make_request
+from tests.support.buffer import PuttingRedisStore as RedisStore
+from tests.support.buffer import answer, incoming
+from tests.support.factories import make_request
 
 
 def claimed(store: Store, nonce: str, *, limit: int = 2, worker: str = "w") -> list[str]:
@@ -50,13 +50,6 @@ def test_only_what_the_worker_still_holds_comes_again(store: Store) -> None:
     assert claimed(store, "me-1", limit=3) == ["g-c"]
 
 
-def test_a_claim_whose_requests_are_all_done_leases_no_others(store: Store) -> None:
-    requests = asked(store, "abc")
-    claimed(store, "me-1")
-    store.push([incoming(answer(request)) for request in requests[:2]])
-    assert claimed(store, "me-1") == []
-
-
 def test_a_claim_that_a_newer_one_has_overtaken_gets_nothing(store: Store) -> None:
     asked(store, "abcd")
     assert claimed(store, "me-9", limit=1) == ["g-a"]
@@ -70,28 +63,6 @@ def test_another_client_under_the_same_name_neither_gets_nor_ends_the_leases_of_
     assert claimed(store, "before-7", limit=1) == ["g-a"]
     assert claimed(store, "after-1", limit=1) == ["g-b"]
     assert store.renew("w", ["g-a", "g-b"]) == ["g-a", "g-b"]
-
-
-def test_a_claim_without_a_nonce_is_one_of_its_own(store: Store) -> None:
-    asked(store, "abcd")
-    assert claimed(store, "me-1", limit=1) == ["g-a"]
-    assert claimed(store, "", limit=1) == ["g-b"]
-    assert claimed(store, "", limit=1) == ["g-c"]
-    assert claimed(store, "me-1", limit=1) == ["g-d"], "after it none is remembered"
-
-
-def test_claims_of_two_workers_do_not_meet(store: Store) -> None:
-    asked(store, "ab")
-    assert claimed(store, "me-1", limit=1, worker="v") == ["g-a"]
-    assert claimed(store, "me-1", limit=1, worker="w") == ["g-b"]
-    assert claimed(store, "me-1", limit=1, worker="v") == ["g-a"]
-
-
-def test_a_claim_comes_again_also_when_no_fresh_requests_are_handed_out(store: Store) -> None:
-    asked(store, "a")
-    assert claimed(store, "me-1") == ["g-a"]
-    again = store.claim("w", limit=2, policy_version=1, with_fresh=False, nonce="me-1")
-    assert [request.request_id for request in again] == ["g-a"]
 
 
 def test_a_claim_is_forgotten_with_its_leases(make_store: Callable[..., Store]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,10 +10,10 @@ from bapo.core.errors import ContractError
 from bapo.core.types import Purpose, RolloutRequest
 from buffer_service.state import Tables
 from buffer_service.store.base import Store
-from tests.buffer_setup import PuttingRedisStore as RedisStore
-from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored
-from tests.factories import make_prompt, make_request
-from tests.store_clock import TimedStore
+from tests.support.buffer import PuttingRedisStore as RedisStore
+from tests.support.buffer import an_assembly, answer, incoming, new_store, stat, stored
+from tests.support.factories import make_request
+from tests.support.store_clock import TimedStore
 
 
 def asked(store: Store, *names: str, **fields: object) -> list[RolloutRequest]:
@@ -29,17 +28,6 @@ def test_a_pushed_group_is_there_as_it_was_sent(store: Store) -> None:
     assert store.push([group]) == ["stored"]
     assert store.frames(["g-a", "g-b"]) == [bytes(group.frame), None]
     assert store.records(["g-b", "g-a"]) == [None, group.record]
-
-
-def test_pushing_twice_stores_once_and_keeps_the_first(store: Store) -> None:
-    (request,) = asked(store, "a")
-    first = incoming(answer(request, "10000000"))
-    second = incoming(answer(request, "11111111", worker_id="of-a-later-lease"))
-    assert store.push([first]) == ["stored"]
-    assert store.push([second]) == ["duplicate"]
-    assert store.push([first]) == ["duplicate"]
-    assert store.frames(["g-a"]) == [bytes(first.frame)]
-    assert store.readiness(1).num_fresh == 1
 
 
 def test_two_contents_of_one_lease_store_nothing(store: Store) -> None:
@@ -80,13 +68,6 @@ def test_a_group_that_is_pushed_while_its_evaluation_is_forgotten_goes_too(
     assert store.counters() == {"pushed_groups:stored": 2, "pushed_groups:duplicate": 1}
 
 
-def test_the_same_group_twice_in_one_push_is_stored_once(store: Store) -> None:
-    (request,) = asked(store, "a")
-    group = incoming(answer(request))
-    assert store.push([group, group]) == ["stored", "duplicate"]
-    assert store.readiness(1).num_fresh == 1
-
-
 def test_a_group_that_nobody_asked_for_is_refused_and_counted(store: Store) -> None:
     assert store.push([incoming(answer(make_request(prompt_id="x")))]) == ["unknown"]
     assert store.frames(["g-x"]) == [None]
@@ -99,7 +80,7 @@ def test_a_group_that_nobody_asked_for_is_refused_and_counted(store: Store) -> N
         ({"group_size": 4}, "group_size 8 was asked for, not 4"),
         ({"step": 2}, "step 1 was asked for, not 2"),
         ({"purpose": Purpose.EVALUATE}, "purpose fresh was asked for, not evaluate"),
-        ({"prompt_id": "b", "request_id": "g-a"}, "prompt_id a was asked for, not b"),
+        ({"prompt_id": "b", "request_id": "g-a"}, "prompt a was asked for, not b"),
         ({"label": "cd@1"}, "label none was asked for, not cd@1"),
     ],
 )
@@ -135,38 +116,13 @@ def test_a_late_group_counts_even_when_its_lease_is_over(timed: TimedStore) -> N
     assert store.claim("other", limit=1, policy_version=1) == []
 
 
-def test_a_group_whose_request_was_dropped_is_a_duplicate(make_store: Callable[..., Store]) -> None:
-    store = make_store(max_attempts=1)
-    (request,) = asked(store, "a")
-    store.claim("w", limit=1, policy_version=1)
-    assert store.fail("w", "g-a", reason="engine", detail="") == "dropped"
-    assert store.push([incoming(answer(request))]) == ["duplicate"]
-    assert store.frames(["g-a"]) == [None]
-
-
 def test_a_push_hears_of_the_worker(store: Store) -> None:
     (request,) = asked(store, "a")
     store.push([incoming(answer(request, worker_id="w9"))])
     assert store.status().workers["w9"].leased == 0
 
 
-def test_the_bytes_of_held_groups_are_counted(store: Store) -> None:
-    requests = asked(store, "a", "b")
-    groups = [incoming(answer(request)) for request in requests]
-    store.push(groups)
-    assert store.status().num_bytes == len(groups[0].frame) + len(groups[1].frame)
-    store.commit_assembly(an_assembly(fresh=["g-a"], trained=[]))
-    assert store.status().num_bytes == len(groups[1].frame)
-
-
 # -- how long a group lives
-
-
-def test_a_group_that_no_batch_trains_is_deleted(store: Store) -> None:
-    stored(store, "ab")
-    assert store.commit_assembly(an_assembly(fresh=["g-a", "g-b"], trained=["g-a"]))
-    assert [frame is not None for frame in store.frames(["g-a", "g-b"])] == [True, False]
-    assert store.records(["g-b"]) == [None]
 
 
 def test_a_trained_group_lives_until_a_checkpoint_after_its_batch(store: Store) -> None:
@@ -187,36 +143,6 @@ def test_a_group_in_b_high_outlives_its_batch_until_it_leaves(store: Store) -> N
     assert store.frames(["g-a"])[0] is not None
     store.commit_assembly(an_assembly(step=2, fresh=["g-b"], trained=["g-b"], before=one))
     assert store.frames(["g-a"]) == [None]
-
-
-def test_a_group_in_b_high_that_trains_again_lives_for_both_reasons(store: Store) -> None:
-    stored(store, "ab")
-    high = Tables(step=1, high=(stat("g-a"),))
-    store.commit_assembly(an_assembly(fresh=["g-a"], trained=[], high=high.high))
-    store.commit_assembly(an_assembly(step=2, fresh=["g-b"], trained=["g-b", "g-a"], before=high))
-    store.commit(2, 1)
-    assert store.frames(["g-a"])[0] is not None
-    store.commit(2, 2)
-    assert store.frames(["g-a", "g-b"]) == [None, None]
-
-
-def test_b_high_alone_keeps_a_group_alive(store: Store) -> None:
-    stored(store, "a")
-    store.commit_assembly(an_assembly(fresh=["g-a"], trained=[], high=[stat("g-a")]))
-    store.commit(1, 1)
-    assert store.frames(["g-a"])[0] is not None
-    assert store.tables().high == (stat("g-a"),)
-
-
-def test_the_prompts_of_b_bad_are_kept_without_their_groups(store: Store) -> None:
-    stored(store, "a", rewards="00000000")
-    bad = Tables(step=1, bad=(hard("a"),))
-    store.commit_assembly(an_assembly(fresh=["g-a"], bad=bad.bad, new_prompts=[make_prompt(prompt_id="a")]))
-    assert store.frames(["g-a"]) == [None]
-    assert store.bad_prompts() == {"a": make_prompt(prompt_id="a")}
-    assert store.tables().bad == (hard("a"),)
-    store.commit_assembly(an_assembly(step=2, before=bad))
-    assert store.bad_prompts() == {}
 
 
 def test_a_settled_request_is_forgotten_long_after_its_checkpoint(store: Store) -> None:

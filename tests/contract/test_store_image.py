@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,15 +13,13 @@ from bapo.core.types import Progress, Purpose, RolloutRequest
 from buffer_service.snapshot import pack_snapshot, unpack_snapshot
 from buffer_service.state import Replacement
 from buffer_service.store.base import Store
-from buffer_service.store.invariants import violations
 from buffer_service.store.redis import snapshot
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.keys import INDEX, Keys
 from buffer_service.store.run_image import EMPTY, Image
-from tests.buffer_app import small_config
-from tests.buffer_setup import PuttingRedisStore as RedisStore
-from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
-from tests.factories import make_prompt, make_request
+from tests.support.buffer import PuttingRedisStore as RedisStore
+from tests.support.buffer import an_assembly, answer, hard, incoming, stat, stored, view_of
+from tests.support.factories import make_prompt, make_request
 
 
 def a_busy_run(store: Store) -> None:
@@ -228,53 +225,6 @@ def test_a_restore_after_one_that_was_cut_off_leaves_no_frame_behind(redis_url: 
     left = {key.decode() for key in redis.Redis.from_url(redis_url).keys("bapo:{run}:*")}
     assert not [key for key in left if ":group:" in key]
     assert {key.partition("}:")[2] for key in left} <= set(INDEX)
-
-
-def test_the_older_protocol_of_redis_reads_the_same(redis_url: str) -> None:
-    new, old = (
-        RedisStore(RedisLink(url), "run", lease_s=60, max_attempts=3) for url in (redis_url, f"{redis_url}?protocol=2")
-    )
-    a_busy_run(new)
-    assert (old.bad_prompts(), old.counters()) == (new.bad_prompts(), new.counters())
-    assert old.image() == new.image()
-
-
-@pytest.mark.parametrize("num_written", [0, 1, 3])
-def test_of_two_restores_the_one_that_began_last_is_done(
-    redis_store: RedisStore, redis_url: str, monkeypatch: pytest.MonkeyPatch, num_written: int
-) -> None:
-    """A client whose link was cut begins again, while the service still works on what it had been sent."""
-    monkeypatch.setattr("buffer_service.store.redis.snapshot.BYTES_AT_ONCE", 1)
-    images = []
-    for names in ("abc", "vwxyz"):
-        source = new_store(redis_url, run=names)
-        stored(source, names)
-        images.append((source.image(), list(frames_of(source, source.image()))))
-    (first, its_frames), (second, other_frames) = images
-    begun, first_ended = threading.Event(), threading.Event()
-
-    def slowly() -> Iterator[tuple[str, bytes]]:
-        begun.set()
-        assert first_ended.wait(10)
-        yield from other_frames
-
-    def overtaken() -> Iterator[tuple[str, bytes]]:
-        yield from its_frames[:num_written]
-        later.start()
-        assert begun.wait(10)
-        yield from its_frames[num_written:]
-
-    later = threading.Thread(target=redis_store.restore, args=(second, slowly()))
-    with pytest.raises(UnavailableError, match="another restore has begun"):
-        redis_store.restore(first, overtaken())
-    with pytest.raises(UnavailableError, match="under way"):
-        redis_store.claim("w", limit=1, policy_version=1)
-    first_ended.set()
-    later.join()
-    assert redis_store.image() == second
-    assert redis_store.frames(sorted(second.references)) == [frame for _, frame in sorted(other_frames)]
-    assert redis_store.frames(sorted(first.references)) == [None] * 3
-    assert violations(redis_store.audit(), small_config().algorithm) == []
 
 
 def test_a_restore_that_is_overtaken_in_the_middle_of_a_write_writes_nothing(

@@ -15,9 +15,9 @@ from bapo.transport.frame_transfer import FRAME_TTL_MS
 from buffer_service.state import Replacement, SelectorState, Tables
 from buffer_service.store.base import Store
 from buffer_service.store.redis.store import RedisStore
-from tests.buffer_setup import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
-from tests.factories import make_prompt, make_request
-from tests.patience import wait_until
+from tests.support.buffer import an_assembly, answer, hard, incoming, new_store, stat, stored, view_of
+from tests.support.factories import make_prompt, make_request
+from tests.support.wait import wait_until
 
 
 def test_views_and_claims_beyond_the_chunks_of_a_script(store: Store) -> None:
@@ -66,18 +66,6 @@ def test_an_evaluation_beyond_the_chunks_of_a_script_is_forgotten_whole(store: S
     assert store.enqueue(asked, cursor=None) == 5100
 
 
-def test_the_newest_thousand_compositions_are_kept(store: Store) -> None:
-    before = Tables()
-    for step in range(1, 1003):
-        assembly = an_assembly(step=step, before=before)
-        assert store.commit_assembly(assembly)
-        before = assembly.after
-    total, page = store.compositions(998, 9)
-    assert total == 1000
-    assert [line["step"] for line in page] == [4, 3]
-    assert [line["step"] for line in store.status().batches] == list(range(995, 1003))
-
-
 def test_a_settled_request_is_remembered_for_exactly_twenty_steps(store: Store) -> None:
     """That of an evaluation for as long as the evaluation."""
     early = make_request(request_id="e", purpose=Purpose.EVALUATE, label="cd@1")
@@ -92,21 +80,6 @@ def test_a_settled_request_is_remembered_for_exactly_twenty_steps(store: Store) 
     assert store.enqueue([early], cursor=None) == 0
     store.forget("cd@1")
     assert store.enqueue([early], cursor=None) == 1
-
-
-def test_the_text_of_a_failure_is_cut(store: Store) -> None:
-    store.enqueue([make_request(prompt_id="a")], cursor=None)
-    store.claim("w", limit=1, policy_version=1)
-    store.fail("w", "g-a", reason="engine", detail="x" * 1000)
-    assert store.status().last_failure == "engine: " + 492 * "x"
-
-
-def test_a_claim_without_fresh_ones_leaves_them_where_they_are(store: Store) -> None:
-    fresh, again = make_request(prompt_id="f"), make_request(prompt_id="r", request_id="r", purpose=Purpose.REEVALUATE)
-    store.enqueue([fresh], cursor=None)
-    store.enqueue_round(1, [again])
-    assert store.claim("w", limit=9, policy_version=1, with_fresh=False) == [again]
-    assert store.claim("w", limit=9, policy_version=1) == [fresh]
 
 
 # -- Redis: memory, transactions, pieces

@@ -26,12 +26,12 @@ from buffer_service.state import Assembly, Demand, GroupRecord, Replacement, Sel
 from buffer_service.store.invariants import violations
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.run_image import Image
-from tests.buffer_setup import PuttingRedisStore as RedisStore
-from tests.buffer_setup import an_assembly, answer, incoming, view_of
-from tests.factories import make_request
-from tests.store_clock import ShiftedClock
-from tests.store_model import Model
-from tests.store_tables import held_by_model, held_by_redis
+from tests.support.buffer import PuttingRedisStore as RedisStore
+from tests.support.buffer import an_assembly, answer, incoming, view_of
+from tests.support.factories import make_request
+from tests.support.store_clock import ShiftedClock
+from tests.support.store_model import Model
+from tests.support.store_tables import held_by_model, held_by_redis
 
 EXAMPLES = int(os.environ.get("BAPO_MODEL_EXAMPLES", "0"))
 """0: the same few ones at every run."""

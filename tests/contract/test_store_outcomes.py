@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from buffer_service.state import SelectorState, Tables
 from buffer_service.store.base import Store
-from tests.buffer_setup import an_assembly, stored
+from tests.support.buffer import an_assembly, stored
 
 
 def assembled(store: Store, *outcomes: bytes) -> None:
@@ -22,18 +22,6 @@ def test_outcomes_come_in_the_order_of_their_steps_and_in_pages(store: Store) ->
     assert store.outcomes(0, 2) == [b"one", b"two"]
     assert store.outcomes(2, 9) == [b"three"]
     assert store.outcomes(3, 9) == []
-
-
-def test_nothing_is_kept_for_a_selector_that_learns_nothing(store: Store) -> None:
-    assembled(store, b"", b"")
-    assert store.outcomes(0, 9) == []
-    assert store.image().outcomes == {}
-
-
-def test_a_page_ends_before_a_step_without_outcomes(store: Store) -> None:
-    assembled(store, b"one", b"", b"three")
-    assert store.outcomes(0, 9) == [b"one"]
-    assert store.outcomes(1, 9) == []
 
 
 def test_an_assembly_whose_fence_is_broken_leaves_no_outcomes(store: Store) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import redis
 
 from buffer_service.store.redis.keys import Keys
-from tests.buffer_setup import PuttingRedisStore as RedisStore
-from tests.buffer_setup import an_assembly, stat, stored
+from tests.support.buffer import PuttingRedisStore as RedisStore
+from tests.support.buffer import an_assembly, stat, stored
 
 KEYS = Keys("test")
 MEGA = 1_048_576

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import redis
 
-from bapo.core.types import Progress, Purpose, RolloutRequest
+from bapo.core.types import Purpose, RolloutRequest
 from buffer_service.store.base import FORGET_AFTER_STEPS, Store
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.keys import Keys
-from tests.buffer_setup import PuttingRedisStore as RedisStore
-from tests.buffer_setup import an_assembly, answer, incoming, stat, stored
-from tests.factories import make_request
-from tests.store_clock import TimedStore
+from tests.support.buffer import PuttingRedisStore as RedisStore
+from tests.support.buffer import an_assembly, answer, incoming, stat, stored
+from tests.support.factories import make_request
+from tests.support.store_clock import TimedStore
 
 
 def ids(requests: list[RolloutRequest]) -> list[str]:
@@ -43,34 +43,6 @@ def evaluations(label: str, *names: str, min_version: int = 1) -> list[RolloutRe
     ]
 
 
-def test_requests_are_claimed_in_the_order_in_which_they_were_asked(store: Store) -> None:
-    store.enqueue(fresh("b", "a", "c"), cursor=None)
-    assert ids(store.claim("w", limit=2, policy_version=1)) == ["g-b", "g-a"]
-    assert ids(store.claim("w", limit=2, policy_version=1)) == ["g-c"]
-    assert store.claim("w", limit=2, policy_version=1) == []
-
-
-def test_a_claimed_request_is_the_one_that_was_asked(store: Store) -> None:
-    (request,) = fresh("a", min_version=3, step=7)
-    store.enqueue([request], cursor=None)
-    assert store.claim("w", limit=1, policy_version=3) == [request]
-
-
-def test_asking_twice_asks_once(store: Store) -> None:
-    assert store.enqueue(fresh("a", "b"), cursor=None) == 2
-    assert store.enqueue(fresh("b", "c"), cursor=None) == 1
-    assert ids(store.claim("w", limit=9, policy_version=1)) == ["g-a", "g-b", "g-c"]
-    assert store.enqueue(fresh("a"), cursor=None) == 0
-
-
-def test_a_done_request_is_not_asked_again(store: Store) -> None:
-    (request,) = fresh("a")
-    store.enqueue([request], cursor=None)
-    store.push([incoming(answer(request))])
-    assert store.enqueue([request], cursor=None) == 0
-    assert store.claim("w", limit=1, policy_version=1) == []
-
-
 def test_a_request_that_is_forgotten_is_not_asked_again_while_its_group_is_held(store: Store) -> None:
     a, b, c = stored(store, "abc")
     for step, name in enumerate("ab", 1):
@@ -81,52 +53,6 @@ def test_a_request_that_is_forgotten_is_not_asked_again_while_its_group_is_held(
     assert store.frames(["g-b"]) == [None]
     assert store.enqueue([a, b, c], cursor=None) == 1, "b alone: B_high holds a, and c is a fresh group"
     assert ids(store.claim("w", limit=9, policy_version=1)) == ["g-b"]
-
-
-def test_the_cursor_only_rises_and_guards_what_comes_with_it(store: Store) -> None:
-    assert store.enqueue(fresh("a", "b"), cursor=2) == 2
-    assert store.enqueue(fresh("x"), cursor=2) == 0
-    assert store.enqueue(fresh("c"), cursor=3) == 1
-    assert store.status().cursor == 3
-    assert store.status().queued["fresh"] == 3
-
-
-def test_a_worker_with_older_weights_gets_only_what_they_may_answer(store: Store) -> None:
-    store.enqueue(fresh("old", min_version=1) + fresh("new", min_version=5), cursor=None)
-    assert ids(store.claim("w", limit=9, policy_version=4)) == ["g-old"]
-    assert store.claim("w", limit=9, policy_version=4) == []
-    assert ids(store.claim("w", limit=9, policy_version=5)) == ["g-new"]
-
-
-def test_reevaluations_go_first_then_evaluations_then_fresh(store: Store) -> None:
-    store.enqueue(fresh("f"), cursor=None)
-    store.enqueue(evaluations("cd@1", "e"), cursor=None)
-    store.enqueue_round(5, reevaluations(5, "p", "q"))
-    assert ids(store.claim("w", limit=9, policy_version=5)) == ["r5-p", "r5-q", "e-e", "g-f"]
-
-
-def test_the_newest_round_is_claimed_first(store: Store) -> None:
-    store.enqueue_round(5, reevaluations(5, "p"))
-    store.enqueue_round(10, reevaluations(10, "q", "r"))
-    assert ids(store.claim("w", limit=9, policy_version=9)) == ["r5-p"]
-    store.release("w")
-    assert ids(store.claim("w", limit=9, policy_version=10)) == ["r10-q", "r10-r", "r5-p"]
-
-
-def test_a_round_is_issued_once_and_says_how_many_are_left(store: Store) -> None:
-    assert store.readiness(5).round_left is None
-    first = reevaluations(5, "p", "q")
-    assert store.enqueue_round(5, first) == 2
-    assert store.enqueue_round(5, reevaluations(5, "x")) == 0
-    assert store.readiness(5).round_left == 2
-    store.push([incoming(answer(first[0], version=5))])
-    assert store.readiness(5).round_left == 1
-    assert store.status().reevaluation_rounds == {5: 1}
-
-
-def test_a_round_without_requests_is_issued_and_empty(store: Store) -> None:
-    store.enqueue_round(5, [])
-    assert store.readiness(5).round_left == 0
 
 
 def test_a_round_waits_for_what_was_asked_before_it_and_ends_with_its_last_answer(store: Store) -> None:
@@ -175,28 +101,6 @@ def test_a_returned_request_tells_how_often_it_was_handed_out(timed: TimedStore)
     assert store.claim("w", limit=1, policy_version=1)[0].attempts == 1
 
 
-def test_a_renewed_lease_stays_with_its_worker(timed: TimedStore) -> None:
-    store = timed.store
-    store.enqueue(fresh("a", "b"), cursor=None)
-    store.claim("w", limit=2, policy_version=1)
-    timed.clock.move(35)
-    assert store.renew("w", ["g-a"]) == ["g-a"]
-    timed.clock.move(35)
-    assert ids(store.claim("other", limit=2, policy_version=1)) == ["g-b"]
-    assert store.renew("w", ["g-a", "g-b", "never"]) == ["g-a"]
-    assert store.renew("other", ["g-a", "g-b"]) == ["g-b"]
-
-
-def test_released_leases_return_at_once_and_count_no_attempt(store: Store) -> None:
-    store.enqueue(fresh("a", "b", "c"), cursor=None)
-    store.claim("dead", limit=2, policy_version=1)
-    store.claim("alive", limit=1, policy_version=1)
-    assert store.release("dead") == 2
-    assert store.release("dead") == 0
-    again = store.claim("alive", limit=9, policy_version=1)
-    assert [(r.request_id, r.attempts) for r in again] == [("g-a", 0), ("g-b", 0)]
-
-
 def test_a_failed_group_is_asked_again_until_its_last_attempt(make_store: Callable[..., Store]) -> None:
     store = make_store(max_attempts=2)
     store.enqueue(fresh("a", "b"), cursor=2)
@@ -209,25 +113,6 @@ def test_a_failed_group_is_asked_again_until_its_last_attempt(make_store: Callab
     assert (status.fresh_dropped, status.failures_in_a_row, status.last_failure) == (1, 2, "verifier: hung")
     assert store.counters()["failed_groups:engine"] == 1
     assert store.counters()["dropped_requests:verifier"] == 1
-
-
-def test_only_the_holder_can_fail_a_request(store: Store) -> None:
-    store.enqueue(fresh("a"), cursor=None)
-    store.claim("w", limit=1, policy_version=1)
-    assert store.fail("other", "g-a", reason="engine", detail="") == "not_leased"
-    assert store.fail("w", "never", reason="engine", detail="") == "not_leased"
-    assert store.status().failures_in_a_row == 0
-    assert store.renew("w", ["g-a"]) == ["g-a"]
-
-
-def test_a_stored_group_ends_a_row_of_failures(store: Store) -> None:
-    a, b = fresh("a", "b")
-    store.enqueue([a, b], cursor=None)
-    store.claim("w", limit=2, policy_version=1)
-    store.fail("w", "g-a", reason="engine", detail="")
-    assert store.readiness(1).failures_in_a_row == 1
-    store.push([incoming(answer(b))])
-    assert store.readiness(1).failures_in_a_row == 0
 
 
 def test_nothing_is_kept_in_redis_of_the_attempts_of_a_request_that_is_answered(redis_url: str) -> None:
@@ -280,19 +165,6 @@ def test_forgetting_an_evaluation_leaves_other_requests_that_carry_its_label(sto
     store.forget("cd@1")
     assert store.status().queued == {"fresh": 1, "reevaluate": 1, "evaluate": 0}
     assert store.push([incoming(answer(request)) for request in labelled]) == ["stored", "stored"]
-
-
-def test_status_says_who_holds_what(store: Store) -> None:
-    store.enqueue(fresh("a", "b", "c"), cursor=3)
-    store.enqueue_round(5, reevaluations(5, "p"))
-    store.claim("w", limit=2, policy_version=1)
-    status = store.status()
-    assert status.queued == {"fresh": 1, "reevaluate": 1, "evaluate": 0}
-    assert status.leased == {"fresh": 2, "reevaluate": 0, "evaluate": 0}
-    assert status.workers["w"].leased == 2
-    assert 0 <= status.workers["w"].silent_s < 60
-    store.release("w")
-    assert "w" not in store.status().workers
 
 
 def test_whatever_a_worker_says_is_a_sign_of_life(timed: TimedStore) -> None:
@@ -357,12 +229,3 @@ def known(store: Store) -> int:
     """Workers that the store remembers, whether a status shows them or not."""
     assert isinstance(store, RedisStore)
     return int(store._link.client.zcard(store._keys["heard"]))
-
-
-def test_progress_only_rises(store: Store) -> None:
-    assert store.progress() == Progress(step=0, policy_version=0)
-    store.report(Progress(step=6, policy_version=5))
-    store.report(Progress(step=5, policy_version=5))
-    store.report(Progress(step=6, policy_version=1))
-    assert store.progress() == Progress(step=6, policy_version=5)
-    assert (store.status().step, store.status().policy_version) == (6, 5)

@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 from bapo.runtime.auth.api_tokens import Keyring, Role, digest
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.dashboard_app import dashboard_app
-from tests.made_up_runs import metrics_row, write_run
+from tests.support.dashboard_app import dashboard_app
+from tests.support.synthetic_runs import metrics_row, write_run
 
 TOKENS = {role: f"token-of-the-{role.value}-0123" for role in (Role.VIEWER, Role.WORKER)}
 
@@ -117,7 +117,7 @@ def test_where_tokens_are_on_files_are_open_and_numbers_are_not(run: RunDirector
 def test_a_report_is_the_page_in_the_run_directory_and_of_nothing_there_is_none(
     run: RunDirectory, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "bapo.cli.app", "report"]
+    command = [sys.executable, "-m", "bapo.cli", "report"]
     said = subprocess.run([*command, str(run.path)], check=True, capture_output=True, text=True).stdout
     assert said.startswith(f"{run.report_path} (")
     assert "importmap" in run.report_path.read_text(encoding="utf-8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import urllib3
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
@@ -25,7 +23,7 @@ from bapo.transport.service_client import Peer
 from rollout_server.api import create_app
 from rollout_server.weights.host_cache import WeightCache
 from rollout_server.weights.relay import WeightStore
-from tests.rollout_fakes import NO_TENSORS, Served, make_update
+from tests.support.rollout import NO_TENSORS, Served, make_update
 
 CONTENT = NO_TENSORS + bytes(range(254)) * 5  # 1,280 bytes: 13 pieces of 100
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -180,18 +178,6 @@ def test_a_part_that_is_damaged_costs_one_attempt_at_most(host: OtherHost, tmp_p
     assert copy.read_bytes() == CONTENT
 
 
-def test_a_part_of_older_weights_is_removed_by_the_next_fetch(host: OtherHost, tmp_path: Path) -> None:
-    update = make_update(tmp_path / "learner", 3, content=CONTENT)
-    RolloutClient(host.served.url).update_weights(update, timeout_s=30)
-    config = Config(rollout=RolloutConfig(weights_cache=str(tmp_path / "cache")))
-    folder = tmp_path / "cache" / config.run.name
-    folder.mkdir(parents=True)
-    old = part_of(folder / f"{'ab' * 32}.safetensors")
-    old.write_bytes(b"half")
-    WeightCache(config).fetch(replace(host.updates[-1], path="/nowhere"))
-    assert sorted(file.suffix for file in folder.iterdir()) == ["", ".safetensors"], "the lock and the copy"
-
-
 def test_bytes_of_another_file_are_refused_on_both_sides(host: OtherHost, tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(CONTENT[:-1] + b"x")
@@ -212,49 +198,6 @@ def test_only_digests_name_files(host: OtherHost, digest: str) -> None:
         host.store.receive(digest, 0, 1, b"x")
     with pytest.raises(ContractError, match="no sha256"):
         host.store.read(digest, 0, 1)
-
-
-UPDATE = {
-    "version": 1,
-    "path": "/nowhere",
-    "digest": DIGEST,
-    "num_bytes": 1,
-    "canary": {"token_ids": [1], "logprobs": [], "tolerance": 1.0},
-}
-HUGE = 1 << 64
-BAD_CALLS: dict[str, tuple[str, str, Any, int, str]] = {
-    "an offset beyond 64 bits": ("GET", f"/weights/files/{DIGEST}?offset={HUGE}&length=1", None, 422, "ContractError"),
-    "a piece behind its file": ("PUT", f"/weights/files/{DIGEST}?offset=0&size=-5", b"xx", 422, "ContractError"),
-    "a size beyond 64 bits": ("PUT", f"/weights/files/{DIGEST}?offset=0&size={HUGE}", b"xx", 422, "ContractError"),
-    "a piece of nothing": ("PUT", f"/weights/files/{DIGEST}?offset=0&size=5", b"", 422, "ContractError"),
-    "half a character": ("POST", "/weights", {**UPDATE, "path": "\ud800"}, 409, "WeightsAbsentError"),
-    "a name too long": ("POST", "/weights", {**UPDATE, "path": "/a" * 90 + "a" * 5000}, 409, "WeightsAbsentError"),
-    "a name with a zero": ("POST", "/weights", {**UPDATE, "path": "/a\0b"}, 409, "WeightsAbsentError"),
-    "a megabyte for a number": ("PUT", "/workers", {"num": "x" * 1_000_000}, 422, "ContractError"),
-    "too deep for a parser": ("PUT", "/workers", b"[" * 100_000, 400, "ContractError"),
-    "no such path": ("GET", "/nowhere", None, 404, "ContractError"),
-    "no such method": ("DELETE", "/workers", None, 405, "ContractError"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_CALLS)
-def test_a_bad_call_is_refused_in_the_words_of_the_tree(tmp_path: Path, case: str) -> None:
-    method, path, body, status, name = BAD_CALLS[case]
-    telemetry = Telemetry(Process.ROLLOUT_SERVER)
-    store = WeightStore(tmp_path / "server", str)
-    fleet: Any = SimpleNamespace(update_weights=lambda update, rollback: store.locate(update) and {})
-    served = Served(create_app(fleet, telemetry, store=store))
-    headers = {"Content-Type": "application/json"}
-    try:
-        sent = json.dumps(body) if isinstance(body, dict) else body
-        reply = urllib3.request(method, served.url + path, body=sent, headers=headers, retries=False, timeout=60.0)
-    finally:
-        served.stop()
-    assert (reply.status, reply.json()["error"]) == (status, name)
-    assert len(reply.data) < 1200
-    counted = telemetry.counter("bapo_refused_requests_total").labels(reason="contract")
-    assert counted._value.get() == (1 if name == "ContractError" else 0)
-    assert not list(tmp_path.glob("server/*"))
 
 
 NO_WEIGHTS = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.web_setup import made_run, viewed
+from tests.support.dashboard import made_run, viewed
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,8 @@ from bapo.runtime.rank_environment import free_port
 from bapo.runtime.run_directory.layout import RunDirectory
 from deploy.monitoring.alert import Clock
 from deploy.monitoring.prometheus import ALERTMANAGERS_FILE, rules, scrape_compose, scrape_runs
-from tests.patience import wait_until
-from tests.prometheus_server import HAVE_PROMETHEUS, MISSING, running
+from tests.support.prometheus_server import HAVE_PROMETHEUS, MISSING, running
+from tests.support.wait import wait_until
 
 ALERTMANAGER = next(filter(None, map(shutil.which, ("prometheus-alertmanager", "alertmanager"))), None)
 TIMEOUT_S = 120.0

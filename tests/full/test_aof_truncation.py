@@ -21,12 +21,12 @@ from bapo.core.types import HardPrompt, Progress, Purpose
 from buffer_service.assembly import repeated_id
 from buffer_service.state import Replacement, View
 from buffer_service.store.redis.connection import RedisLink
-from tests.buffer_setup import PuttingRedisStore as RedisStore
-from tests.buffer_setup import an_assembly, answer, incoming, view_of
-from tests.factories import make_request
-from tests.redis_server import RedisServer
-from tests.store_model import Model
-from tests.store_tables import Held, held_by_model, held_by_redis
+from tests.support.buffer import PuttingRedisStore as RedisStore
+from tests.support.buffer import an_assembly, answer, incoming, view_of
+from tests.support.factories import make_request
+from tests.support.redis_server import RedisServer
+from tests.support.store_model import Model
+from tests.support.store_tables import Held, held_by_model, held_by_redis
 
 OPTIONS: dict[str, Any] = {"lease_s": 600, "max_attempts": 2, "in_step_order": False}
 NUM_CALLS = 120

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.launching import kill_family, start, train_arguments
-from tests.patience import wait_until
+from tests.support.launch import kill_family, start, train_arguments
+from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

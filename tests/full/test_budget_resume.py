@@ -8,8 +8,8 @@ from pathlib import Path
 
 from bapo.core.types import Origin
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.launching import kill_family, start, train_arguments
-from tests.patience import wait_until
+from tests.support.launch import kill_family, start, train_arguments
+from tests.support.wait import wait_until
 
 WAIT_S = 240.0
 NUM_STEPS = 14

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from bapo.analysis import drawing
 from bapo.analysis.compare.gather import Compared, gather
 from bapo.analysis.compare.page import write_comparison
-from bapo.analysis.report import drawing
 from bapo.cli.app import app
 from bapo.core.errors import ConfigError
 from bapo.core.types import Origin
-from tests.made_up_runs import evaluation_row, fate, write_run
+from tests.support.synthetic_runs import evaluation_row, fate, write_run
 
 
 def make_ablation(root: Path) -> Compared:

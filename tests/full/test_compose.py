@@ -94,9 +94,16 @@ def test_the_buffer_waits_for_a_redis_that_reads_its_file_while_it_is_starting()
     assert start / 2 < waits < start
 
 
-def test_only_the_buffer_service_reaches_redis() -> None:
+def test_only_what_writes_or_reads_frames_reaches_redis() -> None:
     assert SERVICES["redis"]["networks"] == ["store"]
-    assert [name for name, found in SERVICES.items() if "store" in found.get("networks", [])] == ["redis", "buffer"]
+    assert [name for name, found in SERVICES.items() if "store" in found.get("networks", [])] == [
+        "redis",
+        "buffer",
+        "rollout",
+        "learner",
+        "rollout-gpu",
+        "learner-gpu",
+    ]
     assert "ports" not in SERVICES["redis"]
 
 
@@ -107,7 +114,7 @@ def test_every_variable_is_explained_and_every_explained_variable_is_used() -> N
 
 @pytest.mark.parametrize("name", ["scripted", "vllm"])
 def test_the_configurations_of_the_check_can_be_loaded(name: str) -> None:
-    config = load_config([str(REPOSITORY / "tests" / "compose" / "configs" / f"{name}.toml")], [])
+    config = load_config([str(REPOSITORY / "tests/full/compose/configs" / f"{name}.toml")], [])
     assert config.rollout.engine == name
 
 

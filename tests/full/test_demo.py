@@ -7,8 +7,8 @@ from pathlib import Path
 from transformers import AutoModelForCausalLM
 
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.launching import FREE_PORTS, REPOSITORY, alive, family, kill_family, start
-from tests.patience import wait_until
+from tests.support.launch import FREE_PORTS, REPOSITORY, alive, family, kill_family, start
+from tests.support.wait import wait_until
 
 SMALL = [
     "--run.name", "run", "--run.num_steps", "3", "--algorithm.batch_size", "8", "--learner.minibatch_size", "4",

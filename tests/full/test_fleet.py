@@ -13,10 +13,10 @@ import pytest
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
-from tests.factories import make_request
-from tests.patience import PATIENCE_S, wait_until
-from tests.rollout_fakes import MemoryBuffer, make_config
-from tests.rollout_process import ENGINE_S, StartServer, assert_all_gone
+from tests.support.factories import make_request
+from tests.support.rollout import MemoryBuffer, make_config
+from tests.support.rollout_process import ENGINE_S, StartServer, assert_all_gone
+from tests.support.wait import PATIENCE_S, wait_until
 
 PR_SET_CHILD_SUBREAPER = 36
 """Of prctl(2)."""
@@ -36,7 +36,7 @@ def adopting() -> Iterator[None]:
 
 
 def test_sigterm_while_ray_is_coming_up_leaves_no_process(start_server: StartServer, tmp_path: Path) -> None:
-    from tests.tiny_model import write_tiny_model
+    from tests.support.tiny_model import write_tiny_model
 
     write_tiny_model(tmp_path / "model")
     server = start_server(
@@ -54,7 +54,7 @@ def test_sigterm_while_ray_is_coming_up_leaves_no_process(start_server: StartSer
 def test_after_kill_9_of_the_server_its_workers_graders_and_ray_servers_are_gone(
     start_server: StartServer, memory_buffer: tuple[MemoryBuffer, str], tmp_path: Path
 ) -> None:
-    from tests.tiny_model import write_tiny_model
+    from tests.support.tiny_model import write_tiny_model
 
     write_tiny_model(tmp_path / "model")
     config = Config(model=ModelConfig(path=str(tmp_path / "model")), rollout=RolloutConfig(port=0, max_workers=1))
@@ -83,7 +83,7 @@ def test_a_worker_ends_with_a_raylet_that_nobody_waits_for(
 def test_a_worker_that_does_not_fit_in_memory_stops_the_server_with_one_message_and_loses_nothing(
     start_server: StartServer, memory_buffer: tuple[MemoryBuffer, str], tmp_path: Path
 ) -> None:
-    from tests.tiny_model import write_tiny_model
+    from tests.support.tiny_model import write_tiny_model
 
     memory, url = memory_buffer
     memory.add([make_request(prompt_id=f"p{i}") for i in range(4)])

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.methods_rank import METHODS
-from tests.ranks import TIMEOUT_S, run_ranks, spawn_ranks
-from tests.tiny_model import write_tiny_model
+from tests.support.methods_rank import METHODS
+from tests.support.spawn_ranks import TIMEOUT_S, run_ranks, spawn_ranks
+from tests.support.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import yaml
 
 from bapo.config.load import load_config
 from bapo.config.tree import Config
-from tests.manifests import K8S, OVERLAYS, REPOSITORY, Manifest, build, containers, of_kind, pods
+from tests.support.manifests import K8S, OVERLAYS, REPOSITORY, Manifest, build, containers, of_kind, pods
 
 KEEPS_ACCOUNT = {"RayCluster/bapo-ray"}
 """KubeRay's autoscaler runs beside the head and asks the API server for pods."""
@@ -149,7 +149,7 @@ def test_the_buffer_waits_for_redis_as_long_as_its_start_may_take(overlay: str) 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_commands_and_their_flags_exist(overlay: str) -> None:
-    common = (REPOSITORY / "bapo" / "process.py").read_text()
+    common = (REPOSITORY / "bapo" / "runtime" / "process.py").read_text()
     seen = set()
     for where, template in pods(build(overlay)):
         for each in template["spec"]["containers"]:

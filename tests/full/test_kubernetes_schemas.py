@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import kubernetes_validate
 import pytest
 import yaml
 
-from tests.manifests import K8S, OVERLAYS, Manifest, build, custom_schemas, of_kind
+from tests.support.manifests import K8S, OVERLAYS, Manifest, build, custom_schemas
 
 VERSION = "1.36"
 
@@ -51,40 +48,3 @@ def test_custom_resources_are_what_their_operators_take(overlay: str) -> None:
     custom = [found for found in build(overlay) if not is_core(found)]
     assert custom
     assert {found["metadata"]["name"]: what for found in custom if (what := complaints(found))} == {}
-
-
-def changed(manifest: Manifest, path: tuple[str | int, ...], value: Any) -> Manifest:
-    made = copy.deepcopy(manifest)
-    place: Any = made
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    return made
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "path", "value"),
-    [
-        ("Deployment", "bapo-buffer", ("spec", "replicas"), "two"),
-        ("Deployment", "bapo-buffer", ("spec", "template", "spec", "containers", 0, "imagee"), "x"),
-        ("PodDisruptionBudget", "bapo-buffer", ("spec", "maxUnavailble"), 1),
-        ("NetworkPolicy", "bapo-redis", ("spec", "ingress", 0, "form"), []),
-    ],
-)
-def test_a_mistake_in_a_core_kind_is_found(kind: str, name: str, path: tuple[str | int, ...], value: Any) -> None:
-    assert complaints(changed(of_kind("cpu-demo", kind)[name], path, value))
-
-
-@pytest.mark.parametrize(
-    ("overlay", "kind", "name", "path", "value"),
-    [
-        ("gpu", "RayCluster", "bapo-ray", ("spec", "autoscalerOptions", "upscalingMode"), "Fast"),
-        ("gpu", "RayCluster", "bapo-ray", ("spec", "workerGroupSpecs", 0, "maxReplica"), 3),
-        ("monitoring", "ServiceMonitor", "bapo-buffer", ("spec", "endpoints", 0, "interval"), "15x"),
-        ("keda", "ScaledObject", "bapo-ray-node", ("spec", "scaleTargetRef", "nme"), "x"),
-    ],
-)
-def test_a_mistake_in_a_custom_resource_is_found(
-    overlay: str, kind: str, name: str, path: tuple[str | int, ...], value: Any
-) -> None:
-    assert complaints(changed(of_kind(overlay, kind)[name], path, value))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.ranks import spawn_ranks
-from tests.tiny_model import write_tiny_model
+from tests.support.spawn_ranks import spawn_ranks
+from tests.support.tiny_model import write_tiny_model
 
 REFERENCE = {"ratio_mode": "official", "kl_ref": "reference", "kl_coef": 0.01}
 RECOMPUTED = {"gradient_checkpointing": True}

@@ -23,9 +23,9 @@ from deploy.monitoring.__main__ import DASHBOARDS
 from deploy.monitoring.alert import Clock
 from deploy.monitoring.grafana import dashboard_json
 from deploy.monitoring.prometheus import rules, scrape_runs
-from tests.launching import family, kill_family, start, train_arguments
-from tests.patience import wait_until
-from tests.prometheus_server import HAVE_PROMETHEUS, MISSING, Prometheus, running
+from tests.support.launch import family, kill_family, start, train_arguments
+from tests.support.prometheus_server import HAVE_PROMETHEUS, MISSING, Prometheus, running
+from tests.support.wait import wait_until
 
 START_S = 240.0
 
@@ -133,7 +133,7 @@ def redis_of(run: RunDirectory) -> redis.Redis:
 
 @pytest.mark.parametrize("mark", [pytest.param("", marks=needs_prometheus)])
 def test_every_panel_shows_data_and_provoked_faults_fire_their_alerts(tmp_path: Path, mark: str) -> None:
-    reward = ["--task.reward", "tests.bad_rewards:raises_for_some_prompts"]
+    reward = ["--task.reward", "tests.support.bad_rewards:raises_for_some_prompts"]
     # Prompts stay as hard as they are, or else the policy soon solves all of them and nothing is left to train.
     steady = ["--rollout.engine_options.skill_gain", "0", "--rollout.engine_options.latency_s", "0.2"]
     judged = ["--autoscaling.actuator", "external", "--autoscaling.window_s", "2"]  # else its panels are empty

@@ -13,7 +13,7 @@ import pytest
 from bapo.config.layers import preset_names
 from bapo.config.load import load_resolved
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.launching import kill_family, start, train_arguments
+from tests.support.launch import kill_family, start, train_arguments
 
 TIMEOUT_S = 240.0
 NUM_STEPS = 4

@@ -42,10 +42,6 @@ for visible in (None, "1,2,3", "MIG-a,MIG-b,MIG-c"):
     RayNode(rollout(3, GPU=1)).stop()
 print(json.dumps([[each["num_cpus"], each["num_gpus"], each["resources"]] for each in told]))
 """
-ROOM = """
-print(json.dumps([room_of({"GPU": 1.0}, {"GPU": 0.1}), room_of({"GPU": 3.0}, {"GPU": 0.6}),
-                  room_of({"GPU": 3.0, "CPU": 4.0}, {"GPU": 1.0, "CPU": 2.0})]))
-"""
 SEEN = """
 @ray.remote
 def seen():
@@ -83,10 +79,6 @@ def test_workers_that_need_more_gpus_than_ray_sees_are_refused_at_once() -> None
 def test_ray_counts_gpus_itself_and_is_told_of_slices_which_it_cannot_count() -> None:
     # max_workers is 8: eight GPUs would be more than there are, and eight places of a resource that Ray does not know.
     assert printed(ARGUMENTS) == [[16, None, {"place": 8}], [1, None, None], [1, None, None], [1, 3, None]]
-
-
-def test_part_of_a_gpu_never_lies_on_two_of_a_host() -> None:
-    assert printed(ROOM) == [10, 3, 2]
 
 
 def test_a_worker_sees_its_own_slices_alone_and_one_that_asks_for_none_sees_none() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from tests.launching import (
+from tests.support.launch import (
     START_S,
     Start,
     alive,
@@ -15,7 +15,7 @@ from tests.launching import (
     train_arguments,
     wait_for_step,
 )
-from tests.patience import wait_until
+from tests.support.wait import wait_until
 
 
 def test_kill_9_of_the_launcher_leaves_nothing_running(started: Start, tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_kill_9_of_the_launcher_leaves_nothing_running(started: Start, tmp_path:
 
 
 def test_a_verifier_that_raises_stops_the_run_with_its_words(started: Start, tmp_path: Path) -> None:
-    overrides = ["--task.reward", "tests.bad_rewards:raises", "--buffer.max_failures_in_a_row", "5"]
+    overrides = ["--task.reward", "tests.support.bad_rewards:raises", "--buffer.max_failures_in_a_row", "5"]
     process = started(train_arguments(tmp_path, *overrides))
     output, _ = process.communicate(timeout=START_S)
     assert process.returncode in (3, 5), output
@@ -37,7 +37,7 @@ def test_a_verifier_that_raises_stops_the_run_with_its_words(started: Start, tmp
 
 def test_a_verifier_that_hangs_is_killed_and_stops_the_run(started: Start, tmp_path: Path) -> None:
     overrides = [
-        "--task.reward", "tests.bad_rewards:hangs", "--task.grading_timeout_s", "0.5",
+        "--task.reward", "tests.support.bad_rewards:hangs", "--task.grading_timeout_s", "0.5",
         "--buffer.max_failures_in_a_row", "3",
     ]  # fmt: skip
     process = started(train_arguments(tmp_path, *overrides))

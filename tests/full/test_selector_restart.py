@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.launching import family, start, train_arguments
-from tests.patience import wait_until
+from tests.support.launch import family, start, train_arguments
+from tests.support.wait import wait_until
 
 END_S = 180.0
 NUM_STEPS = 10

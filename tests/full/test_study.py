@@ -8,12 +8,9 @@ from typing import Any
 
 import tomli_w
 
-from bapo.analysis.study.results import Results
-from tests.launching import (
-    START_S,
-    Start,
-)
-from tests.tiny_model import write_tiny_model
+from bapo.analysis.study.state import Results
+from tests.support.launch import START_S, Start
+from tests.support.tiny_model import write_tiny_model
 
 
 def write_study(tmp_path: Path, *, num_steps: int, parallel: int, ours: dict[str, Any] | None = None) -> Path:

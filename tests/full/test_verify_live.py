@@ -11,9 +11,9 @@ from bapo.core.errors import ContractError
 from bapo.core.types import Purpose, RolloutRequest
 from bapo.transport.buffer_admin import BufferAdmin
 from bapo.transport.buffer_client import BufferClient
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import answer, new_store
-from tests.factories import make_request
+from tests.support.buffer import answer, new_store
+from tests.support.buffer_app import serving, small_config
+from tests.support.factories import make_request
 
 REWARDS = ("00000000", "11000000", "11100000", "11111111")
 SECONDS = 6.0

@@ -28,10 +28,10 @@ from rollout_server.engines.base import SampledGroup
 from rollout_server.partial_rollouts import PartialRolloutStore, SegmentedEngine
 from rollout_server.weights.receive import check_file, load_verified
 from rollout_server.worker import NUM_GRADERS, Worker
-from tests.factories import make_request
-from tests.patience import wait_until
-from tests.rollout_fakes import MemoryBuffer
-from tests.tiny_model import perturb, reference_logprobs, save_weights, write_tiny_model
+from tests.support.factories import make_request
+from tests.support.rollout import MemoryBuffer
+from tests.support.tiny_model import perturb, reference_logprobs, save_weights, write_tiny_model
+from tests.support.wait import wait_until
 
 TOLERANCE = 1e-4
 BLOCK_SIZE = 32

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.browser import Visit, visiting
-from tests.web_setup import NUM_STEPS, opened
+from tests.support.browser import Visit, visiting
+from tests.support.dashboard import NUM_STEPS, opened
 
-CONTRAST = (Path(__file__).parents[1] / "contrast.js").read_text()
+CONTRAST = (Path(__file__).parents[1] / "support" / "contrast.js").read_text()
 
 
 @pytest.fixture(params=[(1280, "light"), (390, "dark")], ids=["1280-light", "390-dark"])

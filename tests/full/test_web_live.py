@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.browser import Visit, visiting
 from tests.full.test_metrics_live import START_S, pid_of, run_under_way
-from tests.patience import wait_until
-from tests.web_setup import all_values, queue_rows, summary
+from tests.support.browser import Visit, visiting
+from tests.support.dashboard import all_values, queue_rows, summary
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.long
 

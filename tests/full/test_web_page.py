@@ -9,10 +9,10 @@ from typing import Any
 from bapo.runtime.auth.api_tokens import Keyring, Role, digest
 from bapo.runtime.run_directory.layout import RunDirectory
 from benchmarks.synthetic_run import extend
-from services.dashboard.export import write_export
-from tests.browser import visiting
-from tests.dashboard_app import serving_dashboard
-from tests.web_setup import NUM_STEPS, made_run, opened, values, viewed
+from services.dashboard.assets import write_export
+from tests.support.browser import visiting
+from tests.support.dashboard import NUM_STEPS, made_run, opened, values, viewed
+from tests.support.dashboard_app import serving_dashboard
 
 
 def test_the_page_follows_a_run_that_goes_on(browser: Any, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from services.dashboard.export import write_export
-from tests.dashboard_app import serving_dashboard
-from tests.rollout_run import write_rollout_run
+from services.dashboard.assets import write_export
+from tests.support.dashboard_app import serving_dashboard
+from tests.support.recorded_responses import write_rollout_run
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

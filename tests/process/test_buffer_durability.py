@@ -14,15 +14,14 @@ import redis
 import urllib3
 
 from bapo.core.codec import pack_batch, pack_group
-from bapo.core.errors import ContractError
 from bapo.core.types import Purpose, RolloutRequest
 from bapo.transport.buffer_client import BufferClient
 from buffer_service.state import Replacement
 from buffer_service.store.redis.keys import Keys
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import an_assembly, answer, incoming, new_store, view_of
-from tests.factories import make_request
-from tests.redis_server import RedisServer
+from tests.support.buffer import an_assembly, answer, incoming, new_store, view_of
+from tests.support.buffer_app import serving, small_config
+from tests.support.factories import make_request
+from tests.support.redis_server import RedisServer
 
 FRESH = {"cadence": {"slack": 1000}}
 
@@ -99,19 +98,6 @@ def test_calls_go_on_while_redis_restarts(durable: RedisServer) -> None:
         assert client.status().queued["fresh"] == 2
         assert time.monotonic() - started > 0.3
         assert len(client.claim("w", limit=9, policy_version=1)) == 2
-
-
-def test_a_stored_frame_never_expires_and_a_refused_one_is_gone_at_once(redis_url: str) -> None:
-    store = new_store(redis_url)
-    requests = requests_of(0, 2)
-    store.enqueue(requests, cursor=None)
-    store.push([incoming(answer(requests[0]))])
-    wrong = answer(replace(requests[1], step=9))
-    with pytest.raises(ContractError):
-        store.push([incoming(answer(requests[0])), incoming(wrong)])
-    with redis.Redis.from_url(redis_url) as raw:
-        assert raw.ttl(Keys("test").group(requests[0].request_id)) == -1
-        assert not list(raw.scan_iter("*:incoming:*"))
 
 
 def test_nothing_is_left_of_requests_and_groups_that_nobody_needs(redis_url: str) -> None:

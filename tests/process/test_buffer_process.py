@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 
 from bapo.config.load import dump_toml
-from bapo.core.errors import BapoError, UnavailableError
+from bapo.core.errors import BapoError
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.buffer_client import BufferClient
-from tests.buffer_app import small_config
-from tests.factories import make_request
-from tests.full.chaos.network import Network
-from tests.patience import wait_until
-from tests.redis_server import RedisServer, free_port
+from tests.support.buffer_app import small_config
+from tests.support.factories import make_request
+from tests.support.network import Network
+from tests.support.redis_server import RedisServer
+from tests.support.wait import wait_until
 
 
 @pytest.fixture
@@ -74,38 +74,6 @@ def test_it_announces_its_port_and_ends_at_once_when_it_is_told_to(run: RunDirec
         assert time.monotonic() - begun < 30, "not at the end of the poll"
         waiter.join(60)
         assert answers == [[]]
-
-
-def test_what_waits_for_redis_when_it_ends_is_told_to_ask_again(run: RunDirectory, tmp_path: Path) -> None:
-    server = RedisServer(tmp_path).start()
-    try:
-        with started(run, "--redis-url", server.url) as (process, client):
-            client.enqueue([make_request()], cursor=1)
-            calls = {
-                "claim": lambda: client.claim("w", limit=1, policy_version=1, wait_s=60.0),
-                "renew": lambda: client.renew("w", ["g-p"]),
-                "commit": lambda: client.commit(1, checkpointed=0),
-                "batch": lambda: client.batch(1, timeout_s=60.0),
-            }
-            said: dict[str, BaseException | None] = {}
-            threads = [
-                threading.Thread(target=lambda name=name: said.update({name: error_of(calls[name])}))  # type: ignore[misc]
-                for name in calls
-            ]
-            with server.stopped():
-                for thread in threads:
-                    thread.start()
-                time.sleep(0.5)  # all are with Redis by now
-                begun = time.monotonic()
-                process.send_signal(signal.SIGTERM)
-                assert process.wait(60) == 0
-                assert time.monotonic() - begun < 20, "not when Redis is given up"
-            for thread in threads:
-                thread.join(60)
-    finally:
-        server.stop()
-    assert {name: type(error) for name, error in said.items()} == dict.fromkeys(calls, UnavailableError)
-    assert all("the service is told to end" in str(error) for error in said.values())
 
 
 def test_a_redis_that_hangs_is_shown_as_away_before_a_scrape_is_given_up(run: RunDirectory, tmp_path: Path) -> None:
@@ -214,13 +182,6 @@ def test_a_port_in_use_is_one_clear_message(run: RunDirectory, redis_url: str) -
         code, message = refused(run, "--redis-url", redis_url, "--port", str(port))
     assert code == 2
     assert f"the buffer service cannot listen on 127.0.0.1:{port}: Address already in use" in message
-
-
-def test_a_redis_that_does_not_come_up_is_one_clear_message(run: RunDirectory) -> None:
-    url = f"redis://127.0.0.1:{free_port()}/0"
-    code, message = refused(run, "--redis-url", url, "--redis-timeout-s", "0.5")
-    assert code == 3
-    assert f"UnavailableError: Redis at {url} does not answer" in message
 
 
 def test_no_redis_is_one_clear_message(run: RunDirectory) -> None:

@@ -17,15 +17,14 @@ from bapo.core.codec import pack_group
 from bapo.core.errors import ConfigError, DeadlineError, FullError, StorageError, UnavailableError
 from bapo.core.types import Group, Purpose, RolloutRequest
 from bapo.transport.buffer_client import BufferClient
-from buffer_service.store.redis.connection import RedisLink
 from learner.checkpoint import Checkpoint
 from learner.distributed.shared_buffer import SharedBuffer
 from learner.startup import resume_buffer
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import answer, incoming, new_store
-from tests.factories import make_group, make_request
-from tests.patience import wait_until
-from tests.redis_server import RedisServer, free_port
+from tests.support.buffer import answer, incoming, new_store
+from tests.support.buffer_app import serving, small_config
+from tests.support.factories import make_group, make_request
+from tests.support.redis_server import RedisServer
+from tests.support.wait import wait_until
 
 SECRET = b"SECRET-PAYLOAD"
 
@@ -202,22 +201,6 @@ def test_batches_that_wait_for_a_checkpoint_and_fill_redis_are_named_and_end_wit
             client.batch(3, timeout_s=0.5)
 
 
-def test_the_frames_of_a_refused_push_are_never_in_an_error(own_redis: RedisServer) -> None:
-    link = RedisLink(own_redis.url)
-    request = make_request(prompt_id="a")
-    with redis.Redis.from_url(own_redis.url) as raw:
-        raw.config_set("maxmemory", 1)
-        with pytest.raises(UnavailableError) as refused:
-            new_store(own_redis.url).push([incoming(answer(request, worker_id=SECRET.decode()))])
-        assert SECRET.decode() not in repr(refused.value)
-        pipe = link.client.pipeline(transaction=True)
-        pipe.set("x", SECRET * 1000)
-        with pytest.raises(UnavailableError, match="is full") as refused:
-            link.execute(pipe)
-        assert SECRET.decode() not in repr(refused.value)
-        assert refused.value.__suppress_context__
-
-
 def test_a_redis_that_cannot_write_its_disk_is_a_storage_error(own_redis: RedisServer, tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -244,14 +227,6 @@ def test_a_redis_that_cannot_write_its_disk_is_a_storage_error(own_redis: RedisS
         assert client.push([pack_group(answer(make_request(prompt_id="b")))]) == {"g-b": "stored"}
 
 
-def test_a_redis_that_is_not_there_is_named_without_its_password() -> None:
-    port = free_port()
-    store = new_store(f"redis://user:hunter2@127.0.0.1:{port}/0")
-    with pytest.raises(UnavailableError, match=f"Redis at redis://127.0.0.1:{port}/0 does not answer") as error:
-        store.status()
-    assert "hunter2" not in str(error.value)
-
-
 def test_a_wrong_password_is_a_configuration_error(own_redis: RedisServer) -> None:
     with redis.Redis.from_url(own_redis.url) as raw:
         raw.config_set("requirepass", "right")
@@ -259,25 +234,3 @@ def test_a_wrong_password_is_a_configuration_error(own_redis: RedisServer) -> No
     with pytest.raises(ConfigError, match=r"refuses the password of buffer.redis_url") as error:
         new_store(url).status()
     assert "hunter2" not in str(error.value)
-
-
-@pytest.mark.parametrize("url", ["http://localhost:6379", "localhost:6379", "redis://localhost:port/0"])
-def test_a_malformed_url_is_a_configuration_error(url: str) -> None:
-    with pytest.raises(ConfigError, match="is not a Redis URL"):
-        RedisLink(url)
-
-
-def test_frames_travel_over_a_unix_socket_as_well(tmp_path: Path) -> None:
-    path = tmp_path / "redis.sock"
-    server = RedisServer(tmp_path, options=("--unixsocket", str(path))).start()
-    try:
-        store = new_store(f"unix://{path}")
-        request = make_request(prompt_id="a")
-        store.enqueue([request], cursor=None)
-        frame = large(request)
-        group = make_group(group_id="g-a", prompt=request.prompt, lengths=[4000] * 8)
-        assert store.push([incoming(group)]) == ["stored"]
-        assert store.frames(["g-a"]) == [pack_group(group)]
-        assert len(frame) > 250_000
-    finally:
-        server.stop()

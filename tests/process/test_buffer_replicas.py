@@ -18,7 +18,7 @@ import pytest
 
 from bapo.config.load import dump_toml
 from bapo.core.codec import pack_group
-from bapo.core.errors import ConfigError, UnavailableError
+from bapo.core.errors import UnavailableError
 from bapo.core.types import Progress
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport import buffer_client
@@ -26,15 +26,15 @@ from bapo.transport.buffer_client import BufferClient
 from buffer_service.store.redis import connection
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.run_image import EMPTY
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import PuttingRedisStore as RedisStore
-from tests.buffer_setup import answer, new_store, stored
-from tests.factories import make_request
-from tests.full.chaos.network import Network
-from tests.patience import wait_until
 from tests.process.test_buffer_process import command
-from tests.redis_server import RedisServer, free_port
-from tests.standing_still import stopped
+from tests.support.buffer import PuttingRedisStore as RedisStore
+from tests.support.buffer import answer, new_store, stored
+from tests.support.buffer_app import serving, small_config
+from tests.support.factories import make_request
+from tests.support.network import Network
+from tests.support.redis_server import RedisServer, free_port
+from tests.support.suspended import stopped
+from tests.support.wait import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NUM_STEPS = 40
@@ -92,7 +92,7 @@ def peers(tmp_path: Path, replicas: list[Replica]) -> Iterator[dict[str, subproc
     for name, order in orders.items():
         role, argument = name.partition("-")[0], str(NUM_STEPS) if name == "learner" else name
         arguments = [role, ",".join(order), str(tmp_path / f"{name}.jsonl"), argument]
-        script = [sys.executable, str(REPOSITORY / "tests/replica_peers.py"), *arguments]
+        script = [sys.executable, str(REPOSITORY / "tests/support/replica_peers.py"), *arguments]
         started[name] = subprocess.Popen(script, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
     yield started
     for process in started.values():
@@ -221,8 +221,3 @@ def test_a_call_waits_for_whichever_replica_comes_back_first(redis_url: str) -> 
     with serving(store, config, port=int(url.rpartition(":")[2])):
         caller.join(60)
     assert len(found) == 1
-
-
-def test_a_client_without_any_url_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no URL of the buffer service is named: ' , '"):
-        BufferClient(" , ")

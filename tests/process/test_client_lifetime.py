@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bapo.transport.buffer_client import BufferClient
-from tests.batchless_buffer import batchless_buffer
+from tests.support.batchless_buffer import batchless_buffer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

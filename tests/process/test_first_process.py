@@ -12,9 +12,9 @@ import pytest
 
 from bapo.config.load import dump_toml
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.buffer_app import small_config
-from tests.patience import PATIENCE_S, wait_until
-from tests.redis_server import free_port
+from tests.support.buffer_app import small_config
+from tests.support.redis_server import free_port
+from tests.support.wait import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a process in a namespace of its own")
 

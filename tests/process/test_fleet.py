@@ -9,10 +9,10 @@ from pathlib import Path
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
-from tests.factories import make_request
-from tests.patience import wait_until
-from tests.rollout_fakes import MemoryBuffer, make_config, make_update
-from tests.rollout_process import StartServer, assert_all_gone
+from tests.support.factories import make_request
+from tests.support.rollout import MemoryBuffer, make_config, make_update
+from tests.support.rollout_process import StartServer, assert_all_gone
+from tests.support.wait import wait_until
 
 
 def test_scripted_workers_sample_take_weights_scale_and_end_on_sigterm(

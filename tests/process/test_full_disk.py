@@ -16,11 +16,11 @@ from bapo.core.errors import StorageError, UnavailableError
 from bapo.core.types import Prompt, RolloutRequest
 from buffer_service.store.base import Store
 from buffer_service.store.redis.keys import Keys
-from tests.buffer_app import serving, small_config
-from tests.buffer_setup import answer, incoming, new_store
-from tests.factories import make_request
-from tests.redis_server import RedisServer
-from tests.small_disk import fill
+from tests.support.buffer import answer, incoming, new_store
+from tests.support.buffer_app import serving, small_config
+from tests.support.factories import make_request
+from tests.support.redis_server import RedisServer
+from tests.support.small_disk import fill
 
 LEFT_BYTES = 1 << 20
 

@@ -28,8 +28,8 @@ from bapo.tasks.grading.pool import (
     VerifierRaisedError,
     VerifierTimeoutError,
 )
-from tests.factories import make_prompt
-from tests.patience import has_ended, wait_until
+from tests.support.factories import make_prompt
+from tests.support.wait import has_ended, wait_until
 
 HERE = "tests.process.verifiers_that_misbehave"
 MakePool = Callable[..., GraderPool]
@@ -37,7 +37,7 @@ MakePool = Callable[..., GraderPool]
 WORKER = """
 from bapo.config.tree import TaskConfig
 from bapo.tasks.grading.pool import GraderPool
-from tests.factories import make_prompt
+from tests.support.factories import make_prompt
 pool = GraderPool(TaskConfig(reward="{reward}", grading_timeout_s={timeout_s}), num_children=1)
 pool.grade(make_prompt(), ["{pid_file}"])
 """

@@ -14,9 +14,9 @@ from bapo.config.buffer import BufferConfig
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.embedded_redis import redis_spec
 from services.launcher.supervision.child_process import Child, end
-from tests.launching import FREE_PORTS, start, train_arguments
-from tests.patience import wait_until
-from tests.tiny_model import write_tiny_model
+from tests.support.launch import FREE_PORTS, start, train_arguments
+from tests.support.tiny_model import write_tiny_model
+from tests.support.wait import wait_until
 
 
 class Server:
@@ -100,7 +100,7 @@ def test_the_doctor_finds_a_reward_that_rejects_right_answers_and_a_tokenizer_th
     # Character by character: "->" becomes "-" and an unknown ">".
     tokenizer["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
-    code, found = doctor(tmp_path, "--task.reward", "tests.bad_rewards:raises")
+    code, found = doctor(tmp_path, "--task.reward", "tests.support.bad_rewards:raises")
     assert code == 2
     assert {name for name, row in found.items() if row["status"] == "fail"} == {"reward on gold answers", "tokenizer"}
     assert "raised RuntimeError: the verifier fell over" in found["reward on gold answers"]["detail"]

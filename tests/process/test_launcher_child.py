@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bapo.core.errors import ConfigError, StorageError
+from bapo.core.errors import StorageError
 from services.launcher.supervision import subreaper, supervisor
 from services.launcher.supervision.child_process import Child, ProcessSpec, end
-from tests.patience import has_ended, wait_until
+from tests.support.wait import has_ended, wait_until
 
 GRANDCHILD = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
 
@@ -137,17 +137,6 @@ def test_a_guard_ends_as_its_command_and_leaves_no_stray(end_of_command: str, co
     assert has_ended(stray)
 
 
-def test_a_guard_passes_sigterm_on() -> None:
-    polite = STRAY + "import signal, time; signal.signal(15, lambda *_: sys.exit(7)); print(flush=True); time.sleep(60)"
-    with subprocess.Popen([*GUARDED, polite], stdout=subprocess.PIPE, text=True) as guarded:
-        stray = read_stray(guarded)
-        assert guarded.stdout is not None
-        guarded.stdout.readline()
-        guarded.terminate()
-        assert guarded.wait(timeout=60) == 7
-    assert has_ended(stray)
-
-
 def test_a_guard_kills_all_when_the_launcher_has_died() -> None:
     deaf = STRAY + "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
     with subprocess.Popen([*GUARDED, deaf], stdout=subprocess.PIPE, text=True) as guarded:
@@ -157,14 +146,6 @@ def test_a_guard_kills_all_when_the_launcher_has_died() -> None:
         guarded.send_signal(subreaper.LAUNCHER_DIED)
         assert guarded.wait(timeout=60) == -9
     assert has_ended(stray)
-
-
-def test_what_cannot_be_started_is_named(tmp_path: Path) -> None:
-    spec = ProcessSpec(
-        name="redis", argv=("/nowhere/server",), env={}, log_path=tmp_path / "log", is_ready=lambda: True
-    )
-    with pytest.raises(ConfigError, match=r"cannot start redis \(/nowhere/server\): No such file"):
-        Child(spec)
 
 
 def test_a_log_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:

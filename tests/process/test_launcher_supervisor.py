@@ -17,9 +17,8 @@ from bapo.config.supervision import SupervisionConfig
 from bapo.core.errors import RankLostError
 from services.launcher.supervision import supervisor
 from services.launcher.supervision.child_process import Child, ProcessSpec, Restarts, end, kill_descendants
-from services.launcher.supervision.children import all_ended
 from services.launcher.supervision.supervisor import ChildFailedError, Supervisor
-from tests.patience import has_ended, wait_until
+from tests.support.wait import has_ended, wait_until
 
 LONG = "import time; time.sleep(60)"
 LOST = f"raise SystemExit({RankLostError.exit_code})"
@@ -150,15 +149,6 @@ def test_pauses_double_and_the_last_death_of_many_ends_the_run(parts: Parts) -> 
         supervisor.look(parts.children)
 
 
-def test_a_death_that_the_supervisor_has_not_seen_yet_is_no_end(parts: Parts) -> None:
-    """Found by chaos: a learner that died between a look and the question whether it had finished ended the run."""
-    killed, finished = parts.start(), parts.start("pass", name="learner", may_end=True)
-    kill(killed)
-    finished.process.wait()
-    assert not all_ended([killed])()
-    assert all_ended([finished])()
-
-
 def test_old_accidents_are_forgiven(parts: Parts) -> None:
     child = parts.start()
     supervisor = parts.supervisor(SupervisionConfig(max_restarts=1, first_pause_s=0.0, window_s=60.0))
@@ -186,13 +176,6 @@ def test_a_learner_that_never_gets_beyond_its_checkpoint_is_not_forgiven(parts: 
     kill(child)
     with pytest.raises(ChildFailedError):
         supervisor.look(parts.children)
-
-
-def test_without_restarts_the_first_death_ends_the_run(parts: Parts) -> None:
-    child = parts.start()
-    kill(child)
-    with pytest.raises(ChildFailedError):
-        parts.supervisor(SupervisionConfig(max_restarts=0)).look(parts.children)
 
 
 def test_a_team_begins_again_together_and_its_cause_is_the_one_that_was_killed(parts: Parts) -> None:
@@ -233,16 +216,6 @@ def test_a_rank_that_crashes_is_the_cause_and_not_the_one_that_lost_it(parts: Pa
     with pytest.raises(ChildFailedError) as failed:
         parts.supervisor().look(parts.children)
     assert failed.value.child is crashed
-
-
-def test_a_rank_that_left_as_somebody_asked_it_to_is_the_cause_and_not_the_one_that_lost_it(parts: Parts) -> None:
-    lost = parts.start(LOST, name="rank-1", restarts=Restarts.KILLED, team="ranks", may_end=True)
-    left = parts.start("", name="rank-0", restarts=Restarts.KILLED, team="ranks", may_end=True)
-    for child in (lost, left):
-        child.process.wait()
-    with pytest.raises(ChildFailedError) as failed:
-        parts.supervisor().look(parts.children)
-    assert failed.value.child is left
 
 
 def test_what_the_dead_had_started_is_gone_before_it_starts_again(parts: Parts) -> None:

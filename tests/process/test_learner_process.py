@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests import learner_process
-from tests.learner_peers import Peers
-from tests.learner_process import make_run, small_batches
+from tests.support import learner_process
+from tests.support.learner_peers import Peers
+from tests.support.learner_process import make_run, small_batches
 
 TIMEOUT_S = 120.0
 
@@ -71,27 +71,6 @@ def test_a_learner_ends_on_sigterm_while_it_waits_and_goes_on_with_resume(tmp_pa
     assert sent == [(1, False), (2, False), (2, True), (4, False)]
 
 
-def test_a_learner_that_is_started_beside_its_twin_waits_for_the_end_of_that(tmp_path: Path, peers: Peers) -> None:
-    """As on another host, when the first one was lost: nothing of the run is touched before."""
-    run = make_run(tmp_path)
-    peers.withheld.add(3)
-    first = start(run, peers)
-    try:
-        assert peers.asked.wait(TIMEOUT_S), "the learner never asked for batch 3"
-        second = start(run, peers, "--restart")
-        assert second.stderr is not None
-        line = second.stderr.readline()
-        assert "another learner trains" in line, line
-        assert "POST /resume" not in peers.calls
-    finally:
-        first.kill()
-        end_of(first)
-    peers.withheld.clear()
-    code, log = end_of(second)
-    assert code == 0, log
-    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
-
-
 def test_a_record_that_a_power_failure_has_emptied_keeps_no_run_from_going_on(tmp_path: Path, peers: Peers) -> None:
     run = make_run(tmp_path)
     peers.withheld.add(3)
@@ -112,7 +91,6 @@ def test_a_record_that_a_power_failure_has_emptied_keeps_no_run_from_going_on(tm
     ("sections", "code", "words"),
     [
         ({"model": {"path": "/nowhere/to/be"}}, 2, "ConfigError: model.path=/nowhere/to/be: cannot be loaded"),
-        ({"learner": {"num_ranks": 2}}, 2, "ConfigError: learner.num_ranks=2 but WORLD_SIZE=1: start 2 learner"),
         ({"learner": {"batch_timeout_s": 0.5}}, 5, "DeadlineError: batch 1 did not come, and nothing moved for"),
         ({"learner": {"lr": 1e30, "grad_clip": 1e-3}}, 4, "DivergenceError: step 1, mini-batch 2 of 2"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from bapo.runtime.rank_environment import meeting_place, rank_environments
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests import learner_process
-from tests.learner_peers import Peers
-from tests.learner_process import small_batches
+from tests.support import learner_process
+from tests.support.learner_peers import Peers
+from tests.support.learner_process import small_batches
 
 TIMEOUT_S = 240.0
 THEIRS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -64,58 +62,6 @@ def test_killing_one_rank_ends_both_and_restart_goes_on(tmp_path: Path, peers: P
     assert code == 0, log
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
     assert run.latest_checkpoint() == 3
-
-
-def start_by_hand(
-    run: RunDirectory, peers: Peers, *flags: str, meeting: socket.socket | None = None
-) -> list[subprocess.Popen[str]]:
-    """Each rank as a process of its own, as on two hosts: nobody ends one for the other's sake."""
-    given = {name: value for name, value in os.environ.items() if name not in THEIRS}
-    environments = rank_environments(2, 1, meeting)
-    return [learner_process.start(run, peers, *flags, environment=given | found) for found in environments]
-
-
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_rank_whose_peer_was_killed_says_so_in_one_line(tmp_path: Path, peers: Peers, killed: int) -> None:
-    run = make_run(tmp_path)
-    peers.withheld.add(2)
-    ranks = start_by_hand(run, peers)
-    try:
-        assert peers.asked.wait(TIMEOUT_S), "the learner never asked for batch 2"
-        ranks[killed].kill()
-        end_of(ranks[killed])
-    finally:
-        code, log = end_of(ranks[1 - killed])
-    assert code == 6, log
-    assert f"RankLostError: rank {1 - killed} has lost another rank of the learner" in log
-    assert "Traceback" not in log
-
-
-def listened(process: subprocess.Popen[str]) -> set[str]:
-    """Addresses at which a process listens."""
-    found = psutil.Process(process.pid).net_connections("tcp")
-    return {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
-
-
-def test_ranks_that_start_again_meet_where_they_met_before_and_nobody_else_can_take_the_place(
-    tmp_path: Path, peers: Peers
-) -> None:
-    run = make_run(tmp_path)
-    peers.withheld.add(2)
-    with meeting_place() as meeting:
-        ranks = start_by_hand(run, peers, meeting=meeting)
-        assert peers.asked.wait(TIMEOUT_S), "the learner never asked for batch 2"
-        assert {address for rank in ranks for address in listened(rank)} == {"127.0.0.1"}, "nobody else can join"
-        for rank in ranks:
-            rank.kill()
-        for rank in ranks:
-            end_of(rank)
-        with socket.socket() as other, pytest.raises(OSError, match="Address already in use"):
-            other.bind(meeting.getsockname())
-        peers.withheld.clear()
-        ends = [end_of(rank) for rank in start_by_hand(run, peers, "--restart", meeting=meeting)]
-    assert [code for code, _ in ends] == [0, 0], ends
-    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
 
 
 def test_sigterm_ends_both_ranks_and_is_no_end_of_the_run_for_what_starts_them_again(

@@ -17,7 +17,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from learner.distributed import spawn_ranks
 from learner.distributed.spawn_ranks import exit_code, run_ranks
 from services.launcher.processes import Starter
-from tests.learner_setup import learner_config
+from tests.support.learner import learner_config
 
 REPOSITORY = Path(__file__).parents[2]
 FOREVER = "import time; time.sleep(600)"

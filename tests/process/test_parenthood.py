@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from bapo.runtime.process import dying_with_parent
-from tests.patience import has_ended, wait_until
+from tests.support.wait import has_ended, wait_until
 
 PARENT = """
 import signal, subprocess, sys, time

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bapo.analysis.compare.gather import gather
-from bapo.analysis.compare.remarks import remarks
+from bapo.analysis.compare.gather import gather, remarks
 from bapo.config.load import load_config
 from bapo.runtime import build_info
 from bapo.runtime.build_info import checked_out, commit, short
@@ -17,7 +16,7 @@ from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry
 from services.launcher.processes import base_environment
 from services.launcher.session import provenance_of
-from tests.made_up_runs import write_run
+from tests.support.synthetic_runs import write_run
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "f" * 40

@@ -13,7 +13,7 @@ from bapo.core.errors import UnavailableError
 from bapo.transport.buffer_client import BufferClient
 from buffer_service.store.redis.connection import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S, RedisLink
 from buffer_service.store.redis.durability import AofState
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 
 def test_what_was_not_written_before_redis_was_started_again_is_not_acknowledged(

@@ -17,10 +17,10 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.requirements import refuse_unsuited
 from buffer_service.store.redis.store import RedisStore
-from tests.buffer_app import small_config
-from tests.patience import wait_until
 from tests.process.test_buffer_process import refused
-from tests.redis_server import RedisServer, free_port
+from tests.support.buffer_app import small_config
+from tests.support.redis_server import RedisServer, free_port
+from tests.support.wait import wait_until
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import redis
 from bapo.config.buffer import BufferConfig
 from bapo.config.tree import Config
 from services.launcher.doctor.checks import redis_answer, redis_persistence
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
 
 
 def _config(url: str | None) -> Config:

@@ -16,7 +16,7 @@ from redis.retry import Retry
 from bapo.runtime.auth.redis_password import USER, RedisSecrets
 from bapo.runtime.rank_environment import free_port
 from services.launcher.embedded_redis import server_binary
-from tests.patience import wait_until
+from tests.support.wait import wait_until
 
 IMPATIENT = Retry(NoBackoff(), 0)
 SERVERS = {"embedded": server_binary(), "redis-server": shutil.which("redis-server")}
@@ -77,17 +77,6 @@ def test_a_transaction_that_was_acknowledged_survives_a_kill(binary: str, tmp_pa
     with server(binary, tmp_path, made) as port:
         assert user_of(port, made).mget("bapo:{r}:a", "bapo:{r}:b") == [b"1", b"2"]
     assert "CRITICAL" not in (tmp_path / "log").read_text()
-
-
-def test_nobody_is_the_default_user(binary: str, tmp_path: Path, made: RedisSecrets) -> None:
-    with server(binary, tmp_path, made) as port:
-        with pytest.raises(redis.AuthenticationError):
-            redis.Redis(port=port, retry=IMPATIENT).get("bapo:x")
-        for password in ("", "default", "nopass"):
-            with pytest.raises(redis.AuthenticationError):
-                redis.Redis(port=port, retry=IMPATIENT).execute_command("AUTH", "default", password)
-            with pytest.raises(redis.AuthenticationError):
-                redis.Redis(port=port, retry=IMPATIENT).execute_command("AUTH", password)
 
 
 def test_the_user_may_touch_the_keys_of_runs_and_run_no_administrative_command(

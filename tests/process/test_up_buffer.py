@@ -22,9 +22,9 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.buffer_admin import BufferAdmin
 from bapo.transport.buffer_client import BufferClient
 from services.launcher.embedded_redis import url_of
-from tests.factories import make_request
-from tests.launching import REPOSITORY, alive, family, kill_family, start
-from tests.patience import wait_until
+from tests.support.factories import make_request
+from tests.support.launch import REPOSITORY, alive, family, kill_family, start
+from tests.support.wait import wait_until
 
 NUM_STEPS = 120
 """Of the example, of which Redis misses the sixth and the service the twenty-first."""

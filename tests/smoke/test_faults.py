@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.launching import (
+from tests.support.launch import (
     Start,
     end_by,
     family,
@@ -15,8 +15,8 @@ from tests.launching import (
     train_arguments,
     wait_for_step,
 )
-from tests.patience import wait_until
-from tests.small_disk import fill
+from tests.support.small_disk import fill
+from tests.support.wait import wait_until
 
 
 def kill_part(process: subprocess.Popen[str], run: RunDirectory, name: str) -> int:

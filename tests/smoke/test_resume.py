@@ -1,7 +1,7 @@
 """The distributed pipeline gives the batches of Algorithm 1, also when it is killed in the middle and resumed.
 
 Real launcher, Redis, buffer service, scheduler, fleet and learner; the scripted engine stands for the model, so that
-a plain loop (tests/algorithm1.py) can say what every batch must hold.
+a plain loop (tests/support/plain_loop.py) can say what every batch must hold.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import pytest
 from bapo.config.load import load_resolved
 from bapo.core.types import Origin
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.algorithm1 import PlainBatch, algorithm_1
-from tests.launching import kill_family, start, train_arguments
-from tests.patience import wait_until
+from tests.support.launch import kill_family, start, train_arguments
+from tests.support.plain_loop import PlainBatch, algorithm_1
+from tests.support.wait import wait_until
 
 NUM_STEPS = 14
 WAIT_S = 150.0

@@ -11,9 +11,9 @@ import pytest
 
 from bapo.config.load import load_resolved
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.browser import visiting
-from tests.launching import START_S, alive, family, kill_family, run_at, start, train_arguments, wait_for_step
-from tests.web_setup import opened, values, viewed
+from tests.support.browser import visiting
+from tests.support.dashboard import opened, values, viewed
+from tests.support.launch import START_S, alive, family, kill_family, run_at, start, train_arguments, wait_for_step
 
 NUM_STEPS = 8
 PARTS = {"redis", "buffer_service", "rollout_server", "learner", "scheduler", "evaluator"}

@@ -9,16 +9,16 @@ from typing import Any
 import psutil
 import tomli_w
 
-from bapo.analysis.study.results import Results
+from bapo.analysis.study.state import Results
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.launching import (
+from tests.support.launch import (
     START_S,
     Start,
     alive,
     family,
 )
-from tests.patience import wait_until
-from tests.tiny_model import write_tiny_model
+from tests.support.tiny_model import write_tiny_model
+from tests.support.wait import wait_until
 
 
 def write_study(tmp_path: Path, *, num_steps: int, parallel: int, ours: dict[str, Any] | None = None) -> Path:

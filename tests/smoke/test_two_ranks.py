@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.fsdp_rank import METER_FILE
-from tests.ranks import run_ranks
-from tests.tiny_model import write_tiny_model
+from tests.support.fsdp_rank import METER_FILE
+from tests.support.spawn_ranks import run_ranks
+from tests.support.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")

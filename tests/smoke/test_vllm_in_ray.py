@@ -13,17 +13,17 @@ import pytest
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, ModelConfig
 from bapo.core.types import Canary, WeightUpdate
-from tests.factories import make_request
-from tests.patience import wait_until
-from tests.rollout_fakes import MemoryBuffer
-from tests.rollout_process import ENGINE_S, StartServer, assert_all_gone
+from tests.support.factories import make_request
+from tests.support.rollout import MemoryBuffer
+from tests.support.rollout_process import ENGINE_S, StartServer, assert_all_gone
+from tests.support.wait import wait_until
 
 
 @pytest.mark.timeout(900)  # two starts of an engine, each a minute of one idle core
 def test_real_vllm_in_ray_actors_samples_survives_a_kill_takes_weights_and_leaves_no_process(
     start_server: StartServer, memory_buffer: tuple[MemoryBuffer, str], tmp_path: Path
 ) -> None:
-    from tests.tiny_model import perturb, write_tiny_model
+    from tests.support.tiny_model import perturb, write_tiny_model
 
     memory, url = memory_buffer
     learner = write_tiny_model(tmp_path / "model")
@@ -63,7 +63,7 @@ def test_real_vllm_in_ray_actors_samples_survives_a_kill_takes_weights_and_leave
 
 
 def update_of(learner: object, folder: Path, *, version: int) -> WeightUpdate:
-    from tests.tiny_model import reference_logprobs, save_weights
+    from tests.support.tiny_model import reference_logprobs, save_weights
 
     path = folder / f"version-{version}.safetensors"
     save_weights(learner, path)

@@ -15,8 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo.algorithms.autoscaling import INPUTS, AutoscalingConfig, Decision, Observation, Reason, State, decide
-from bapo.config.rollout import RolloutConfig
-from bapo.config.tree import Config
 
 MOST = 20
 SETTINGS = AutoscalingConfig(up_cooldown_s=0, down_cooldown_s=0)
@@ -89,15 +87,6 @@ def test_it_does_not_act_on_one_window() -> None:
     assert (found.desired, found.reason) == (3, Reason.MEASURING)
 
 
-def test_bounds_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ValueError, match="less than min_workers = 3"):
-        AutoscalingConfig(min_workers=3, max_workers=2)
-    with pytest.raises(ValueError, match=r"more than rollout\.max_workers = 8"):
-        Config(autoscaling=AutoscalingConfig(max_workers=9), rollout=RolloutConfig(max_workers=8))
-    with pytest.raises(ValueError, match=r"more than rollout\.max_workers = 8"):
-        Config(autoscaling=AutoscalingConfig(min_workers=9), rollout=RolloutConfig(max_workers=8))
-
-
 shares = st.floats(0, 1)
 rates = st.floats(0.01, 1000)
 observations = st.builds(
@@ -123,13 +112,6 @@ def test_the_bounds_are_never_crossed(history: list[Observation], least: int, mo
     for i, observation in enumerate(history):
         state, found = decide(settings, most, state, observation, float(i))
         assert least <= found.desired <= most
-
-
-@given(observations)
-def test_a_step_is_never_larger_than_its_limit_while_the_number_is_within_the_bounds(observation: Observation) -> None:
-    settings = AutoscalingConfig(up_cooldown_s=0, down_cooldown_s=0, max_up=2, max_down=3)
-    found = decide(settings, 30, SEEN_BEFORE, observation, 0.0)[1]
-    assert -3 <= found.desired - observation.wanted <= 2
 
 
 whole = st.builds(

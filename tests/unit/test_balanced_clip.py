@@ -11,8 +11,8 @@ import torch
 from learner.losses.balanced_clip import balance, search
 from learner.losses.base import load_loss
 from learner.losses.objective import token_losses
-from tests.loss_setup import NEW, OLD, doubles, inputs, run, settings
-from tests.vectors import vector
+from tests.support.losses import NEW, OLD, doubles, inputs, run, settings
+from tests.support.vectors import vector
 
 # V6: ratios, advantages and sampling probabilities of eight tokens.
 V6_RATIO = doubles(vector("V6.code_target1.0")["ratio"])

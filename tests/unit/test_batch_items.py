@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from bapo.core.batch_items import Item, Part, entries_of, frame_order, item_fields, joined, whole
-from bapo.core.codec import check_group, pack_batch, pack_batch_frames, pack_group, unpack_batch
+from bapo.core.batch_items import Item, Part, entries_of, frame_order, item_fields, joined, whole, without_groups
+from bapo.core.codec import pack_batch, pack_batch_frames, pack_group, read_group_header, unpack_batch
 from bapo.core.errors import ContractError
 from bapo.core.types import Origin, Outcome
-from tests.factories import make_group, make_prompt
+from tests.support.factories import make_group, make_prompt
 
 PROMPT = make_prompt(prompt_id="p")
 OLD = make_group(group_id="old", prompt=PROMPT, rewards="01", lengths=[2, 3], version=1)
@@ -105,4 +105,26 @@ def test_a_batch_that_was_opened_is_packed_again_with_all_that_its_entries_say()
 
 def test_the_buffer_takes_no_group_without_a_sampled_response() -> None:
     with pytest.raises(ContractError, match="no response was sampled"):
-        check_group(pack_group(make_group(rewards="1", experts=[0])))
+        read_group_header(pack_group(make_group(rewards="1", experts=[0])))
+
+
+def test_a_batch_goes_on_without_a_bad_frame_and_the_items_that_need_it() -> None:
+    third = make_group(group_id="third", prompt=PROMPT, rewards="10", version=4)
+    mixed = Item(origin=Origin.X1, parts=(Part(group_id="new", rows=(1, 0)), Part(group_id="old", rows=(1,))))
+    items = [mixed, whole(Origin.X1, "third")]
+    fates = [{"group_id": name, "origin": "x1", "reason": "r", "item": "i", "rows": [0], "kind": "rl"}
+             for name in ("new", "old", "third", "other")]  # fmt: skip
+    header = {**header_of(*items), "fates": fates}
+    kept = without_groups(header, frame_order(items), {"old"})
+    (entry,) = entries_of(kept, [NEW, third])
+    assert entry.group is third
+    told = {fate["group_id"]: (fate["origin"], fate["reason"], "item" in fate) for fate in kept["fates"]}
+    assert told["new"] == told["old"] == (None, "bad_frame", False)
+    assert told["third"] == told["other"] == ("x1", "r", True)
+
+
+def test_a_batch_of_whole_groups_goes_on_without_a_bad_frame() -> None:
+    header = header_of(whole(Origin.X1, "new"), whole(Origin.X3, "old"))
+    kept = without_groups(header, ["new", "old"], {"new"})
+    assert [(e.origin, e.group.group_id) for e in entries_of(kept, [OLD])] == [(Origin.X3, "old")]
+    assert list(entries_of(without_groups(header, ["new", "old"], {"new", "old"}), [])) == []

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from bapo.core.errors import ContractError
 from bapo.core.types import Batch, BatchEntry, Origin
 from learner.batch.packing import Columns, columns_of, cut, deal, microbatches_of, minibatches
-from tests.factories import make_batch, make_group
-from tests.learner_setup import CPU, learner_config, random_batch
+from tests.support.factories import make_batch, make_group
+from tests.support.learner import CPU, learner_config, random_batch
 
 CONFIG = learner_config()
 
@@ -90,14 +90,6 @@ def test_v20_minibatches_are_near_equal_and_hold_every_group_once(num_groups: in
     assert sorted(group for groups in plan for group in groups) == list(range(num_groups))
 
 
-def test_the_order_of_groups_depends_on_seed_step_and_epoch_alone() -> None:
-    plan = minibatches(50, 8, seed=1, step=3, epoch=0)
-    assert plan == minibatches(50, 8, seed=1, step=3, epoch=0)
-    assert plan != minibatches(50, 8, seed=2, step=3, epoch=0)
-    assert plan != minibatches(50, 8, seed=1, step=4, epoch=0)
-    assert plan != minibatches(50, 8, seed=1, step=3, epoch=1)
-
-
 def test_a_group_that_does_not_fit_is_split_and_its_prompt_is_packed_again() -> None:
     # Each response costs its length less one; the prompt of 4 once per micro-batch: 4 + 3 + 3 = 10.
     columns = plain_columns([4], [[4, 4, 4]])
@@ -105,12 +97,6 @@ def test_a_group_that_does_not_fit_is_split_and_its_prompt_is_packed_again() -> 
     assert [[piece.responses for piece in pieces] for pieces in cuts] == [[(0, 1)], [(2,)]]
     cuts = cut(columns, deal(columns, np.arange(3), 1)[0], budget=13)
     assert [[piece.responses for piece in pieces] for pieces in cuts] == [[(0, 1, 2)]]
-
-
-def test_a_response_longer_than_the_budget_stands_alone() -> None:
-    columns = plain_columns([2], [[3, 50, 3]])
-    cuts = cut(columns, deal(columns, np.arange(3), 1)[0], budget=10)
-    assert [[piece.responses for piece in pieces] for pieces in cuts] == [[(0,)], [(1,)], [(2,)]]
 
 
 def test_groups_are_dealt_whole_and_evenly() -> None:

@@ -55,7 +55,8 @@ def test_the_launcher_bounds_every_log_of_a_run_and_says_so_once(
 ) -> None:
     monkeypatch.setattr(session, "bound_log", lambda path: bound_log(path, 60))
     output, run = io.StringIO(), RunDirectory.create(tmp_path / "run")
-    with session.Session(Config(), run, LineDisplay(Console(file=output, width=400)), Interrupts()) as started:
+    config = Config.model_validate({"buffer": {"port": 0}, "rollout": {"port": 0}})  # no service to ask
+    with session.Session(config, run, LineDisplay(Console(file=output, width=400)), Interrupts()) as started:
         for _ in range(3):
             with run.log_path("worker-0").open("ab") as log:
                 log.write(b"ValueError: the verifier said why\n" * 2)

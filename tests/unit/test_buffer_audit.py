@@ -12,14 +12,14 @@ from bapo.core.codec import pack_group, read_group_header
 from bapo.core.types import Purpose
 from buffer_service.state import BatchRecord, Tables, record_of
 from buffer_service.store.invariants import Audit, OpenFacts, violations
-from tests.buffer_setup import hard, stat
-from tests.factories import make_group
+from tests.support.buffer import hard, stat
+from tests.support.factories import make_group
 
 SETTINGS = AlgorithmConfig(batch_size=4, bad_capacity=2, high_window=2)
 
 
 def record(group_id: str, num_bytes: int = 100) -> Any:
-    return record_of(read_group_header(pack_group(make_group(group_id=group_id))), num_bytes)
+    return record_of(read_group_header(pack_group(make_group(group_id=group_id))), num_bytes, "0" * 32)
 
 
 def batch(step: int, *group_ids: str) -> BatchRecord:

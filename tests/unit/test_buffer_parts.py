@@ -12,9 +12,9 @@ from bapo.transport.messages import WorkerLeases
 from buffer_service.assembly import is_ready, why_not_yet
 from buffer_service.state import Readiness
 from buffer_service.store.redis.rows import pack_record, unpack, unpack_record
-from tests.buffer_app import small_config
-from tests.buffer_setup import STATUS, answer, incoming
-from tests.factories import make_request
+from tests.support.buffer import STATUS, answer, incoming
+from tests.support.buffer_app import small_config
+from tests.support.factories import make_request
 
 READY = Readiness(
     assembled=3, num_fresh=1, round_left=None, failures_in_a_row=0, last_failure="", num_open=0, fresh_bytes=0

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from bapo.algorithms.settings import CadenceConfig
 from learner.batch.packing import near_equal_split
-from tests.vectors import vector
+from tests.support.vectors import vector
 
 PAPER = CadenceConfig(v=5, m=5, slack=0)
 

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from bapo.core.errors import ConfigError
 from bapo.tasks.chat import chat_template
 from bapo.tasks.dataset import make_task
-from tests.tiny_model import write_tokenizer
+from tests.support.tiny_model import write_tokenizer
 
 MESSAGES = [{"role": "system", "content": "Be <brief>."}, {"role": "user", "content": "1+1? é"}]
 
@@ -115,33 +115,6 @@ def test_a_dataset_of_conversations_is_written_by_the_models_template(model: Pat
     text = make_task(**options).prompts("train")[0].text
     assert text == "<|im_start|>user\n1+1? é<|im_end|>\n<|im_start|>assistant\n"
     assert make_task(**options, message_format="{content}|").prompts("train")[0].text == "1+1? é|"
-
-
-def test_a_prompt_that_is_text_can_be_a_message_with_a_question_around_it(model: Path, tmp_path: Path) -> None:
-    _set_template(model, CHATML)
-    path = tmp_path / "train.jsonl"
-    path.write_text(json.dumps({"problem": "1+1?", "answer": "2"}) + "\n")
-    options: dict[str, Any] = {
-        "path": str(path),
-        "tokenizer": str(model),
-        "prompt_column": "problem",
-        "question_format": "{prompt} Put it into \\boxed{}.",
-        "chat": True,
-    }
-    text = make_task(**options).prompts("train")[0].text
-    assert text == "<|im_start|>user\n1+1? Put it into \\boxed{}.<|im_end|>\n<|im_start|>assistant\n"
-    text = make_task(**options, system_prompt="Be brief.").prompts("train")[0].text
-    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1+1? Put")
-
-
-def test_a_conversation_keeps_its_own_system_message(model: Path, tmp_path: Path) -> None:
-    _set_template(model, CHATML)
-    path = tmp_path / "train.jsonl"
-    rows = [{"prompt": MESSAGES, "answer": "2"}, {"prompt": MESSAGES[1:], "answer": "2"}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    prompts = make_task(path=str(path), tokenizer=str(model), system_prompt="Think.").prompts("train")
-    own, given = [prompt.text.partition("<|im_end|>")[0] for prompt in prompts]
-    assert (own, given) == ("<|im_start|>system\nBe <brief>.", "<|im_start|>system\nThink.")
 
 
 def test_a_conversation_that_the_template_refuses_is_named_by_its_row(model: Path, tmp_path: Path) -> None:

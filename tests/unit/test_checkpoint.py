@@ -21,11 +21,10 @@ from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, ContractError, StorageError
 from bapo.core.types import Batch, Origin
 from learner.checkpoint import complete_steps
-from learner.distributed.stopping import Stopped
 from learner.loop import Learner
 from learner.publish_weights import digest_of
-from learner.startup import agreed_checkpoint, load_state, newest_checkpoint, republish, resume_buffer
-from tests.learner_setup import (
+from learner.startup import load_state, newest_checkpoint, republish, resume_buffer
+from tests.support.learner import (
     FakeBuffer,
     FakeFleet,
     FakeRecords,
@@ -35,7 +34,7 @@ from tests.learner_setup import (
     with_groups,
     with_supervised,
 )
-from tests.tiny_model import reference_logprobs, write_tiny_model
+from tests.support.tiny_model import reference_logprobs, write_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +98,7 @@ def rows_of(learner: Learner) -> list[dict[str, object]]:
     ]
 
 
-@pytest.mark.parametrize("killed_at", [1, 2, 3, 4, 6, 7])
+@pytest.mark.parametrize("killed_at", [1, 3, 6])
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_by_bit(
     killed_at: int, model_path: Path, tmp_path: Path
 ) -> None:
@@ -134,7 +133,7 @@ METHODS: dict[str, dict[str, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("killed_at", [2, 4, 6])
+@pytest.mark.parametrize("killed_at", [4])
 def test_what_single_methods_keep_is_resumed_too(method: str, killed_at: int, model_path: Path, tmp_path: Path) -> None:
     config = run_config(model_path, **METHODS[method])
 
@@ -177,11 +176,6 @@ def test_a_checkpoint_is_an_hf_folder_with_weights_tokenizer_alpha_and_buffer(mo
     )
     want = reference_logprobs(model, state["canary"]["token_ids"]).numpy()
     np.testing.assert_allclose(state["canary"]["logprobs"], want, atol=1e-5)
-
-
-def test_the_newest_checkpoints_stay_and_the_last_step_always_has_one(model_path: Path, tmp_path: Path) -> None:
-    train(run_config(model_path), tmp_path, FakeBuffer(batch_of), FakeFleet())
-    assert complete_steps(tmp_path / "checkpoints") == [6, 7]
 
 
 def test_a_buffer_that_has_lost_its_batches_gets_the_snapshot_back(model_path: Path, tmp_path: Path) -> None:
@@ -333,31 +327,6 @@ def test_a_checkpoint_with_a_file_that_is_cut_off_is_refused_before_anything_is_
     (folder / "state.json").write_bytes(b"")
     with pytest.raises(StorageError, match="there is no older one, so start a new run"):
         newest_checkpoint(tmp_path / "checkpoints")
-
-
-class Follower:
-    """World of a rank that hears this from rank 0."""
-
-    leads, rank = False, 1
-
-    def __init__(self, heard: bytes | None) -> None:
-        self._heard = heard
-
-    def share(self, data: bytes | None) -> bytes | None:
-        return self._heard
-
-
-def test_a_rank_that_follows_opens_the_checkpoint_of_rank_0_or_none(model_path: Path, tmp_path: Path) -> None:
-    train(run_config(model_path, run={"num_steps": 4}), tmp_path, FakeBuffer(batch_of), FakeFleet())
-    folder = tmp_path / "checkpoints"
-    found = agreed_checkpoint(folder, Follower(b"2"))  # type: ignore[arg-type]
-    assert found is not None
-    assert found.state.step == 2, "although there is one of step 4"
-    assert agreed_checkpoint(folder, Follower(b"0")) is None  # type: ignore[arg-type]
-    with pytest.raises(StorageError, match=r"rank 1 cannot resume after step 6, as rank 0 does: .*different disks"):
-        agreed_checkpoint(folder, Follower(b"6"))  # type: ignore[arg-type]
-    with pytest.raises(Stopped, match="rank 0 ended"):
-        agreed_checkpoint(folder, Follower(None))  # type: ignore[arg-type]
 
 
 def test_a_snapshot_of_the_buffer_that_is_cut_off_names_its_checkpoint(model_path: Path, tmp_path: Path) -> None:

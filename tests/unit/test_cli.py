@@ -158,7 +158,6 @@ def test_a_run_can_be_looked_at_while_another_one_trains() -> None:
     [
         ["buffer", "drop", "prompt", "p", "--yes"],
         ["buffer", "drop", "run", "run", "--yes"],
-        ["buffer", "import", "groups.parquet"],
         ["buffer", "restore", "buffer.snap", "--yes"],
     ],
 )
@@ -168,7 +167,6 @@ def test_what_changes_a_buffer_must_name_its_run(
     monkeypatch.chdir(tmp_path)
     run = RunDirectory.create(Path("outputs/demo"), ANY_PORT)
     run.update_run(status="running")
-    monkeypatch.setattr("bapo.cli.buffer_import._look_through", lambda file, as_fresh: [])
     Path("buffer.snap").write_bytes(b"snapshot")
     assert "name it with --run RUN, --run latest or --url URL" in str(refusal(*command))
     found = CliRunner().invoke(app, [*command, "--run", "latest"])

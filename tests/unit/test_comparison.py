@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bapo.analysis.compare.accuracy import curve, final_accuracy, versus
+from bapo.analysis.compare.accuracy import final_accuracy, versus
 from bapo.analysis.compare.gather import Compared, gather
-from bapo.analysis.compare.migration import (
+from bapo.analysis.compare.prompts import (
     UNTRAINED,
     attribution,
     bins_by_epoch,
@@ -17,11 +17,10 @@ from bapo.analysis.compare.migration import (
     rescues,
     training_matrix,
 )
-from bapo.analysis.compare.tables.overview import table_1
-from bapo.analysis.compare.tables.pairs import table_against
+from bapo.analysis.compare.tables import table_1, table_against
 from bapo.core.errors import ConfigError
 from bapo.core.types import Origin, Purpose
-from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
+from tests.support.synthetic_runs import evaluation_row, fate, metrics_row, write_run
 
 BASE = {"p": "0000", "q": "1000", "r": "1100", "s": "0000"}
 OTHER_BASE = {"p": "0000", "q": "0000", "r": "1110", "s": "0100"}
@@ -119,13 +118,6 @@ def test_table_1_has_rollouts_type_and_the_base_model(tmp_path: Path) -> None:
 
 
 # -- curves
-
-
-def test_a_measurement_on_fewer_prompts_enters_by_its_change_on_the_shared_ones(tmp_path: Path) -> None:
-    # Base 3/16 on all four; p alone 0 -> 1/2 in between.
-    rows = [evaluation_row("cd4", 1, BASE), evaluation_row("cd4", 2, {"p": "1100"}), evaluation_row("cd4", 3, AFTER)]
-    run = gather([write_run(tmp_path / "one", evaluations=rows).path]).reference.runs[0]
-    assert curve(run, "cd4") == [(0, 0.1875), (1, 0.6875), (2, 0.375)]
 
 
 # -- migration and rescue

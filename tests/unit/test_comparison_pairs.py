@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from bapo.analysis.compare.accuracy import at_equal_responses, first_crossing, means_at, responses_for
 from bapo.analysis.compare.gather import Compared, Measured, Method, against, contrasts, gather
-from bapo.analysis.compare.responses import at_equal_responses, first_crossing, means_at, responses_for
-from bapo.analysis.compare.tables.overview import table_settings
-from bapo.analysis.compare.tables.pairs import table_equal_responses, table_responses_for
+from bapo.analysis.compare.tables import table_equal_responses, table_responses_for, table_settings
 from bapo.core.errors import ConfigError
-from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
+from tests.support.synthetic_runs import evaluation_row, fate, metrics_row, write_run
 
 STEPS = 4
 NOTHING = {"p": "0000", "q": "0000"}

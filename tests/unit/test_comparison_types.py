@@ -9,9 +9,9 @@ import pytest
 
 from bapo.analysis.compare.composition import is_on_policy
 from bapo.analysis.compare.gather import gather
-from bapo.analysis.compare.tables.overview import table_1
+from bapo.analysis.compare.tables import table_1
 from bapo.core.types import Fate, Origin, Purpose
-from tests.made_up_runs import fate, write_run
+from tests.support.synthetic_runs import fate, write_run
 
 # -- on- or off-policy
 

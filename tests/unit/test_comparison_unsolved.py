@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bapo.analysis.compare.gather import Compared, Measured, gather
-from bapo.analysis.compare.unsolved import above_floor, floor, rescued, rescued_more, unsolved
-from tests.made_up_runs import evaluation_row, write_run
+from bapo.analysis.compare.prompts import above_floor, floor, rescued, rescued_more, unsolved
+from tests.support.synthetic_runs import evaluation_row, write_run
 
 if TYPE_CHECKING:
     pass

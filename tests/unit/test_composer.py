@@ -13,8 +13,8 @@ from bapo.algorithms.composers.bapo import Bapo
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.types import GroupStat, HardPrompt, Origin
-from tests.factories import make_hard, make_stat
-from tests.vectors import vector
+from tests.support.factories import make_hard, make_stat
+from tests.support.vectors import vector
 
 TRACE = AlgorithmConfig(
     batch_size=6, c2_range=(2 / 8, 2 / 8), c3_range=(4 / 8, 4 / 8), threshold_schedule="fixed", max_reevaluated=4
@@ -128,16 +128,6 @@ def test_the_released_code_would_also_train_a_prompt_that_is_hardly_better_and_o
     assert more == {1, 8}
 
 
-@pytest.mark.parametrize("k", range(9))
-def test_the_mini_test_is_settings_alone(k: int) -> None:
-    mini = AlgorithmConfig(batch_size=4, c1=0.0, x3_exactly_half=True)
-    fresh = compose(mini, fresh={"p": k})
-    assert bool(fresh.bad) is (k == 0)
-    assert bool(fresh.high) is (k == 4)
-    again = compose(mini, fresh={"z": 8}, reevaluated={"p": k}, bad=[make_hard(prompt_id="p")])
-    assert bool(again.x2) is (1 <= k <= 7)
-
-
 def test_still_hard_prompts_keep_their_place_and_count_the_attempt() -> None:
     bad = [make_hard(prompt_id="a", birth=1), make_hard(prompt_id="b", birth=2, attempts=3)]
     decision = compose(fresh={"z": 8}, reevaluated={"a": 1, "b": 0}, bad=bad)
@@ -212,12 +202,6 @@ def test_a_prompt_that_was_asked_twice_is_judged_by_its_newest_group() -> None:
 def test_a_prompt_that_left_b_bad_meanwhile_does_not_train() -> None:
     decision = compose(fresh={"z": 8}, reevaluated={"a": 3}, bad=[])
     assert (decision.x2, decision.reasons["r-a"]) == ((), Reason.LEFT_BAD)
-
-
-def test_a_hard_prompt_that_is_hard_again_moves_to_the_tail_as_new() -> None:
-    bad = [make_hard(prompt_id="a", birth=1, attempts=2), make_hard(prompt_id="b", birth=2)]
-    decision = compose(fresh={"a": 1}, bad=bad, step=4)
-    assert decision.bad == (bad[1], make_hard(prompt_id="a", birth=4, mu=1 / 8))
 
 
 def test_b_bad_forgets_its_oldest_beyond_its_capacity() -> None:
@@ -302,3 +286,13 @@ def test_fractional_rewards_are_compared_with_a_tolerance() -> None:
     assert (decision.x1, prompts(decision.bad)) == (("f-p",), "p")
     just_above = msgspec.structs.replace(stat, reward_sum=1.01)
     assert compose(fresh=[just_above]).bad == ()
+
+
+@pytest.mark.parametrize("k", range(9))
+def test_the_mini_test_is_settings_alone(k: int) -> None:
+    mini = AlgorithmConfig(batch_size=4, c1=0.0, x3_exactly_half=True)
+    fresh = compose(mini, fresh={"p": k})
+    assert bool(fresh.bad) is (k == 0)
+    assert bool(fresh.high) is (k == 4)
+    again = compose(mini, fresh={"z": 8}, reevaluated={"p": k}, bad=[make_hard(prompt_id="p")])
+    assert bool(again.x2) is (1 <= k <= 7)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from bapo.analysis.compare.composition import retained_share, stored_share
 from bapo.analysis.compare.gather import Measured, gather
-from bapo.analysis.compare.tables.composition import table_composition
+from bapo.analysis.compare.tables import table_composition
 from bapo.core.types import Fate, Origin, Purpose
-from tests.made_up_runs import fate, metrics_row, write_run
+from tests.support.synthetic_runs import fate, metrics_row, write_run
 
 AGAIN = Purpose.REEVALUATE
 STEP_1 = [

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from bapo.config.layers import dotted, flatten, preset_layers
+from bapo.config.layers import dotted, flatten
 from bapo.config.load import load_config
 from bapo.config.tree import Config
-from bapo.core.errors import ConfigError
 
 
 def preset(name: str) -> Config:
@@ -27,12 +24,6 @@ def test_bapo_is_table_3() -> None:
     assert (algorithm.c1, algorithm.c2_range, algorithm.c3_range) == (1 / 8, (1 / 8, 4 / 8), (2 / 8, 5 / 8))
     assert (algorithm.capacity, cadence.v, cadence.m, algorithm.max_reevaluated) == (256, 5, 5, 128)
     assert (algorithm.gaussian_width, algorithm.gaussian_center) == (0.2, 0.5)
-
-
-def test_the_off_policy_grpo_of_the_paper_differs_from_grpo_in_its_cadence() -> None:
-    on_policy, off_policy = preset("grpo"), preset("grpo-v5")
-    assert off_policy.cadence.max_staleness == 4
-    assert off_policy.model_copy(update={"cadence": on_policy.cadence, "preset": "grpo"}) == on_policy
 
 
 METHODS: dict[str, tuple[str, dict[str, object]]] = {
@@ -135,11 +126,3 @@ def test_a_method_differs_from_the_preset_beneath_it_in_these_keys_alone(name: s
     before, after = dict(flatten(preset(beneath).model_dump())), dict(flatten(preset(name).model_dump()))
     found = {dotted(key): value for key, value in after.items() if before[key] != value and dotted(key) != "preset"}
     assert found == changes
-
-
-def test_presets_that_name_each_other_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.toml").write_text('preset = "b"')
-    (tmp_path / "b.toml").write_text('preset = "a"')
-    monkeypatch.setattr("bapo.config.layers.PRESETS", tmp_path)
-    with pytest.raises(ConfigError, match="circle: a -> b -> a"):
-        preset_layers("a")

@@ -16,7 +16,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.buffer_client import BufferStatus
 from services.evaluator.loop import Evaluator
 from services.evaluator.plan import next_target
-from tests.factories import make_group, make_prompt
+from tests.support.factories import make_group, make_prompt
 from tests.unit.test_scheduler import STATUS
 
 SETTINGS = EvaluationConfig(every=10, num_prompts=2, num_prompts_final=3, num_samples=4)

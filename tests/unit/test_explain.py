@@ -14,7 +14,7 @@ from bapo.analysis.whatif.recording import Recording
 from bapo.analysis.whatif.simulation import as_recorded
 from bapo.cli.app import app
 from bapo.core.errors import ConfigError
-from tests.whatif_setup import fresh_fate, recording_of, trace_fates, write_trace
+from tests.support.whatif import fresh_fate, recording_of, trace_fates, write_trace
 
 
 @pytest.fixture

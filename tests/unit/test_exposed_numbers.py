@@ -14,8 +14,8 @@ from rollout_server.delivery import outcome_counts
 from rollout_server.fleet.metrics import FleetMetrics
 from rollout_server.worker_report import WorkerCounts, WorkerReport
 from services.scheduler.loop import RoundClock
-from tests.buffer_app import small_config
-from tests.buffer_setup import STATUS
+from tests.support.buffer import STATUS
+from tests.support.buffer_app import small_config
 
 
 def lines(text: bytes, name: str) -> list[str]:
@@ -39,24 +39,6 @@ def test_a_store_that_is_away_is_said_and_what_only_it_knows_is_not() -> None:
     assert lines(away, "bapo_buffer_redis_persistent") == ["bapo_buffer_redis_persistent NaN"]
     assert lines(away, "bapo_buffer_groups") == []
     assert lines(metrics.exposition(look), "bapo_buffer_groups") == lines(there, "bapo_buffer_groups")
-
-
-def test_numbers_of_the_newest_batch_are_unknown_when_its_run_was_dropped() -> None:
-    """An alert that looks at them must not go on for a run that begins anew."""
-    metrics = BufferMetrics(Telemetry(Process.BUFFER_SERVICE), small_config())
-    batch = {"x1": 2, "x2": 1, "x3": 0, "batch_size": 4}
-    held = replace(STATUS, batches=[batch], r_tot=0.0, c2=0.125, c3=0.25)
-    there = metrics.exposition(Scrape(status=held, memory=Memory(used=7, limit=0), persistent=True))
-    assert lines(there, "bapo_reward_global_mean_ratio") == ["bapo_reward_global_mean_ratio 0.0"]
-    dropped = replace(STATUS, batches=[], r_tot=None, c2=None, c3=None)
-    gone = metrics.exposition(Scrape(status=dropped, memory=Memory(used=7, limit=0), persistent=True))
-    assert lines(gone, "bapo_reward_global_mean_ratio") == ["bapo_reward_global_mean_ratio NaN"]
-    assert lines(gone, "bapo_threshold_ratio") == [
-        'bapo_threshold_ratio{name="c1"} 0.125', 'bapo_threshold_ratio{name="c2"} NaN',
-        'bapo_threshold_ratio{name="c3"} NaN',
-    ]  # fmt: skip
-    assert lines(gone, "bapo_batch_fill_ratio") == ["bapo_batch_fill_ratio NaN"]
-    assert lines(gone, "bapo_batch_groups") == []
 
 
 def test_a_round_takes_until_the_buffer_lists_it_no_more() -> None:

@@ -11,8 +11,8 @@ import pytest
 from bapo.algorithms.filters import filtered_fresh, keep_probability, level_quotas, online_filter
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.types import GroupStat
-from tests.factories import make_stat
-from tests.vectors import vector
+from tests.support.factories import make_stat
+from tests.support.vectors import vector
 
 RANGE = AlgorithmConfig(online_filter="range")
 
@@ -108,11 +108,6 @@ def test_uniform_asks_no_question_about_quality() -> None:
     )
 
 
-def test_none_keeps_all() -> None:
-    fresh = stats(0, 3, 8)
-    assert online_filter(AlgorithmConfig(online_filter="none"), fresh, Random(0)) == fresh
-
-
 @pytest.mark.parametrize("mode", ["range", "gaussian", "gaussian_quota", "uniform", "none"])
 def test_every_filter_keeps_the_order_and_repeats_with_the_same_seed(mode: str) -> None:
     settings = AlgorithmConfig.model_validate({"online_filter": mode})
@@ -140,9 +135,3 @@ def test_every_fresh_group_gets_the_word_for_its_fate() -> None:
         "g-d": "informative",
         "second-d": "duplicate_prompt",
     }
-
-
-def test_a_group_that_a_draw_left_out_is_called_filtered() -> None:
-    settings = AlgorithmConfig(online_filter="gaussian", gaussian_center=0.0, gaussian_width=0.01)
-    _, reasons = filtered_fresh(settings, (make_stat(k=4),), Random(0))
-    assert reasons == {"g-p": "filtered"}

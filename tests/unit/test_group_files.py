@@ -12,7 +12,7 @@ import pytest
 from bapo.analysis.group_files import SCHEMA, GroupWriter
 from bapo.core.errors import StorageError
 from bapo.core.types import Group, Prompt
-from tests.factories import make_group
+from tests.support.factories import make_group
 
 TRICKY = Prompt(prompt_id="q", text="äß\n\u2603 'x'", task="t", answer={"z": [1.5, None], "a": {"b": True}})
 GROUPS = [

@@ -10,7 +10,7 @@ from bapo.analysis.whatif.history import History
 from bapo.analysis.whatif.recording import RecordedStep
 from bapo.analysis.whatif.simulation import as_recorded
 from bapo.core.types import Origin
-from tests.whatif_setup import FRESH, fresh_fate, recording_of, trace_config, trace_fates
+from tests.support.whatif import FRESH, fresh_fate, recording_of, trace_config, trace_fates
 
 
 def recorded_steps() -> tuple[RecordedStep, ...]:
@@ -83,13 +83,3 @@ def test_a_recording_that_the_replay_does_not_give_tells_visits_and_no_tables() 
     assert history.visits("a")[0].sentence == "recorded as 'filtered'"
     assert history.transitions("a") == []
     assert not any(history.tables_now().values())
-
-
-def test_a_step_that_no_composer_can_decide_ends_what_is_told_of_tables_and_nothing_else() -> None:
-    first, second = recorded_steps()[:2]
-    history = History(trace_config())
-    history.advance(first)
-    history.advance(replace(second, fates=tuple(fate for fate in second.fates if fate.purpose != "fresh")))
-    assert history.differs.startswith("since step 2: ")
-    assert [visit.step for visit in history.visits("a")] == [1, 2]
-    assert story(history, "a") == [(1, "bad", "entered")]

@@ -13,10 +13,10 @@ from rich.console import Console, RenderableType
 
 from bapo.config.tree import Config
 from bapo.runtime.run_directory.layout import RunDirectory
+from services.launcher.__main__ import _end
 from services.launcher.display.console import LineDisplay, make_display
-from services.launcher.display.losses import losses
 from services.launcher.display.snapshot import Observer, Snapshot
-from services.launcher.display.summary import summary
+from services.launcher.display.summary import losses, summary
 from services.launcher.display.table import render
 from services.launcher.session import Session
 from services.launcher.supervision.children import Interrupts, ProcessLine
@@ -120,7 +120,8 @@ def test_the_observer_reads_on_where_it_was_and_notices_a_cut_file(tmp_path: Pat
 
 def start_of(run: RunDirectory, *, adds_records: bool = True) -> Session:
     display = make_display(Console(file=io.StringIO()))
-    return Session(Config(), run, display, Interrupts(), adds_records=adds_records)
+    config = Config.model_validate({"buffer": {"port": 0}, "rollout": {"port": 0}})  # no service to ask
+    return Session(config, run, display, Interrupts(), adds_records=adds_records)
 
 
 def test_wall_time_is_that_of_all_starts_of_a_run(tmp_path: Path) -> None:
@@ -176,6 +177,17 @@ def test_the_counters_of_the_buffer_outlive_the_run(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run")
     with start_of(run) as session:
         session._observer._counters = COUNTERS
+        session._find_services = lambda: None  # type: ignore[method-assign]
         session.watch(lambda: True)
     assert run.read_run()["counters"] == COUNTERS
     assert Observer(Config(), run).look().counters == COUNTERS
+
+
+def test_a_run_that_did_not_finish_says_what_it_lost(tmp_path: Path) -> None:
+    run, text = RunDirectory.create(tmp_path / "run"), io.StringIO()
+    run.update_run(counters={"pushed_groups:stored": 6, "failed_groups:verifier_timeout": 2})
+    assert _end(run, Console(file=text), 130, "interrupted", "ended by the user") == 130
+    assert text.getvalue().splitlines() == [
+        "verifiers: 2 of 8 groups (25.0 %), most often verifier_timeout (2)",
+        "ended by the user",
+    ]

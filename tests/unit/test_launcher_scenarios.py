@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from bapo.core.errors import UnavailableError
+from bapo.core.errors import AccessError, UnavailableError
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.messages import BufferStatus
 from services.launcher import scenarios
 from services.launcher.session import Session
-from tests.buffer_app import small_config
-from tests.buffer_setup import STATUS
+from tests.support.buffer import STATUS
+from tests.support.buffer_app import small_config
 
 
 class EndedError(Exception):
@@ -31,12 +31,12 @@ class FakeSession:
         self.run = RunDirectory.create(folder / "run")
         self.run.write_port("buffer_service", 1)
         self.num_looks, self.said, self.started, self.resumed = 0, [""], list[str](), list[bool]()
-        self.silence, self._answer, self._at_look = "refused", answer, at_look
+        self.silence, self.is_denied, self._answer, self._at_look = "refused", False, answer, at_look
         self.children = SimpleNamespace(start=self._start, lines=list)
         self.display = SimpleNamespace(say=self.said.append)
         self.starter = SimpleNamespace(
             env={}, buffer=lambda url: "buffer_service", fleet=lambda: "fleet", learner=self._learner,
-            scheduler=lambda: "scheduler", evaluator=lambda: "evaluator",
+            scheduler=lambda: "scheduler", evaluator=lambda: "evaluator", dashboard=lambda: "dashboard",
         )  # fmt: skip
         self.alongside = SimpleNamespace(enter_context=lambda context: None)
 
@@ -75,6 +75,14 @@ def test_a_service_elsewhere_that_never_answers_is_unavailable(tmp_path: Path) -
         scenarios.first_status(cast(Session, session), 0.0)
 
 
+def test_a_service_that_refuses_the_token_ends_the_start_at_once(tmp_path: Path) -> None:
+    session = FakeSession(tmp_path, answer=None, url="http://127.0.0.1:9")
+    session.is_denied, session.silence = True, "this token is not accepted here"
+    with pytest.raises(AccessError, match=r"127\.0\.0\.1:9: this token is not accepted here"):
+        scenarios.first_status(cast(Session, session), 60.0)
+    assert session.num_looks == 0
+
+
 def test_a_run_without_a_checkpoint_goes_on_with_what_its_buffer_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,4 +94,4 @@ def test_a_run_without_a_checkpoint_goes_on_with_what_its_buffer_holds(
     scenarios.train(cast(Session, session), resume=True)
     assert kept.read_text() == "acknowledged groups"
     assert session.resumed == [True], "the learner sets the buffer back to step 1"
-    assert session.started == ["redis", "buffer_service", "fleet", "learner", "scheduler", "evaluator"]
+    assert session.started == ["redis", "buffer_service", "dashboard", "fleet", "learner", "scheduler", "evaluator"]

@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from bapo.core.types import Origin, Outcome
-from bapo.runtime.metrics.server import Telemetry
-from learner.diagnostics.gauges import show_divergences
 from learner.diagnostics.off_policy_alarm import Alarm
 from learner.diagnostics.step_report import Meter, MinibatchResult, UpdateReport, metrics_row
 from learner.losses.objective import TokenLosses
-from tests.factories import make_batch, make_group
-from tests.learner_setup import ALONE, learner_config
+from tests.support.factories import make_batch, make_group
+from tests.support.learner import ALONE, learner_config
 
 
 def result(loss: float, num_tokens: int, ratio_max: float = 1.0) -> MinibatchResult:
@@ -104,35 +102,3 @@ def test_a_loss_that_is_not_a_number_is_reported_as_it_is() -> None:
     )
     meter.add(torch.tensor(math.nan), losses, torch.zeros(1))
     assert math.isnan(meter.result(torch.tensor(1.0), num_tokens=1, num_active=1, stop=False, facts={}).loss)
-
-
-def test_the_gauges_show_the_subsets_of_this_step_and_forget_those_of_the_last() -> None:
-    telemetry = Telemetry()
-    cell = {"policy": "theta_t", "origin": "x1", "age": None, "tv_tok": 0.25, "ess": 0.75}
-    others = [cell | {"policy": "theta", "tv_tok": 9.0}, cell | {"age": 1, "tv_tok": 9.0}]
-    row = {
-        "k1": 2.0,
-        "k2": 2.5,
-        "k3": None,
-        "divergences": [*others, cell],
-        "bounds": [{"origin": "x1", "paper": -3.0, "penalty_theta": 0.5, "penalty_current": 0.125}],
-    }
-    show_divergences(telemetry, row)
-
-    def shown(name: str, **labels: str) -> float:
-        value = telemetry.registry.get_sample_value(name, labels)
-        assert value is not None
-        return value
-
-    assert shown("bapo_learner_tv_distance_ratio", origin="x1", kind="token") == 0.25
-    assert shown("bapo_learner_ess_ratio", origin="x1", level="sequence") == 0.75
-    assert shown("bapo_learner_improvement_bound", origin="x1", form="paper") == -3.0
-    assert shown("bapo_learner_improvement_penalty", origin="x1", of="theta_t") == 0.125
-    assert shown("bapo_learner_stability_constant", origin="x2") == 2.5
-    assert math.isnan(shown("bapo_learner_stability_constant", origin="x3"))
-    show_divergences(telemetry, row | {"divergences": [], "bounds": []})
-    assert shown("bapo_learner_tv_distance_ratio", origin="x1", kind="token") == 0.25, "a step that was not measured"
-    show_divergences(telemetry, row | {"divergences": [cell | {"origin": "x3"}], "bounds": []})
-    assert shown("bapo_learner_tv_distance_ratio", origin="x3", kind="token") == 0.25
-    assert math.isnan(shown("bapo_learner_tv_distance_ratio", origin="x1", kind="token"))
-    assert math.isnan(shown("bapo_learner_improvement_bound", origin="x1", form="paper"))

@@ -15,9 +15,9 @@ from bapo.config.tree import Config
 from bapo.core.types import Batch, Group
 from learner.update.critic import load_critic, value_loss
 from learner.update.step_state import StepInputs, minibatch_weights, step_inputs, step_logprobs
-from tests.learner_setup import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy, with_supervised
-from tests.tiny_model import perturb, write_tiny_model
-from tests.vectors import vector
+from tests.support.learner import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy, with_supervised
+from tests.support.tiny_model import perturb, write_tiny_model
+from tests.support.vectors import vector
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +117,6 @@ def test_entries_of_kind_sft_are_trained_by_cross_entropy_and_by_nothing_else(mo
     assert last < 0.8 * first
 
 
-def test_a_batch_of_supervised_entries_alone_has_no_policy_update(model_path: Path, tmp_path: Path) -> None:
-    config = learner_config(model_path)
-    batch = with_supervised(random_batch(num_groups=2), 0, 1)
-    report = make_updater(config, tiny_policy(config), tmp_path).run(batch)
-    assert (report.minibatches, sorted(report.facts)) == ((), ["supervised_loss"])
-
-
 # -- the reference
 
 
@@ -157,17 +150,6 @@ def test_the_convex_kl_is_to_the_base_model_alone_for_50_steps(model_path: Path,
 
 
 # -- passes and moments
-
-
-def test_a_reset_optimizer_begins_each_step_without_moments(model_path: Path, tmp_path: Path) -> None:
-    counts = []
-    for reset in (False, True):
-        config = learner_config(model_path, learner={"reset_optimizer": reset})
-        updater = make_updater(config, tiny_policy(config), tmp_path)
-        for step in (1, 2):
-            updater.run(random_batch(step=step))
-        counts.append({int(state["step"]) for state in updater.optimizer.state.values()})
-    assert counts == [{6}, {3}], "three mini-batches per step"
 
 
 # -- what is left out

@@ -1,4 +1,4 @@
-"""The surrogate objective against the reference vectors (tests/vectors.json: V2, V5, V12, V13) and against itself."""
+"""The surrogate objective against the reference vectors (V2, V5, V12, V13) and against itself."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from learner.losses.aggregation import token_weights
 from learner.losses.base import TokenInputs, load_loss
 from learner.losses.objective import TokenLosses, importance_weight, is_rev, k1, k2, k3, objective, token_losses
 from learner.losses.ratios import clipped_surrogate, dual_clipped
-from tests.learner_setup import CPU
-from tests.vectors import tokens, vector
+from tests.support.learner import CPU
+from tests.support.vectors import tokens, vector
 
 # Two responses of 3 and 2 tokens, one after the other.
 V2 = vector("V2.dapo")

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
 from bapo.algorithms.advantages import group_advantages
-from bapo.config.objective import LossName
 from learner.batch.packing import rows_of
 from learner.losses.aggregation import token_weights
 from learner.losses.base import TokenInputs, load_loss
 from learner.losses.luffy import shaped_probability
 from learner.losses.objective import importance_weight, objective, token_losses
 from learner.losses.ratios import geometric_ratio, sequence_ratio
-from tests.learner_setup import CPU
-from tests.loss_setup import (
+from tests.support.learner import CPU
+from tests.support.losses import (
     ADVANTAGE,
     BEHAVE,
     LENGTHS,
@@ -29,16 +27,11 @@ from tests.loss_setup import (
     doubles,
     gradient,
     inputs,
-    loss_names,
     mean,
     run,
     settings,
 )
-from tests.vectors import tokens, vector
-
-
-def test_the_names_in_the_configuration_are_the_files_of_the_folder() -> None:
-    assert loss_names() == tuple(sorted(get_args(LossName)))
+from tests.support.vectors import tokens, vector
 
 
 @pytest.mark.parametrize(
@@ -110,13 +103,6 @@ def test_a_mask_over_whole_responses_leaves_out_the_whole_response() -> None:
     assert kept.tolist() == [False] * 3 + [True] * 2, "6.05 is above 2, 0.82 within"
 
 
-def test_a_floor_leaves_out_what_is_too_small() -> None:
-    config = settings(importance_mode="mask", importance_cap=5.0, importance_floor=1.0)
-    _, kept = importance_weight(OLD, BEHAVE, ROWS, config)
-    assert kept is not None
-    assert kept.tolist() == [True, True, True, True, False]  # 0.82 at the last token
-
-
 def test_one_token_below_the_veto_drops_its_response_at_any_level() -> None:
     for level in ("token", "sequence", "geometric"):
         _, kept = importance_weight(OLD, BEHAVE, ROWS, settings(importance_level=level, importance_veto=0.9))
@@ -177,13 +163,6 @@ def test_v17_luffy_gives_unlikely_tokens_of_an_expert_their_gradient() -> None:
     want = [-0.625 * weight for weight in vector("V17.luffy")["grad_weight_on_logp"]]
     assert logprobs.grad.tolist() == pytest.approx(want, abs=1e-6)
     assert losses.ratio_M.tolist() == [1.0] * 4
-
-
-def test_luffy_does_not_clip_what_the_policy_sampled() -> None:
-    losses = run(settings("luffy", importance_level="none", clip_low=None, clip_high=None))
-    want = [-1.221403 * 1.5, -0.670320 * 1.5, -2.225541 * 1.5, 1.648721 * 0.5, 0.165299 * 0.5]
-    assert losses.surrogate_M.tolist() == pytest.approx(want, abs=1e-5)
-    assert losses.clipped_M.tolist() == [0.0] * 5
 
 
 def test_v19_kimi_weighs_the_gradient_of_a_response_by_its_advantage_less_tau_times_its_log_ratio() -> None:

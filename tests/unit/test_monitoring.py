@@ -19,7 +19,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from deploy.monitoring.__main__ import DASHBOARDS, REPOSITORY, files
 from deploy.monitoring.alert import Clock
 from deploy.monitoring.alerts import ALERTS
-from deploy.monitoring.grafana import dashboard_json, only, series_of
+from deploy.monitoring.grafana import dashboard_json, series_of
 from services.launcher.targets import TargetFile
 
 KNOWN = {series: metric for metric in METRICS for series in series_of(metric.name, metric.kind)}
@@ -53,16 +53,6 @@ def test_alerts_query_registered_series_by_their_own_labels(alert: Any) -> None:
     for series, labels in selectors(alert.expr(Clock())):
         assert series in KNOWN
         assert set(labels) <= {"run", "process", "le", *KNOWN[series].label_names}
-
-
-def test_a_query_is_narrowed_to_the_chosen_run_and_worker() -> None:
-    assert only('rate(bapo_x_total{a="b"}[5m]) + bapo_y') == (
-        'rate(bapo_x_total{run=~"$run",a="b"}[5m]) + bapo_y{run=~"$run"}'
-    )
-    assert only("bapo_rollout_policy_version", worker=True) == (
-        'bapo_rollout_policy_version{run=~"$run",worker=~"$worker"}'
-    )
-    assert only("bapo_rollout_workers", worker=True) == 'bapo_rollout_workers{run=~"$run"}'
 
 
 def test_a_run_says_where_its_processes_listen_until_they_end(tmp_path: Path) -> None:

@@ -51,12 +51,6 @@ def test_what_redis_holds_is_a_sum_over_steps() -> None:
     assert resident_bytes(load_config(["bapo"], [])) == 256 * 18 * 8 * 8192 * 8
 
 
-def test_what_lies_on_gpus_takes_no_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bapo.runtime.machine.ranks_on_gpus", lambda config: 1)
-    config = Config.model_validate({"rollout": {"worker_resources": {"GPU": 1}}})
-    assert memory_gib(config, 10**9) == memory_gib(config)
-
-
 @pytest.mark.parametrize(
     ("cores", "free_gib", "want"),
     [

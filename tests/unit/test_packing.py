@@ -21,7 +21,7 @@ from transformers import (
 from bapo.core.errors import ConfigError
 from learner.batch.packing import Piece, build, columns_of
 from learner.model.policy import Policy
-from tests.learner_setup import CPU, learner_config, random_batch
+from tests.support.learner import CPU, learner_config, random_batch
 
 VOCAB = 218
 

@@ -10,12 +10,11 @@ import msgpack
 import numpy as np
 import pytest
 
-from bapo.core.codec import pack_group, unpack_group
+from bapo.core.codec import pack_group, request_map, unpack_group
 from bapo.core.errors import ContractError
 from bapo.core.json_values import plain_number, to_json
 from bapo.core.types import Prompt
-from bapo.transport.messages import request_map
-from tests.factories import make_group, make_request
+from tests.support.factories import make_group, make_request
 
 
 def test_numbers_of_numpy_travel_as_numbers() -> None:

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from bapo.config.tree import Config
-from bapo.core.errors import ConfigError, DeadlineError
+from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.embeddings import embeddings_path, read_embeddings, write_embeddings
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.tasks.registry import load_task
 from learner.model.embeddings import embed, make_embeddings
-from services.scheduler.proposals import _wait_for, make_pool
-from tests.tiny_model import write_tiny_model
+from services.scheduler.proposals import make_pool
+from tests.support.tiny_model import write_tiny_model
 
 TEXTS = ["3,5,2->13:", "1:", "7,7,7,7->28:"]
 
@@ -72,13 +72,6 @@ def test_a_dataset_has_levels_when_every_row_has_a_number_in_that_column(
     assert (None if pool.levels is None else pool.levels.tolist()) == levels
 
 
-def test_a_selector_that_needs_no_embeddings_costs_none(tmp_path: Path) -> None:
-    config = Config.model_validate({"algorithm": {"selector": "mopps"}})
-    run = RunDirectory.create(tmp_path / "run")
-    make_embeddings(config, run)
-    assert not embeddings_path(config, run).exists()
-
-
 def test_rows_come_in_the_order_of_the_prompts_and_others_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "e.npz"
     write_embeddings(path, ["a", "b", "c"], np.array([[1, 1], [2, 2], [3, 3]], np.float32))
@@ -100,8 +93,3 @@ def test_a_file_that_is_missing_broken_or_incomplete_is_refused_with_its_name(tm
     run = RunDirectory.create(tmp_path / "run")
     with pytest.raises(ConfigError, match="there is no such file; null makes one of the base model"):
         make_embeddings(dots_config(tmp_path, embeddings=str(tmp_path / "none.npz")), run)
-
-
-def test_a_scheduler_whose_learner_makes_no_embeddings_ends_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(DeadlineError, match=r"makes them before its first step, or python -m learner\.model\.emb"):
-        _wait_for(tmp_path / "never.npz", 0.0)

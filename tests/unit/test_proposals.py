@@ -12,7 +12,7 @@ from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.randomness import generator_for
 from bapo.algorithms.selectors.base import PromptPool
 from bapo.config.tree import Config
-from bapo.core.errors import ConfigError, ContractError
+from bapo.core.errors import ConfigError
 from bapo.core.success_counts import Outcomes, outcomes_of
 from bapo.core.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
@@ -21,7 +21,7 @@ from bapo.transport.messages import ExtraRound
 from services.scheduler.loop import Scheduler
 from services.scheduler.plan import FreshPlan
 from services.scheduler.proposals import KEEP_EVERY, Proposals, make_proposals
-from tests.factories import make_prompt
+from tests.support.factories import make_prompt
 from tests.unit.test_scheduler import STATUS
 
 PROMPTS = [make_prompt(prompt_id=f"p{i:03d}") for i in range(60)]
@@ -197,17 +197,6 @@ def test_a_proposal_uses_every_outcome_that_is_v_plus_slack_steps_old_and_none_t
     assert all(through == max(0, step - lookahead) for step, through in seen.items())
 
 
-def test_the_buffer_keeps_a_bounded_number_of_outcomes() -> None:
-    config = make_config(num_steps=300)
-    buffer = Trained(config)
-    scheduler = start(config, buffer)
-    scheduler.look(0)
-    for _ in range(300):
-        buffer.train()
-        scheduler.look(buffer.current.step)
-    assert buffer.most_kept == KEEP_EVERY
-
-
 def test_a_group_that_failed_for_good_is_replaced_from_the_newest_proposal_without_waiting_for_an_outcome() -> None:
     config = make_config(v=1, m=1, slack=0)
     buffer = Trained(config)
@@ -247,21 +236,6 @@ def test_a_step_waits_for_its_reference_prompts_and_a_scheduler_that_dies_meanwh
     assert len(buffer.asked(1)) == 4
     assert buffer.evaluations == {}, "what was learnt of them is kept, so they are deleted"
     assert buffer.state[0] == 1
-
-
-def test_the_steps_of_one_measurement_need_no_other() -> None:
-    config = make_config("dots", v=1, m=1, slack=0)
-    buffer = Trained(config)
-    scheduler = start(config, buffer)
-    scheduler.look(0)
-    for _ in range(2):
-        buffer.train()
-        buffer.unanswered = True
-        scheduler.look(buffer.current.step)
-    assert len(buffer.asked(2)) == 4, "step 2 belongs to the measurement of step 1"
-    assert not set(buffer.asked(2)) & set(buffer.asked(1))
-    assert buffer.asked(3) == []
-    assert [request.min_version for request in buffer.evaluations["reference@3"]] == [2] * 6
 
 
 def test_further_rounds_of_a_step_take_the_next_prompts_of_its_proposal() -> None:
@@ -307,18 +281,6 @@ def test_another_selector_over_the_same_buffer_is_refused() -> None:
         proposals_of(make_config("kimi"), buffer).ranking(41)
 
 
-def test_a_selector_that_is_switched_on_in_the_middle_of_a_run_is_refused() -> None:
-    buffer = Trained(make_config())
-    start(buffer.config, buffer).look(0)
-    buffer.train()
-    buffer.kept.clear()
-    buffer.outcomes = lambda after, limit=64: []  # type: ignore[method-assign]
-    with pytest.raises(
-        ContractError, match=r"holds batch 1, but not what its groups gave.*began with another selector"
-    ):
-        proposals_of(buffer.config, buffer).ranking(4)
-
-
 def test_a_round_whose_outcomes_do_not_exist_yet_has_no_prompts() -> None:
     buffer = Trained(make_config())
     start(buffer.config, buffer).look(0)
@@ -327,14 +289,6 @@ def test_a_round_whose_outcomes_do_not_exist_yet_has_no_prompts() -> None:
     assert proposals.ranking(4) is None
     buffer.train()
     assert proposals.ranking(4) is not None
-
-
-def test_outcomes_of_prompts_that_the_data_do_not_have_are_refused() -> None:
-    buffer = Trained(make_config())
-    start(buffer.config, buffer).look(0)
-    buffer.train()
-    with pytest.raises(ConfigError, match="which the training split does not have: the data of this run has changed"):
-        proposals_of(buffer.config, buffer, [make_prompt(prompt_id=f"new{i}") for i in range(9)]).ranking(4)
 
 
 def test_the_uniform_order_needs_no_proposals() -> None:

@@ -13,8 +13,8 @@ from learner.distributed.sharding import decoder_layers
 from learner.model.loading import checkpoints_activations
 from learner.model.policy import Policy
 from learner.update.critic import load_critic
-from tests.learner_setup import ALONE, learner_config, make_updater, random_batch, tiny_policy
-from tests.tiny_model import write_tiny_model
+from tests.support.learner import ALONE, learner_config, make_updater, random_batch, tiny_policy
+from tests.support.tiny_model import write_tiny_model
 
 NUM_LAYERS, INTERMEDIATE_SIZE = 2, 128
 """Of the tiny model."""

@@ -11,7 +11,7 @@ import pytest
 from bapo.core.errors import ConfigError, ContractError, StorageError
 from bapo.core.types import Fate, Origin, Purpose
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.factories import make_fate
+from tests.support.factories import make_fate
 
 
 @pytest.fixture

@@ -15,11 +15,10 @@ from bapo.core.errors import DivergenceError
 from bapo.core.types import Batch
 from bapo.runtime.process import Flags
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.runtime.run_directory.responses import TokenFiles
 from learner.loop import Learner
 from learner.replay import Replay, as_json, as_text, replay
-from tests.learner_setup import FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch
-from tests.tiny_model import write_tiny_model
+from tests.support.learner import FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch
+from tests.support.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -104,15 +103,6 @@ def test_a_run_keeps_the_batches_behind_its_oldest_checkpoint_and_no_others(mode
     assert RunDirectory(tmp_path / "none").batch_steps() == []
 
 
-def test_before_the_first_checkpoints_are_full_a_run_can_be_repeated_from_its_beginning(
-    model_path: Path, tmp_path: Path
-) -> None:
-    config = config_of(model_path, num_steps=3, every=5)
-    train(config, tmp_path)
-    assert RunDirectory(tmp_path).batch_steps() == [1, 2, 3]
-    assert replayed(config, tmp_path, 1).exact
-
-
 def test_a_step_that_diverged_diverges_again_at_the_same_place(model_path: Path, tmp_path: Path) -> None:
     config = config_of(model_path)
     train(config, tmp_path)
@@ -125,20 +115,3 @@ def test_a_step_that_diverged_diverges_again_at_the_same_place(model_path: Path,
         replay(flags, plan_replay_of(run, run.diverged_path(4)))
     assert "in the replay from step 3 on: step 4, mini-batch 2 of 2" in str(refused.value)
     assert str(run.diverged_path(4)) in str(refused.value)
-
-
-def test_a_replay_makes_the_token_records_that_the_run_would_have_made(model_path: Path, tmp_path: Path) -> None:
-    config = config_of(model_path)
-    recording = config.model_copy(update={"diagnostics": config.diagnostics.model_copy(update={"token_records": 1})})
-    train(config, tmp_path / "without")
-    learner = train(recording, tmp_path / "with")
-    assert learner.token_records is not None
-    learner.token_records.close()
-    flags = Flags(config=config, run=RunDirectory(tmp_path / "without"), extra=argparse.Namespace())
-    found = replay(flags, plan_replay(flags.run, 3), token_records=True)
-    assert found.exact  # recording changes no number
-    made, wanted = TokenFiles(tmp_path / "without"), TokenFiles(tmp_path / "with")
-    assert (made.steps(), wanted.steps()) == ([3], [1, 2, 3])
-    for entry in batch_of(3).entries:
-        rows = made.read_group(3, entry.group.group_id)
-        assert rows == wanted.read_group(3, entry.group.group_id) != []

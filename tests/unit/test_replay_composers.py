@@ -17,8 +17,8 @@ from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.errors import ConfigError
 from bapo.core.types import GroupStat
-from tests.factories import make_stat
-from tests.vectors import vector
+from tests.support.factories import make_stat
+from tests.support.vectors import vector
 
 
 def composer(name: str, *, replay: Mapping[str, object] | None = None, **algorithm: object) -> Composer:

@@ -10,7 +10,7 @@ from bapo.analysis.whatif.replayable import plan_replay, plan_replay_of, replaya
 from bapo.core.codec import pack_batch
 from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.factories import make_batch
+from tests.support.factories import make_batch
 
 
 @pytest.fixture

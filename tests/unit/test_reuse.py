@@ -16,9 +16,9 @@ from learner.batch.packing import columns_of
 from learner.update.anchors import GenerationMemory
 from learner.update.reuse import group_ess, reused_groups, reused_responses, weigh_reused
 from learner.update.step_state import StepInputs, minibatch_weights, step_inputs, step_logprobs
-from tests.factories import make_batch, make_group
-from tests.learner_setup import CPU, learner_config, make_updater, random_batch, tiny_policy
-from tests.tiny_model import write_tiny_model
+from tests.support.factories import make_batch, make_group
+from tests.support.learner import CPU, learner_config, make_updater, random_batch, tiny_policy
+from tests.support.tiny_model import write_tiny_model
 
 QUIET = {"kl_coef": 0.0, "entropy_coef": 0.0}
 

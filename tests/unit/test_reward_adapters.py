@@ -49,14 +49,6 @@ def test_trl_gets_messages_where_the_prompt_is_a_conversation(tmp_path: Path) ->
     assert list(reward.of_group(prompt, ["2", "3"])) == [1.0, 0.0]
 
 
-def test_trls_logging_hooks_can_be_called(tmp_path: Path) -> None:
-    source = (
-        "def f(completions, log_extra, log_metric, **kw):\n"
-        "    log_extra('seen', completions)\n    log_metric('mean', 0.5)\n    return [1.0 for _ in completions]\n"
-    )
-    assert _load(tmp_path, "trl:", source)(make_prompt("t", "x", {"answer": "2"}), "2") == 1.0
-
-
 def test_trl_may_return_an_array(tmp_path: Path) -> None:
     reward = _load(tmp_path, "trl:", "import numpy\ndef f(completions, **kw):\n    return numpy.array([1.0, 0.0])\n")
     assert reward.of_group(make_prompt("t", "x", {}), ["a", "b"]) == [1.0, 0.0]
@@ -104,21 +96,10 @@ def test_verl_gets_the_source_the_ground_truth_and_the_extra_info_of_the_row(
     assert list(reward.of_group(_dataset_prompt(tmp_path, row), ["2", "3"])) == [True, False]
 
 
-def test_verls_function_is_compute_score_when_the_name_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text("def compute_score(solution_str, ground_truth, **kw):\n    return 0.5\n")
-    assert load_reward(f"verl:{path}")(make_prompt("t", "x", {"answer": "2"}), "") == 0.5
-
-
 def test_a_dict_without_a_score_is_an_error_that_shows_its_keys(tmp_path: Path) -> None:
     reward = _load(tmp_path, "verl:", "def f(solution_str, **kw):\n    return {'acc': 1.0}\n")
     with pytest.raises(TypeError, match="without 'score': it has acc"):
         reward(make_prompt("t", "x", {"answer": "2"}), "2")
-
-
-def test_what_makes_no_other_problem_does_not_change_the_id_of_a_prompt(tmp_path: Path) -> None:
-    other = {**VERL_ROW, "extra_info": {"split": "test", "index": 0}}
-    assert _dataset_prompt(tmp_path, VERL_ROW).prompt_id == _dataset_prompt(tmp_path, other).prompt_id
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from bapo.transport.buffer_client import BufferStatus
 from bapo.transport.messages import ExtraRound
 from services.scheduler.loop import Scheduler
 from services.scheduler.plan import FreshPlan, due_round
-from tests.factories import make_hard, make_prompt
+from tests.support.factories import make_hard, make_prompt
 
 PROMPTS = [make_prompt(prompt_id=f"p{i}") for i in range(10)]
 

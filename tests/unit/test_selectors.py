@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from bapo.algorithms.selectors.base import PromptPool, first_by_weight
-from bapo.algorithms.selectors.kimi import Kimi, admitted, failure_rates
+from bapo.algorithms.selectors.kimi import Kimi, admitted
 from bapo.algorithms.selectors.mopps import Mopps, by_fitness, updated
 from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.algorithms.selectors.uniform import Uniform
 from bapo.core.errors import ConfigError, ContractError
-from bapo.core.success_counts import outcomes_of, pack_outcomes, unpack_outcomes
-from tests.vectors import vector
+from bapo.core.success_counts import outcomes_of, unpack_outcomes
+from tests.support.vectors import vector
 
 
 def pool_of(num: int, *, levels: list[float] | None = None) -> PromptPool:
@@ -50,12 +50,6 @@ def test_v16_a_posterior_counts_right_and_wrong_answers_and_forgets_towards_its_
 def test_v16_the_candidates_nearest_to_the_target_are_picked() -> None:
     given = vector("V16.mopps", "topk")
     assert by_fitness(np.array(given["gamma_hat"]), given["target"], None)[:3].tolist() == given["pick3"]
-
-
-def test_a_band_takes_any_candidate_inside_it_and_then_the_nearest() -> None:
-    rates = np.array([0.1, 0.45, 0.75, 0.62, 0.5])
-    # Inside [0.3, 0.7]: 1, 3, 4, in the order of the (shuffled) candidates; then 0.75, then 0.1.
-    assert by_fitness(rates, 0.5, (0.3, 0.7)).tolist() == [1, 3, 4, 2, 0]
 
 
 def test_an_observed_group_moves_the_posterior_of_its_prompt_alone() -> None:
@@ -103,11 +97,6 @@ def test_a_policy_that_improves_is_followed_when_old_evidence_is_forgotten() -> 
 # -- Kimi k1.5 (B.14)
 
 
-def test_the_failure_rate_of_a_prompt_that_was_never_sampled_is_one() -> None:
-    rates = failure_rates(np.array([0.0, 2.0, 16.0]), np.array([0.0, 8.0, 16.0]))
-    assert rates.tolist() == [1.0, 0.75, 0.0]
-
-
 def test_prompts_are_drawn_in_proportion_to_how_often_they_fail() -> None:
     """Failure rates 1, .5, .5 and 0: the first prompt drawn is p0 half of the time, p1 and p2 a quarter each."""
     kimi = Kimi(SelectorConfig(), pool_of(4), seed=3)
@@ -143,12 +132,6 @@ def test_a_curriculum_over_a_task_without_levels_is_refused() -> None:
 
 
 # -- outcomes as bytes
-
-
-def test_outcomes_come_back_from_their_bytes() -> None:
-    outcomes = unpack_outcomes(pack_outcomes(outcomes_of(7, [("a", 0.5, 8), ("b", 8.0, 16)])))
-    assert (outcomes.step, outcomes.prompt_ids) == (7, ("a", "b"))
-    assert (outcomes.reward_sums.tolist(), outcomes.sizes.tolist()) == ([0.5, 8.0], [8, 16])
 
 
 @pytest.mark.parametrize("data", [b"", b"\x94", b"\x94\x01\x91\xa1a\xc4\x00\xc4\x00", b"\x01"])

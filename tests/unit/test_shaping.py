@@ -12,9 +12,9 @@ from bapo.config.load import load_config
 from bapo.core.types import BatchEntry, Origin
 from learner.batch.advantages import row_advantages, shaped_rewards
 from learner.update.anchors import reference_share
-from tests.factories import make_batch, make_group
-from tests.learner_setup import learner_config
-from tests.vectors import vector
+from tests.support.factories import make_batch, make_group
+from tests.support.learner import learner_config
+from tests.support.vectors import vector
 
 
 def test_v14_the_last_tokens_before_the_limit_cost_up_to_1() -> None:
@@ -33,11 +33,6 @@ def test_with_kimis_weight_the_longest_right_response_stays_above_the_shortest_w
     during, after = (shaped_rewards(given, step, config).tolist() for step in (157, 158))
     assert during == [1.0, 1.0, 0.0, 0.0]
     assert after == [1.25, 0.75, 0.0, -0.25]
-
-
-def test_a_wrong_response_never_gains_by_being_short() -> None:
-    assert length_reward([0, 1], [1, 9]).tolist() == [0.0, -0.5]
-    assert length_reward([1, 0, 1], [5, 5, 5]).tolist() == [0, 0, 0], "all equally long"
 
 
 def test_v19_the_share_of_the_base_model_falls_in_stages() -> None:
@@ -91,11 +86,6 @@ def test_tokens_that_nobody_sampled_are_carried_over() -> None:
 
 def entry(*, origin: Origin = Origin.X1, **fields: object) -> BatchEntry:
     return BatchEntry(origin=origin, group=make_group(**fields))  # type: ignore[arg-type]
-
-
-def test_areals_scale_moves_rewards_before_the_advantage() -> None:
-    config = learner_config(shaping={"shift": -0.5, "scale": 10.0})
-    assert shaped_rewards(entry(rewards="10"), 1, config).tolist() == [5.0, -5.0]
 
 
 def test_penalties_and_bonuses_add_up_and_the_stored_rewards_stay() -> None:

@@ -9,14 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from bapo.analysis.whatif.recording import Recording, read_recording
-from bapo.analysis.whatif.reevaluation import Source
-from bapo.analysis.whatif.reproduction import compare
-from bapo.analysis.whatif.simulation import SimulatedStep, as_recorded, what_if
+from bapo.analysis.whatif.simulation import SimulatedStep, Source, as_recorded, compare, what_if
 from bapo.cli.app import app
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.core.types import Origin
-from tests.whatif_setup import BATCHES, fresh_fate, recording_of, trace_config, trace_fates, write_trace
+from tests.support.whatif import BATCHES, fresh_fate, recording_of, trace_config, trace_fates, write_trace
 
 
 @pytest.fixture

@@ -49,12 +49,6 @@ def test_runs_come_seed_after_seed_so_that_a_short_study_has_all_methods(tmp_pat
     assert study.runs[0].path == tmp_path / "outputs" / "mine" / "runs" / "plain-s1"
 
 
-def test_a_method_may_have_more_seeds_than_the_others(tmp_path: Path) -> None:
-    values = study_values(seeds=[1])
-    values["methods"]["ours"]["seeds"] = [1, 2, 3]
-    assert [run.name for run in plan(tmp_path, values).runs] == ["plain-s1", "ours-s1", "ours-s2", "ours-s3"]
-
-
 def test_settings_lie_over_common_and_common_over_the_preset(tmp_path: Path) -> None:
     values = study_values()
     values["common"]["loss"] = {"clip_high": 0.3}
@@ -114,12 +108,6 @@ def test_methods_that_are_not_comparable_are_refused_with_the_setting(
     name = "task.options" if section == "task" else f"{section}.{key}"
     values["methods"]["ours"]["may_differ"] = [name]
     assert len(plan(tmp_path, values).runs) == 4
-
-
-def test_a_learning_rate_is_a_matter_of_the_method(tmp_path: Path) -> None:
-    values = study_values()
-    values["methods"]["ours"]["settings"] = {"learner": {"lr": 0.5}}
-    assert plan(tmp_path, values).runs[1].config.learner.lr == 0.5
 
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "configs" / "study-countdown.toml"

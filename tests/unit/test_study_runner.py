@@ -7,8 +7,16 @@ from pathlib import Path
 import pytest
 
 from bapo.analysis.study.plan import Study
-from bapo.analysis.study.runner import Outcome, Runner, StudyProgress, reason_of, tidy
-from bapo.analysis.study.schedule import Estimates, mean_seconds, next_run
+from bapo.analysis.study.runner import (
+    Estimates,
+    Outcome,
+    Runner,
+    StudyProgress,
+    mean_seconds,
+    next_run,
+    reason_of,
+    tidy,
+)
 from bapo.analysis.study.state import Found, State
 from bapo.runtime.run_directory.layout import RunDirectory
 from tests.unit.test_launcher_display import make_row

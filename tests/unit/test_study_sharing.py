@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from bapo.analysis.study.plan import Study
-from bapo.analysis.study.results import Results
-from bapo.analysis.study.sharing import look_at, take_shared, twin
-from bapo.analysis.study.state import State
+from bapo.analysis.study.state import Results, State, look_at, take_shared, twin
 from bapo.runtime.run_directory.files import append_line
 from tests.unit.test_study_plan import make, plan, study_values
 

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 from bapo.core.types import Batch, Group, Origin
 from learner.batch.packing import columns_of, minibatches
 from learner.diagnostics.theorem_meter import Cell, Diagnosis, diagnose
-from tests.factories import make_batch, make_group
-from tests.learner_setup import learner_config, make_updater, random_batch, tiny_policy, true_logprobs
-from tests.tiny_model import write_tiny_model
+from tests.support.factories import make_batch, make_group
+from tests.support.learner import learner_config, make_updater, random_batch, tiny_policy, true_logprobs
+from tests.support.tiny_model import write_tiny_model
 
 # V12: two responses of 3 and 2 tokens, sampled from alpha; W = e^0.3 and 1.
 ALPHA = [-1.0, -0.5, -2.0, -0.7, -1.2]

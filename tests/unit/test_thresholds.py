@@ -11,8 +11,8 @@ from bapo.algorithms.composer import AssemblyView
 from bapo.algorithms.levels import levels_within
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.algorithms.thresholds import global_mean_reward, reuse_window, scheduled_window, snap
-from tests.factories import make_hard, make_stat
-from tests.vectors import vector
+from tests.support.factories import make_hard, make_stat
+from tests.support.vectors import vector
 
 EQ8 = AlgorithmConfig(threshold_schedule="eq8")
 INVERTED = AlgorithmConfig(threshold_schedule="inverted")

@@ -15,7 +15,7 @@ from bapo.core.types import Batch, Group
 from bapo.runtime.run_directory.responses import TokenFiles, TokenRow
 from learner.diagnostics.response_recorder import ResponseRecorder
 from learner.diagnostics.token_values import TokenValues
-from tests.learner_setup import (
+from tests.support.learner import (
     FakeBuffer,
     FakeFleet,
     learner_config,
@@ -24,7 +24,7 @@ from tests.learner_setup import (
     random_batch,
     tiny_policy,
 )
-from tests.tiny_model import write_tiny_model
+from tests.support.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -80,32 +80,6 @@ def test_a_token_is_clipped_where_its_ratio_is_beyond_the_bound_that_its_advanta
     beyond = ((found.advantage_M > 0) & (found.ratio_M > 1.3)) | ((found.advantage_M < 0) & (found.ratio_M < 0.8))
     assert 0 < beyond.sum() < len(beyond)
     np.testing.assert_array_equal(found.clipped_M > 0, beyond)
-
-
-def test_with_two_epochs_the_last_pass_counts(model_path: Path, tmp_path: Path) -> None:
-    batch = random_batch(num_groups=4)
-    learner = {"minibatch_size": 4, "lr": 0.01}
-    loss = {"ratio_mode": "decoupled", "kl_coef": 0.01}
-    once = values_of(model_path, tmp_path, batch, learner=learner, loss=loss)
-    twice = values_of(model_path, tmp_path, batch, learner={**learner, "epochs": 2}, loss=loss)
-    assert np.all(once.ratio_M == 1.0)  # the first pass is by theta_t, its own anchor
-    moved = np.exp(np.clip(twice.logprobs_M - once.logprobs_M, -20, 20))
-    np.testing.assert_allclose(twice.ratio_M, moved, rtol=1e-3)
-    assert np.abs(moved - 1).max() > 0.01
-
-
-def test_what_no_pass_computed_is_nan_and_nothing_is_kept_in_other_steps(model_path: Path, tmp_path: Path) -> None:
-    batch = random_batch(num_groups=2, step=2)
-    batch.entries[0].group.rewards[:] = 1.0  # advantage 0, and neither KL nor entropy in the loss
-    without = {"kl_coef": 0.0, "entropy_coef": 0.0}
-    found = values_of(model_path, tmp_path, batch, loss=without)
-    tokens = len(batch.entries[0].group.token_ids)
-    assert np.isnan(found.entropy_M[:tokens]).all()
-    assert np.isfinite(found.entropy_M[tokens:]).all()
-    config = learner_config(model_path, diagnostics={"token_records": 3}, loss=without)
-    updater = make_updater(config, tiny_policy(config), tmp_path)
-    assert updater.run(random_batch(step=2)).tokens is None
-    assert updater.run(random_batch(step=3)).tokens is not None
 
 
 def test_recording_changes_no_weight(model_path: Path, tmp_path: Path) -> None:

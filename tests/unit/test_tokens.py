@@ -63,12 +63,6 @@ def test_what_services_accept_holds_no_token(made: TokenSet) -> None:
         assert made.path_of(role).read_text().strip() not in accepted
 
 
-def test_making_a_set_again_changes_nothing(made: TokenSet) -> None:
-    before = {path: path.read_text() for path in made.folder.rglob("*") if path.is_file()}
-    made.create()
-    assert {path: path.read_text() for path in made.folder.rglob("*") if path.is_file()} == before
-
-
 def test_a_rotation_keeps_the_token_before_until_it_is_retired(made: TokenSet) -> None:
     first = FileToken(made.path_of(Role.WORKER))()
     made.rotate(Role.WORKER)
@@ -128,17 +122,6 @@ def test_a_service_that_others_reach_starts_only_with_tokens(host: str, loopback
     with pytest.raises(ConfigError, match=r"would listen on .* BAPO_ACCEPTED_TOKENS_FILE .*security.tokens = \"off\""):
         keyring_for("the service", host, "auto")
     assert keyring_for("the service", host, "off") is None
-
-
-def test_given_tokens_are_asked_for_on_the_loopback_too(made: TokenSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ACCEPTED_FILE, str(made.accepted_path))
-    assert keyring_for("the service", "127.0.0.1", "auto") is not None
-    assert keyring_for("the service", "127.0.0.1", "off") is None
-    monkeypatch.delenv(ACCEPTED_FILE)
-    monkeypatch.setenv(ACCEPTED, f"viewer:{digest(SECRET)}")
-    found = keyring_for("the service", "0.0.0.0", "auto")
-    assert found is not None
-    assert found.role_of(SECRET) is Role.VIEWER
 
 
 def test_a_caller_takes_its_token_from_a_file_or_the_environment(

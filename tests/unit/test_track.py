@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bapo.analysis.trackers.base import TrackedRun, load_tracker, tracker_names
-from bapo.analysis.trackers.sending import Sender, measured, numbers_of
+from bapo.analysis.trackers.base import Sender, TrackedRun, load_tracker, measured, numbers_of, tracker_names
 from bapo.cli.app import app
 from bapo.config.load import dump_toml, load_config
 from bapo.core.errors import ConfigError

@@ -12,7 +12,7 @@ import pytest
 from bapo.core.codec import pack_group, read_group_header
 from bapo.core.errors import BY_NAME, BapoError, ContractError
 from bapo.core.types import Group, Outcome
-from tests.factories import make_group, make_stat
+from tests.support.factories import make_group, make_stat
 
 
 def with_column(**columns: Any) -> Group:

@@ -8,11 +8,10 @@ import pytest
 
 from bapo.config.supervision import SupervisionConfig
 from bapo.core.errors import DeadlineError
-from bapo.transport.messages import WorkerLeases
 from services.launcher.session import progress_mark as mark_of_run
 from services.launcher.session import why_still
 from services.launcher.supervision.children import ProcessLine
-from services.stalls import Watchdog, mark_of
+from services.stalls import Watchdog
 from tests.unit.test_launcher_display import make_row, make_snapshot
 from tests.unit.test_scheduler import STATUS
 
@@ -62,29 +61,6 @@ def test_a_standstill_may_end_the_run(clock: Clock) -> None:
     clock.now += 30.0
     with pytest.raises(DeadlineError, match=r"nothing has moved for 30 s .*: nobody knows"):
         watchdog.look(1, lambda: "nobody knows")
-
-
-def test_zero_switches_it_off(clock: Clock) -> None:
-    watchdog = make_watchdog(clock, stall_s=0.0, stall_ends_run=True)
-    watchdog.look(1, str)
-    clock.now += 1e6
-    assert watchdog.look(1, str) is None
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "moves"),
-    [
-        ("step", 7, True),
-        ("fresh_ready", 7, True),
-        ("evaluations", {"cd34@1": 5}, True),
-        ("reevaluation_rounds", {4: 2}, True),
-        ("leased", {"fresh": 7}, False),  # a lease that ends and is taken again gets nothing done
-        ("failures_in_a_row", 7, False),
-        ("workers", {"w": WorkerLeases(leased=0, silent_s=1.0)}, False),
-    ],
-)
-def test_what_counts_as_a_move(field: str, value: object, moves: bool) -> None:
-    assert (mark_of(replace(STATUS, **{field: value})) != mark_of(STATUS)) is moves
 
 
 def test_steps_measurements_and_processes_that_come_up_are_moves_of_a_run() -> None:

@@ -16,9 +16,9 @@ from bapo.core.types import Fate, Origin, Purpose
 from bapo.runtime.run_directory.files import Lines
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask, view_of
+from services.dashboard.overview import PromptVisits, table_ages
 from services.dashboard.run_view import RunView
-from services.dashboard.step_columns import PromptVisits, table_ages
-from tests.made_up_runs import fate, metrics_row, write_run
+from tests.support.synthetic_runs import fate, metrics_row, write_run
 
 CONFIG = Config.model_validate(
     {"algorithm": {"batch_size": 4, "group_size": 4}, "learner": {"minibatch_size": 4}, "rollout": {"num_workers": 1}}

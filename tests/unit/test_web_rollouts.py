@@ -10,10 +10,10 @@ import pytest
 from bapo.config.load import load_resolved
 from bapo.core.errors import ContractError
 from bapo.runtime.run_directory.layout import RunDirectory
+from services.dashboard.assets import answers
 from services.dashboard.endpoints import ENDPOINTS, ask, view_of
-from services.dashboard.export import answers
 from services.dashboard.run_view import RunView
-from tests.rollout_run import GROUP, HOSTILE, LONG, write_rollout_run
+from tests.support.recorded_responses import GROUP, HOSTILE, LONG, write_rollout_run
 
 
 @pytest.fixture

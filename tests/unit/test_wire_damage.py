@@ -6,27 +6,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo.core.codec import (
-    fate_from_map,
-    fate_map,
-    pack_batch,
-    pack_group,
-    prompt_from_map,
-    prompt_map,
-    read_group_header,
-    split_frames,
-    unpack_batch,
-    unpack_group,
-)
+from bapo.core.codec import fate_map, pack_batch, pack_group, prompt_map, read_group_header, unpack_batch, unpack_group
 from bapo.core.errors import ContractError
-from bapo.core.frames import PREFIX, frame_head, frame_start, open_frame
-from tests.factories import make_batch, make_fate, make_group, make_prompt
+from bapo.core.frames import PREFIX, frame_head, frame_start, open_frame, split_frames
+from tests.support.factories import make_batch, make_fate, make_group, make_prompt
 
 GROUP = pack_group(make_group(rewards="10", lengths=[2, 3]))
 BATCH = pack_batch(make_batch(groups=[make_group(rewards="10"), make_group(rewards="01", prompt_id="q")]))
@@ -86,25 +74,6 @@ def test_a_stream_that_is_cut_is_refused_at_its_last_frame() -> None:
     assert bytes(next(frames)) == GROUP
     with pytest.raises(ContractError, match="cut off"):
         next(frames)
-
-
-@pytest.mark.parametrize(
-    ("frame", "message"),
-    [
-        (b"JSON" + GROUP[4:], "not a BAPO frame of format 1: starts with b'JSON"),
-        (GROUP[:4] + b"\x02" + GROUP[5:], "not a BAPO frame of format 1"),
-        (BATCH, "kind 2 where kind 1"),
-        (PREFIX.pack(b"BAPO", 1, 1, 1 << 30, 0), "at most"),
-        (PREFIX.pack(b"BAPO", 1, 1, 1, 0) + b"\x01", "Expected `object`, got `int`"),
-        (PREFIX.pack(b"BAPO", 1, 1, 1, 0) + b"\xc1", "MessagePack data is malformed"),
-        (PREFIX.pack(b"BAPO", 1, 1, 2, 0) + b"\x01\x01", "Expected `object`, got `int`"),
-        (PREFIX.pack(b"BAPO", 1, 1, 2000, 0) + b"\x91" * 2000, "Expected `object`, got `array`"),
-        (PREFIX.pack(b"BAPO", 1, 1, 3, 0) + b"\x81\x90\x01", "Expected `str`, got `array`"),  # a list as key
-    ],
-)
-def test_frames_of_others_are_refused_with_the_reason(frame: bytes, message: str) -> None:
-    with pytest.raises(ContractError, match=message):
-        unpack_group(frame)
 
 
 def group_with(**fields: Any) -> bytes:
@@ -172,26 +141,12 @@ def batch_with(**fields: Any) -> bytes:
         ({"r_tot": float("nan")}, "must be finite"),
         ({"num_bad": 1.5}, "num_bad must be"),
         ({"fates": [3]}, "a fate must be a map"),
-        ({"fates": [{**fate_map(make_fate()), "birth": "1"}]}, "a fate's birth"),
-        ({"fates": [{**fate_map(make_fate()), "outcomes": [256]}]}, "wrong purpose, origin or reward"),
-        ({"fates": [{**fate_map(make_fate()), "purpose": "x"}]}, "wrong purpose, origin or reward"),
+        ({"fates": [{**fate_map(make_fate()), "birth": "1"}]}, r"Expected `int`, got `str` - at `\$.birth`"),
+        ({"fates": [{**fate_map(make_fate()), "outcomes": [256]}]}, "bytes must be in range"),
+        ({"fates": [{**fate_map(make_fate()), "purpose": "x"}]}, "Invalid enum value .x."),
         ({"more": 1}, "keys"),
     ],
 )
 def test_a_batch_header_that_contradicts_itself_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ContractError, match=message):
         unpack_batch(batch_with(**fields))
-
-
-@pytest.mark.parametrize("values", [{}, {b"text": 1, "task": 2}, {1: 2}])
-def test_maps_with_strange_keys_are_refused(values: dict[Any, Any]) -> None:
-    with pytest.raises(ContractError):
-        prompt_from_map(values)
-    with pytest.raises(ContractError):
-        fate_from_map(values)
-
-
-def test_an_extension_type_is_refused() -> None:
-    answer = {"x": msgpack.ExtType(4, b"abc")}
-    with pytest.raises(ContractError, match="not msgpack"):
-        unpack_group(group_with(prompt={**prompt_map(make_prompt()), "answer": answer}))

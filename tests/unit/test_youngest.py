@@ -6,7 +6,7 @@ import pytest
 
 from bapo.algorithms.composer import Reason
 from bapo.algorithms.settings import AlgorithmConfig
-from tests.factories import make_stat
+from tests.support.factories import make_stat
 from tests.unit.test_composer import compose
 
 REFILL = AlgorithmConfig(

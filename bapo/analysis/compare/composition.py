@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from bapo.algorithms.composer import Reason
+from bapo.analysis.compare.figures import WINDOW_SHARE, response_lengths
 from bapo.analysis.compare.gather import Measured, Method
-from bapo.analysis.compare.series import WINDOW_SHARE, response_lengths
 from bapo.core.types import Fate, Origin, Outcome, Purpose
 
 

@@ -12,13 +12,10 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bapo.analysis.compare.figures.catalogue import CATALOGUE, Entry
-from bapo.analysis.compare.gather import Compared
-from bapo.analysis.compare.remarks import remarks
-from bapo.analysis.compare.tables.cells import Table
-from bapo.analysis.compare.tables.overview import all_tables
-from bapo.analysis.compare.tables.published import published
-from bapo.analysis.report import drawing
+from bapo.analysis import drawing
+from bapo.analysis.compare.figures import CATALOGUE, Entry
+from bapo.analysis.compare.gather import Compared, remarks
+from bapo.analysis.compare.tables import Table, all_tables, published
 from bapo.runtime.run_directory.files import ELSEWHERE, replace_file, storing
 
 

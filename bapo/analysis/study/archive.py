@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo.analysis.study.plan import PlannedRun, Study
-from bapo.analysis.study.results import Results
-from bapo.analysis.study.state import State, changed, look
+from bapo.analysis.study.state import Results, State, changed, look
 from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.files import ELSEWHERE, append_line, replace_file, storing
 from bapo.runtime.run_directory.layout import RunDirectory

@@ -1,11 +1,9 @@
-"""From STUDY.toml to the runs of a study, each with its whole configuration; refused before anything starts.
+"""STUDY.toml -> the runs of a study, each with its whole configuration; all problems are reported at once.
 
-    [study]                     name, root, seeds, parallel ...
-    [common]                    settings of every run, over the preset of its method
-    [methods.NAME]              preset, label, seeds, may_differ
-    [methods.NAME.settings]     settings of this method alone, over `common`
-
-All problems are reported at once, one line each: which part of the file, which key, what to write instead.
+[study]                     name, root, seeds, parallel ...
+[common]                    settings of every run, over the preset of its method
+[methods.NAME]              preset, label, seeds, may_differ
+[methods.NAME.settings]     settings of this method alone, over `common`
 """
 
 from __future__ import annotations
@@ -20,11 +18,85 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from bapo.algorithms.settings import Frozen
-from bapo.analysis.study.fairness import unfair_differences, unknown_exceptions
+from bapo.config.check import known_keys, shown
 from bapo.config.layers import Key, Layer, dotted, flatten, preset_names
 from bapo.config.load import load_layers
 from bapo.config.tree import NAME_PATTERN, Config
 from bapo.core.errors import ConfigError, did_you_mean
+
+MUST_AGREE = {
+    "model": "the base model",
+    "task": "the problems and the reward",
+    "run.num_steps": "the number of learner steps",
+    "algorithm.batch_size": "prompts per step, and with them the data order",
+    "algorithm.group_size": "responses per prompt",
+    "learner.minibatch_size": "groups per optimizer update",
+    "learner.epochs": "passes over each batch",
+    "rollout.temperature": "sampling",
+    "rollout.top_p": "sampling",
+    "rollout.max_prompt_tokens": "sampling",
+    "rollout.max_response_tokens": "sampling",
+    "evaluation": "how it is measured",
+}
+"""Section or key -> why."""
+NOT_MEASUREMENT = ("evaluation.port",)
+
+
+def must_agree(config: Config) -> dict[str, tuple[object, str]]:
+    """Dotted key -> (its value, what it fixes), for every setting that all methods share."""
+    found: dict[str, tuple[object, str]] = {}
+    for key, value in flatten(config.model_dump()):
+        name = dotted(key)
+        parts = (part for part in MUST_AGREE if name == part or name.startswith(f"{part}."))
+        for part in parts:
+            if name not in NOT_MEASUREMENT:
+                found[name] = (value, MUST_AGREE[part])
+    return found
+
+
+def unfair_differences(configs: Mapping[str, Config], may_differ: Mapping[str, Sequence[str]]) -> list[str]:
+    """One line per setting in which a method differs from the first one, though it should not.
+
+    Args:
+        configs: method -> its configuration, all at the same place of their seeds.
+        may_differ: method -> settings that are excepted for it.
+    """
+    if not configs:
+        return []
+    (first, reference), *others = [(name, must_agree(config)) for name, config in configs.items()]
+    problems = []
+    for name, settings in others:
+        for key in dict.fromkeys([*reference, *settings]):
+            value, wanted = _value(settings, key), _value(reference, key)
+            excepted = (*may_differ.get(name, ()), *may_differ.get(first, ()))
+            if value != wanted and not any(key == part or key.startswith(f"{part}.") for part in excepted):
+                why = (reference.get(key) or settings[key])[1]
+                problems.append(
+                    f"methods.{name}: {key} = {_shown(value)}, but {_shown(wanted)} in methods.{first}: {why} must be "
+                    f'the same for all; make it so, or write may_differ = ["{key}"] in [methods.{name}]'
+                )
+    return problems
+
+
+def unknown_exceptions(may_differ: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """One line per excepted key that is none of those which must agree."""
+    for name, keys in may_differ.items():
+        for key in keys:
+            if not any(key == part or key.startswith(f"{part}.") for part in MUST_AGREE):
+                hint = did_you_mean(key, [*MUST_AGREE, *known_keys()])
+                yield f"methods.{name}.may_differ: {key} need not agree between methods{hint}"
+
+
+_ABSENT = object()
+
+
+def _value(settings: Mapping[str, tuple[object, str]], key: str) -> object:
+    return settings[key][0] if key in settings else _ABSENT
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is _ABSENT else shown(value)
+
 
 METHOD_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,39}$"
 """Part of a run's name: `bapo-without-x2` with seed 3 is the run `bapo-without-x2-s3`."""

@@ -1,19 +1,20 @@
-"""Run a study: start what is missing, a few at a time, look after it, remember how each run ended.
+"""Run a study: which run comes next, the launcher processes, and what the user reads about them.
 
-A run is a launcher process of its own, as `bapo train` becomes one; its output is in logs/<run>.log. A run that fails
-does not stop the others. When the user asks for an end, every launcher ends its run as after Ctrl-C; when this process
-is killed, the kernel asks them to.
+A run is a launcher process of its own with its output in logs/<run>.log. A run that fails does not stop the others. On
+Ctrl-C every launcher ends its run; when this process is killed, the kernel signals them.
 """
 
 from __future__ import annotations
 
+import heapq
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +22,88 @@ from types import FrameType
 from typing import Any, Protocol
 
 from bapo.analysis.study.plan import PlannedRun, Study
-from bapo.analysis.study.results import Results
-from bapo.analysis.study.schedule import Estimates, mean_seconds, next_run
-from bapo.analysis.study.state import FINISHED, Found, State, look
+from bapo.analysis.study.state import FINISHED, Found, Results, State, look
 from bapo.config.load import dump_toml
+from bapo.core.text import duration
 from bapo.runtime.process import dying_with_parent
 from bapo.runtime.run_directory.files import replace_file, storing
 from bapo.runtime.run_directory.layout import RunDirectory
+
+FEW_STEPS = 5
+"""Before so many steps, the pace of a run says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """Seconds of one whole run, measured."""
+
+    by_method: Mapping[str, float]
+    """Mean of its finished runs."""
+
+    def of(self, found: Found) -> float | None:
+        """Seconds that this run still takes: by its method, else by the mean of all methods; None: nothing is known."""
+        if not self.by_method:
+            return None
+        every = sum(self.by_method.values()) / len(self.by_method)
+        return self.by_method.get(found.run.method, every) * found.share_left
+
+
+def mean_seconds(rows: Iterable[Mapping[str, object]]) -> Estimates:
+    """From the lines of results.jsonl: only runs that one start finished have a time that says something."""
+    seconds: dict[str, list[float]] = {}
+    for row in rows:
+        if row.get("status") == "finished" and row.get("in_one_start"):
+            seconds.setdefault(str(row["method"]), []).append(float(str(row["wall_s"])))
+    return Estimates({method: sum(values) / len(values) for method, values in seconds.items()})
+
+
+def provisional(estimates: Estimates, running: Iterable[tuple[Found, int, float]]) -> Estimates:
+    """The same, with methods that were never measured whole taken from how far their first runs have come.
+
+    Args:
+        running: each with its step and its age in seconds; start-up makes early guesses too long.
+    """
+    guesses: dict[str, float] = {}
+    for found, step, age_s in running:
+        done = step - found.step
+        if done >= FEW_STEPS:
+            guesses[found.run.method] = age_s * found.run.config.run.num_steps / done
+    return Estimates(guesses | dict(estimates.by_method))
+
+
+def next_run(waiting: Sequence[Found], estimates: Estimates, left_s: float | None) -> Found | None:
+    """The first run that is not finished and that fits; None when none does.
+
+    Args:
+        left_s: of the budget; None without one. A run whose time nobody knows yet counts as fitting.
+    """
+    for found in waiting:
+        needed_s = estimates.of(found)
+        if found.state is not State.FINISHED and (left_s is None or (left_s > 0 and (needed_s or 0.0) <= left_s)):
+            return found
+    return None
+
+
+def rest_s(
+    waiting: Sequence[Found], running: Sequence[tuple[Found, float]], estimates: Estimates, parallel: int
+) -> float | None:
+    """Seconds until all have ended, each free place taking the next run; None while no run was ever measured.
+
+    Args:
+        running: each with its age in seconds.
+    """
+    ends = [max(0.0, (estimates.of(found) or 0.0) - age_s) for found, age_s in running]
+    heapq.heapify(ends)
+    last = max(ends, default=0.0)
+    for found in waiting:
+        needed_s = estimates.of(found)
+        if needed_s is None:
+            return None
+        start = heapq.heappop(ends) if len(ends) >= parallel else 0.0
+        heapq.heappush(ends, start + needed_s)
+        last = max(last, start + needed_s)
+    return last if estimates.by_method else None
+
 
 POLL_S = 0.5
 FOR_RESUMING = ("redis", "weights")
@@ -269,3 +345,66 @@ def tidy(run: RunDirectory, *, replayable: bool = False) -> None:
         shutil.rmtree(run.path / folder, ignore_errors=True)
     for step in () if replayable else run.checkpoint_steps()[:-1]:
         shutil.rmtree(run.checkpoint_dir(step), ignore_errors=True)
+
+
+def plan_lines(study: Study, found: Sequence[Found], estimates: Estimates, parallel: int) -> Iterator[str]:
+    """What is going to be run: methods, seeds, steps, what there is already, how long it takes."""
+    yield f"study {study.path}: {len(found)} runs, {parallel} at a time"
+    for method in dict.fromkeys(one.run.method for one in found):
+        own = [one for one in found if one.run.method == method]
+        settings = study.file.methods[method]
+        states = Counter(one.state for one in own)
+        words = ", ".join(f"{states[state]} {WORDS[state]}" for state in State if states[state])
+        seeds = " ".join(str(one.run.seed) for one in own)
+        each = estimates.by_method.get(method)
+        measured = f", {each:.0f} s each (measured)" if each is not None else ""
+        yield (
+            f"  {method:<20} preset {settings.preset}, seeds {seeds}, {own[0].run.config.run.num_steps} steps: "
+            f"{words}{measured}"
+        )
+        for key in settings.may_differ:
+            yield f"  {'':<20} {key} differs from the other methods, as the file says it may"
+    waiting = [one for one in found if one.state is not State.FINISHED]
+    yield f"time for the {len(waiting)} that are left: {remaining(waiting, estimates, parallel)}"
+
+
+def remaining(waiting: Sequence[Found], estimates: Estimates, parallel: int) -> str:
+    """In words."""
+    if not waiting:
+        return "none"
+    seconds = rest_s(waiting, (), estimates, parallel)
+    return "unknown: no run of this study was measured yet" if seconds is None else f"about {duration(seconds)}"
+
+
+def progress_line(look: StudyProgress) -> str:
+    """One line: what is done, what goes on, how much longer."""
+    running = ", ".join(f"{found.run.name} {step}/{found.run.config.run.num_steps}" for found, step, _ in look.running)
+    estimates = provisional(look.estimates, look.running)
+    seconds = rest_s(look.waiting, [(found, age_s) for found, _, age_s in look.running], estimates, look.parallel)
+    failed = f", {look.failed} failed" if look.failed else ""
+    eta = "ETA unknown yet" if seconds is None else f"ETA {duration(seconds)}"
+    return f"{look.finished}/{look.num_runs} finished{failed} | {running} | {duration(look.elapsed_s)} | {eta}"
+
+
+def end_lines(study: Study, outcome: Outcome, source: str) -> Iterator[str]:
+    """How it ended, what failed and why, and how to go on."""
+    for row in outcome.failed:
+        yield f"{row['run']} failed with exit code {row['exit_code']}: {row['reason']}"
+    if outcome.failed:
+        yield f"{len(outcome.failed)} of {len(study.runs)} runs failed; their output is in {study.path / 'logs'}"
+    if outcome.interrupted:
+        yield f"ended by the user: {', '.join(outcome.interrupted)}"
+    if outcome.left:
+        yield f"not started: {', '.join(outcome.left)}"
+    if outcome.failed or outcome.interrupted or outcome.left:
+        yield f"go on with the same command; finished runs are kept: bapo study {source}"
+    else:
+        yield f"all {len(study.runs)} runs are finished; look at them with: bapo report {study.path}"
+
+
+WORDS = {
+    State.NEW: "to be made",
+    State.RESUME: "to be continued from a checkpoint",
+    State.ANEW: "to be started anew",
+    State.FINISHED: "finished",
+}

@@ -1,21 +1,26 @@
-"""What there is of each run of a study already.
+"""What there is of each run of a study: its state on disk, its line of results.jsonl, its twin in another study.
 
-NEW ----start----> (goes on) ----> FINISHED      kept, never made again
-                       |
-                       +--broken--> RESUME       it has a checkpoint: continued from there
-                                    ANEW         it has none: begun again at step 1, in the same directory
+NEW ----start----> FINISHED   kept, never made again
+           |
+           +--broken--> RESUME (from its checkpoint) or ANEW (no checkpoint: from step 1, in the same directory)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
-from bapo.analysis.study.plan import PlannedRun
+from bapo.analysis.run_records import ledger_of
+from bapo.analysis.study.plan import PlannedRun, Study
 from bapo.config.load import diff, load_resolved
 from bapo.core.errors import ConfigError
+from bapo.runtime.run_directory.files import append_line, keep_lines, read_lines, storing
 from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.rows import ResultRow
 
 FINISHED = "finished"
 MOVED = ("run.root", "rollout.sync_timeout_s", "learner.batch_timeout_s", "buffer.max_memory_mb")
@@ -90,3 +95,106 @@ def changed(runs: Iterable[PlannedRun]) -> None:
             )
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+class Results:
+    """The file. The study is its only writer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "results.jsonl"
+
+    def read(self) -> list[dict[str, Any]]:
+        """All lines. Raises: RecordError."""
+        return read_lines(self.path, ResultRow)
+
+    def remember(self, run: PlannedRun, *, exit_code: int, reason: str, wall_s: float, is_new: bool) -> dict[str, Any]:
+        """Replace the line of a run that has ended just now; returns it.
+
+        Args:
+            is_new: whether nothing was there of the run before this start.
+        Raises: StorageError.
+        """
+        before = [row for row in self.read() if row["run"] == run.name]
+        directory = RunDirectory.open(run.path) if (run.path / "config.toml").is_file() else None
+        status = str(directory.read_run().get("status", "failed")) if directory else "failed"
+        if exit_code and status == FINISHED:
+            status = "failed"
+        row: dict[str, Any] = {
+            "method": run.method,
+            "seed": run.seed,
+            "run": run.name,
+            "status": status,
+            "exit_code": exit_code,
+            "reason": reason,
+            "starts": 1 + sum(int(row["starts"]) for row in before),
+            "in_one_start": is_new and not before,
+            "wall_s": round(wall_s + sum(float(row["wall_s"]) for row in before), 1),
+        }
+        if directory and status == FINISHED:
+            row |= outcome(directory)
+        keep_lines(self.path, lambda line: line["run"] != run.name)
+        append_line(self.path, row)
+        return row
+
+
+def outcome(run: RunDirectory) -> dict[str, Any]:
+    """What a finished run did, spent and reached."""
+    metrics, evaluations = run.read_metrics(whole=True), run.read_evaluations(whole=True)
+    spent = ledger_of(run.read_groups(), evaluations, metrics)
+    purposes = {"fresh": spent.fresh, "reevaluate": spent.reevaluate, "evaluate": spent.evaluate}
+    accuracy: dict[str, dict[str, Any]] = {}
+    for row in sorted(evaluations, key=lambda row: row["version"]):
+        split = accuracy.setdefault(row["split"], {"before": row["accuracy"]})
+        split |= {"after": row["accuracy"], "num_prompts": row["num_prompts"]}
+    return {
+        "steps": len(metrics),
+        "rollouts": spent.rollouts,
+        "responses": {name: part.responses for name, part in purposes.items()},
+        "tokens": {name: part.tokens for name, part in purposes.items()},
+        "train_s": round(spent.train_s, 1),
+        "accuracy": accuracy,
+    }
+
+
+def look_at(study: Study) -> list[Found]:
+    """What there is of each run, here or in a study that it shares runs with. Raises: ConfigError."""
+    return [_shared(study, look(run)) for run in study.runs]
+
+
+def take_shared(study: Study, say: Callable[[str], None]) -> None:
+    """Link every run that is not begun here and finished elsewhere. Raises: StorageError, ConfigError."""
+    for run in study.runs:
+        if run.path.is_symlink() and not run.path.exists():
+            run.path.unlink()  # the study that had it is gone
+        found = None if os.path.lexists(run.path) else twin(study, run)
+        if found is None:
+            continue
+        with storing(run.path):
+            run.path.symlink_to(os.path.relpath(found, run.path.parent), target_is_directory=True)
+        _remember(study, run, found)
+        say(f"{run.name}: shared, finished in {found.parent.parent}")
+
+
+def twin(study: Study, run: PlannedRun) -> Path | None:
+    """The finished run of the same name and settings in a study that this one shares runs with. Raises: ConfigError."""
+    for folder in study.file.study.share:
+        path = Path(folder) / "runs" / run.name
+        if (path / "config.toml").is_file() and RunDirectory(path).read_run().get("status") == FINISHED:
+            changes = diff(load_resolved(path / "config.toml"), run.config)
+            if all(line.split(":", 1)[0] in MOVED for line in changes):
+                return path
+    return None
+
+
+def _shared(study: Study, found: Found) -> Found:
+    is_there = found.state is State.NEW and not found.run.path.exists() and twin(study, found.run)
+    return replace(found, state=State.FINISHED) if is_there else found
+
+
+def _remember(study: Study, run: PlannedRun, found: Path) -> None:
+    """Its line of results.jsonl, as the other study wrote it."""
+    results = Results(study.path)
+    for row in Results(found.parent.parent).read():
+        if row["run"] == run.name:
+            keep_lines(results.path, lambda line: line["run"] != run.name)
+            append_line(results.path, row)

@@ -16,10 +16,9 @@ from typing import Literal
 
 from bapo.algorithms.composer import Composer, Decision, Reason
 from bapo.algorithms.composers.registry import load_composer
-from bapo.analysis.whatif.clauses import Case, clause, number
+from bapo.analysis.whatif.explanation import Case, clause, number
 from bapo.analysis.whatif.recording import RecordedStep, round_of, stat_of
-from bapo.analysis.whatif.reproduction import differences_of
-from bapo.analysis.whatif.simulation import SimulatedStep, next_as_recorded, view_at
+from bapo.analysis.whatif.simulation import SimulatedStep, differences_of, next_as_recorded, view_at
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError
 from bapo.core.types import Fate, GroupStat, HardPrompt, Purpose

@@ -6,23 +6,94 @@
 
 Fresh groups stay those of the recording: in a real run other batches would make other weights, and other weights other
 responses. So a simulation answers what the batches would have been, not what the model would have learned.
+
+The outcome of a re-evaluation that the run did not make: `Answers`. Whether the replay gives the recorded batches:
+`compare`.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import msgspec
 
 from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason, Rng
 from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.randomness import rng_for
 from bapo.algorithms.reevaluation import Paid, paid_before
-from bapo.analysis.whatif.recording import RecordedStep, Recording, stat_of
-from bapo.analysis.whatif.reevaluation import Answer, Answers, Source
+from bapo.analysis.whatif.recording import RecordedStep, Recording, round_of, stat_of
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, ContractError
 from bapo.core.types import GroupStat, HardPrompt, Origin
+
+DEFAULT_DELAY = 1
+"""Steps from a round to the batch that its groups join, where no round was recorded: the usual case with slack."""
+
+
+class Source(StrEnum):
+    """Where the outcome of a simulated re-evaluation comes from."""
+
+    RECORDED = "recorded"
+    BORROWED = "borrowed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One re-evaluated group of a simulated run."""
+
+    source: Source
+    arrives_at: int
+    """Step whose assembly sees it."""
+    stat: GroupStat | None
+    """None when it is unknown."""
+
+
+class Answers:
+    """Every recorded group by prompt, and every recorded round."""
+
+    def __init__(self, recording: Recording, *, within: int) -> None:
+        """`within`: most steps between a round and the policy version of a group that stands in for its answer."""
+        self._within = within
+        self._groups: defaultdict[str, list[tuple[int, GroupStat]]] = defaultdict(list)
+        self._rounds: defaultdict[int, list[Answer]] = defaultdict(list)
+        for step in recording.steps:
+            for fate in (*step.fresh, *step.reevaluated):
+                self._groups[fate.prompt_id].append((step.step, stat_of(fate)))
+            for fate in step.reevaluated:
+                answer = Answer(source=Source.RECORDED, arrives_at=step.step, stat=stat_of(fate))
+                self._rounds[round_of(fate, step.step)].append(answer)
+        delays = [answer.arrives_at - asked for asked, answers in self._rounds.items() for answer in answers]
+        waits = recording.config.cadence.wait_for_reevaluation
+        self.delay = int(statistics.median(delays)) if delays else 0 if waits else DEFAULT_DELAY
+        """Steps from a round to the arrival of a group that the run did not sample."""
+
+    def of_round(self, step: int) -> list[Answer]:
+        """The recorded round of a step; empty when it asked nothing."""
+        return self._rounds[step]
+
+    def of_prompts(self, step: int, asked: Iterable[str], bad: Iterable[HardPrompt]) -> list[Answer]:
+        """The answers to a round that asks these prompts of B_bad, in their order."""
+        births = {entry.prompt_id: entry.birth for entry in bad}
+        made = {answer.stat.prompt_id: answer for answer in self._rounds[step] if answer.stat}
+        return [made.get(prompt_id) or self._borrowed(step, prompt_id, births[prompt_id]) for prompt_id in asked]
+
+    def _borrowed(self, step: int, prompt_id: str, birth: int) -> Answer:
+        """The group that made a prompt hard, and older ones, say nothing of how it does later."""
+        later = [stat for seen_at, stat in self._groups[prompt_id] if seen_at > birth]
+        near = [stat for stat in later if abs(stat.policy_version - step) <= self._within]
+        arrives_at = step + self.delay
+        if not near:
+            return Answer(source=Source.UNKNOWN, arrives_at=arrives_at, stat=None)
+        nearest = min(near, key=lambda stat: (abs(stat.policy_version - step), stat.policy_version))
+        # Another id: the same group may be fresh in this very step.
+        stat = msgspec.structs.replace(nearest, group_id=f"{nearest.group_id}@{step}")
+        return Answer(source=Source.BORROWED, arrives_at=arrives_at, stat=stat)
+
 
 SAMPLING_KEYS = ("batch_size", "group_size")
 """Keys of [algorithm] that the recorded groups were sampled under."""
@@ -203,3 +274,75 @@ def _refuse_other_samples(recorded: Config, wanted: Config) -> None:
                     "without, so a simulation cannot change it; it can change cadence.m and the keys of [algorithm] "
                     f"but for {' and '.join(SAMPLING_KEYS)}"
                 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reproduction:
+    """How many steps came out as they were recorded, and what differs in the first that did not."""
+
+    num_same: int
+    num_steps: int
+    first: tuple[int, str] | None
+    """(step, difference)."""
+
+    @property
+    def exact(self) -> bool:
+        """Every step."""
+        return self.first is None
+
+    @property
+    def sentence(self) -> str:
+        """One line for people."""
+        text = f"reproduces the recorded batches: {self.num_same} of {self.num_steps} steps"
+        return text if self.first is None else f"{text}; first difference in step {self.first[0]}: {self.first[1]}"
+
+
+def compare(recording: Recording, simulated: Sequence[SimulatedStep]) -> Reproduction:
+    """Group ids in their order, thresholds, table sizes and reasons of every step."""
+    found = [
+        (step.step, differences)
+        for step, other in zip(recording.steps, simulated, strict=True)
+        if (differences := list(differences_of(step, other)))
+    ]
+    return Reproduction(
+        num_same=len(recording.steps) - len(found),
+        num_steps=len(recording.steps),
+        first=(found[0][0], found[0][1][0]) if found else None,
+    )
+
+
+def differences_of(recorded: RecordedStep, simulated: SimulatedStep) -> Iterator[str]:
+    """What a replayed step has otherwise than the recorded one."""
+    decision = simulated.decision
+    for origin in Origin:
+        then, now = recorded.batch[origin], _in_recorded_order(simulated, origin)
+        if then != now:
+            yield f"{origin.value.upper()} has {_listed(then, now)} recorded, {_listed(now, then)} replayed"
+    row = recorded.metrics or {}
+    values = {
+        "reward_mean": decision.r_tot,
+        "c2": decision.c2,
+        "c3": decision.c3,
+        "num_bad": len(decision.bad),
+        "num_high": len(decision.high),
+    }
+    for name, value in values.items():
+        if name in row and row[name] != value:
+            yield f"{name} is {row[name]} recorded, {value} replayed"
+    for fate in (*recorded.fresh, *recorded.reevaluated):
+        if decision.reasons.get(fate.group_id) != fate.reason:
+            yield f"{fate.group_id} is {fate.reason} recorded, {decision.reasons.get(fate.group_id)} replayed"
+
+
+def _in_recorded_order(simulated: SimulatedStep, origin: Origin) -> list[str]:
+    """Records name the groups that an assembly saw first before the stored ones; a batch may have them the other way
+    round (ReLIFT's queue)."""
+    seen = {stat.group_id for stat in (*simulated.view.fresh, *simulated.view.reevaluated)}
+    items = [item for item in simulated.decision.items if item.origin is origin]
+    return [item.item_id for item in sorted(items, key=lambda item: seen.isdisjoint(item.group_ids))]
+
+
+def _listed(mine: Sequence[str], others: Sequence[str]) -> str:
+    """The groups that only one side has, or all of them in another order."""
+    only = [name for name in mine if name not in others]
+    return ", ".join(only[:3]) + (" ..." if len(only) > 3 else "") if only else f"{len(mine)} groups"

@@ -37,7 +37,7 @@ PUBLIC_FOLDER, PUBLIC_FILE = 0o755, 0o644
 USER = "bapo"
 USERS = """\
 user default off resetpass ~* &* +@all
-user {user} on #{digest} ~bapo:* resetchannels -@all +@all -@admin -@dangerous +info +config|get
+user {user} on #{digest} ~bapo:* resetchannels -@all +@all -@admin -@dangerous +info +config|get +acl|setuser
 """
 
 

@@ -24,12 +24,13 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 import psutil
 
-from bapo.core.errors import ConfigError, RecordError
-from bapo.core.types import Fate, Origin, Purpose
+from bapo.core.codec import fate_from_map
+from bapo.core.errors import ConfigError, ContractError, RecordError
+from bapo.core.types import Fate
 from bapo.runtime.run_directory.files import (
     append_line,
     keep_lines,
@@ -42,13 +43,11 @@ from bapo.runtime.run_directory.files import (
 from bapo.runtime.run_directory.responses import TokenFiles
 from bapo.runtime.run_directory.rows import (
     EvaluationRow,
-    FateRow,
     MetricsRow,
     RunRow,
     WholeEvaluationRow,
     WholeMetricsRow,
     object_of,
-    require_row,
 )
 
 FORMAT = 1
@@ -319,51 +318,41 @@ def _steps_in(folder: Path) -> Iterator[int]:
 
 
 def _table_of(step: int, fates: Sequence[Fate]) -> Any:
+    """[N] fates as a table: `step`, then the fields of Fate in their order."""
     import pyarrow
 
-    columns: dict[str, Any] = {name: [getattr(fate, name) for fate in fates] for name in _COLUMNS}
-    columns["purpose"] = [fate.purpose.value for fate in fates]
-    columns["outcomes"] = [list(fate.outcomes) for fate in fates]
-    columns["origin"] = [fate.origin.value if fate.origin else None for fate in fates]
-    types = {name: getattr(pyarrow, kind.removeprefix(_LIST))() for name, kind in _COLUMNS.items()}
-    types |= {name: pyarrow.list_(types[name]) for name, kind in _COLUMNS.items() if kind.startswith(_LIST)}
-    schema = pyarrow.schema([("step", pyarrow.int32())] + [(name, types[name]) for name in _COLUMNS])
-    return pyarrow.table({"step": [step] * len(fates), **columns}, schema=schema)
+    arrow = {
+        str: pyarrow.string(),
+        bytes: pyarrow.list_(pyarrow.uint8()),
+        int: pyarrow.int32(),
+        float: pyarrow.float32(),
+    }
+    columns = [pyarrow.array([step] * len(fates), arrow[int])]
+    for name, (kind, is_list) in _FATE_COLUMNS.items():
+        plain = pyarrow.float64() if name == "claimed_at" else arrow[kind]  # Unix time needs the digits
+        values = [getattr(fate, name) for fate in fates]
+        if kind is bytes:
+            values = [list(value) for value in values]
+        columns.append(pyarrow.array(values, pyarrow.list_(plain) if is_list else plain))
+    return pyarrow.table(columns, names=["step", *_FATE_COLUMNS])
 
 
-_LIST = "list of "
-_COLUMNS = {
-    "group_id": "string",
-    "prompt_id": "string",
-    "purpose": "string",
-    "policy_version": "int32",
-    "rewards": "list of float32",
-    "origin": "string",
-    "reason": "string",
-    "birth": "int32",
-    "item": "string",
-    "rows": "list of int32",
-    "kind": "string",
-    "outcomes": "list of uint8",
-    "worker_id": "string",
-    "num_tokens": "int32",
-    "sample_s": "float32",
-    "grade_s": "float32",
-    "claimed_at": "float64",
-}
-"""Field of Fate -> Arrow type; a test checks that no field is missing."""
+def _column_kind(hint: Any) -> tuple[type, bool]:
+    """(plain type, whether a column holds lists of it) of an annotation: `tuple[int, ...] | None` -> (int, True)."""
+    if get_origin(hint) is Literal:
+        return str, False
+    if arguments := get_args(hint):
+        kind, is_list = _column_kind(arguments[0])
+        return kind, is_list or get_origin(hint) is tuple
+    return next(kind for kind in (str, bytes, int, float) if issubclass(hint, kind)), False
+
+
+_FATE_COLUMNS = {name: _column_kind(hint) for name, hint in get_type_hints(Fate).items()}
 
 
 def _fate_of(row: dict[str, Any], where: str) -> Fate:
     """Raises: RecordError."""
-    require_row(row, FateRow, where)
-    fields = {name: row[name] for name in _COLUMNS}
     try:
-        fields["purpose"] = Purpose(fields["purpose"])
-        fields["origin"] = Origin(fields["origin"]) if fields.get("origin") else None
-    except ValueError as error:
+        return fate_from_map({name: value for name, value in row.items() if name in _FATE_COLUMNS})
+    except ContractError as error:
         raise RecordError(f"{where}: {error}") from error
-    fields["outcomes"] = bytes(fields.get("outcomes") or ())
-    fields["rewards"] = tuple(fields["rewards"])
-    fields["rows"] = None if fields["rows"] is None else tuple(fields["rows"])
-    return Fate(**fields)

@@ -155,28 +155,6 @@ class WholeEvaluationRow(EvaluationRow, kw_only=True):
     rewards: dict[str, Annotated[list[Share], Meta(min_length=1)]]
 
 
-class FateRow(msgspec.Struct):
-    """One row of groups/step-N.parquet."""
-
-    group_id: str
-    prompt_id: str
-    purpose: str
-    policy_version: Version
-    rewards: Annotated[list[Share], Meta(min_length=1)]
-    reason: str
-    birth: Version
-    origin: str | None = None
-    item: str = ""
-    rows: list[Count] | None = None
-    kind: str = "rl"
-    outcomes: list[Annotated[int, Meta(ge=0, le=255)]] | None = None
-    worker_id: str = ""
-    num_tokens: Count = 0
-    sample_s: Seconds = 0.0
-    grade_s: Seconds = 0.0
-    claimed_at: Seconds = 0.0
-
-
 class Addresses(msgspec.Struct):
     """Of services that may be asked."""
 

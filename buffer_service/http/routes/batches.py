@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query, Request, Response
@@ -26,6 +27,8 @@ from buffer_service.http.schemas import (
 
 router = APIRouter(tags=["learner"])
 
+GONE_S = 0.005
+"""By then the event loop has seen the end of a connection that lay in the socket behind the request."""
 BATCH_ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": BINARY, "description": "A batch without its frames (`bapo.core.codec.unpack_pull`)."},
     202: {"model": WaitingAnswer, "description": "Not there after `wait_s`, why, and what is there."},
@@ -72,6 +75,7 @@ def untrained(step: Version, here: Here) -> Response:
 async def refuse_gone(request: Request) -> None:
     """Of what sets back what others have done since it was asked for: a service that stood still, or a link that did,
     brings what its sender has given up, and had done by another one. Raises: UnavailableError."""
+    await asyncio.sleep(GONE_S)
     if await request.is_disconnected():
         raise UnavailableError(f"{request.method} {request.url.path} came too late: its sender has given up")
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from bapo.core.codec import request_map
 from bapo.core.types import RolloutRequest
-from bapo.transport.messages import request_map
 from buffer_service.http.context import Here
 from buffer_service.http.long_poll import in_thread
 from buffer_service.http.permissions import refuse_training

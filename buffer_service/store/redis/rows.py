@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from functools import lru_cache
 from typing import Any
 
 import msgpack
 import msgspec
 
-from bapo.core.codec import fate_from_map, fate_map, prompt_from_map, prompt_map
+from bapo.core.codec import fate_from_map, fate_map, prompt_from_map, prompt_map, request_from_map, request_map
 from bapo.core.errors import ContractError
-from bapo.core.types import Fate, GroupStat, HardPrompt, Prompt, Purpose, RolloutRequest
+from bapo.core.types import Fate, GroupStat, HardPrompt, Prompt, RolloutRequest
 from bapo.transport.messages import ExtraRound
 from buffer_service.state import BatchRecord, Demand, GroupRecord, Tables
 
@@ -47,37 +47,25 @@ def unpack(data: bytes | memoryview) -> Any:
 
 
 def pack_request(request: RolloutRequest) -> bytes:
-    """A request as a row; its attempts are kept elsewhere."""
-    prompt = request.prompt
-    return pack(
-        (
-            request.request_id,
-            prompt.prompt_id,
-            prompt.text,
-            prompt.task,
-            dict(prompt.answer),
-            request.group_size,
-            request.purpose.value,
-            request.step,
-            request.min_version,
-            request.label,
-        )
-    )
+    """A request as a row, its prompt's fields after its id; its attempts are kept elsewhere."""
+    values = request_map(request)
+    prompt, request_id = values.pop("prompt"), values.pop("request_id")
+    del values["attempts"]
+    return pack((request_id, *prompt.values(), *values.values()))
 
 
 def unpack_request(data: bytes, attempts: int = 0) -> RolloutRequest:
     """Inverse of `pack_request`."""
-    row = unpack(data)
-    return RolloutRequest(
-        request_id=row[0],
-        prompt=Prompt(prompt_id=row[1], text=row[2], task=row[3], answer=row[4]),
-        group_size=row[5],
-        purpose=Purpose(row[6]),
-        step=row[7],
-        min_version=row[8],
-        label=row[9],
-        attempts=attempts,
-    )
+    request_id, *row = unpack(data)
+    prompt = dict(zip(_PROMPT_KEYS, row, strict=False))
+    rest = dict(zip(_REQUEST_KEYS, row[len(prompt) :], strict=True))
+    return request_from_map({"request_id": request_id, "prompt": prompt, **rest, "attempts": attempts})
+
+
+_PROMPT_KEYS = Prompt.__struct_fields__
+_REQUEST_KEYS = [
+    field.name for field in fields(RolloutRequest) if field.name not in ("request_id", "prompt", "attempts")
+]
 
 
 def pack_prompt(prompt: Prompt) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from bapo.config.tree import Config
-from bapo.core.errors import BapoError
+from bapo.core.errors import AccessError, BapoError
 from bapo.runtime.auth.api_tokens import Token
 from bapo.runtime.auth.token_store import token_for_run
 from bapo.runtime.run_directory.files import Lines
@@ -61,6 +61,8 @@ class Snapshot:
     status: BufferStatus | None = None
     silence: str = ""
     """Why the buffer service did not answer the last time; `status` is then an older one."""
+    is_denied: bool = False
+    """Whether it refused the token."""
     workers: Sequence[WorkerStatus] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
     """Events of the buffer since the run began, such as `failed_groups:verifier_timeout`."""
@@ -100,7 +102,8 @@ class Observer:
         self._admin: BufferAdmin | None = None
         self._fleet: RolloutClient | None = None
         self._status: BufferStatus | None = None
-        self._silence = ""
+        self._error: BapoError | None = None
+        """Of the latest call to the buffer service."""
         self._workers: Sequence[WorkerStatus] = ()
         self._counters: Mapping[str, int] = run.read_run().get("counters") or {}
         self._metrics = _Rows(run.path / "metrics.jsonl", MetricsRow)
@@ -126,8 +129,8 @@ class Observer:
             self._asked_s = time.monotonic()
             fields = self._run.read_run()
             self._since, self._ended_at = float(fields.get("started_at") or 0.0), fields.get("ended_at")
-            self._status, self._silence = _ask(self._buffer.status if self._buffer else None, self._status)
-            if not self._silence:
+            self._status, self._error = _ask(self._buffer.status if self._buffer else None, self._status)
+            if self._error is None:
                 self._counters, _ = _ask(self._admin.counters if self._admin else None, self._counters)
             self._workers, _ = _ask(self._fleet.workers if self._fleet else None, self._workers)
         return Snapshot(
@@ -143,12 +146,17 @@ class Observer:
             evaluations=self._evaluations.read(),
             status=self._status,
             silence=self._silence,
+            is_denied=isinstance(self._error, AccessError),
             workers=self._workers,
             counters=self._counters,
         )
 
+    @property
+    def _silence(self) -> str:
+        return str(self._error or "")
+
     def why_silent(self) -> str:
-        """Why the buffer service does not answer: what it says of its Redis, which may hang, if it says anything."""
+        """Why the buffer service does not answer: what /readyz reports about its Redis, if it answers at all."""
         try:
             if self._silence and self._patient is not None:
                 self._patient.wait_ready(0.0)
@@ -175,12 +183,12 @@ class _Rows:
         return self._rows
 
 
-def _ask(call: Callable[[], Answer] | None, last: Answer) -> tuple[Answer, str]:
-    """The answer, or the last one and why there is none now."""
+def _ask(call: Callable[[], Answer] | None, last: Answer) -> tuple[Answer, BapoError | None]:
+    """The answer, or the previous one and the error."""
     if call is None:
-        return last, ""
+        return last, None
     try:
-        return call(), ""
+        return call(), None
     except BapoError as error:
         log.debug("a service did not answer the display: %s", error)
-        return last, str(error)
+        return last, error

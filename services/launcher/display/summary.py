@@ -1,19 +1,52 @@
-"""The last words of a run: what training moved, what it took, where things are."""
+"""The end of a run in the terminal: what training moved, what it took, what was lost, where things are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bapo.analysis.report.ledger import first_looks
+from bapo.analysis.run_records import first_looks
 from bapo.core.statistics import difference, shared_means
 from bapo.core.text import count, duration, percent
 from bapo.runtime.run_directory.layout import RunDirectory
-from services.launcher.display.losses import losses
+from bapo.tasks.grading.pool import UngradedError, VerifierKilledError, VerifierRaisedError, VerifierTimeoutError
+
+VERIFIER_REASONS = {
+    error.reason for error in (UngradedError, VerifierKilledError, VerifierRaisedError, VerifierTimeoutError)
+}
+
+
+def losses(counters: Mapping[str, int], metrics: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """(what, how many with the rate and the commonest reason); nothing for a run that has lost nothing.
+
+    Args:
+        counters: events of the buffer since the run began, as `GET /counters` answers.
+        metrics: rows of metrics.jsonl.
+    """
+    failed, pushed = _by_reason(counters, "failed_groups"), _by_reason(counters, "pushed_groups")
+    num_tried = failed.total() + pushed.total()
+    verifiers = Counter({reason: number for reason, number in failed.items() if reason in VERIFIER_REASONS})
+    dropped = _by_reason(counters, "dropped_groups") + _by_reason(counters, "dropped_requests")
+    for what, lost in (("verifiers", verifiers), ("failed", failed - verifiers), ("dropped", dropped)):
+        if lost:
+            ((reason, number),) = lost.most_common(1)
+            rate = percent(lost.total() / max(num_tried, lost.total()))
+            yield what, f"{lost.total()} of {num_tried} groups ({rate}), most often {reason} ({number})"
+    rows = [row for row in metrics if row.get("num_responses")]
+    if num_truncated := sum(row["num_truncated"] for row in rows):
+        num_responses = sum(row["num_responses"] for row in rows)
+        rate = percent(num_truncated / num_responses)
+        yield "truncated", f"{num_truncated} of {num_responses} responses ({rate}), by rollout.max_response_tokens"
+
+
+def _by_reason(counters: Mapping[str, int], event: str) -> Counter[str]:
+    """Reason -> count of the counters `event:reason`."""
+    return Counter({key.partition(":")[2]: number for key, number in counters.items() if key.startswith(f"{event}:")})
 
 
 def summary(run: RunDirectory, *, group_size: int) -> RenderableType:
@@ -29,12 +62,17 @@ def summary(run: RunDirectory, *, group_size: int) -> RenderableType:
     wall_s = float(run.read_run().get("wall_s", 0.0))
     table.add_row("steps", f"{len(metrics)} in {duration(wall_s)} of wall time, start-ups included")
     table.add_row("rollouts", f"{count(num_groups * group_size)} responses in {num_groups} groups for training")
-    for what, lost in losses(run.read_run().get("counters") or {}, metrics):
+    for what, lost in losses_of(run):
         table.add_row(what, lost)
     table.add_row("report", str(run.report_path))
     for name, value in _checkpoints(run):
         table.add_row(name, value)
     return Group(*parts, Text(), table)
+
+
+def losses_of(run: RunDirectory) -> Iterator[tuple[str, str]]:
+    """(kind, sentence) for each kind of loss of a run: verifiers, failed, dropped, truncated."""
+    return losses(run.read_run().get("counters") or {}, run.read_metrics())
 
 
 def evaluation_summary(run: RunDirectory) -> RenderableType:

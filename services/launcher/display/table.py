@@ -15,8 +15,8 @@ from rich.text import Text
 
 from bapo.core.statistics import shared_means
 from bapo.core.text import ORIGINS, count, duration, num_groups, oldest, percent
-from services.launcher.display.losses import losses
 from services.launcher.display.snapshot import Snapshot
+from services.launcher.display.summary import losses
 from services.launcher.supervision.children import ProcessLine
 from services.stalls import who_waits
 

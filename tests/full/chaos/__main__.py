@@ -21,7 +21,7 @@ from typing import Any
 
 from tests.full.chaos.faults import plan
 from tests.full.chaos.trial import PIECES, RAY, StandstillError, run_trial
-from tests.small_disk import NoMountError, mounted
+from tests.support.small_disk import NoMountError, mounted
 
 DONE = 2
 DISK_MB = 1024

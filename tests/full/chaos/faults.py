@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import psutil
 import redis
 
-from tests.full.chaos.network import LASTING, MOMENTARY, Network
+from tests.support.network import LASTING, MOMENTARY, Network
 
 REDIS, SERVICE, LEARNER = "redis", "buffer_service", "learner"
 SCHEDULER, EVALUATOR, FLEET = "scheduler", "evaluator", "rollout_server"

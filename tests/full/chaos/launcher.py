@@ -1,7 +1,7 @@
 """`python -m tests.full.chaos.launcher train --run-dir RUN [--resume]`: the launcher, with proxies between the parts.
 
 The parts and their supervision are the product's own. They keep ledgers (`tests.full.chaos.part`), and reach each other
-through the addresses of BAPO_CHAOS_ROUTES, a JSON map {"<link>": url} with the links of `tests.full.chaos.network`.
+through the addresses of BAPO_CHAOS_ROUTES, a JSON map {"<link>": url} with the links of `tests.support.network`.
 """
 
 from __future__ import annotations

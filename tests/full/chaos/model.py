@@ -1,7 +1,7 @@
 """What Algorithm 1 makes of the groups that a ledger names: B_bad, B_high, r_tot and the batch of every step.
 
-Written from docs/paper.md, Algorithm 1, in counts of right responses, like `tests.algorithm1`, whose window and draws
-it shares; no code of the composer or of a store. It says nothing of *which* groups a step got: that is the ledger's.
+Written from the paper in counts of right responses, like `tests.support.plain_loop`, whose window and draws it
+shares; no code of the composer or of a store. It says nothing of *which* groups a step got: that is the ledger's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from bapo.algorithms.randomness import rng_for
 from bapo.config.tree import Config
-from tests.algorithm1 import draw, window
+from tests.support.plain_loop import draw, window
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bapo.named_frames import FrameReader
-
 from bapo.core.codec import unpack_batch
 from bapo.core.types import RolloutRequest
 from bapo.transport.buffer_client import BufferClient
+from bapo.transport.frame_transfer import FrameTransfer
 from tests.full.chaos.ledger import Ledger, batch_line, group_line, request_line
 
 LEDGER_FOLDER = "BAPO_CHAOS_LEDGER"
@@ -46,7 +45,7 @@ def keep_ledger(ledger: Ledger, cls: type[BufferClient] = BufferClient) -> None:
     def nothing(*_: Any, **__: Any) -> None:
         return
 
-    straight = noticed(FrameReader)
+    straight = noticed(FrameTransfer)
     hooks = {
         "push": both(
             lambda frames: ledger.write("sent", groups=[group_line(frame) for frame in frames]),
@@ -87,21 +86,22 @@ def labels_of(requests: Sequence[RolloutRequest]) -> dict[str, str]:
     return {request.request_id: request.label for request in requests if request.label}
 
 
-def noticed(cls: type[FrameReader]) -> threading.Event:
-    """Set whenever a reader of this class has read a batch from Redis itself; the learner has one thread that reads."""
-    read = cls.batch_frame
-    if isinstance(known := getattr(read, "has_read", None), threading.Event):
+def noticed(cls: type[FrameTransfer]) -> threading.Event:
+    """Set whenever frames of a batch came from Redis itself; the learner has one thread that reads."""
+    get = cls.get
+    if isinstance(known := getattr(get, "has_read", None), threading.Event):
         return known
     has_read = threading.Event()
 
-    @functools.wraps(read)
-    def recorded(reader: FrameReader, *args: Any) -> memoryview:
-        frame = read(reader, *args)
-        has_read.set()
-        return frame
+    @functools.wraps(get)
+    def recorded(transfer: FrameTransfer, *args: Any) -> list[bytes | None]:
+        frames = get(transfer, *args)
+        if "read" in transfer._users:
+            has_read.set()
+        return frames
 
     recorded.has_read = has_read  # type: ignore[attr-defined]
-    cls.batch_frame = recorded  # type: ignore[method-assign]
+    cls.get = recorded  # type: ignore[method-assign]
     return has_read
 
 

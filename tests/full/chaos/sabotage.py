@@ -10,14 +10,11 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from buffer_service.steps import Steps
-
 from bapo.core.codec import unpack_group
 from bapo.core.types import Purpose, RolloutRequest
 from buffer_service.service import BufferService
 from buffer_service.state import Assembly, BatchRecord, Incoming
-from buffer_service.store.base import Upload
-from tests.buffer_setup import PuttingRedisStore as RedisStore
+from tests.support.buffer import PuttingRedisStore as RedisStore
 
 NTH = 23
 """Every so many fresh groups."""
@@ -25,16 +22,16 @@ NTH = 23
 
 def drop_an_acknowledged_group() -> None:
     """A group is acknowledged and then forgotten, as by a store that answers before it writes."""
-    pushing, count = RedisStore.pushing, itertools.count(1)
+    push, count = RedisStore.push, itertools.count(1)
 
-    def forgetful(store: RedisStore, groups: Sequence[Incoming], upload: Upload | None = None) -> Steps[list[str]]:
-        fates = yield from pushing(store, groups, upload)
+    def forgetful(store: RedisStore, groups: Sequence[Incoming]) -> list[str]:
+        fates = push(store, groups)
         for group, fate in zip(groups, fates, strict=True):
             if fate == "stored" and group.record.purpose is Purpose.FRESH and next(count) % NTH == 0:
                 _forget(store, group)
         return fates
 
-    RedisStore.pushing = forgetful  # type: ignore[method-assign]
+    RedisStore.push = forgetful  # type: ignore[method-assign]
 
 
 def change_a_batch_that_is_asked_for_again() -> None:
@@ -78,12 +75,12 @@ def commit(name: str) -> None:
 def _forget(store: RedisStore, group: Incoming) -> None:
     """Every trace of a group; its prompt is asked again under another id, so that the run does not just wait."""
     keys, client, group_id = store._keys, store._link.client, group.record.group_id
+    lost = unpack_group(client.get(keys.group(group_id)))
     for name in ("fresh", "done"):
         client.zrem(keys[name], group_id)
     for name in ("records", "refs"):
         client.hdel(keys[name], group_id)
     client.delete(keys.group(group_id))
-    lost = unpack_group(group.frame)
     again = RolloutRequest(
         request_id=f"{group_id}~9", prompt=lost.prompt, group_size=lost.size, purpose=Purpose.FRESH, step=lost.step,
         min_version=lost.policy_version,

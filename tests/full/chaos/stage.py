@@ -26,16 +26,16 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from buffer_service.store.redis.keys import Keys
 from rollout_server.worker import NUM_GRADERS
 from services.launcher.embedded_redis import _socket_path, url_of
-from tests.buffer_setup import new_store
 from tests.full.chaos.evidence import Evidence, Stored, read_store
 from tests.full.chaos.faults import ACTOR, FLEET, GRADER, GUARD, NODE
 from tests.full.chaos.launcher import ROUTES
 from tests.full.chaos.ledger import read_ledgers
-from tests.full.chaos.network import Network
 from tests.full.chaos.part import LEDGER_FOLDER, SABOTAGE
-from tests.launching import REPOSITORY, family, kill_family, train_arguments
-from tests.redis_server import RedisServer, free_port
-from tests.small_disk import fill
+from tests.support.buffer import new_store
+from tests.support.launch import REPOSITORY, family, kill_family, train_arguments
+from tests.support.network import Network
+from tests.support.redis_server import RedisServer, free_port
+from tests.support.small_disk import fill
 
 OVERRIDES: Mapping[str, object] = {
     # Leases and attempts are those of every run: a lease that nobody gives back costs two minutes, and is seen by that.
@@ -93,7 +93,7 @@ class Stage:
         tokens = [token for key, value in settings.items() for token in (f"--{key}", str(value))]
         arguments = train_arguments(folder, *tokens, num_steps=1_000_000)
         made = subprocess.run(
-            [sys.executable, "-m", "bapo.cli.app", "create", *arguments[1:]],
+            [sys.executable, "-m", "bapo.cli", "create", *arguments[1:]],
             cwd=REPOSITORY,
             capture_output=True,
             text=True,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.full.chaos.network import MOMENTARY
+from tests.support.network import MOMENTARY
 
 Piece = dict[str, Any]
 SUMMED = {

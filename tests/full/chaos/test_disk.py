@@ -10,7 +10,7 @@ import pytest
 from tests.full.chaos.invariants import violations
 from tests.full.chaos.stage import Stage
 from tests.full.chaos.trial import EAGER, START_S, Trial, Watch
-from tests.small_disk import fill
+from tests.support.small_disk import fill
 
 pytestmark = [pytest.mark.long]
 

@@ -17,7 +17,7 @@ import pytest
 from tests.full.chaos.invariants import violations
 from tests.full.chaos.stage import Stage
 from tests.full.chaos.trial import EAGER, PATIENCE_S, START_S, Trial, Watch
-from tests.redis_server import BINARY
+from tests.support.redis_server import BINARY
 
 pytestmark = [pytest.mark.long]
 

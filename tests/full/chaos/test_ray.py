@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.launching import FREE_PORTS, REPOSITORY, alive, family, kill_family, start
-from tests.patience import wait_until
+from tests.support.launch import FREE_PORTS, REPOSITORY, alive, family, kill_family, start
+from tests.support.wait import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -14,7 +14,6 @@ from bapo.core.errors import BapoError
 from bapo.runtime.auth.token_store import token_for_run
 from bapo.transport.buffer_client import BufferClient
 from services.stalls import who_waits
-from tests.algorithm1 import algorithm_1
 from tests.full.chaos.aftermath import (
     complaints,
     deaths_of_their_own,
@@ -26,6 +25,7 @@ from tests.full.chaos.evidence import Evidence
 from tests.full.chaos.faults import DISK, EVALUATOR, FLEET, LEARNER, SCHEDULER, Fault, inflict
 from tests.full.chaos.invariants import violations
 from tests.full.chaos.stage import Stage, Tail, commits
+from tests.support.plain_loop import algorithm_1
 
 START_S = 120.0
 PATIENCE_S = 90.0

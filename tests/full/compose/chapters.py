@@ -217,7 +217,7 @@ class Check:
     def _bapo(self, *words: str, role: str) -> str:
         token = self._stack.secret(role)
         given = ("-e", f"BAPO_TOKEN={token}", "-e", "BAPO_TOKEN_FILE=")
-        inside = ("exec", "-T", *given, "dashboard", "python", "-m", "bapo.cli.app")
+        inside = ("exec", "-T", *given, "dashboard", "python", "-m", "bapo.cli")
         return self._stack.compose(*inside, *words, "--url", COMMANDS).strip()
 
 

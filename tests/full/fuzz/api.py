@@ -30,11 +30,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.buffer_app import served_app, small_config
-from tests.buffer_setup import new_store, stored
-from tests.dashboard_app import dashboard_app
-from tests.factories import make_request
-from tests.rollout_run import write_rollout_run
+from tests.support.buffer import new_store, stored
+from tests.support.buffer_app import served_app, small_config
+from tests.support.dashboard_app import dashboard_app
+from tests.support.factories import make_request
+from tests.support.recorded_responses import write_rollout_run
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 SLOW_S = 5.0

@@ -30,34 +30,34 @@ if not PLAIN:
     INSTRUMENTED = atheris.instrument_imports(include=["bapo", "buffer_service"], enable_loader_override=False)
 
 with INSTRUMENTED:
-    from bapo.core.codec import pack_batch, pack_group, read_group_header, unpack_batch, unpack_group
+    from bapo.core.codec import pack_batch, pack_group, read_group_header, request_map, unpack_batch, unpack_group
     from bapo.core.errors import ContractError
     from bapo.core.frames import FORMAT, KIND_GROUP, MAGIC, PREFIX, open_frame, split_frames
-    from bapo.transport.messages import request_map
     from buffer_service.http.schemas import ClaimBody, EnqueueBody, FailBody
     from buffer_service.snapshot import unpack_snapshot
-    from tests.buffer_setup import answer
-    from tests.factories import make_batch, make_group, make_request
+    from tests.support.buffer import answer
+    from tests.support.factories import make_batch, make_group, make_request
 
 with INSTRUMENTED:
-    from bapo.core.codec import pack_batch, pack_group, read_group_header, unpack_batch, unpack_group
+    from bapo.core.codec import (
+        PushedGroup,
+        frame_problem,
+        pack_batch,
+        pack_group,
+        pack_push,
+        read_group_header,
+        unpack_batch,
+        unpack_group,
+        unpack_push,
+    )
     from bapo.core.errors import ContractError
-    from bapo.core.frames import FORMAT, KIND_GROUP, MAGIC, PREFIX, open_frame, split_frames
+    from bapo.core.frames import FORMAT, KIND_GROUP, MAGIC, PREFIX, frame_digest, frame_head, open_frame, split_frames
     from bapo.transport.messages import request_map
     from buffer_service.http.schemas import ClaimBody, EnqueueBody, FailBody
+    from buffer_service.ingest import incoming
     from buffer_service.snapshot import unpack_snapshot
-    from tests.buffer_setup import answer
-    from tests.factories import make_batch, make_group, make_request
-
-with INSTRUMENTED:
-    from bapo.core.codec import check_group, pack_batch, pack_group, read_group_header, unpack_batch, unpack_group
-    from bapo.core.errors import ContractError
-    from bapo.core.frames import FORMAT, KIND_GROUP, MAGIC, PREFIX, open_frame, split_frames
-    from bapo.transport.messages import request_map
-    from buffer_service.http.schemas import ClaimBody, EnqueueBody, FailBody
-    from buffer_service.snapshot import unpack_snapshot
-    from tests.buffer_setup import answer
-    from tests.factories import make_batch, make_group, make_request
+    from tests.support.buffer import answer
+    from tests.support.factories import make_batch, make_group, make_request
 
 REPORT_EVERY = 50_000
 REQUESTS = [make_request(prompt_id=f"p{i}", group_size=2) for i in range(4)]
@@ -70,10 +70,21 @@ WORDS = [0, 1, -1, 2, 7, 8, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**64 - 1, -(2**
 ALLOWED: tuple[type[Exception], ...] = () if os.environ.get("BAPO_FUZZ_STRICT") else (ContractError,)
 
 
-def push(frames: bytes) -> None:
-    """What the service looks at before it asks the store."""
-    for frame in split_frames(memoryview(frames)):
-        check_group(frame)
+def push(body: bytes) -> None:
+    """What the service checks of a push before it asks the store."""
+    for group in unpack_push(body):
+        incoming(group)
+
+
+def push_head_of(frame: bytes) -> None:
+    """The same, of a frame that a worker announces with its digest."""
+    push(pack_push([PushedGroup(bytes(frame_head(frame)), "0" * 32, frame_digest(frame))]))
+
+
+def pull(frame: bytes) -> None:
+    """What the learner checks of a frame: whatever has no problem can be unpacked."""
+    if frame and not frame_problem(frame, len(frame), frame_digest(frame)):
+        unpack_group(frame)
 
 
 def group_with_fields(data: bytes) -> bytes:
@@ -120,8 +131,10 @@ READERS: list[Callable[[bytes], Any]] = [
     unpack_batch,
     lambda data: [unpack_group(frame) for frame in split_frames(data)],
     push,
-    lambda data: push(group_with_fields(data)),
-    lambda data: push(spliced(data, GROUP)),
+    lambda data: push_head_of(group_with_fields(data)),
+    lambda data: push_head_of(spliced(data, GROUP)),
+    lambda data: pull(group_with_fields(data)),
+    lambda data: pull(spliced(data, GROUP)),
     lambda data: unpack_group(spliced(data, GROUP)),
     lambda data: unpack_batch(spliced(data, BATCH)),
     lambda data: unpack_snapshot(memoryview(data)),

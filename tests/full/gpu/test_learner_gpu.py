@@ -13,9 +13,9 @@ from learner.distributed.world import World
 from learner.model.policy import load_policy
 from learner.update.critic import load_critic
 from learner.update.update import Updater
-from tests.learner_setup import learner_config, loss_settings, make_updater, random_batch, with_experts
-from tests.loss_setup import loss_names
-from tests.tiny_model import write_tiny_model
+from tests.support.learner import learner_config, loss_settings, make_updater, random_batch, with_experts
+from tests.support.losses import loss_names
+from tests.support.tiny_model import write_tiny_model
 
 pytestmark = [
     pytest.mark.gpu,

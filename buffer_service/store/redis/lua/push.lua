@@ -143,7 +143,6 @@ local fates, counts = {}, {}
 for i = 1, n do
   fates[i] = admit(i)
   counts[fates[i]] = (counts[fates[i]] or 0) + 1
-  if fates[i] ~= 'stored' then call('UNLINK', incoming[i]) end
 end
 if #stored > 0 then
   keep_frames()
@@ -151,5 +150,6 @@ if #stored > 0 then
   call('HSET', K.meta, 'failures_in_a_row', 0)
   hear_all()
 end
+call('UNLINK', unpack(incoming))  -- of those that are not stored
 for fate, number in pairs(counts) do call('HINCRBY', K.counters, 'pushed_groups:' .. fate, number) end
 return fates

@@ -1,0 +1,290 @@
+"""Prompts that move between accuracy bins, and prompts that the base model fails and training solves (section 5.3).
+
+    held out    the same problems at several versions with n responses each: bins 0/n .. n/n
+    training    fresh groups of each prompt in data order: first visit against last visit, bins 0/G .. G/G
+
+A second sample of the base model solves some of its failures by chance: that share is the floor. So that chance does
+not choose a population for each method, every held-out prompt has as weight the share of all base measurements in which
+no response was correct: one population for all methods, which does not shrink with more runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+from bapo.analysis.compare.accuracy import shared_seeds
+from bapo.analysis.compare.gather import BASE_VERSION, Measured, Method
+from bapo.analysis.significance import weighted
+from bapo.core.statistics import Estimate
+from bapo.core.types import Fate, Origin, Purpose
+
+UNTRAINED = "none of them"
+"""A prompt that was rescued although no group of its own had an advantage: other prompts' training moved it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """Counts of prompts by (bin at first, bin at last)."""
+
+    counts: tuple[tuple[int, ...], ...]
+    """[n + 1][n + 1]: row = right responses at first, column = right responses at last."""
+
+    @property
+    def total(self) -> int:
+        """Prompts."""
+        return sum(map(sum, self.counts))
+
+    def _where(self, keep: int) -> int:
+        return sum(
+            count
+            for first, row in enumerate(self.counts)
+            for last, count in enumerate(row)
+            if (last > first) - (last < first) == keep
+        )
+
+    @property
+    def better(self) -> int:
+        """Prompts above the diagonal."""
+        return self._where(1)
+
+    @property
+    def worse(self) -> int:
+        """Prompts below the diagonal."""
+        return self._where(-1)
+
+    @property
+    def unsolved(self) -> int:
+        """Prompts without a right response at first."""
+        return sum(self.counts[0])
+
+    @property
+    def rescued(self) -> int:
+        """Of them, those with one at last."""
+        return sum(self.counts[0][1:])
+
+    @property
+    def lost(self) -> int:
+        """Prompts with a right response at first and none at last."""
+        return sum(row[0] for row in self.counts[1:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescue:
+    """One training prompt that was all wrong at its first visit and visited again."""
+
+    rescued: bool
+    """At least one right at its last visit."""
+    trained_by: frozenset[Origin]
+    """Origins of its groups with an advantage that trained before its last visit."""
+    found_by: Purpose | None
+    """Why the first group with a right response was sampled; None if there never was one."""
+
+
+def matrix_of(pairs: Iterable[tuple[int, int]], size: int) -> Matrix:
+    """Count (bin at first, bin at last) pairs; bins 0..size."""
+    found = Counter(pairs)
+    return Matrix(counts=tuple(tuple(found[first, last] for last in range(size + 1)) for first in range(size + 1)))
+
+
+def held_out_bins(run: Measured, split: str, version: int) -> dict[str, int]:
+    """Prompt id -> right responses, as measured at one version; empty if it was not."""
+    for row in run.rows(split):
+        if row["version"] == version:
+            return {prompt: round(sum(rewards)) for prompt, rewards in row["rewards"].items()}
+    return {}
+
+
+def held_out_matrix(runs: Sequence[Measured], split: str, version: int) -> Matrix | None:
+    """Movement of held-out prompts from the base model to a version, all seeds together; None if not measured."""
+    pairs: list[tuple[int, int]] = []
+    for run in runs:
+        before, after = held_out_bins(run, split, BASE_VERSION), held_out_bins(run, split, version)
+        pairs += [(before[prompt], after[prompt]) for prompt in before if prompt in after]
+    return matrix_of(pairs, runs[0].config.evaluation.num_samples) if pairs else None
+
+
+def floor_matrix(runs: Sequence[Measured], split: str) -> Matrix | None:
+    """The base model against itself: each run's base measurement against the next one's of another seed.
+
+    None when there is only one seed. What this matrix shows is chance.
+    """
+    seen: dict[int, dict[str, int]] = {}
+    for run in runs:
+        bins = held_out_bins(run, split, BASE_VERSION)
+        if bins:
+            seen.setdefault(run.seed, bins)
+    bases = list(seen.values())
+    pairs = [
+        (before[prompt], after[prompt])
+        for before, after in zip(bases, bases[1:] + bases[:1], strict=True)
+        for prompt in before
+        if prompt in after
+    ]
+    return matrix_of(pairs, runs[0].config.evaluation.num_samples) if len(bases) > 1 else None
+
+
+def training_matrix(runs: Sequence[Measured]) -> Matrix | None:
+    """Movement of training prompts from their first fresh visit to their last; None when none came twice."""
+    size = runs[0].config.algorithm.group_size
+    pairs = [
+        (right(visits[0][1]), right(visits[-1][1]))
+        for run in runs
+        for visits in fresh_visits(run.sampled).values()
+        if len(visits) > 1
+    ]
+    return matrix_of(pairs, size) if pairs else None
+
+
+def rescues(run: Measured) -> dict[str, Rescue]:
+    """Prompt id -> what became of it, for training prompts that were all wrong at first and came again."""
+    trained: dict[str, list[tuple[int, Origin]]] = {}
+    solved_by: dict[str, Purpose] = {}
+    for step, fates in run.groups:
+        for fate in fates:
+            if fate.origin is not None and has_advantage(fate):
+                trained.setdefault(fate.prompt_id, []).append((step, fate.origin))
+            if right(fate) and fate.purpose in (Purpose.FRESH, Purpose.REEVALUATE):
+                solved_by.setdefault(fate.prompt_id, fate.purpose)
+    found = {}
+    for prompt, visits in fresh_visits(run.sampled).items():
+        (_, first), (last_step, last) = visits[0], visits[-1]
+        if len(visits) > 1 and right(first) == 0:
+            before = frozenset(origin for step, origin in trained.get(prompt, ()) if step < last_step)
+            found[prompt] = Rescue(rescued=right(last) > 0, trained_by=before, found_by=solved_by.get(prompt))
+    return found
+
+
+def attribution(found: Iterable[Rescue]) -> Counter[str]:
+    """Rescued prompts by the origins that had trained them: "x1", "x1+x2", ..., or none."""
+    return Counter(
+        "+".join(sorted(origin.value for origin in rescue.trained_by)) or UNTRAINED
+        for rescue in found
+        if rescue.rescued
+    )
+
+
+def bins_by_epoch(run: Measured) -> list[list[int]]:
+    """[epoch][k] fresh groups with k right responses: visit 1, 2, ... of the prompts, in the order of the data."""
+    size = run.config.algorithm.group_size
+    epochs: list[list[int]] = []
+    for visits in fresh_visits(run.sampled).values():
+        for number, (_, fate) in enumerate(visits):
+            while len(epochs) <= number:
+                epochs.append([0] * (size + 1))
+            if len(fate.rewards) == size:
+                epochs[number][right(fate)] += 1
+    return epochs
+
+
+def fresh_visits(sampled: Iterable[tuple[int, Sequence[Fate]]]) -> Mapping[str, list[tuple[int, Fate]]]:
+    """Prompt id -> (step, group) of each time that the data order came to it."""
+    visits: dict[str, list[tuple[int, Fate]]] = {}
+    for step, fates in sampled:
+        for fate in fates:
+            if fate.purpose is Purpose.FRESH:
+                visits.setdefault(fate.prompt_id, []).append((step, fate))
+    return visits
+
+
+def right(fate: Fate) -> int:
+    """k: right responses."""
+    return round(sum(fate.rewards))
+
+
+def has_advantage(fate: Fate) -> bool:
+    """Whether its responses differ in reward: otherwise it moves nothing."""
+    return len(set(fate.rewards)) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsolved:
+    """How often the base model leaves each prompt of a split without a right response."""
+
+    weights: Mapping[str, float]
+    """Prompt id -> share of base measurements at 0/n: mean over seeds of the share of the seed's measurements."""
+    twice: Mapping[str, float]
+    """Prompt id -> chance that two measurements of different seeds are both at 0/n; empty with one seed."""
+
+    @property
+    def size(self) -> float:
+        """Prompts that a base measurement leaves unsolved, on average."""
+        return sum(self.weights.values())
+
+
+def unsolved(runs: Iterable[Measured], split: str) -> Unsolved | None:
+    """The population of runs with one base model; None where it solved everything or was not measured.
+
+    Measurements of runs with the same seed are no independent samples of each other: their engines start alike.
+    """
+    by_seed: dict[int, list[Mapping[str, float]]] = {}
+    measured = []
+    for run in runs:
+        base, final = run.means(split, last=False), run.means(split, last=True)
+        if base:
+            by_seed.setdefault(run.seed, []).append(base)
+        measured += [means for means in (base, final) if means]
+    prompts = [prompt for prompt in measured[0] if all(prompt in means for means in measured)] if by_seed else []
+    failed = {p: [sum(means[p] == 0 for means in own) / len(own) for own in by_seed.values()] for p in prompts}
+    found = Unsolved(
+        weights={prompt: sum(shares) / len(shares) for prompt, shares in failed.items()},
+        twice={prompt: _both(shares) for prompt, shares in failed.items()} if len(by_seed) > 1 else {},
+    )
+    return found if found.size > 0 else None
+
+
+def floor(population: Unsolved) -> Estimate | None:
+    """The share that the base model itself solves when it is measured again; None with one seed."""
+    weights, again = list(population.weights.values()), _solved_again(population)
+    return weighted([again], weights) if again and len(again) > 1 else None
+
+
+def rescued(method: Method, split: str, population: Unsolved) -> Estimate | None:
+    """The share that has a right response after training, over seeds and prompts; None if it was not measured."""
+    tables = [table for run in method.runs if (table := _solved(run, split, population))]
+    return _estimate_over(tables, population) if tables else None
+
+
+def above_floor(method: Method, split: str, population: Unsolved) -> Estimate | None:
+    """`rescued` less `floor`, on the same prompts; None without either."""
+    again = _solved_again(population)
+    tables = [table for run in method.runs if (table := _solved(run, split, population))]
+    if not again or not tables:
+        return None
+    return _estimate_over([[x - y for x, y in zip(table, again, strict=True)] for table in tables], population)
+
+
+def rescued_more(method: Method, reference: Method, split: str, population: Unsolved) -> Estimate | None:
+    """`rescued` of a method less that of a reference, paired by seed and prompt; None without a shared seed."""
+    pairs = ((_solved(a, split, population), _solved(b, split, population)) for a, b in shared_seeds(method, reference))
+    tables = [[x - y for x, y in zip(ours, theirs, strict=True)] for ours, theirs in pairs if ours and theirs]
+    return _estimate_over(tables, population) if tables else None
+
+
+def base_of(run: Measured) -> str:
+    """What two runs must share to have the same base model."""
+    return run.config.model.model_dump_json()
+
+
+def _solved(run: Measured, split: str, population: Unsolved) -> list[float]:
+    """[P] weight of each prompt with a right response after training, else 0; empty if it was not measured."""
+    means = run.means(split, last=True)
+    return [weight * (means[prompt] > 0) for prompt, weight in population.weights.items()] if means else []
+
+
+def _solved_again(population: Unsolved) -> list[float]:
+    """[P] chance of a prompt to be at 0/n first and not a second time; empty with one seed."""
+    return [weight - population.twice[p] for p, weight in population.weights.items()] if population.twice else []
+
+
+def _estimate_over(tables: Sequence[Sequence[float]], population: Unsolved) -> Estimate | None:
+    weights = list(population.weights.values())
+    return weighted(tables, weights) if len(weights) > 1 else None
+
+
+def _both(shares: Sequence[float]) -> float:
+    """Mean product over ordered pairs of different seeds."""
+    pairs = list(permutations(shares, 2))
+    return sum(a * b for a, b in pairs) / len(pairs)

@@ -1,0 +1,653 @@
+"""Tables of a comparison as rows of text for terminal, page and files; the paper's own numbers next to them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from bapo.analysis.compare.accuracy import (
+    AtEqualResponses,
+    Need,
+    SeedNeed,
+    at_equal_responses,
+    base_accuracy,
+    final_accuracy,
+    mean_and_range,
+    responses_for,
+    versus,
+)
+from bapo.analysis.compare.composition import (
+    gradient_norm,
+    improved_share,
+    is_on_policy,
+    last_entropy,
+    last_length,
+    reevaluated,
+    retained_share,
+    share_of,
+    solved_share,
+    stored_share,
+)
+from bapo.analysis.compare.gather import Compared, Measured, Method, both_ways, changed_settings, contrasts
+from bapo.analysis.compare.prompts import (
+    UNTRAINED,
+    Matrix,
+    Rescue,
+    Unsolved,
+    above_floor,
+    attribution,
+    base_of,
+    floor,
+    floor_matrix,
+    held_out_matrix,
+    rescued,
+    rescued_more,
+    rescues,
+    training_matrix,
+    unsolved,
+)
+from bapo.config.tree import Config
+from bapo.core.statistics import Estimate
+from bapo.core.text import count, duration
+from bapo.core.types import Origin
+
+DASH = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of text under a header."""
+
+    key: str
+    """Its file name."""
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    """What a reader must know."""
+
+
+def name_of(method: Method) -> str:
+    """Its label, with a star where it is unequal on purpose."""
+    return f"{method.label} *" if method.may_differ else method.label
+
+
+def interval(found: Estimate | None) -> str:
+    """ "31.9 [30.5, 33.2]" in percent, cut at 0 and 100."""
+    if found is None:
+        return DASH
+    return f"{percent(found.mean)} [{percent(max(0.0, found.low))}, {percent(min(1.0, found.high))}]"
+
+
+def points(found: Estimate | None) -> str:
+    """ "+7.0 [+5.4, +8.5]" in points."""
+    return DASH if found is None else f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+
+
+def percent(value: float) -> str:
+    """.319 -> 31.9."""
+    return f"{100 * value:.1f}"
+
+
+def p(value: float) -> str:
+    """A p value: "p=0.03", "p=0.0042", "p<0.0001"."""
+    return "p<0.0001" if value < 0.0001 else f"p={value:.4f}" if value < 0.01 else f"p={value:.2f}"
+
+
+def share(part: int, whole: int) -> str:
+    """ "31.2 % (50/160)"."""
+    return f"{100 * part / whole:.1f} % ({part}/{whole})" if whole else DASH
+
+
+def spread(values: Sequence[float], shown: Callable[[float], str]) -> str:
+    """Mean, and the least and the most where they differ from it as shown."""
+    found = mean_and_range(values)
+    if found is None:
+        return DASH
+    mean, least, most = map(shown, found)
+    return mean if least == most else f"{mean} ({least} to {most})"
+
+
+PATH = Path(__file__).with_name("published.toml")
+SIZE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)[Bb](?![a-zA-Z])")
+"""Of a model, as its name has it: Qwen2.5-Math-7B."""
+LARGE = 4.0
+"""Billion parameters from which a model is nearer to the paper's 7 B than to its 1.5 B."""
+
+
+@cache
+def published() -> dict[str, Any]:
+    """The whole file."""
+    return tomllib.loads(PATH.read_text(encoding="utf-8"))
+
+
+def section_of(config: Config) -> str:
+    """The paper's task and model that are nearest to a run's: a section of the file, or "" where there is none."""
+    if config.task.name == "countdown":
+        size = SIZE.search(Path(config.model.path).name)
+        return "planning_7b" if size and float(size[1]) > LARGE else "planning"
+    return "math" if str(config.task.reward).startswith("bapo.tasks.mathematics:") else ""
+
+
+def published_of(config: Config, method: str) -> dict[str, Any]:
+    """What the paper says of a method (named as its preset) where it is nearest to this run; may be empty."""
+    section: dict[str, Any] = published().get(section_of(config), {})
+    return dict(section.get(_key(method), {}))
+
+
+def rollouts_of(method: str) -> float | None:
+    """Thousands of responses that the paper counts on mathematics, the only task that it counts them for."""
+    found = published()["math"].get(_key(method), {}).get("rollouts")
+    return None if found is None else float(found)
+
+
+def type_of(method: str) -> str | None:
+    """ "on" or "off": what the paper calls a method's policy (its table 1a)."""
+    found: str | None = published()["math"].get(_key(method), {}).get("type")
+    return found
+
+
+def rescued_of(method: str) -> float | None:
+    """Share of prompts at 0/8 that improved, in [0, 1]."""
+    found = published()["rescued"].get(_key(method))
+    return None if found is None else found / 100
+
+
+def _key(method: str) -> str:
+    return method.replace("-", "_")
+
+
+EXTREME = 1000
+"""Beyond this factor, and below one over it, an interval only says that it is very wide."""
+
+
+def table_against(compared: Compared) -> Table:
+    """Each method against its references after training."""
+    rows = []
+    for one in contrasts(compared):
+        for split in compared.splits:
+            found = versus(one.reference, one.method, split)
+            by_seed = ", ".join(f"s{s.seed} {s.test.better}:{s.test.worse} {p(s.test.p)}" for s in found.by_seed)
+            total = found.all_seeds
+            rows.append(
+                (
+                    name_of(one.method),
+                    name_of(one.reference),
+                    split,
+                    points(found.difference),
+                    f"{total.better}:{total.worse} {p(total.p)}" if found.by_seed else DASH,
+                    by_seed or DASH,
+                )
+            )
+    note = (
+        "Difference in points after training, with the 95 % interval over shared seeds and prompts: does the method do "
+        "better, with new seeds and new prompts? b:c are prompts on which it was right more often : less often; p is "
+        "McNemar's exact test per seed, and its stratified exact form over seeds (Mantel-Haenszel for pairs): do these "
+        f"very weights differ? {_kind_of_test(compared)}No correction for the number of comparisons."
+    )
+    header = ("method", "against", "split", "difference", "McNemar over seeds (b:c)", "by seed (b:c)")
+    return Table(key="against", title="At equal steps", header=header, rows=tuple(rows), note=note)
+
+
+def table_equal_responses(compared: Compared) -> Table:
+    """Each method against its references after as many training responses."""
+    rows = []
+    for one in contrasts(compared):
+        for split in compared.splits:
+            found = at_equal_responses(one.method, one.reference, split)
+            rows.append((name_of(one.method), name_of(one.reference), split, *_equal_cells(found)))
+    note = (
+        "Difference in points, with the 95 % interval over shared seeds and prompts, after as many training responses "
+        "as the cheapest run of the two methods spent. Between two measurements of a run each prompt's accuracy lies "
+        "on the straight line; the measurement before training is the point at 0 responses; behind the last one there "
+        "is no answer. Prompts: those that all measurements used have, fewer during a run than at its end. Accuracies "
+        "are on these prompts, the method's : the reference's."
+    )
+    header = ("method", "against", "split", "difference", "budget", "prompts x seeds", "accuracies")
+    return Table(key="equal-responses", title="At equal responses", header=header, rows=tuple(rows), note=note)
+
+
+def table_responses_for(compared: Compared) -> Table:
+    """How many responses a method needs for the accuracy that its reference ended with."""
+    rows = []
+    for one in both_ways(compared):
+        for split in compared.splits:
+            found = responses_for(one.method, one.reference, split)
+            cells = (found, DASH, DASH) if isinstance(found, str) else _need_cells(found)
+            rows.append((name_of(one.method), name_of(one.reference), split, *cells))
+    note = (
+        "Training responses until the method first was as accurate as the other one at its end, divided by those until "
+        "that one first was; both read off straight lines between measurements, seed by seed. With every seed "
+        "reached: geometric mean with its 95 % interval over seeds, on these prompts (one seed: no interval). Else the "
+        "least and the most over seeds, no mean. By seed: the method's responses : the other one's, and the factor; x0 "
+        "is a base model that was measured as accurate. A first crossing of few and noisy measurements comes early, on "
+        "both sides."
+    )
+    header = ("method", "for accuracy of", "split", "factor", "reached", "responses by seed")
+    return Table(key="responses-for", title="Responses for equal accuracy", header=header, rows=tuple(rows), note=note)
+
+
+def factor(value: float) -> str:
+    """x1.31, x24, x0; "<x0.001" and ">x1000" for what lies beyond."""
+    if value > EXTREME:
+        return f">x{EXTREME}"
+    if 0 < value < 1 / EXTREME:
+        return f"<x{1 / EXTREME}"
+    if value >= 10:
+        return f"x{value:.3g}"
+    return f"x{value:.2f}" if value >= 0.1 else f"x{value:.2g}"
+
+
+def _kind_of_test(compared: Compared) -> str:
+    n = compared.reference.config.evaluation.num_samples
+    shares = (
+        f"With {n} responses per prompt a prompt has a share of right ones, not one answer: the test is a sign test on "
+        "which share is larger, by however little. "
+    )
+    return shares if n > 1 else ""
+
+
+def _equal_cells(found: AtEqualResponses | str) -> tuple[str, ...]:
+    if isinstance(found, str):
+        return (found, DASH, DASH, DASH)
+    accuracies = f"{percent(found.method)} : {percent(found.reference)}"
+    sample = f"{found.num_prompts} x {len(found.seeds)}"
+    return (points(found.difference), count(found.budget), sample, accuracies)
+
+
+def _need_cells(found: Need) -> tuple[str, str, str]:
+    return _factor_cell(found), f"{found.reached} of {len(found.by_seed)}", ", ".join(map(_seed_cell, found.by_seed))
+
+
+def _factor_cell(found: Need) -> str:
+    """ "x1.31 [x0.90, x1.90]", "x1.31", "x0.80 to x1.31", "x0.80 to beyond x2", "beyond x2"."""
+    if found.ratio is not None:
+        return f"{factor(found.ratio.mean)} [{factor(found.ratio.low)}, {factor(found.ratio.high)}]"
+    if found.bounds is None:
+        return "nothing to reach"
+    least, most = found.bounds
+    if most is not None:
+        return factor(least) if len(found.by_seed) == 1 else f"{factor(least)} to {factor(most)}"
+    known = max((one.least for one in found.by_seed if one.least is not None), default=least)
+    if not any(one.ratio is not None for one in found.by_seed):
+        return f"beyond {factor(least)}"
+    return f"{factor(least)} to beyond {factor(known)}"
+
+
+def _seed_cell(one: SeedNeed) -> str:
+    """ "s1 18.2k : 13.9k x1.31", "s2 over 49.7k : 24.6k x2.02", or that there was nothing to reach."""
+    if one.least is None:
+        return f"s{one.seed} nothing to reach"
+    needed = f"over {count(one.spent)}" if one.needed is None else count(one.needed)
+    return f"s{one.seed} {needed} : {count(one.own)} {factor(one.least)}"
+
+
+SEEDS = "Means over seeds, in brackets the least and the most. "
+
+
+def table_composition(compared: Compared, *, paper: bool = False) -> Table:
+    """Shares of X1, X2 and X3, what the filter retained, and what re-evaluations found."""
+    header = (
+        "method",
+        "X1 %",
+        "X2 %",
+        "X3 %",
+        "stored %",
+        "retained %",
+        "re-evaluated prompts",
+        "improved %",
+        "solved %",
+    )
+    shares: list[Callable[[Measured], float | None]] = [
+        *(partial(share_of, origin=origin) for origin in Origin),
+        stored_share,
+        retained_share,
+    ]
+    rows = [
+        (
+            name_of(method),
+            *(_per_seed(method, value, percent) for value in shares),
+            _per_seed(method, _num_reevaluated, "{:.0f}".format),
+            *(_per_seed(method, value, percent) for value in (improved_share, solved_share)),
+        )
+        for method in compared.methods
+    ]
+    if paper:
+        claimed = published()["composition"]
+        cells = [
+            claimed.get(key, DASH) for key in ("x1", "x2", "x3", "stored", "retained", "asked", "improved", "solved")
+        ]
+        rows.append(("the paper, BAPO", *cells))
+    note = (
+        f"{SEEDS}X1, X2, X3: of all that trained. Stored: of the responses that trained, those of groups of earlier "
+        "steps, also where they are part of X1 (RePO, ARPO). Retained: of the fresh groups, those that trained in "
+        "their own step. Re-evaluated: distinct prompts that were asked again because they were hard. Improved: of "
+        "them, those that were then partly right (c1 < mu' < 1), with or without room in the batch. Solved: all right. "
+        "A prompt may be both, at different steps. A dash: the method has no such part."
+    )
+    return Table(key="composition", title="Composition of batches", header=header, rows=tuple(rows), note=note)
+
+
+def table_dynamics(compared: Compared) -> Table:
+    """Entropy and length at the end, gradient norms, and how many prompts got better and worse."""
+    runs = [run for method in compared.methods for run in method.runs]
+    floor = [floor_matrix(runs, split) for split in compared.splits]
+    rows = [("base model again", DASH, DASH, DASH, DASH, _moved(floor), DASH)]
+    for method in compared.methods:
+        final = method.runs[0].num_steps + 1
+        held_out = [held_out_matrix(method.runs, split, final) for split in compared.splits]
+        rows.append(
+            (
+                name_of(method),
+                _per_seed(method, last_entropy, "{:.3f}".format),
+                _per_seed(method, last_length, "{:.1f}".format),
+                _per_seed(method, partial(gradient_norm, share=0.95), "{:.2f}".format),
+                _per_seed(method, partial(gradient_norm, share=1.0), "{:.2f}".format),
+                _moved(held_out),
+                _moved([training_matrix(method.runs)]),
+            )
+        )
+    note = (
+        f"{SEEDS}Entropy in nats per trained token and length in tokens per fresh response: the last twelfth of the "
+        "steps. Gradient norm: before clipping, over all steps. Better:worse: prompts with more : with fewer right "
+        "responses than at first, all seeds together; held out from the base model to the end, all splits; training "
+        "prompts from their first fresh visit to their last. The first row is chance: the base model against itself, "
+        "measured by other seeds."
+    )
+    return Table(
+        key="dynamics",
+        title="Dynamics and migration",
+        header=("method", "entropy", "length", "gradient p95", "gradient max", "held out b:w", "training b:w"),
+        rows=tuple(rows),
+        note=note,
+    )
+
+
+def _per_seed(method: Method, value: Callable[[Measured], float | None], shown: Callable[[float], str]) -> str:
+    return spread([found for run in method.runs if (found := value(run)) is not None], shown)
+
+
+def _num_reevaluated(run: Measured) -> float | None:
+    return len(reevaluated(run)) if run.config.algorithm.use_x2 else None
+
+
+def _moved(matrices: Sequence[Matrix | None]) -> str:
+    known = [matrix for matrix in matrices if matrix is not None]
+    return f"{sum(m.better for m in known)}:{sum(m.worse for m in known)}" if known else DASH
+
+
+def table_rescued(compared: Compared) -> Table:
+    """Held-out prompts that the base model leaves unsolved, and the share with a right response after training."""
+    bases = _bases(compared)
+    references = list(dict.fromkeys(one.reference.name for one in contrasts(compared)))
+    labels = {method.name: method.label for method in compared.methods}
+    rows, sizes = [], []
+    for split in compared.splits:
+        populations = {base: found for base, runs in bases.items() if (found := unsolved(runs, split))}
+        sizes += [f"{found.size:.1f} of {len(found.weights)} of {split}" for found in populations.values()]
+        for base, population in populations.items():
+            model = "the base model" if len(bases) == 1 else bases[base][0].config.model.path
+            dashes = [DASH] * (1 + len(references))
+            rows.append((f"floor: {model} again", split, interval(floor(population)), *dashes))
+        for method in compared.methods:
+            cells = _rescued_cells(compared, method, references, split, populations.get(base_of(method.runs[0])))
+            rows.append((name_of(method), split, *cells))
+    note = (
+        f"Of the held-out prompts that a measurement of the base model leaves without a right response (on average "
+        f"{', '.join(sizes) or 'none'}), the percentage with one after training; intervals are over seeds and prompts. "
+        "One population for all methods: a prompt counts with the share of all base measurements in which it had no "
+        "right response. The floor is the percentage that a base measurement of another seed solves: chance. Above the "
+        "floor and to a reference: in points, on the same prompts. No correction for the number of comparisons."
+    )
+    header = ("method", "split", "rescued, %", "above the floor", *(f"to {labels[name]}" for name in references))
+    return Table(key="rescued", title="Rescued prompts, held out", header=header, rows=tuple(rows), note=note)
+
+
+def table_attribution(compared: Compared, *, paper: bool = False) -> Table:
+    """Training prompts all wrong at their first visit: how many were not at their last, and what had trained these."""
+    found = {method.name: [one for run in method.runs for one in rescues(run).values()] for method in compared.methods}
+    counts = {name: attribution(visits) for name, visits in found.items()}
+    kinds = sorted({kind for own in counts.values() for kind in own if kind != UNTRAINED}, key=lambda k: (len(k), k))
+    header = ["method", "rescued", *kinds, UNTRAINED]
+    rows = [[name_of(m), _rescued_share(found[m.name]), *_counts(counts[m.name], kinds)] for m in compared.methods]
+    if paper:
+        header.append("paper (0/8, DeepScaleR)")
+        shown = [rescued_of(method.name) for method in compared.methods]
+        rows = [[*row, DASH if value is None else percent(value)] for row, value in zip(rows, shown, strict=True)]
+    note = (
+        "Training prompts that were all wrong at their first fresh visit and visited again: how many had a right "
+        "response at their last visit, and by the origins of the groups with an advantage that had trained them in "
+        "between. These shares rank no method: a part of them is chance, as held out, but how large a part is in no "
+        "record (no prompt is asked twice of the same weights by engines that do not start alike), and each method has "
+        "prompts of its own, chosen by its own first sample."
+    )
+    return Table(
+        key="attribution",
+        title="Rescued prompts, training: what had trained them",
+        header=tuple(header),
+        rows=tuple(map(tuple, rows)),
+        note=note,
+    )
+
+
+def _bases(compared: Compared) -> dict[str, list[Measured]]:
+    """Base model -> its runs."""
+    found: dict[str, list[Measured]] = {}
+    for method in compared.methods:
+        for run in method.runs:
+            found.setdefault(base_of(run), []).append(run)
+    return found
+
+
+def _rescued_cells(
+    compared: Compared, method: Method, references: Sequence[str], split: str, population: Unsolved | None
+) -> list[str]:
+    """Share, above the floor, and to each reference; dashes where the base model solved everything."""
+    if population is None:
+        return [DASH] * (2 + len(references))
+    own = interval(rescued(method, split, population))
+    differences = [_difference(compared, method, reference, split, population) for reference in references]
+    return [own, points(above_floor(method, split, population)), *differences]
+
+
+def _difference(compared: Compared, method: Method, reference: str, split: str, population: Unsolved) -> str:
+    """Dash where the two are not compared, or started from other base models."""
+    for one in contrasts(compared):
+        same_base = base_of(one.method.runs[0]) == base_of(one.reference.runs[0])
+        if (one.method.name, one.reference.name) == (method.name, reference) and same_base:
+            return points(rescued_more(one.method, one.reference, split, population))
+    return DASH
+
+
+def _rescued_share(visits: Sequence[Rescue]) -> str:
+    return share(sum(one.rescued for one in visits), len(visits))
+
+
+def _counts(found: Counter[str], kinds: Sequence[str]) -> list[str]:
+    return [str(found[kind]) for kind in [*kinds, UNTRAINED]]
+
+
+ROLLOUTS = "rollouts (maths)"
+"""Column of the paper's, which counts them on mathematics alone."""
+
+
+def all_tables(compared: Compared, *, paper: bool) -> list[Table]:
+    """Every table that these runs have something for."""
+    tables = [table_1(compared, paper=paper), table_2(compared, paper=paper)]
+    if len(compared.methods) > 1 and compared.splits:
+        tables += [table_against(compared), table_equal_responses(compared), table_responses_for(compared)]
+    tables += [table_composition(compared, paper=paper), table_dynamics(compared)]
+    tables += [table_rescued(compared)] if compared.splits else []
+    tables += [table_attribution(compared, paper=paper)]
+    return [*tables, table_settings(compared)] if len(compared.methods) > 1 else tables
+
+
+def table_1(compared: Compared, *, paper: bool = False) -> Table:
+    """Accuracy after training with 95 % intervals over seeds and prompts, rollouts, on- or off-policy."""
+    runs = [run for method in compared.methods for run in method.runs]
+    header = ["method", "seeds", *compared.splits, "rollouts", "type", "staleness"]
+    rows = [["base model", DASH, *(interval(base_accuracy(runs, s)) for s in compared.splits), DASH, DASH, DASH]]
+    for method in compared.methods:
+        accuracies = [interval(final_accuracy(method, split)) for split in compared.splits]
+        rollouts = spread([run.ledger.rollouts for run in method.runs], count)
+        kind = "on" if is_on_policy(method) else "off"
+        rows.append([name_of(method), str(len(method.runs)), *accuracies, rollouts, kind, _staleness(method)])
+    if paper:
+        header, rows = _with_paper_accuracy(compared, header, rows)
+    note = (
+        "Accuracy in percent after training, with the 95 % interval over seeds and prompts (crossed; with one seed "
+        "over prompts alone). Rollouts: responses sampled for training, fresh and re-evaluated. Type: on-policy when "
+        "every response trains once, and was sampled by the weights of its step or of the step before. Staleness: mean "
+        "steps between sampling and training, of what one item of a batch trains the oldest."
+    )
+    return Table(
+        key="table-1",
+        title="Table 1: accuracy and rollouts",
+        header=tuple(header),
+        rows=tuple(map(tuple, rows)),
+        note=note,
+    )
+
+
+def table_2(compared: Compared, *, paper: bool = False) -> Table:
+    """Time, and responses and tokens by purpose: means over seeds."""
+    header = [
+        "method",
+        "steps",
+        "updates",
+        "training",
+        "ratio",
+        "start to end",
+        "fresh",
+        "re-evaluated",
+        "evaluation",
+        "filled",
+    ]
+    first = _mean([run.ledger.train_s for run in compared.reference.runs])
+    rows = []
+    for method in compared.methods:
+        seconds = [run.ledger.train_s for run in method.runs]
+        walls = [run.wall_s for run in method.runs if run.wall_s is not None]
+        rows.append(
+            [
+                name_of(method),
+                str(method.runs[0].num_steps),
+                _updates(method),
+                spread(seconds, duration),
+                f"x{_mean(seconds) / first:.2f}" if first else DASH,
+                spread(walls, duration) if walls else DASH,
+                *(_spent(method, purpose) for purpose in ("fresh", "reevaluate", "evaluate")),
+                f"{100 * _filled(method):.0f} %",
+            ]
+        )
+    if paper:
+        header += ["paper: time, ratio", "paper: filled"]
+        rows = [
+            [*row, _paper_time(method, compared), _paper_filled(method)]
+            for row, method in zip(rows, compared.methods, strict=True)
+        ]
+    note = (
+        "Means over seeds, in brackets the least and the most. Updates: of the optimizer, one per mini-batch; a batch "
+        "that is not full has fewer of them. Training: seconds of all learner steps with their "
+        "waits and checkpoints. Start to end: the whole run with start-up and the measurements before and after, if it "
+        "was started once. Responses / tokens by purpose. Filled: share of B groups that batches held. Runs that "
+        "shared the machine with another run took longer than alone."
+    )
+    return Table(
+        key="table-2", title="Table 2: time and tokens", header=tuple(header), rows=tuple(map(tuple, rows)), note=note
+    )
+
+
+def table_settings(compared: Compared) -> Table:
+    """In which settings methods differ from the reference."""
+    rows = []
+    for method in compared.others:
+        settings = changed_settings(compared.reference, method)
+        rows.append((name_of(method), ", ".join(f"{key} = {value}" for key, value in settings.items()) or "none"))
+    note = "Settings that are not those of the reference. A star: unequal on purpose, as the study's file says."
+    return Table(
+        key="settings",
+        title=f"Settings that differ from {compared.reference.label}",
+        header=("method", "settings"),
+        rows=tuple(rows),
+        note=note,
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _updates(method: Method) -> str:
+    return spread([run.num_updates for run in method.runs if run.num_updates is not None], "{:.0f}".format)
+
+
+def _filled(method: Method) -> float:
+    trained = sum(row[o.value] for run in method.runs for row in run.metrics for o in Origin)
+    return float(trained / sum(row["batch_size"] for run in method.runs for row in run.metrics))
+
+
+def _staleness(method: Method) -> str:
+    pairs = [
+        (row[origin.value], row[f"staleness_{origin.value}_mean"])
+        for run in method.runs
+        for row in run.metrics
+        for origin in Origin
+        if row.get(f"staleness_{origin.value}_mean") is not None
+    ]
+    total = sum(size for size, _ in pairs)
+    return f"{sum(size * mean for size, mean in pairs) / total:.1f}" if total else DASH
+
+
+def _spent(method: Method, purpose: str) -> str:
+    parts = [getattr(run.ledger, purpose) for run in method.runs]
+    return f"{count(_mean([part.responses for part in parts]))} / {count(_mean([part.tokens for part in parts]))}"
+
+
+def _with_paper_accuracy(
+    compared: Compared, header: list[str], rows: list[list[str]]
+) -> tuple[list[str], list[list[str]]]:
+    config = compared.reference.config
+    names = ["base", *(method.name for method in compared.methods)]
+    columns = list(_paper_columns(compared))
+    shown = [
+        [*row, *(_paper_cell(published_of(config, name), column, name) for column in columns)]
+        for row, name in zip(rows, names, strict=True)
+    ]
+    return [*header, *(f"paper: {column}" for column in columns)], shown
+
+
+def _paper_columns(compared: Compared) -> Iterator[str]:
+    section = published().get(section_of(compared.reference.config), {})
+    known = {key for values in section.values() for key in values}
+    yield from (split for split in compared.splits if split in known)
+    yield "accuracy"
+    yield ROLLOUTS
+    yield "type"
+
+
+def _paper_cell(found: dict[str, float], column: str, name: str) -> str:
+    if column == "type":
+        return type_of(name) or DASH
+    if column == ROLLOUTS:
+        value = rollouts_of(name)
+        return DASH if value is None else f"{value:.0f}k"
+    return DASH if column not in found else f"{found[column]:.1f}"
+
+
+def _paper_time(method: Method, compared: Compared) -> str:
+    ours, first = (published_of(method.config, name).get("time") for name in (method.name, compared.reference.name))
+    if ours is None:
+        return DASH
+    return duration(60 * ours) + (f", x{ours / first:.2f}" if first else "")
+
+
+def _paper_filled(method: Method) -> str:
+    share = published_of(method.config, method.name).get("filled")
+    return DASH if share is None else f"{share} %"

@@ -1,0 +1,141 @@
+"""What a run cost and its curves over steps, from its records. Pure: rows in, numbers out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bapo.core.statistics import Estimate, estimate, shared_means
+from bapo.core.types import Fate, Purpose
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Responses and tokens of one purpose."""
+
+    responses: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(responses=self.responses + other.responses, tokens=self.tokens + other.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """Everything that one run spent."""
+
+    fresh: Spent = Spent()
+    reevaluate: Spent = Spent()
+    evaluate: Spent = Spent()
+    rollouts_by_step: Mapping[int, int] = field(default_factory=dict)
+    """Step -> responses for training up to it, fresh and re-evaluated."""
+    train_s: float = 0.0
+    """Seconds of all learner steps, checkpoints included: neither start-up nor the measurements before and after."""
+
+    @property
+    def rollouts(self) -> int:
+        """Responses for training: what the paper's table 1 counts."""
+        return self.fresh.responses + self.reevaluate.responses
+
+
+def ledger_of(
+    groups: Iterable[tuple[int, Sequence[Fate]]], evaluations: Sequence[Row], metrics: Sequence[Row]
+) -> Ledger:
+    """The ledger of one run.
+
+    Args:
+        groups: (step, its fates), in order.
+    """
+    spent = {Purpose.FRESH: Spent(), Purpose.REEVALUATE: Spent()}
+    by_step: dict[int, int] = {}
+    total = 0
+    for step, fates in first_looks(groups):
+        for fate in fates:
+            spent[fate.purpose] += Spent(responses=len(fate.rewards), tokens=fate.num_tokens)
+            total += len(fate.rewards)
+        by_step[step] = total
+    return Ledger(
+        fresh=spent[Purpose.FRESH],
+        reevaluate=spent[Purpose.REEVALUATE],
+        evaluate=_measured(evaluations),
+        rollouts_by_step=by_step,
+        train_s=sum(float(row.get("step_s") or 0.0) + float(row.get("checkpoint_s") or 0.0) for row in metrics),
+    )
+
+
+def first_looks(groups: Iterable[tuple[int, Sequence[Fate]]]) -> Iterator[tuple[int, list[Fate]]]:
+    """(step, fates of groups that no earlier step looked at): each sampled group once."""
+    seen: set[str] = set()
+    for step, fates in groups:
+        new = [fate for fate in fates if fate.group_id not in seen]
+        seen.update(fate.group_id for fate in new)
+        yield step, new
+
+
+def _measured(evaluations: Sequence[Row]) -> Spent:
+    responses = [int(row["num_prompts"]) * int(row["num_samples"]) for row in evaluations]
+    tokens = [size * float(row["mean_tokens"]) for size, row in zip(responses, evaluations, strict=True)]
+    return Spent(responses=sum(responses), tokens=round(sum(tokens)))
+
+
+PHASES = {
+    "wait_batch_s": "waiting for the batch",
+    "prox_s": "proximal log-probs",
+    "update_s": "forward, backward, optimizer",
+    "diagnostics_s": "theorem meter",
+    "sync_s": "weight update of the workers",
+    "checkpoint_s": "checkpoint",
+}
+"""Parts of a learner step, as metrics.jsonl names them, and in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Values over learner steps, with an interval where there is one."""
+
+    name: str
+    steps: Sequence[int]
+    values: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    num_prompts: int = 0
+    """That every point was measured on; 0 where the points have no prompts in common."""
+
+
+def smoothed(values: Sequence[float], window: int) -> list[float]:
+    """Mean of each value and up to window - 1 values before it."""
+    means = []
+    for end in range(1, len(values) + 1):
+        part = values[max(0, end - window) : end]
+        means.append(sum(part) / len(part))
+    return means
+
+
+def held_out_curves(evaluations: Sequence[Row]) -> list[Curve]:
+    """Accuracy of each split over steps with its 95 % interval, on the prompts that all its measurements share.
+
+    During a run fewer prompts are measured than before and after it; the points of a curve must be comparable.
+    """
+    curves = []
+    for split in dict.fromkeys(row["split"] for row in evaluations):
+        rows = sorted((row for row in evaluations if row["split"] == split), key=lambda row: row["step"])
+        means = shared_means([row["rewards"] for row in rows])
+        points = [_point(row, of_row) for row, of_row in zip(rows, means, strict=True)]
+        curves.append(
+            Curve(
+                name=split,
+                steps=[row["step"] for row in rows],
+                values=[point.mean for point in points],
+                low=[point.low for point in points],
+                high=[point.high for point in points],
+                num_prompts=len(means[0]),
+            )
+        )
+    return curves
+
+
+def _point(row: Row, means: Sequence[float]) -> Estimate:
+    return estimate(means) if means else Estimate(row["accuracy"], row["low"], row["high"])

@@ -1,0 +1,1 @@
+"""What tests of several tiers share: builders, fakes, servers as processes, and waiting for conditions."""

@@ -1,0 +1,79 @@
+"""One rank of a learner with fake neighbours: run as a process by `test_fsdp.py`, as torchrun would.
+
+    python -m tests.support.fsdp_rank MODEL RUN NUM_RANKS FIRST_STEP LAST_STEP
+
+Prints one JSON line: loss and gradient norm of every mini-batch, in order. The process of rank 0 writes the run
+directory, and METER_FILE with the theorem meter of every step. FIRST_STEP > 1 resumes from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from bapo.config.tree import Config
+from bapo.core.types import Batch
+from learner.distributed.world import join, leave
+from learner.startup import load_state, newest_checkpoint, republish
+from tests.support.learner import CPU, FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch
+
+METER_FILE = "meter.json"
+
+
+def config_of(model: str, num_ranks: int, num_steps: int) -> Config:
+    """Small budgets, so that every mini-batch has several micro-batches on each rank, and uneven ones."""
+    return learner_config(
+        model,
+        run={"num_steps": num_steps},
+        learner={"num_ranks": num_ranks, "lr": 1e-3, "microbatch_tokens": 80},
+        loss={"ratio_mode": "official", "kl_ref": "reference", "kl_coef": 0.01},
+    )
+
+
+def batch_of(step: int) -> Batch:
+    """7 groups: three mini-batches of 3, 2 and 2, so that one rank is sometimes idle."""
+    return random_batch(num_groups=1 if step == 2 else 7, step=step)
+
+
+def main(model: str, run: str, num_ranks: str, first_step: str, last_step: str) -> None:
+    config = config_of(model, int(num_ranks), int(last_step))
+    world = join(config.learner.num_ranks, CPU, 60.0)
+    resumes = int(first_step) > 1
+    checkpoint = newest_checkpoint(Path(run) / "checkpoints") if resumes else None
+    learner = make_test_learner(
+        config,
+        Path(run),
+        buffer=FakeBuffer(batch_of),
+        fleet=FakeFleet(),
+        checkpoint=checkpoint,
+        resume=resumes,
+        world=world,
+    )
+    if checkpoint:
+        load_state(learner, checkpoint)
+        republish(learner, checkpoint)
+    sys.stdout.write(json.dumps(_losses(learner, int(first_step))) + "\n")
+    if world.leads:
+        rows = [{key: row[key] for key in ("divergences", "bounds")} for row in learner.records.rows]
+        (Path(run) / METER_FILE).write_text(json.dumps(rows))
+    leave(world, together=True)
+
+
+def _losses(learner: Any, first_step: int) -> list[list[float]]:
+    found: list[list[float]] = []
+    run_update = learner.updater.run
+
+    def noted(batch: Batch) -> Any:
+        report = run_update(batch)
+        found.extend([result.loss, result.grad_norm] for result in report.minibatches)
+        return report
+
+    learner.updater.run = noted
+    learner.run(first_step)
+    return found
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

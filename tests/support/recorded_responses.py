@@ -1,0 +1,91 @@
+"""A run of two steps with token records written by hand: what the pages of prompts and groups are tested with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bapo.core.types import Origin
+from bapo.runtime.run_directory.layout import RunDirectory
+from bapo.runtime.run_directory.responses import TokenRow
+from tests.support.synthetic_runs import fate, metrics_row, write_run
+
+GROUP = "hard@2"
+HOSTILE = "<script>window.hacked = 1</script></script><img src=x onerror=window.hacked=1>\u001b[31mred\u202eevil\u0000"
+"""What a model may write: markup, an end of a script, a terminal's colours, a reversed line, a null."""
+LONG = "x" * 100_000
+
+
+def token_row(row: int, pieces: Sequence[str], *, group: str = GROUP, step: int = 2, **changed: Any) -> TokenRow:
+    """A response whose numbers can be told by eye: entropy 0.1 i, ratio 1 + 0.1 i, the second token clipped."""
+    size = len(pieces)
+    fields: dict[str, Any] = {
+        "step": step,
+        "group_id": group,
+        "prompt_id": group.split("@")[0],
+        "prompt": f"12,5,7->{HOSTILE}",
+        "task": "countdown",
+        "answer": {"target": 24},
+        "gold": "12+5+7",
+        "origin": "x1",
+        "kind": "rl",
+        "row": row,
+        "reward": float(row == 0),
+        "outcome": "graded",
+        "oldest_version": 1,
+        "newest_version": 2,
+        "extracted": "12+5+7" if row == 0 else None,
+        "advantage": 1.5 if row == 0 else -0.5,
+        "token_ids": list(range(size)),
+        "pieces": list(pieces),
+        "rollout_logprobs": [-0.5] * size,
+        "logprobs": [-0.25] * size,
+        "entropy": [0.1 * i for i in range(size)],
+        "ratio": [1 + 0.1 * i for i in range(size)],
+        "clipped": [i == 1 for i in range(size)],
+    }
+    return TokenRow(**{**fields, **changed})
+
+
+def text_row(row: int, text: str, *, group: str = "easy@2", step: int = 2, **changed: Any) -> TokenRow:
+    """A right response of a group that did not train: text alone, of seven tokens."""
+    none = dict.fromkeys(("origin", "advantage", "rollout_logprobs", "logprobs", "entropy", "ratio", "clipped"))
+    alone = {"token_ids": list(range(7)), "reward": 1.0, "extracted": f"easy {row}"}
+    return token_row(row, [text], group=group, step=step, **{**none, **alone, **changed})
+
+
+def write_rollout_run(path: Path) -> RunDirectory:
+    """Prompt `hard` is all wrong in step 1 and has 1 of 4 right in step 2, whose batch is recorded."""
+    groups = {
+        1: [
+            fate("hard", "0000", step=1, reason="all_wrong", version=1, birth=1),
+            fate("easy", "1110", step=1, reason="informative", version=1, birth=1, origin=Origin.X1),
+            fate("middle", "1100", step=1, reason="informative", version=1, birth=1, origin=Origin.X1),
+            fate("zero", "0000", step=1, reason="all_wrong", version=1, birth=1),
+        ],
+        2: [
+            fate("hard", "1000", step=2, reason="informative", version=2, birth=2, origin=Origin.X1),
+            fate("easy", "1111", step=2, reason="all_right", version=2, birth=2),
+            fate("other", "0100", step=2, reason="informative", version=2, birth=2, origin=Origin.X1),
+            fate("zero", "0000", step=2, reason="all_wrong", version=2, birth=2),
+        ],
+    }
+    run = write_run(
+        path,
+        metrics=[metrics_row(1, reward_mean=5 / 16), metrics_row(2, reward_mean=6 / 16)],
+        groups=groups,
+        overrides=["--diagnostics.token_records", "2", "--diagnostics.texts", "2", "--algorithm.use_x3", "false"],
+    )
+    rows = [
+        token_row(0, ["12", "+5", "+7", " is 24"]),
+        token_row(1, [HOSTILE, " no"]),
+        token_row(2, [LONG, "\n", "end"]),
+        token_row(
+            3, [f"word{i} " for i in range(3000)], advantage=0.0, entropy=None, ratio=None, clipped=None, logprobs=None
+        ),
+    ]
+    other = [token_row(row, ["nothing", " here"], group="other@2", prompt="1,2->3") for row in range(4)]
+    easy = [text_row(row, f"easy answer {row} {HOSTILE}") for row in range(4)]
+    run.token_files.write(2, [rows, other, easy])
+    return run
