@@ -202,17 +202,7 @@ class Delivery:
             # Counted as an attempt: a worker that failed instead would claim the same group again.
             self.refuse(sampled.request_id, "no_group", f"the engine returned an invalid group: {error}")
             return
-        log.debug(
-            "group %s prompt=%s purpose=%s version=%d mu=%.3f tokens=%d sample_s=%.2f grade_s=%.3f",
-            group.group_id,
-            group.prompt.prompt_id,
-            group.purpose.value,
-            group.policy_version,
-            group.mu,
-            len(group.token_ids),
-            sample_s,
-            grade_s,
-        )
+        log.debug("group %s mu=%.3f tokens=%d", group.group_id, group.mu, len(group.token_ids))
         self._queues[group.purpose is Purpose.FRESH].put((group.group_id, pack_group(group)))
 
     def _push_all(self, frames: Frames) -> None:

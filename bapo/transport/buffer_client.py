@@ -23,6 +23,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, Self
 
 from bapo.core.batch_items import without_groups
@@ -103,16 +104,9 @@ class BufferClient:
                 all frames go through the service.
             now: monotonic clock, in seconds, for the wait for a batch.
         """
-        self._made_with = {
-            "url": url,
-            "timeout_s": timeout_s,
-            "retry_s": retry_s,
-            "full_s": full_s,
-            "token": token,
-            "direct": direct,
-            "now": now,
-        }
-        self._peer = Peer("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s, full_s=full_s, token=token)
+        peer: dict[str, Any] = {"timeout_s": timeout_s, "retry_s": retry_s, "full_s": full_s, "token": token}
+        self._arguments = {"url": url, "direct": direct, "now": now, **peer}
+        self._peer = Peer("the buffer service", url, **peer)
         self._frames = FrameTransfer(self._peer, timeout_s=timeout_s, direct=direct)
         self._pusher = Pusher(self._peer, self._frames, full_s=full_s)
         self._puller = Puller(self._peer, self._frames, now=now)
@@ -136,7 +130,7 @@ class BufferClient:
 
     def __reduce__(self) -> tuple[Callable[..., BufferClient], tuple[object, ...]]:
         """Pickled by its arguments: a spawned process or Ray actor creates its own client."""
-        return _made_again, (type(self), self._made_with)
+        return partial(type(self), **self._arguments), ()
 
     # -- work: scheduler and workers --------------------------------------------------------------------------
 
@@ -339,10 +333,6 @@ class BufferClient:
     def wait_ready(self, timeout_s: float) -> None:
         """Return when the service and its Redis answer. Raises: DeadlineError with the last reason."""
         self._peer.wait_ready(timeout_s, "the buffer was not ready")
-
-
-def _made_again(cls: Callable[..., BufferClient], arguments: dict[str, Any]) -> BufferClient:
-    return cls(**arguments)
 
 
 class Pusher:
