@@ -1,10 +1,10 @@
-"""The buffer service under a training loop of your own: TRL, verl, or 35 lines of Python as here.
+"""The buffer service with your own training loop: TRL, verl, or 35 lines of Python as here.
 
     bapo up buffer --run outputs/mine --algorithm.batch_size 16
     export BAPO_TOKEN_FILE=outputs/mine/tokens/operator/token
     python examples/other_framework.py http://127.0.0.1:8700 20
 
-Kill it or the service at any moment and start it again: it goes on after the last committed step.
+Kill it or the service at any time and start it again: it continues after the last committed step.
 """
 
 import sys
@@ -25,7 +25,7 @@ def requests(step: int, purpose: Purpose, prompts: list[Prompt]) -> list[Rollout
 
 
 def sample(request: RolloutRequest, version: int) -> Group:
-    """Your engine and your reward: G responses with the log-probs of their tokens, and what each is worth."""
+    """Your engine and your reward: G responses with the log-probs of their tokens, and their rewards."""
     number = int(request.prompt.prompt_id[1:])
     rng = np.random.default_rng([number, version])
     lengths = rng.integers(4, 32, G, dtype=np.int32)
@@ -39,9 +39,9 @@ def sample(request: RolloutRequest, version: int) -> Group:
     )  # fmt: skip
 
 
-# One process plays scheduler, worker and learner here; each may be a process of its own, or many.
+# Here one process is scheduler, worker and learner; each may be one process or many.
 buffer = BufferClient(sys.argv[1])
-buffer.release("worker-0")  # what a killed process of this name still held is handed out again at once
+buffer.release("worker-0")  # leases of a killed process return to the queue
 for step in range(buffer.status().committed_step + 1, int(sys.argv[2]) + 1):
     buffer.report_progress(Progress(step=step, policy_version=step))
     buffer.enqueue(requests(step, Purpose.FRESH, [PROMPTS[(step * B + i) % 256] for i in range(B)]))

@@ -3,9 +3,9 @@
     prompt    36,89,24->77:
     response  36+24=60+89=149;36-24=12,89-12=77;<answer>89-(36-24)</answer>
 
-An attempt is a chain; a step that goes on from the value before it does not repeat that value ("36+24=60+89=149").
-The attempts that fail are random chains. The model learns to search rather than to know, which leaves
-reinforcement learning something to improve: it can make better attempts, and more of them.
+An attempt is a chain; a step that continues from the previous value does not repeat it ("36+24=60+89=149").
+Failed attempts are random chains. The model learns to search, which leaves room for reinforcement learning: better
+attempts, and more of them.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from models.tokenizer import WORD_PATTERN
 IGNORE = -100
 """Target of a position that is not trained: prompt and padding."""
 _POOL = 4096
-"""Examples that are sorted by length together, so that a batch has little padding."""
+"""Examples that are sorted by length, to reduce padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curriculum:
-    """What the examples look like: the knobs that set how strong the base model gets."""
+    """Distribution of the examples: it determines how strong the base model gets."""
 
     cd3_share: float = 0.7
     """Share of problems with 3 numbers; the others have 4."""
     success: float = 0.5
     """Probability that the next attempt is the one that works."""
     max_tokens: int = 64
-    """No response is longer, end of sequence included: room for 4 failed attempts with 3 numbers, and 2 with 4."""
+    """Longest response, with end of sequence: room for 4 failed attempts with 3 numbers, or 2 with 4."""
 
 
 def examples(rng: random.Random, curriculum: Curriculum) -> Iterator[tuple[str, str]]:
-    """An endless stream of (prompt text, response text) over problems of the base model's own buckets."""
+    """An endless stream of (prompt text, response text) over the problem buckets of the base model."""
     while True:
         problem = random_problem(rng, 3 if rng.random() < curriculum.cd3_share else 4)
         if problem.bucket in BASE_MODEL_BUCKETS:
@@ -71,17 +71,17 @@ def response_text(rng: random.Random, problem: Problem, curriculum: Curriculum) 
 
 
 def num_tokens(text: str) -> int:
-    """Without the end of sequence."""
+    """Tokens of a text, without end of sequence."""
     return len(re.findall(WORD_PATTERN, text))
 
 
 def chain_text(chain: Chain) -> str:
-    """Steps as people write them: "12*7=84-4=80", and a comma where a step does not start from the value before it."""
+    """Steps as text: "12*7=84-4=80", with a comma before a step that does not start from the previous value."""
     text = ""
     previous: int | None = None
     for step in chain:
         left, right = step.left, step.right
-        if right == previous and step.op in "+*":  # these commute, so the value before can always come first
+        if right == previous and step.op in "+*":  # commutative, so the previous value can come first
             left, right = right, left
         start = "" if left == previous else f"{',' if text else ''}{left}"
         text += f"{start}{step.op}{right}={step.value}"
@@ -90,7 +90,7 @@ def chain_text(chain: Chain) -> str:
 
 
 def expression(problem: Problem) -> str:
-    """The problem's chain as one expression: every inner step in parentheses."""
+    """The problem's chain as one expression, with inner steps in parentheses."""
     terms = [(number, str(number)) for number in problem.numbers]
     for step in problem.chain:
         left, right = (terms.pop(_index(terms, value))[1] for value in (step.left, step.right))

@@ -31,11 +31,11 @@ ROUND_TRIPS = {
         *(ANSWER_START, "(", "12", "*", "7", ")", "-", "4", ANSWER_END),
     ],
 }
-"""Text -> tokens that every loader must agree on: some classes split numbers into digits without a word."""
+"""Text -> expected tokens: some tokenizer classes silently split numbers into digits."""
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Words are the vocabulary itself; no token is added before or after a text."""
+    """A word-level tokenizer without tokens before or after a text."""
     tokenizer = Tokenizer(WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = Split(Regex(WORD_PATTERN), behavior="isolated")
     tokenizer.decoder = Fuse()
@@ -45,7 +45,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def check_round_trips(folder: Path) -> None:
-    """Load the saved tokenizer as users and engines do, and compare. Raises: ValueError naming the first difference."""
+    """Load the saved tokenizer with AutoTokenizer and compare. Raises: ValueError naming the first difference."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if len(tokenizer) != len(VOCABULARY):
         raise ValueError(f"{folder}: AutoTokenizer has {len(tokenizer)} tokens instead of {len(VOCABULARY)}")

@@ -1,4 +1,4 @@
-"""Train the small base model: supervised traces of a few attempts, from problems that no run ever sees again.
+"""Train the small base model: supervised traces of a few attempts, on problems that no run uses.
 
     python -m models.train_base_model --out models/countdown-tiny
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Everything that decides what comes out."""
+    """All settings that determine the model."""
 
     num_iterations: int = 1200
     tokens_per_batch: int = 2560
@@ -46,7 +46,7 @@ class Recipe:
 
 
 def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> dict[str, Any]:
-    """Minimise the cross-entropy of the responses. Returns: what it took, for the card."""
+    """Minimize the cross-entropy of the responses. Returns: loss, tokens and times, for the card."""
     optimizers = _optimizers(model, recipe.lr)
     stream = batches(random.Random(recipe.seed), recipe.curriculum, tokenizer, recipe.tokens_per_batch)
     rate = _schedule(recipe)
@@ -80,9 +80,9 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: R
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write the folder and read the tokenizer back. Raises: ValueError if it comes back different."""
+    """Write the folder and check the saved tokenizer. Raises: ValueError if it differs."""
     model.save_pretrained(out)
-    (out / "model.safetensors").chmod(0o644)  # written as private; another user's container must read it
+    (out / "model.safetensors").chmod(0o644)  # readable for other users, such as a container's
     tokenizer.save_pretrained(out)
     check_round_trips(out)
 
@@ -98,7 +98,7 @@ def _optimizers(model: LlamaForCausalLM, lr: float) -> tuple[torch.optim.Optimiz
 
 
 def _schedule(recipe: Recipe) -> Callable[[int], float]:
-    """Share of the highest learning rate at an iteration: up from 1/num_warmup to 1, then down to 0."""
+    """Iteration -> share of the highest learning rate: linear warm-up to 1, then linear decay to 0."""
 
     def rate(iteration: int) -> float:
         up = (iteration + 1) / recipe.num_warmup
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--skip-evaluation", action="store_true", help="write neither evaluation.json nor the card")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    torch.set_num_threads(1)  # at this size a second thread waits more than it works
+    torch.set_num_threads(1)  # at this size a second thread does not help
     recipe = Recipe(
         num_iterations=args.num_iterations,
         seed=args.seed,

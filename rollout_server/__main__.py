@@ -46,19 +46,19 @@ from rollout_server.weights.relay import WeightStore
 log = logging.getLogger(__name__)
 
 RELEASE_S = 2.0
-"""How long the leases of a dead worker may take to be released: the buffer may end at the same moment."""
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - to be replaced by an address that others can call
+"""Longest time to release the leases of a dead worker: the buffer may stop at the same time."""
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - replaced by a reachable address
 LOOK_TIMEOUT_S = 5.0
-"""Of the autoscaler, which looks again anyway, and must not delay the end."""
+"""Of the autoscaler, which polls again, and must not delay the stop."""
 SHUTDOWN_S = 1
 LONGEST_HOST = 100
-"""Of a name within a worker's id, which the buffer takes up to 128 characters of."""
+"""Characters of the host in a worker's id; the buffer accepts ids of up to 128."""
 NODE_S = 10.0
-"""How long the node may take to stop, or to come up when the end comes first: only then it can be stopped."""
+"""Longest time for the Ray node to stop; one that is still starting must start first."""
 
 
 class Server(uvicorn.Server):
-    """The API until a signal; the second one does not wait. Not uvicorn's own handling, which ends by the signal."""
+    """Stops at the first signal, immediately at the second. uvicorn would re-raise the signal."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """SIGTERM or SIGINT."""
@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
 
 
 def main(flags: Flags) -> None:
-    """Serve until SIGTERM. Raises: ConfigError before anything is started; what stopped the fleet."""
+    """Serve until SIGTERM. Raises: ConfigError before anything is started; the fatal error of the fleet."""
     config = flags.config
     telemetry = Telemetry(Process.ROLLOUT_SERVER, run=config.run.name)
     engine_module(config.rollout.engine).check(config)
@@ -97,7 +97,7 @@ def main(flags: Flags) -> None:
 
 
 class Runner:
-    """Starts and ends the fleet beside the API, which answers from the first moment."""
+    """Starts and stops the fleet; the API answers from the start."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Runner:
         own_url: str = "",
         one_of_several: bool = False,
     ) -> None:
-        """`own_url`: where workers on other hosts fetch weights."""
+        """`own_url`: for workers on other hosts, which fetch weights from it."""
         self._config, self._run, self._url = config, run, url
         self._telemetry = telemetry
         self.store = WeightStore(run.weights_path, lambda: self.own_url)
@@ -134,12 +134,12 @@ class Runner:
         self._thread = threading.Thread(target=self._live, name="node", daemon=True)
 
     def start(self, on_end: Callable[[], None]) -> None:
-        """Begin; returns at once. `on_end` is called when the fleet cannot go on."""
+        """Start; returns immediately. `on_end` is called when the fleet has failed."""
         self._on_end = on_end
         self._thread.start()
 
     def stop(self) -> None:
-        """End all workers and the node."""
+        """Stop all workers and the node."""
         if self._follower:
             self._follower.stop()
         self.fleet.stop()
@@ -147,18 +147,17 @@ class Runner:
         self._thread.join(NODE_S)
 
     def _live(self) -> None:
-        """Whatever ends this thread before its time ends the process: it would sample no more, and say nothing."""
+        """Run the node and the fleet. Any error ends the process, which could not sample any more."""
         try:
             self._run_node()
         except BapoError as error:
             self.fleet.stop_with(error)
-        except Exception as error:  # a bug, too, must end the process and not this thread alone
+        except Exception as error:  # a bug must end the process and not only this thread
             log.exception("the fleet's own thread has failed")
             self.fleet.stop_with(BapoError(f"the fleet's own thread has failed: {error!r}"))
 
     def _run_node(self) -> None:
-        """One thread from the node's start to its end: Ray's processes are killed when the thread that made them ends,
-        and a node that is killed before it is told to stop takes five seconds more."""
+        """Start and stop the node in one thread: Ray's processes die with the thread that created them."""
         if self._in_process:
             self._run_fleet()
             return
@@ -177,36 +176,36 @@ class Runner:
     def _run_fleet(self) -> None:
         self._has_node.set()
         buffer = BufferClient(self._url, retry_s=RELEASE_S)
-        earlier = self._recalled(buffer)
-        if earlier is not None:
-            self.fleet.begin_with(earlier)
-        self._release_earlier(buffer)
+        recorded = self._recorded_weights(buffer)
+        if recorded is not None:
+            self.fleet.begin_with(recorded)
+        self._release_old_leases(buffer)
         if not self._ended.is_set():
             self.fleet.scale(self._config.rollout.num_workers)
             if self._follower:
                 self._follower.start()
         self.autoscaler.run(self._ended)
 
-    def _recalled(self, buffer: BufferClient) -> WeightUpdate | None:
-        """The newest weights of an earlier life, asked for until the buffer answers: workers have nothing to do before,
-        and with the base model they would wait for weights that the learner publishes only behind their groups."""
+    def _recorded_weights(self, buffer: BufferClient) -> WeightUpdate | None:
+        """The recorded weights; waits for the buffer. With the base model the workers would wait for weights that the
+        learner publishes only after their groups."""
         while not self._ended.is_set():
             try:
                 return recall(self._run.weights_path, buffer)
             except UnavailableError as error:
-                log.warning("no worker begins before the buffer says how far the run is: %s", error)
+                log.warning("no worker begins before the buffer reports the progress of the run: %s", error)
                 self._ended.wait(RELEASE_S)
         return None
 
-    def _release_earlier(self, buffer: BufferClient) -> None:
-        """Give back what workers of an earlier life hold: names of those that had replaced others come late again."""
+    def _release_old_leases(self, buffer: BufferClient) -> None:
+        """Release the leases of workers from before a restart."""
         own = re.compile(re.escape(self.fleet.prefix) + r"worker-[0-9]+(\.[0-9]+)?")
         try:
             for worker_id, leases in buffer.status().workers.items():
                 if leases.leased and own.fullmatch(worker_id):
-                    log.info("%s of an earlier life gave %d leases back", worker_id, buffer.release(worker_id))
+                    log.info("%s from before the restart released %d leases", worker_id, buffer.release(worker_id))
         except BapoError as error:
-            log.warning("leases of an earlier life were not released, they will end by themselves: %s", error)
+            log.warning("leases from before the restart were not released, they will expire: %s", error)
 
     def _make_autoscaler(self, room: Callable[[], int] | None) -> Autoscaler:
         buffer = BufferClient(self._url, timeout_s=LOOK_TIMEOUT_S, retry_s=0.0)

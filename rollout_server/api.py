@@ -1,4 +1,4 @@
-"""The control API of the fleet: routes only. See `bapo/transport/rollout_client.py` for the client.
+"""The control API of the fleet: permissions and routes. The client is `bapo/transport/rollout_client.py`.
 
 Blocking work runs in threads (`def`, not `async def`), so /healthz answers during an update.
 """
@@ -28,16 +28,26 @@ from rollout_server.fleet.fleet import Fleet
 from rollout_server.weights.relay import WeightStore
 
 MOST_MESSAGE_CHARS = 1000
+ROUTES = (
+    allow("GET", "/workers", Role.VIEWER, Role.LEARNER),
+    allow("PUT", "/workers"),
+    allow("POST", "/weights", Role.LEARNER),
+    allow("PUT", "/weights/files/{digest}", Role.LEARNER, most_bytes=PIECE_BYTES, needs_length=True),
+    allow("GET", "/weights/files/{digest}", Role.WORKER),
+    allow("GET", "/metrics", Role.VIEWER),
+)
+RULES = Rules(ROUTES)
+"""Who may call which route, besides the operator; a test checks that every route has a rule."""
 
 
 class Body(BaseModel):
-    """Neither "8" nor true is a number."""
+    """Strict types: neither "8" nor true is a number."""
 
     model_config = ConfigDict(strict=True)
 
 
 class Scale(Body):
-    """How many workers are wanted."""
+    """The wanted number of workers."""
 
     num: int = Field(description="1 to rollout.max_workers")
 
@@ -68,22 +78,22 @@ def create_app(
     store: WeightStore | None = None,
     refusal: Callable[[], str] = lambda: "",
 ) -> FastAPI:
-    """The API of one fleet. Without a keyring everybody may do everything.
+    """The API of one fleet. Without a keyring no token is needed.
 
     Args:
-        store: of weight files for hosts that cannot read the learner's; None: no such routes.
+        store: weight files for hosts that cannot read the learner's; None: without these routes.
         refusal: why the number of workers may not be changed by hand; empty when it may.
     """
     app = FastAPI(title="BAPO rollout server", version=bapo.__version__, summary="Workers that sample groups.")
 
     @app.get("/workers")
     def workers() -> dict[str, Any]:
-        """All workers, and how many are wanted."""
+        """All workers, and the wanted number."""
         return {"workers": [asdict(status) for status in fleet.statuses()], "num_wanted": fleet.num_wanted}
 
     @app.put("/workers", status_code=202)
     def scale(body: Scale) -> dict[str, int]:
-        """Change the number of workers; those that go finish their groups first."""
+        """Change the number of workers; removed ones finish their groups first."""
         if reason := refusal():
             raise ConfigError(reason)
         fleet.scale(body.num)
@@ -91,7 +101,7 @@ def create_app(
 
     @app.post("/weights")
     def update_weights(body: WeightUpdateBody, rollback: bool = False) -> dict[str, Any]:
-        """Give all workers new weights; answers when each samples with them or is being replaced."""
+        """Publish weights; answers when every worker samples with them or is being restarted."""
         update = weight_update_from_map(body.model_dump())
         return {"seconds": fleet.update_weights(update, rollback=rollback)}
 
@@ -156,7 +166,7 @@ async def _invalid_body(request: Request, error: Exception) -> JSONResponse:
 
 async def _no_route(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    if isinstance(error.__cause__, BodyError):  # FastAPI has translated what reading the body raised
+    if isinstance(error.__cause__, BodyError):  # FastAPI wraps errors of reading the body
         return await _named_error(request, error.__cause__)
     message = no_route(request.method, request.url.path, error.detail)
     return _answer(request, ContractError(message), message, error.status_code, {})
@@ -165,19 +175,6 @@ async def _no_route(request: Request, error: Exception) -> JSONResponse:
 def _answer(request: Request, error: BapoError, message: str, status: int, headers: dict[str, str]) -> JSONResponse:
     if isinstance(error, ContractError):
         _count(request.app.state.telemetry, error.reason)
-    # Whoever sends a megabyte of nonsense, or half a character, does not get it back.
+    # Input in messages is truncated, and surrogates are escaped.
     shown = message[:MOST_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
     return JSONResponse({"error": name_of(error), "message": shown}, status_code=status, headers=headers)
-
-
-# Who may do what at the fleet's API, besides the operator. A test checks that every route has its line.
-
-ROUTES = (
-    allow("GET", "/workers", Role.VIEWER, Role.LEARNER),
-    allow("PUT", "/workers"),
-    allow("POST", "/weights", Role.LEARNER),
-    allow("PUT", "/weights/files/{digest}", Role.LEARNER, most_bytes=PIECE_BYTES, needs_length=True),
-    allow("GET", "/weights/files/{digest}", Role.WORKER),
-    allow("GET", "/metrics", Role.VIEWER),
-)
-RULES = Rules(ROUTES)

@@ -1,11 +1,11 @@
 """From a sampled group to the buffer's acknowledgement: grade, pack, push.
 
-    sampled --> [grading threads, one per child] --> frames --> [pushing threads: as many frames as wait] --> buffer
-                       |
+    add --> [grading threads: expert row, rewards, frame] --> [pushing threads: all waiting frames] --push--> buffer
+                       |                                                   next: bapo/transport/buffer_client.py
                        +-- the verifier failed --> reported as failed, never pushed with reward 0
 
-A push that the buffer does not acknowledge is dropped here: its request is sampled again when the lease ends. A group
-that it refuses is reported as failed, so that it is tried again, a limited number of times.
+A push without an acknowledgement is dropped: its requests are re-sampled when their leases expire. A refused group is
+reported as failed, and is re-sampled a limited number of times.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from bapo.core.types import Group, Outcome, Prompt, Purpose, RolloutRequest, Tim
 from rollout_server.engines.base import SampledGroup
 from rollout_server.experts import Experts
 from rollout_server.leases import Lease, Leases
-from rollout_server.worker_report import Tally
+from rollout_server.worker_report import WorkerCounts
 
 log = logging.getLogger(__name__)
 
 Frames = queue.SimpleQueue[tuple[str, bytes] | None]
 
 MAX_FRAMES = 64
-"""Frames of one push: bounds the size of one HTTP body."""
+"""Frames per push."""
 LINGER_S = 0.1
-"""How long a push waits for more groups while more are on their way: a call costs the engine's thread a millisecond."""
+"""How long a push waits for further groups: each call costs the engine's thread a millisecond."""
 
 
 class Buffer(Protocol):
-    """What a worker uses of `bapo.transport.buffer_client.BufferClient`."""
+    """The part of `bapo.transport.buffer_client.BufferClient` that workers use."""
 
     def claim(
         self, worker_id: str, *, limit: int, policy_version: int, wait_s: float = 0.0
@@ -56,7 +56,7 @@ class Buffer(Protocol):
 
 
 class Grader(Protocol):
-    """What delivery uses of `GraderPool`."""
+    """The part of `GraderPool` that delivery uses."""
 
     def grade(self, prompt: Prompt, texts: Sequence[str]) -> Float32s: ...
 
@@ -89,14 +89,14 @@ def make_group(
     )
 
 
-def verdicts(rewards: Float32s) -> dict[str, int]:
-    """How many of the responses the verifier called correct (1), wrong (0), or something between."""
+def outcome_counts(rewards: Float32s) -> dict[str, int]:
+    """Number of responses with reward 1 (correct), 0 (wrong), and between (partial)."""
     correct, wrong = int((rewards >= 1.0).sum()), int((rewards <= 0.0).sum())
     return {"correct": correct, "wrong": wrong, "partial": len(rewards) - correct - wrong}
 
 
 class Delivery:
-    """Grades and pushes in threads of its own until `stop`. `on_death` hears of an error that ends one of them."""
+    """Grades and pushes in its own threads until `stop`."""
 
     def __init__(
         self,
@@ -106,22 +106,26 @@ class Delivery:
         grader: Grader,
         experts: Experts,
         leases: Leases,
-        tally: Tally,
+        counts: WorkerCounts,
         num_graders: int,
         on_death: Callable[[BaseException], None],
         on_end: Callable[[str], None] = lambda request_id: None,
     ) -> None:
-        """`on_end`: hears of each group that the buffer has, or that was given up."""
+        """
+        Args:
+            on_death: called with an error that ends one of the threads.
+            on_end: called with the id of each group that the buffer has, or that failed.
+        """
         self._on_end = on_end
         self._worker_id = worker_id
         self._buffer = buffer
         self._grader = grader
         self._experts = experts
         self._leases = leases
-        self._tally = tally
-        self._to_do: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        """Gradings, and refusals of the engine."""
-        # Two, because pushes of fresh groups wait while the buffer is full, and the others must not.
+        self._counts = counts
+        self._pending: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        """Pending gradings and refusals."""
+        # Two queues: pushes of fresh groups wait while the buffer is full, the others must not.
         self._queues: dict[bool, Frames] = {is_fresh: queue.SimpleQueue() for is_fresh in (False, True)}
         self._graders = [guarded_thread(f"grade-{i}", self._grade_all, on_death) for i in range(num_graders)]
         self._pushers = [
@@ -129,37 +133,37 @@ class Delivery:
         ]
 
     def start(self) -> None:
-        """Begin to deliver."""
+        """Start the threads."""
         for thread in (*self._graders, *self._pushers):
             thread.start()
 
     def add(self, sampled: SampledGroup, lease: Lease) -> None:
-        """A group that the engine has just finished."""
-        self._to_do.put(partial(self._grade, sampled, lease, time.monotonic() - lease.began))
+        """Deliver a group that the engine has just finished."""
+        self._pending.put(partial(self._grade, sampled, lease, time.monotonic() - lease.began))
 
-    def refuse_soon(self, request_id: str, reason: str, detail: str) -> None:
-        """As `refuse`, for a thread that must not wait for a buffer that is away."""
-        self._to_do.put(partial(self.refuse, request_id, reason, detail))
+    def refuse_async(self, request_id: str, reason: str, detail: str) -> None:
+        """`refuse` in a grading thread: does not block while the buffer is down."""
+        self._pending.put(partial(self.refuse, request_id, reason, detail))
 
     def refuse(self, request_id: str, reason: str, detail: str) -> None:
-        """Report a request as failed; it is retried whole, elsewhere or later, a limited number of times."""
+        """Report a request as failed; it is re-sampled, by any worker, a limited number of times."""
         lease = self._leases.remove(request_id)
         if lease is None:
             return
         self._on_end(request_id)
-        self._tally.add(f"failed/{reason}")
-        self._tally.add(f"groups/{lease.request.purpose.value}/failed")
+        self._counts.add(f"failed/{reason}")
+        self._counts.add(f"groups/{lease.request.purpose.value}/failed")
         log.warning("group %s failed reason=%s: %s", request_id, reason, detail)
         try:
             self._buffer.fail(self._worker_id, request_id, reason=reason, detail=detail)
         except UnavailableError as error:
-            log.warning("group %s: the failure was not reported, the lease will end by itself: %s", request_id, error)
+            log.warning("group %s: the failure was not reported, the lease will expire: %s", request_id, error)
 
     def stop(self, timeout_s: float) -> None:
-        """Grade nothing more, push what is graded, and end the threads as far as the time allows."""
+        """Stop grading, push what is graded, and join the threads until the timeout."""
         deadline = time.monotonic() + timeout_s
         for _ in self._graders:
-            self._to_do.put(None)
+            self._pending.put(None)
         for thread in self._graders:
             _join(thread, deadline)
         for frames in self._queues.values():
@@ -168,47 +172,37 @@ class Delivery:
             _join(thread, deadline)
 
     def _grade_all(self) -> None:
-        while (work := self._to_do.get()) is not None:
+        while (work := self._pending.get()) is not None:
             work()
 
     def _grade(self, sampled: SampledGroup, lease: Lease, sample_s: float) -> None:
         if not np.isfinite(sampled.logprobs).all():
-            self.refuse(sampled.request_id, "not_finite", "the engine gave log-probs that are not finite")
+            self.refuse(sampled.request_id, "not_finite", "the engine returned log-probs that are not finite")
             return
         purpose, task = lease.request.purpose.value, lease.request.prompt.task
-        self._tally.observe("bapo_rollout_group_seconds", purpose, [sample_s])
-        self._tally.observe("bapo_rollout_response_tokens", purpose, sampled.lengths.tolist())
-        self._tally.add(f"truncated/{purpose}", int(sampled.truncated.sum()))
+        self._counts.observe("bapo_rollout_group_seconds", purpose, [sample_s])
+        self._counts.observe("bapo_rollout_response_tokens", purpose, sampled.lengths.tolist())
+        self._counts.add(f"truncated/{purpose}", int(sampled.truncated.sum()))
         began = time.monotonic()
         try:
             sampled = self._experts.joined(sampled, lease.request)
             rewards = self._grader.grade(lease.request.prompt, sampled.texts)
         except GradingError as error:
             outcome = getattr(error, "reason", "error").removeprefix("verifier_")
-            self._tally.add(f"verdict/{outcome}/{task}", len(sampled.texts))
+            self._counts.add(f"verdict/{outcome}/{task}", len(sampled.texts))
             self.refuse(sampled.request_id, getattr(error, "reason", "grading"), str(error))
             return
         grade_s = time.monotonic() - began
-        self._tally.observe("bapo_verifier_seconds", task, [grade_s])
-        for outcome, number in verdicts(rewards).items():
-            self._tally.add(f"verdict/{outcome}/{task}", number)
+        self._counts.observe("bapo_verifier_seconds", task, [grade_s])
+        for outcome, number in outcome_counts(rewards).items():
+            self._counts.add(f"verdict/{outcome}/{task}", number)
         try:
             group = make_group(sampled, lease, rewards, worker_id=self._worker_id, sample_s=sample_s, grade_s=grade_s)
         except ContractError as error:
-            # An attempt: a worker that died of it would be given the same group again, and so would the next one.
-            self.refuse(sampled.request_id, "no_group", f"the engine gave what is no group: {error}")
+            # Counted as an attempt: a worker that failed instead would claim the same group again.
+            self.refuse(sampled.request_id, "no_group", f"the engine returned an invalid group: {error}")
             return
-        log.debug(
-            "group %s prompt=%s purpose=%s version=%d mu=%.3f tokens=%d sample_s=%.2f grade_s=%.3f",
-            group.group_id,
-            group.prompt.prompt_id,
-            group.purpose.value,
-            group.policy_version,
-            group.mu,
-            len(group.token_ids),
-            sample_s,
-            grade_s,
-        )
+        log.debug("group %s mu=%.3f tokens=%d", group.group_id, group.mu, len(group.token_ids))
         self._queues[group.purpose is Purpose.FRESH].put((group.group_id, pack_group(group)))
 
     def _push_all(self, frames: Frames) -> None:
@@ -219,7 +213,7 @@ class Delivery:
                 return
 
     def _gather(self, frames: Frames, first: tuple[str, bytes]) -> tuple[list[tuple[str, bytes]], bool]:
-        """`first` and what comes within `LINGER_S`; and whether the end of the queue came."""
+        """`first` and the frames that arrive within `LINGER_S`; whether the queue has ended."""
         items = [first]
         deadline = time.monotonic() + LINGER_S
         while len(items) < min(MAX_FRAMES, len(self._leases)):
@@ -236,8 +230,12 @@ class Delivery:
         try:
             fates = self._buffer.push(list(frames.values()))
         except UnavailableError as error:
-            self._tally.add("groups/all/unacknowledged", len(frames))
-            log.warning("%d groups were not acknowledged, their leases will bring them back: %s", len(frames), error)
+            self._counts.add("groups/all/unacknowledged", len(frames))
+            log.warning(
+                "%d groups were not acknowledged, they are re-sampled later: %s",
+                len(frames),
+                error,
+            )
             fates = {}
         except ContractError as error:
             self._push_apart(frames, error)
@@ -248,10 +246,10 @@ class Delivery:
             if fate is not None:
                 self._on_end(group_id)
             if lease is not None and fate is not None:
-                self._tally.add(f"groups/{lease.request.purpose.value}/{fate}")
+                self._counts.add(f"groups/{lease.request.purpose.value}/{fate}")
 
     def _push_apart(self, frames: Mapping[str, bytes], error: ContractError) -> None:
-        """Find the groups that the buffer refuses: they are reported as failed, and the others are stored."""
+        """Push one by one: refused groups are reported as failed, the others are stored."""
         if len(frames) > 1:
             for group_id, frame in frames.items():
                 self._push({group_id: frame})
@@ -265,18 +263,15 @@ def _join(thread: threading.Thread, deadline: float) -> None:
         thread.join(max(0.0, deadline - time.monotonic()))
 
 
-# Threads of a worker, none of which may die unseen: the fleet replaces a worker that says that it has failed.
-
-
 def guarded_thread(name: str, run: Callable[[], None], on_death: Callable[[BaseException], None]) -> threading.Thread:
-    """A daemon that is not started yet; `on_death` gets what `run` raises, in that thread."""
+    """An unstarted daemon thread that calls `on_death` with what `run` raises."""
 
     def guarded() -> None:
         try:
             run()
-        except BapoError as error:  # foreseen, and worded for whoever reads it: where it came from says nothing more
+        except BapoError as error:  # expected: its message needs no traceback
             on_death(error)
-        except Exception as error:  # a thread that dies of a bug must end its worker
+        except Exception as error:  # a bug in a thread must fail the worker
             log.exception("%s ended", name)
             on_death(error)
 

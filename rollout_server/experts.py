@@ -1,9 +1,9 @@
-"""An expert's row beside the sampled ones (LUFFY, ReLIFT): where it is asked for, and how it joins its group.
+"""An expert's row next to the sampled ones (LUFFY, ReLIFT): requested and appended to its group.
 
     request of G rows --to_sample--> G - 1 responses from the engine --joined--> G rows, graded together
 
-The solution comes from a grading process, because a task's solver is a user's code and may hang; its tokens come from
-the engine, so that they are those that the policy could have sampled.
+The solution comes from a grading process, because a task's solver is user code and may hang; its tokens come from the
+engine, so that the policy could have sampled them.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from rollout_server.engines.base import SampledGroup
 
 
 class NoExpertError(GradingError):
-    """The task has no solution of this prompt."""
+    """The task has no solution for this prompt."""
 
     reason = "no_expert"
 
 
 class Experts:
-    """What a worker does with `algorithm.num_experts`, which is 0 or 1. Evaluations are sampled whole."""
+    """Expert rows: `algorithm.num_experts` (0 or 1) per group, none in evaluations."""
 
     def __init__(
         self, num_experts: int, *, solution: Callable[[Prompt], str | None], encode: Callable[[str], Int32s]
     ) -> None:
         """
         Args:
-            solution: the expert's text, or None. Raises: GradingError.
-            encode: [L] its tokens as a response, at least one.
+            solution: text of the expert, or None. Raises: GradingError.
+            encode: [L] token ids of a response, at least one.
         """
         self._num = num_experts
         self._solution, self._encode = solution, encode
 
     def to_sample(self, request: RolloutRequest) -> RolloutRequest:
-        """What the engine is asked for."""
+        """The request to the engine: without the expert row."""
         return replace(request, group_size=request.group_size - self._rows_of(request))
 
     def joined(self, sampled: SampledGroup, request: RolloutRequest) -> SampledGroup:
-        """The group with its expert row at the end. Raises: NoExpertError; GradingError."""
+        """The group with the expert row appended. Raises: NoExpertError; GradingError."""
         if not self._rows_of(request):
             return sampled
         text = self._solution(request.prompt)
         if text is None:
-            raise NoExpertError(f"task {request.prompt.task!r} has no solution of prompt {request.prompt.prompt_id}")
+            raise NoExpertError(f"task {request.prompt.task!r} has no solution for prompt {request.prompt.prompt_id}")
         token_ids = self._encode(text)
         oldest = int(sampled.versions[:, 0].min())
         versions = [[oldest, oldest if sampled.spans is not None else int(sampled.versions[:, 1].max())]]

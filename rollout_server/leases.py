@@ -1,10 +1,10 @@
 """The groups that a worker has claimed, from the claim to the buffer's acknowledgement.
 
-    claim --> SAMPLING --engine finished--> DELIVERING --stored, or reported as failed--> gone
+    claim --> SAMPLING --engine finished--> DELIVERING --stored, or reported as failed--> removed
                  |                              |
-                 +------- lease lost -----------+--> gone: somebody else has it
+                 +------- lease lost -----------+--> removed: another worker has it
 
-Nothing here survives the process: what is lost with it returns to the queue when its lease ends or is released.
+In memory only: after a crash the requests return to the queue when their leases expire or are released.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Leases:
         self._paused: set[str] = set()
 
     def pause(self, request_id: str, paused: bool) -> None:
-        """It waits for its next budget of tokens, or no longer does: while it waits, others may be sampled."""
+        """Mark a group that waits for its next token budget, or no longer does; others are sampled meanwhile."""
         with self._changed:
             if paused and request_id in self._sampling:
                 self._paused.add(request_id)
@@ -47,10 +47,10 @@ class Leases:
             self._changed.notify_all()
 
     def add(self, requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
-        """Claimed just now. Returns: those that were not held before, which are to be sampled.
+        """Add claimed requests. Returns: those that were not held, which must be sampled.
 
-        The others come again to the worker that still has them: their leases ended while the buffer was out of reach,
-        or Redis has lost the second in which they were claimed. They go on as they are.
+        A held request is claimed again when its lease expired while the buffer was down, or Redis lost the last second
+        of writes; it continues.
         """
         now, monotonic = time.time(), time.monotonic()
         new = []
@@ -58,14 +58,14 @@ class Leases:
             for request in requests:
                 request_id = request.request_id
                 if (state := self._state_of(request_id)) is not None:
-                    state[request_id] = replace(state[request_id])  # another lease: see `remove`
+                    state[request_id] = replace(state[request_id])  # a new lease: see `remove`
                     continue
                 self._sampling[request_id] = Lease(request=request, claimed_at=now, began=monotonic)
                 new.append(request)
         return new
 
     def sampled(self, request_id: str) -> Lease | None:
-        """The engine has finished it. Returns: its lease; None if it was lost meanwhile."""
+        """The engine has finished a group. Returns: its lease; None if it was lost."""
         with self._changed:
             self._paused.discard(request_id)
             lease = self._sampling.pop(request_id, None)
@@ -75,10 +75,10 @@ class Leases:
             return lease
 
     def remove(self, request_id: str, lost: Lease | None = None) -> Lease | None:
-        """Delivered, failed or lost. Returns: its lease, or None if it was not held.
+        """Remove a delivered, failed or lost group. Returns: its lease; None if it was not held.
 
         Args:
-            lost: only if it is still held by this lease, and was not claimed again meanwhile.
+            lost: remove only if this is still its lease: it may have been claimed again.
         """
         with self._changed:
             state = self._state_of(request_id)
@@ -90,7 +90,7 @@ class Leases:
             return lease
 
     def held(self) -> Mapping[str, Lease]:
-        """All of them, by request id."""
+        """All leases, by request id."""
         with self._changed:
             return {**self._sampling, **self._delivering}
 
@@ -105,7 +105,7 @@ class Leases:
             return len(self._sampling) + len(self._delivering)
 
     def wait_for_room(self, *, max_sampling: int, max_held: int, min_room: int, timeout_s: float) -> int:
-        """How many more may be claimed: at least `min_room`, or whatever there is (perhaps 0) after the timeout."""
+        """How many more may be claimed: at least `min_room`, or after the timeout the current number, perhaps 0."""
 
         def room() -> int:
             held = len(self._sampling) + len(self._delivering)
@@ -116,6 +116,6 @@ class Leases:
             return max(0, room())
 
     def wait_empty(self, timeout_s: float) -> bool:
-        """Whether nothing is held any more."""
+        """Wait until nothing is held. Returns: whether that is so."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._sampling and not self._delivering, timeout_s)

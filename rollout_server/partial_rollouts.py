@@ -1,8 +1,15 @@
-"""A group whose responses are sampled in segments: what each has so far, and how it outlives its worker.
+"""Partial rollouts (Kimi k1.5): responses are sampled in segments of `rollout.generation_budget` tokens.
 
-    RUN/segments/<request id>   one frame of kind 3: header (rows, done, truncated, texts, spans), body as of a group
+    submit --engine, at most `budget` tokens--> all rows done ------------------------------------> group
+                                            \'--> some are not: PAUSED, stored in RUN/segments/<request id>
+    PAUSED --new weights, or nothing else to sample--> each open row is resumed for another budget --> and again
 
-A file per group that has stopped at its budget: written when a segment ends, removed when the buffer has the group.
+A few long responses thus block neither their batch nor the engine: while a group is paused, others are sampled. Every
+token keeps its log-prob and version. Only fresh groups have a budget: evaluations and re-evaluations are sampled with
+the weights of one version.
+
+A file is one frame of kind 3 (header: rows, done, truncated, texts, spans; body as of a group). It is written when a
+segment ends and removed when the buffer has the group, so another worker can continue a group.
 """
 
 from __future__ import annotations
@@ -26,41 +33,44 @@ from rollout_server.engines.base import Continuation, Engine, Occupancy, Sampled
 log = logging.getLogger(__name__)
 
 FOLDER = "segments"
-"""Of a run directory."""
+"""Directory in the run directory."""
+IDLE_S = 0.5
+"""An engine without work for this long has nothing else to sample: the longest time of a claim."""
+NAP_S = 0.005
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Row:
-    """One response so far."""
+    """The sampled part of one response."""
 
     token_ids: Int32s
     logprobs: Float32s
     versions: Int32s
-    """[L] of each token."""
+    """[L] policy version of each token."""
     done: bool
     truncated: bool
     text: str
-    """Of a response that is done."""
+    """Text of a finished response."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Draft:
-    """A group of which some responses are not done."""
+    """A group with unfinished responses."""
 
     request: RolloutRequest
     prompt_token_ids: Int32s
     rows: list[Row]
     open: int = field(default=0)
-    """Responses that the engine has now."""
+    """Responses in the engine."""
 
     @property
     def unfinished(self) -> list[int]:
-        """Rows that go on."""
+        """Indices of unfinished rows."""
         return [i for i, row in enumerate(self.rows) if not row.done]
 
     @property
     def newest_version(self) -> int:
-        """That sampled any token."""
+        """Newest version of any token."""
         return max(int(row.versions.max()) for row in self.rows)
 
     def continuation(self, row: int, budget: int, limit: int) -> Continuation:
@@ -76,7 +86,7 @@ class Draft:
         )
 
     def extend(self, row: int, part: SampledGroup, limit: int) -> None:
-        """Append a segment: what was there is not touched."""
+        """Append a segment to a row."""
         had, new = self.rows[row], rows_of(part, limit)[0]
         length = len(had.token_ids) + len(new.token_ids)
         self.rows[row] = Row(
@@ -89,7 +99,7 @@ class Draft:
         )
 
     def group(self) -> SampledGroup:
-        """All rows, as one group with the versions of its tokens."""
+        """All rows as one group."""
         versions = np.concatenate([row.versions for row in self.rows])
         lengths = np.array([len(row.token_ids) for row in self.rows], np.int32)
         return SampledGroup(
@@ -106,12 +116,12 @@ class Draft:
 
 
 def part_id(request_id: str, row: int) -> str:
-    """Id of a row's next segment in the engine."""
+    """Engine id of a row's next segment."""
     return f"{request_id}#{row}"
 
 
 def rows_of(group: SampledGroup, limit: int) -> list[Row]:
-    """The rows of a group whose truncated responses may go on up to `limit` tokens."""
+    """The rows of a group; truncated ones below `limit` tokens are unfinished."""
     ends = np.cumsum(group.lengths)
     by_pair = np.repeat(group.versions[:, 0], group.lengths)
     versions = by_pair if group.spans is None else versions_of(group.spans)
@@ -133,14 +143,14 @@ def rows_of(group: SampledGroup, limit: int) -> list[Row]:
     return rows
 
 
-class Shelf:
-    """The files of one run. Without a folder nothing is kept: a draft then dies with its worker."""
+class PartialRolloutStore:
+    """The segment files of one run. Without a folder nothing is stored."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
     def save(self, draft: Draft) -> None:
-        """Replace what was kept of this group. A disk that fails costs the draft's safety, not the run."""
+        """Write the file of a group. A failing disk is logged: it does not end the run."""
         if self._folder is None:
             return
         path = self._path(draft.request.request_id)
@@ -149,12 +159,12 @@ class Shelf:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(path, pack_draft(draft))
         except BapoError as error:
-            log.warning("the segments of group %s are not kept: %s", draft.request.request_id, error)
+            log.warning("the segments of group %s are not stored: %s", draft.request.request_id, error)
 
     def load(self, request: RolloutRequest, version: int) -> Draft | None:
-        """What another worker has left of this group; None when there is nothing that fits.
+        """The segments that another worker has stored; None when there are none that fit.
 
-        A draft of weights newer than `version` is from before the learner went back to a checkpoint.
+        Segments of weights newer than `version` are from before a rollback of the learner.
         """
         path = None if self._folder is None else self._path(request.request_id)
         if path is None or not path.is_file():
@@ -166,11 +176,11 @@ class Shelf:
             return None
         if len(draft.rows) != request.group_size or draft.newest_version > version:
             return None
-        log.info("group %s goes on where its worker ended: %d rows open", request.request_id, len(draft.unfinished))
+        log.info("group %s continues after its worker ended: %d rows open", request.request_id, len(draft.unfinished))
         return draft
 
     def remove(self, request_id: str) -> None:
-        """The buffer has the group, or nobody wants it."""
+        """Delete the file of a delivered or failed group."""
         if self._folder is not None:
             self._path(request_id).unlink(missing_ok=True)
 
@@ -180,7 +190,7 @@ class Shelf:
 
 
 def pack_draft(draft: Draft) -> bytes:
-    """One frame."""
+    """Pack a draft as a frame."""
     group = draft.group()
     assert group.spans is not None
     header = {
@@ -199,7 +209,7 @@ def pack_draft(draft: Draft) -> bytes:
 
 
 def unpack_draft(frame: bytes, request: RolloutRequest) -> Draft:
-    """Inverse of `pack_draft`. Raises: ContractError for a damaged frame, or one of another request."""
+    """Inverse of `pack_draft`. Raises: ContractError for a damaged frame or another request."""
     header, body = open_frame(frame, KIND_PART)
     try:
         if (header["id"], header["prompt_id"]) != (request.request_id, request.prompt.prompt_id):
@@ -232,24 +242,8 @@ def _spans_of(lengths: Int32s) -> Sequence[slice]:
     return [slice(end - int(length), end) for end, length in zip(ends, lengths, strict=True)]
 
 
-# A generation budget: an engine whose responses get so many tokens per policy version (Kimi k1.5).
-#
-#     submit --engine, at most `budget` tokens--> all rows done ------------------------------------> group
-#                                            '--> some are not: PAUSED, kept on the shelf
-#     PAUSED --new weights, or nothing else to sample--> each open row is resumed for another budget --> and again
-#
-# So a few long responses hold up neither their batch nor the engine: while a group is paused, others are sampled. A
-# group
-# comes out when its last row is done; every token keeps the log-prob and the version that it was sampled with. Fresh
-# groups alone have a budget: evaluations and re-evaluations ask for the weights of one version.
-
-IDLE_S = 0.5
-"""An engine without work for so long has nothing else to sample: as long as a worker's claim may take."""
-NAP_S = 0.005
-
-
-class Budgeted:
-    """An `Engine` over another one. Like it, it belongs to one thread."""
+class SegmentedEngine:
+    """An `Engine` that samples fresh groups of another engine in segments. Owned by one thread."""
 
     def __init__(
         self,
@@ -257,17 +251,17 @@ class Budgeted:
         *,
         budget: int,
         limit: int,
-        shelf: Shelf,
+        store: PartialRolloutStore,
         on_pause: Callable[[str, bool], None] = lambda request_id, paused: None,
         now: Callable[[], float] = time.monotonic,
         idle_s: float | None = None,
     ) -> None:
         """
         Args:
-            limit: tokens at which a response is truncated for good.
-            on_pause: hears of a group that waits for its next budget, or no longer does.
+            limit: response length limit, in tokens.
+            on_pause: called when a group begins (True) or ends (False) to wait for its next budget.
         """
-        self._engine, self._shelf = engine, shelf
+        self._engine, self._store = engine, store
         self._budget, self._limit = budget, limit
         self._on_pause, self._now = on_pause, now
         self._idle_s = IDLE_S if idle_s is None else idle_s
@@ -279,46 +273,46 @@ class Budgeted:
 
     @property
     def policy_version(self) -> int:
-        """Of the engine."""
+        """As of the engine."""
         return self._engine.policy_version
 
     @property
     def num_sampling(self) -> int:
-        """Also counts what is paused, so that `step` is called and can resume it."""
+        """Includes paused groups, so that `step` is called and can resume them."""
         return self._engine.num_sampling + len(self._paused) + len(self._complete)
 
     @property
     def occupancy(self) -> Occupancy:
-        """Of the engine: what is paused takes no room in it."""
+        """As of the engine: paused groups take no room."""
         return self._engine.occupancy
 
     def check_prompts(self, texts: Sequence[str]) -> None:
-        """As the engine does."""
+        """As of the engine."""
         self._engine.check_prompts(texts)
 
     def encode_response(self, text: str) -> Int32s:
-        """As the engine does."""
+        """As of the engine."""
         return self._engine.encode_response(text)
 
     def submit(self, request: RolloutRequest, most: int | None = None) -> None:
-        """Begin a group, or go on with what another worker has left of it."""
+        """Start a group, or continue the stored segments of another worker."""
         if request.purpose is not Purpose.FRESH:
             self._engine.submit(request, most)
             return
-        draft = self._shelf.load(request, self.policy_version)
+        draft = self._store.load(request, self.policy_version)
         if draft is None:
             self._engine.submit(request, most=min(self._budget, self._limit))
             self._requests[request.request_id] = request
         else:
             self._drafts[request.request_id] = draft
-            self._go_on(draft)
+            self._continue(draft)
 
     def resume(self, part: Continuation) -> None:
-        """As the engine does."""
+        """As of the engine."""
         self._engine.resume(part)
 
     def abort(self, request_id: str) -> None:
-        """Forget a group; what is kept of it stays, because somebody else may sample it now."""
+        """Stop sampling a group; its file stays, because another worker may continue it."""
         draft = self._drafts.pop(request_id, None)
         for row in () if draft is None else draft.unfinished:
             self._engine.abort(part_id(request_id, row))
@@ -327,31 +321,31 @@ class Budgeted:
         self._engine.abort(request_id)
 
     def step(self) -> list[SampledGroup]:
-        """One step of the engine; returns groups all of whose rows are done."""
+        """One engine step; returns the groups whose rows are all done."""
         finished, self._complete = self._complete, []
         if self._engine.num_sampling:
             self._busy_at = self._now()
             for group in self._engine.step():
-                finished += self._taken(group)
+                finished += self._handle(group)
         elif not finished:
             time.sleep(NAP_S)
         self._resume_due()
         return finished
 
     def load_weights(self, path: str, version: int) -> None:
-        """As the engine does; what is paused goes on with them."""
+        """As of the engine; paused groups continue with the new weights."""
         self._engine.load_weights(path, version)
 
     def logprobs(self, token_ids: Sequence[int]) -> Float32s | None:
-        """As the engine does."""
+        """As of the engine."""
         return self._engine.logprobs(token_ids)
 
     def close(self) -> None:
-        """Free the engine; what is paused is on the shelf."""
+        """Free the engine; paused groups stay in the store."""
         self._engine.close()
 
-    def _taken(self, group: SampledGroup) -> list[SampledGroup]:
-        """What the engine has finished: a first segment, a further one, or something without a budget."""
+    def _handle(self, group: SampledGroup) -> list[SampledGroup]:
+        """Handle a result of the engine: a first segment, a further one, or a group without a budget."""
         request = self._requests.pop(group.request_id, None)
         if request is not None:
             rows = rows_of(group, self._limit)
@@ -372,12 +366,12 @@ class Budgeted:
         if found.unfinished:
             self._pause(found)
             return []
-        self._shelf.save(found)
+        self._store.save(found)
         del self._drafts[request_id]
         return [found.group()]
 
     def _pause(self, draft: Draft) -> None:
-        self._shelf.save(draft)
+        self._store.save(draft)
         self._paused[draft.request.request_id] = self.policy_version
         self._on_pause(draft.request.request_id, True)
 
@@ -387,9 +381,9 @@ class Budgeted:
         for request_id in due:
             del self._paused[request_id]
             self._on_pause(request_id, False)
-            self._go_on(self._drafts[request_id])
+            self._continue(self._drafts[request_id])
 
-    def _go_on(self, draft: Draft) -> None:
+    def _continue(self, draft: Draft) -> None:
         rows = draft.unfinished
         if not rows:  # its worker died between the last token and the buffer's acknowledgement
             del self._drafts[draft.request.request_id]

@@ -1,9 +1,10 @@
-"""The one thread that owns an engine: submissions, steps and weight updates happen there, one after the other.
+"""The thread that owns an engine: submissions, engine steps and weight updates run there, one at a time.
 
-    submit, abort, call --> inbox --> [ own thread: empty the inbox, step the engine ] --> listener
+    worker.py --submit, abort, call--> inbox --> [ thread: empty the inbox, step the engine ] --> listener.sampled
+                                                                                       next: worker.py, delivery.py
 
-So an update is atomic between two steps without a lock. An exception of the engine ends the thread: the listener hears
-of it once, every waiting call gets it, and every later call fails at once.
+A weight update is thus atomic between two steps, without a lock. An exception of the engine ends the thread: `died` is
+called once, and every pending and later call fails.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Result = TypeVar("Result")
 
 
 class Listener(Protocol):
-    """Who hears of the groups; called by the sampling thread, so it must return quickly."""
+    """Callbacks of the sampling thread; they must return quickly."""
 
     def sampled(self, group: SampledGroup) -> None:
         """A group is finished."""
@@ -36,12 +37,12 @@ class Listener(Protocol):
         """The engine cannot sample this request."""
 
     def died(self, error: BaseException) -> None:
-        """The engine is dead; what was in flight is lost."""
+        """The engine is dead; its groups are lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One thing to do between two steps."""
+    """A function to run between two steps."""
 
     function: Callable[[Engine], Any]
     future: Future[Any]
@@ -60,17 +61,17 @@ class Sampler:
         self._version = INITIAL_VERSION
         self._occupancy = Occupancy()
         self._step_began: float | None = None
-        # The engine is made in this thread too: torch keeps some of its settings per thread.
+        # The thread also creates the engine: torch keeps some settings per thread.
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
     def start(self) -> None:
-        """Make the engine and wait for it. Raises whatever making it raised."""
+        """Create the engine and wait for it. Raises: any error of its creation."""
         self._thread.start()
         self._ready.result()
 
     @property
     def policy_version(self) -> int:
-        """Version that samples now."""
+        """Version of the engine's weights."""
         return self._version
 
     @property
@@ -85,7 +86,7 @@ class Sampler:
         return 0.0 if began is None else time.monotonic() - began
 
     def submit(self, request: RolloutRequest) -> None:
-        """Begin to sample a group; the listener hears how it ended."""
+        """Start to sample a group; the listener gets the result."""
 
         def begin(engine: Engine) -> None:
             try:
@@ -96,7 +97,7 @@ class Sampler:
         self.call(begin)
 
     def abort(self, request_id: str) -> None:
-        """Stop sampling a group; nobody hears of it again."""
+        """Stop sampling a group, without a callback."""
         self.call(lambda engine: engine.abort(request_id))
 
     def call(self, function: Callable[[Engine], Result]) -> Future[Result]:
@@ -127,7 +128,7 @@ class Sampler:
         try:
             while self._do_inbox(engine):
                 self._step(engine)
-        except Exception as error:  # engines raise anything; whoever waits for a group must learn of it
+        except Exception as error:  # engines raise anything; the worker must fail
             log.exception("the engine died")
             self._die(error)
             self._listener.died(error)
@@ -137,14 +138,14 @@ class Sampler:
             engine.close()
 
     def _do_inbox(self, engine: Engine) -> bool:
-        """Everything that waits; blocks while the engine has nothing to sample. Returns: False to stop."""
+        """Run all pending work; blocks while the engine has nothing to sample. Returns: False to stop."""
         while engine.num_sampling == 0 or not self._inbox.empty():
             work = self._inbox.get()
             if work is None:
                 return False
             try:
                 result = work.function(engine)
-            except BaseException as error:  # the caller waits for the future, whatever ends this thread
+            except BaseException as error:  # the caller waits for the future
                 work.future.set_exception(error)
                 raise
             self._version = engine.policy_version

@@ -1,12 +1,12 @@
 """One worker: claims requests, samples G responses to each, grades them, pushes the groups.
 
+    buffer --claim--> Leases --submit--> Sampler (owns the engine) --> Delivery (grade, pack) --push--> buffer
+                                         next: sampler.py              delivery.py
+
     LOADING --load--> LOADED --begin(newest weights)--> SAMPLING --drain--> DRAINING --> STOPPED
-       any of them --engine, grader or buffer broke--> FAILED: the fleet replaces the worker
+       any state --engine, grader or buffer failed--> FAILED: the fleet replaces the worker
 
-    buffer --claim--> Leases --> Sampler (owns the engine) --> Delivery (grade, pack) --push--> buffer
-
-Fresh, re-evaluation and evaluation requests take the same path. Knows nothing of Ray: the fleet runs it in an actor,
-tests run it as it is.
+Fresh, re-evaluation and evaluation requests take the same path. The fleet runs a worker in a Ray actor or in threads.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from rollout_server.delivery import Buffer, Delivery, Grader, guarded_thread
 from rollout_server.engines.base import Engine, SampledGroup
 from rollout_server.experts import Experts
 from rollout_server.leases import Leases
-from rollout_server.partial_rollouts import Budgeted, Shelf
+from rollout_server.partial_rollouts import PartialRolloutStore, SegmentedEngine
 from rollout_server.sampler import Sampler
 from rollout_server.weights.host_cache import WeightCache
-from rollout_server.weights.receive import take_weights
-from rollout_server.worker_report import Rate, Tally, WorkerReport
+from rollout_server.weights.receive import load_verified
+from rollout_server.worker_report import Rate, WorkerCounts, WorkerReport
 
 log = logging.getLogger(__name__)
 
 CLAIM_WAIT_S = 0.5
-"""Long poll of one claim. The buffer answers for the version that the worker had when it asked, and ends the poll when
-the learner reports new weights; this is the bound when that report went to another replica of the buffer."""
+"""Long poll of one claim. The buffer ends it early when the learner reports new weights, unless that report went to
+another replica of the buffer."""
 RESERVE_SHARE = 0.25
 """Share of `max_groups_in_flight` that is claimed ahead, so that the engine never waits for a claim."""
 RENEWALS_PER_LEASE = 3
 BUFFER_SILENCE_S = 300.0
-"""A worker whose buffer is away for longer gives up and says so."""
+"""A worker whose buffer is down for longer fails."""
 NUM_CHECKED_PROMPTS = 256
 NUM_GRADERS = 2
-"""Two, so that one hung verifier does not stop the other groups for `task.grading_timeout_s`."""
+"""Two, so that one hung verifier does not block the other groups for `task.grading_timeout_s`."""
 
 
 class ClosableGrader(Grader, Protocol):
-    """A grader that the worker owns."""
+    """A grader with a `close`, which the worker calls."""
 
     def close(self) -> None: ...
 
 
 class Worker:
-    """Methods may be called from any thread, in the order of the life cycle above."""
+    """Thread-safe; the methods are called in the order of the states above."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class Worker:
     ) -> None:
         """
         Args:
-            token: for the rollout server, where this process has none of its own.
-            segments: folder in which groups outlive this worker that have stopped at `rollout.generation_budget`.
+            token: API token for the rollout server; None: the process's own.
+            segments: directory of the partial rollouts (`rollout.generation_budget`); None: kept in memory only.
         """
         self.worker_id = worker_id
         self._config = config
@@ -82,10 +82,10 @@ class Worker:
         self._make_grader = make_grader
         self._weights = WeightCache(config, token)
         self._leases = Leases()
-        self._tally = Tally()
+        self._counts = WorkerCounts()
         self._rate = Rate()
-        self._shelf = Shelf(segments)
-        self._sampler = Sampler(lambda: self._budgeted(make_engine(config)), self)
+        self._partial = PartialRolloutStore(segments)
+        self._sampler = Sampler(lambda: self._with_budget(make_engine(config)), self)
         self._grader: ClosableGrader | None = None
         self._delivery: Delivery | None = None
         self._experts = Experts(config.algorithm.num_experts, solution=self._solution, encode=self._encode)
@@ -95,20 +95,20 @@ class Worker:
         self._state = "loading"
         self._error: BaseException | None = None
         self._silent_since: float | None = None
-        """When the buffer was first not there; None since it answered."""
+        """Monotonic time of the first failed call; None after a successful one."""
         self._update_digest = ""
 
     def load(self) -> None:
-        """Make the engine and the graders, and prove that prompts survive the tokenizer. Takes most of a minute.
+        """Create the engine and the graders, and check that prompts survive the tokenizer. Takes most of a minute.
 
-        Raises: ConfigError for a setting that cannot work; anything else from the engine.
+        Raises: ConfigError for an invalid setting; any error of the engine.
         """
         try:
             self._grader = self._make_grader(self._config)
             self._sampler.start()
-            texts = _some_prompts(self._config)
+            texts = _prompts_to_check(self._config)
             self._sampler.call(lambda engine: engine.check_prompts(texts)).result()
-        except BaseException as error:  # raised again; the report must name it whatever it was
+        except BaseException as error:  # re-raised; the report must name any error
             self.died(error)
             raise
         self._delivery = Delivery(
@@ -117,15 +117,15 @@ class Worker:
             grader=self._grader,
             experts=self._experts,
             leases=self._leases,
-            tally=self._tally,
+            counts=self._counts,
             num_graders=NUM_GRADERS,
             on_death=self.died,
-            on_end=self._shelf.remove,
+            on_end=self._partial.remove,
         )
         self._state = "loaded"
 
     def begin(self, update: WeightUpdate | None) -> None:
-        """Take the newest weights, if any were published, then start to claim. Raises: as `update_weights`."""
+        """Load the newest weights, if any were published, then start to claim. Raises: as `update_weights`."""
         if update is not None:
             self.update_weights(update)
         if self._delivery is None or self._state != "loaded":
@@ -137,24 +137,24 @@ class Worker:
         self._start_thread("renew", self._renew_all)
 
     def update_weights(self, update: WeightUpdate) -> float:
-        """Replace the weights while sampling goes on. Returns: seconds until the engine held them, proven.
+        """Replace the weights between two engine steps. Returns: seconds until the engine has verified them.
 
-        Raises: WeightMismatchError and whatever else stops the update; the worker has then failed.
+        Raises: WeightMismatchError, or any other error of the update; the worker has then failed.
         """
         if (update.digest, update.version) == (self._update_digest, self._sampler.policy_version):
             return 0.0
         began = time.monotonic()
         try:
-            here = self._weights.local(update)
-            self._sampler.call(lambda engine: take_weights(engine, here)).result()
-        except BaseException as error:  # raised again; half an update: it must not sample any more
+            local = self._weights.fetch(update)
+            self._sampler.call(lambda engine: load_verified(engine, local)).result()
+        except BaseException as error:  # re-raised; after half an update it must not sample
             self.died(error)
             raise
         self._update_digest = update.digest
         return time.monotonic() - began
 
     def report(self) -> WorkerReport:
-        """How it is now."""
+        """The worker's state and counts."""
         error, occupancy = self._error, self._sampler.occupancy
         return WorkerReport(
             state=self._state,
@@ -167,13 +167,13 @@ class Worker:
             running=occupancy.running,
             waiting=occupancy.waiting,
             kv_cache_usage=occupancy.kv_cache_usage,
-            counts=self._tally.snapshot(),
+            counts=self._counts.snapshot(),
             error="" if error is None else type(error).__name__,
             message="" if error is None else str(error),
         )
 
     def drain(self, timeout_s: float) -> None:
-        """Claim nothing more, finish what is in flight, then stop; what is not finished in time goes back."""
+        """Stop claiming, finish the groups in flight, then stop; unfinished leases are released."""
         if self._state == "sampling":
             self._state = "draining"
         self._claiming.clear()
@@ -181,7 +181,7 @@ class Worker:
         self.stop()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """End at once: leases go back, graders die."""
+        """Stop immediately: release the leases, kill the graders."""
         self._claiming.clear()
         self._stopping.set()
         deadline = time.monotonic() + timeout_s
@@ -192,54 +192,54 @@ class Worker:
             self._delivery.stop(max(0.0, deadline - time.monotonic()))
         if self._grader is not None:
             self._grader.close()
-        self._give_back()
+        self._release()
         if self._state != "failed":
             self._state = "stopped"
 
     def sampled(self, group: SampledGroup) -> None:
-        """The engine has finished a group (called by the sampling thread)."""
+        """Listener: the engine has finished a group (called by the sampling thread)."""
         lease = self._leases.sampled(group.request_id)
         if lease is None or self._delivery is None:
             return
         num_tokens = len(group.token_ids)
         self._rate.add(num_tokens)
-        self._tally.add(f"tokens/{lease.request.purpose.value}", num_tokens)
+        self._counts.add(f"tokens/{lease.request.purpose.value}", num_tokens)
         self._delivery.add(group, lease)
 
-    def _budgeted(self, engine: Engine) -> Engine:
+    def _with_budget(self, engine: Engine) -> Engine:
         rollout = self._config.rollout
         if rollout.generation_budget is None:
             return engine
-        return Budgeted(
+        return SegmentedEngine(
             engine,
             budget=rollout.generation_budget,
             limit=rollout.max_response_tokens,
-            shelf=self._shelf,
+            store=self._partial,
             on_pause=self._leases.pause,
         )
 
     def _solution(self, prompt: Prompt) -> str | None:
-        """From a grading process."""
+        """The expert's text of a prompt, from a grading process."""
         assert self._grader is not None
         return self._grader.expert(prompt)
 
     def _encode(self, text: str) -> Int32s:
-        """Between two steps of the engine."""
+        """[L] token ids of a text, computed between two engine steps."""
         return self._sampler.call(lambda engine: engine.encode_response(text)).result()
 
     def refused(self, request_id: str, error: ContractError) -> None:
-        """The engine cannot sample this request (called by the sampling thread)."""
+        """Listener: the engine cannot sample this request (called by the sampling thread)."""
         if self._delivery is not None:
-            self._delivery.refuse_soon(request_id, "refused_by_engine", str(error))
+            self._delivery.refuse_async(request_id, "refused_by_engine", str(error))
 
     def died(self, error: BaseException) -> None:
-        """Something broke for good: stop claiming, and let the fleet see it in the next report."""
+        """Record a fatal error and stop claiming; the fleet reads it in the next report."""
         if self._error is None and not self._stopping.is_set():
             self._error = error
             self._state = "failed"
             log.error("%s failed: %s: %s", self.worker_id, type(error).__name__, error)
         else:
-            log.warning("%s ends already: %s: %s", self.worker_id, type(error).__name__, error)
+            log.warning("%s is already stopping: %s: %s", self.worker_id, type(error).__name__, error)
         self._claiming.clear()
         self._stopping.set()
 
@@ -251,7 +251,7 @@ class Worker:
                 max_sampling=limit + reserve, max_held=2 * limit + reserve, min_room=reserve, timeout_s=CLAIM_WAIT_S
             )
             if room > 0:
-                # In small helpings: idle workers that claim side by side then share the work.
+                # Small claims, so that idle workers share the work.
                 self._claim(min(room, reserve))
 
     def _claim(self, limit: int) -> None:
@@ -260,7 +260,7 @@ class Worker:
                 self.worker_id, limit=limit, policy_version=self._sampler.policy_version, wait_s=CLAIM_WAIT_S
             )
         except UnavailableError as error:
-            self._bear_silence(error)
+            self._wait_for_buffer(error)
             return
         self._silent_since = None
         for request in self._leases.add(requests):
@@ -276,19 +276,19 @@ class Worker:
             try:
                 kept = set(self._buffer.renew(self.worker_id, list(held)))
             except UnavailableError as error:
-                self._bear_silence(error)
-                pause_s = 0.0  # leases go on ending: a whole pause more, and those of a buffer that is back are over
+                self._wait_for_buffer(error)
+                pause_s = 0.0  # retry immediately: after another pause the leases would have expired
                 continue
             self._silent_since = None
             for request_id, lease in held.items():
                 if request_id not in kept and self._leases.remove(request_id, lease) is not None:
                     self._sampler.abort(request_id)
-                    self._tally.add("failed/lease_lost")
-                    log.warning("group %s: its lease was lost, somebody else samples it", request_id)
+                    self._counts.add("failed/lease_lost")
+                    log.warning("group %s: its lease was lost, another worker samples it", request_id)
 
-    def _bear_silence(self, error: UnavailableError) -> None:
-        """Wait for a buffer that restarts. Raises: UnavailableError after `BUFFER_SILENCE_S`."""
-        # Not since the last call: a worker that has no room calls seldom.
+    def _wait_for_buffer(self, error: UnavailableError) -> None:
+        """Pause while the buffer restarts. Raises: UnavailableError after `BUFFER_SILENCE_S`."""
+        # Since the first failure and not the last success: a worker without room rarely calls.
         since = self._silent_since = self._silent_since or time.monotonic()
         silent_s = time.monotonic() - since
         if silent_s > BUFFER_SILENCE_S:
@@ -296,14 +296,14 @@ class Worker:
         log.warning("the buffer service does not answer for %.0f s: %s", silent_s, error)
         self._stopping.wait(1.0)
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         if len(self._leases) == 0:
             return
         try:
             num = self._buffer.release(self.worker_id)
-            log.info("%s gave %d leases back", self.worker_id, num)
+            log.info("%s released %d leases", self.worker_id, num)
         except BapoError as error:
-            log.warning("%s: leases were not released, they will end by themselves: %s", self.worker_id, error)
+            log.warning("%s: leases were not released, they will expire: %s", self.worker_id, error)
 
     def _start_thread(self, name: str, run: Callable[[], None]) -> None:
         thread = guarded_thread(name, run, self.died)
@@ -311,8 +311,8 @@ class Worker:
         thread.start()
 
 
-def _some_prompts(config: Config) -> list[str]:
-    """Texts spread evenly over every split of the task."""
+def _prompts_to_check(config: Config) -> list[str]:
+    """Prompt texts, evenly spaced over every split of the task."""
     task = load_task(config.task.name, config.task.options, tokenizer=config.model.path)
     texts: list[str] = []
     for split in ("train", *task.held_out_splits):

@@ -1,4 +1,4 @@
-"""How a worker tells what it does: counts, a rate, and the report that the fleet polls."""
+"""The report of a worker that the fleet polls, and the counts and the token rate in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """How a worker is, in plain values: what the fleet polls."""
+    """State and counts of a worker, in plain values."""
 
     state: str
     """loading | loaded | sampling | draining | stopped | failed"""
@@ -31,22 +31,22 @@ class WorkerReport:
     stuck_s: float = 0.0
     """Seconds that the engine's current step has taken."""
     running: int = 0
-    """Responses that get a token in each step of the engine."""
+    """Responses that get a token in each engine step."""
     waiting: int = 0
-    """Responses that the engine has no room for yet."""
+    """Responses that wait for room in the engine."""
     kv_cache_usage: float = math.nan
-    """Share of the engine's key-value cache that is taken, in [0, 1]; NaN: it has none."""
+    """Share of the engine's KV cache in use, in [0, 1]; NaN: no cache."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """They only rise:
+    """Counters:
     `groups/<purpose>/<fate>`, `tokens/<purpose>`, `truncated/<purpose>`, `failed/<reason>`, `verdict/<outcome>/<task>`;
     of histograms `seen/<metric>/<bucket>/<label>` and `sum/<metric>/<label>` in millionths."""
     error: str = ""
-    """Class name of what made it fail."""
+    """Class name of the error that made it fail."""
     message: str = ""
 
     @property
     def num_stored(self) -> int:
-        """Groups that the buffer has taken from it."""
+        """Groups that the buffer has stored."""
         return sum(count for key, count in self.counts.items() if key.startswith("groups/") and key.endswith("/stored"))
 
     @property
@@ -56,32 +56,32 @@ class WorkerReport:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that it has sampled."""
+        """Sampled tokens."""
         return sum(count for key, count in self.counts.items() if key.startswith("tokens/"))
 
 
-class Tally:
-    """Counts by key, such as `groups/fresh/graded`; they only rise."""
+class WorkerCounts:
+    """Counters by key, such as `groups/fresh/stored`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
 
     def add(self, key: str, count: int = 1) -> None:
-        """Add to one key."""
+        """Increase one counter."""
         with self._lock:
             self._counts[key] += count
 
     def observe(self, metric: str, label: str, values: Sequence[float]) -> None:
-        """Sort observations into the buckets of a metric with one label."""
-        places = np.searchsorted(BY_NAME[metric].buckets, values, side="left")
+        """Add observations to the histogram buckets of a metric with one label."""
+        buckets = np.searchsorted(BY_NAME[metric].buckets, values, side="left")
         with self._lock:
-            for place in places.tolist():
-                self._counts[f"seen/{metric}/{place}/{label}"] += 1
+            for bucket in buckets.tolist():
+                self._counts[f"seen/{metric}/{bucket}/{label}"] += 1
             self._counts[f"sum/{metric}/{label}"] += round(sum(values) * MILLION)
 
     def snapshot(self) -> dict[str, int]:
-        """All counts."""
+        """A copy of all counters."""
         with self._lock:
             return dict(self._counts)
 
@@ -94,12 +94,12 @@ class Rate:
         self._events: deque[tuple[float, int]] = deque()
 
     def add(self, num_tokens: int) -> None:
-        """Sampled just now."""
+        """Count tokens that were just sampled."""
         with self._lock:
             self._events.append((time.monotonic(), num_tokens))
 
     def per_s(self) -> float:
-        """The rate now."""
+        """The current rate."""
         horizon = time.monotonic() - RATE_WINDOW_S
         with self._lock:
             while self._events and self._events[0][0] < horizon:

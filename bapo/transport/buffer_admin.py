@@ -1,6 +1,6 @@
-"""What people do with a buffer, over its API: look into it, check it, take something out. Behind `bapo buffer`.
+"""Client of the buffer's operator API, used by `bapo buffer`: inspect, verify, delete.
 
-Raises, everywhere: the error that the service named; UnavailableError when it does not answer within `retry_s`.
+Every method raises the error that the service named, or UnavailableError after `retry_s`.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from bapo.transport.service_client import Peer, quoted
 
 VERIFY_WAIT_S = 300.0
 MOST_READ = 64
-"""Groups of one call."""
+"""Groups per call."""
 ALL = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Part of a table, as the API gives it."""
+    """A page of a table."""
 
     total: int
     step: int
-    """Newest assembled step; 0 where the table has none."""
+    """Newest assembled step; 0 for tables without one."""
     items: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What was checked, and what is broken."""
+    """Result of checking the invariants."""
 
     step: int
     groups: int
     open_requests: int
     invariants: dict[str, str]
-    """Name -> what it promises."""
+    """Name -> description."""
     violations: list[dict[str, str]]
-    """{invariant, detail}; empty in a sound buffer."""
+    """{invariant, detail}; empty when all hold."""
 
 
 class BufferAdmin:
@@ -51,7 +51,7 @@ class BufferAdmin:
     def __init__(
         self, url: str, *, timeout_s: float = 30.0, retry_s: float = 5.0, token: str | Token | None = None
     ) -> None:
-        """See `bapo.transport.buffer_client.BufferClient`; it gives up sooner, because somebody looks on."""
+        """As `bapo.transport.buffer_client.BufferClient`, with a shorter `retry_s` for interactive use."""
         self._peer = Peer("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s, token=token)
 
     def bad(self, offset: int, limit: int) -> Rows:
@@ -63,27 +63,27 @@ class BufferAdmin:
         return self._rows("/high", offset, limit)
 
     def held(self, offset: int = 0, limit: int = ALL) -> Rows:
-        """Every group that the buffer holds and where it is, in the order of their ids."""
+        """All groups and the tables that hold them, ordered by id."""
         return self._rows("/groups", offset, limit)
 
     def places(self, group_id: str) -> list[str]:
-        """Where one group is; [] when the buffer does not hold it."""
+        """Tables that hold one group; [] for none."""
         items = self._get("/groups", {"group_id": group_id})["items"]
         return list(items[0]["places"]) if items else []
 
     def group(self, group_id: str) -> Group:
-        """One group, whole."""
+        """One group with its tokens."""
         return unpack_group(self._peer.call("GET", f"/frames/{quoted(group_id)}").body)
 
     def read(self, group_ids: Sequence[str]) -> Iterator[Group]:
-        """Those of the groups that are still held, in their order."""
+        """The groups that are still stored, in order."""
         for first in range(0, len(group_ids), MOST_READ):
             body = {"group_ids": list(group_ids[first : first + MOST_READ])}
             frames = self._peer.call("POST", "/groups/read", body=body).body
             yield from map(unpack_group, split_frames(frames))
 
     def counters(self) -> dict[str, int]:
-        """Events since the run began."""
+        """Event counters since the run began."""
         return dict(self._get("/counters"))
 
     def verify(self) -> Verification:
@@ -95,15 +95,15 @@ class BufferAdmin:
             raise ContractError(f"the answer to /verify is malformed: {error}") from error
 
     def drop_group(self, group_id: str) -> str:
-        """Delete a group; returns the table that it was in."""
+        """Delete a group; returns the table that held it."""
         return str(self._peer.call("DELETE", f"/groups/{quoted(group_id)}").json()["dropped_from"])
 
     def drop_request(self, request_id: str) -> None:
-        """Withdraw an open request, queued or leased. Raises: ContractError when none of that id is open."""
+        """Delete an open request, queued or leased. Raises: ContractError when there is none with this id."""
         self._peer.call("DELETE", f"/requests/{quoted(request_id)}")
 
     def drop_prompt(self, prompt_id: str) -> None:
-        """Take a prompt out of B_bad."""
+        """Delete a prompt from B_bad."""
         self._peer.call("DELETE", "/bad", query={"prompt_id": prompt_id})
 
     def drop_run(self, name: str) -> None:

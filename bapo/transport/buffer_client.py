@@ -1,8 +1,16 @@
-"""Talk to the buffer service: one method per use case, the same error classes on both sides of the wire.
+"""Client of the buffer service: one method per use case, the same error classes on both sides of the wire.
 
-Every call may be repeated without harm, so every call is: until `retry_s` has passed, while the service restarts or
-its Redis is away. `BufferClient` is thread-safe; coroutines call it by `asyncio.to_thread`.
-Needs numpy, msgpack, redis and urllib3 of all our dependencies: neither torch nor the rest of BAPO.
+    push   GET /room --there is room--> frames to Redis (`frame_transfer.py`) --> POST /groups: heads, names, digests
+             ^                                                              |
+             +------- 429: the frames stay in Redis, fresh groups wait -----+        next: buffer_service/ingest.py
+
+    pull   POST /batches/t --header, [id, bytes, digest], ...--> frames from Redis --> checked --> batch (learner/)
+                                                                   | not what was announced
+                               POST /batches/t/bad-frames: the service checks, names and counts the bad ones;
+                               the batch continues without those that it confirms
+
+Every call is idempotent and is repeated until `retry_s` has passed. `BufferClient` is thread-safe; coroutines call it
+by `asyncio.to_thread`. Needs numpy, msgpack, redis and urllib3, but neither torch nor the rest of BAPO.
 """
 
 from __future__ import annotations
@@ -15,6 +23,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, Self
 
 from bapo.core.batch_items import without_groups
@@ -51,9 +60,23 @@ from bapo.transport.service_client import Peer, quoted
 
 __all__ = ["BufferClient", "BufferStatus", "WorkerLeases"]
 
+log = logging.getLogger(__name__)
+
 SNAPSHOT_WAIT_S = 300.0
 FULL_S = 3600.0
-"""A full buffer is alive and well: it waits for the learner, who may restart or write a checkpoint meanwhile."""
+"""How long a push waits for room: the learner may restart or write a checkpoint meanwhile."""
+MOST_PUSH_BYTES = 32 << 20
+"""Frames of one push call; more travel in several calls."""
+ROOM_S = 10.0
+"""Longest long poll for room."""
+ROOM_KNOWN_S = 1.0
+"""How long an answer that there is room stays valid."""
+POLL_S = 10.0
+"""Longest long poll for a batch; a wait consists of several, each of which reports its reason."""
+READS = 3
+"""Reads of a batch whose frames look bad here and sound to the service."""
+FRAME = bytes | bytearray | memoryview
+_waiting = Seldom(30.0)
 
 
 class BufferClient:
@@ -74,35 +97,28 @@ class BufferClient:
         Args:
             url: `http://host:port`; of several replicas, with commas between them.
             timeout_s: longest silence of one call.
-            retry_s: how long a call goes on against a service that is down.
-            full_s: how long against one that says that it is full.
-            token: what to send; None: what BAPO_TOKEN_FILE or BAPO_TOKEN holds, if anything.
-            direct: auto: frames go to and from Redis itself, where the service allows it and it can be opened from
-                here; off: never.
-            now: seconds of a clock that only rises, by which a wait for a batch is measured.
+            retry_s: how long a call is repeated while the service is down.
+            full_s: how long a push waits while the buffer is full.
+            token: API token; None: from BAPO_TOKEN_FILE or BAPO_TOKEN, if set.
+            direct: auto: frames go directly to and from Redis where the service allows it and it is reachable; off:
+                all frames go through the service.
+            now: monotonic clock, in seconds, for the wait for a batch.
         """
-        self._made_with = {
-            "url": url,
-            "timeout_s": timeout_s,
-            "retry_s": retry_s,
-            "full_s": full_s,
-            "token": token,
-            "direct": direct,
-            "now": now,
-        }
-        self._peer = Peer("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s, full_s=full_s, token=token)
+        peer: dict[str, Any] = {"timeout_s": timeout_s, "retry_s": retry_s, "full_s": full_s, "token": token}
+        self._arguments = {"url": url, "direct": direct, "now": now, **peer}
+        self._peer = Peer("the buffer service", url, **peer)
         self._frames = FrameTransfer(self._peer, timeout_s=timeout_s, direct=direct)
         self._pusher = Pusher(self._peer, self._frames, full_s=full_s)
         self._puller = Puller(self._peer, self._frames, now=now)
-        self._nonces = ClaimNonces()
+        self._claim_keys = ClaimKeys()
 
     @property
     def url(self) -> str:
-        """Of the replica that is called."""
+        """URL of the replica in use."""
         return self._peer.url
 
     def close(self) -> None:
-        """Close the connections that no call has now. The client goes on: its next call opens one."""
+        """Close idle connections; the next call opens one."""
         self._peer.close()
         self._frames.close()
 
@@ -113,27 +129,26 @@ class BufferClient:
         self.close()
 
     def __reduce__(self) -> tuple[Callable[..., BufferClient], tuple[object, ...]]:
-        """Another process (spawned, a Ray actor) has a client of its own, made with the same arguments."""
-        return _made_again, (type(self), self._made_with)
+        """Pickled by its arguments: a spawned process or Ray actor creates its own client."""
+        return partial(type(self), **self._arguments), ()
 
     # -- work: scheduler and workers --------------------------------------------------------------------------
 
     def enqueue(
         self, requests: Iterable[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
     ) -> int:
-        """Ask for groups; a request id that was asked for before is ignored. More than 4,096 requests, or 16 MiB of
-        them, travel in several calls, unless there is a cursor.
+        """Request groups; known request ids are ignored. More than 4,096 requests or 16 MiB of them travel in several
+        calls, except with a cursor.
 
         Args:
-            cursor: fresh requests ever enqueued, these included; one that is not above the stored one adds nothing.
-                Requests with a cursor are one call: at most what `bapo.transport.messages.first_call` leaves of them.
-            spares: those of them beyond B per step; stored with the cursor.
+            cursor: fresh requests ever enqueued, including these; a call whose cursor is not above the stored one adds
+                nothing. Such a call is atomic: at most what `bapo.transport.messages.first_call` returns.
+            spares: how many of the cursor are beyond B per step; stored with it.
         Returns: how many were new.
         """
         sent = [to_json(request_map(request), f"request {request.request_id}") for request in requests]
         end = to_json({"cursor": cursor, "spares": spares}, "enqueue").replace(b"{", b"", 1)
         accepted = 0
-        # A cursor stands for all of them.
         for part in in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES) if cursor is None else [sent]:
             body = Json(b'{"requests": [%b], %b' % (b",".join(part), end))
             accepted += int(self._peer.call("POST", "/requests", body=body).json()["accepted"])
@@ -142,31 +157,25 @@ class BufferClient:
     def claim(self, worker_id: str, *, limit: int, policy_version: int, wait_s: float = 0.0) -> list[RolloutRequest]:
         """Lease at most `limit` requests that weights of `policy_version` may answer.
 
-        A claim whose answer was lost leases nothing twice: repeated here, or by the worker's next claim after an
-        error, it gets what it had leased (then perhaps more than `limit`). One claim of a worker at a time: of
-        several at once only the newest is known again.
+        Idempotent: when an answer was lost, the worker's next claim returns the same leases (then perhaps more than
+        `limit`). One claim per worker at a time.
 
         Args:
-            wait_s: wait so long for the first one; [] when there is none after that.
+            wait_s: how long to wait for the first request; [] after that.
         """
-        with self._nonces.claiming(worker_id) as nonce:
-            return self._claim_as(nonce, worker_id, limit=limit, policy_version=policy_version, wait_s=wait_s)
-
-    def _claim_as(
-        self, nonce: str, worker_id: str, *, limit: int, policy_version: int, wait_s: float
-    ) -> list[RolloutRequest]:
-        body = {
-            "worker_id": worker_id,
-            "nonce": nonce,
-            "limit": limit,
-            "policy_version": policy_version,
-            "wait_s": wait_s,
-        }
-        answer = self._peer.call("POST", "/requests/claim", body=body, wait_s=wait_s)
-        return [request_from_map(fields) for fields in answer.json()["requests"]]
+        with self._claim_keys.claiming(worker_id) as key:
+            body = {
+                "worker_id": worker_id,
+                "nonce": key,
+                "limit": limit,
+                "policy_version": policy_version,
+                "wait_s": wait_s,
+            }
+            answer = self._peer.call("POST", "/requests/claim", body=body, wait_s=wait_s)
+            return [request_from_map(fields) for fields in answer.json()["requests"]]
 
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
-        """Keep leases for another `buffer.lease_s`; returns the ids that the worker still holds."""
+        """Extend leases by `buffer.lease_s`; returns the ids that the worker still holds."""
         held: list[str] = []
         for part in in_parts(list(request_ids), MOST_RENEWALS):
             body = {"worker_id": worker_id, "request_ids": part}
@@ -174,28 +183,28 @@ class BufferClient:
         return held
 
     def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str = "") -> None:
-        """A group could not be sampled or graded: it is asked for again, whole, up to `buffer.max_attempts` times.
+        """Report a group that could not be sampled or graded; it is re-sampled up to `buffer.max_attempts` times.
 
         Args:
             reason: one bounded word (a metric label), for example `engine`, `verifier_timeout`.
-            detail: for people.
+            detail: free text.
         """
         body = {"worker_id": worker_id, "request_id": request_id, "reason": reason, "detail": detail}
         self._peer.call("POST", "/requests/fail", body=body)
 
     def release(self, worker_id: str) -> int:
-        """All leases of a dead worker return at once, and no attempt is counted. Returns: how many."""
+        """Return all leases of a dead worker to the queue, without counting an attempt. Returns: how many."""
         return int(self._peer.call("POST", "/requests/release", body={"worker_id": worker_id}).json()["released"])
 
     def push(self, frames: Sequence[bytes]) -> dict[str, str]:
-        """Hand over groups; returns only when they are in Redis.
+        """Push groups; returns when they are durable in Redis.
 
-        Args: frames: from `bapo.core.codec.pack_group`; more than 1,024 or 32 MiB of them travel in several calls,
-        and fresh
-            groups in other ones than the rest.
-        Returns: group id -> `stored`; `duplicate` (it was there already); `stale` (older weights than the request
-            admits: it is asked for again); `unknown` (never asked for, or long forgotten). None needs a second push.
-        Raises: ContractError when one frame is malformed or contradicts its request; nothing of its call is stored.
+        Args:
+            frames: from `bapo.core.codec.pack_group`; more than 1,024 or 32 MiB of them travel in several calls, and
+                fresh groups apart from the others.
+        Returns: group id -> `stored`; `duplicate` (already there); `stale` (sampled with older weights than the request
+            allows: it is re-sampled); `unknown` (never requested, or deleted). None needs a second push.
+        Raises: ContractError when one frame is malformed or contradicts its request: nothing of its call is stored.
         """
         return self._pusher.push(frames)
 
@@ -205,20 +214,20 @@ class BufferClient:
         """D_t. The same step has the same batch until a checkpoint after it is committed.
 
         Args:
-            timeout_s: how long without any progress: each group that arrives, for whatever purpose, starts it anew.
-            on_wait: is told what the batch waits for, every few seconds.
-        Raises: DeadlineError with the buffer's reason after `timeout_s` in which nothing moved; UnavailableError when
-            too many groups in a row failed, or the service stays away; ContractError for a step that is not next and
-            not retained.
+            timeout_s: longest time without progress; each group that arrives, for any purpose, restarts it.
+            on_wait: called every few seconds with what the batch waits for.
+        Raises: DeadlineError with the buffer's reason after `timeout_s` without progress; UnavailableError when too
+            many groups in a row failed, or the service stays down; ContractError for a step that is neither next nor
+            retained.
         """
         return unpack_batch(self.batch_frame(step, timeout_s=timeout_s, on_wait=on_wait))
 
     def batch_frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes:
-        """D_t as it travels (`bapo.core.codec.unpack_batch` opens it). Otherwise as `batch`."""
+        """The batch, packed: for `bapo.core.codec.unpack_batch`. Otherwise as `batch`."""
         return self._puller.frame(step, timeout_s=timeout_s, on_wait=on_wait)
 
     def untrained(self, step: int) -> list[Group]:
-        """Groups that the assembly of a retained batch saw and did not train: all, or a sample of
+        """Groups that the assembly of a retained batch read and left out: all, or a sample of
         `diagnostics.texts_mb`. Raises: ContractError when a checkpoint has released the batch.
         """
         body = self._peer.call("GET", f"/batches/{step}/untrained").body
@@ -236,7 +245,7 @@ class BufferClient:
         """The newest report; Progress(step=0, policy_version=0) before the first.
 
         Args:
-            seen_step: answer as soon as the learner is in another step, at the latest after `wait_s`.
+            seen_step: answer when the learner is in another step, or after `wait_s`.
         """
         query = {"wait_s": f"{wait_s:.3f}"}
         if seen_step is not None:
@@ -245,7 +254,7 @@ class BufferClient:
         return Progress(step=fields["step"], policy_version=fields["policy_version"])
 
     def report_progress(self, progress: Progress) -> None:
-        """Tell everybody where the learner is. Both numbers only rise: a lower one is ignored."""
+        """Report the learner's step and version. Both only rise: a lower one is ignored."""
         body = {"step": progress.step, "policy_version": progress.policy_version}
         self._peer.call("PUT", "/progress", body=body)
 
@@ -262,12 +271,12 @@ class BufferClient:
         self._peer.call("POST", f"/reevaluations/{step}", body=body)
 
     def compositions(self, *, limit: int) -> list[dict[str, Any]]:
-        """What the newest batches were made of, newest first."""
+        """Compositions of the newest batches, newest first."""
         items = self._peer.call("GET", "/batches", query={"limit": str(limit)}).json()["items"]
         return [dict(line) for line in items]
 
     def collect(self, label: str) -> list[Group]:
-        """All groups of one evaluation that are done, in the order of their ids."""
+        """The finished groups of one evaluation, ordered by id."""
         body = self._peer.call("GET", f"/evaluations/{quoted(label)}").body
         return [unpack_group(frame) for frame in split_frames(body)]
 
@@ -275,48 +284,48 @@ class BufferClient:
         """Delete the groups and open requests of one evaluation."""
         self._peer.call("DELETE", f"/evaluations/{quoted(label)}")
 
-    # -- what prompt selectors learn from: scheduler -----------------------------------------------------------
+    # -- prompt selectors: scheduler ---------------------------------------------------------------------------
 
     def outcomes(self, after: int, *, limit: int = 64) -> list[Outcomes]:
-        """What the fresh groups of the steps after + 1, after + 2, ... gave, as far as it is kept, at most `limit`.
+        """Success counts of the fresh groups of the steps after + 1, after + 2, ..., at most `limit` steps.
 
-        Kept only for a selector that learns, and until a state that stands for it is kept instead.
+        Stored only for a selector that learns, until a selector state includes them.
         """
         body = self._peer.call("GET", "/outcomes", query={"after": str(after), "limit": str(limit)}).body
         return [unpack_outcomes(data) for data in unpack_packed_list(body)]
 
     def evaluation_outcomes(self, label: str) -> Outcomes:
-        """What the groups of one evaluation gave that are done, without their tokens."""
+        """Success counts of the finished groups of one evaluation."""
         body = self._peer.call("GET", f"/evaluations/{quoted(label)}/outcomes").body
         (data,) = unpack_packed_list(body)
         return unpack_outcomes(data)
 
     def selector_state(self) -> tuple[int, int, bytes]:
-        """(round, step up to which outcomes are in it, what was kept): (0, 0, b"") before the first."""
+        """(round, last step whose outcomes are included, state): (0, 0, b"") before the first."""
         return unpack_kept_state(self._peer.call("GET", "/selector").body)
 
     def keep_selector_state(self, round_: int, through: int, data: bytes) -> None:
-        """Keep what a selector has learnt, once per round; outcomes of the steps up to `through` are dropped."""
+        """Store a selector's state, once per round; outcomes of the steps up to `through` are deleted."""
         self._peer.call("PUT", f"/selector/{round_}", query={"through": str(through)}, body=data)
 
     # -- state ------------------------------------------------------------------------------------------------
 
     def status(self) -> BufferStatus:
-        """What the buffer holds, in numbers."""
+        """Counts of what the buffer holds."""
         return status_from_map(self._peer.call("GET", "/status").json())
 
     def snapshot(self) -> bytes:
-        """Everything that a resumed run needs of the buffer, as one consistent binary with a checksum."""
+        """The state of the run, as one consistent binary with a checksum."""
         return self._peer.call("POST", "/snapshot", wait_s=SNAPSHOT_WAIT_S).body
 
     def restore(self, data: bytes) -> None:
-        """Replace all that this run has in the buffer by a snapshot. Raises: ContractError for a damaged one."""
+        """Replace the state of the run by a snapshot. Raises: ContractError for a damaged one."""
         self._peer.call("POST", "/restore", body=data, wait_s=SNAPSHOT_WAIT_S)
 
     def resume(self, step: int) -> None:
-        """A learner goes on after checkpoint `step`: all leases return, batches after it are handed out again.
+        """Continue after checkpoint `step`: all leases return, batches after it are served again.
 
-        Raises: ContractError when the buffer does not hold all batches after `step`, or a restore of it was cut off:
+        Raises: ContractError when the buffer does not hold all batches after `step`, or a restore was interrupted:
             restore the checkpoint's snapshot first.
         """
         self._peer.call("POST", "/resume", body={"step": step})
@@ -326,38 +335,14 @@ class BufferClient:
         self._peer.wait_ready(timeout_s, "the buffer was not ready")
 
 
-def _made_again(cls: Callable[..., BufferClient], arguments: dict[str, Any]) -> BufferClient:
-    return cls(**arguments)
-
-
-# A push: ask for room where that is not known, write the frames, then hand over the heads of the groups.
-#
-# GET /room --there is--> frames (`bapo.transport.frame_transfer`) --> POST /groups: head, name and digest of each
-#     ^                                                         |
-#     +------------- 429, and the frames stay where they are ---+   fresh groups only; the others never wait for room
-
-log = logging.getLogger(__name__)
-
-MOST_PUSH_BYTES = 32 << 20
-"""Of the frames of one call; more travel in several."""
-ROOM_S = 10.0
-"""How long one question for room stays open."""
-ROOM_KNOWN_S = 1.0
-"""How long the room that an answer tells of is taken for granted."""
-FRAME = bytes | bytearray | memoryview
-SAID_S = 30.0
-"""A buffer that stays full is worth a line this often: each push of each worker may have to wait."""
-_waiting = Seldom(SAID_S)
-
-
 class Pusher:
-    """Pushes groups to one buffer service. Thread-safe."""
+    """Push groups to one buffer service. Thread-safe."""
 
     def __init__(self, peer: Peer, frames: FrameTransfer, *, full_s: float) -> None:
         """`full_s`: how long a push waits for room."""
         self._peer, self._frames, self._full_s = peer, frames, full_s
         self._room_until = 0.0
-        """By the monotonic clock; -inf: the newest answer was that there is none."""
+        """Monotonic time until which room is known to exist; -inf after a refusal."""
 
     def push(self, frames: Sequence[bytes]) -> dict[str, str]:
         """Group id -> fate. Raises: as `BufferClient.push`; FullError when there was no room for `full_s`."""
@@ -367,7 +352,7 @@ class Pusher:
             others: list[bytes] = []
             for frame in part:
                 (fresh if read_group_header(frame).purpose is Purpose.FRESH else others).append(frame)
-            # The learner may need the others for the batch that makes room: they ask for none.
+            # The others never wait for room: the learner may need them for the batch that makes room.
             for some, asks in ((others, False), (fresh, True)):
                 fates |= self._push(some, asks_room=asks) if some else {}
         return fates
@@ -386,7 +371,7 @@ class Pusher:
                 has_room = True
                 names = names or self._frames.put(frames)
                 return self._admitted(frames, names)
-            except FrameError:  # it has expired, or Redis was started again before it was written
+            except FrameError:  # expired, or lost in a restart of Redis
                 if was_missing:
                     raise
                 was_missing, names = True, None
@@ -395,11 +380,11 @@ class Pusher:
                 if time.monotonic() + error.retry_after_s > deadline:
                     raise
                 log.log(logging.WARNING if _waiting.is_due("full") else logging.DEBUG, "a push waits: %s", error)
-                if has_room:  # others were faster, or Redis has no memory for what the batch lacks
+                if has_room:  # other workers took it, or Redis is out of memory
                     time.sleep(error.retry_after_s)
 
     def _wait_s(self, deadline: float) -> float:
-        """As long as room may take: nothing the first time, so that the wait is worth a line."""
+        """Long-poll time for room: 0 for the first question, so that a wait is logged before it begins."""
         return min(ROOM_S, max(0.0, deadline - time.monotonic())) if self._room_until < 0 else 0.0
 
     def _admitted(self, frames: Sequence[bytes], names: Sequence[str]) -> dict[str, str]:
@@ -411,7 +396,7 @@ class Pusher:
 
 
 def _checked(frames: Sequence[bytes]) -> Iterator[bytes]:
-    """Raises: ContractError for what is none, a group for example that nobody has packed."""
+    """Raises: ContractError for anything but frames, such as a group that was not packed."""
     if isinstance(frames, FRAME):
         raise ContractError("push takes a list of frames, got one frame: push([pack_group(group)])")
     for frame in frames:
@@ -423,31 +408,15 @@ def _checked(frames: Sequence[bytes]) -> Iterator[bytes]:
         yield frame
 
 
-# The learner's wait for a batch: long polls until it is there, then its frames, each of which is checked.
-#
-#     POST /batches/t --header, [group id, bytes, digest], ...--> frames (`frame_transfer`) --> checked --> one frame
-#                                                                     | not what was announced
-#                                           POST /batches/t/bad-frames: the service looks itself, names and counts it;
-#                                           the batch goes on without what it confirms, always the same
-#
-# A frame is checked here, where its bytes are anyway: length, digest, columns, log-probs. That its header answers its
-# request was checked when it was pushed, and the digest says that this is that header.
-
-POLL_S = 10.0
-"""How long one long poll stays open: a wait is made of several, so that its reason is news."""
-READS = 3
-"""A batch whose frames the service finds sound, and we do not, is read so often."""
-
-
 class Puller:
-    """Batches of one buffer service, as they travel."""
+    """Pull batches from one buffer service."""
 
     def __init__(self, peer: Peer, frames: FrameTransfer, *, now: Callable[[], float]) -> None:
-        """`now`: seconds of a clock that only rises, by which a wait is measured."""
+        """`now`: monotonic clock, in seconds."""
         self._peer, self._frames, self._now = peer, frames, now
 
     def frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes:
-        """The batch of `step`. Arguments and errors as in `bapo.transport.buffer_client.BufferClient.batch`."""
+        """The batch of `step`, packed. Arguments and errors as in `BufferClient.batch`."""
         moved = self._now()
         reason, counts = "no answer yet", None
         while (left := moved + timeout_s - self._now()) > 0:
@@ -480,46 +449,41 @@ class Puller:
         raise UnavailableError(f"the frames of batch {step} came damaged {READS} times, and are sound in the buffer")
 
     def _confirmed(self, step: int, suspects: list[str]) -> dict[str, str]:
-        """Group id -> what is wrong with its frame, by the service's own look."""
+        """Group id -> what is wrong with its frame, of the suspects that the service confirms."""
         answer = self._peer.call("POST", f"/batches/{step}/bad-frames", body={"group_ids": suspects})
         bad = dict(answer.json()["bad"])
         for group_id, problem in bad.items():
-            log.warning("batch %d goes on without group %s: its frame is bad (%s)", step, group_id, problem)
+            log.warning("batch %d continues without group %s: its frame is bad (%s)", step, group_id, problem)
         return bad
 
 
-# What a claim calls itself, so that the buffer knows it again when it is repeated.
-#
-# claim --answered--> the next claim of the worker has a number above it
-#   +----unheard----> the next claim of the worker is this one once more: it gets the leases that nobody heard of
+class ClaimKeys:
+    """Idempotency keys of claims, "<random>-<number>": a worker repeats the key of a claim that failed.
 
-
-class ClaimNonces:
-    """The nonces of one client, "<random>-<number>". Thread-safe, because each step is one operation of a dict."""
+    The buffer then returns the leases that the failed claim had made. Thread-safe: each step is one dict operation.
+    """
 
     def __init__(self) -> None:
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        """As a client that nobody has heard of."""
+    def _reset(self) -> None:
         self._client, self._pid = secrets.token_hex(8), os.getpid()
         self._numbers = itertools.count(1)
         self._newest: dict[str, str] = {}
-        """Worker -> nonce of its newest claim."""
-        self._unheard: dict[str, str] = {}
-        """The same, of those that failed or were cancelled."""
+        """Worker -> key of its newest claim."""
+        self._failed: dict[str, str] = {}
+        """Worker -> key of its newest claim, if that failed or was canceled."""
 
     @contextmanager
     def claiming(self, worker_id: str) -> Iterator[str]:
-        """The nonce of one claim; the claim counts as unheard when the block is left by an exception."""
-        if self._pid != os.getpid():  # a forked one must not repeat the claims of its parent
-            self._begin()
-        nonce = self._unheard.pop(worker_id, None) or f"{self._client}-{next(self._numbers)}"
-        self._newest[worker_id] = nonce
+        """The key of one claim; the claim has failed when the block raises."""
+        if self._pid != os.getpid():  # a fork must not repeat the claims of its parent
+            self._reset()
+        key = self._failed.pop(worker_id, None) or f"{self._client}-{next(self._numbers)}"
+        self._newest[worker_id] = key
         try:
-            yield nonce
-        except BaseException:
-            # One that another claim of the worker has overtaken would get nothing any more.
-            if self._newest[worker_id] == nonce:
-                self._unheard[worker_id] = nonce
+            yield key
+        except BaseException:  # whatever ended it, its leases may exist
+            if self._newest[worker_id] == key:  # the buffer only knows the newest key of a worker
+                self._failed[worker_id] = key
             raise

@@ -1,6 +1,6 @@
-"""Where the services of a run listen, seen from the same host: the configuration, or the port that was announced.
+"""URLs of the services of a run, on the same host: from the configuration, or from RUN/ports.
 
-A configured port of 0 means that the process takes a free one and writes it to RUN/ports.
+With a configured port of 0 a process takes a free one and writes it to RUN/ports.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def dashboard_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOU
 
 
 def _reachable(host: str) -> str:
-    """What listens on all addresses is reached on the loopback."""
+    """A wildcard address is reached on the loopback."""
     return "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
 
 

@@ -1,11 +1,10 @@
-"""Frames on their way to and from the buffer: straight into its Redis, or through the service where that is out of
-reach.
+"""Frames to and from the buffer: directly to its Redis, or through the service where Redis is not reachable.
 
     PSETEX incoming:<random>  or  PUT /frames/<random>       a worker, before it pushes the headers of the groups
-    MGET group:<id>, ...      or  GET /frames/<id>           the learner, for the groups that its batch names
+    MGET group:<id>, ...      or  GET /frames/<id>           the learner, for the groups of its batch
 
-The service alone says whether its Redis may be used, and as which user (`GET /frame-access`, by `buffer.direct`); a
-client that cannot open it there asks again after ASK_AGAIN_S. Nothing else differs between the two.
+The service decides whether Redis may be used, and as which user (`GET /frame-access`, by `buffer.direct`); after an
+error of Redis, frames go through the service for ASK_AGAIN_S.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from bapo.transport.service_client import Peer, quoted
 log = logging.getLogger(__name__)
 
 FRAME_TTL_MS = 600_000
-"""A frame whose push never came is gone after this."""
+"""A frame that no push names expires after this."""
 ASK_AGAIN_S = 10.0
 CONNECT_TIMEOUT_S = 3.0
 AT_ONCE_BYTES = 4 << 20
-"""Of the frames of one MGET, about: hiredis holds a whole answer before it makes frames of it."""
+"""Approximate size of one MGET: hiredis buffers a whole answer before it is parsed."""
 READ_BYTES = 1 << 20
 
 
@@ -43,17 +42,17 @@ READ_BYTES = 1 << 20
 class _Redis:
     client: Any
     prefix: str
-    """Of the keys that this user may touch."""
+    """Prefix of the keys that this user may access."""
 
 
 class FrameTransfer:
-    """Of one buffer service. Thread-safe; a forked process has connections of its own."""
+    """Transfer frames to and from one buffer service. Thread-safe; a forked process opens its own connections."""
 
     def __init__(self, peer: Peer, *, timeout_s: float, direct: Literal["auto", "off"]) -> None:
         """
         Args:
             timeout_s: longest silence of Redis.
-            direct: auto: as the service says; off: all frames by HTTP.
+            direct: auto: as the service allows; off: all frames by HTTP.
         """
         self._peer, self._timeout_s, self._direct = peer, timeout_s, direct
         self._lock = threading.Lock()
@@ -62,12 +61,12 @@ class FrameTransfer:
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """Close what no call has open."""
+        """Close idle connections."""
         for user in self._users.values():
             user.client.close()
 
     def put(self, frames: Sequence[bytes | memoryview]) -> list[str]:
-        """Write frames under names of their own, by which a push may name them for FRAME_TTL_MS.
+        """Write frames under new names, which a push may use for FRAME_TTL_MS.
 
         Raises: FullError when Redis has no room; UnavailableError.
         """
@@ -89,9 +88,10 @@ class FrameTransfer:
         return names
 
     def get(self, group_ids: Sequence[str], num_bytes: int) -> list[bytes | None]:
-        """The frames of stored groups, which have so many bytes, in order; None for what is not there.
+        """The frames of stored groups, in order; None for one that is missing. Raises: UnavailableError.
 
-        Raises: UnavailableError.
+        Args:
+            num_bytes: of all these frames.
         """
         if (user := self._user("read")) is not None:
             frames: list[bytes | None] = []
@@ -112,7 +112,7 @@ class FrameTransfer:
             return None
 
     def _user(self, right: Literal["write", "read"]) -> _Redis | None:
-        """Redis, as the user that may do this; None: by HTTP. The one place that decides. Raises: UnavailableError."""
+        """Redis, as the user with this right; None: use HTTP. Raises: UnavailableError."""
         with self._lock:
             if self._pid != os.getpid():
                 self._users, self._pid = {}, os.getpid()
@@ -136,8 +136,8 @@ class FrameTransfer:
         )
 
     def _leave(self, error: RedisError) -> None:
-        """By HTTP for a while: Redis is away, cannot be opened from here, or has forgotten its users."""
-        # redis-py repeats the whole command, frames included, before what Redis said.
+        """Use HTTP for a while: Redis is down, not reachable from here, or has lost its users in a restart."""
+        # redis-py puts the whole command, frames included, before the message of Redis.
         text = str(error).rpartition(" caused error: ")[2][:160]
         log.info("frames go through the buffer service: its Redis cannot be used from here: %s", text)
         with self._lock:

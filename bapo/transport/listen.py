@@ -1,4 +1,4 @@
-"""The socket that a service listens on."""
+"""Open the socket that a service listens on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def listen(host: str, port: int, *, what: str, key: str) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises: ConfigError when the port is taken.
 
     Args:
-        what, key: for the message: who listens, and where the port is chosen.
+        what, key: for the error message: the service, and the config key of its port.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -24,7 +24,7 @@ def listen(host: str, port: int, *, what: str, key: str) -> socket.socket:
         listener.close()
         raise ConfigError(
             f"{what} cannot listen on {host}:{port}: {error.strerror}; "
-            f"end what listens there, or choose another {key} (0 takes a free one)"
+            f"stop the process that listens there, or choose another {key} (0 takes a free one)"
         ) from error
     listener.listen(BACKLOG)
     return listener

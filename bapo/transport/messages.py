@@ -1,7 +1,4 @@
-"""The small messages of the buffer's API as JSON values: requests, hard prompts, status.
-
-Groups and batches never travel as JSON: see `bapo.core.codec`.
-"""
+"""JSON messages of the buffer's API: requests, hard prompts, status. Groups and batches are in `bapo.core.codec`."""
 
 from __future__ import annotations
 
@@ -18,41 +15,41 @@ from bapo.core.types import HardPrompt, Prompt, Purpose, RolloutRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLeases:
-    """What the buffer knows of one worker."""
+    """One worker, as the buffer sees it."""
 
     leased: int
-    """Requests that it holds now."""
+    """Requests that it holds."""
     silent_s: float
     """Seconds since it last claimed, renewed, failed or pushed anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtraRound:
-    """A further round of fresh groups for a step whose batch lacks groups that train (DAPO)."""
+    """Another round of fresh groups for a step whose batch has too few groups with a gradient (DAPO)."""
 
     step: int
     round: int
     """From 2."""
     first: int
-    """Place of its first prompt among all that extra rounds have asked for."""
+    """Index of its first prompt among all that extra rounds have requested."""
     size: int
     """Groups."""
 
     @property
     def prefix(self) -> str:
-        """With which the ids of its requests begin, and of no others."""
+        """Prefix of the ids of its requests, and of no others."""
         return f"extra-{self.step:06d}-{self.round:02d}-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferStatus:
-    """What the buffer holds, in numbers: all that the scheduler, the evaluator and a progress display need."""
+    """Counts of what the buffer holds, for the scheduler, the evaluator and progress displays."""
 
     run: str
     step: int
     """Step that the learner has begun; 0 before its first report."""
     policy_version: int
-    """Newest version that the learner gave to the workers; 0 before its first report."""
+    """Newest version that the learner has published; 0 before its first report."""
     assembled_step: int
     """Newest step that has a batch."""
     committed_step: int
@@ -62,9 +59,9 @@ class BufferStatus:
     cursor: int
     """Fresh requests ever enqueued by the scheduler."""
     fresh_dropped: int
-    """Fresh requests that failed for good: as many more are needed to fill the steps."""
+    """Fresh requests that failed permanently and must be replaced."""
     fresh_spares: int = 0
-    """Of `cursor`, those beyond B per step, which take the places of such requests."""
+    """Of `cursor`, those beyond B per step, which replace such requests."""
     queued: dict[str, int]
     """Requests that wait for a worker, by purpose."""
     leased: dict[str, int]
@@ -72,7 +69,7 @@ class BufferStatus:
     fresh_ready: int
     """Fresh groups that no batch has consumed."""
     reevaluated_ready: int
-    """Re-evaluated groups that no batch has looked at."""
+    """Re-evaluated groups that no batch has read."""
     num_bad: int
     """|B_bad|."""
     num_high: int
@@ -82,9 +79,9 @@ class BufferStatus:
     c2: float | None
     c3: float | None
     evaluations: dict[str, int]
-    """Label -> requests that are settled: done, or dropped after their last attempt."""
+    """Label -> requests that are done, or were dropped after their last attempt."""
     reevaluation_rounds: dict[int, int]
-    """Step of a re-evaluation round that was issued and not yet assembled -> its requests that are not settled."""
+    """Step of a re-evaluation round that is not yet assembled -> its open requests."""
     workers: dict[str, WorkerLeases]
     """By worker id."""
     failures_in_a_row: int
@@ -98,19 +95,19 @@ class BufferStatus:
     demand: str = ""
     """Why the next step needs another round of fresh groups; empty when it does not."""
     extra_rounds: tuple[ExtraRound, ...] = ()
-    """Rounds that were asked for and of which no batch has consumed a group yet, oldest first."""
+    """Requested rounds of which no batch has consumed a group yet, oldest first."""
     max_staleness: int | None = None
-    """Steps that a fresh group may be older than the batch that takes it; None when a service does not say."""
+    """Steps that a fresh group may be older than its batch; None: unknown."""
 
     def num_open(self, purpose: Purpose) -> int:
-        """Requests of a purpose that nobody has answered: queued or leased."""
+        """Requests of a purpose that are queued or leased."""
         return self.queued.get(purpose.value, 0) + self.leased.get(purpose.value, 0)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Numbers that change when something got done: a group arrived, an answer settled, a batch was assembled.
+        """Numbers that change with progress: a group arrived or a batch was assembled.
 
-        Requests that are claimed and come back are not in them: a worker that dies over each claim gets nothing done.
+        Claims and returned leases are no progress: a worker that dies after each claim completes nothing.
         """
         return (
             self.assembled_step,
@@ -122,7 +119,7 @@ class BufferStatus:
 
 
 def first_call(requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
-    """As many of the first as one call takes: MOST_REQUESTS, and MOST_REQUEST_BYTES unless one alone has more."""
+    """The longest prefix that fits in one call: MOST_REQUESTS, and MOST_REQUEST_BYTES unless the first has more."""
     sent = (json.dumps(request_map(request)).encode() for request in requests)
     return requests[: len(next(in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES)))]
 

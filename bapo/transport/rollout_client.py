@@ -1,13 +1,16 @@
-"""Talk to the rollout server: give its workers new weights, count them, change their number.
+"""Client of the rollout server: publish weights to its workers, list the workers, scale them.
 
     GET  /workers            {"workers": [WorkerStatus...], "num_wanted": N}
     PUT  /workers            {"num": N}
     GET  /weights            {"version": newest version that was published, or null}
-    PUT  /weights/files/..   a piece of a file that the server cannot read itself (`bapo.transport.rollout_client`)
+    PUT  /weights/files/..   a piece of a file that the server cannot read itself
     POST /weights            WeightUpdate -> {"seconds": {worker_id: s}}; with ?rollback=true also an older version
     GET  /readyz             200 when at least one worker samples
 
-Every call may be repeated without harm, so every call is, until a deadline.
+Weight files between hosts without a shared directory travel in pieces, which are idempotent; an interrupted transfer
+continues where it ended, and a file is used when its sha256 is the announced one:
+
+    learner --PUT /weights/files/{digest}?offset=O--> rollout server --GET ...?offset=O&length=L--> host of a worker
 """
 
 from __future__ import annotations
@@ -20,39 +23,41 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from pydantic import TypeAdapter, ValidationError
+
 from bapo.core.errors import ContractError, WeightMismatchError, WeightsAbsentError
-from bapo.core.types import Canary, WeightUpdate
+from bapo.core.types import WeightUpdate
 from bapo.runtime.auth.api_tokens import Token
 from bapo.transport.service_client import Answer, Body, Peer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """What the fleet knows of one worker."""
+    """One worker, as the fleet sees it."""
 
     worker_id: str
     state: str
-    """starting -> ready -> draining -> dead; a dead worker is listed until its replacement starts."""
+    """starting -> ready -> draining -> dead; dead until its replacement starts."""
     policy_version: int
-    """Version that it samples with; 0 while it starts."""
+    """Version of its weights; 0 while it starts."""
     tokens_per_s: float
-    """Sampled tokens per second over the last seconds."""
+    """Sampled tokens per second, over the last 10 s."""
     inflight: int
     """Groups claimed and not yet acknowledged by the buffer."""
     restarts: int
-    """How many workers died in this place before it."""
+    """Workers that died in its slot before it."""
     pid: int
     rss_bytes: int
     num_groups: int = 0
-    """Groups that the buffer has acknowledged to it."""
+    """Groups that the buffer has acknowledged."""
     num_tokens: int = 0
-    """Tokens that it has sampled."""
+    """Sampled tokens."""
     num_failed: int = 0
-    """Groups that it reported as failed."""
+    """Groups reported as failed."""
 
 
 class RolloutClient:
-    """One rollout server. Safe to share between threads."""
+    """One rollout server. Thread-safe."""
 
     def __init__(
         self, url: str, *, timeout_s: float = 10.0, retry_s: float = 30.0, token: str | Token | None = None
@@ -60,23 +65,22 @@ class RolloutClient:
         """
         Args:
             timeout_s: longest silence of a call.
-            retry_s: how long a call goes on against a server that is down.
-            token: what to send; None: what BAPO_TOKEN_FILE or BAPO_TOKEN holds, if anything.
+            retry_s: how long calls are repeated while the server is down.
+            token: API token; None: from BAPO_TOKEN_FILE or BAPO_TOKEN, if set.
         """
         self._peer = Peer("the rollout server", url, timeout_s=timeout_s, retry_s=retry_s, token=token)
         self.url = self._peer.url
 
     def update_weights(self, update: WeightUpdate, *, timeout_s: float, rollback: bool = False) -> dict[str, float]:
-        """Give all workers new weights; returns when each of them samples with them, or is being replaced.
+        """Publish weights; returns when every worker samples with them or is being replaced.
 
-        A rollout server that cannot read the file is sent it first.
+        The file is sent first to a rollout server that cannot read it.
 
         Args:
-            rollback: accept a version older than the newest one: a learner that resumed from a checkpoint.
-        Returns: worker id -> seconds that it took. A worker that is missing here is replaced by the fleet, and its
-            replacement loads this update before it samples.
-        Raises: StaleWeightsError for an older version; WeightMismatchError when the file is not what the update
-            says; UnavailableError.
+            rollback: accept an older version: the learner has resumed from a checkpoint.
+        Returns: worker id -> seconds. A worker that is missing is being replaced; its replacement loads this update.
+        Raises: StaleWeightsError for an older version; WeightMismatchError when the file is not the announced one;
+            UnavailableError.
         """
         query = {"rollback": "true"} if rollback else None
 
@@ -93,16 +97,19 @@ class RolloutClient:
         return {str(worker): float(seconds) for worker, seconds in answer.json()["seconds"].items()}
 
     def workers(self) -> list[WorkerStatus]:
-        """All workers, also those that start or have just died."""
+        """All workers, including starting and dead ones."""
         return [worker_status_from_map(fields) for fields in self._peer.call("GET", "/workers").json()["workers"]]
 
     def scale(self, num: int) -> None:
-        """Ask for `num` workers; returns at once. Raises: ConfigError beyond `rollout.max_workers`."""
+        """Set the number of workers; returns immediately. Raises: ConfigError beyond `rollout.max_workers`."""
         self._peer.call("PUT", "/workers", body={"num": num})
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return when at least one worker samples. Raises: DeadlineError with the server's reason."""
+        """Return when at least one worker samples. Raises: DeadlineError with the reason."""
         self._peer.wait_ready(timeout_s, "no rollout worker was ready")
+
+
+_WEIGHT_UPDATE = TypeAdapter(WeightUpdate)
 
 
 def weight_update_map(update: WeightUpdate) -> dict[str, Any]:
@@ -113,21 +120,9 @@ def weight_update_map(update: WeightUpdate) -> dict[str, Any]:
 def weight_update_from_map(fields: Mapping[str, Any]) -> WeightUpdate:
     """Inverse of `weight_update_map`. Raises: ContractError."""
     try:
-        canary = fields["canary"]
-        return WeightUpdate(
-            version=int(fields["version"]),
-            path=str(fields["path"]),
-            digest=str(fields["digest"]),
-            num_bytes=int(fields["num_bytes"]),
-            canary=Canary(
-                token_ids=tuple(int(token) for token in canary["token_ids"]),
-                logprobs=tuple(float(value) for value in canary["logprobs"]),
-                tolerance=float(canary["tolerance"]),
-            ),
-            url=str(fields.get("url", "")),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ContractError(f"weight update is malformed: {error!r}") from error
+        return _WEIGHT_UPDATE.validate_python(dict(fields))
+    except ValidationError as error:
+        raise ContractError(f"weight update is malformed: {error}") from error
 
 
 def worker_status_from_map(fields: Mapping[str, Any]) -> WorkerStatus:
@@ -138,22 +133,14 @@ def worker_status_from_map(fields: Mapping[str, Any]) -> WorkerStatus:
         raise ContractError(f"worker status is malformed: {error}") from error
 
 
-# Weight files between hosts that share no folder: in pieces over HTTP, to the rollout server and from it.
-#
-#     learner --PUT /weights/files/{digest}?offset=O--> rollout server --GET ...?offset=O&length=L--> each worker's
-# host
-#
-# Every piece may be sent or asked for again, so a connection that breaks costs one piece; what had arrived stays, and
-# whoever asks again goes on behind it. It is believed when its sha256 is the one that the learner announced.
-
 PIECE_BYTES = 32 << 20
-"""Both sides hold one piece in memory."""
+"""Each side holds one piece in memory."""
 PIECE_S = 60.0
-"""Longest silence while one piece is on its way: half a megabyte per second."""
+"""Longest silence during one piece: half a megabyte per second."""
 
 
 class Server(Protocol):
-    """What is used of `bapo.transport.service_client.Peer`."""
+    """The part of `bapo.transport.service_client.Peer` that transfers use."""
 
     def call(
         self,
@@ -167,7 +154,7 @@ class Server(Protocol):
 
 
 def send_file(server: Server, path: Path, digest: str) -> None:
-    """Give the rollout server a file that it cannot read itself. Raises: what the server answers; OSError."""
+    """Send a file that the rollout server cannot read. Raises: the error of the server; OSError."""
     size = path.stat().st_size
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
         offset = 0
@@ -175,16 +162,14 @@ def send_file(server: Server, path: Path, digest: str) -> None:
             with memoryview(whole) as view, view[offset : offset + PIECE_BYTES] as piece:
                 query = {"offset": str(offset), "size": str(size)}
                 answer = server.call("PUT", f"/weights/files/{digest}", body=piece, query=query, wait_s=PIECE_S)
-            # The server says what it has: more than was sent now, if an earlier attempt came further.
+            # What the server has: more than this piece, if an earlier attempt got further.
             offset = int(answer.json()["num_bytes"])
 
 
 def fetch_file(server: Server, digest: str, num_bytes: int, target: Path) -> None:
-    """Put the file with this digest at `target`, whole or not at all. One caller at a time.
+    """Download the file with this digest to `target`, atomically; continues an earlier attempt. One caller at a time.
 
-    What an earlier attempt left in `part_of(target)` is not fetched again, and what this one leaves is for the next.
-
-    Raises: WeightMismatchError when what came is another file; what the server answers; OSError.
+    Raises: WeightMismatchError when the digest or size differs; the error of the server; OSError.
     """
     part = part_of(target)
     with part.open("a+b") as file:
@@ -201,12 +186,12 @@ def fetch_file(server: Server, digest: str, num_bytes: int, target: Path) -> Non
 
 
 def part_of(target: Path) -> Path:
-    """Where a file is while it arrives."""
+    """Path of a partial download."""
     return target.with_name(f".{target.name}.part")
 
 
 def _sum_of(file: BinaryIO, num_bytes: int) -> tuple[hashlib._Hash, int]:
-    """sha256 and length of what is there; more than the whole file would be is thrown away."""
+    """sha256 and length of a partial download; one that is longer than the file is deleted."""
     if file.seek(0, os.SEEK_END) > num_bytes:
         file.truncate(0)
     file.seek(0)

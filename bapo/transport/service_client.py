@@ -1,9 +1,8 @@
-"""One HTTP peer over urllib3: our token, errors as the classes that the peer named, retries to a deadline.
+"""HTTP client of one service over urllib3: API token, errors as the classes that the service named, retries.
 
-A peer may have replicas: calls go to one of them for as long as it answers, then to the next, at once.
-
-An error travels as {"error": class name in `bapo.core.errors`, "message": text, "retry": whether trying again may
-help}.
+Of several replicas one is used until it does not answer, then the next. An error travels as {"error": class name in
+`bapo.core.errors`, "message": text, "retry": whether a retry may help}. Retries are a loop and not `urllib3.Retry`,
+which counts attempts: ours end at a deadline, change replicas, and depend on the error that the body names.
 """
 
 from __future__ import annotations
@@ -40,22 +39,21 @@ LONGEST_PAUSE_S = 2.0
 CONNECT_TIMEOUT_S = 5.0
 READY_PAUSE_S = 0.1
 CONNECTIONS = 16
-"""Kept open for the threads of one process; more are made when needed and closed after use."""
+"""Connections kept open per process; further ones are closed after use."""
 NOT_ACCEPTED = 401
 MOVED_FOR_GOOD = (301, 308)
 AWAY = (408, 425, 429, 502, 503, 504)
-"""What a proxy in front of a service says of itself, without naming an error of ours: ask again."""
+"""Statuses of a proxy in front of a service, without an error of ours: retried."""
 MOST_SHOWN = 200
-"""Characters of somebody else's answer in a message."""
-
+"""Characters of a foreign answer in a message."""
 
 Piece = bytes | bytearray | memoryview
 Body = Piece | Sequence[Piece] | Mapping[str, Any]
-"""A map, and `bapo.core.json_values.Json`, travel as JSON."""
+"""A mapping or `bapo.core.json_values.Json` is sent as JSON."""
 
 
 class RefusedError(UnavailableError):
-    """The peer is there and says that trying again does not help."""
+    """The service is unavailable and says that a retry does not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class Answer:
 
 
 class Peer:
-    """A service at one URL, or at several that serve the same. Thread-safe."""
+    """A service at one URL, or at those of its replicas. Thread-safe."""
 
     def __init__(
         self,
@@ -88,14 +86,13 @@ class Peer:
     ) -> None:
         """
         Args:
-            name: what messages call it, "the buffer".
-            url: one, or several with commas between them.
-            timeout_s: longest silence of a call, on top of what a long poll asks for.
-            retry_s: how long a call that may be repeated goes on against a peer that is down.
-            full_s: how long against one that says that it is full; `retry_s` unless given.
-            token: what to send, a `Token` asked at each call; None: what BAPO_TOKEN_FILE or BAPO_TOKEN holds, if
-                anything.
-        Raises: ConfigError when no URL is named, or one is not of http or https; AccessError for what is no token.
+            name: for messages: "the buffer".
+            url: one, or several separated by commas.
+            timeout_s: longest silence of a call, on top of the wait of a long poll.
+            retry_s: how long calls are repeated while the service is down.
+            full_s: how long while it is full; default `retry_s`.
+            token: API token, or a `Token` that is read at each call; None: from BAPO_TOKEN_FILE or BAPO_TOKEN, if set.
+        Raises: ConfigError for a missing or invalid URL; AccessError for an invalid token.
         """
         self.name, self._urls = name, [part.strip().rstrip("/") for part in url.split(",") if part.strip()]
         if not self._urls:
@@ -110,15 +107,15 @@ class Peer:
 
     @property
     def url(self) -> str:
-        """Where the next call goes."""
+        """URL of the next call."""
         return self._urls[0]
 
     def close(self) -> None:
-        """Close the connections that no call has; a call opens new ones."""
+        """Close idle connections; the next call opens one."""
         self._pools.clear()
 
     def wait_ready(self, timeout_s: float, complaint: str) -> None:
-        """Return when `/readyz` answers. Raises: DeadlineError with the complaint and the last reason."""
+        """Return when `/readyz` answers. Raises: DeadlineError: `complaint` and the last reason."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -141,15 +138,15 @@ class Peer:
         retry_s: float | None = None,
         full_s: float | None = None,
     ) -> Answer:
-        """One call, repeated while the peer is unavailable. Every call of our APIs may be repeated.
+        """One call, repeated while the service is unavailable: every call of our APIs is idempotent.
 
         Args:
-            path: its parts that somebody named are `quoted`.
-            body: bytes, or pieces of them, travel as they are, a map as JSON.
-            wait_s: seconds that the peer itself may wait before it answers.
-            retry_s, full_s: instead of the peer's own.
-        Raises: the error that the peer named; UnavailableError when it could not be reached in time; ContractError for
-            a body that is no JSON.
+            path: with names `quoted`.
+            body: bytes or pieces of bytes; a mapping is sent as JSON.
+            wait_s: long-poll time of the service.
+            retry_s, full_s: override the service's.
+        Raises: the error that the service named; UnavailableError after the deadline; ContractError for a mapping that
+            is not JSON.
         """
         retry_s = self.retry_s if retry_s is None else retry_s
         sent = to_json(body, f"{method} {path}") if isinstance(body, Mapping) else body
@@ -180,7 +177,7 @@ class Peer:
                 pause, left = min(2 * pause, LONGEST_PAUSE_S), len(self._urls)
 
     def _leave(self, url: str, error: BapoError) -> None:
-        """The next call goes to another replica, unless another thread has seen to that."""
+        """Switch to the next replica, unless another thread has."""
         if len(self._urls) > 1 and self.url == url:
             self._urls = [*self._urls[1:], url]
             log.info("%s at %s is left for %s: %s", self.name, url, self.url, error)
@@ -197,7 +194,7 @@ class Peer:
         url = origin + path + (f"?{urlencode(query)}" if query else "")
         try:
             reply = self._ask(method, url, body, self._token(), wait_s)
-            # Where files are copied, as into pods, a peer may hear of our new token after us.
+            # During a rotation the service may still know only the token before ours.
             if reply.status == NOT_ACCEPTED and (before := self._token.before()):
                 reply = self._ask(method, url, body, before, wait_s)
         except SSLError as error:
@@ -209,7 +206,7 @@ class Peer:
             said = _said(error)
             raise UnavailableError(f"{self.name} at {origin} does not answer {method} {path}: {said}") from error
         what = f"{self.name} at {origin} answered {method} {path}"
-        _refuse_what_is_not_its_own(reply, what)
+        _refuse_foreign_answer(reply, what)
         if reply.status >= 400:
             named = self._named_error(reply.status, reply.data, what)
             if isinstance(named, FullError):
@@ -220,7 +217,7 @@ class Peer:
     def _ask(
         self, method: str, url: str, body: Piece | Sequence[Piece] | None, token: str | None, wait_s: float
     ) -> BaseHTTPResponse:
-        if self._pid != os.getpid():  # in a forked child, which must not talk on its parent's sockets
+        if self._pid != os.getpid():  # a forked child must not use the sockets of its parent
             self._pools, self._pid = _new_pools(), os.getpid()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         if body is not None:
@@ -231,7 +228,7 @@ class Peer:
         return self._pools.request(
             method,
             url,
-            body=body,  # type: ignore[arg-type]  # pieces of any bytes travel as they are
+            body=body,  # type: ignore[arg-type]
             headers=headers,
             timeout=timeout,
             retries=False,
@@ -263,10 +260,10 @@ def _new_pools() -> PoolManager:
 
 
 def _problem_of(url: str) -> str:
-    """Why nothing can be called at this URL; empty when it can."""
+    """Why a URL is invalid; empty when it is valid."""
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018 - it is looked at now
+        parts.port  # noqa: B018 - raises for an invalid port
     except ValueError as error:
         return str(error)
     if "@" in parts.netloc:
@@ -281,9 +278,11 @@ def _said(error: Exception) -> str:
     return str(error).rpartition("): ")[2]
 
 
-def _refuse_what_is_not_its_own(reply: BaseHTTPResponse, what: str) -> None:
-    """Our services neither redirect nor show pages on these routes: a proxy or a sign-in has answered instead, and has
-    done nothing of what was asked. Raises: ConfigError for a redirect that stays; UnavailableError."""
+def _refuse_foreign_answer(reply: BaseHTTPResponse, what: str) -> None:
+    """A redirect or an HTML page comes from a proxy or a sign-in, not from our service.
+
+    Raises: ConfigError for a permanent redirect; UnavailableError.
+    """
     if 300 <= reply.status < 400:
         place = reply.headers.get("location", "nowhere")[:MOST_SHOWN]
         cls = ConfigError if reply.status in MOVED_FOR_GOOD else UnavailableError
@@ -294,7 +293,7 @@ def _refuse_what_is_not_its_own(reply: BaseHTTPResponse, what: str) -> None:
 
 
 def quoted(name: str) -> str:
-    """A name as one part of a path, which nothing in it ends. Raises: ContractError for one that cannot be a part."""
+    """A name as one segment of a path. Raises: ContractError for an empty name, or one with a slash."""
     if not name or "/" in name:
         raise ContractError(f"{name!r} is no name: it needs a character, and may have no slash", Refusal.NAME)
     return quote(name, safe="@+~")

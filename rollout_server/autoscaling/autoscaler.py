@@ -1,15 +1,15 @@
-"""Looks at the run, asks the rule how many workers there should be, shows it, and acts if that is its task.
+"""Observe the run, compute the desired number of workers, export it as a metric, and scale if configured to.
 
-    autoscaling.actuator   looks   `bapo_rollout_desired_workers`   number of workers
-    off                    no      what was asked for                by hand
-    fleet                  yes     the rule's                        the rule's
-    external               yes     the rule's                        the room in the Ray cluster, or of servers
+    autoscaling.actuator   observes   `bapo_rollout_desired_workers`   number of workers
+    off                    no         the wanted number                set by hand
+    fleet                  yes        of the rule                      of the rule
+    external               yes        of the rule                      room in the Ray cluster, or number of servers
 
-Where a run has several rollout servers, each sees what its own workers do, and counts the others' by the buffer's
-status: they come to the same number, and what scales the servers takes the largest.
+Of several rollout servers each observes its own workers and counts the others' in the buffer's status: their desired
+numbers agree, and the external scaler uses the largest.
 
-There is exactly one actuator. The metrics are there in every mode, from the first moment, because a scaler
-outside that finds none does nothing at all.
+There is exactly one actuator. The metrics exist in every mode from the start: an external scaler without them does
+nothing.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ GAUGES = dict(
 
 
 class Buffer(Protocol):
-    """What the autoscaler asks the buffer service."""
+    """The part of the buffer client that the autoscaler uses."""
 
     def status(self) -> BufferStatus: ...
 
 
 class Autoscaler:
-    """One thread calls `run`; the metrics may be read by any."""
+    """`run` is called by one thread."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Autoscaler:
     ) -> None:
         """
         Args:
-            room: workers that the Ray cluster can hold; None: there is no cluster but the fleet's own node.
+            room: workers that fit in the Ray cluster; None: a local node.
         """
         self._config = config
         self._fleet = fleet
@@ -83,11 +83,11 @@ class Autoscaler:
         self._state = State()
         self._window: Window | None = None
         self._desired = config.rollout.num_workers
-        self._show(Decision(desired=self._desired, reason=Reason.OFF if self._mode == "off" else Reason.MEASURING))
+        self._export(Decision(desired=self._desired, reason=Reason.OFF if self._mode == "off" else Reason.MEASURING))
 
     @property
     def refusal(self) -> str:
-        """Why nobody may change the number by hand; empty when they may."""
+        """Why the number cannot be set by hand; empty when it can."""
         if self._mode == "fleet":
             return "autoscaling.actuator = fleet changes the number of workers itself; write off to change it by hand"
         if self._mode == "external" and self._room is not None:
@@ -98,37 +98,37 @@ class Autoscaler:
         return ""
 
     def run(self, ended: threading.Event) -> None:
-        """Look once a second until the end."""
+        """Observe once a second until `ended`."""
         while not ended.wait(LOOK_S):
             try:
                 self.turn()
             except BapoError as error:
-                log.warning("autoscaling looks again in %.0f s: %s", LOOK_S, error)
+                log.warning("autoscaling observes again in %.0f s: %s", LOOK_S, error)
                 self._window = None
 
     def turn(self) -> None:
-        """One look, and at the end of a window a decision. Raises: BapoError when the buffer does not answer."""
+        """Observe once, and decide at the end of a window. Raises: BapoError when the buffer does not answer."""
         if self._mode == "off":
-            self._show(Decision(desired=self._fleet.num_wanted, reason=Reason.OFF))
+            self._export(Decision(desired=self._fleet.num_wanted, reason=Reason.OFF))
             return
         if self._mode == "external" and self._room is not None:
-            self._follow(self._room())
+            self._fill(self._room())
         status = self._buffer.status()
         if not trains(self._config, status):
             self._window = None
             return
         if self._fleet.prefix and self._state.changed_s is None:
             self._desired = max(self._desired, self._elsewhere(status) + self._fleet.num_wanted)
-        look = self._look(status)
+        moment = self._observe(status)
         if self._window is None:
-            self._window = Window(self._config, look)
+            self._window = Window(self._config, moment)
             return
-        self._window.add(look)
+        self._window.add(moment)
         if self._window.is_over:
             self._decide(self._window.observation())
-            self._window = Window(self._config, self._look(status))
+            self._window = Window(self._config, self._observe(status))
 
-    def _look(self, status: BufferStatus) -> Moment:
+    def _observe(self, status: BufferStatus) -> Moment:
         return Moment(
             time_s=self._clock(),
             wanted=self._fleet.num_wanted if self._mode == "fleet" else self._desired,
@@ -140,7 +140,7 @@ class Autoscaler:
         )
 
     def _elsewhere(self, status: BufferStatus) -> int:
-        """Workers of the run's other rollout servers: those that the buffer has heard of lately."""
+        """Workers of the run's other rollout servers that have called the buffer recently."""
         if not self._fleet.prefix:
             return 0
         heard_s = self._config.buffer.lease_s / 2  # they renew their leases more often
@@ -165,11 +165,11 @@ class Autoscaler:
         for name, gauge in GAUGES.items():
             value = getattr(seen, name)
             self._telemetry.gauge(gauge).set(math.nan if value is None else value)
-        self._show(decision)
+        self._export(decision)
         if changes and self._mode == "fleet":
             self._fleet.scale(decision.desired)
 
-    def _show(self, decision: Decision) -> None:
+    def _export(self, decision: Decision) -> None:
         self._desired = decision.desired
         self._telemetry.gauge("bapo_rollout_desired_workers").set(decision.desired)
         if decision.need is not None:
@@ -178,10 +178,10 @@ class Autoscaler:
             shown = self._telemetry.gauge("bapo_rollout_scaling_reason").labels(reason=reason.value)
             shown.set(reason is decision.reason)
 
-    def _follow(self, room: int) -> None:
+    def _fill(self, room: int) -> None:
         number = min(max(room, 1), self._config.rollout.max_workers)
         if number != self._fleet.num_wanted:
-            log.info("the cluster has room for %d workers: there were %d", number, self._fleet.num_wanted)
+            log.info("the cluster has room for %d workers, %d were wanted", number, self._fleet.num_wanted)
             self._fleet.scale(number)
 
 

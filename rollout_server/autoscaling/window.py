@@ -1,11 +1,11 @@
-"""From looks at a run, once a second, to one `Observation` for the autoscaling rule. Pure: looks are handed in.
+"""Average samples of a run, one per second, into one `Observation` for the autoscaling rule. Pure.
 
     learner waits      it has begun a step that has no batch yet
-    room of a worker   `rollout.max_groups_in_flight`; what it holds beyond that is claimed ahead
-    rates              per second of work: what waiting learners and empty workers leave undone, they could do
+    room of a worker   `rollout.max_groups_in_flight`; further groups are claimed ahead
+    rates              per second of work: idle time of the learner and the workers is excluded
 
-Each look stands for the time since the one before it, so a share of time is right on average even where a step takes
-less than a second. Held-out groups use the same workers: the share of their requests is taken out of the work.
+Each sample stands for the time since the previous one, so shares of time are unbiased even for steps below a second.
+Held-out groups use the same workers: the share of their requests is excluded from the work.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from bapo.transport.messages import BufferStatus
 from bapo.transport.rollout_client import WorkerStatus
 
 LONGEST_WINDOWS = 8
-"""So many times `window_s` a window may last without a weight update."""
+"""A window without a weight update lasts at most this many times `window_s`."""
 LEAST_WORK = 0.02
-"""Share of the time below which a rate per second of work would be noise."""
+"""Share of the time below which a rate per second of work is noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """One moment."""
+    """One sample."""
 
     time_s: float
     wanted: int
     workers: Sequence[WorkerStatus]
     stored: int
-    """Fresh groups that the buffer took from this fleet since it began; only rises."""
+    """Counter of the fresh groups that the buffer has stored from this fleet."""
     stale: int
-    """Fresh groups that came too late, likewise."""
+    """Counter of the stale fresh groups."""
     elsewhere: int = 0
     """Workers of the run's other rollout servers."""
     status: BufferStatus
 
 
 class Window:
-    """From one decision to the next."""
+    """The samples from one decision to the next."""
 
     def __init__(self, config: Config, first: Moment) -> None:
         self._config = config
@@ -50,24 +50,24 @@ class Window:
         self._waited_s = self._full_s = self._room_s = self._fresh_work_s = 0.0
         self._waited_full_s = self._waited_room_s = 0.0
 
-    def add(self, look: Moment) -> None:
-        """The next look."""
-        seconds = look.time_s - self._last.time_s
-        self._last = look
-        waits = look.status.step > look.status.assembled_step
+    def add(self, sample: Moment) -> None:
+        """Add a sample."""
+        seconds = sample.time_s - self._last.time_s
+        self._last = sample
+        waits = sample.status.step > sample.status.assembled_step
         self._waited_s += seconds * waits
         room = self._config.rollout.max_groups_in_flight
-        ready = [worker for worker in look.workers if worker.state == "ready"]
+        ready = [worker for worker in sample.workers if worker.state == "ready"]
         full = sum(min(1.0, worker.inflight / room) for worker in ready)
         self._room_s += len(ready) * seconds
         self._waited_full_s += full * seconds * waits
         self._waited_room_s += len(ready) * seconds * waits
         self._full_s += full * seconds
-        self._fresh_work_s += full * seconds * _share_for_training(look.status)
+        self._fresh_work_s += full * seconds * _share_for_training(sample.status)
 
     @property
     def is_over(self) -> bool:
-        """Long enough, and not in the middle of a period between two weight updates if that can be helped."""
+        """Whether it has lasted `window_s` and contains a weight update, or is at its limit."""
         lasted_s = self._last.time_s - self._first.time_s
         least_s = self._config.autoscaling.window_s
         if lasted_s >= LONGEST_WINDOWS * least_s:
@@ -75,7 +75,7 @@ class Window:
         return lasted_s >= least_s and self._last.status.policy_version > self._first.status.policy_version
 
     def observation(self) -> Observation:
-        """What was seen; None for what could not be."""
+        """The averages; None for what could not be measured."""
         first, last = self._first, self._last
         lasted_s = last.time_s - first.time_s
         trained_s = lasted_s - self._waited_s
@@ -101,7 +101,7 @@ class Window:
 
 
 def trains(config: Config, status: BufferStatus) -> bool:
-    """Whether the learner is in one of its steps: before and after them nobody waits for groups."""
+    """Whether the learner is in one of its steps."""
     return 1 <= status.step <= config.run.num_steps
 
 

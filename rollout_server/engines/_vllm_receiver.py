@@ -4,9 +4,8 @@ vLLM mixes `WeightReceiver` into its worker class (`worker_extension_cls`), so `
 model. All of an update happens in one call, between two steps of the engine: while layers are being loaded they are on
 the meta device, and a step would fail.
 
-CUDA graphs and compiled code go on with the tensors that they were made with: the reload copies new values into these
-and puts them back, so that parameters stay the same objects at the same addresses. What a GPU still has to
-do for an earlier step comes before the copies in its stream.
+CUDA graphs and compiled code keep using the tensors that they were created with: the reload copies the new values into
+them, at the same addresses. The copies come after the work of earlier steps in the GPU's stream.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
 
 
 EXPECTED_EMPTY = ("RotaryEmbedding", "ParallelLMHead")
-"""Layers without a tensor of their own; vLLM warns of each at every update that it "failed to load weights"."""
+"""Layers without their own tensors; vLLM warns at each update that they "failed to load weights"."""
 
 
 class WeightReceiver:
-    """Method names must not clash with those of vLLM's worker."""
+    """Mixin of vLLM's worker; its method names must not clash with vLLM's."""
 
     vllm_config: VllmConfig
     model_runner: GPUModelRunner
@@ -39,12 +38,12 @@ class WeightReceiver:
     def load_weight_file(self, path: str) -> int:
         """Load every tensor of the file, by Hugging Face names. Returns: number of tensors read.
 
-        Raises: whatever vLLM raises for a name or shape that the model does not have; the model is then unusable.
+        Raises: vLLM's error for an unknown name or shape; the model is then unusable.
         """
         model: Any = self.model_runner.get_model()
         names: list[str] = []
         with set_current_vllm_config(self.vllm_config):
-            # Layer by layer, because the kernels keep weights in a packed form that `load_weights` alone cannot fill.
+            # Layer by layer: kernels keep packed weights, which `load_weights` alone does not update.
             initialize_layerwise_reload(model)
             model.load_weights(_tensors(path, names))
             finalize_layerwise_reload(model, self.vllm_config.model_config)  # type: ignore[no-untyped-call]
@@ -68,10 +67,10 @@ def _tensors(path: str, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:
-    """A head that shares the embedding gets no tensor of its own, so the reload leaves its packed copy old.
+    """Repack heads tied to the embedding: they have no tensor of their own, so the reload skips their packed copy.
 
-    Without this the logits on CPU are silently wrong by more than one nat after an update. On a GPU the head is the
-    embedding's tensor itself, and a second pass over a quantized head would spoil it.
+    Without this, logits on CPU are wrong by more than one nat after an update. On a GPU the head is the embedding's
+    tensor, and a second pass over a quantized head would corrupt it.
     """
     for module in model.modules():
         if isinstance(module, ParallelLMHead):

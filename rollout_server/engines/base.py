@@ -1,14 +1,13 @@
-"""What an engine is, and how it is found by name.
+"""The engine interface, and how an engine is found by name.
 
-An engine samples G responses to each prompt and says, for every token, with which log-prob and by which policy
-version it was sampled. One thread owns it: submissions, steps and weight updates never overlap
-(`rollout_server/sampler.py`), so an engine needs no locks.
+An engine samples G responses to each prompt, and returns the log-prob and the policy version of every token. One thread
+owns it (`rollout_server/sampler.py`): submissions, steps and weight updates never overlap, so it needs no locks.
 
-A new engine is one file of this folder, `<name>.py`, with four things:
+A new engine is one file of this folder, `<name>.py`, that defines:
 
     ENVIRONMENT   variables that must be set before its process imports anything heavy
     IN_PROCESS    True: workers are threads of the fleet's process; False: Ray actors, one process each
-    check         (Config) -> None: refuse what can be refused before anything is started
+    check         (Config) -> None: reject an invalid configuration before anything is started
     make_engine   (Config) -> Engine
 """
 
@@ -32,7 +31,7 @@ from bapo.core.token_arrays import Float32s, Int32s
 from bapo.core.types import RolloutRequest
 
 INITIAL_VERSION = 1
-"""The weights of `model.path` are theta_1: an engine may sample before the learner has published anything."""
+"""The weights of `model.path` are theta_1: an engine may sample before the first weight update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,7 +42,7 @@ class SampledGroup:
     prompt_token_ids: Int32s
     """[P] as the engine saw them."""
     token_ids: Int32s
-    """[T], each response with its end-of-sequence token if it reached one."""
+    """[T], including end-of-sequence tokens."""
     logprobs: Float32s
     """[T] nats, under the distribution that each token was sampled from (after temperature)."""
     lengths: Int32s
@@ -53,40 +52,40 @@ class SampledGroup:
     versions: Int32s
     """[G, 2] oldest and newest policy version that sampled a token of the response."""
     texts: tuple[str, ...]
-    """[G] what the verifier reads: decoded without special tokens."""
+    """[G] decoded without special tokens, for the verifier."""
     num_experts: int = 0
-    """So many rows at the end are an expert's."""
+    """Number of expert rows, at the end."""
     spans: Int32s | None = None
     """[S, 2] runs (tokens, version) over the T tokens; None: one version per response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Continuation:
-    """One response that stopped at a budget of tokens, to be sampled further as a group of one."""
+    """A response that stopped at its token budget, to be continued as a group of one."""
 
     part_id: str
     """`request_id` of that group."""
     request: RolloutRequest
     row: int
-    """Which of the G responses."""
+    """Index of the response in its group."""
     prompt_token_ids: Int32s
     """[P] as the engine gave them."""
     token_ids: Int32s
-    """[L] what was sampled so far: at least one token, fewer than the length limit."""
+    """[L] sampled so far: at least one token, fewer than the length limit."""
     most: int
-    """Tokens to sample now, at most."""
+    """Most tokens to sample now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How full an engine is between two steps, in responses: a group is G of them."""
+    """Load of an engine between two steps, in responses."""
 
     running: int = 0
-    """They get a token in each step."""
+    """Responses that get a token in each step."""
     waiting: int = 0
-    """Submitted, and without room in the key-value cache or in the largest batch so far."""
+    """Responses that wait for room in the KV cache or in the batch."""
     kv_cache_usage: float = math.nan
-    """Share of the key-value cache that is taken, in [0, 1]; NaN: the engine has none."""
+    """Share of the KV cache in use, in [0, 1]; NaN: no cache."""
 
 
 class Engine(Protocol):
@@ -104,7 +103,7 @@ class Engine(Protocol):
 
     @property
     def occupancy(self) -> Occupancy:
-        """How full it is. Asked after every step, so it must cost next to nothing."""
+        """The current load. Called after every step, so it must be cheap."""
         ...
 
     def check_prompts(self, texts: Sequence[str]) -> None:
@@ -112,11 +111,11 @@ class Engine(Protocol):
         ...
 
     def encode_response(self, text: str) -> Int32s:
-        """[L] the tokens of a response with this text, with its end, cut at the length limit; at least one."""
+        """[L] token ids of a response with this text and its end, truncated to the length limit; at least one."""
         ...
 
     def submit(self, request: RolloutRequest, most: int | None = None) -> None:
-        """Begin to sample one group. Raises: ContractError for a prompt that is too long.
+        """Start to sample one group. Raises: ContractError for a prompt that is too long.
 
         Args:
             most: tokens per response, if fewer than the length limit; a response that reaches it counts as truncated.
@@ -124,58 +123,58 @@ class Engine(Protocol):
         ...
 
     def resume(self, part: Continuation) -> None:
-        """Go on with one response, under the weights of now.
+        """Continue one response with the current weights.
 
-        `step` returns a group of one: its tokens are the new ones alone, its text is that of the whole response, and it
-        is truncated when it reached `part.most`.
+        `step` returns a group of one with only the new tokens and the text of the whole response; it is truncated when
+        it reached `part.most`.
         """
         ...
 
     def abort(self, request_id: str) -> None:
-        """Forget a group; unknown ids are ignored."""
+        """Stop sampling a group; unknown ids are ignored."""
         ...
 
     def step(self) -> list[SampledGroup]:
-        """Sample one token for every response in flight; returns the groups that this finished.
+        """Sample one token for every response in flight; returns the finished groups.
 
-        Any exception means that the engine is dead.
+        After an exception the engine is dead.
         """
         ...
 
     def load_weights(self, path: str, version: int) -> None:
         """Replace the weights in place by those of a safetensors file.
 
-        Responses in flight go on with the new weights, over a cache that is computed again from them.
-        Any exception means that the engine is dead: it may hold half of the new weights.
+        Responses in flight continue with the new weights, and their KV cache is recomputed.
+        After an exception the engine is dead: it may hold a part of the new weights.
         """
         ...
 
     def logprobs(self, token_ids: Sequence[int]) -> Float32s | None:
-        """[len - 1] log-probs of all tokens but the first at temperature 1; None: this engine holds no weights."""
+        """[len - 1] log-probs of all tokens but the first at temperature 1; None: the engine has no weights."""
         ...
 
     def close(self) -> None:
-        """Free what the engine holds."""
+        """Free all resources."""
         ...
 
 
 class EngineModule(Protocol):
-    """What a file of this folder offers."""
+    """The interface of an engine file."""
 
     ENVIRONMENT: Mapping[str, str]
     IN_PROCESS: bool
 
     def check(self, config: Config) -> None:
-        """Raises: ConfigError for what cannot work. Quick, and imports nothing heavy."""
+        """Raises: ConfigError for an invalid configuration. Fast, and imports nothing heavy."""
         ...
 
     def make_engine(self, config: Config) -> Engine:
-        """Load the model and be ready to sample."""
+        """Load the model."""
         ...
 
 
 def engine_module(name: str) -> EngineModule:
-    """The file of this folder that is called `name`. Imports nothing heavy.
+    """The engine file with this name. Imports nothing heavy.
 
     Raises: ConfigError naming the known engines.
     """
@@ -188,8 +187,8 @@ def engine_module(name: str) -> EngineModule:
 
 
 def known_engines() -> list[str]:
-    """Names of the files of this folder, sorted; one that begins with an underscore belongs to an engine."""
-    # Not imported to find out what they hold: that could cost half a minute.
+    """Names of the engine files, sorted; files that begin with an underscore belong to an engine."""
+    # Without importing them, which may take half a minute.
     names = (module.name for module in pkgutil.iter_modules(rollout_server.engines.__path__))
     return sorted(name for name in names if name != "base" and not name.startswith("_"))
 

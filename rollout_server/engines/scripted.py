@@ -1,12 +1,12 @@
-"""An engine without a model: the whole pipeline runs on it in seconds, and always the same way.
+"""An engine without a model: the whole pipeline runs on it in seconds, deterministically.
 
-Every draw depends on (seed, prompt, purpose, clock) through a counter-based generator and on nothing else, so two
-runs, two workers or a plain loop over `ScriptedPolicy` give the same groups. The clock is the policy version, or the
-request's step where even the version that happens to sample must not matter.
+Every draw depends only on (seed, prompt, purpose, clock), by a counter-based generator, so two runs, two workers or a
+plain loop over `ScriptedPolicy` give the same groups. The clock is the policy version, or the request's step where the
+result must not depend on the version that samples.
 
 Each prompt has a fixed difficulty in [0, 1]; the skill rises with the clock, so hard prompts become solvable:
 
-    p(right) = clip((skill - difficulty) / spread + 1/2, 0, 1),    skill = skill_start + skill_gain * (clock - 1)
+    p(correct) = clip((skill - difficulty) / spread + 1/2, 0, 1),    skill = skill_start + skill_gain * (clock - 1)
 
 Covers: texts that the task's own verifier grades, token ids and log-probs of a learner's vocabulary, latency, crashes.
 Does not cover: texts that decode from the token ids; weights (an update only sets the version).
@@ -40,7 +40,7 @@ WRONG_TEXT = "I do not know."
 FIRST_TOKEN = 4
 """Ids below are taken to be special tokens."""
 PAUSE_S = 0.005
-"""Longest sleep of one step, so that the thread that owns the engine sees its other work."""
+"""Longest sleep of one step, so that the owning thread handles its other work."""
 
 
 class ScriptedOptions(Frozen):
@@ -50,25 +50,25 @@ class ScriptedOptions(Frozen):
     vocab_size: int = Field(218, gt=FIRST_TOKEN)
     """Token ids are drawn below this."""
     clock: Literal["version", "step"] = "version"
-    """What skill and draws depend on."""
+    """The clock of skill and draws."""
     skill_start: float = 0.3
     skill_gain: float = 0.01
-    """Rise of the skill per unit of the clock."""
+    """Increase of the skill per unit of the clock."""
     spread: float = Field(0.5, gt=0)
-    """Width in difficulty over which p(right) falls from 1 to 0."""
+    """Width in difficulty over which p(correct) falls from 1 to 0."""
     truncated_share: float = Field(0.05, ge=0, le=1)
     """Share of wrong responses that reach the length limit."""
     latency_s: float = Field(0.0, ge=0)
     """Seconds that each group takes."""
     slow_versions: tuple[int, int] | None = None
-    """Policy versions (first, last) at which a group takes `slow_times` as long: for tests of autoscaling."""
+    """Policy versions (first, last) at which a group takes `slow_times` as long, for tests of autoscaling."""
     slow_times: float = Field(2.0, gt=0)
     crash_after_groups: int | None = Field(None, ge=0)
-    """The engine dies when it has finished this many groups: for tests of supervision."""
+    """The engine fails after this many groups, for tests of supervision."""
 
 
 class ScriptedPolicy:
-    """The pure part: which responses a prompt gets at a clock."""
+    """The responses of a prompt at a clock. Pure."""
 
     def __init__(self, options: ScriptedOptions, task: Task, max_tokens: int) -> None:
         self._options = options
@@ -77,7 +77,7 @@ class ScriptedPolicy:
         self._gold: dict[str, str | None] = {}
 
     def probability(self, prompt_id: str, clock: int) -> float:
-        """p(right) of one response."""
+        """p(correct) of one response."""
         options = self._options
         skill = options.skill_start + options.skill_gain * (clock - 1)
         difficulty = float(self._generator(prompt_id, "difficulty").random())
@@ -105,8 +105,8 @@ class ScriptedPolicy:
             texts=tuple(gold if is_right and gold else WRONG_TEXT for is_right in right),
         )
 
-    def go_on(self, part: Continuation, version: int) -> SampledGroup:
-        """The rest of a response, right or wrong by the skill of `version`, as a group of one."""
+    def continue_response(self, part: Continuation, version: int) -> SampledGroup:
+        """The next part of a response, by the skill of `version`, as a group of one."""
         options, prompt = self._options, part.request.prompt
         clock = part.request.step if options.clock == "step" else version
         so_far = len(part.token_ids)
@@ -147,7 +147,7 @@ class ScriptedPolicy:
         return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
 
     def _gold_of(self, prompt: Prompt) -> str | None:
-        """Kept, because a solver may search for long and the same prompts come again."""
+        """The correct response, cached: a solver may be slow, and prompts repeat."""
         if prompt.prompt_id not in self._gold:
             self._gold[prompt.prompt_id] = self._task.gold(prompt)
         return self._gold[prompt.prompt_id]
@@ -170,7 +170,7 @@ class ScriptedEngine:
 
     @property
     def num_sampling(self) -> int:
-        """Groups whose latency is not over."""
+        """Groups whose latency has not passed."""
         return len(self._due)
 
     @property
@@ -179,20 +179,20 @@ class ScriptedEngine:
         return Occupancy(running=sum(len(group.lengths) for _, group in self._due.values()))
 
     def check_prompts(self, texts: Sequence[str]) -> None:
-        """Every text is fine: there is no tokenizer."""
+        """Accepts every text: there is no tokenizer."""
 
     def encode_response(self, text: str) -> Int32s:
         """[L] one id per character."""
         return self._policy.response_token_ids(text)
 
     def submit(self, request: RolloutRequest, most: int | None = None) -> None:
-        """The group is drawn at once, with the version of now, and finishes after the latency."""
+        """Draw the group with the current version; it finishes after the latency."""
         group = self._policy.sample(request, self._version)
-        self._wait_for(group if most is None else cut_off(group, most))
+        self._wait_for(group if most is None else truncate(group, most))
 
     def resume(self, part: Continuation) -> None:
-        """The rest is drawn at once as well."""
-        self._wait_for(self._policy.go_on(part, self._version))
+        """Draw the next part with the current version."""
+        self._wait_for(self._policy.continue_response(part, self._version))
 
     def _wait_for(self, group: SampledGroup) -> None:
         due_at = time.monotonic() + self._options.latency_s * self._slowness()
@@ -203,11 +203,11 @@ class ScriptedEngine:
         return self._options.slow_times if slow and slow[0] <= self._version <= slow[1] else 1.0
 
     def abort(self, request_id: str) -> None:
-        """Forget a group."""
+        """Stop sampling a group."""
         self._due.pop(request_id, None)
 
     def step(self) -> list[SampledGroup]:
-        """The groups whose latency is over; sleeps for a moment when there is none."""
+        """The groups whose latency has passed; sleeps briefly when there are none."""
         crash_at = self._options.crash_after_groups
         if crash_at is not None and self._num_finished >= crash_at:
             raise RuntimeError(f"scripted crash after {self._num_finished} groups (engine_options.crash_after_groups)")
@@ -222,19 +222,19 @@ class ScriptedEngine:
         return ready
 
     def load_weights(self, path: str, version: int) -> None:
-        """Record the version; whoever calls has checked the file's digest."""
+        """Set the version; the file is not read."""
         self._version = version
 
     def logprobs(self, token_ids: Sequence[int]) -> Float32s | None:
-        """None: there are no weights that could disagree with the learner's."""
+        """None: there are no weights."""
         return None
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Drop all groups."""
         self._due.clear()
 
 
-def cut_off(group: SampledGroup, most: int) -> SampledGroup:
+def truncate(group: SampledGroup, most: int) -> SampledGroup:
     """The first `most` tokens of every response."""
     starts = np.concatenate(([0], np.cumsum(group.lengths)[:-1]))
     lengths = np.minimum(group.lengths, most).astype(np.int32)

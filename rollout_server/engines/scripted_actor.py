@@ -1,6 +1,6 @@
-"""The scripted engine in a process of its own per worker, as Ray actors: what a cluster does, without a model.
+"""The scripted engine in one Ray actor per worker, for tests of clusters.
 
-For tests of several hosts: weights travel to each host and are checked, and are then thrown away.
+Weights are transferred to each host and verified, but not used.
 """
 
 from __future__ import annotations

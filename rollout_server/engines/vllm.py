@@ -1,17 +1,15 @@
 """vLLM as an engine: one `LLMEngine` in this process, stepped by the thread that owns it.
 
-Everything that must not be forgotten about vLLM 0.32 for reinforcement learning is in this file and in
-`_vllm_receiver.py`:
+What vLLM 0.32 needs for reinforcement learning is in this file and in `_vllm_receiver.py`:
 
 * log-probs are those of the distribution that was sampled from (`processed_logprobs`), not of the raw logits;
-* after an update the key-value cache is thrown away and computed again, also for responses in flight: cached blocks do
-  not know which weights made them, and would be off by several nats;
-* each response says which versions sampled its tokens (vLLM's weight-version spans);
-* no per-request seeds: on CPU they kill the engine when a prefill is cut in two;
-* what makes it fast on GPUs (torch.compile, CUDA graphs, async scheduling) is off on CPUs alone, and goes together with
-  weights that change in place.
+* after an update the KV cache is recomputed, also for responses in flight: blocks of old weights would make log-probs
+  wrong by several nats;
+* each response has the versions that sampled its tokens (vLLM's weight-version spans);
+* no per-request seeds: on CPU they crash the engine in a chunked prefill;
+* torch.compile, CUDA graphs and async scheduling are disabled on CPUs only; they work with in-place weight updates.
 
-Does not cover: engines in processes of their own (AsyncLLM), speculative decoding, LoRA, images.
+Not supported: engines in processes of their own (AsyncLLM), speculative decoding, LoRA, images.
 """
 
 from __future__ import annotations
@@ -37,9 +35,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EVERYWHERE: Mapping[str, str] = {
-    # The engine core in this process: an update is then atomic between steps, and start and memory are halved.
+    # The engine core in this process: updates are atomic between steps, start time and memory are halved.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # Two spinning OpenMP threads on busy cores are four to ten times slower than one.
+    # On busy cores two OpenMP threads are four to ten times slower than one.
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
@@ -47,13 +45,13 @@ EVERYWHERE: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
 }
 ON_CPUS: Mapping[str, str] = {
-    # Otherwise vLLM's sampler compiles itself on the first batch, for 18 s.
+    # Otherwise vLLM compiles its sampler in the first batch, for 18 s.
     "TORCH_COMPILE_DISABLE": "1",
 }
 
 
 def environment_of(build: str | None) -> dict[str, str]:
-    """By the package that vLLM is installed as, because vLLM reads it when it is imported."""
+    """Environment variables for a build of vLLM, which reads them when it is imported."""
     return dict(EVERYWHERE) if build == VLLM_FOR_GPUS else {**EVERYWHERE, **ON_CPUS}
 
 
@@ -61,13 +59,13 @@ ENVIRONMENT: Mapping[str, str] = environment_of(vllm_build())
 IN_PROCESS = False
 
 CACHE_BYTES = 256 << 20
-"""Key-value cache of one engine on CPU, where vLLM would otherwise take 92 % of the memory. A GPU keeps vLLM's rule."""
+"""KV cache of one engine on CPU, where vLLM would take 92 % of the memory; on a GPU vLLM's default applies."""
 ARGUMENTS_ON_CPUS: Mapping[str, Any] = {
     "enforce_eager": True,
     "async_scheduling": False,
     "kv_cache_memory_bytes": CACHE_BYTES,
 }
-"""vLLM's defaults elsewhere: compiled, in CUDA graphs, and one step in the air while the next one is scheduled."""
+"""On GPUs vLLM's defaults apply: compiled, with CUDA graphs and async scheduling."""
 CANARY_ID = "canary"
 
 
@@ -121,8 +119,8 @@ class VllmEngine:
         return Occupancy(running, waiting, self._scheduler.get_kv_cache_usage())
 
     def check_prompts(self, texts: Sequence[str]) -> None:
-        """Most texts must come back from their tokens, and all must fit. Raises: ConfigError."""
-        found = round_trips(texts, self._there_and_back)
+        """Most texts must survive encoding and decoding, and all must fit. Raises: ConfigError."""
+        found = round_trips(texts, self._round_trip)
         if found.is_wrong:
             raise ConfigError(found.complaint)
         if found.num_changed:
@@ -131,7 +129,7 @@ class VllmEngine:
             self._check_length(len(self._encode(text)), text, ConfigError)
 
     def encode_response(self, text: str) -> Int32s:
-        """[L] tokens of a response, and the end of sequence behind them."""
+        """[L] tokens of a response, and the end-of-sequence token."""
         token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         end = self._tokenizer.eos_token_id
         closed = token_ids if end is None else [*token_ids, end]
@@ -148,14 +146,14 @@ class VllmEngine:
         self._add(request.request_id, token_ids, sampling)
 
     def resume(self, part: Continuation) -> None:
-        """The prompt and the tokens so far are the prompt of a request of its own."""
+        """A new request whose prompt is the prompt and the tokens so far."""
         sampling = self._sampling.clone()
         sampling.max_tokens = part.most
         self._parts[part.part_id] = part
         self._add(part.part_id, [*part.prompt_token_ids.tolist(), *part.token_ids.tolist()], sampling)
 
     def abort(self, request_id: str) -> None:
-        """Forget a group."""
+        """Stop sampling a group."""
         if request_id in self._sampling_ids:
             self._parts.pop(request_id, None)
             self._sampling_ids.remove(request_id)
@@ -169,7 +167,7 @@ class VllmEngine:
         return finished
 
     def load_weights(self, path: str, version: int) -> None:
-        """Replace the weights in place; responses in flight go on with the new ones."""
+        """Replace the weights in place; responses in flight continue with the new ones."""
         self._engine.collective_rpc("load_weight_file", args=(path,))
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not reset its key-value cache after the weight update")
@@ -226,20 +224,20 @@ class VllmEngine:
         )
 
     def _encode(self, text: str) -> list[int]:
-        # A chat template has written the first token already, and two of it are what no model was trained with.
+        # A chat template may have written the first token already: it must not be doubled.
         start = self._tokenizer.bos_token
         is_begun = start is not None and text.startswith(start)
         token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=not is_begun)
         return token_ids
 
-    def _there_and_back(self, text: str) -> str:
+    def _round_trip(self, text: str) -> str:
         bare = self._tokenizer.encode(text, add_special_tokens=False)
         back: str = self._tokenizer.decode(bare, skip_special_tokens=False)
         return back
 
     def _check_length(self, num_tokens: int, text: str, error: type[Exception]) -> None:
         longest = self._rollout.max_prompt_tokens
-        if num_tokens == 0:  # vLLM's own refusal would count as the engine's death
+        if num_tokens == 0:  # vLLM's own error would end the engine
             raise error(f"the prompt {text!r} has no tokens")
         if num_tokens > longest:
             shown = text if len(text) <= 80 else text[:77] + "..."
@@ -247,7 +245,7 @@ class VllmEngine:
 
 
 def check(config: Config) -> None:
-    """Raises: ConfigError when `model.path` is no model that can be loaded without a download."""
+    """Raises: ConfigError when `model.path` cannot be loaded without a download."""
     path = config.model.path
     folder = folder_of(path)
     if folder is None:
@@ -260,7 +258,8 @@ def check(config: Config) -> None:
         missing.append("tokenizer_config.json")
     if missing:
         advice = f"; {how_to_fetch(path)}" if is_hub_id(path) else ""
-        raise ConfigError(f"model.path: {path} is no model in Hugging Face format: it has no {missing[0]}{advice}")
+        found = f"{path} is not a model in Hugging Face format"
+        raise ConfigError(f"model.path: {found}: it is missing {missing[0]}{advice}")
 
 
 def make_engine(config: Config) -> VllmEngine:
@@ -269,7 +268,7 @@ def make_engine(config: Config) -> VllmEngine:
 
 
 def _engine_args(config: Config) -> dict[str, Any]:
-    """Our choices, then the user's `rollout.engine_options` over them."""
+    """The settings above, overridden by `rollout.engine_options`."""
     from dataclasses import fields
 
     from vllm.engine.arg_utils import EngineArgs
@@ -298,11 +297,11 @@ def engine_arguments(config: Config, *, on_cpus: bool) -> dict[str, Any]:
 
 
 def _sampled_logprobs(response: CompletionOutput) -> Float32s:
-    """[T] of the sampled tokens: with `logprobs=0` the flat list has exactly one entry per token."""
+    """[T] log-probs of the sampled tokens: with `logprobs=0` the flat list has one entry per token."""
     flat: Any = response.logprobs
     values = np.array(flat.logprobs, np.float32)
     if len(values) != len(response.token_ids):
-        raise RuntimeError(f"vLLM gave {len(values)} log-probs for {len(response.token_ids)} tokens")
+        raise RuntimeError(f"vLLM returned {len(values)} log-probs for {len(response.token_ids)} tokens")
     return values
 
 
@@ -313,7 +312,7 @@ def _versions(response: CompletionOutput) -> tuple[int, int]:
 
 
 def _spans(responses: Sequence[CompletionOutput]) -> Int32s | None:
-    """[S, 2] which version sampled how many tokens, response after response; None when each has one version."""
+    """[S, 2] runs (tokens, version) over all responses; None when each response has one version."""
     if all(len(response.weight_versions or ()) <= 1 for response in responses):
         return None
     spans = [span for response in responses for span in response.weight_versions or ()]

@@ -1,4 +1,4 @@
-"""The fleet's metrics, made from what its workers report: totals that survive the workers."""
+"""The fleet's metrics, from the reports of its workers: totals survive the workers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class FleetMetrics:
     """Names and meanings are in `bapo.runtime.metrics.rollout_server`. Thread-safe."""
 
     def __init__(self, telemetry: Telemetry, task: str) -> None:
-        """`task`: whose verifier it is."""
+        """`task`: label of the verifier's metrics."""
         self.restarts = telemetry.counter("bapo_rollout_worker_restarts_total")
         self._groups = telemetry.counter("bapo_rollout_groups_total")
         self._tokens = telemetry.counter("bapo_rollout_tokens_total")
         self._truncated = telemetry.counter("bapo_rollout_truncated_total")
         self._verdicts = telemetry.counter("bapo_verifier_results_total")
-        for outcome in OUTCOMES:  # so that the first error is a rise from 0
+        for outcome in OUTCOMES:  # so that the first error is an increase from 0
             self._verdicts.labels(task=task, outcome=outcome)
         self._telemetry = telemetry
         self._inflight = telemetry.gauge("bapo_rollout_inflight_groups")
@@ -41,44 +41,44 @@ class FleetMetrics:
         self._counts: dict[str, Mapping[str, int]] = {}
         self._states: dict[str, str] = {}
 
-    def observe(self, place: str, state: str, report: WorkerReport) -> None:
-        """A worker of `place` has reported; its counts start again at zero when it was replaced."""
+    def observe(self, slot: str, state: str, report: WorkerReport) -> None:
+        """Add the report of the worker in `slot`; the counts of a new worker start at zero."""
         with self._lock:
-            before, self._counts[place] = self._counts.get(place, {}), report.counts
-            self._states[place] = state
+            before, self._counts[slot] = self._counts.get(slot, {}), report.counts
+            self._states[slot] = state
             self._show_states()
         if any(report.counts.get(key, 0) < count for key, count in before.items()):
-            before = {}  # counts only rise: this is another worker
+            before = {}  # counts only increase: this is a new worker
         for key, count in report.counts.items():
             self._add(key, count - before.get(key, 0))
-        self._inflight.labels(worker=place).set(report.inflight)
-        self._version.labels(worker=place).set(report.policy_version)
-        self._up.labels(worker=place).set(state == "ready")
-        self._memory.labels(worker=place).set(report.rss_bytes)
-        self._rate.labels(worker=place).set(report.tokens_per_s)
-        self._engine.labels(worker=place, state="running").set(report.running)
-        self._engine.labels(worker=place, state="waiting").set(report.waiting)
-        self._cache.labels(worker=place).set(report.kv_cache_usage)
+        self._inflight.labels(worker=slot).set(report.inflight)
+        self._version.labels(worker=slot).set(report.policy_version)
+        self._up.labels(worker=slot).set(state == "ready")
+        self._memory.labels(worker=slot).set(report.rss_bytes)
+        self._rate.labels(worker=slot).set(report.tokens_per_s)
+        self._engine.labels(worker=slot, state="running").set(report.running)
+        self._engine.labels(worker=slot, state="waiting").set(report.waiting)
+        self._cache.labels(worker=slot).set(report.kv_cache_usage)
 
-    def forget(self, place: str) -> None:
-        """A place has ended."""
+    def forget(self, slot: str) -> None:
+        """Remove the series of a slot that has ended."""
         with self._lock:
-            self._counts.pop(place, None)
-            self._states.pop(place, None)
+            self._counts.pop(slot, None)
+            self._states.pop(slot, None)
             self._show_states()
         for gauge in (self._inflight, self._version, self._up, self._memory, self._rate, self._cache):
-            gauge.remove(place)
+            gauge.remove(slot)
         for state in ("running", "waiting"):
-            self._engine.remove(place, state)
+            self._engine.remove(slot, state)
 
     def updated(self, seconds: float, *, num_bytes: int, num_failed: int) -> None:
-        """One update of all workers. `num_bytes`: that they took, together."""
+        """Add one update of all workers. `num_bytes`: loaded by all of them."""
         self._sync_bytes.inc(num_bytes)
         self._sync_s.labels(phase="fleet").observe(seconds)
         self._sync_failures.inc(num_failed)
 
     def total(self, key: str) -> int:
-        """What all workers, also those that are gone, have counted under this key of `WorkerReport.counts`."""
+        """Sum over all workers, dead ones included, of a key of `WorkerReport.counts`."""
         return self._totals[key]
 
     def _add(self, key: str, count: int) -> None:
@@ -101,10 +101,10 @@ class FleetMetrics:
     def _add_seen(self, kind: str, rest: str, count: int) -> None:
         """Observations of one bucket, or the sum of observations."""
         metric, _, rest = rest.partition("/")
-        place, _, label = rest.partition("/") if kind == "seen" else ("", "", rest)
+        bucket, _, label = rest.partition("/") if kind == "seen" else ("", "", rest)
         counts = [0] * (len(BY_NAME[metric].buckets) + 1)
         if kind == "seen":
-            counts[int(place)] = count
+            counts[int(bucket)] = count
         self._telemetry.totals(metric).add([label], counts, 0.0 if kind == "seen" else count / MILLION)
 
     def _show_states(self) -> None:

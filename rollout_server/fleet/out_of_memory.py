@@ -1,7 +1,7 @@
-"""Was it memory? What can be said of a worker that died, and which setting to change.
+"""Out-of-memory diagnosis: whether a worker died of it, and which setting to change.
 
-A worker runs out of memory in three ways: an allocation is refused (it raises), Ray's memory monitor ends it, or the
-kernel kills it without a word. For the last the kernel's own count of such kills on this host is the evidence.
+A worker runs out of memory in three ways: an allocation fails (it raises), Ray's memory monitor kills it, or the kernel
+does, without a message. The last is detected by the kernel's count of such kills on this host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COUNTERS = (
     Path("/sys/fs/cgroup/memory/memory.oom_control"),
     Path("/proc/vmstat"),
 )
-"""Where the kernel counts its kills: the container's own count (cgroup v2, v1), and the host's."""
+"""The kernel's counters of kills: of the container (cgroup v2, v1) and of the host."""
 REFUSALS = (
     "MemoryError",
     "can't allocate memory",
@@ -32,7 +32,7 @@ REFUSALS = (
     "is less than desired GPU memory utilization",
     "low on memory",
 )
-"""How Python, torch, CUDA, the C library, vLLM and Ray say it."""
+"""Messages of Python, torch, CUDA, the C library, vLLM and Ray."""
 ADVICE = (
     "lower rollout.max_groups_in_flight, the engine's cache (rollout.engine_options: kv_cache_memory_bytes, or "
     "gpu_memory_utilization on a GPU) or rollout.num_workers, or give the machine more memory"
@@ -47,21 +47,21 @@ class MemoryWatch:
 
     @classmethod
     def begin(cls) -> MemoryWatch:
-        """Now."""
+        """Read the count."""
         return cls(num_kills=count_kills())
 
     def explain(self, error: Exception, *, rss_bytes: int) -> Exception:
         """The same error, or `OutOfMemoryError` when memory was the cause.
 
         Args:
-            rss_bytes: resident memory of the worker when it last reported; 0 when it never did.
+            rss_bytes: resident memory in the worker's last report; 0 without one.
         """
         if isinstance(error, OutOfMemoryError):
             return error
         text = f"{type(error).__name__}: {error}"
         if any(words in text for words in REFUSALS):
             return OutOfMemoryError(f"out of memory: {_last_line(error)}. {_figures(rss_bytes)}; {ADVICE}")
-        # Of a death without a word alone: graders are killed first, and a worker survives that, perhaps for hours.
+        # Only for a death without a message: the kernel kills graders first, and the worker survives that.
         if isinstance(error, WorkerDiedError) and count_kills() > self.num_kills:
             return OutOfMemoryError(
                 f"out of memory: the kernel has killed a process of this host since the worker started, and the worker "
@@ -71,7 +71,7 @@ class MemoryWatch:
 
 
 def count_kills() -> int:
-    """Processes that the kernel has killed for memory: of this container if it says so, else of the host."""
+    """Processes that the kernel has killed for memory, in this container or on this host."""
     counts = [_read_count(path) for path in COUNTERS if path.is_file()]
     return max(counts, default=0)
 

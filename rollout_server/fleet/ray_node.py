@@ -1,13 +1,12 @@
-"""Ray: the node that runs the workers, and the actor that a worker lives in. Nothing else imports Ray.
+"""Ray: the node that runs the workers, and the actor of one worker. Nothing else imports Ray.
 
-One actor per worker, with the engine's environment variables set before it imports anything. The fleet replaces dead
-actors itself (`max_restarts=0`): a new worker has a new id, so that nothing of the dead one is mistaken for its own.
+One actor per worker, with the engine's environment variables set before it imports anything. The fleet restarts dead
+actors itself (`max_restarts=0`) under new ids, so that their leases are not mixed up.
 
-With RAY_ADDRESS in the environment the workers go to that cluster (with its RAY_AUTH_TOKEN, and the project and the
-model at the same paths on every host), spread over hosts that have `rollout.worker_resources` free; otherwise a node of
-our own is started and stopped.
-Ray's ports are open on all interfaces: a token of this run alone protects our own node (`ray_settings.py`, which must
-be applied before this file is imported).
+With RAY_ADDRESS set the workers run in that cluster (with its RAY_AUTH_TOKEN, and the project and the model at the same
+paths on every host), spread over hosts with free `rollout.worker_resources`; otherwise a local node is started. Ray's
+ports are open on all interfaces: a token of this run protects the local node (`ray_environment.py`, to be applied
+before this file is imported).
 """
 
 from __future__ import annotations
@@ -47,16 +46,21 @@ from rollout_server.worker_report import WorkerReport
 log = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 80 << 20
-"""Nothing large travels through Ray (weights are files), so its store takes the least that Ray allows."""
+"""Ray's minimum: nothing large travels through Ray, weights are files."""
 NODE_PROCESSES = ("raylet", "gcs_server")
-"""Without one of them actors that live may go on, and none can start: Ray would wait for it and say nothing."""
+"""Without one of them no actor can start, and Ray waits silently."""
 WATCH_S = 1.0
 ACTOR_THREADS = 8
 """Reports must be answered while weights are loaded or a drain waits."""
+PREFIX, LOCK = "bapo-ray-", "bapo.lock"
+SHORT = Path("/tmp")  # noqa: S108 - folders in it are created by mkdtemp
+"""Paths of unix sockets have at most 107 bytes, most of which Ray uses."""
+YOUNG_S = 10.0
+"""A folder younger than this may not be locked yet."""
 
 
 class RayNode:
-    """A Ray node of our own, or a connection to a cluster."""
+    """A local Ray node, or a connection to a cluster."""
 
     def __init__(self, rollout: RolloutConfig) -> None:
         """Start or connect; takes some seconds. Raises: UnavailableError; NodeDiedError."""
@@ -65,7 +69,7 @@ class RayNode:
         address = os.environ.get("RAY_ADDRESS")
         self.is_cluster = address is not None
         self.is_bounded = self.is_cluster or "GPU" in self._needs
-        """Whether `room` says how many workers there may be: a node of our own counts no CPUs."""
+        """Whether `room` limits the number of workers: a local node does not count CPUs."""
         try:
             if address:
                 ray.init(address=address, log_to_driver=False, configure_logging=False)
@@ -74,7 +78,7 @@ class RayNode:
         except (RayError, ConnectionError, RuntimeError, OSError, ValueError) as error:
             self.stop()
             raise UnavailableError(f"Ray did not start ({address or 'own node'}): {error}") from error
-        except Exception as error:  # Ray raises the bare class when a process dies while the node starts
+        except Exception as error:  # Ray raises a bare Exception when one of its processes dies
             self.stop()
             raise NodeDiedError(f"Ray did not start ({address or 'own node'}): {error}") from error
         if self.is_bounded and not self.is_cluster:
@@ -82,26 +86,26 @@ class RayNode:
 
     @property
     def address(self) -> str:
-        """Of this host, as the others of the cluster reach it."""
+        """Address of this host in the cluster."""
         return str(ray.util.get_node_ip_address())
 
     def room(self) -> int:
-        """Workers that the living hosts of the cluster can hold. Raises: UnavailableError."""
+        """Number of workers that fit on the live hosts. Raises: UnavailableError."""
         try:
             hosts = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         except (RayError, ConnectionError, RuntimeError) as error:
-            raise UnavailableError(f"Ray does not say which hosts there are: {error}") from error
+            raise UnavailableError(f"Ray does not list its hosts: {error}") from error
         return sum(room_of(host, self._needs) for host in hosts)
 
     def watch(self, ended: threading.Event, on_death: Callable[[NodeDiedError], None]) -> None:
-        """Tell when a process of our own node dies, until `ended`. A cluster's hosts are watched by whoever made it."""
+        """Call `on_death` when a process of the local node dies, until `ended`."""
         if not self.is_cluster:
             children = {child.name(): child for child in psutil.Process().children()}
             processes = {name: children[name] for name in NODE_PROCESSES if name in children}
             threading.Thread(target=_watch, args=(processes, ended, on_death), name="node-watch", daemon=True).start()
 
     def stop(self) -> None:
-        """End all actors and, if the node is our own, its processes."""
+        """Stop all actors, and the local node."""
         ray.shutdown()
         if self._folder is not None:
             self._folder.remove()
@@ -123,7 +127,7 @@ class RayNode:
         )
 
     def _check_room(self, num_workers: int) -> None:
-        """GPUs are counted by Ray: workers that find none free would wait for ever."""
+        """Raises: UnavailableError for more workers than GPUs: they would wait forever."""
         if (room := self.room()) >= num_workers:
             return
         found = sum(int(node["Resources"].get("GPU", 0)) for node in ray.nodes())
@@ -153,8 +157,35 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
+class RayFolder:
+    """Temporary directory of a local node. The kernel releases its lock when the process ends."""
+
+    def __init__(self, parent: Path = SHORT) -> None:
+        """Create it, and delete those of dead processes."""
+        _delete_abandoned(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        self._lock = (self.path / LOCK).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        """Delete it with all that Ray has left there."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def _delete_abandoned(parent: Path) -> None:
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # locked, another user's, or without a lock file
+            status = folder.lstat()
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < YOUNG_S:
+                continue
+            with (folder / LOCK).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def room_of(host: Mapping[str, float], needs: Mapping[str, float]) -> int:
-    """Workers with these needs that fit on a host with these resources."""
+    """Number of workers with these needs that fit on a host with these resources."""
     return min(
         workers_on(int(host.get(name, 0)), amount) if name == "GPU" else int(host.get(name, 0) // amount)
         for name, amount in needs.items()
@@ -162,45 +193,44 @@ def room_of(host: Mapping[str, float], needs: Mapping[str, float]) -> int:
 
 
 def gpus_to_declare(visible: str | None) -> int | None:
-    """GPUs that Ray is told of; None: it counts them itself, within CUDA_VISIBLE_DEVICES.
+    """`num_gpus` for Ray; None: Ray counts the GPUs of CUDA_VISIBLE_DEVICES itself.
 
-    A number of our own would be taken for that of the machine, and GPUs that are not there be given to workers. But
-    MIG slices it does not count: it sees the GPUs that they are cut from.
+    Ray cannot count MIG slices, only the GPUs that contain them; of whole GPUs its own count is the safe one.
     """
     ids = (visible or "").split(",")
     return len(ids) if all(entry.startswith("MIG-") for entry in ids) else None
 
 
 class WorkerActor:
-    """Lives in the actor's process; values cross its border as plain maps."""
+    """A worker in an actor process; arguments and results are plain maps."""
 
     def __init__(self, worker_id: str, config_json: str, buffer_url: str, log_path: str, token: str | None) -> None:
         self._log_path = Path(log_path)
         _log_to(log_path)
-        # Ray looks for the raylet by its number, which a zombie keeps: where nobody waits for it, this would go on.
+        # Ray checks the raylet by its pid, which a zombie keeps: the actor would outlive it.
         watch_parent(lambda: os._exit(1))
         config = Config.model_validate_json(config_json)
-        # The log lies in RUN/logs. On a host that does not share RUN, segments outlive the worker on that host alone.
+        # The log is in RUN/logs. On a host without the shared RUN, segments stay on that host.
         self._worker = make_worker(worker_id, config, buffer_url, token, run_path=Path(log_path).parents[1])
 
     def load(self) -> None:
         """Load the engine; an error shows in the report."""
         try:
             self._worker.load()
-        except Exception:  # nobody waits for this call; the fleet reads the error in the report
+        except Exception:  # no caller waits for this; the fleet reads the error in the report
             log.exception("%s did not load", self._worker.worker_id)
 
     def report(self) -> dict[str, Any]:
-        """How it is; asked about once a second, so that its log is bounded here, on whatever host it lies."""
+        """State and counts. Called once a second, so it also bounds the log on this host."""
         bound_log(self._log_path)
         return asdict(self._worker.report())
 
     def begin(self, update: Mapping[str, Any] | None) -> None:
-        """Take the newest weights and start to claim."""
+        """Load the newest weights and start to claim."""
         self._worker.begin(None if update is None else weight_update_from_map(update))
 
     def update_weights(self, update: Mapping[str, Any]) -> float:
-        """Seconds until the engine held the weights."""
+        """Returns: seconds."""
         return self._worker.update_weights(weight_update_from_map(update))
 
     def drain(self, timeout_s: float) -> None:
@@ -229,14 +259,13 @@ class RayHandle:
             )
             .remote
         )
-        # The token as an argument and not as a variable: Ray shows the variables of actors to whoever asks it. On this
-        # host a worker finds the file by itself, and the token of a worker on another host is the one of now.
+        # The token is an argument: Ray exposes the environment of actors. On this host the worker reads its file.
         token = None if "RAY_ADDRESS" not in os.environ else own_token()()
         self._arguments = (worker_id, config.model_dump_json(), buffer_url, str(log_path.resolve()), token)
         self._actor: Any = None
 
     def start(self) -> None:
-        """Ask Ray for the actor; it loads as soon as there is room."""
+        """Create the actor; it loads when resources are free."""
         self._actor = self._make(*self._arguments)
         self._actor.load.remote()
 
@@ -262,7 +291,7 @@ class RayHandle:
             ray.kill(self._actor)
 
     def log_tail(self) -> str:
-        """Its last lines of output, if its log is on this host."""
+        """The last lines of its log, if that is on this host."""
         if not self._log_path.is_file():
             return ""
         lines = self._log_path.read_text(errors="replace").splitlines()
@@ -274,57 +303,21 @@ class RayHandle:
         except GetTimeoutError as error:
             raise TimeoutError(f"no answer to {method} within {timeout_s:g} s") from error
         except RayTaskError as error:
-            # Ray raises a mixture of its own class and ours, with a traceback as its message.
+            # A RayTaskError has a traceback as its message; its cause is the worker's error.
             raise error.cause if isinstance(error.cause, BapoError) else UnavailableError(str(error.cause)) from error
         except RayError as error:
             raise WorkerDiedError(f"its process is gone: {str(error).splitlines()[0]}") from error
 
 
 def _python_path() -> str:
-    """An actor finds what this process finds: a user's task beside the config, too."""
+    """PYTHONPATH of actors: this process's, including a user's task next to the config."""
     return os.pathsep.join(filter(None, sys.path))
 
 
 def _log_to(path: str) -> None:
-    """Send all that this process writes, C++ included, to a file of its own."""
+    """Redirect all output of this process, C++ included, to a file."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with Path(path).open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr, force=True)
-
-
-# The folder of a Ray node of our own: it goes with the node, or with the next one if that was killed.
-
-PREFIX, LOCK = "bapo-ray-", "bapo.lock"
-SHORT = Path("/tmp")  # noqa: S108 - folders in it are made by mkdtemp
-"""Paths of unix sockets may have 107 bytes, and Ray's own part of them takes most of that."""
-YOUNG_S = 10.0
-"""A folder as young as this may belong to somebody who has yet to lock it."""
-
-
-class RayFolder:
-    """One life's folder. The kernel gives its lock back however the process ends."""
-
-    def __init__(self, parent: Path = SHORT) -> None:
-        """Make it, and remove those of processes that are gone."""
-        _remove_gone(parent)
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        self._lock = (self.path / LOCK).open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-
-    def remove(self) -> None:
-        """With all that Ray has left there."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._lock.close()
-
-
-def _remove_gone(parent: Path) -> None:
-    for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # locked; another user's; without a lock, because its maker died first
-            status = folder.lstat()
-            if status.st_uid != os.getuid() or time.time() - status.st_mtime < YOUNG_S:
-                continue
-            with (folder / LOCK).open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)

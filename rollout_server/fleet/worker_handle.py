@@ -1,9 +1,8 @@
-"""How the fleet holds a worker: the same few calls, whether it is a thread here or a Ray actor elsewhere.
+"""The fleet's interface to a worker, in threads of this process or in a Ray actor.
 
     start --> report().state == "loaded" --> begin --> report, update_weights, ... --> drain --> kill
 
-`LocalHandle` runs a worker as threads of this process: for engines that cost nothing (scripted). The actor's handle is
-in `fleet_ray.py`.
+`LocalHandle` runs a worker as threads of this process, for the scripted engine. `RayHandle` is in `ray_node.py`.
 """
 
 from __future__ import annotations
@@ -30,53 +29,53 @@ LOG_TAIL_LINES = 20
 
 
 class WorkerDiedError(UnavailableError):
-    """The worker's process is gone."""
+    """The worker's process has ended."""
 
 
 class WorkerHandle(Protocol):
-    """One worker. Calls from one place's thread, `update_weights` also from the one that publishes."""
+    """One worker. Called by its slot's thread; `update_weights` also by the thread that publishes."""
 
     def start(self) -> None:
-        """Begin to load; returns at once."""
+        """Start to load; returns immediately."""
         ...
 
     def report(self, timeout_s: float) -> WorkerReport:
-        """How it is. Raises: WorkerDiedError; TimeoutError when it does not answer."""
+        """State and counts. Raises: WorkerDiedError; TimeoutError when it does not answer."""
         ...
 
     def begin(self, update: WeightUpdate | None, timeout_s: float) -> None:
-        """Take the newest weights and start to claim. Raises: as `update_weights`."""
+        """Load the newest weights and start to claim. Raises: as `update_weights`."""
         ...
 
     def update_weights(self, update: WeightUpdate, timeout_s: float) -> float:
-        """Returns: seconds. Raises: what the worker raised; WorkerDiedError; TimeoutError."""
+        """Returns: seconds. Raises: the worker's error; WorkerDiedError; TimeoutError."""
         ...
 
     def drain(self, timeout_s: float) -> None:
-        """Finish what is in flight, as far as the time allows. Raises: WorkerDiedError, TimeoutError."""
+        """Finish the groups in flight, until the timeout. Raises: WorkerDiedError, TimeoutError."""
         ...
 
     def kill(self) -> None:
-        """End it now, whatever state it is in; never raises."""
+        """End it immediately, in any state; never raises."""
         ...
 
     def log_tail(self) -> str:
-        """Its last lines of output; empty when it has no log of its own."""
+        """The last lines of its own log; empty without one."""
         ...
 
 
 MakeHandle = Callable[[str], WorkerHandle]
-"""A handle for a new worker of the given id."""
+"""Worker id -> handle of a new worker."""
 
 
 def make_worker(
     worker_id: str, config: Config, buffer_url: str, token: str | None = None, *, run_path: Path | None = None
 ) -> Worker:
-    """A worker with its real parts.
+    """A worker with the buffer client, engine and graders of the configuration.
 
     Args:
-        token: for the services; None: what this process has.
-        run_path: run directory, where groups in segments are kept; None: nowhere.
+        token: API token; None: the process's own.
+        run_path: run directory, for partial rollouts; None: they are not stored.
     """
     return Worker(
         worker_id=worker_id,
@@ -101,13 +100,13 @@ class LocalHandle:
         def load() -> None:
             try:
                 self._worker.load()
-            except Exception:  # the report has the error; the thread's own traceback would only repeat it
+            except Exception:  # the report has the error
                 log.debug("%s did not load", self._worker.worker_id, exc_info=True)
 
         threading.Thread(target=load, name=f"load-{self._worker.worker_id}", daemon=True).start()
 
     def report(self, timeout_s: float) -> WorkerReport:
-        """Threads always answer."""
+        """As of the worker."""
         return self._worker.report()
 
     def begin(self, update: WeightUpdate | None, timeout_s: float) -> None:
@@ -123,9 +122,9 @@ class LocalHandle:
         self._worker.drain(timeout_s)
 
     def kill(self) -> None:
-        """Threads cannot be killed: the worker is asked to stop."""
+        """Stop the worker: threads cannot be killed."""
         self._worker.stop()
 
     def log_tail(self) -> str:
-        """It logs with this process."""
+        """Empty: it logs with this process."""
         return ""

@@ -1,7 +1,7 @@
-"""A worker's side of weight files: the learner's own where this host can read it, else one copy per host.
+"""Weight files for workers: the learner's file where this host can read it, otherwise one copy per host.
 
-Workers of one host share the copy: the first one fetches it under a lock, the others wait and find it. When it fails or
-is killed, the next one goes on where it was. The two newest copies of a run stay.
+The first worker of a host downloads the copy under a lock, the others wait for it; after a failure the next one
+continues the download. The two newest copies of a run are kept.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ TIMEOUT_S = 10.0
 
 
 class WeightCache:
-    """Used by one thread at a time."""
+    """Not thread-safe."""
 
     def __init__(self, config: Config, token: str | None = None) -> None:
-        """`token`: for the rollout server; None: what this process has."""
+        """`token`: API token for the rollout server; None: the process's own."""
         # The number, because a container's user may have no name.
         folder = config.rollout.weights_cache or str(Path(tempfile.gettempdir()) / f"bapo-weights-{os.getuid()}")
         self._folder = Path(folder) / config.run.name
-        self._is_known_to_all = not config.rollout.weights_cache
-        """Anybody may have made the folder in /tmp before us, and could then replace copies that were checked."""
+        self._is_shared = not config.rollout.weights_cache
+        """The folder is in /tmp: another user may have created it, and could replace checked copies."""
         self._retry_s = config.rollout.sync_timeout_s
         self._token = token
 
-    def local(self, update: WeightUpdate) -> WeightUpdate:
-        """The update with a checked file of this host.
+    def fetch(self, update: WeightUpdate) -> WeightUpdate:
+        """The update with the path of a verified file on this host.
 
-        Raises: WeightMismatchError; WeightsAbsentError when nobody has the file; StorageError; ConfigError when the
-            folder of copies is somebody else's.
+        Raises: WeightMismatchError; WeightsAbsentError when no server has the file; StorageError; ConfigError when the
+            folder of copies belongs to another user.
         """
         if can_be_read(update.path):
             check_file(update)
@@ -59,24 +59,24 @@ class WeightCache:
             with (self._folder / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not copy.is_file():
-                    self._fetch(update, copy)
+                    self._download(update, copy)
         return replace(update, path=str(copy))
 
     def _make_folder(self) -> None:
         """Raises: ConfigError; OSError."""
-        if self._is_known_to_all:
+        if self._is_shared:
             base = self._folder.parent
             base.mkdir(exist_ok=True, mode=stat.S_IRWXU)
             found = base.lstat()
             if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
                 raise ConfigError(
-                    f"{base}, where copies of weights would lie, is not a folder of yours: remove it, or name another "
-                    "place in rollout.weights_cache"
+                    f"{base}, for copies of weights, is not a folder of this user: remove it, or set another "
+                    "one in rollout.weights_cache"
                 )
             base.chmod(stat.S_IRWXU)
         self._folder.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)
 
-    def _fetch(self, update: WeightUpdate, copy: Path) -> None:
+    def _download(self, update: WeightUpdate, copy: Path) -> None:
         server = Peer("the rollout server", update.url, timeout_s=TIMEOUT_S, retry_s=self._retry_s, token=self._token)
         for part in self._folder.glob(".*.part"):
             if part != part_of(copy):

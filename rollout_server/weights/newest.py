@@ -1,11 +1,10 @@
-"""The newest weights, noted beside them for the next life of the rollout server, and for the others of the run.
+"""The newest weight update, recorded in RUN/weights for a restarted rollout server and for the others of the run.
 
-A fleet that was killed would otherwise wait for the learner's next update, and the learner may be waiting for groups
-that only the present weights may sample: both would wait for ever.
+A restarted fleet must not wait for the learner's next update: the learner may be waiting for groups that only the
+current weights may sample.
 
-Of several rollout servers the learner talks to one, whichever answers under the name that it was given. That one writes
-the note; the others look at it (`Follower`). A worker that has not got the newest weights yet is given no request that
-needs them, so the learner need not wait for all.
+Of several rollout servers the learner calls one, which writes the record; the others poll it (`Follower`). A worker
+without the newest weights gets no request that needs them, so the learner need not wait for all workers.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "published.json"
 LOOK_S = 0.5
-"""Between two looks at the note of others."""
+"""Poll interval of the record."""
 Follow = Callable[[Callable[[], WeightUpdate | None]], bool]
 
 
 class Buffer(Protocol):
-    """Where the learner says which version the workers have."""
+    """Reports the version that the learner has published."""
 
     def progress(self) -> Progress: ...
 
 
 def remember(folder: Path, update: WeightUpdate) -> None:
-    """Write down the newest update, beside the weights. Raises: StorageError."""
+    """Record the newest update. Raises: StorageError."""
     path = folder / FILE_NAME
     with storing(path):
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,9 +45,9 @@ def remember(folder: Path, update: WeightUpdate) -> None:
 
 
 def noted(folder: Path, buffer: Buffer) -> WeightUpdate | None:
-    """What the note says; None when nothing was published, or it is of an earlier attempt at this run.
+    """The recorded update; None when nothing was published, or the record is of an earlier attempt at this run.
 
-    Raises: ValueError, ContractError for a damaged note; what the buffer raises.
+    Raises: ValueError, ContractError for a damaged record; errors of the buffer.
     """
     path = folder / FILE_NAME
     if not path.exists():
@@ -58,9 +57,9 @@ def noted(folder: Path, buffer: Buffer) -> WeightUpdate | None:
 
 
 def recall(folder: Path, buffer: Buffer) -> WeightUpdate | None:
-    """What the fleet had before it died; None when nothing was published, or it is not of the run as it is now.
+    """The update of the fleet before its restart; None when there is none, or it cannot be used.
 
-    Raises: UnavailableError when the buffer does not say how far the run is.
+    Raises: UnavailableError when the buffer does not report the learner's progress.
     """
     try:
         update = noted(folder, buffer)
@@ -69,14 +68,14 @@ def recall(folder: Path, buffer: Buffer) -> WeightUpdate | None:
             return None
         check_size(update)
     except (ValueError, ContractError, WeightMismatchError) as error:
-        log.warning("workers wait for the next weights, because the newest ones cannot be taken again: %s", error)
+        log.warning("workers wait for the next weights: the recorded ones cannot be used: %s", error)
         return None
-    log.info("workers begin with version %d, which the fleet had before", update.version)
+    log.info("workers begin with version %d, recorded by the previous fleet", update.version)
     return update
 
 
 class Follower:
-    """Looks at the note in a thread of its own; `follow` is the fleet's."""
+    """Polls the record in its own thread; `follow` is `Fleet.follow`."""
 
     def __init__(self, folder: Path, buffer: Buffer, follow: Follow) -> None:
         self._folder, self._buffer, self._follow = folder, buffer, follow
@@ -85,15 +84,15 @@ class Follower:
         self._thread = threading.Thread(target=self._run, name="follow", daemon=True)
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; a look that goes on may finish."""
+        """Stop polling; a poll in progress may finish."""
         self._ended.set()
 
     def look(self) -> None:
-        """One look. The same note is not read twice, unless it could not be followed."""
+        """Poll once. A record is read once, unless it could not be followed."""
         path = self._folder / FILE_NAME
         changed = path.stat().st_mtime_ns if path.exists() else 0
         if changed == self._taken:
@@ -102,11 +101,11 @@ class Follower:
             if self._follow(lambda: noted(self._folder, self._buffer)):
                 self._taken = changed
         except (OSError, ValueError, BapoError) as error:
-            log.debug("the note is looked at again: %s", error)
+            log.debug("the record of weights is polled again: %s", error)
 
     def _run(self) -> None:
         while not self._ended.wait(LOOK_S):
             try:
                 self.look()
-            except Exception:  # a bug here must not leave workers on old weights for good
-                log.exception("the note is looked at again")
+            except Exception:  # a bug must not leave the workers on old weights
+                log.exception("the record of weights is polled again")

@@ -1,8 +1,8 @@
-"""The receiving end of a weight update: the file is what the learner wrote, and the engine then holds it.
+"""Verify a weight update in a worker: the file is the learner's, and the engine holds its weights.
 
 learner writes file, digest, canary --POST /weights--> fleet --> each worker:
     1 the file's sha256 equals the digest        else WeightMismatchError; the engine still has its old weights
-      (a host that cannot read the learner's file fetches a copy: weight_store.py, weight_cache.py)
+      (a host that cannot read the learner's file fetches a copy: relay.py, host_cache.py)
     2 the engine replaces its weights in place   between two steps of the engine
     3 the engine's log-probs equal the canary    else WeightMismatchError; the engine must not sample again
 """
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def check_file(update: WeightUpdate) -> None:
-    """Raises: WeightMismatchError when the file is missing, cut off, or not the one that the learner wrote."""
+    """Raises: WeightMismatchError when the file is missing, truncated, or not the one that the learner wrote."""
     check_size(update)
     with Path(update.path).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -38,8 +38,8 @@ def check_file(update: WeightUpdate) -> None:
 
 
 def can_be_read(path: str | Path) -> bool:
-    """Whether this process can read such a file. `is_file` alone raises where a folder on the way may not be entered,
-    as that of another user on another host, and for a name that no file can have."""
+    """Whether this process can read a file. `is_file` alone raises for a parent folder without permission, and for an
+    invalid name."""
     try:
         return Path(path).is_file() and os.access(path, os.R_OK)
     except (OSError, ValueError):
@@ -47,7 +47,7 @@ def can_be_read(path: str | Path) -> bool:
 
 
 def check_size(update: WeightUpdate) -> None:
-    """The cheap half of `check_file`: is there a file of the announced size? Raises: WeightMismatchError."""
+    """Check only that a file of the announced size exists. Raises: WeightMismatchError; WeightsAbsentError."""
     path = Path(update.path)
     if not can_be_read(path):
         raise WeightsAbsentError(f"weights of version {update.version}: {path} cannot be read here")
@@ -58,17 +58,17 @@ def check_size(update: WeightUpdate) -> None:
         )
 
 
-def take_weights(engine: Engine, update: WeightUpdate) -> None:
-    """Steps 2 and 3, by the thread that owns the engine. The file was checked before, while the engine went on.
+def load_verified(engine: Engine, update: WeightUpdate) -> None:
+    """Steps 2 and 3, in the thread that owns the engine; step 1 was done outside of it, while the engine sampled.
 
-    Raises: WeightMismatchError; after it, and after any other exception, the engine counts as dead.
+    Raises: WeightMismatchError; after any exception the engine must not sample.
     """
     began = time.monotonic()
     engine.load_weights(update.path, update.version)
     loaded = time.monotonic()
     difference = check_canary(update.canary, engine.logprobs(update.canary.token_ids), update.version)
     log.info(
-        "took weights version=%d load_s=%.3f canary_s=%.3f canary_difference=%.2e",
+        "loaded weights version=%d load_s=%.3f canary_s=%.3f canary_difference=%.2e",
         update.version,
         loaded - began,
         time.monotonic() - loaded,

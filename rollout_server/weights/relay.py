@@ -1,10 +1,10 @@
-"""The rollout server's side of weight files: it reads the learner's file where it can, and is sent it where it cannot.
+"""Weight files on the rollout server: read from the learner's path or received in pieces, and served to workers.
 
-    path readable here    used as it is, and served to hosts that cannot read it
+    path readable here    used directly, and served to hosts that cannot read it
     not readable          WeightsAbsentError; the learner sends the file in pieces, and announces it again
 
-Serves only files that were announced or are complete, by digest: no path comes from workers. What the learner names
-must begin as safetensors do, so that whoever has its token cannot have other files of this host served.
+Only announced or complete files are served, by digest: workers send no paths. A file must begin as safetensors do, so
+that the learner's token does not give access to other files of this host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rollout_server.weights.receive import can_be_read, check_size
 log = logging.getLogger(__name__)
 
 NUM_KNOWN = 2
-"""The newest, and the one that a worker may still be reading."""
+"""The newest file, and the one that a worker may still be reading."""
 MOST_BYTES = 1 << 62
 """Offsets of files have 63 bits."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -39,8 +39,8 @@ class WeightStore:
     def __init__(self, folder: Path, url: Callable[[], str]) -> None:
         """
         Args:
-            folder: where files that are sent go.
-            url: of this rollout server, as workers on other hosts reach it.
+            folder: directory of received files.
+            url: this rollout server, as workers on other hosts reach it.
         """
         self._folder = folder
         self._url = url
@@ -48,9 +48,9 @@ class WeightStore:
         self._known: dict[str, Path] = {}
 
     def locate(self, update: WeightUpdate) -> WeightUpdate:
-        """The update with a path that can be read here and the address of a copy.
+        """The update with a path that is readable here, and the URL of this server.
 
-        Raises: WeightsAbsentError: the file must be sent; WeightMismatchError when it cannot be what was announced.
+        Raises: WeightsAbsentError: the file must be sent; WeightMismatchError when it is not the announced file.
         """
         sent = self._path(update.digest)
         if not can_be_read(update.path) and sent.is_file():
@@ -67,13 +67,13 @@ class WeightStore:
         return replace(update, url=self._url())
 
     def receive(self, digest: str, offset: int, size: int, data: bytes) -> int:
-        """Add a piece. Returns: bytes that are here now, where the next piece begins.
+        """Append a piece. Returns: bytes received so far, the offset of the next piece.
 
-        Raises: ContractError for what is no piece, or when the whole is another file than its name says; StorageError.
+        Raises: ContractError for an invalid piece, or when the digest of the whole differs; StorageError.
         """
         path = self._path(digest)
         if not (0 <= offset <= size < MOST_BYTES and data):
-            raise ContractError(f"{len(data)} bytes from {offset} are no piece of a file of {size}")
+            raise ContractError(f"{len(data)} bytes from {offset} are not a piece of a file of {size}")
         if path.is_file():
             return size
         part = path.with_suffix(".part")
@@ -93,11 +93,11 @@ class WeightStore:
                 part.unlink()
                 raise ContractError(f"the pieces of {digest[:16]}... make {have} bytes with sha256 {found[:16]}...")
             os.replace(part, path)
-        log.info("weights %s... of %d bytes were sent here", digest[:16], size)
+        log.info("received weights digest=%s... bytes=%d", digest[:16], size)
         return size
 
     def read(self, digest: str, offset: int, length: int) -> bytes:
-        """A piece of a file. Raises: WeightsAbsentError; ContractError for too large a piece."""
+        """A piece of a file. Raises: WeightsAbsentError; ContractError for an invalid range."""
         if not (0 < length <= PIECE_BYTES and 0 <= offset < MOST_BYTES):
             raise ContractError(f"a piece has 1 to {PIECE_BYTES} bytes, {length} were asked for from {offset}")
         with self._lock:
@@ -115,7 +115,10 @@ class WeightStore:
 
 
 def _require_safetensors(path: Path) -> None:
-    """Eight bytes say how long the header is, a JSON object. Raises: WeightMismatchError; WeightsAbsentError."""
+    """Check the start of the file: 8 bytes, the length of a JSON header.
+
+    Raises: WeightMismatchError; WeightsAbsentError.
+    """
     try:
         with path.open("rb") as file:
             length, start = int.from_bytes(file.read(8), "little"), file.read(1)

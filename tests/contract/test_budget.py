@@ -13,7 +13,7 @@ from bapo.core.errors import ContractError
 from bapo.core.token_arrays import Float32s, Int32s, pairs_of, require_spans, runs_of, versions_of
 from bapo.core.types import Purpose, RolloutRequest
 from rollout_server.engines.base import Continuation, Occupancy, SampledGroup
-from rollout_server.partial_rollouts import Budgeted, Draft, Shelf, pack_draft, unpack_draft
+from rollout_server.partial_rollouts import Draft, PartialRolloutStore, SegmentedEngine, pack_draft, unpack_draft
 from tests.support.factories import make_request
 
 LIMIT = 10
@@ -91,13 +91,13 @@ class Clock:
         return self.now
 
 
-def budgeted(folder: Path | None = None, engine: Counting | None = None, **fields: Any) -> Budgeted:
+def budgeted(folder: Path | None = None, engine: Counting | None = None, **fields: Any) -> SegmentedEngine:
     """Budget 4, limit 10."""
     fields = {"now": Clock()} | fields
-    return Budgeted(engine or Counting(), budget=4, limit=LIMIT, shelf=Shelf(folder), **fields)
+    return SegmentedEngine(engine or Counting(), budget=4, limit=LIMIT, store=PartialRolloutStore(folder), **fields)
 
 
-def by_versions(engine: Budgeted, versions: Sequence[int]) -> list[SampledGroup]:
+def by_versions(engine: SegmentedEngine, versions: Sequence[int]) -> list[SampledGroup]:
     """A step under each version, and what came out in all."""
     found: list[SampledGroup] = []
     for version in versions:
@@ -183,24 +183,24 @@ def test_a_group_that_was_done_but_not_delivered_is_not_sampled_again(tmp_path: 
     (group,) = second.step()
     check_whole(group)
     assert engine.resumed == []
-    Shelf(tmp_path).remove("g-p")
+    PartialRolloutStore(tmp_path).remove("g-p")
     assert list(tmp_path.iterdir()) == []
-    Shelf(tmp_path).remove("g-p")
+    PartialRolloutStore(tmp_path).remove("g-p")
 
 
 def test_segments_of_weights_that_do_not_exist_any_more_are_not_used(tmp_path: Path) -> None:
     first = budgeted(tmp_path)
     first.submit(REQUEST)
     by_versions(first, [1, 2])
-    assert Shelf(tmp_path).load(REQUEST, 2) is not None
-    assert Shelf(tmp_path).load(REQUEST, 1) is None
+    assert PartialRolloutStore(tmp_path).load(REQUEST, 2) is not None
+    assert PartialRolloutStore(tmp_path).load(REQUEST, 1) is None
 
 
 def test_a_draft_comes_back_bit_by_bit(tmp_path: Path) -> None:
     engine = budgeted(tmp_path)
     engine.submit(REQUEST)
     by_versions(engine, [1, 2])
-    kept = Shelf(tmp_path).load(REQUEST, 2)
+    kept = PartialRolloutStore(tmp_path).load(REQUEST, 2)
     assert isinstance(kept, Draft)
     again = unpack_draft(pack_draft(kept), REQUEST)
     for row, other in zip(kept.rows, again.rows, strict=True):

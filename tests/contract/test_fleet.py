@@ -214,7 +214,7 @@ def test_a_dead_worker_that_cannot_be_buried_ends_the_fleet_instead_of_leaving_i
     rig.handle("worker-0").is_immortal = True
     rig.handle("worker-0").dead = True
     wait_until(lambda: rig.fatal != [])
-    assert str(rig.fatal[0]) == "the place of worker-0 has failed: RuntimeError('Ray does not answer')"
+    assert str(rig.fatal[0]) == "the slot of worker-0 has failed: RuntimeError('Ray does not answer')"
     assert rig.fatal[0].exit_code == 1  # an accident: whoever watches starts the server again
 
 

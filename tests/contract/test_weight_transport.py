@@ -71,7 +71,7 @@ def test_a_server_that_cannot_read_the_file_is_sent_it_and_its_workers_hosts_fet
     assert Path(given.path).read_bytes() == CONTENT
     assert given.url == host.served.url
     cache = WeightCache(Config(rollout=RolloutConfig(weights_cache=str(tmp_path / "cache"))))
-    here = cache.local(replace(given, path="/nowhere/version-3"))
+    here = cache.fetch(replace(given, path="/nowhere/version-3"))
     assert Path(here.path).read_bytes() == CONTENT
     assert Path(here.path).is_relative_to(tmp_path / "cache")
 
@@ -79,10 +79,10 @@ def test_a_server_that_cannot_read_the_file_is_sent_it_and_its_workers_hosts_fet
 def test_a_worker_that_can_read_the_learners_file_makes_no_copy(tmp_path: Path) -> None:
     update = make_update(tmp_path / "learner", 3, content=CONTENT)
     cache = WeightCache(Config(rollout=RolloutConfig(weights_cache=str(tmp_path / "cache"))))
-    assert cache.local(update) == update
+    assert cache.fetch(update) == update
     assert not (tmp_path / "cache").exists()
     with pytest.raises(WeightsAbsentError, match="cannot be read here"):
-        cache.local(replace(update, path="/nowhere"))
+        cache.fetch(replace(update, path="/nowhere"))
 
 
 def test_a_user_without_a_name_has_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_workers_of_one_host_fetch_once_and_the_two_newest_copies_stay(
         RolloutClient(host.served.url).update_weights(update, timeout_s=30)
         given = replace(host.updates[-1], path="/nowhere")
         caches = [WeightCache(config) for _ in range(4)]
-        threads = [threading.Thread(target=cache.local, args=(given,)) for cache in caches]
+        threads = [threading.Thread(target=cache.fetch, args=(given,)) for cache in caches]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -12,12 +12,12 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[2]
 BEGIN = """
 import json, os, sys
-from rollout_server import ray_settings
-ray_settings.apply()
+from rollout_server.fleet import ray_environment
+ray_environment.apply()
 import ray
 from bapo.config.tree import Config
 from bapo.core.errors import UnavailableError
-from rollout_server import fleet_ray
+from rollout_server.fleet import ray_node
 from rollout_server.fleet.ray_node import RayNode, room_of
 
 def rollout(num_workers, **resources):
@@ -31,8 +31,8 @@ except UnavailableError as error:
 """
 ARGUMENTS = """
 told = []
-fleet_ray.ray.init = lambda **arguments: told.append(arguments)
-fleet_ray.ray.nodes = lambda: [{"Alive": True, "Resources": {"GPU": 3.0}}]
+ray_node.ray.init = lambda **arguments: told.append(arguments)
+ray_node.ray.nodes = lambda: [{"Alive": True, "Resources": {"GPU": 3.0}}]
 os.environ.pop("CUDA_VISIBLE_DEVICES", None)
 RayNode(rollout(1, CPU=2, place=1)).stop()
 for visible in (None, "1,2,3", "MIG-a,MIG-b,MIG-c"):

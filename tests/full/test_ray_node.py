@@ -10,12 +10,12 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 BEGIN = """
 import json, sys, threading
-from rollout_server import ray_settings
-ray_settings.apply()
+from rollout_server.fleet import ray_environment
+ray_environment.apply()
 import psutil
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, UnavailableError
-from rollout_server import fleet_ray
+from rollout_server.fleet import ray_node
 from rollout_server.fleet.ray_node import RayNode
 
 rollout = Config.model_validate({}).rollout
@@ -36,7 +36,7 @@ STARTED_IN_VAIN = """
 def die(**_):
     raise Exception("The current node timed out during startup.")
 
-fleet_ray.ray.init = die
+ray_node.ray.init = die
 try:
     RayNode(rollout)
 except BapoError as error:

@@ -25,8 +25,8 @@ from bapo.core.types import Canary, WeightUpdate
 from bapo.tasks.grading.pool import GraderPool
 from rollout_server.engines import vllm
 from rollout_server.engines.base import SampledGroup
-from rollout_server.partial_rollouts import Budgeted, Shelf
-from rollout_server.weights.receive import check_file, take_weights
+from rollout_server.partial_rollouts import PartialRolloutStore, SegmentedEngine
+from rollout_server.weights.receive import check_file, load_verified
 from rollout_server.worker import NUM_GRADERS, Worker
 from tests.support.factories import make_request
 from tests.support.rollout import MemoryBuffer
@@ -126,7 +126,7 @@ def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def test_log_probs_equal_the_learners_before_and_after_two_updates_in_place(rig: Rig) -> None:
     for seed in (None, 1, 2):
         if seed is not None:
-            take_weights(rig.engine, rig.publish(seed))
+            load_verified(rig.engine, rig.publish(seed))
         groups = rig.sample()
         assert len(groups) == 4
         assert max(float(difference.max()) for difference in rig.differences(groups)) < TOLERANCE
@@ -137,7 +137,7 @@ def test_log_probs_equal_the_learners_before_and_after_two_updates_in_place(rig:
 
 def test_an_update_keeps_every_tensor_of_the_model_at_its_address_as_cuda_graphs_need_it(rig: Rig) -> None:
     before, old = tensors_of(rig)
-    take_weights(rig.engine, rig.publish(7))
+    load_verified(rig.engine, rig.publish(7))
     after, new = tensors_of(rig)
     assert after == before
     # Some of them (with packed copies) are empty on CPUs; these hold numbers, and the update has changed them.
@@ -152,7 +152,7 @@ def test_a_response_in_flight_goes_on_with_the_new_weights_and_says_so(rig: Rig)
     for _ in range(6):
         assert rig.engine.step() == []
     before = reference_of(rig)
-    take_weights(rig.engine, rig.publish(3))
+    load_verified(rig.engine, rig.publish(3))
     (group,) = rig.finish()
     with_new = rig.differences([group])
     with_old = before.differences([group])
@@ -170,15 +170,15 @@ def test_a_response_in_segments_has_each_tokens_log_prob_under_the_weights_that_
 ) -> None:
     old_version = rig.engine.policy_version
     request = make_request(prompt_id="segments", group_size=8)
-    parts = {"budget": 6, "limit": 64, "shelf": Shelf(tmp_path), "idle_s": 0.0}
-    first = Budgeted(_Borrowed(rig.engine), **parts)  # type: ignore[arg-type]
+    parts = {"budget": 6, "limit": 64, "store": PartialRolloutStore(tmp_path), "idle_s": 0.0}
+    first = SegmentedEngine(_Borrowed(rig.engine), **parts)  # type: ignore[arg-type]
     first.submit(request)
     while not any(tmp_path.iterdir()):
         assert first.step() == []
     first.abort(request.request_id)  # its worker dies: whoever claims the request next has the shelf alone
     before = reference_of(rig)
-    take_weights(rig.engine, rig.publish(7))
-    second = Budgeted(_Borrowed(rig.engine), **parts)  # type: ignore[arg-type]
+    load_verified(rig.engine, rig.publish(7))
+    second = SegmentedEngine(_Borrowed(rig.engine), **parts)  # type: ignore[arg-type]
     second.submit(request)
     groups: list[SampledGroup] = []
     while second.num_sampling:
@@ -212,7 +212,7 @@ def test_a_prompt_that_was_cached_under_old_weights_is_computed_again(rig: Rig) 
         (group,) = rig.finish()
         assert len(group.prompt_token_ids) > 2 * BLOCK_SIZE
         assert max(float(difference.max()) for difference in rig.differences([group])) < TOLERANCE
-        take_weights(rig.engine, rig.publish(seed))
+        load_verified(rig.engine, rig.publish(seed))
 
 
 def test_weights_that_the_canary_was_not_measured_on_are_detected(rig: Rig) -> None:
@@ -229,7 +229,7 @@ def test_weights_that_the_canary_was_not_measured_on_are_detected(rig: Rig) -> N
         ),
     )
     with pytest.raises(WeightMismatchError, match=r"0\.01 nats"):
-        take_weights(rig.engine, other)
+        load_verified(rig.engine, other)
 
 
 def test_a_file_that_was_changed_after_it_was_written_is_detected_before_it_is_loaded(rig: Rig) -> None:

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from bapo.transport.buffer_client import BufferClient, ClaimNonces
+from bapo.transport.buffer_client import BufferClient, ClaimKeys
 from tests.support.wait import PATIENCE_S
 
 FORK = multiprocessing.get_context("fork")
@@ -71,7 +71,7 @@ def test_a_forked_process_has_connections_of_its_own(server: tuple[str, list[int
 
 
 def test_a_forked_process_claims_under_a_name_of_its_own() -> None:
-    nonces = ClaimNonces()
+    nonces = ClaimKeys()
 
     def next_nonce() -> str:
         with nonces.claiming("worker-0") as nonce:

@@ -10,9 +10,9 @@ from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry
 from buffer_service.metrics import BufferMetrics, Scrape
 from buffer_service.state import Memory
-from rollout_server.delivery import verdicts
+from rollout_server.delivery import outcome_counts
 from rollout_server.fleet.metrics import FleetMetrics
-from rollout_server.worker_report import Tally, WorkerReport
+from rollout_server.worker_report import WorkerCounts, WorkerReport
 from services.scheduler.loop import RoundClock
 from tests.support.buffer import STATUS
 from tests.support.buffer_app import small_config
@@ -62,22 +62,22 @@ def test_a_round_takes_until_the_buffer_lists_it_no_more() -> None:
     assert value("bapo_reevaluation_rounds_total", outcome="empty") == 1
 
 
-def report(tally: Tally) -> WorkerReport:
+def report(tally: WorkerCounts) -> WorkerReport:
     return WorkerReport(
         state="sampling", policy_version=3, inflight=0, tokens_per_s=5.0, pid=1, rss_bytes=11, counts=tally.snapshot()
     )
 
 
-def test_verdicts_are_counted_from_0_and_errors_are_never_wrong() -> None:
+def test_outcome_counts_are_counted_from_0_and_errors_are_never_wrong() -> None:
     telemetry = Telemetry(Process.ROLLOUT_SERVER)
-    metrics, tally = FleetMetrics(telemetry, "countdown"), Tally()
+    metrics, tally = FleetMetrics(telemetry, "countdown"), WorkerCounts()
 
     def value(outcome: str) -> float | None:
         labels = {"task": "countdown", "outcome": outcome}
         return telemetry.registry.get_sample_value("bapo_verifier_results_total", labels)
 
     assert value("timeout") == 0
-    assert verdicts(np.array([0, 1, 0.5, 0], dtype=np.float32)) == {"correct": 1, "partial": 1, "wrong": 2}
+    assert outcome_counts(np.array([0, 1, 0.5, 0], dtype=np.float32)) == {"correct": 1, "partial": 1, "wrong": 2}
     tally.add("verdict/timeout/countdown", 8)
     metrics.observe("worker-0", "ready", report(tally))
     assert (value("timeout"), value("wrong")) == (8, 0)
