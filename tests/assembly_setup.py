@@ -13,8 +13,7 @@ from buffer_service.metrics import BufferMetrics
 from buffer_service.service import BufferService
 from buffer_service.state import Assembly
 from buffer_service.store.redis.connection import RedisLink
-from buffer_service.store.redis.store import RedisStore
-from tests.buffer_setup import answer, incoming
+from tests.buffer_setup import PuttingRedisStore, answer, incoming
 from tests.factories import make_request
 
 RUNS = itertools.count()
@@ -66,7 +65,7 @@ class Setup:
         self,
         redis_url: str,
         composer: KeepsAll | None = None,
-        store: type[RedisStore] = RedisStore,
+        store: type[PuttingRedisStore] = PuttingRedisStore,
         **cadence: object,
     ) -> None:
         self.composer = composer or KeepsAll()

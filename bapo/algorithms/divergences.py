@@ -9,7 +9,7 @@ W = e^D.
 The unit of the theorem is the prompt x, so spreads (p50, p95, max) are over groups, and pooled numbers over responses.
 Each response stands for itself, so nothing depends on the order of responses or on who computed them.
 
-Does not cover: groups that were chosen for their rewards, or that pi was trained on before (docs/theory.md).
+Does not cover: groups that were chosen for their rewards, or that pi was trained on before (docs/paper.md).
 """
 
 from __future__ import annotations

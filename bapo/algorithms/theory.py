@@ -1,6 +1,6 @@
 """Theorem 3.2: the constants K_i, and the bound for one prompt and for the prompts of a subset X_i.
 
-Two defects of the paper that are not copied (docs/theory.md): for rewards in [0, 1] every "2 TV" of the theorem may be
+Two defects of the paper that are not copied (docs/paper.md): for rewards in [0, 1] every "2 TV" of the theorem may be
 a "TV", so the bound is given as printed and `tight`; and eq. 12 with c1(1 - c1) is too small for c1 > 1/G, because mu
 may also be (G-1)/G: `k2_on_grid` is the constant that holds.
 """

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from bapo.algorithms.composer import AssemblyView, Decision, Rng
 from bapo.core.types import RolloutRequest
 from buffer_service.assembly import Assembler
-from buffer_service.store.redis.store import RedisStore
 from tests.assembly_setup import KeepsAll, Setup, assemble
-from tests.buffer_setup import an_assembly
+from tests.buffer_setup import PuttingRedisStore, an_assembly
 from tests.factories import make_request
 
 
@@ -37,7 +36,7 @@ def test_an_assembly_that_another_instance_overtakes_is_none(redis_url: str) -> 
     assert setup.store.readiness(1).assembled == 1
 
 
-class TakenMeanwhile(RedisStore):
+class TakenMeanwhile(PuttingRedisStore):
     """Another instance drops one group just before requests are read."""
 
     taken = ""

@@ -14,8 +14,8 @@ from bapo.core.errors import FullError, UnavailableError
 from buffer_service.backpressure import Pressure
 from buffer_service.state import Memory, Readiness
 from buffer_service.store.redis.connection import RedisLink
-from buffer_service.store.redis.store import RedisStore
 from tests.buffer_app import small_config
+from tests.buffer_setup import PuttingRedisStore as RedisStore
 from tests.buffer_setup import an_assembly, stored
 from tests.patience import wait_until
 

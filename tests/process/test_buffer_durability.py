@@ -145,7 +145,7 @@ def test_nothing_is_left_of_requests_and_groups_that_nobody_needs(redis_url: str
 
 def test_two_services_at_once_assemble_one_batch_per_step(redis_url: str) -> None:
     config = small_config(**FRESH)
-    with serving(new_store(redis_url), config) as one, serving(new_store("redis", redis_url), config) as two:
+    with serving(new_store(redis_url), config) as one, serving(new_store(redis_url), config) as two:
         requests = requests_of(0, 40)
         one.enqueue(requests, cursor=40)
         one.push([pack_group(answer(request, "11000000")) for request in requests])

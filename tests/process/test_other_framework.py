@@ -47,7 +47,7 @@ def test_the_example_stays_small_enough_to_be_read() -> None:
 
 
 def test_the_example_imports_none_of_the_heavy_packages(redis_url: str) -> None:
-    heavy = {"torch", "ray", "vllm", "redis", "fastapi", "pydantic", "transformers"}
+    heavy = {"torch", "ray", "vllm", "fastapi", "pydantic", "transformers"}
     with serving(new_store(redis_url), small_config(algorithm={"batch_size": 16})) as client:
         code = (
             f"import runpy, sys; sys.argv = ['x', {client.url!r}, '1']; runpy.run_path({str(EXAMPLE)!r}); "

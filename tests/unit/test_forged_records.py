@@ -116,7 +116,7 @@ def test_a_forged_line_of_a_study_is_named(tmp_path: Path) -> None:
         Results(tmp_path).read()
 
 
-@pytest.mark.parametrize("command", ["report", "compare", "simulate", "explain", "track"])
+@pytest.mark.parametrize("command", ["compare", "simulate", "explain", "track"])
 def test_every_command_that_reads_it_says_so_and_ends_with_2(
     run: RunDirectory, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

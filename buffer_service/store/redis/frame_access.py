@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from redis.exceptions import ResponseError
 
@@ -25,7 +25,8 @@ WRITE, READ = "%W", "%R"
 """Which use of a key is allowed; Redis before version 7 knows no such words."""
 
 
-class FrameLogin(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FrameLogin:
     """A user of Redis that may do one thing."""
 
     user: str

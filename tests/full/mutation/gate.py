@@ -29,12 +29,12 @@ from tests.full.mutation.python_mutants import python_mutants
 REPOSITORY = Path(__file__).resolve().parents[3]
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 STORES = (
-    "redis_store.py",
-    "redis_look.py",
-    "redis_image.py",
+    "store/redis/store.py",
+    "store/redis/reads.py",
+    "store/redis/snapshot.py",
     "assembly.py",
 )
-LUA = sorted(path.name for path in (REPOSITORY / "buffer_service" / "lua").glob("*.lua"))
+LUA = sorted(path.name for path in (REPOSITORY / "buffer_service" / "store" / "redis" / "lua").glob("*.lua"))
 TESTS = (
     "tests/contract/test_store_by_hand.py",
     "tests/contract/test_store_claims.py",
@@ -49,11 +49,11 @@ TESTS = (
 )
 MORE_TESTS = {
     "assembly.py": (
-        "tests/unit/test_buffer_assembly.py",
-        "tests/unit/test_assembly_decisions.py",
-        "tests/unit/test_assembly_races.py",
-        "tests/unit/test_assembly_rounds.py",
-        "tests/unit/test_assembly_records.py",
+        "tests/contract/test_buffer_assembly.py",
+        "tests/contract/test_assembly_decisions.py",
+        "tests/contract/test_assembly_races.py",
+        "tests/contract/test_assembly_rounds.py",
+        "tests/contract/test_assembly_records.py",
     )
 }
 COPIED = ("bapo", "buffer_service", "tests", "pyproject.toml")
