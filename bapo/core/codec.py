@@ -334,7 +334,7 @@ def header_fields(packed: memoryview) -> HeaderFields:
 
 
 def checked_header(fields: HeaderFields, num_body_bytes: int) -> GroupHeader:
-    """Plain numbers and no arrays: for columns of G entries numpy's calls cost more than what they do.
+    """The header with its columns as plain numbers: for G entries numpy's calls cost more than what they do.
 
     Raises: ContractError.
     """
@@ -344,26 +344,7 @@ def checked_header(fields: HeaderFields, num_body_bytes: int) -> GroupHeader:
         raise ContractError(f"group header: columns of {sizes} bytes do not describe the same responses", Refusal.SHAPE)
     ints, floats, pairs = _formats(size)
     lengths, rewards, versions = ints(fields.lengths), floats(fields.rewards), pairs(fields.versions)
-    num_tokens, outcomes = sum(lengths), fields.outcomes
-    if min(lengths) < 1 or fields.num_prompt < 0:
-        raise ContractError(
-            f"group {fields.group_id}: a response or the prompt has a negative or zero length", Refusal.SHAPE
-        )
-    if num_body_bytes != 4 * fields.num_prompt + 8 * num_tokens:
-        raise ContractError(
-            f"group {fields.group_id}: {num_body_bytes} body bytes for {num_tokens} tokens", Refusal.SHAPE
-        )
-    # A NaN may hide from min and max, but not from a sum.
-    if (
-        not (math.isfinite(sum(rewards)) and min(rewards) >= 0.0 and max(rewards) <= 1.0)
-        or max(outcomes) > Outcome.EXPERT
-    ):
-        raise ContractError(f"group {fields.group_id}: rewards must be in [0, 1] and outcomes 0 to 2", Refusal.REWARDS)
-    oldest, newest = versions[0::2], versions[1::2]
-    if min(oldest) < 0 or any(map(operator.gt, oldest, newest)):
-        raise ContractError(
-            f"group {fields.group_id}: versions {list(versions)} are not pairs (oldest, newest)", Refusal.VERSIONS
-        )
+    _require_plausible(fields, lengths, rewards, versions, num_body_bytes)
     if fields.spans is not msgspec.UNSET:
         _check_spans(fields, fields.spans, size)
     return GroupHeader(
@@ -376,12 +357,33 @@ def checked_header(fields: HeaderFields, num_body_bytes: int) -> GroupHeader:
         num_prompt=fields.num_prompt,
         lengths=lengths,
         rewards=rewards,
-        policy_version=min(oldest),
-        newest_version=max(newest),
-        num_tokens=num_tokens,
-        outcomes=outcomes,
+        policy_version=min(versions[0::2]),
+        newest_version=max(versions[1::2]),
+        num_tokens=sum(lengths),
+        outcomes=fields.outcomes,
         timing=_timing(fields),
     )
+
+
+def _require_plausible(
+    fields: HeaderFields,
+    lengths: tuple[int, ...],
+    rewards: tuple[float, ...],
+    versions: tuple[int, ...],
+    num_body_bytes: int,
+) -> None:
+    """Raises: ContractError for numbers that no correct worker sends."""
+    where, num_tokens = f"group {fields.group_id}", sum(lengths)
+    if min(lengths) < 1 or fields.num_prompt < 0:
+        raise ContractError(f"{where}: a response or the prompt has a negative or zero length", Refusal.SHAPE)
+    if num_body_bytes != 4 * fields.num_prompt + 8 * num_tokens:
+        raise ContractError(f"{where}: {num_body_bytes} body bytes for {num_tokens} tokens", Refusal.SHAPE)
+    # A NaN may hide from min and max, but not from a sum.
+    are_shares = math.isfinite(sum(rewards)) and min(rewards) >= 0.0 and max(rewards) <= 1.0
+    if not are_shares or max(fields.outcomes) > Outcome.EXPERT:
+        raise ContractError(f"{where}: rewards must be in [0, 1] and outcomes 0 to 2", Refusal.REWARDS)
+    if min(versions[0::2]) < 0 or any(map(operator.gt, versions[0::2], versions[1::2])):
+        raise ContractError(f"{where}: versions {list(versions)} are not pairs (oldest, newest)", Refusal.VERSIONS)
 
 
 @lru_cache(maxsize=64)
@@ -407,7 +409,7 @@ def _prompt(fields: _PromptFields) -> Prompt:
 def _timing(fields: HeaderFields) -> Timing:
     for name, value in zip(Timing.__struct_fields__, fields.timing, strict=True):
         if not 0.0 <= value < math.inf:
-            message = f"group {fields.group_id}: timing.{name} is {value}, which is no finite number from 0 on"
+            message = f"group {fields.group_id}: timing.{name} is {value}, which is not a finite number from 0 on"
             raise ContractError(message, Refusal.HEADER)
     claimed_at, sample_s, grade_s = fields.timing
     return Timing(claimed_at=claimed_at, sample_s=sample_s, grade_s=grade_s)
@@ -420,9 +422,9 @@ _FATE_KEYS = tuple(field.name for field in fields(Fate) if field.name not in _OP
 
 
 def purpose_word(purpose: Purpose) -> str:
-    """How a purpose travels. Raises: ContractError for what is none."""
+    """The word of a purpose, given as such or as Purpose. Raises: ContractError for an unknown one."""
     try:
-        return Purpose(purpose).value  # the word itself will do
+        return Purpose(purpose).value
     except ValueError as error:
         known = ", ".join(Purpose)
         raise ContractError(f"the purpose {purpose!r} is none of {known}", Refusal.HEADER) from error

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
 
-from bapo.core.codec import pack_batch
+from bapo.core.codec import PulledFrame, batch_header, pack_group, pack_pull
+from bapo.core.frames import frame_digest
 from bapo.core.types import Batch
 
 
@@ -28,6 +30,8 @@ class Peers:
         """How long a question for a batch that does not come stays open, from the second one on."""
         self.released = threading.Event()
         self.url = ""
+        self._frames: dict[str, bytes] = {}
+        """Group id -> frame, of the batches that were answered."""
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         route, _, query = path.partition("?")
@@ -44,8 +48,19 @@ class Peers:
                     self.asked.set()
                     self.released.wait(self.hold_s)
                 return 202, json.dumps({"reason": "3/4 groups, 1 leased"}).encode()
-            return 200, pack_batch(self.make(int(parts[1])))
+            return 200, self._pull(self.make(int(parts[1])))
+        if parts[0] == "frame-access":
+            return 200, b'{"url": "", "write": null, "read": null}'
+        if parts[0] == "frames":
+            return 200, self._frames[unquote(parts[1])]
         return 200, b'{"checkpoint_wanted": false}'
+
+    def _pull(self, batch: Batch) -> bytes:
+        frames = {entry.group.group_id: pack_group(entry.group) for entry in batch.entries}
+        self._frames |= frames
+        return pack_pull(
+            batch_header(batch), [PulledFrame(name, len(frame), frame_digest(frame)) for name, frame in frames.items()]
+        )
 
 
 @contextmanager
