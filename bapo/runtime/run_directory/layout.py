@@ -357,7 +357,7 @@ _COLUMNS = {
 def _fate_of(row: dict[str, Any], where: str) -> Fate:
     """Raises: RecordError."""
     require_row(row, FateRow, where)
-    fields = {name: row.get(name) for name in _COLUMNS}  # older records have no `outcomes`
+    fields: dict[str, Any] = {name: row.get(name) for name in _COLUMNS}  # older records have no `outcomes`
     try:
         fields["purpose"] = Purpose(fields["purpose"])
         fields["origin"] = Origin(fields["origin"]) if fields.get("origin") else None
