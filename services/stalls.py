@@ -1,4 +1,4 @@
-"""A run that stands still says so, once, and who waits for whom: no wait of any part is silent for ever.
+"""A stalled run is reported once, with who waits for whom.
 
     MOVES --nothing has changed for `supervision.stall_s`, one sentence--> STILL --something changes, one more--> MOVES
 
@@ -30,11 +30,11 @@ class Watchdog:
         return self._now() - self._moved_s
 
     def look(self, mark: Hashable, why: Callable[[], str]) -> str | None:
-        """A sentence when a standstill begins or ends, else None.
+        """A sentence when a stall begins or ends, else None.
 
         Args:
-            why: says who waits for whom; called once per standstill.
-        Raises: DeadlineError with the sentence when a standstill begins and is to end the run.
+            why: says who waits for whom; called once per stall.
+        Raises: DeadlineError with the sentence when a stall begins and is to end the run.
         """
         still_s = self.still_s
         if mark != self._mark:
@@ -67,14 +67,14 @@ def mark_of(status: BufferStatus) -> Hashable:
 
 
 SILENT_S = 10.0
-"""A worker that says nothing for so long is worth a word."""
+"""Seconds after which a silent worker is named."""
 
 
 def who_waits(status: BufferStatus, batch_size: int, num_steps: int) -> str:
     """What holds the run up at this moment."""
     if status.step == 0:
         return _before_the_learner(status)
-    # A loop of another framework's, on the buffer alone, goes on behind our number of steps.
+    # A loop of another framework's, on the buffer alone, continues past our number of steps.
     if status.step == num_steps + 1 and status.assembled_step == num_steps:
         return _evaluation_left(status)
     if status.assembled_step < status.step:

@@ -61,7 +61,7 @@ def label(axes: Axes, x_label: str, y_label: str, title: str = "") -> None:
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour and dashes of the index-th line of a figure: 32 that differ."""
+    """Color and dashes of the index-th line of a figure: 32 that differ."""
     dashes = LINE_STYLES[index // len(LINE_COLOURS) % len(LINE_STYLES)]
     return {"color": LINE_COLOURS[index % len(LINE_COLOURS)], "linestyle": dashes}
 

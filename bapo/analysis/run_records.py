@@ -63,7 +63,7 @@ def ledger_of(
 
 
 def first_looks(groups: Iterable[tuple[int, Sequence[Fate]]]) -> Iterator[tuple[int, list[Fate]]]:
-    """(step, fates of groups that no earlier step looked at): each sampled group once."""
+    """(step, fates of groups that no earlier step saw): each sampled group once."""
     seen: set[str] = set()
     for step, fates in groups:
         new = [fate for fate in fates if fate.group_id not in seen]

@@ -1,4 +1,4 @@
-"""`bapo compare` and `bapo report`: runs beside each other as tables and figures, and the page of one run."""
+"""`bapo compare` and `bapo report`: runs next to each other as tables and figures, and the page of one run."""
 
 from __future__ import annotations
 

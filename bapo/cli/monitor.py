@@ -1,4 +1,4 @@
-"""Commands that look at a run or at this machine, and `scale`: watch, scale, doctor."""
+"""Commands for a run or this machine: watch, scale, doctor, view, track."""
 
 from __future__ import annotations
 

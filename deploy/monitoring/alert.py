@@ -12,7 +12,7 @@ PREFIX = "Bapo"
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Durations of rules. `speed`: so many times shorter, for tests that provoke a real fault."""
+    """Durations of rules. `speed`: that many times shorter, for tests that provoke a real fault."""
 
     speed: float = 1.0
 

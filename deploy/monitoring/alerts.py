@@ -14,7 +14,7 @@ def newest(name: str) -> str:
 
 
 def finished(t: Clock, span_s: float) -> str:
-    """Runs whose last step was trained, by what the buffer said of it lately: the learner ends too soon behind that
+    """Runs whose last step was trained, by what the buffer said of it lately: the learner ends too soon after that
     step for a scrape to see it there."""
     return (
         f"(max by (run) (max_over_time(bapo_run_committed_steps[{t.span(span_s)}])) "
@@ -42,7 +42,7 @@ ALERTS = (
         summary="A process that ran within the last hour is missing while others run, and the run is not finished.",
         runbook="It ended, or its container, pod or host did: `docker compose ps -a` or `kubectl get pods` shows its "
         "exit code, RUN/logs or the container's log its last lines; docs/reliability.md says what resumes where.",
-        # Where targets are found by DNS, or by what runs, one that has ended is no target that is down: it is none.
+        # Where targets are found by DNS, or by what runs, one that has ended is no longer a target.
         # A run of which nothing is left was stopped.
         expr=lambda t: f"max by (run, process) (last_over_time(bapo_build_info[{t.span(HOUR)}])) "
         "unless on (run, process) bapo_build_info "

@@ -17,7 +17,7 @@ from services.launcher.targets import FILE
 SCRAPE_S = 5
 RULES_FILE = "rules.yml"
 ALERTMANAGERS_FILE = "alertmanagers.yml"
-"""Beside the configuration for compose; yours, and read as soon as it is there."""
+"""Next to the configuration for compose; yours, and read as soon as it is there."""
 VIEWER_TOKEN = "/bapo/secrets/viewer/token"  # noqa: S105 - the path of a file in the container
 COMPOSE_NAMES = {
     Process.BUFFER_SERVICE: "buffer",

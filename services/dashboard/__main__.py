@@ -1,6 +1,6 @@
 """`python -m services.dashboard --config RUN/config.toml --run-dir RUN [--buffer-url URL] [--host HOST] [--port PORT]`.
 
-The web page of a run that goes on: its records, and what its buffer knows now. The port that it listens on is written
+The web page of a live run: its records, and what its buffer knows now. The port that it listens on is written
 to RUN/ports/dashboard, unless --port names it: nothing else of RUN is written, so it may be mounted read-only.
 """
 

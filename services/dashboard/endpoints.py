@@ -1,6 +1,6 @@
 """The data API of the page: its endpoints in one table, asked one at a time.
 
-To add one: write `name(view: RunView, *, query: int = 0, ...) -> JSON values` beside the others, and its line here.
+To add one: write `name(view: RunView, *, query: int = 0, ...) -> JSON values` next to the others, and its line here.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def group(view: RunView, *, id: str, step: int = 0, most: int = TOKENS) -> dict[
     Args:
         step: which use of the group; 0: the newest one with a text, if possible one that was trained; else the newest.
         most: tokens of each response that are sent.
-    Raises: ContractError for a group that no step looked at (yet: see `is_complete`).
+    Raises: ContractError for a group that no step saw (yet: see `is_complete`).
     """
     found = view.fold(PromptIndex).group(id)
     if found is None:

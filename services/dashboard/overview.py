@@ -45,7 +45,7 @@ class StepRows:
         self._rows.append([*plain, cells_of(row), bounds_of(row)])
 
     def columns(self, first: int) -> dict[str, list[Any]]:
-        """Name -> values of the steps behind the first ones; `cells` and `bounds` have a list per step."""
+        """Name -> values of the steps after the first ones; `cells` and `bounds` have a list per step."""
         rows = self._rows[first:]
         return {name: [row[index] for row in rows] for index, name in enumerate((*FIELDS, "cells", "bounds"))}
 
@@ -137,7 +137,7 @@ class PromptVisits:
         revisited    prompts that came at least twice so far: the sum of the matrix
         unsolved     of them, those without a right response at first
         rescued      of those, with one at last; `attribution`: the same by the origins that trained them in between
-        reasons      what became of every group that the assembly looked at
+        reasons      what became of every group that the assembly saw
         sample_s, grade_s   seconds that the groups took that were new in this step, `new_groups` many, of `workers`
         """
         rows = self._rows[first:]

@@ -1,4 +1,4 @@
-"""The prompts of a run: which were looked at and where each group is, the list of them, and one with all its visits.
+"""The prompts of a run: which were seen and where each group is, the list of them, and one with all its visits.
 
 First and last are of fresh groups of G responses, as in the accuracy-migration matrix (Fig. 15), so that a cell of the
 matrix is the list of its prompts.
@@ -23,7 +23,7 @@ LIMIT = 100
 MOST_OFFSET = 1 << 31
 TABLES = ("", "bad", "high")
 EXPORTED = 300
-"""Prompts that an exported file carries: those that were looked at last."""
+"""Prompts that an exported file carries: those that were seen last."""
 
 
 @dataclass(slots=True)
@@ -66,11 +66,11 @@ class PromptIndex:
                 found.fresh.append((step.step, right(fate)))
 
     def prompts(self) -> Iterator[Summary]:
-        """The prompt that was looked at last comes first."""
+        """The prompt that was seen last comes first."""
         return iter(sorted(self._prompts.values(), key=lambda found: -found.last_step))
 
     def group(self, group_id: str) -> tuple[str, list[int]] | None:
-        """(prompt, steps that looked at it); None for an unknown group."""
+        """(prompt, steps that saw it); None for an unknown group."""
         return self._groups.get(group_id)
 
 
@@ -79,7 +79,7 @@ def prompts(
 ) -> dict[str, Any]:
     """Prompts: all, those of one cell of the migration matrix, or those in a table.
 
-    The one that was looked at last comes first; at most 100 after the first `offset` ones.
+    The one that was seen last comes first; at most 100 after the first `offset` ones.
 
     Args:
         first, last: k of the first and of the last fresh group, of prompts that have at least two; -1: any.

@@ -114,7 +114,7 @@ class RunView:
         self.num_steps += 1
 
     def _fates(self, step: int) -> tuple[Fate, ...]:
-        """Groups of a step: the learner writes them before its row. None when they are away: the page then says so."""
+        """Groups of a step, written before its row. () when they cannot be read: the page then says so."""
         try:
             return tuple(fate for _, fates in self.run.read_groups([step]) for fate in fates)
         except ImportError:
@@ -125,7 +125,7 @@ class RunView:
 
 
 class LiveBuffer:
-    """The buffer of a run that goes on, asked over its API."""
+    """The buffer of a live run, asked over its API."""
 
     def __init__(self, config: Config, run: RunDirectory, url: str | None = None, token: Token | None = None) -> None:
         """

@@ -30,7 +30,7 @@ from services.dashboard.run_view import LiveBuffer
 
 HOST = "127.0.0.1"
 PORT = 8709
-"""No process of a run listens there by default, so that a run can be looked at while another one trains."""
+"""No process of a run listens there by default, so that a run can be inspected while another one trains."""
 
 
 def serve(run: RunDirectory, host: str, port: int) -> None:

@@ -207,6 +207,6 @@ def evaluation_row(
 
 
 def _busy_seconds(groups: Sequence[Group]) -> float:
-    """From the first claim to the last graded group: waiting for workers to come up is no part of it."""
+    """From the first claim to the last graded group: waiting for workers to come up is not part of it."""
     begin = min(group.timing.claimed_at for group in groups)
     return max(g.timing.claimed_at + g.timing.sample_s + g.timing.grade_s for g in groups) - begin

@@ -1,7 +1,7 @@
 """When to measure which policy version: pure rules of where the learner is and what was measured before.
 
 base    version 1, before training changes it        num_prompts_final per split
-during  the first published version behind each multiple of `every` steps        num_prompts
+during  the first published version after each multiple of `every` steps        num_prompts
 final   version T + 1                                num_prompts_final; then the evaluator is finished
 """
 
@@ -25,7 +25,7 @@ class Target:
 
     @property
     def step(self) -> int:
-        """Learner steps behind these weights."""
+        """Learner steps after these weights."""
         return self.version - 1
 
 
@@ -86,7 +86,7 @@ def requests_of(target: Target, split: str, prompts: list[Prompt], num_samples: 
 
 
 def _during(version: int, measured: Collection[int], every: int) -> int:
-    """`version` if it is the first one behind a multiple of `every` steps, else 0."""
+    """`version` if it is the first one after a multiple of `every` steps, else 0."""
     if every == 0:
         return 0
     passed = (version - 1) // every

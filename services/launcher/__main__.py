@@ -69,7 +69,7 @@ def _launch(flags: argparse.Namespace, run: RunDirectory, console: Console) -> i
             _scenario(flags)(session)
     except InterruptedRunError:
         message = "ended by the user" + _how_to_go_on(flags, run, INTERRUPTED)
-        # A trained run whose buffer is looked at once more stays a trained run.
+        # A trained run whose buffer is inspected again stays a trained run.
         status = "finished" if was_finished and flags.verb == "buffer" else "interrupted"
         return _end(run, console, INTERRUPTED, status, message)
     except ChildFailedError as error:

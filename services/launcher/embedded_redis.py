@@ -32,7 +32,7 @@ PROBE_TIMEOUT_S = 0.5
 ON_PATH = ("valkey-server", "redis-server")
 
 REWRITE_MIN_SIZE = "256mb"
-"""Of the append-only file. Groups come and go: at Redis' own 64 MB it would be written anew, by a fork, every few
+"""Of the append-only file. Groups come and go: at Redis' own 64 MB it would be written again, by a fork, every few
 seconds of a busy run; 256 MB are read again in one or two seconds."""
 
 KEEPS_MEMORY = {
@@ -86,7 +86,7 @@ def redis_spec(run: RunDirectory, settings: BufferConfig, env: Mapping[str, str]
     folder = run.redis_path.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(stat.S_IRWXU)
-    # The one of the run's first start: a service that somebody started beside it goes on knowing it.
+    # The one of the run's first start: a service started next to it still uses it.
     password = _kept_password(folder) or secrets.token_urlsafe(PASSWORD_BYTES)
     socket_path = _socket_path(folder)
     socket_path.unlink(missing_ok=True)

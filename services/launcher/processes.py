@@ -184,7 +184,7 @@ def base_environment(config: Config) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # A user's task or reward may lie beside the config, in the folder where the command was given.
+        # A user's task or reward may lie next to the config, in the folder where the command was given.
         "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")])),
     }
     if Path(config.model.path).is_dir():

@@ -94,7 +94,7 @@ def first_status(session: Session, timeout_s: float = math.inf) -> BufferStatus:
 
 
 def buffer_is_up(session: Session) -> str:
-    """Where the buffer is, where its data is, how to look at it and how to stop it."""
+    """Where the buffer is, where its data is, how to inspect it and how to stop it."""
     url, path, settings = buffer_url(session.config, session.run), session.run.path, session.config.buffer
     kept = f"{session.run.redis_path} (append-only file, fsync {settings.appendfsync})"
     token = f"{tokens_of(session.run).path_of(Role.OPERATOR)} (clients: BAPO_TOKEN_FILE names it)"
@@ -112,7 +112,7 @@ def buffer_is_up(session: Session) -> str:
 
 
 def _held_before(session: Session, status: BufferStatus) -> str:
-    """What is served again, so that nobody goes on with another loop's groups unawares: a Redis of several users, or of
+    """What is served again, so that another loop's groups are not used unawares: a Redis of several users, or of
     an earlier run, may know this name. Nothing when it holds nothing."""
     num_open = sum(status.queued.values()) + sum(status.leased.values())
     if not (status.assembled_step or num_open or status.num_bytes):
@@ -168,7 +168,7 @@ def _check_unused(session: Session, status: BufferStatus) -> None:
 
 
 def _check_finished(session: Session, learner: Child) -> None:
-    """A learner that was asked to end from outside also exits with 0; that is no finished run."""
+    """A learner that was asked to end from outside also exits with 0; that is not a finished run."""
     rows = session.run.read_metrics()
     if not rows or rows[-1]["step"] < session.config.run.num_steps:
         raise ChildFailedError(learner)

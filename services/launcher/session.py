@@ -1,4 +1,4 @@
-"""One start of a run: its lock, its children, its display, and what is told to run.json."""
+"""One start of a run: its lock, its children, its display, and what is written to run.json."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Session:
     ) -> None:
         """
         Args:
-            adds_records: of this start; False: a finished run is only looked at, and other code made it.
+            adds_records: of this start; False: a finished run is only inspected, and other code made it.
         """
         self.config = config
         self.gpus = gpus
@@ -122,7 +122,7 @@ class Session:
     def watch(self, until: Callable[[], bool]) -> None:
         """Look after the children and show the run until a condition holds.
 
-        Raises: ChildFailedError, InterruptedRunError; DeadlineError for a run that stands still, if it is to end then.
+        Raises: ChildFailedError, InterruptedRunError; DeadlineError for a run that stalls, if it is to end then.
         """
         while True:
             if self.children.look():

@@ -25,7 +25,7 @@ from services.stalls import Watchdog, mark_of, who_waits
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
-"""Longest wait for the learner's next step: while it stays in one, groups may be dropped and have to be asked again."""
+"""Longest wait for the learner's next step: while it stays in one, groups may be dropped and have to be re-sampled."""
 LOOK_SOON_S = 0.2
 """The same while reference prompts are being sampled: the requests of a step wait for them."""
 
@@ -74,7 +74,7 @@ class Scheduler:
     def run(self) -> None:
         """Ask until the learner reports step T + 1.
 
-        Raises: UnavailableError when the buffer stays away; DeadlineError when the run stands still and is to end then.
+        Raises: UnavailableError when the buffer stays away; DeadlineError when the run stalls and is to end then.
         """
         looked_at: int | None = None
         while True:
@@ -117,7 +117,7 @@ class Scheduler:
         self._cursor = status.cursor
 
     def _ask_extra(self, status: BufferStatus) -> None:
-        """The rounds that steps need besides their own. Asked again while nothing is on its way: the buffer may have
+        """Extra rounds that steps need. Requested again while none is open: the buffer may have
         been set back to before it was asked, and what is there already is not asked twice."""
         if not status.num_open(Purpose.FRESH):
             self._asked_extra = frozenset()

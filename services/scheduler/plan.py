@@ -2,7 +2,7 @@
 
     fresh         requests numbered by the cursor 0, 1, 2, ..., in data order or as a prompt selector proposes; those of
                   step t are ready for the workers when the learner is v + slack steps before it, so that nobody waits
-    extra         further rounds of a step whose batch lacks groups that train, when the buffer asks for one (DAPO)
+    extra         further rounds of a step whose batch is short of groups, when the buffer asks for one (DAPO)
     re-evaluation once per step t with t mod m == 0: the hard prompts that the algorithm chooses (docs/paper.md)
 
 Ids are made of cursor, step and place, so that a scheduler that restarts asks for the same things again, once.
@@ -78,7 +78,7 @@ class FreshPlan:
 
     def _due_spares(self, status: BufferStatus) -> list[RolloutRequest]:
         # Planned for the batch that is assembled next: planned for later, weights may have to answer it that exist
-        # only behind the step that waits for it.
+        # only after the step that waits for it.
         step = min(self._config.run.num_steps, status.assembled_step + 1)
         chosen = [self._spare(status, number) for number in range(self.num_spares(status))]
         return [self._request(status.cursor + i, step, prompt) for i, prompt in enumerate(chosen) if prompt is not None]
@@ -91,7 +91,7 @@ class FreshPlan:
         return self._behind(self._proposals, max(1, asked, self._proposals.newest), status.fresh_spares + number)
 
     def _behind(self, proposals: Rankings, step: int, number: int) -> Prompt | None:
-        """A prompt of a step's proposal behind its regular ones; when there are few they come again."""
+        """A prompt of a step's proposal after its regular ones; when there are few they come again."""
         ranking = proposals.ranking(step)
         if ranking is None:
             return None

@@ -4,7 +4,7 @@
                                            |  every KEEP_EVERY rounds, and after references
                                            +--> kept again, before the first request of its round is asked for
 
-Everything is in the buffer: a scheduler that starts again reads the state and the outcomes behind it, and proposes the
+Everything is in the buffer: a scheduler that starts again reads the state and the outcomes after it, and proposes the
 same. Only the newest rounds are remembered; nothing older is ever asked for.
 """
 
@@ -33,9 +33,9 @@ from bapo.transport.buffer_client import BufferStatus
 log = logging.getLogger(__name__)
 
 KEEP_EVERY = 32
-"""Rounds between two kept states: so many steps of outcomes stay in the buffer, and are read after a restart."""
+"""Rounds between two kept states: that many steps of outcomes stay in the buffer, and are read after a restart."""
 ROUNDS, RANKINGS = "rounds", "rankings"
-"""Names of the arrays that a kept state has beside the selector's own."""
+"""Names of the arrays that a kept state has next to the selector's own."""
 
 
 class Buffer(Protocol):
@@ -62,7 +62,7 @@ class Proposals:
     def __init__(
         self, config: Config, prompts: Sequence[Prompt], make_selector: Callable[[], PromptSelector], buffer: Buffer
     ) -> None:
-        """`make_selector` gives one that has learnt nothing yet."""
+        """`make_selector` gives one that has learned nothing yet."""
         self._config, self._prompts, self._buffer, self._make = config, prompts, buffer, make_selector
         self._num = min(len(prompts), (1 + config.algorithm.max_rounds) * config.algorithm.batch_size)
         self._remembered = config.cadence.lookahead + config.cadence.m + 1
@@ -86,7 +86,7 @@ class Proposals:
         return self._round
 
     def ranking(self, round_: int) -> Indices | None:
-        """[min((1 + max_rounds) B, N)] prompts of a round, best first: those of its step, and behind them those that
+        """[min((1 + max_rounds) B, N)] prompts of a round, best first: those of its step, and after them those that
         replace lost ones or come in further rounds of that step.
 
         None while its reference prompts are being sampled, or outcomes that it needs are not there yet, and for a
@@ -208,7 +208,7 @@ def make_proposals(config: Config, prompts: Sequence[Prompt], pool: PromptPool, 
     def make_selector() -> PromptSelector:
         return load_selector(name, config.selector, pool, seed=config.run.seed, batch_size=config.algorithm.batch_size)
 
-    make_selector()  # so that a pool that lacks something is refused before the run begins
+    make_selector()  # so that a pool that is missing something is refused before the run begins
     return Proposals(config, prompts, make_selector, buffer)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from bapo.core.errors import ConfigError, ContractError, StorageError
 from bapo.core.types import Fate, Origin, Purpose
+from bapo.runtime.run_directory import layout
 from bapo.runtime.run_directory.layout import RunDirectory
 from tests.support.factories import make_fate
 
@@ -182,3 +183,13 @@ def test_a_full_disk_is_a_storage_error_that_names_the_file(run: RunDirectory) -
     with pytest.raises(StorageError, match=r"step-000001\.parquet: .*No space left"):
         run.write_groups(1, [make_fate()])
     assert run.group_steps() == []
+
+
+def test_group_records_from_before_outcomes_are_read() -> None:
+    """The published studies have such records."""
+    row = {
+        "group_id": "g", "prompt_id": "p", "purpose": "fresh", "policy_version": 1, "rewards": [1.0], "origin": None,
+        "reason": "informative", "birth": 1, "item": "g", "rows": None, "kind": "rl", "worker_id": "w",
+        "num_tokens": 3, "sample_s": 0.5, "grade_s": 0.0, "claimed_at": 0.0,
+    }  # fmt: skip
+    assert layout._fate_of(row, "groups row 1").outcomes == b""

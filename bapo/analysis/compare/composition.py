@@ -1,7 +1,7 @@
 """What batches were made of and how training went, one number per run: what section D of the paper's claims is about.
 
 shares of X1, X2, X3        of the items that trained (appendix A.6: X1 40 to 60 %)
-stored                      of the responses that trained: those of a group that an earlier step has looked at
+stored                      of the responses that trained: those of a group that an earlier step has seen
 retained                    of the fresh groups: those that trained at once (appendix A.3: 40 to 60 %)
 re-evaluated, improved, solved   prompts
 last entropy and length, gradient norms
@@ -95,7 +95,7 @@ def _mean_of_last(values: Sequence[float | None]) -> float | None:
 # Whether a method's runs were on-policy, from what they trained and not from its name.
 
 MOST_STALENESS = 1
-"""Steps. Sampling beside the learner (`cadence.slack` = 1) uses the weights of the step before."""
+"""Steps. Sampling next to the learner (`cadence.slack` = 1) uses the weights of the step before."""
 
 
 def is_on_policy(method: Method) -> bool:
@@ -111,7 +111,7 @@ def is_on_policy(method: Method) -> bool:
 
 
 def trained(run: Measured) -> Iterator[tuple[int, Fate, bool]]:
-    """(step, fate, whether an earlier step has looked at it already) of every group of which rows trained.
+    """(step, fate, whether an earlier step has seen it already) of every group of which rows trained.
 
     Such stored groups are X3 of BAPO, and the rows that RePO and ARPO put into items of X1.
     """

@@ -23,7 +23,7 @@ from bapo.analysis.run_records import smoothed
 from bapo.core.types import Origin, Purpose
 
 WINDOW_SHARE = 12
-"""A line over steps is the mean of one in so many of them: single steps are noise."""
+"""A line over steps is the mean of one in this many: single steps are noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ def training_reward(compared: Compared) -> Drawn:
 
 
 def pairs(compared: Compared) -> Drawn:
-    """Figure 5: each method beside the reference, and BAPO beside DAPO where both are there."""
+    """Figure 5: each method next to the reference, and BAPO next to DAPO where both are there."""
     splits, chosen = compared.splits, [(one.method, one.reference) for one in contrasts(compared)]
     if not splits or not chosen:
         return "it needs two methods with held-out measurements"
@@ -230,7 +230,7 @@ def _single(y_label: str, lines: Sequence[Series | None]) -> Drawn:
 
 
 def _panels(panels: Mapping[str, Sequence[Series | None]], y_label: str, *, star: bool | str = False) -> Drawn:
-    """Small pictures beside each other, with one legend below when all have the same lines."""
+    """Small pictures next to each other, with one legend below when all have the same lines."""
     panels = {title: lines for title, lines in panels.items() if any(lines)}
     if not panels:
         return "the records have no such values"
@@ -324,7 +324,7 @@ def shares(compared: Compared) -> Drawn:
 
 
 def migrations(compared: Compared) -> Drawn:
-    """Figure 15: from the bin at first to the bin at last, with chance beside it, for up to four methods."""
+    """Figure 15: from the bin at first to the bin at last, with chance next to it, for up to four methods."""
     panels: dict[str, Matrix | None] = {}
     methods = chosen(compared)
     runs = [run for method in compared.methods for run in method.runs]
@@ -352,7 +352,7 @@ def chosen(compared: Compared) -> list[Method]:
 
 
 def _squares(axes: Axes, matrix: Matrix, title: str) -> None:
-    """One matrix: colour says better or worse, strength how many (logarithmic), and each cell has its count."""
+    """One matrix: color says better or worse, strength how many (logarithmic), and each cell has its count."""
     size = len(matrix.counts)
     most = math.log1p(max(max(row) for row in matrix.counts))
     for first, row in enumerate(matrix.counts):

@@ -60,12 +60,12 @@ class Measured:
 
     @cached_property
     def groups(self) -> list[tuple[int, list[Fate]]]:
-        """(step, its fates): every group that its assembly looked at."""
+        """(step, its fates): every group that its assembly saw."""
         return list(self.directory.read_groups())
 
     @cached_property
     def sampled(self) -> list[tuple[int, list[Fate]]]:
-        """(step, fates), each sampled group in the first step that looked at it alone."""
+        """(step, fates), each sampled group only in the first step that read it."""
         return list(first_looks(self.groups))
 
     @cached_property
@@ -74,7 +74,7 @@ class Measured:
 
     @cached_property
     def wall_s(self) -> float | None:
-        """From start to end; None for a run that was started more than once or that goes on."""
+        """From start to end; None for a live run or one that was started more than once."""
         fields = self.directory.read_run()
         started, ended = fields.get("started_at"), fields.get("ended_at")
         if not started or not ended or not self.metrics or self.metrics[0].get("time", 0) < started:
@@ -140,7 +140,7 @@ class Compared:
 def gather(paths: Sequence[str | Path]) -> Compared:
     """Runs, or one study, as methods.
 
-    Raises: ConfigError when a path is no run, a run has no finished step, or runs were measured differently.
+    Raises: ConfigError when a path is not a run, a run has no finished step, or runs were measured differently.
     """
     if len(paths) == 1 and (Path(paths[0]) / "study.toml").is_file():
         return _gather_study(Path(paths[0]))

@@ -1,4 +1,4 @@
-"""A comparison as Markdown, with figures as PNG and PDF and tables as CSV and Markdown beside it.
+"""A comparison as Markdown, with figures as PNG and PDF and tables as CSV and Markdown next to it.
 
 FOLDER/report.md             tables and figures
        figures/figure-04.png, .pdf ...

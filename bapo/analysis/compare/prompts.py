@@ -209,7 +209,7 @@ class Unsolved:
 def unsolved(runs: Iterable[Measured], split: str) -> Unsolved | None:
     """The population of runs with one base model; None where it solved everything or was not measured.
 
-    Measurements of runs with the same seed are no independent samples of each other: their engines start alike.
+    Measurements of runs with the same seed are not independent samples of each other: their engines start alike.
     """
     by_seed: dict[int, list[Mapping[str, float]]] = {}
     measured = []

@@ -1,4 +1,4 @@
-"""The records of a study's finished runs as one file, to publish them or to go on with the study elsewhere.
+"""The records of a study's finished runs as one file, to publish them or to continue the study elsewhere.
 
     study.toml, results.jsonl
     runs/<run>/config.toml, run.json, metrics.jsonl, evaluations.jsonl, groups/step-<t>.parquet
@@ -35,7 +35,7 @@ MEMBER = re.compile(
     r"runs/[a-z0-9][a-z0-9-]*/(config\.toml|run\.json|metrics\.jsonl|evaluations\.jsonl|groups/step-\d{6,}\.parquet)"
 )
 MEMBER_MAX_BYTES = 1 << 28
-"""No record of a run is as large; an archive that says so is not one of ours."""
+"""Larger than any record of a run: such an archive is refused."""
 
 
 @dataclass(frozen=True, slots=True)

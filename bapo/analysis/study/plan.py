@@ -130,7 +130,7 @@ class MethodSettings(Frozen):
     seeds: tuple[int, ...] | None = Field(None, min_length=1)
     """Instead of those of the study."""
     may_differ: tuple[str, ...] = ()
-    """Settings that make the comparison unequal and are meant to: reports say so beside the method."""
+    """Settings that make the comparison unequal and are meant to: reports say so next to the method."""
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -180,7 +180,7 @@ def read_study(path: str | Path, only: Sequence[str] = ()) -> Study:
     for name in names:
         try:
             configs |= {(name, seed): _config(file, name, seed, folder, str(path)) for seed in seeds_of(file, name)}
-            # At one seed for all, so that what follows the seed is no difference between methods.
+            # At one seed for all, so that what follows the seed is not a difference between methods.
             alike[name] = _config(file, name, file.study.seeds[0], folder, str(path))
         except ConfigError as error:
             problems += [f"{_place(text, name, str(path))}: {line}" for line in str(error).splitlines()]
@@ -191,7 +191,7 @@ def read_study(path: str | Path, only: Sequence[str] = ()) -> Study:
 
 
 def parse_study(text: str, source: str) -> StudyFile:
-    """The file's own keys; those of the configurations are looked at later. Raises: ConfigError."""
+    """The file's own keys; those of the configurations are checked later. Raises: ConfigError."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

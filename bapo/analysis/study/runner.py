@@ -271,7 +271,7 @@ def make_folder(study: Study) -> None:
 
 
 def start_launcher(found: Found, log_path: Path) -> subprocess.Popen[bytes]:
-    """The launcher of one run: on a new directory, or going on with the one that is there."""
+    """The launcher of one run: on a new directory, or continuing the one that is there."""
     run = found.run
     if found.state is State.NEW:
         # What a kill left between the folder and its configuration holds nothing.

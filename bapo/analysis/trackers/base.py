@@ -82,7 +82,7 @@ class Sender:
     def send_new(self) -> int:
         """Send what is new since the last call; the number of rows sent.
 
-        A resumed run writes the steps behind its checkpoint again: those that came out differently are sent again.
+        A resumed run writes the steps after its checkpoint again: those that came out differently are sent again.
         """
         if self._steps.is_another_file() or self._measured.is_another_file():
             self._begin()

@@ -14,7 +14,7 @@ class TensorBoard:
     def __init__(self, run: TrackedRun) -> None:
         from tensorboardX import SummaryWriter  # optional
 
-        # It is written anew from the run's records each time: an older file would draw every step twice.
+        # It is written again from the run's records each time: an older file would draw every step twice.
         for old in run.folder.glob(EVENTS):
             old.unlink()
         self._writer = SummaryWriter(str(run.folder))

@@ -1,10 +1,10 @@
-"""Questions to a recorded run, answered from its group records alone.
+"""Questions to a recorded run, answered from its group records only.
 
-recording.py      RUN/groups and RUN/metrics.jsonl -> what each assembly saw and what became of it
-simulation.py     the real composer over recorded groups, with the run's settings or with others
-reevaluation.py   outcomes of re-evaluations that the run did not make
-explanation.py    why a prompt was or was not in a batch, in one sentence
-page.py           a simulation as one offline page
+recording.py     RUN/groups and RUN/metrics.jsonl -> what each assembly saw and the batch that followed
+simulation.py    the composer over recorded groups, with the run's settings or with others
+explanation.py   why a prompt was or was not in a batch, in one sentence
+history.py       every visit of a prompt, and when it entered and left each table
+replayable.py    which steps the learner can repeat
 
-Batches only: none of this says what the model would have learned from another batch.
+Batches only: a simulation does not tell what the model would have learned from another batch.
 """

@@ -1,7 +1,7 @@
 """Why a prompt was or was not in a batch, in one sentence with the inequality that decided it.
 
-    looked at       the reason of each of its groups in that step, and which table it entered
-    not looked at   where it stood: B_high and why it was not drawn, B_bad and whether it was asked, or in neither
+    seen       the reason of each of its groups in that step, and which table it entered
+    not seen   where it stood: B_high and why it was not drawn, B_bad and whether it was asked, or in neither
 
 The tables of a step are not recorded; they follow from the groups of all steps before it (`simulation.as_recorded`).
 """
@@ -267,7 +267,7 @@ class Explanation:
     origin: Origin | None
     """None: not in the batch."""
     reasons: tuple[str, ...]
-    """Reason words of its groups in this step; empty when none was looked at."""
+    """Reason words of its groups in this step; empty when none was seen."""
     sentence: str
 
 

@@ -1,10 +1,10 @@
 """The history of every prompt of a run: its visits, and when it entered and left each table and why. Pure.
 
-    visit        an assembly looked at a group of the prompt: fresh, re-evaluated, or reused from B_high
+    visit        an assembly saw a group of the prompt: fresh, re-evaluated, or reused from B_high
     transition   the prompt entered, was renewed in, or left B_bad or B_high
 
-Steps are told one after the other (`advance`), so that a run that goes on costs no more than its new steps. Tables are
-not recorded; they follow from the groups, and are not told any more once the replay differs from the run.
+Steps are added in order (`advance`), so that a live run costs no more than its new steps. Tables are
+not recorded; they follow from the groups, and are unknown once the replay differs from the run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bapo.core.errors import BapoError
 from bapo.core.types import Fate, GroupStat, HardPrompt, Purpose
 
 OWN_TABLES = "bapo"
-"""The composer whose rules for B_bad and B_high are told as inequalities; of others what happened is told alone."""
+"""The composer whose rules for B_bad and B_high are explained; for others only what happened is reported."""
 
 Kind = Literal["fresh", "reevaluated", "reused"]
 Table = Literal["bad", "high"]
@@ -37,7 +37,7 @@ class Visit:
     kind: Kind
     fate: Fate
     asked: int
-    """Step in which it was asked for, where its id says so; else the step itself."""
+    """Step in which it was asked for, if its id has it; else the step itself."""
     stat: GroupStat
     sentence: str
     """Why it trained or did not, with the inequality that decided."""
@@ -66,17 +66,17 @@ class _Event:
 
 
 class History:
-    """All prompts of one run, as far as its steps were told."""
+    """All prompts of one run, as far as its steps were added."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._steps: list[RecordedStep] = []
         self._decisions: list[Decision] = []
         self._visits: dict[str, list[int]] = {}
-        """Prompt -> indices of the steps that looked at it."""
+        """Prompt -> indices of the steps that saw it."""
         self._events: defaultdict[str, list[_Event]] = defaultdict(list)
         self.differs: str = ""
-        """From which step on tables are not told, and why; empty while the replay is exact."""
+        """From which step on tables are unknown, and why; empty while the replay is exact."""
         self._composer: Composer | None
         try:
             self._composer = load_composer(config.algorithm)
@@ -94,7 +94,7 @@ class History:
 
     @property
     def prompt_ids(self) -> list[str]:
-        """Every prompt that some assembly looked at, in the order in which they came."""
+        """Every prompt that some assembly saw, in the order in which they came."""
         return list(self._visits)
 
     @property
@@ -102,7 +102,7 @@ class History:
         return len(self._steps)
 
     def decisions(self, first: int) -> Iterator[tuple[int, Decision | None]]:
-        """(step, its replayed decision) behind the first `first` steps; None where the replay differs."""
+        """(step, its replayed decision) after the first `first` steps; None where the replay differs."""
         for index in range(first, len(self._steps)):
             yield self._steps[index].step, self._decisions[index] if index < len(self._decisions) else None
 
@@ -122,7 +122,7 @@ class History:
         ]
 
     def tables_now(self) -> Mapping[str, frozenset[str]]:
-        """Prompts in each table behind the last step; empty when the replay differs."""
+        """Prompts in each table after the last step; empty when the replay differs."""
         last = self._decisions[-1] if self._decisions and not self.differs else None
         bad, high = (last.bad, last.high) if last else ((), ())
         return {"bad": frozenset(entry.prompt_id for entry in bad), "high": frozenset(stat.prompt_id for stat in high)}
@@ -149,7 +149,7 @@ class History:
             self._events[prompt_id].append(event)
 
     def _state(self, index: int) -> SimulatedStep | None:
-        """The replayed step again; None behind the first difference."""
+        """The replayed step again; None after the first difference."""
         if index >= len(self._decisions):
             return None
         before, step = (self._decisions[index - 1] if index else None), self._steps[index]

@@ -1,7 +1,7 @@
 """A recorded run as its assemblies saw it: one row of RUN/groups per group becomes the composer's input again.
 
 Rows stand in the order in which the composer saw their groups. Three kinds are told apart by their birth and
-their reason: groups that this assembly looked at for the first time (fresh, re-evaluated), stored groups that it used
+their reason: groups that this assembly saw for the first time (fresh, re-evaluated), stored groups that it used
 again (born in an earlier step), and groups that were too old and never reached the composer.
 """
 
@@ -26,7 +26,7 @@ _ROUND = re.compile(r"reevaluate-(\d+)-")
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedStep:
-    """What the assembly of one step looked at, and the batch that came of it."""
+    """What the assembly of one step saw, and the batch that resulted."""
 
     step: int
     fates: tuple[Fate, ...]

@@ -20,7 +20,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
     start: int
-    """Step of the checkpoint to begin behind; 0: the base model."""
+    """Step of the checkpoint to begin after; 0: the base model."""
     frames: tuple[Path, ...]
     """Batches of steps start + 1 .. step."""
 

@@ -159,7 +159,7 @@ def _steps(
 
 
 def next_as_recorded(composer: Composer, config: Config, step: RecordedStep, before: Decision | None) -> SimulatedStep:
-    """One step of `as_recorded`, behind the decision of the step before it."""
+    """One step of `as_recorded`, after the decision of the step before it."""
     view = view_at(step, before, config, [stat_of(fate) for fate in step.reevaluated])
     return SimulatedStep(view=view, decision=_composed(composer, view, rng_at(config, step.step)))
 

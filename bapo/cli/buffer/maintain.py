@@ -74,7 +74,7 @@ def drop(
 
 
 def _ask(where: Where, kind: str, name: str) -> None:
-    """Go on only after a yes. Without a terminal the answer is no."""
+    """Continue only after a yes. Without a terminal the answer is no."""
     status = where.client.status()
     what = f"{kind} {name}"
     if kind == "run":

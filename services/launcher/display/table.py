@@ -122,7 +122,7 @@ def _facts(snapshot: Snapshot, width: int, lost: Sequence[tuple[str, str]]) -> I
     if snapshot.evaluations:
         table.add_row("held-out", packed(accuracies(snapshot.evaluations), width - LABEL_CHARS))
     if snapshot.status is not None:
-        # Text, because a failure's message may hold brackets, which are no markup.
+        # Text, because a failure's message may hold brackets, which are not markup.
         table.add_row("who waits", Text(who_waits(snapshot.status, snapshot.batch_size, snapshot.num_steps)))
     for what, sentence in lost:
         table.add_row(Text(what, "yellow"), Text(sentence))

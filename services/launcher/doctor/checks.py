@@ -241,7 +241,7 @@ def reward(config: Config) -> Iterator[Check]:
 
 
 def memory(config: Config) -> Check:
-    """What is free, beside a sum by the parameters of the model."""
+    """What is free, next to a sum by the parameters of the model."""
     parameters = parameters_of(config)
     needed = memory_gib(config, parameters or 0)
     free = psutil.virtual_memory().available / GIB
@@ -273,7 +273,7 @@ def _weights_in_words(config: Config, parameters: int | None) -> str:
 
 
 def limits_of(config: Config) -> Iterator[Check]:
-    """Redis' memory beside what the run's groups fill."""
+    """Redis' memory next to what the run's groups fill."""
     if config.buffer.url or config.buffer.redis_url:
         return
     held, given = resident_bytes(config) / MIB, config.buffer.maxmemory / MIB

@@ -4,7 +4,7 @@
                                                               +--> Gpus --gpu_checks (pure)--> lines of `bapo doctor`
     torch, in a process of its own --(CUDA, count, NCCL)------+
 
-torch is asked in another process: a driver that does not fit may hang or kill whoever asks it.
+torch is asked in another process: a driver that does not fit may hang or kill the process that asks it.
 Does not cover: GPUs of other makers, memory and capability of MIG slices, links between GPUs.
 """
 

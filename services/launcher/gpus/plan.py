@@ -196,7 +196,7 @@ SHARING = (
 
 
 def named(ids: Iterable[str]) -> str:
-    """`GPU 0`, `GPUs 1-3, 5`; ids that are no numbers as they are."""
+    """`GPU 0`, `GPUs 1-3, 5`; ids that are not numbers as they are."""
     whole = list(ids)
     numbers = sorted(int(entry) for entry in whole if entry.isdigit())
     runs: list[list[int]] = []

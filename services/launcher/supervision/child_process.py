@@ -58,7 +58,7 @@ class ProcessSpec:
     again: Callable[[], Sequence[str]] = tuple
     """Further arguments of a second start, asked for at that time."""
     is_optional: bool = False
-    """Whether the run goes on without it when it cannot be started again."""
+    """Whether the run continues without it when it cannot be started again."""
     team: str = ""
     """Processes of one team can only begin again together."""
     milestone: Callable[[], int] | None = None

@@ -104,7 +104,7 @@ class Children:
         ]
 
     def stopped(self) -> list[str]:
-        """Names of those that a signal has stopped, and that somebody forgot to let go on."""
+        """Names of those that a signal has stopped, and and that were not continued."""
         return [child.name for child in self._children if child.exit_code is None and _is_stopped(child.process.pid)]
 
     def facts(self) -> dict[str, dict[str, Any]]:

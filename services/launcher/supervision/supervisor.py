@@ -6,7 +6,7 @@
 
 Safe, because no process holds anything that another one was promised: Redis has its append-only file, the buffer
 service keeps nothing, scheduler and evaluator look up where they were, a new fleet takes the newest weights, and a
-learner begins behind its newest checkpoint, on the batches that the buffer retains for it.
+learner begins after its newest checkpoint, on the batches that the buffer retains for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S = 30.0
 FOLLOWS_S = 10.0
-"""For so long the others of a team may take to say why, before the one that ended first counts as the cause."""
+"""Seconds that the others of a team may take to say why, before the one that ended first counts as the cause."""
 
 
 class ChildFailedError(Exception):
@@ -112,7 +112,7 @@ class Supervisor:
 
 
 def _is_verdict(child: Child) -> bool:
-    """Who only loses a member of the team says so, or ends by a signal, or as one that was asked to end (143)."""
+    """Not a verdict: a lost member of the team, a signal, or a requested end (143)."""
     code = child.exit_code
     return code is not None and 2 <= code < 128 and not _is_lost(child)
 
