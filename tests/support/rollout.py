@@ -17,9 +17,8 @@ from fastapi import FastAPI, Request
 from bapo.config.buffer import BufferConfig
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
-from bapo.core.codec import request_map, unpack_group
+from bapo.core.codec import request_map, unpack_group, unpack_push
 from bapo.core.errors import UnavailableError
-from bapo.core.frames import split_frames
 from bapo.core.token_arrays import Float32s
 from bapo.core.types import Canary, Group, Prompt, RolloutRequest, WeightUpdate
 from tests.support.wait import wait_until
@@ -174,8 +173,24 @@ def buffer_app(buffer: MemoryBuffer) -> FastAPI:
     def release(body: dict[str, Any]) -> dict[str, Any]:
         return {"released": buffer.release(body["worker_id"])}
 
+    frames: dict[str, bytes] = {}
+
+    @app.get("/frame-access")
+    def access() -> dict[str, Any]:
+        return {"url": "", "write": None, "read": None}
+
+    @app.get("/room")
+    def room() -> dict[str, Any]:
+        return {}
+
+    @app.put("/frames/{name}")
+    async def put_frame(name: str, request: Request) -> dict[str, Any]:
+        frames[name] = await request.body()
+        return {}
+
     @app.post("/groups")
     async def push(request: Request) -> dict[str, Any]:
-        return {"groups": buffer.push([bytes(frame) for frame in split_frames(await request.body())])}
+        pushed = unpack_push(await request.body())
+        return {"groups": buffer.push([frames.pop(group.name) for group in pushed]), "room": True}
 
     return app
