@@ -83,8 +83,8 @@ class Server(uvicorn.Server):
 
 
 SWITCH_S = 0.0005
-"""Python's thread switch interval, instead of 5 ms. For the promise of 10 ms (p99) per push: a push changes threads twice
-and would wait 5 ms each time while a batch is assembled or a snapshot is listed."""
+"""Python's thread switch interval, instead of 5 ms. For the promise of 10 ms (p99) per push: a push changes threads
+twice and would wait 5 ms each time while a batch is assembled or a snapshot is listed."""
 
 
 def main(flags: Flags) -> None:

@@ -6,8 +6,8 @@
 
 While it is full, claims hand out no fresh requests and pushes are answered with 429 and Retry-After. The first halves
 rule out a deadlock: what the next batch is missing is always accepted, and stale groups leave the queue with the
-assembly that finds them. Re-evaluations and evaluations are always accepted. Batches that wait for a checkpoint are released by
-the learner, which is notified when they fill Redis.
+assembly that finds them. Re-evaluations and evaluations are always accepted. Batches that wait for a checkpoint are
+released by the learner, which is notified when they fill Redis.
 
 Does not cover: a maxmemory that does not hold the fresh groups of one step and everything that is retained, or in step
 order those that workers may sample ahead (the launcher warns); Redis then refuses what the batch is missing, and the
