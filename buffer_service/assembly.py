@@ -487,7 +487,7 @@ def readiness_text(step: int, ready: Readiness, status: BufferStatus, config: Co
 
 
 def retained_text(status: BufferStatus, config: Config) -> str:
-    """The batches that only a checkpoint releases, and the setting, as the end of a sentence; '' without them."""
+    """The batches that only a checkpoint releases, and the setting, to end a sentence; '' without such batches."""
     first, last = status.checkpointed_step + 1, status.assembled_step
     if first > last:
         return ""

@@ -4,17 +4,17 @@
              or its fresh groups are all there, and MEMORY_SHARE of Redis' maxmemory is reached, less what its open
              re-evaluations will take: room that nothing else may fill, because the batch waits for them
 
-While it is full, claims hand out no fresh requests and pushes are answered with 429 and Retry-After. Because of the
-first halves nobody waits for ever: what the learner's next batch lacks is always taken, and a queue full of groups that
-are too old is emptied by the assembly that finds them. Re-evaluations and evaluations are taken at any time. Batches
-that wait for a checkpoint are the learner's to release: it is told when they fill Redis.
+While it is full, claims hand out no fresh requests and pushes are answered with 429 and Retry-After. The first halves
+rule out a deadlock: what the next batch is missing is always accepted, and stale groups leave the queue with the
+assembly that finds them. Re-evaluations and evaluations are always accepted. Batches that wait for a checkpoint are
+released by the learner, which is notified when they fill Redis.
 
-Does not cover: a maxmemory that does not hold the fresh groups of one step together with all that is kept, or in step
-order those that workers may sample ahead (the launcher warns); Redis then refuses what the batch lacks, and the reason
-of the wait says so.
+Does not cover: a maxmemory that does not hold the fresh groups of one step and everything that is retained, or in step
+order those that workers may sample ahead (the launcher warns); Redis then refuses what the batch is missing, and the
+reason of the wait names it.
 
-One look serves all calls for LOOK_S; what comes meanwhile is added to it, so that the limits hold within one push per
-instance of the service.
+One reading serves all calls for LOOK_S; what arrives meanwhile is added to it, so that the limits hold within one push
+per instance of the service.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ FREED_SHARE = 0.2
 MB = 1 << 20
 
 
-class Pressure:
-    """What one instance knows of how full the buffer is. Thread-safe."""
+class Backpressure:
+    """How full the buffer is, as one instance knows it. Thread-safe."""
 
     def __init__(
         self,
@@ -50,17 +50,17 @@ class Pressure:
         wanted: Callable[[int], int] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`wanted`: fresh groups that a step needs, when it is next; by default those of its first round."""
+        """`wanted`: fresh groups that the next step needs; by default those of its first round."""
         self._store, self._config, self._now = store, config, now
         self._wanted = wanted or config.algorithm.fresh_schedule.at
         self._looking = threading.Lock()
-        """Held while the store is asked: by `look` alone, and so by no event loop."""
+        """Held while the store is read: by `look` alone, never on an event loop."""
         self._lock = threading.Lock()
-        """Of all that is below, and never held while the store is asked."""
+        """Guards the fields below; never held while the store is read."""
         self._looked_at = -LOOK_S
         self._failures = 0
         self._failure = ""
-        """What the newest look that failed said."""
+        """Message of the newest reading that failed."""
         self._forgotten = 0
         self._step = 1
         self._ready: Readiness | None = None
@@ -70,11 +70,11 @@ class Pressure:
 
     @property
     def is_known(self) -> bool:
-        """Whether the newest look is recent enough; if not, the next question asks Redis and takes a millisecond."""
+        """Whether the newest reading is recent; otherwise the next call reads Redis, which takes a millisecond."""
         return self._now() - self._looked_at < LOOK_S
 
     def forget(self) -> None:
-        """Look again: something was consumed. A look that is under way may not have seen it."""
+        """Invalidate the reading: something was consumed, which a reading in progress may not have seen."""
         with self._lock:
             self._forget()
 
@@ -83,9 +83,9 @@ class Pressure:
         self._forgotten += 1
 
     def look(self) -> None:
-        """Ask the store, unless that was done just now. Blocks. Raises: UnavailableError.
+        """Read the store, unless the newest reading is recent. Blocks. Raises: UnavailableError.
 
-        Who waits for a look that fails fails with it: one after the other, each would wait for a store that hangs.
+        Callers that wait for a reading fail with it: in turn, each would wait for a store that hangs.
         """
         failures = self._failures
         with self._looking:
@@ -114,7 +114,7 @@ class Pressure:
             self._ends_look(*before)
 
     def _ends_look(self, forgotten: int, admitted: int, stored: int) -> None:
-        """A look that began with these numbers: what came since then may not be in what it has found."""
+        """Subtract what was counted before the reading began: what came since may not be in it."""
         self._admitted -= admitted
         self._stored -= stored
         may_complete = self._stored and self._may_complete()
@@ -122,7 +122,7 @@ class Pressure:
             self._looked_at = self._now()
 
     def why_full(self) -> str:
-        """Which limit is reached, for people; '' while fresh groups are taken. Of the newest look."""
+        """The limit that is reached; '' while fresh groups are accepted. From the newest reading."""
         if self._batch_ready and (why := self._queue_reached()):
             return why
         return self._memory_reached() if self._fresh_ready else ""
@@ -132,14 +132,14 @@ class Pressure:
         self.look()
         return None if self.why_full() else True
 
-    def why_starved(self) -> str:
-        """Why the groups that the next batch lacks may not come: Redis refuses them. Of the newest look."""
+    def starved_text(self) -> str:
+        """Why Redis may refuse what the next batch is missing; '' if it does not. From the newest reading."""
         return self._memory_reached() if not self._batch_ready else ""
 
     def wants_checkpoint(self) -> bool:
-        """Whether batches that only a checkpoint releases fill Redis: the next one may find no room. Blocks.
+        """Whether batches that only a checkpoint releases fill Redis, so that the next may not fit. Blocks.
 
-        A checkpoint that frees little is not asked for, or else there would be one at every step.
+        A checkpoint that frees little is not requested: there would be one at every step.
         """
         memory = self._store.memory()
         if not memory.limit or memory.used < FILLING_SHARE * memory.limit:
@@ -149,14 +149,14 @@ class Pressure:
         return sum(batch.num_bytes for batch in kept if batch is not None) >= FREED_SHARE * memory.limit
 
     def admit(self, num_bytes: int) -> None:
-        """A push of fresh groups of so many bytes wants to come in. Raises: FullError; its body is not read then."""
+        """Count a push of fresh groups before it is stored. Raises: FullError when a limit is reached."""
         if why := self.why_full():
             raise _full(why)
         with self._lock:
             self._admitted += num_bytes
 
     def took(self, num_fresh: int) -> None:
-        """So many fresh groups were stored."""
+        """Count fresh groups that were stored."""
         with self._lock:
             self._stored += num_fresh
             if self._may_complete():
@@ -203,40 +203,38 @@ def _full(why: str) -> FullError:
     )
 
 
-# What the next batch lacks: so that those who wait for it look at Redis when a look may find it, not at every push.
-#
-# With four ranks that wait and 160 pushes a second that would be 640 looks, each of them two changes of threads and a
-# script. What other instances of the service store is not seen here, so now and then a look is due anyway.
+# The shortfall of the next batch: four ranks that wait and 160 pushes a second would otherwise read Redis 640 times a
+# second.
 
 LOOK_EVERY_S = 0.05
-"""A push that comes so long after a look is worth another one."""
+"""Interval of readings regardless of the shortfall: other instances of the service may have stored groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shortage:
     step: int
     until: int
-    """So many groups must have been stored here before the batch can be complete, if nobody else stores any."""
+    """Groups that this process must have stored in total before the batch can be complete."""
     at: float
 
 
-class Lack:
-    """Of one service process. Thread-safe."""
+class Shortfall:
+    """The shortfall of fresh groups that one service process knows. Thread-safe."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
         self._shortage: _Shortage | None = None
         self.stored = 0
-        """Fresh groups that this process has stored. Read before a look at the store, and given to `found`."""
+        """Fresh groups that this process has stored. Read before a reading of the store, and given to `found`."""
 
     def took(self, num_fresh: int) -> None:
-        """So many fresh groups were stored."""
+        """Count fresh groups that were stored."""
         with self._lock:
             self.stored += num_fresh
 
     def found(self, step: int, missing: int, stored: int) -> None:
-        """A look found that the batch of `step` misses so many fresh groups; `stored` is from before the look."""
+        """The batch of `step` is missing this many fresh groups; `stored` is from before the reading."""
         self._shortage = _Shortage(step, stored + missing, self._now())
 
     def forget(self) -> None:
@@ -244,7 +242,7 @@ class Lack:
         self._shortage = None
 
     def may_be_over(self, step: int) -> bool:
-        """Whether a look may find the batch of `step`."""
+        """Whether the batch of `step` may be complete now."""
         shortage = self._shortage
         if shortage is None or shortage.step != step or self.stored >= shortage.until:
             return True

@@ -1,4 +1,4 @@
-"""What one run's buffer holds, in numbers and tables. Nothing here changes it."""
+"""What one run's buffer holds, and its maintenance by an operator."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from buffer_service.store.run_image import EMPTY, Image
 log = logging.getLogger(__name__)
 
 SCRAPE_S = 3.0
-"""Prometheus waits for five, and would call a service that waits for Redis down."""
+"""Prometheus waits for 5 s, and would report a service that waits for Redis as down."""
 READY_S = 2.0
-"""A probe of Kubernetes waits for three: without an answer nobody would know that it is Redis that hangs."""
+"""A Kubernetes probe waits for 3 s; the answer must name Redis before that."""
 
 
 class Holdings:
-    """Of one run. Raises, unless it says otherwise: UnavailableError."""
+    """Status, tables, health and metrics of one run. Raises, unless stated otherwise: UnavailableError."""
 
     def __init__(self, store: RedisStore, max_staleness: int) -> None:
         self._store, self._max_staleness = store, max_staleness
-        self._scrape = BoundedLook(self._look, SCRAPE_S)
-        self._health = BoundedLook(store.health, READY_S)
+        self._scrape = BoundedRead(self._look, SCRAPE_S)
+        self._health = BoundedRead(store.health, READY_S)
 
     def status(self) -> BufferStatus:
         """Everything in numbers."""
@@ -86,12 +86,10 @@ class Holdings:
             return False
 
 
-# What a person does to a buffer: see what it holds, check that it fits together, take something out.
-#
-# Removing never breaks an invariant of `buffer_service.store.invariants`: each removal is one atomic operation of the
-# store, and an assembly that had begun with what is gone now finds its fence broken and looks again.
+# Maintenance by an operator: each removal is one atomic operation of the store, which keeps its invariants; an assembly
+# that had read what is gone finds its fence broken and reads again.
 
-LOOKS = 20
+ATTEMPTS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +101,8 @@ class Held:
     """`fresh`, `reevaluated`, `evaluation LABEL`, `high`, `batch STEP`."""
 
 
-class Tending:
-    """One run's buffer, for its operator."""
+class Maintenance:
+    """Lists, checks and removes what one run's buffer holds, for its operator."""
 
     def __init__(self, store: RedisStore, config: Config) -> None:
         self._store, self._config = store, config
@@ -180,7 +178,7 @@ class Tending:
 
     def _edit(self, change: Callable[[Tables], Tables]) -> bool:
         """Whether `change` removes anything from the newest tables. Raises: UnavailableError when they never rest."""
-        for _ in range(LOOKS):
+        for _ in range(ATTEMPTS):
             before = self._store.tables()
             after = change(before)
             if after == before:
@@ -207,15 +205,15 @@ def _references(image: Image) -> Iterator[tuple[str, str]]:
         yield from ((group_id, f"not trained in {batch.step}") for group_id in batch.untrained)
 
 
-# A look at something that may hang, for a caller who must answer soon.
+# Reads of something that may hang, for a caller that must answer soon.
 
 T = TypeVar("T")
 
 
-class BoundedLook(Generic[T]):
-    """One look at a time, in a thread of its own: who asks while one hangs waits for that one, and holds no thread.
+class BoundedRead(Generic[T]):
+    """One read at a time, in its own thread: callers that come while one hangs wait for that one, and hold no thread.
 
-    Not in a worker thread of the service: while Redis hangs, calls that wait for it have all of those.
+    Not in a worker thread of the service: while Redis hangs, waiting calls occupy all of those.
     """
 
     def __init__(self, look: Callable[[], T], patience_s: float) -> None:

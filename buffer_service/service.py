@@ -1,4 +1,4 @@
-"""The use cases of the buffer: what each route does, in terms of a store and a composer.
+"""The story of a push and of a batch. Routes call the store and inspection themselves for what needs no rule.
 
 Stateless: everything is in the store, so that any number of instances may serve one run. All methods block and are
 called from worker threads.
@@ -18,16 +18,15 @@ from bapo.config.tree import Config
 from bapo.core.batch_items import BAD_FRAME
 from bapo.core.codec import PulledFrame, frame_problem, pack_pull, unpack_push
 from bapo.core.errors import ContractError, FrameError, FullError, UnavailableError
-from bapo.core.success_counts import outcomes_of, pack_outcomes
-from bapo.core.types import Progress, Purpose, RolloutRequest
+from bapo.core.types import Purpose, RolloutRequest
 from bapo.runtime.logs import Seldom
 from buffer_service.assembly import Assembler, Wait, is_ready, readiness_text, retained_text
-from buffer_service.backpressure import Lack, Pressure
+from buffer_service.backpressure import Backpressure, Shortfall
 from buffer_service.ingest import Ingest
-from buffer_service.inspection import Holdings, Tending
+from buffer_service.inspection import Holdings, Maintenance
 from buffer_service.metrics import BufferMetrics, Scrape
-from buffer_service.snapshot import sealed, snapshot_start, unpack_snapshot
-from buffer_service.state import Assembly, BatchRecord, GroupRecord, PushFate, SelectorState
+from buffer_service.snapshot import unpack_snapshot
+from buffer_service.state import Assembly, BatchRecord, GroupRecord, PushFate
 from buffer_service.store.redis.store import RedisStore
 
 log = logging.getLogger(__name__)
@@ -42,14 +41,13 @@ AHEAD_S = 10.0
 """A worker that claimed with weights of no use is named for so long."""
 
 
-FRAMES_AT_ONCE = 32
 FRAMES_BYTES = 4 << 20
 """Of frames that are read and sent on at once."""
 Frames = Iterator[list[bytes]]
 
 
 class TooManyFailuresError(UnavailableError):
-    """So many groups failed in a row that waiting for a batch makes no sense: trying again does not help."""
+    """`buffer.max_failures_in_a_row` groups failed in a row: not retried."""
 
 
 class BufferService:
@@ -64,7 +62,7 @@ class BufferService:
         *,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._config, self._metrics = store, config, metrics
+        self.store, self._config, self._metrics = store, config, metrics
         self._assembler = Assembler(store, composer, config)
         self._ingest = Ingest(store)
         self._now, self._seldom = now, Seldom()
@@ -74,10 +72,9 @@ class BufferService:
         self._uncounted: deque[Assembly] = deque()
         """Counted when the learner has its batch, or somebody looks at the metrics."""
         self.holdings = Holdings(store, config.cadence.max_staleness)
-        self.lack = Lack()
-        self.pressure = Pressure(store, config, wanted=self._assembler.wanted)
-        self.tending = Tending(store, config)
-        self.learnt = Learnt(store)
+        self.shortfall = Shortfall()
+        self.backpressure = Backpressure(store, config, wanted=self._assembler.wanted)
+        self.maintenance = Maintenance(store, config)
 
     # -- requests
 
@@ -87,21 +84,21 @@ class BufferService:
         Raises: ContractError for a re-evaluation of a step whose round was issued: the batch would wait for one more.
         """
         again = [request for request in requests if request.purpose == "reevaluate"]
-        rounds = self._store.status().reevaluation_rounds if again else {}
+        rounds = self.store.status().reevaluation_rounds if again else {}
         for request in again:
             if request.step in rounds:
                 raise ContractError(
                     f"request {request.request_id} is a re-evaluation of step {request.step}, whose round was issued: "
                     f"ask for all of them by POST /reevaluations/{request.step}"
                 )
-        return self._store.enqueue(requests, cursor=cursor, spares=spares)
+        return self.store.enqueue(requests, cursor=cursor, spares=spares)
 
     def enqueue_round(self, step: int, requests: Sequence[RolloutRequest]) -> int:
         """Issue the re-evaluation round of a step, once. Raises: ContractError for other requests."""
         for request in requests:
             if request.purpose != "reevaluate" or request.step != step:
                 raise ContractError(f"request {request.request_id} is not a re-evaluation of step {step}")
-        return self._store.enqueue_round(step, requests)
+        return self.store.enqueue_round(step, requests)
 
     def claim(self, worker_id: str, limit: int, policy_version: int, nonce: str = "") -> list[RolloutRequest]:
         """Lease requests; no fresh ones while the buffer is full, but those that this claim has leased already.
@@ -114,22 +111,18 @@ class BufferService:
             if self._seldom.is_due("ahead"):
                 log.warning("%s", self._ahead[1])
             return []
-        self.pressure.look()
-        with_fresh = not self.pressure.why_full()
-        return self._store.claim(
+        self.backpressure.look()
+        with_fresh = not self.backpressure.why_full()
+        return self.store.claim(
             worker_id, limit=limit, policy_version=policy_version, with_fresh=with_fresh, nonce=nonce
         )
 
-    def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
-        """Keep leases."""
-        return self._store.renew(worker_id, request_ids)
-
     def fail(self, worker_id: str, request_id: str, reason: str, detail: str) -> str:
         """A group failed: `requeued`, `dropped` or `not_leased`. Raises: ContractError for an unbounded reason."""
-        word = self._reasons.told_apart(reason)
+        word = self._reasons.bounded(reason)
         if word != reason:
             detail = f"{reason}: {detail}"
-        outcome = self._store.fail(worker_id, request_id, reason=word, detail=detail)
+        outcome = self.store.fail(worker_id, request_id, reason=word, detail=detail)
         if outcome != "not_leased":
             self._reasons.counted(word)
             self._metrics.group_failed(word)
@@ -140,7 +133,7 @@ class BufferService:
 
     def release(self, worker_id: str) -> int:
         """All leases of a dead worker return."""
-        released = self._store.release(worker_id)
+        released = self.store.release(worker_id)
         log.info("worker %s released leases=%d", worker_id, released)
         return released
 
@@ -157,12 +150,12 @@ class BufferService:
         groups = self._ingest.checked(unpack_push(body))
         records = [group.record for group in groups]
         if fresh_bytes := sum(record.num_bytes for record in records if record.purpose is Purpose.FRESH):
-            self.pressure.look()
-            self.pressure.admit(fresh_bytes)
+            self.backpressure.look()
+            self.backpressure.admit(fresh_bytes)
         try:
-            fates = self._store.push(groups)
+            fates = self.store.push(groups)
         except FullError:
-            self.pressure.forget()  # the next push hears of it before it writes its frames
+            self.backpressure.forget()  # the next push hears of it before it writes its frames
             raise
         except FrameError as error:
             log.warning("a push was refused: %s", error)
@@ -170,35 +163,23 @@ class BufferService:
         self._metrics.groups_pushed(fates)
         stored = [r for r, fate in zip(records, fates, strict=True) if fate == PushFate.STORED]
         num_fresh = sum(record.purpose is Purpose.FRESH for record in stored)
-        self.lack.took(num_fresh)
-        self.pressure.took(num_fresh)
+        self.shortfall.took(num_fresh)
+        self.backpressure.took(num_fresh)
         if log.isEnabledFor(logging.DEBUG):
             _log_fates(records, fates)
         return {record.group_id: fate for record, fate in zip(records, fates, strict=True)}
 
-    def put_frame(self, name: str, frame: bytes) -> None:
-        """Keep a frame until the push that names it. Raises: FullError when Redis has no room."""
-        self._store.put_frame(name, frame)
-
-    def frame(self, group_id: str) -> bytes | None:
-        """The frame of one group that the buffer holds."""
-        return self._store.frames([group_id])[0]
-
-    def collect(self, label: str) -> Frames:
-        """One evaluation's groups."""
-        return self.held(self._store.evaluated(label))
-
     def held(self, group_ids: Sequence[str]) -> Frames:
         """The frames of those groups that are held, some at a time. Bad ones are left out, named and counted."""
         for records in self._parts(group_ids):
-            frames = self._store.frames([record.group_id for record in records])
+            frames = self.store.frames([record.group_id for record in records])
             sound = [f for r, f in zip(records, frames, strict=True) if f is not None and not self._problem(r, f)]
             yield sound
 
     def _parts(self, group_ids: Sequence[str]) -> Iterator[list[GroupRecord]]:
         """Records of the groups that are held, in parts of about FRAMES_BYTES of frames."""
         part: list[GroupRecord] = []
-        for record in filter(None, self._store.records(group_ids)):
+        for record in filter(None, self.store.records(group_ids)):
             part.append(record)
             if sum(item.num_bytes for item in part) >= FRAMES_BYTES:
                 yield part
@@ -208,14 +189,10 @@ class BufferService:
     def _problem(self, record: GroupRecord, frame: bytes | None) -> str:
         """What is wrong with the frame of a group, in one word; the first time it is named with its worker."""
         problem = frame_problem(frame, record.num_bytes, record.digest)
-        if problem and self._store.note_bad_frame(record, problem):
+        if problem and self.store.note_bad_frame(record, problem):
             self._metrics.group_failed(BAD_FRAME)
             log.warning("group %s of worker %s: its frame is bad (%s)", record.group_id, record.worker_id, problem)
         return problem
-
-    def forget(self, label: str) -> None:
-        """Delete one evaluation."""
-        self._store.forget(label)
 
     # -- batches
 
@@ -225,7 +202,7 @@ class BufferService:
         Raises: ContractError for a step that is neither next nor retained; TooManyFailuresError.
         """
         for _ in range(ASSEMBLY_LOOKS):
-            stored, look = self.lack.stored, self._assembler.look(step)
+            stored, look = self.shortfall.stored, self._assembler.look(step)
             ready = look.ready
             if step <= ready.assembled:
                 return self._retained(step)
@@ -233,7 +210,7 @@ class BufferService:
                 raise ContractError(f"batch {step} is asked for, but the next step is {ready.assembled + 1}{FORGOTTEN}")
             wanted = self._assembler.wanted(step)
             if not is_ready(step, ready, self._config, wanted):
-                self.lack.found(step, wanted - ready.num_fresh, stored)
+                self.shortfall.found(step, wanted - ready.num_fresh, stored)
                 if ready.failures_in_a_row >= self._config.buffer.max_failures_in_a_row:
                     raise TooManyFailuresError(
                         f"{ready.failures_in_a_row} groups in a row failed while the learner waits for batch {step} "
@@ -248,19 +225,19 @@ class BufferService:
                 self._uncounted.append(assembly)
                 if len(self._uncounted) > MOST_UNCOUNTED:
                     self._count_assemblies()
-                self.pressure.forget()
+                self.backpressure.forget()
                 return assembly.batch
         return None
 
-    def not_yet(self, step: int) -> tuple[str, tuple[int, ...]]:
+    def waiting_for(self, step: int) -> tuple[str, tuple[int, ...]]:
         """What the batch of the next step waits for, and `BufferStatus.counts`, which tell whether anything moves."""
-        ready, status, wanted = self._store.readiness(step), self._store.status(), self._assembler.wanted(step)
+        ready, status, wanted = self.store.readiness(step), self.store.status(), self._assembler.wanted(step)
         reason = readiness_text(step, ready, status, self._config, wanted)
-        self.pressure.look()
+        self.backpressure.look()
         ahead_at, ahead = self._ahead
         if self._now() - ahead_at < AHEAD_S:
             reason += f"; {ahead}"
-        full = self.pressure.why_starved()
+        full = self.backpressure.starved_text()
         if full:
             reason += f"; {full}: it may refuse what is missing, raise that limit{retained_text(status, self._config)}"
         return reason, status.counts
@@ -268,7 +245,7 @@ class BufferService:
     def pulled(self, record: BatchRecord) -> bytes:
         """A batch on its way to the learner, which reads its frames itself. Raises: UnavailableError when it is
         released meanwhile."""
-        records = [found for found in self._store.records(record.group_ids) if found is not None]
+        records = [found for found in self.store.records(record.group_ids) if found is not None]
         if len(records) != len(record.group_ids):
             raise UnavailableError(f"batch {record.step} was released while it was read: try again")
         return pack_pull(record.header, [PulledFrame(r.group_id, r.num_bytes, r.digest) for r in records])
@@ -278,29 +255,29 @@ class BufferService:
         group id -> what is wrong. They are counted with their workers, and leave B_high."""
         suspects = set(group_ids) & set(self._retained(step).group_ids)
         bad: dict[str, str] = {}
-        for record in filter(None, self._store.records(sorted(suspects))):
-            if problem := self._problem(record, self._store.frames([record.group_id])[0]):
+        for record in filter(None, self.store.records(sorted(suspects))):
+            if problem := self._problem(record, self.store.frames([record.group_id])[0]):
                 bad[record.group_id] = problem
-        self.tending.leave_high(bad)
+        self.maintenance.leave_high(bad)
         return bad
 
     def untrained(self, step: int) -> Frames:
         """Groups that the assembly of a step did not train, as far as they are held. Raises: ContractError when the
         batch of the step is not assembled yet, or not retained."""
-        if step > (assembled := self._store.readiness(step).assembled):
+        if step > (assembled := self.store.readiness(step).assembled):
             raise ContractError(f"nothing is known of step {step} yet: the newest batch is {assembled}")
         return self.held(self._retained(step).untrained)
 
     def commit(self, step: int, checkpointed: int) -> bool:
         """Batch `step` is trained; whether a checkpoint is wanted. Raises: ContractError for a step without a batch."""
-        assembled = self._store.readiness(step).assembled
+        assembled = self.store.readiness(step).assembled
         if step > assembled or checkpointed > step:
             raise ContractError(
                 f"cannot commit step {step} with checkpoint {checkpointed}: the newest batch is {assembled}{FORGOTTEN}"
             )
-        self._store.commit(step, checkpointed)
+        self.store.commit(step, checkpointed)
         self._count_assemblies()
-        return self.pressure.wants_checkpoint()
+        return self.backpressure.wants_checkpoint()
 
     def _count_assemblies(self) -> None:
         while self._uncounted:
@@ -311,9 +288,9 @@ class BufferService:
             self._metrics.assembled(assembly)
 
     def _retained(self, step: int) -> BatchRecord:
-        record = self._store.batch(step)
+        record = self.store.batch(step)
         if record is None:
-            status = self._store.status()
+            status = self.store.status()
             raise ContractError(
                 f"batch {step} was released at checkpoint {status.checkpointed_step}; the next step is "
                 f"{status.assembled_step + 1}: go on there, or begin anew with another run"
@@ -322,56 +299,23 @@ class BufferService:
 
     # -- state
 
-    def progress(self) -> Progress:
-        """The newest report."""
-        return self._store.progress()
-
-    def report(self, progress: Progress) -> None:
-        """Only rises."""
-        self._store.report(progress)
-
     def exposition(self, scrape: Scrape | None) -> bytes:
         """What `/metrics` answers. `scrape`: from `Holdings.scrape`. Does not ask the store."""
         self._count_assemblies()
         return self._metrics.exposition(scrape)
 
-    def snapshot(self) -> Frames:
-        """One consistent binary, in pieces. Raises, when read: UnavailableError when groups are consumed meanwhile."""
-        image = self._store.image()
-        group_ids = sorted(image.references)
-        start = snapshot_start(image, group_ids)
-        log.info("snapshot assembled=%d groups=%d", image.tables.step, len(group_ids))
-        yield [start]
-        yield from sealed(start, self._all_frames(group_ids))
-
-    def _all_frames(self, group_ids: Sequence[str]) -> Frames:
-        for first in range(0, len(group_ids), FRAMES_AT_ONCE):
-            part = group_ids[first : first + FRAMES_AT_ONCE]
-            pairs = zip(self._store.frames(part), self._store.records(part), strict=True)
-            yield [_whole(frame, record) for frame, record in pairs]
-
     def restore(self, data: bytes | bytearray) -> None:
         """Replace everything of the run. Raises: ContractError for a damaged snapshot; nothing changes then."""
         image, frames = unpack_snapshot(memoryview(data))
-        self._store.restore(image, frames)
+        self.store.restore(image, frames)
         self._ingest.forget()
-        self.lack.forget()
+        self.shortfall.forget()
         log.info("restored assembled=%d groups=%d", image.tables.step, len(image.references))
 
     def resume(self, step: int) -> None:
         """A learner goes on after checkpoint `step`."""
-        self._store.resume(step)
+        self.store.resume(step)
         log.info("resumed after step %d", step)
-
-
-def _whole(frame: bytes | None, record: GroupRecord | None) -> bytes:
-    """As many bytes as the record says, also for a frame that is lost: its reader finds that out, and goes on.
-
-    Raises: UnavailableError for a group that is gone.
-    """
-    if record is None:
-        raise UnavailableError("the buffer changed while a snapshot was read: try again")
-    return bytes(record.num_bytes) if frame is None or len(frame) != record.num_bytes else frame
 
 
 def _log_fates(records: Sequence[GroupRecord], fates: Sequence[str]) -> None:
@@ -381,7 +325,7 @@ def _log_fates(records: Sequence[GroupRecord], fates: Sequence[str]) -> None:
                   fate)  # fmt: skip
 
 
-# Reasons of failed groups: words of the workers' own making, of which a bounded number is told apart.
+# Reasons of failed groups: workers choose the words, and a bounded number of them becomes metric labels.
 
 REASON = re.compile(r"[a-z][a-z0-9_]{0,31}")
 MOST_REASONS = 64
@@ -397,7 +341,7 @@ class FailureReasons:
         self._store = store
         self._known: frozenset[str] = frozenset()
 
-    def told_apart(self, reason: str) -> str:
+    def bounded(self, reason: str) -> str:
         """The reason, or `other` when it is a new one and there are MOST_REASONS. Raises: ContractError for no word."""
         if not REASON.fullmatch(reason):
             raise ContractError(f"reason {reason!r:.200} must be one lower-case word of at most 32 characters")
@@ -410,41 +354,6 @@ class FailureReasons:
         return reason if reason in self._known or len(self._known) < MOST_REASONS else OTHER
 
     def counted(self, word: str) -> None:
-        """A group failed for it."""
+        """Remember a reason that was counted."""
         if len(self._known) < MOST_REASONS:
             self._known |= {word} - {OTHER}
-
-
-# What prompt selectors learn from, and what they have learnt: kept in the store, read and written by the scheduler.
-
-
-class Learnt:
-    """Of one run."""
-
-    def __init__(self, store: RedisStore) -> None:
-        self._store = store
-
-    def outcomes(self, after: int, limit: int) -> list[bytes]:
-        """Of the steps behind `after`, in order."""
-        return self._store.outcomes(after, limit)
-
-    def evaluation_outcomes(self, label: str) -> bytes:
-        """Of the groups of one evaluation that are done; those that failed for good are missing."""
-        records = self._store.records(self._store.evaluated(label))
-        return pack_outcomes(outcomes_of(0, (record.outcome for record in records if record is not None)))
-
-    def state(self) -> SelectorState:
-        """The newest that the scheduler has kept here."""
-        return self._store.selector_state()
-
-    def keep(self, state: SelectorState) -> bool:
-        """Whether it was newer than the one before. Raises: ContractError for a state of steps that did not happen."""
-        assembled = self._store.readiness(state.through).assembled
-        if state.through > assembled:
-            raise ContractError(
-                f"the state of a selector stands for outcomes up to step {state.through}, but the newest batch is "
-                f"{assembled}"
-            )
-        is_kept = self._store.keep_selector_state(state)
-        log.debug("selector state round=%d through=%d kept=%s", state.round, state.through, is_kept)
-        return is_kept

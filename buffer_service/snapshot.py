@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import struct
 import time
@@ -21,7 +22,7 @@ import msgspec
 from msgpack.exceptions import UnpackException
 
 from bapo.core.codec import fate_from_map, fate_map, prompt_from_map, prompt_map, request_from_map, request_map
-from bapo.core.errors import ContractError
+from bapo.core.errors import ContractError, UnavailableError
 from bapo.core.types import Fate, Progress, Prompt, RolloutRequest
 from buffer_service.ingest import LABEL, NAME, PROMPT_ID
 from buffer_service.state import FreshGroup, GroupRecord, SelectorState
@@ -35,7 +36,10 @@ from buffer_service.store.redis.rows import (
     unpack_record,
     unpack_tables,
 )
+from buffer_service.store.redis.store import FRAMES_AT_ONCE, RedisStore
 from buffer_service.store.run_image import Image
+
+log = logging.getLogger(__name__)
 
 MAGIC = b"BAPOSNAP"
 VERSION = 2
@@ -44,6 +48,33 @@ PAUSE_S = 0.002
 """After each chunk of a snapshot: hashing would keep a core busy, and pushes would wait for it on a small machine."""
 DIGEST_BYTES = hashlib.sha256().digest_size
 NUMBERS = ("committed", "checkpointed", "cursor", "fresh_dropped", "fresh_spares")
+
+
+def read_snapshot(store: RedisStore) -> Iterator[list[bytes]]:
+    """One consistent snapshot, in pieces. Raises, while it is read: UnavailableError when groups are consumed."""
+    image = store.image()
+    group_ids = sorted(image.references)
+    start = snapshot_start(image, group_ids)
+    log.info("snapshot assembled=%d groups=%d", image.tables.step, len(group_ids))
+    yield [start]
+    yield from sealed(start, _frames_of(store, group_ids))
+
+
+def _frames_of(store: RedisStore, group_ids: Sequence[str]) -> Iterator[list[bytes]]:
+    for first in range(0, len(group_ids), FRAMES_AT_ONCE):
+        part = group_ids[first : first + FRAMES_AT_ONCE]
+        pairs = zip(store.frames(part), store.records(part), strict=True)
+        yield [_whole(frame, record) for frame, record in pairs]
+
+
+def _whole(frame: bytes | None, record: GroupRecord | None) -> bytes:
+    """The frame, or as many zeros as its record announces when it is lost: its reader detects that and continues.
+
+    Raises: UnavailableError when the group was deleted.
+    """
+    if record is None:
+        raise UnavailableError("the buffer changed while a snapshot was read: try again")
+    return bytes(record.num_bytes) if frame is None or len(frame) != record.num_bytes else frame
 
 
 def pack_snapshot(image: Image, group_ids: Sequence[str], frames: Iterable[bytes]) -> bytes:

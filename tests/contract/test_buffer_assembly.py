@@ -22,7 +22,7 @@ def test_a_batch_needs_exactly_b_fresh_groups(redis_url: str) -> None:
     setup = Setup(redis_url)
     setup.fill("a")
     assert setup.service.batch(1) is None
-    assert setup.service.not_yet(1)[0].startswith("1/2 fresh groups, 0 leased, 0 queued")
+    assert setup.service.waiting_for(1)[0].startswith("1/2 fresh groups, 0 leased, 0 queued")
     setup.fill("b", "c")
     batch = setup.service.batch(1)
     assert batch is not None
@@ -196,9 +196,9 @@ def test_a_stale_group_is_held_for_its_text_until_the_batch_that_reports_it_is_r
     assert batch is not None
     assert batch.untrained == ("g-old", "g-wrong")
     setup.service.commit(4, 3)
-    assert setup.service.frame("g-old") is not None
+    assert setup.service.store.frames(["g-old"])[0] is not None
     setup.service.commit(4, 4)
-    assert setup.service.frame("g-old") is None
+    assert setup.service.store.frames(["g-old"])[0] is None
 
 
 def test_what_does_not_train_is_held_as_far_as_it_fits_and_else_a_sample_that_is_the_same_for_all() -> None:
@@ -226,11 +226,13 @@ def test_in_the_papers_order_a_step_waits_for_its_round(redis_url: str) -> None:
     setup.fill("c", step=2, version=2)
     setup.fill("d", step=2, rewards="00000000", version=2)
     assert setup.service.batch(2) is None
-    assert setup.service.not_yet(2)[0] == "re-evaluation round 2 is not issued: does the scheduler run?"
+    assert setup.service.waiting_for(2)[0] == "re-evaluation round 2 is not issued: does the scheduler run?"
     again = make_request(prompt_id="a", request_id="r", purpose=Purpose.REEVALUATE, step=2, min_version=2)
     setup.service.enqueue_round(2, [again])
     assert setup.service.batch(2) is None
-    assert setup.service.not_yet(2)[0].startswith("1 requests of re-evaluation round 2 are open, 0 leased, 1 queued")
+    assert setup.service.waiting_for(2)[0].startswith(
+        "1 requests of re-evaluation round 2 are open, 0 leased, 1 queued"
+    )
     setup.store.push([incoming(answer(again, version=2))])
     batch = setup.service.batch(2)
     assert batch is not None

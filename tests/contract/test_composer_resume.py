@@ -26,6 +26,7 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from buffer_service.assembly import in_step_order
 from buffer_service.metrics import BufferMetrics
 from buffer_service.service import BufferService
+from buffer_service.snapshot import read_snapshot
 from buffer_service.store.invariants import violations
 from buffer_service.store.redis.store import RedisStore
 from services.scheduler.plan import FreshPlan
@@ -64,7 +65,7 @@ class Peers:
 
     def step(self, step: int) -> Any:
         """What identifies the batch of a step: items, rows and tokens."""
-        self.service.report(replace(self.service.progress(), step=step, policy_version=step))
+        self.service.store.report(replace(self.service.store.progress(), step=step, policy_version=step))
         if step % self.config.cadence.m == 0:
             self._reevaluate(step)
         for _ in range(self.config.algorithm.max_rounds):
@@ -79,10 +80,10 @@ class Peers:
             record = self.service.batch(step)
             if record is not None:
                 break
-        assert record is not None, self.service.not_yet(step)[0]
+        assert record is not None, self.service.waiting_for(step)[0]
         assert violations(self.store.audit(), self.config.algorithm) == []
         header, frames = unpack_pull(self.service.pulled(record))
-        found = [self.service.frame(frame.group_id) for frame in frames]
+        found = self.service.store.frames([frame.group_id for frame in frames])
         batch = unpack_batch(pack_batch_frames(header, [frame for frame in found if frame is not None]))
         self.batches.append(batch)
         rows = [
@@ -135,7 +136,7 @@ def test_a_run_that_is_restored_in_the_middle_has_the_batches_of_one_that_is_not
     expected = [whole.step(step) for step in range(1, STEPS + 1)]
     first = Peers(make_store(run="first", in_step_order=in_step_order(config)), config)
     found = [first.step(step) for step in range(1, 5)]
-    snapshot = b"".join([piece for pieces in first.service.snapshot() for piece in pieces])
+    snapshot = b"".join([piece for pieces in read_snapshot(first.service.store) for piece in pieces])
     found_without = [first.step(5)]
     second = Peers(make_store(run="second", in_step_order=in_step_order(config)), config)
     second.service.restore(snapshot)
@@ -208,16 +209,16 @@ def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[...
     peers = Peers(make_store(in_step_order=True), config)
     requests = peers.plan.due(peers.service.holdings.status())[:4]
     peers.service.enqueue(requests, 4, None)
-    peers.service.report(replace(peers.service.progress(), step=1, policy_version=1))
+    peers.service.store.report(replace(peers.service.store.progress(), step=1, policy_version=1))
     peers.service.claim("w", 9, 1)
     peers.service.push(push_body(peers.service, [pack_group(answer(request, "0000")) for request in requests]))
     assert peers.service.batch(1) is None
     assert peers.service.batch(1) is None, "it is not asked again before the round is there"
     status = peers.service.holdings.status()
     assert status.demand == "round 2 of 3: 0/4 informative groups"
-    assert "round 2 of 3: 0/4 informative groups; its groups are not asked for yet" in peers.service.not_yet(1)[0]
+    assert "round 2 of 3: 0/4 informative groups; its groups are not asked for yet" in peers.service.waiting_for(1)[0]
     (extra_round,) = status.extra_rounds
-    peers.service.restore(b"".join(piece for pieces in peers.service.snapshot() for piece in pieces))
+    peers.service.restore(b"".join(piece for pieces in read_snapshot(peers.service.store) for piece in pieces))
     assert peers.service.holdings.status().extra_rounds == status.extra_rounds
     extra = peers.plan.extra_requests(extra_round)
     assert [request.step for request in extra] == [1] * 4

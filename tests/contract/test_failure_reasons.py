@@ -39,13 +39,13 @@ def test_another_instance_tells_the_same_ones_apart(redis_url: str) -> None:
         store.claim("w", limit=1, policy_version=1)
         store.fail("w", "g-a", reason=f"reason_{n}", detail="")
     reasons = FailureReasons(store)
-    assert [reasons.told_apart(word) for word in ("reason_9", "new", "reason_63", "other")] == [
+    assert [reasons.bounded(word) for word in ("reason_9", "new", "reason_63", "other")] == [
         "reason_9", "other", "reason_63", "other",
     ]  # fmt: skip
 
 
 def test_failures_of_nobodys_lease_use_no_word_up(redis_url: str) -> None:
     reasons = FailureReasons(new_store(redis_url))
-    assert [reasons.told_apart(f"made_up_{n}") for n in range(70)] == [f"made_up_{n}" for n in range(70)]
+    assert [reasons.bounded(f"made_up_{n}") for n in range(70)] == [f"made_up_{n}" for n in range(70)]
     with pytest.raises(ContractError, match="must be one lower-case word of at most 32 characters"):
-        reasons.told_apart("A whole sentence.")
+        reasons.bounded("A whole sentence.")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bapo.core.errors import FullError, UnavailableError
-from buffer_service.backpressure import Pressure
+from buffer_service.backpressure import Backpressure
 from buffer_service.state import Memory, Readiness
 from buffer_service.store.redis.connection import RedisLink
 from tests.support.buffer import PuttingRedisStore as RedisStore
@@ -59,12 +59,12 @@ class Clock:
         return self.now
 
 
-def pressure_of(store: Measured, clock: Clock | None = None, **limits: Any) -> Pressure:
+def pressure_of(store: Measured, clock: Clock | None = None, **limits: Any) -> Backpressure:
     """B = 4, with slack."""
-    return Pressure(store, small_config(buffer=limits, cadence={"slack": 1000}), now=clock or Clock())
+    return Backpressure(store, small_config(buffer=limits, cadence={"slack": 1000}), now=clock or Clock())
 
 
-def why(pressure: Pressure) -> str:
+def why(pressure: Backpressure) -> str:
     pressure.forget()
     pressure.look()
     return pressure.why_full()
@@ -107,7 +107,7 @@ PAPER = {"v": 1, "m": 1, "slack": 1000, "wait_for_reevaluation": True}
 def test_memory_is_kept_for_the_round_that_the_next_batch_waits_for(redis_url: str) -> None:
     """All 4 fresh groups are there, of 1 MB each, and 10 re-evaluations are open: 10 of 100 MB are kept for them."""
     store = Measured(redis_url)
-    pressure = Pressure(store, small_config(cadence=PAPER, buffer={"max_fresh_groups": 4}), now=Clock())
+    pressure = Backpressure(store, small_config(cadence=PAPER, buffer={"max_fresh_groups": 4}), now=Clock())
     store.fresh_bytes, store.held = 4 * MB, Memory(used=95 * MB, limit=100 * MB)
     stored(store, "abc")
     assert why(pressure) == "", "the batch lacks a fresh group"
@@ -116,7 +116,7 @@ def test_memory_is_kept_for_the_round_that_the_next_batch_waits_for(redis_url: s
     store.round_left, store.held = 10, Memory(used=85 * MB, limit=100 * MB)
     kept = f"Redis holds 85.0 MB and keeps 10.0 MB for re-evaluations, {LIMIT}"
     assert why(pressure) == kept
-    assert pressure.why_starved() == kept
+    assert pressure.starved_text() == kept
     store.held = Memory(used=85 * MB - 1, limit=100 * MB)
     assert why(pressure) == "", "the limit of groups counts when the whole batch is there"
     store.round_left = 0
@@ -126,7 +126,7 @@ def test_memory_is_kept_for_the_round_that_the_next_batch_waits_for(redis_url: s
 def test_in_step_order_the_last_open_group_of_a_step_is_taken_when_memory_is_short(redis_url: str) -> None:
     store = Measured(redis_url)
     store.held = Memory(used=99, limit=100)
-    pressure = Pressure(store, small_config(cadence={"v": 1, "m": 1, "slack": 0}), now=Clock())
+    pressure = Backpressure(store, small_config(cadence={"v": 1, "m": 1, "slack": 0}), now=Clock())
     stored(store, "abcde")
     store.num_open = 1
     assert why(pressure) == ""
@@ -148,10 +148,10 @@ def test_what_the_next_batch_lacks_is_taken_and_a_starved_learner_hears_why(redi
     stored(store, "abc")
     assert why(pressure) == ""
     pressure.admit(1000)
-    assert pressure.why_starved().startswith("Redis holds ")
+    assert pressure.starved_text().startswith("Redis holds ")
     stored(store, "d")
     assert why(pressure) != ""
-    assert pressure.why_starved() == ""
+    assert pressure.starved_text() == ""
 
 
 def test_pushes_do_not_wait_for_a_store_that_is_slow_to_answer_a_look_and_are_counted_behind_it(redis_url: str) -> None:

@@ -11,7 +11,7 @@ import redis
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.errors import ContractError
 from bapo.core.types import Purpose
-from buffer_service.inspection import Tending
+from buffer_service.inspection import Maintenance
 from buffer_service.state import Assembly, Replacement
 from buffer_service.store.invariants import violations
 from buffer_service.store.redis.keys import Keys
@@ -55,8 +55,8 @@ def assert_sound(store: RedisStore) -> None:
     assert violations(store.audit(), AlgorithmConfig()) == []
 
 
-def tending(store: RedisStore) -> Tending:
-    return Tending(store, small_config(run={"name": "mine"}))
+def tending(store: RedisStore) -> Maintenance:
+    return Maintenance(store, small_config(run={"name": "mine"}))
 
 
 @pytest.mark.parametrize(

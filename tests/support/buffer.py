@@ -61,7 +61,7 @@ def push_body(service: BufferService, frames: Sequence[bytes]) -> bytes:
     """Write frames, and make the body of the push that names them."""
     names = [secrets.token_hex(16) for _ in frames]
     for name, frame in zip(names, frames, strict=True):
-        service.put_frame(name, frame)
+        service.store.put_frame(name, frame)
     pairs = zip(frames, names, strict=True)
     return pack_push([PushedGroup(bytes(frame_head(frame)), name, frame_digest(frame)) for frame, name in pairs])
 

@@ -24,6 +24,7 @@ from buffer_service.http.schemas import (
     Wait,
     WaitingAnswer,
 )
+from buffer_service.snapshot import read_snapshot
 
 router = APIRouter(tags=["learner"])
 
@@ -49,10 +50,10 @@ async def batch(
         attempt,
         wait_s=wait_s,
         is_gone=request.is_disconnected,
-        is_worth=lambda: here.service.lack.may_be_over(step),
+        is_worth=lambda: here.service.shortfall.may_be_over(step),
     )
     if found is None:
-        reason, counts = await in_thread(here.service.not_yet, step)
+        reason, counts = await in_thread(here.service.waiting_for, step)
         return JSONResponse({"reason": reason, "counts": counts}, status_code=202)
     here.work.wake()  # prompts of groups that were too old are asked again
     return Response(found, media_type=OCTETS)
@@ -96,12 +97,12 @@ async def progress(
     """Where the learner is; zeros before its first report. With `seen_step`: as soon as it is in another step."""
 
     def moved() -> Progress | None:
-        now = here.service.progress()
+        now = here.service.store.progress()
         return None if now.step == seen_step else now
 
     now = await here.progress.poll(moved, wait_s=wait_s, is_gone=request.is_disconnected)
     if now is None:
-        now = await in_thread(here.service.progress)
+        now = await in_thread(here.service.store.progress)
     return ProgressBody(step=now.step, policy_version=now.policy_version)
 
 
@@ -109,7 +110,7 @@ async def progress(
 async def report(body: ProgressBody, here: Here, request: Request) -> None:
     """Both numbers only rise: a lower one is ignored."""
     await refuse_gone(request)
-    await in_thread(here.service.report, body.to_progress())
+    await in_thread(here.service.store.report, body.to_progress())
     here.progress.wake()
     here.work.interrupt()  # a worker with new weights may claim more than when it asked
 
@@ -117,7 +118,7 @@ async def report(body: ProgressBody, here: Here, request: Request) -> None:
 @router.post("/snapshot", response_class=Response, responses={200: {"content": BINARY}})
 def snapshot(here: Here) -> Response:
     """Everything that a resumed run needs, as one binary with a checksum."""
-    return stream(here.service.snapshot())
+    return stream(read_snapshot(here.service.store))
 
 
 @router.post("/restore", status_code=204)

@@ -37,13 +37,13 @@ def access(here: Here, request: Request) -> AccessAnswer:
 @router.put("/frames/{name}", status_code=204)
 def put_frame(name: FrameName, here: Here, body: Annotated[bytes, Body(media_type=OCTETS)]) -> None:
     """Keep a frame for ten minutes, or until the push that names it."""
-    here.service.put_frame(name, body)
+    here.service.store.put_frame(name, body)
 
 
 @router.get("/frames/{group_id}", response_class=Response, responses={200: {"content": BINARY}})
 def frame(group_id: Name, here: Here) -> Response:
     """The frame of one group that the buffer holds, whatever is in it."""
-    found = here.service.frame(group_id)
+    (found,) = here.service.store.frames([group_id])
     if found is None:
         raise ContractError(f"the buffer does not hold group {group_id}")
     return Response(found, media_type=OCTETS)

@@ -72,7 +72,7 @@ class DroppedAnswer(Body):
 @router.get("/verify")
 def verify(here: Here) -> VerifyAnswer:
     """Check every invariant over the facts of one moment. Takes as long as the index of a snapshot."""
-    audit, broken = here.service.tending.verify()
+    audit, broken = here.service.maintenance.verify()
     return VerifyAnswer(
         step=audit.assembled,
         groups=len(audit.references),
@@ -85,7 +85,7 @@ def verify(here: Here) -> VerifyAnswer:
 @router.get("/groups")
 def groups(here: Here, offset: Offset = 0, limit: Many = 100, group_id: Name | None = None) -> Page:
     """Every group that the buffer holds, in the order of their ids, and where it is: all from one moment."""
-    held = [item for item in here.service.tending.held() if group_id in (None, item.record.group_id)]
+    held = [item for item in here.service.maintenance.held() if group_id in (None, item.record.group_id)]
     return Page(total=len(held), offset=offset, items=[_item(item) for item in held[offset : offset + limit]])
 
 
@@ -98,8 +98,8 @@ def read(body: ReadBody, here: Here) -> Response:
 @router.delete("/groups/{group_id}")
 def drop_group(group_id: Name, here: Here) -> DroppedAnswer:
     """Delete a group that no batch needs. A fresh one is asked for again by the scheduler, with another prompt."""
-    table = here.service.tending.drop_group(group_id)
-    here.service.pressure.forget()
+    table = here.service.maintenance.drop_group(group_id)
+    here.service.backpressure.forget()
     return DroppedAnswer(dropped_from=table)
 
 
@@ -109,21 +109,21 @@ async def drop_request(request_id: Name, here: Here) -> None:
 
     A push of its group is a `duplicate` from then on.
     """
-    await in_thread(here.service.tending.drop_request, request_id)
+    await in_thread(here.service.maintenance.drop_request, request_id)
     here.groups.wake()  # it may be all that a batch waited for
 
 
 @router.delete("/bad", status_code=204)
 def drop_prompt(prompt_id: Annotated[PromptId, Query()], here: Here) -> None:
     """Take a prompt out of B_bad."""
-    here.service.tending.drop_prompt(prompt_id)
+    here.service.maintenance.drop_prompt(prompt_id)
 
 
 @router.delete("/runs/{name}", status_code=204)
 def drop_run(name: Name, here: Here) -> None:
     """Delete everything that this run has in the buffer. Its name is asked for, so that no slip deletes a run."""
-    here.service.tending.drop_run(name)
-    here.service.pressure.forget()
+    here.service.maintenance.drop_run(name)
+    here.service.backpressure.forget()
 
 
 def _item(held: Held) -> dict[str, Any]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any
 
 import msgpack
 from fastapi import APIRouter, Body, Query, Response
 
+from bapo.core.errors import ContractError
+from bapo.core.success_counts import outcomes_of, pack_outcomes
 from buffer_service.http.context import Here
 from buffer_service.http.routes.frames import BINARY, OCTETS
 from buffer_service.http.schemas import Name, Version
 from buffer_service.state import SelectorState
 
+log = logging.getLogger(__name__)
 router = APIRouter(tags=["scheduler"])
 
 OUTCOMES: dict[int | str, dict[str, Any]] = {
@@ -26,20 +30,23 @@ STATE: dict[int | str, dict[str, Any]] = {
 def outcomes(
     here: Here, after: Annotated[Version, Query()] = 0, limit: Annotated[int, Query(ge=1, le=256)] = 64
 ) -> Response:
-    """What the fresh groups of the steps behind `after` gave, oldest first, as far as they are kept without a gap."""
-    return Response(msgpack.packb(here.service.learnt.outcomes(after, limit)), media_type=OCTETS)
+    """What the fresh groups of the steps after `after` gave, oldest first, as far as they are kept without a gap."""
+    return Response(msgpack.packb(here.service.store.outcomes(after, limit)), media_type=OCTETS)
 
 
 @router.get("/evaluations/{label}/outcomes", response_class=Response, responses=OUTCOMES)
 def evaluation_outcomes(label: Name, here: Here) -> Response:
     """What the groups of one evaluation gave so far, without their tokens: a list of one, of step 0."""
-    return Response(msgpack.packb([here.service.learnt.evaluation_outcomes(label)]), media_type=OCTETS)
+    store = here.service.store
+    records = store.records(store.evaluated(label))
+    packed = pack_outcomes(outcomes_of(0, (record.outcome for record in records if record is not None)))
+    return Response(msgpack.packb([packed]), media_type=OCTETS)
 
 
 @router.get("/selector", response_class=Response, responses=STATE)
 def selector(here: Here) -> Response:
-    """What the prompt selector had learnt when it was kept last."""
-    state = here.service.learnt.state()
+    """The newest state of the prompt selector that was kept."""
+    state = here.service.store.selector_state()
     fields = {"round": state.round, "through": state.through, "data": state.data}
     return Response(msgpack.packb(fields), media_type=OCTETS)
 
@@ -55,4 +62,11 @@ def keep(
 
     A state of an older round is ignored.
     """
-    here.service.learnt.keep(SelectorState(round=round_, through=through, data=body))
+    store = here.service.store
+    assembled = store.readiness(through).assembled
+    if through > assembled:
+        raise ContractError(
+            f"the state of a selector stands for outcomes up to step {through}, but the newest batch is {assembled}"
+        )
+    is_kept = store.keep_selector_state(SelectorState(round=round_, through=through, data=body))
+    log.debug("selector state round=%d through=%d kept=%s", round_, through, is_kept)

@@ -77,7 +77,7 @@ async def claim(body: ClaimBody, here: Here, request: Request) -> Response:
 @router.post("/requests/renew")
 def renew(body: RenewBody, here: Here) -> IdsAnswer:
     """Keep leases for another `buffer.lease_s`."""
-    return IdsAnswer(request_ids=here.service.renew(body.worker_id, body.request_ids))
+    return IdsAnswer(request_ids=here.service.store.renew(body.worker_id, body.request_ids))
 
 
 @router.post("/requests/fail")
@@ -105,24 +105,24 @@ async def push(body: Annotated[bytes, Body(media_type=OCTETS)], here: Here) -> P
     """
     fates = await in_thread(here.service.push, body)
     here.groups.wake()
-    return PushedAnswer(groups=fates, room=not here.service.pressure.why_full())
+    return PushedAnswer(groups=fates, room=not here.service.backpressure.why_full())
 
 
 @router.get("/evaluations/{label}", response_class=Response, responses=FRAMES_ANSWER)
 def collect(label: Name, here: Here) -> Response:
     """All groups of one evaluation that are done, in the order of their ids."""
-    return stream(here.service.collect(label))
+    return stream(here.service.held(here.service.store.evaluated(label)))
 
 
 @router.delete("/evaluations/{label}", status_code=204)
 def forget(label: Name, here: Here) -> None:
     """Delete the groups and open requests of one evaluation."""
-    here.service.forget(label)
+    here.service.store.forget(label)
 
 
 @router.get("/room", status_code=204)
 async def room(request: Request, here: Here, wait_s: Annotated[Wait, Query()] = 0.0) -> None:
     """Returns when a push of fresh groups would be taken; 429 when it is still refused after `wait_s`."""
-    pressure = here.service.pressure
+    pressure = here.service.backpressure
     if await here.work.poll(pressure.has_room, wait_s=wait_s, is_gone=request.is_disconnected) is None:
         pressure.admit(0)

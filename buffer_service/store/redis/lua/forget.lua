@@ -1,8 +1,8 @@
--- label, n, n group ids; one frame key per group -> how many of its groups are left, because they came meanwhile
+-- label, n, n group ids; one frame key per group -> number of its groups that arrived meanwhile and are left
 run_even_when_full()
 local label = arg()
 
--- Rare, and evaluations are small: every open evaluation request is looked at.
+-- Rare, and evaluations are small: every open evaluation request is read.
 local function forget_open(key, first, last)
   for _, id in ipairs(call('ZRANGE', key, first, last)) do
     local request = find_open(id)

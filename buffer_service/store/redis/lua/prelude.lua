@@ -42,7 +42,7 @@ local function slice(values, first, n)
   return found
 end
 
--- The next n arguments, and the next n frame keys: at once, because one by one they cost more than what is done with them.
+-- The next n arguments, and the next n frame keys: taken together, because single ones cost more than their use.
 local function args(n)
   next_arg = next_arg + n
   return slice(ARGV, next_arg - n, n)
@@ -188,8 +188,8 @@ local function return_expired_leases()
   end
 end
 
--- A worker shows that it lives. For each that does, a few go that held nothing and were silent for SILENT_MS, with what
--- is remembered of their claims; those that hold leases are looked at again when these are over.
+-- Record that a worker is alive, and forget a few workers (and their claims) that hold no lease and were silent for
+-- SILENT_MS. Those with leases are checked again when these expire.
 local SILENT_MS, FORGOTTEN_AT_ONCE = 3600000, 8
 
 local function hear(worker)
@@ -203,8 +203,8 @@ local function hear(worker)
   end
 end
 
--- A group's value in `refs`: how often it is referred to, and above that the bytes of its frame, so that deleting it needs
--- no look at the frame.
+-- A group's value in `refs`: how often it is referred to, and above that the bytes of its frame, so that deleting it does
+-- not read the frame.
 local FRAME_BYTE = 1048576
 
 -- Groups that nothing refers to any more, and what their frames took.
@@ -218,8 +218,8 @@ local function delete_groups(ids, frames, size)
   call('HINCRBY', K.meta, 'bytes', 0 - size)
 end
 
--- Change how often groups are referred to, each of them named once. Their frames may be left out when nothing can be
--- deleted. For all at once: one by one they cost three times as much.
+-- Change the reference counts of distinct groups, in bulk (one by one costs three times as much). Frames may be left out
+-- when nothing can be deleted.
 local function refer(ids, change, frames)
   local kept, gone, gone_frames, size, k, g = {}, {}, {}, 0, 0, 0
   for i, value in ipairs(hash_values(K.refs, ids)) do

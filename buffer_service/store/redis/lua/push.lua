@@ -2,8 +2,8 @@
 -- -> {fate, ...} | {'mismatch', id, terms of the request} | {'missing', id, bytes} | {'other_content', id, worker}
 -- The frames lie under `incoming`, written by workers, and expire there. Those of stored groups get a name that no worker
 -- may write to, and stay.
--- What all groups need is done in one command for all: a call of Redis costs more than most of these changes. Columns,
--- for the same reason: an argument that is taken by itself costs more than what is done with it.
+-- One command serves all groups, and arguments come in columns: a call of Redis, or taking a single argument, costs more
+-- than most of these changes.
 local n = count()
 local ids, terms, versions, workers, ranks, sizes, records = args(n), args(n), args(n), args(n), args(n), args(n), args(n)
 local incoming, frames = frame_keys(n), frame_keys(n)
@@ -72,7 +72,7 @@ local function unlease_all(stored_ids)
   end
 end
 
--- As `settle` does it for one.
+-- `settle`, for many.
 local function settle_all(stored_ids)
   local of_purpose, done, assembled = {}, {}, meta('assembled')
   for _, i in ipairs(stored) do
@@ -129,7 +129,7 @@ local function enter_tables()
   return stored_ids
 end
 
--- Only of those that have answered something: names that nobody asked anything are not kept.
+-- Only workers whose group was stored: unknown names are not kept.
 local function hear_all()
   local heard = {}
   for _, i in ipairs(stored) do

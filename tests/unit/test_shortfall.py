@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from buffer_service.backpressure import Lack
+from buffer_service.backpressure import Shortfall
 from buffer_service.http.long_poll import Wakeups
 
 
@@ -24,7 +24,7 @@ def clock() -> Clock:
 
 
 def test_a_look_is_worth_it_when_what_was_missing_has_been_stored(clock: Clock) -> None:
-    lack = Lack(clock)
+    lack = Shortfall(clock)
     lack.took(5)
     lack.found(1, missing=3, stored=5)
     assert not lack.may_be_over(1)
@@ -35,7 +35,7 @@ def test_a_look_is_worth_it_when_what_was_missing_has_been_stored(clock: Clock) 
 
 
 def test_groups_that_were_stored_while_the_store_was_looked_at_count(clock: Clock) -> None:
-    lack = Lack(clock)
+    lack = Shortfall(clock)
     before = lack.stored
     lack.took(3)  # the look may have missed them
     lack.found(1, missing=3, stored=before)
@@ -43,7 +43,7 @@ def test_groups_that_were_stored_while_the_store_was_looked_at_count(clock: Cloc
 
 
 def test_enough_fresh_groups_but_an_open_round_is_looked_at_every_time(clock: Clock) -> None:
-    lack = Lack(clock)
+    lack = Shortfall(clock)
     lack.took(7)
     lack.found(1, missing=0, stored=7)
     assert lack.may_be_over(1)
