@@ -68,5 +68,5 @@ def test_other_processes_are_given_the_client_itself(url: str, how: str) -> None
 def test_a_copy_of_a_client_is_one_of_its_own_with_the_same_arguments() -> None:
     client = BufferClient("http://a:1,http://b:2", retry_s=5.0, token="x" * 20, direct="off")
     for other in (pickle.loads(pickle.dumps(client)), copy.copy(client)):
-        assert other._made_with == client._made_with
-        assert other._nonces is not client._nonces
+        assert other._arguments == client._arguments
+        assert other._claim_keys is not client._claim_keys
