@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from bapo.core.token_arrays import Float32s, Int32s, pairs_of, require_spans, ru
 from bapo.core.types import Purpose, RolloutRequest
 from rollout_server.engines.base import Continuation, Occupancy, SampledGroup
 from rollout_server.partial_rollouts import Draft, PartialRolloutStore, SegmentedEngine, pack_draft, unpack_draft
-from tests.support.factories import make_request
+from tests.support.factories import make_prompt, make_request
 
 LIMIT = 10
 REQUEST = make_request(group_size=3)
@@ -234,3 +235,18 @@ def test_runs_that_say_something_else_than_the_pairs_are_refused(spans: list[lis
     with pytest.raises(ContractError, match=message):
         require_spans("g", np.array(spans, np.int32), lengths, pairs)
     require_spans("g", np.array([[2, 1], [1, 2], [1, 1]], np.int32), lengths, pairs)
+
+
+def test_segments_that_are_damaged_or_another_prompts_are_not_used(tmp_path: Path) -> None:
+    first = budgeted(tmp_path)
+    first.submit(REQUEST)
+    by_versions(first, [1])
+    (path,) = tmp_path.iterdir()
+    other = replace(REQUEST, prompt=make_prompt(prompt_id="q"))
+    assert Shelf(tmp_path).load(other, 1) is None
+    frame = path.read_bytes()
+    for damaged in (b"", frame[:-4], frame[:40], b"x" * len(frame)):
+        path.write_bytes(damaged)
+        assert Shelf(tmp_path).load(REQUEST, 1) is None
+    path.write_bytes(frame)
+    assert Shelf(tmp_path).load(REQUEST, 1) is not None

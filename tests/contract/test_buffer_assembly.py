@@ -15,7 +15,7 @@ from buffer_service.assembly import Assembler, held_for_texts
 from buffer_service.state import Assembly
 from buffer_service.store.redis.rows import pack_batch_record
 from tests.support.assembly import Setup, assemble, with_a_stale_group
-from tests.support.buffer import answer, incoming
+from tests.support.buffer import an_assembly, answer, incoming
 from tests.support.factories import make_request
 
 
@@ -282,3 +282,48 @@ def test_a_composition_says_what_the_batch_is_made_of(redis_url: str) -> None:
     assert [prompt.prompt_id for prompt in second.new_prompts] == ["c", "d"], "a's is there already"
     assert second.left_bad == ()
     assert second.batch.header["num_high"] == second.composition["num_high"] == 0
+
+
+def test_without_waiting_a_late_reevaluation_joins_the_next_batch(redis_url: str) -> None:
+    setup = Setup(redis_url)
+    setup.fill("a", rewards="00000000")
+    setup.fill("b")
+    setup.service.batch(1)
+    again = make_request(prompt_id="a", request_id="r", purpose=Purpose.REEVALUATE, step=2, min_version=2)
+    setup.service.enqueue_round(2, [again])
+    setup.fill("c", "d", step=2, version=2)
+    assert setup.service.batch(2) is not None
+    setup.store.push([incoming(answer(again, version=2))])
+    setup.fill("e", step=3, version=2)
+    setup.fill("f", step=3, rewards="00000000", version=2)
+    batch = setup.service.batch(3)
+    assert batch is not None
+    assert batch.header["origins"] == ["x1", "x2"]
+
+
+def test_a_round_takes_only_reevaluations_of_its_step(redis_url: str) -> None:
+    wrong = make_request(prompt_id="a", purpose=Purpose.REEVALUATE, step=3)
+    with pytest.raises(ContractError, match="is not a re-evaluation of step 2"):
+        Setup(redis_url).service.enqueue_round(2, [wrong])
+
+
+def test_a_batch_is_as_stale_as_its_oldest_group(redis_url: str) -> None:
+    setup = Setup(redis_url, slack=1)
+    setup.fill("a", rewards="00000000")
+    setup.fill("b")
+    assembled(setup, 1)
+    setup.fill("c", step=2, rewards="00000000", version=2)
+    setup.fill("d", step=2, version=2)
+    second = assembled(setup, 2)
+    assert second.batch.group_ids == ("g-d", "g-b")
+    assert second.composition["staleness_max"] == 1, "d has the weights of step 2, b those of step 1"
+
+
+def test_a_replacement_asks_for_weights_that_are_new_enough_for_the_step(redis_url: str) -> None:
+    setup = Setup(redis_url, slack=1)  # v = 2: at most two steps old, so step 20 needs version 18
+    setup.add(make_request(prompt_id="a", step=1, min_version=1), version=1)
+    setup.add(make_request(prompt_id="b", step=9, min_version=7), version=7)
+    for step in range(1, 20):
+        setup.store.commit_assembly(an_assembly(step=step, before=setup.store.tables()))
+    assert assemble(Assembler(setup.store, setup.composer, setup.config), 20) is None
+    assert [request.min_version for request in setup.service.claim("w", 9, 20)] == [18, 18]

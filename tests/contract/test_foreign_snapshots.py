@@ -116,3 +116,13 @@ def test_what_a_run_has_left_is_taken(client: BufferClient) -> None:
     assert sent == before
     assert urllib3.request("POST", client.url + "/restore", body=sent, retries=False).status == 204
     assert bytes(client.snapshot()) == before
+
+
+def test_frames_that_are_none_are_no_snapshot(client: BufferClient) -> None:
+    before = bytes(client.snapshot())
+    frame = pack_group(answer(make_request(prompt_id="a")))
+    noise = b"".join(b"BAPO\1\1" + bytes(8) for _ in range(4))
+    for frames in (noise, 4 * frame):
+        sent = changed(before, lambda index: None, frames=frames)
+        assert urllib3.request("POST", client.url + "/restore", body=sent, retries=False).status == 422
+    assert bytes(client.snapshot()) == before

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from bapo.core.errors import UnavailableError
 from bapo.transport.buffer_client import BufferClient
 from tests.support.buffer import new_store
 from tests.support.buffer_app import serving, small_config
@@ -66,3 +67,23 @@ def test_a_claim_whose_answer_was_lost_gets_the_same_requests_when_it_is_repeate
     worker.join(60.0)
     assert answers == [["g-a", "g-b"]]
     assert cable.num_leased() == 2
+
+
+def test_a_claim_that_was_given_up_leaves_its_requests_to_the_next_one(cable: Cable) -> None:
+    client = BufferClient(cable.url, timeout_s=60.0, retry_s=0.0)
+    errors: list[BaseException] = []
+
+    def give_up() -> None:
+        with pytest.raises(UnavailableError) as caught:
+            claim(client, 60.0)
+        errors.append(caught.value)
+
+    worker = threading.Thread(target=give_up)
+    worker.start()
+    cable.lose_an_answer()
+    cable.mend()
+    worker.join(60.0)
+    assert len(errors) == 1
+    cable.direct.enqueue([make_request(prompt_id="c")])
+    assert claim(client, 0.0) == ["g-a", "g-b"]
+    assert claim(client, 0.0) == ["g-c"]

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from bapo.algorithms.randomness import generator_for
 from bapo.algorithms.selectors.base import PromptPool, PromptSelector, pack_state, unpack_state
+from bapo.algorithms.selectors.kimi import failure_rates
+from bapo.algorithms.selectors.mopps import by_fitness
 from bapo.algorithms.selectors.registry import learns, load_selector, selector_names
 from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.core.errors import ConfigError, ContractError
@@ -128,3 +130,14 @@ def test_what_other_data_or_another_selector_left_behind_is_refused(name: str) -
 def test_a_misspelt_selector_is_refused_with_a_hint() -> None:
     with pytest.raises(ConfigError, match=r"'mops'.*did you mean 'mopps'.*write one of "):
         make("mops", SelectorConfig(), 40)
+
+
+def test_a_band_takes_any_candidate_inside_it_and_then_the_nearest() -> None:
+    rates = np.array([0.1, 0.45, 0.75, 0.62, 0.5])
+    # Inside [0.3, 0.7]: 1, 3, 4, in the order of the (shuffled) candidates; then 0.75, then 0.1.
+    assert by_fitness(rates, 0.5, (0.3, 0.7)).tolist() == [1, 3, 4, 2, 0]
+
+
+def test_the_failure_rate_of_a_prompt_that_was_never_sampled_is_one() -> None:
+    rates = failure_rates(np.array([0.0, 2.0, 16.0]), np.array([0.0, 8.0, 16.0]))
+    assert rates.tolist() == [1.0, 0.75, 0.0]

@@ -222,3 +222,29 @@ def test_a_scheduler_that_starts_again_behind_a_checkpoint_does_not_issue_its_ro
     store.commit_assembly(an_assembly(step=4))
     store.commit(4, 4)
     assert store.status().reevaluation_rounds == {4: 0}
+
+
+def test_a_reevaluated_group_is_consumed_once(store: Store) -> None:
+    request = make_request(prompt_id="p", request_id="r5-p", purpose=Purpose.REEVALUATE, step=5)
+    store.enqueue_round(5, [request])
+    store.push([incoming(answer(request))])
+    assert store.commit_assembly(an_assembly(reevaluated=["r5-p"]))
+    assert not store.commit_assembly(an_assembly(step=2, reevaluated=["r5-p"]))
+    assert store.status().reevaluated_ready == 0
+    assert store.frames(["r5-p"]) == [None]
+
+
+def test_rounds_are_remembered_back_to_the_checkpoint(store: Store) -> None:
+    three_steps(store)
+    for step in (1, 2, 3):
+        store.enqueue_round(step, [])
+    store.commit(3, 2)
+    assert store.status().reevaluation_rounds == {2: 0, 3: 0}
+
+
+def test_commits_only_rise(store: Store) -> None:
+    three_steps(store)
+    store.commit(3, 2)
+    store.commit(1, 1)
+    status = store.status()
+    assert (status.committed_step, status.checkpointed_step) == (3, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
-from bapo.core.errors import ContractError, UnavailableError, WeightMismatchError, WeightsAbsentError
+from bapo.core.errors import ConfigError, ContractError, UnavailableError, WeightMismatchError, WeightsAbsentError
 from bapo.core.types import WeightUpdate
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry
@@ -233,3 +234,30 @@ def test_a_file_in_a_folder_that_may_not_be_entered_is_asked_for(
     monkeypatch.setattr(Path, "stat", refuse)
     with pytest.raises(WeightsAbsentError, match="cannot be read here"):
         WeightStore(tmp_path / "server", str).locate(update)
+
+
+def test_a_piece_that_is_too_large_or_of_unknown_weights_is_refused(host: OtherHost) -> None:
+    with pytest.raises(ContractError, match="1 to 100 bytes"):
+        host.store.read(DIGEST, 0, 101)
+    with pytest.raises(WeightsAbsentError, match="are not here"):
+        peer(host).call("GET", f"/weights/files/{DIGEST}", query={"offset": "0", "length": "10"})
+
+
+def test_copies_are_not_kept_in_a_folder_that_somebody_else_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    update = replace(make_update(tmp_path / "learner", 3, content=CONTENT), path="/nowhere", url="http://127.0.0.1:1")
+    folder = tmp_path / f"bapo-weights-{os.getuid()}"
+    others = tmp_path / "others"
+    others.mkdir()
+    folder.symlink_to(others)
+    config = Config(rollout=RolloutConfig(sync_timeout_s=0.1))
+    with pytest.raises(ConfigError, match=r"is not a folder of yours: remove it, .* rollout\.weights_cache"):
+        WeightCache(config).local(update)
+    assert not list(others.iterdir())
+    folder.unlink()
+    folder.mkdir(mode=0o755)  # as an earlier version made it
+    with pytest.raises(UnavailableError):
+        WeightCache(config).local(update)
+    assert folder.stat().st_mode & 0o777 == 0o700

@@ -387,3 +387,55 @@ def test_leases_are_renewed_soon_after_a_renewal_that_failed(start_worker: Start
     buffer.down = False
     wait_until(lambda: calls.renewed == 1)
     assert calls.renewed_at - calls.failed_at < 4.0
+
+
+def test_responses_cut_by_the_length_limit_are_graded_as_they_stand(start_worker: StartWorker) -> None:
+    config = make_config(max_response_tokens=16, engine_options={"skill_start": -1.0, "truncated_share": 1.0})
+    buffer = MemoryBuffer(requests(1))
+    start_worker(buffer, config)
+    wait_until(lambda: len(buffer.groups) == 1)
+    group = buffer.groups["g-p0"]
+    assert group.outcomes.tolist() == [Outcome.TRUNCATED] * 8
+    assert group.lengths.tolist() == [16] * 8
+    assert group.rewards.tolist() == [0.0] * 8
+
+
+class OddEngine(scripted.ScriptedEngine):
+    """Its log-probs of one prompt are those of no distribution."""
+
+    def step(self) -> list:
+        groups = super().step()
+        for group in groups:
+            if group.request_id == "g-p1":
+                group.logprobs[0] = 0.5
+        return groups
+
+
+def test_what_is_no_group_fails_that_one_and_not_its_worker(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(3))
+    worker = start_worker(buffer, make_engine=engine_of(OddEngine))
+    wait_until(lambda: len(buffer.groups) + len(buffer.failures) == 3 or worker.report().state == "failed")
+    assert worker.report().state == "sampling"
+    ((request_id, reason, detail),) = buffer.failures
+    assert (request_id, reason) == ("g-p1", "no_group")
+    assert "the engine gave what is no group: group g-p1" in detail
+
+
+def test_what_a_draining_worker_cannot_finish_in_time_goes_back(start_worker: StartWorker) -> None:
+    buffer = MemoryBuffer(requests(3))
+    worker = start_worker(buffer, make_config(engine_options={"latency_s": 60.0}))
+    wait_until(lambda: worker.report().inflight == 3)
+    worker.drain(0.1)
+    assert buffer.leased == {}
+    assert buffer.num_queued == 3
+
+
+def test_a_request_for_newer_weights_waits_for_the_update(start_worker: StartWorker, tmp_path: Path) -> None:
+    buffer = MemoryBuffer([make_request(prompt_id="new", min_version=5), make_request(prompt_id="old", min_version=1)])
+    worker = start_worker(buffer)
+    wait_until(lambda: "g-old" in buffer.groups)
+    assert buffer.num_queued == 1
+    worker.update_weights(make_update(tmp_path / "w", 5))
+    wait_until(lambda: "g-new" in buffer.groups)
+    assert buffer.groups["g-new"].policy_version == 5
+    assert worker.report().policy_version == 5

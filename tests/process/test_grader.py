@@ -283,3 +283,17 @@ def test_the_answer_to_a_question_that_was_interrupted_is_not_taken_for_the_next
     with pytest.raises(KeyboardInterrupt):
         pool.grade(make_prompt(), ["late"])
     assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+
+
+def test_a_grader_that_has_closed_its_pipe_and_does_not_end_is_killed(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bapo.tasks.grading.pool.END_S", 0.5)
+    pool = make_pool("closes")
+    with pytest.raises(VerifierKilledError, match="closed the pipe to its worker while grading and was killed"):
+        pool.grade(make_prompt(), ["close"])
+    assert pool.grade(make_prompt(), ["fine"]).tolist() == [1.0]
+
+
+def test_what_a_verifier_prints_does_not_disturb_the_rewards(make_pool: MakePool) -> None:
+    assert make_pool("obey").grade(make_prompt(), ["print", "fine"]).tolist() == [1.0, 1.0]

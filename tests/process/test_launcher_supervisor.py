@@ -17,6 +17,7 @@ from bapo.config.tree import SupervisionConfig
 from bapo.core.errors import RankLostError
 from services.launcher.supervision import supervisor
 from services.launcher.supervision.child_process import Child, ProcessSpec, Restarts, end, kill_descendants
+from services.launcher.supervision.children import all_ended
 from services.launcher.supervision.supervisor import ChildFailedError, Supervisor
 from tests.support.wait import has_ended, wait_until
 
@@ -243,3 +244,19 @@ def test_a_run_that_ends_kills_also_what_waits_for_its_restart(parts: Parts) -> 
 
 def log_of(child: Child) -> str:
     return child.spec.log_path.read_text()
+
+
+def test_a_death_that_the_supervisor_has_not_seen_yet_is_no_end(parts: Parts) -> None:
+    """Found by chaos: a learner that died between a look and the question whether it had finished ended the run."""
+    killed, finished = parts.start(), parts.start("pass", name="learner", may_end=True)
+    kill(killed)
+    finished.process.wait()
+    assert not all_ended([killed])()
+    assert all_ended([finished])()
+
+
+def test_without_restarts_the_first_death_ends_the_run(parts: Parts) -> None:
+    child = parts.start()
+    kill(child)
+    with pytest.raises(ChildFailedError):
+        parts.supervisor(SupervisionConfig(max_restarts=0)).look(parts.children)

@@ -126,3 +126,15 @@ def test_batch_normalised_advantages_sum_to_0_over_tokens(data: list[tuple[float
     advantages, lengths = [a for a, _ in data], [n for _, n in data]
     found = batch_normalised(advantages, lengths)
     assert abs(float(found @ np.array(lengths))) <= 1e-6 * max(1.0, float(np.abs(found) @ np.array(lengths)))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1])
+def test_equal_rewards_have_no_advantage_even_without_smoothing(norm: AdvantageNorm, reward: float) -> None:
+    assert group_advantages([reward] * 7, norm, 0.0).tolist() == [0.0] * 7
+
+
+@pytest.mark.parametrize("rewards", [[], [[0.0, 1.0]]])
+def test_no_response_is_no_group(rewards: list[float]) -> None:
+    with pytest.raises(ValueError, match="G >= 1"):
+        group_advantages(rewards, "pop_var", 1e-6)

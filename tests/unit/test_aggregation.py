@@ -49,3 +49,11 @@ def test_the_weights_of_a_minibatch_add_up_to_a_mean(data: list[tuple[int, int, 
     for aggregation in get_args(Aggregation):
         weights = token_weights(lengths, aggregation, 10, group_R=groups, replayed_R=replayed)
         assert float(weights @ lengths) == pytest.approx(want[aggregation] if kept.any() else 0.0), aggregation
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "const_len"])
+def test_a_response_that_is_left_out_whole_has_no_weight_and_is_not_counted(aggregation: str) -> None:
+    weights = token_weights(np.array([3, 0, 2]), aggregation, 4)  # type: ignore[arg-type]
+    without = token_weights(np.array([3, 2]), aggregation, 4)  # type: ignore[arg-type]
+    assert weights.tolist() == [without[0], 0.0, without[1]]
+    assert token_weights(np.array([0, 0]), aggregation, 4).tolist() == [0.0, 0.0]  # type: ignore[arg-type]

@@ -129,3 +129,17 @@ def test_every_response_token_is_trained_once_whatever_the_budget_and_the_ranks(
     want = [i for r in responses for i in range(int(columns.starts_R[r]), int(columns.starts_R[r + 1]))]
     assert sorted(slots) == want
     assert all(micro.num_tokens <= budget for micros in per_rank for micro in micros)
+
+
+def test_the_order_of_groups_depends_on_seed_step_and_epoch_alone() -> None:
+    plan = minibatches(50, 8, seed=1, step=3, epoch=0)
+    assert plan == minibatches(50, 8, seed=1, step=3, epoch=0)
+    assert plan != minibatches(50, 8, seed=2, step=3, epoch=0)
+    assert plan != minibatches(50, 8, seed=1, step=4, epoch=0)
+    assert plan != minibatches(50, 8, seed=1, step=3, epoch=1)
+
+
+def test_a_response_longer_than_the_budget_stands_alone() -> None:
+    columns = plain_columns([2], [[3, 50, 3]])
+    cuts = cut(columns, deal(columns, np.arange(3), 1)[0], budget=10)
+    assert [[piece.responses for piece in pieces] for pieces in cuts] == [[(0,)], [(1,)], [(2,)]]

@@ -11,10 +11,12 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from learner.batch.packing import columns_of, microbatches_of
+from learner.distributed.sharding import gather_moments
 from learner.model.logprobs import response_logprobs
 from learner.model.policy import Policy
 from learner.publish_weights import gather_weights
-from tests.support.learner import CPU, learner_config, random_batch, tiny_policy
+from learner.update.critic import load_critic
+from tests.support.learner import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy
 from tests.support.tiny_model import write_tiny_model
 
 TOLERANCE, MEAN_TOLERANCE = 0.25, 0.05
@@ -81,3 +83,26 @@ def test_the_heads_gradient_is_summed_over_chunks_in_float32() -> None:
     # Half of each hidden value, as p = 1/2: (1 + 255 / 512) / 2 = 0.749 -> 0.75 in bfloat16.
     assert head.grad is not None
     assert head.grad.tolist() == [[0.75], [-0.75]]
+
+
+def test_moments_are_found_behind_a_pass(model_path: Path, tmp_path: Path) -> None:
+    config = learner_config(model_path, model={"dtype": "bfloat16"})
+    policy = tiny_policy(config)
+    updater = make_updater(config, policy, tmp_path)
+    updater.run(random_batch(num_groups=3))
+    with torch.no_grad():
+        logprobs_of(policy, model_path)
+    weights = gather_weights(policy, torch.float32)
+    moments = gather_moments(policy.model, updater.optimizer)
+    assert moments.keys() == {f"{moment}/{name}" for moment in ("exp_avg", "exp_avg_sq") for name in weights}
+    assert {moment.dtype for moment in moments.values()} == {torch.float32}
+
+
+def test_the_critics_head_computes_in_float32(model_path: Path) -> None:
+    critic = load_critic(learner_config(model_path, model={"dtype": "bfloat16"}), ALONE)
+    seen: list[torch.dtype] = []
+    critic.head.register_forward_pre_hook(lambda module, inputs: seen.extend((module.weight.dtype, inputs[0].dtype)))
+    columns = columns_of(random_batch(num_groups=2), learner_config(model_path))
+    [micro] = microbatches_of(columns, columns.responses_of(range(2)), budget=4096, rank=0, num_ranks=1, device=CPU)
+    assert critic(micro).dtype == torch.float32
+    assert seen == [torch.float32, torch.float32]

@@ -21,9 +21,10 @@ from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, ContractError, StorageError
 from bapo.core.types import Batch, Origin
 from learner.checkpoint import complete_steps
+from learner.distributed.stopping import Stopped
 from learner.loop import Learner
 from learner.publish_weights import digest_of
-from learner.startup import load_state, newest_checkpoint, republish, resume_buffer
+from learner.startup import agreed_checkpoint, load_state, newest_checkpoint, republish, resume_buffer
 from tests.support.learner import (
     FakeBuffer,
     FakeFleet,
@@ -338,3 +339,33 @@ def test_a_snapshot_of_the_buffer_that_is_cut_off_names_its_checkpoint(model_pat
     train(config, tmp_path, FakeBuffer(batch_of), FakeFleet())
     with pytest.raises(StorageError, match=r"step-000004 is not a whole checkpoint: buffer.bin: snapshot is damaged"):
         train(config, tmp_path, Refusing(batch_of, lost=True), FakeFleet(), resume=True)
+
+
+def test_the_newest_checkpoints_stay_and_the_last_step_always_has_one(model_path: Path, tmp_path: Path) -> None:
+    train(run_config(model_path), tmp_path, FakeBuffer(batch_of), FakeFleet())
+    assert complete_steps(tmp_path / "checkpoints") == [6, 7]
+
+
+class Follower:
+    """World of a rank that hears this from rank 0."""
+
+    leads, rank = False, 1
+
+    def __init__(self, heard: bytes | None) -> None:
+        self._heard = heard
+
+    def share(self, data: bytes | None) -> bytes | None:
+        return self._heard
+
+
+def test_a_rank_that_follows_opens_the_checkpoint_of_rank_0_or_none(model_path: Path, tmp_path: Path) -> None:
+    train(run_config(model_path, run={"num_steps": 4}), tmp_path, FakeBuffer(batch_of), FakeFleet())
+    folder = tmp_path / "checkpoints"
+    found = agreed_checkpoint(folder, Follower(b"2"))  # type: ignore[arg-type]
+    assert found is not None
+    assert found.state.step == 2, "although there is one of step 4"
+    assert agreed_checkpoint(folder, Follower(b"0")) is None  # type: ignore[arg-type]
+    with pytest.raises(StorageError, match=r"rank 1 cannot resume after step 6, as rank 0 does: .*different disks"):
+        agreed_checkpoint(folder, Follower(b"6"))  # type: ignore[arg-type]
+    with pytest.raises(Stopped, match="rank 0 ended"):
+        agreed_checkpoint(folder, Follower(None))  # type: ignore[arg-type]

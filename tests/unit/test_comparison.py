@@ -12,6 +12,7 @@ from bapo.analysis.compare.prompts import (
     UNTRAINED,
     attribution,
     bins_by_epoch,
+    floor_matrix,
     held_out_matrix,
     matrix_of,
     rescues,
@@ -166,3 +167,18 @@ def test_a_rescue_is_from_all_wrong_at_the_first_visit_to_something_right_at_the
     matrix = training_matrix([run])
     assert matrix == matrix_of([(0, 3), (0, 0), (1, 0), (0, 1)], 4)
     assert bins_by_epoch(run) == [[4, 1, 0, 0, 0], [2, 1, 0, 1, 0]]
+
+
+def test_several_responses_per_prompt_make_a_sign_test_and_the_table_says_so(tmp_path: Path) -> None:
+    compared = make_pair(tmp_path)
+    assert "With 4 responses per prompt" in table_against(compared).note
+    assert "a sign test" in table_against(compared).note
+
+
+def test_chance_is_the_base_model_measured_by_another_seed(tmp_path: Path) -> None:
+    runs = [run for method in make_pair(tmp_path).methods for run in method.runs]
+    found = floor_matrix(runs, "cd4")
+    assert found is not None
+    # Seed 1 against 2: p 0-0, q 1-0, r 2-3, s 0-1; and 2 against 1: p 0-0, q 0-1, r 3-2, s 1-0.
+    assert (found.total, found.unsolved, found.rescued) == (8, 4, 2)
+    assert floor_matrix(runs[:1], "cd4") is None

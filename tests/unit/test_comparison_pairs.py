@@ -167,3 +167,42 @@ def test_a_seed_that_never_reaches_it_leaves_bounds_and_no_mean(tmp_path: Path) 
     assert (found.ratio, found.reached, found.bounds) == (None, 1, (1.0, None))
     (row,) = table_responses_for(compared).rows
     assert row[3:] == ("x1.00 to beyond x2.00", "1 of 2", "s1 16 : 16 x1.00, s2 over 32 : 16 x2.00")
+
+
+def test_between_two_measurements_each_prompt_lies_on_its_own_straight_line(tmp_path: Path) -> None:
+    # 32 responses in all. p 0 -> 1/2, q 1/4 -> 3/4; after 12 of them 3/8 of the way.
+    run = one_run(tmp_path / "one", {0: {"p": "0000", "q": "1000"}, 4: {"p": "1100", "q": "1110"}}, groups=2)
+    assert means_at(run, "cd4", 12) == {"p": 3 / 16, "q": 1 / 4 + 3 / 16}
+
+
+def test_the_measurement_before_training_is_the_point_at_no_responses(tmp_path: Path) -> None:
+    run = one_run(tmp_path / "one", {0: {"p": "0000", "q": "1000"}, 4: {"p": "1100", "q": "1110"}})
+    assert means_at(run, "cd4", 0) == {"p": 0.0, "q": 0.25}
+
+
+def test_only_prompts_of_both_measurements_have_a_line(tmp_path: Path) -> None:
+    # 16 groups of 4 in 4 steps. Around 48 responses lie the measurements at 32 (p alone) and at 64.
+    rows = {0: NOTHING, 2: {"p": "1000"}, 4: {"p": "1100", "q": "1111"}}
+    run = one_run(tmp_path / "one", rows, groups=4)
+    assert means_at(run, "cd4", 48) == {"p": 3 / 8}
+    assert means_at(run, "cd4", 64) == {"p": 0.5, "q": 1.0}
+
+
+def test_no_seed_that_reaches_it_is_a_lower_bound(tmp_path: Path) -> None:
+    compared = make_curves(tmp_path, {1: QUARTER, 2: EIGHTH}, {1: HALF, 2: QUARTER})
+    (row,) = table_responses_for(compared).rows
+    assert row[3:5] == ("beyond x2.00", "0 of 2")
+
+
+def test_seeds_of_one_method_that_spent_unequally_share_one_budget(tmp_path: Path) -> None:
+    make_run(tmp_path / "plain-s1", {0: NOTHING, 4: NOTHING}, groups=2)
+    make_run(tmp_path / "plain-s2", {0: NOTHING, 4: {"p": "1111", "q": "0000"}}, groups=4, seed=2)
+    make_run(tmp_path / "plain-s3", {0: NOTHING, 4: NOTHING}, groups=1, seed=3)  # of no pair
+    for seed in (1, 2):
+        make_run(tmp_path / f"ours-s{seed}", {0: NOTHING, 4: NOTHING}, groups=3, seed=seed)
+    ours, plain = methods_of(tmp_path)
+    found = at_equal_responses(plain, ours, "cd4")
+    assert not isinstance(found, str)
+    assert (found.budget, found.seeds) == (32, (1, 2))
+    # plain-s2 is half way to p = 1 after 32 of 64 responses: mean of 0, 0, 1/2, 0.
+    assert (found.method, found.reference) == (1 / 8, 0.0)

@@ -296,3 +296,9 @@ def test_the_mini_test_is_settings_alone(k: int) -> None:
     assert bool(fresh.high) is (k == 4)
     again = compose(mini, fresh={"z": 8}, reevaluated={"p": k}, bad=[make_hard(prompt_id="p")])
     assert bool(again.x2) is (1 <= k <= 7)
+
+
+def test_a_hard_prompt_that_is_hard_again_moves_to_the_tail_as_new() -> None:
+    bad = [make_hard(prompt_id="a", birth=1, attempts=2), make_hard(prompt_id="b", birth=2)]
+    decision = compose(fresh={"a": 1}, bad=bad, step=4)
+    assert decision.bad == (bad[1], make_hard(prompt_id="a", birth=4, mu=1 / 8))

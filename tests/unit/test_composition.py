@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from bapo.analysis.compare.composition import retained_share, stored_share
+import pytest
+
+from bapo.analysis.compare.composition import gradient_norm, last_entropy, last_length, retained_share, stored_share
 from bapo.analysis.compare.gather import Measured, gather
 from bapo.analysis.compare.tables import table_composition
 from bapo.core.types import Fate, Origin, Purpose
@@ -69,3 +71,15 @@ def test_a_group_that_no_step_trained_is_not_retained_though_a_later_step_reuses
     }
     run = only_run(tmp_path / "one", groups=groups)
     assert (retained_share(run), stored_share(run)) == (0.0, 1.0)
+
+
+def test_the_end_is_the_last_twelfth_of_the_steps(tmp_path: Path) -> None:
+    metrics = [metrics_row(step, entropy=1.0, grad_norm=float(step)) for step in range(1, 23)]
+    metrics += [metrics_row(23, entropy=0.2, grad_norm=50.0), metrics_row(24, entropy=0.4, grad_norm=9.0)]
+    tokens = {22: 400, 23: 40, 24: 80}
+    groups = {step: [replace(fate("a", "0001", step=step), num_tokens=n)] for step, n in tokens.items()}
+    run = only_run(tmp_path / "one", metrics=metrics, groups=groups)
+    assert last_entropy(run) == pytest.approx(0.3)  # 24 // 12 = 2 steps
+    assert last_length(run) == 20.0  # 3 // 12 = 0, so the last one of them: 80 tokens of 4 responses
+    # 24 norms: 1 ... 22, 9 once more, and 50. ceil(.95 x 24) = 23 of them are at most 22.
+    assert (gradient_norm(run, 0.95), gradient_norm(run, 1.0)) == (22.0, 50.0)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from bapo.config.layers import dotted, flatten
+from bapo.config.layers import dotted, flatten, preset_layers
 from bapo.config.load import load_config
 from bapo.config.tree import Config
+from bapo.core.errors import ConfigError
 
 
 def preset(name: str) -> Config:
@@ -126,3 +129,49 @@ def test_a_method_differs_from_the_preset_beneath_it_in_these_keys_alone(name: s
     before, after = dict(flatten(preset(beneath).model_dump())), dict(flatten(preset(name).model_dump()))
     found = {dotted(key): value for key, value in after.items() if before[key] != value and dotted(key) != "preset"}
     assert found == changes
+
+
+def test_bapo_has_the_papers_order_and_lag() -> None:
+    config = preset("bapo")
+    assert (config.cadence.slack, config.cadence.wait_for_reevaluation) == (0, True)
+    assert config.cadence.max_staleness == 4
+    assert (config.algorithm.threshold_schedule, config.algorithm.online_filter) == ("eq8", "range")
+    assert (config.loss.kl_ref, config.loss.ratio_mode, config.loss.advantage_norm) == (
+        "behaviour",
+        "decoupled",
+        "pop_var",
+    )
+
+
+def test_bapo_official_is_the_released_script() -> None:
+    config = preset("bapo-official")
+    algorithm, rollout, loss = config.algorithm, config.rollout, config.loss
+    assert (algorithm.group_size, rollout.temperature, rollout.top_p) == (8, 0.99, 1.0)
+    assert (rollout.max_prompt_tokens, rollout.max_response_tokens) == (1024, 4096)
+    assert (algorithm.batch_size, config.learner.minibatch_size, config.learner.lr) == (32, 16, 1e-6)
+    assert (config.learner.warmup_steps, config.learner.weight_decay, config.learner.grad_clip) == (10, 0.1, 1.0)
+    assert (loss.kl_coef, loss.entropy_coef) == (0.0, 0.0)
+    assert (config.cadence.v, config.cadence.m, algorithm.max_reevaluated, algorithm.capacity) == (2, 2, 32, 120)
+    assert (algorithm.c1, algorithm.c2_range[0], algorithm.c3_range[0]) == (1 / 8, 1 / 8, 2 / 8)
+    assert algorithm.threshold_schedule == "fixed"
+    assert (loss.ratio_mode, loss.advantage_norm, loss.importance_cap) == ("official", "std_ddof1", 3.0)
+    assert (loss.clip_low, loss.clip_high, loss.dual_clip, loss.aggregation) == (0.2, 0.28, 10.0, "token_mean")
+
+
+def test_presets_that_name_each_other_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.toml").write_text('preset = "b"')
+    (tmp_path / "b.toml").write_text('preset = "a"')
+    monkeypatch.setattr("bapo.config.layers.PRESETS", tmp_path)
+    with pytest.raises(ConfigError, match="circle: a -> b -> a"):
+        preset_layers("a")
+
+
+def test_the_three_places_of_remixs_t_must_agree() -> None:
+    config = preset("remix")
+    assert (config.algorithm.replay.last_step, config.loss.kl_restart_step, config.learner.epochs_until) == (50, 50, 50)
+    with pytest.raises(ConfigError, match=r"last_step = 40, loss.kl_restart_step = 50, learner.epochs_until = 50: .*T"):
+        load_config(["remix"], ["--algorithm.replay.last_step=40"])
+    everywhere = ("algorithm.replay.last_step", "loss.kl_restart_step", "learner.epochs_until")
+    assert load_config(["remix"], [f"--{key}=40" for key in everywhere]).learner.epochs_until == 40
+    assert load_config(["remix"], ["--learner.epochs_until=null"]).learner.epochs_until is None
+    assert load_config(["grpo"], ["--learner.epochs_until=4", "--learner.epochs=2"]).learner.epochs_until == 4

@@ -1,5 +1,6 @@
 """Task `dataset`: layouts, graders, and that every malformed row is named by file and number."""
 
+import errno
 import json
 import logging
 import tracemalloc
@@ -171,3 +172,14 @@ def test_a_broken_parquet_file_and_a_malformed_row_in_a_good_one_are_named(tmp_p
 def test_a_source_that_cannot_be_read_is_refused_with_a_reason(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_task(**options).prompts("train")
+
+
+def test_a_file_that_this_user_may_not_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _jsonl(tmp_path / "a.jsonl", {"prompt": "a", "answer": "1"})
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ConfigError, match=r"dataset file .*a\.jsonl cannot be read: Permission denied"):
+        make_task(path=path).prompts("train")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bapo.algorithms import divergences as module
 from bapo.algorithms.divergences import divergences, pooled, response_gaps
 from tests.support.vectors import tokens, vector
 
@@ -132,3 +133,40 @@ def test_one_impossible_token_cannot_make_the_estimate_infinite() -> None:
     found = divergences(np.array([0.0]), np.array([-1000.0]), np.array([1]))
     assert found.max_ratio == pytest.approx(math.exp(20))
     assert math.isfinite(found.kl_fwd)
+
+
+def test_nothing_depends_on_the_order_of_responses_or_on_the_cut_into_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 40, size=60)
+    alpha = rng.uniform(-3, 0, size=int(lengths.sum())).astype(np.float32)
+    policy = (alpha + rng.normal(0, 0.3, size=len(alpha))).astype(np.float32)
+    order = rng.permutation(60)
+    ends = np.cumsum(lengths)
+    places = np.concatenate([np.arange(ends[r] - lengths[r], ends[r]) for r in order])
+    whole = response_gaps(policy, alpha, lengths)
+    monkeypatch.setattr(module, "BLOCK_TOKENS", 64)
+    turned = response_gaps(policy[places], alpha[places], lengths[order])
+    for name in ("log_weight", "tv_sum", "kl_fwd", "kl_rev", "rho_sum", "rho_square_sum", "rho_max"):
+        np.testing.assert_allclose(getattr(turned, name), getattr(whole, name)[order], rtol=1e-12, err_msg=name)
+    assert pooled(turned).ess == pytest.approx(pooled(whole).ess, rel=1e-12)
+
+
+@given(
+    logs=st.lists(st.tuples(st.floats(-5, 0), st.floats(-5, 0)), min_size=1, max_size=12),
+    data=st.data(),
+)
+def test_divergences_have_their_sign_and_their_order(logs: list[tuple[float, float]], data: st.DataObject) -> None:
+    cut = data.draw(st.integers(1, len(logs)))
+    lengths = np.array([cut] if cut == len(logs) else [cut, len(logs) - cut])
+    policy, alpha = (np.array(column) for column in zip(*logs, strict=True))
+    found = divergences(policy, alpha, lengths)
+    assert found.kl_fwd >= 0
+    assert found.kl_rev >= 0
+    assert 0 <= found.tv_bh <= 1
+    assert found.tv_bh <= math.sqrt(2) * found.tv_pinsker + 1e-9  # 1 - e^-x <= x
+    assert 1 / len(lengths) - 1e-9 <= found.ess <= 1 + 1e-9
+
+
+def test_the_same_policy_has_no_divergence() -> None:
+    found = divergences(ALPHA, ALPHA, LENGTHS)
+    assert (found.tv_tok, found.tv_union, found.tv_bh, found.kl_rev_tok, found.ess) == (0.0, 0.0, 0.0, 0.0, 1.0)

@@ -18,6 +18,7 @@ from bapo.algorithms.selectors.attention import (
 from bapo.algorithms.selectors.base import Floats, PromptPool
 from bapo.algorithms.selectors.dots import Dots, log_weights
 from bapo.algorithms.selectors.settings import SelectorConfig
+from bapo.core.errors import ConfigError
 from bapo.core.success_counts import outcomes_of
 from tests.support.vectors import vector
 
@@ -123,3 +124,25 @@ def test_chosen_prompts_come_nearer_to_half_right_than_the_uniform_order() -> No
             dots.observe_references(step, outcomes_of(step, ((f"p{i}", 8 * difficulty[i], 8) for i in references)))
         distance.append(float(np.mean(np.abs(difficulty[dots.propose(step, 8)] - 0.5))))
     assert np.mean(distance[-6:]) < 0.6 * np.mean(np.abs(difficulty - 0.5))
+
+
+def test_references_that_are_all_alike_make_all_prompts_alike() -> None:
+    embeddings, _ = hidden_direction(50, seed=4)
+    for level in (0.0, 1.0):
+        difficulty = np.full(20, level)
+        after = trained(new_predictor(16, 8, np.random.default_rng(2)), embeddings[:20], difficulty, epochs=5, lr=0.01)
+        got = predict(after, embeddings, embeddings[:20], difficulty)
+        assert np.all(np.isfinite(got))
+        assert np.ptp(got) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_references_that_all_failed_leave_the_predictions_as_they_were() -> None:
+    dots, _ = make_dots()
+    before = dots.propose(1, 8).tolist()
+    dots.observe_references(1, outcomes_of(1, []))
+    assert dots.propose(1, 8).tolist() == before
+
+
+def test_a_pool_without_embeddings_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs embeddings of the prompts"):
+        Dots(SelectorConfig(), PromptPool(prompt_ids=("a", "b")), seed=1, batch_size=1)

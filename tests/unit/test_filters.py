@@ -135,3 +135,14 @@ def test_every_fresh_group_gets_the_word_for_its_fate() -> None:
         "g-d": "informative",
         "second-d": "duplicate_prompt",
     }
+
+
+def test_none_keeps_all() -> None:
+    fresh = stats(0, 3, 8)
+    assert online_filter(AlgorithmConfig(online_filter="none"), fresh, Random(0)) == fresh
+
+
+def test_a_group_that_a_draw_left_out_is_called_filtered() -> None:
+    settings = AlgorithmConfig(online_filter="gaussian", gaussian_center=0.0, gaussian_width=0.01)
+    _, reasons = filtered_fresh(settings, (make_stat(k=4),), Random(0))
+    assert reasons == {"g-p": "filtered"}

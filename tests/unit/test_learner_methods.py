@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from bapo.algorithms.advantages import whitened
 from bapo.config.tree import Config
+from bapo.core.errors import DivergenceError
 from bapo.core.types import Batch, Group
 from learner.update.critic import load_critic, value_loss
 from learner.update.step_state import StepInputs, minibatch_weights, step_inputs, step_logprobs
@@ -190,3 +191,28 @@ def test_the_mean_over_kept_tokens_counts_those_within_the_bounds(model_path: Pa
     want = -(ratio * step.advantage_M.numpy())[kept].sum() / kept.sum() - 0.001 * result.entropy
     # The entropy bonus is over kept tokens as well, so it differs a little from the record's mean over all.
     assert result.loss == pytest.approx(want, abs=2e-3)
+
+
+def test_a_critic_that_diverges_stops_the_run(model_path: Path, tmp_path: Path) -> None:
+    config = learner_config(model_path, loss=PPO, critic={"lr": 1e30, "grad_clip": 1e-3})
+    updater = make_updater(config, tiny_policy(config), tmp_path, critic=load_critic(config, ALONE))
+    with pytest.raises(DivergenceError, match="step 1, critic: loss is"):
+        updater.run(random_batch())
+
+
+def test_a_batch_of_supervised_entries_alone_has_no_policy_update(model_path: Path, tmp_path: Path) -> None:
+    config = learner_config(model_path)
+    batch = with_supervised(random_batch(num_groups=2), 0, 1)
+    report = make_updater(config, tiny_policy(config), tmp_path).run(batch)
+    assert (report.minibatches, sorted(report.facts)) == ((), ["supervised_loss"])
+
+
+def test_a_reset_optimizer_begins_each_step_without_moments(model_path: Path, tmp_path: Path) -> None:
+    counts = []
+    for reset in (False, True):
+        config = learner_config(model_path, learner={"reset_optimizer": reset})
+        updater = make_updater(config, tiny_policy(config), tmp_path)
+        for step in (1, 2):
+            updater.run(random_batch(step=step))
+        counts.append({int(state["step"]) for state in updater.optimizer.state.values()})
+    assert counts == [{6}, {3}], "three mini-batches per step"

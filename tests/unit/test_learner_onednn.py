@@ -57,3 +57,12 @@ def test_without_onednn_the_product_is_pytorchs(monkeypatch: pytest.MonkeyPatch)
     left, right = example(5, 3), example(4, 3, seed=1)
     monkeypatch.setattr(onednn, "_OPERATOR", None)
     assert torch.equal(product(left, right), left @ right.T)
+
+
+def test_a_frozen_layer_passes_the_gradient_on_and_takes_none() -> None:
+    layer = nn.Linear(6, 4, bias=False).requires_grad_(False)
+    use_onednn(layer)
+    rows = example(3, 6).requires_grad_()
+    layer(rows).sum().backward()
+    assert layer.weight.grad is None
+    torch.testing.assert_close(rows.grad, layer.weight.sum(0).expand(3, 6))

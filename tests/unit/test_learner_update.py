@@ -307,3 +307,47 @@ def test_a_stop_ends_the_step_after_the_current_minibatch(model_path: Path, tmp_
         updater.run(batch)
     first = minibatches(8, 3, seed=7, step=1, epoch=0)[0]
     assert policy.tokens(trained=True) == sum(len(batch.entries[g].group.token_ids) for g in first)
+
+
+def run_counted(config: Config, batch: Batch, path: Path, minibatches_wanted: int) -> CountingPolicy:
+    policy = CountingPolicy(tiny_policy(config))
+    report = make_updater(config, policy, path).run(batch)
+    assert len(report.minibatches) == minibatches_wanted
+    return policy
+
+
+def test_with_kl_or_entropy_every_response_is_computed(model_path: Path, tmp_path: Path) -> None:
+    batch = with_rewards(random_batch(), {0: [1.0] * 4, 5: [0.0] * 4})
+    total = sum(len(entry.group.token_ids) for entry in batch.entries)
+    for loss in ({"kl_coef": 0.1, "entropy_coef": 0.0}, {"kl_coef": 0.0, "entropy_coef": 0.1}):
+        policy = run_counted(learner_config(model_path, loss=loss), batch, tmp_path, minibatches_wanted=3)
+        assert policy.tokens(trained=True) == total
+
+
+def test_prox_is_skipped_where_the_mode_or_the_first_minibatch_makes_it_needless(
+    model_path: Path, tmp_path: Path
+) -> None:
+    batch = random_batch()
+    total = sum(len(entry.group.token_ids) for entry in batch.entries)
+    sizes = [len(entry.group.token_ids) for entry in batch.entries]
+    first = sum(sizes[g] for g in minibatches(8, 3, seed=7, step=1, epoch=0)[0])
+    for mode, size, want in (
+        ("direct", 3, 0),  # the anchor is alpha, which is stored
+        ("decoupled", 8, 0),  # one optimizer step: the policy is its own anchor throughout
+        ("decoupled", 3, total - first),
+        ("official", 3, total - first),
+    ):
+        config = learner_config(model_path, loss={"ratio_mode": mode}, learner={"minibatch_size": size})
+        policy = run_counted(config, batch, tmp_path, minibatches_wanted=-(-8 // size))
+        assert (policy.tokens(trained=False), policy.tokens(trained=True)) == (want, total), mode
+
+
+def test_remembered_anchors_are_forgotten_when_the_group_cannot_come_back(model_path: Path, tmp_path: Path) -> None:
+    config = learner_config(model_path, loss={"ratio_mode": "official"}, algorithm={"high_window": 3})
+    updater = make_updater(config, tiny_policy(config), tmp_path)
+    for step in (1, 2, 3):
+        updater.run(random_batch(num_groups=1, step=step))
+    assert dict(updater.memory.steps) == {"g-1-0": 1, "g-2-0": 2, "g-3-0": 3}
+    updater.run(random_batch(num_groups=1, step=4))
+    # B_high of step 5 holds births 2, 3 and 4.
+    assert dict(updater.memory.steps) == {"g-2-0": 2, "g-3-0": 3, "g-4-0": 4}

@@ -208,3 +208,15 @@ def test_an_absurd_log_ratio_stays_finite() -> None:
 )
 def test_each_aggregation_is_a_weight_per_token(aggregation: str, want: list[float]) -> None:
     assert token_weights(LENGTHS, aggregation, 4).tolist() == pytest.approx(want)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["V5.decoupled_TIS_C2", "V5.decoupled_TIS_C3"])
+def test_v5_importance_weights_without_a_cap(name: str) -> None:
+    weights, kept = importance_weight(OLD, BEHAVE, ROWS, settings(importance_cap=None))
+    assert kept is None
+    assert weights.tolist() == pytest.approx(tokens(vector(name)["w_raw"]), abs=1e-5)
+
+
+def test_direct_ignores_a_cap_below_one() -> None:
+    config = settings(ratio_mode="direct", importance_cap=0.5)
+    assert total(BEHAVE, BEHAVE, config) == pytest.approx(-0.745373, abs=1e-5)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
     GPTNeoXConfig,
@@ -19,8 +22,9 @@ from transformers import (
 )
 
 from bapo.core.errors import ConfigError
+from learner.batch.packed_attention import NARROWEST, pack_rows
 from learner.batch.packing import Piece, build, columns_of
-from learner.model.policy import Policy
+from learner.model.policy import Policy, check_head
 from tests.support.learner import CPU, learner_config, random_batch
 
 VOCAB = 218
@@ -138,3 +142,37 @@ def test_a_sliding_window_shorter_than_a_sequence_is_refused_and_a_longer_one_ch
     torch.testing.assert_close(Policy(wide)(micro)[0], Policy(full)(micro)[0])
     with pytest.raises(ConfigError, match="sliding window of 4 tokens"):
         Policy(narrow)(micro)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=40))
+def test_at_most_a_fifth_of_a_row_is_padding_and_every_token_has_a_place(lengths: list[int]) -> None:
+    ends = np.cumsum(lengths)
+    rows = [np.arange(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+    packing = pack_rows(rows, int(ends[-1]), CPU)
+    places = torch.cat([bucket.tokens_RW for bucket in packing.buckets])
+    assert places[packing.places_N].tolist() == list(range(int(ends[-1])))
+    widths = sorted((bucket.width for bucket in packing.buckets for _ in range(bucket.num_rows)), reverse=True)
+    for width, length in zip(widths, sorted(lengths, reverse=True), strict=True):
+        assert NARROWEST * width <= length <= width
+    assert packing.longest == max(lengths)
+
+
+def test_a_model_whose_head_is_more_than_a_matrix_is_refused_at_start() -> None:
+    model = make_model(MODELS["llama"])
+    model.set_attn_implementation("packed")
+    check_head(Policy(model), "fine")
+    plain_forward = model.forward
+
+    def scaled(*args: Any, **kwargs: Any) -> Any:
+        output = plain_forward(*args, **kwargs)
+        output.logits = output.logits * 0.5
+        return output
+
+    model.forward = scaled
+    with pytest.raises(ConfigError, match="differ by"):
+        check_head(Policy(model), "scaled")
+    biased = make_model(MODELS["llama"])
+    biased.lm_head = torch.nn.Linear(32, VOCAB, bias=True)
+    biased.set_attn_implementation("packed")
+    with pytest.raises(ConfigError, match="without bias"):
+        check_head(Policy(biased), "biased")

@@ -12,7 +12,7 @@ from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.randomness import generator_for
 from bapo.algorithms.selectors.base import PromptPool
 from bapo.config.tree import Config
-from bapo.core.errors import ConfigError
+from bapo.core.errors import ConfigError, ContractError
 from bapo.core.success_counts import Outcomes, outcomes_of
 from bapo.core.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
@@ -295,3 +295,23 @@ def test_the_uniform_order_needs_no_proposals() -> None:
     config = make_config("uniform")
     pool = PromptPool(prompt_ids=("a", "b"))
     assert make_proposals(config, PROMPTS, pool, Trained(config)) is None
+
+
+def test_a_selector_that_is_switched_on_in_the_middle_of_a_run_is_refused() -> None:
+    buffer = Trained(make_config())
+    start(buffer.config, buffer).look(0)
+    buffer.train()
+    buffer.kept.clear()
+    buffer.outcomes = lambda after, limit=64: []  # type: ignore[method-assign]
+    with pytest.raises(
+        ContractError, match=r"holds batch 1, but not what its groups gave.*began with another selector"
+    ):
+        proposals_of(buffer.config, buffer).ranking(4)
+
+
+def test_outcomes_of_prompts_that_the_data_do_not_have_are_refused() -> None:
+    buffer = Trained(make_config())
+    start(buffer.config, buffer).look(0)
+    buffer.train()
+    with pytest.raises(ConfigError, match="which the training split does not have: the data of this run has changed"):
+        proposals_of(buffer.config, buffer, [make_prompt(prompt_id=f"new{i}") for i in range(9)]).ranking(4)

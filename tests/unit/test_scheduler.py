@@ -10,7 +10,7 @@ import pytest
 
 from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
-from bapo.core.errors import DeadlineError
+from bapo.core.errors import ConfigError, DeadlineError
 from bapo.core.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.buffer_client import BufferStatus
@@ -319,3 +319,24 @@ class CallsOfBuffer(FakeBuffer):
     ) -> int:
         self.calls.append(len(requests))
         return super().enqueue(requests, cursor=cursor, spares=spares)
+
+
+def test_one_call_carries_a_bounded_number_of_requests() -> None:
+    config = make_config(algorithm={"batch_size": 400}, learner={"minibatch_size": 8})
+    prompts = [make_prompt(prompt_id=f"p{i}") for i in range(400)]
+    assert len(due(config, prompts)) == 512
+    assert len(due(config, prompts, cursor=1200, fresh_dropped=600)) == 512
+
+
+def test_an_epoch_holds_whole_batches_without_repetition_and_the_next_is_shuffled_anew() -> None:
+    plan = FreshPlan(make_config(), PROMPTS)
+    ids = [plan.prompt(cursor).prompt_id for cursor in range(16)]
+    assert len(set(ids[:8])) == len(set(ids[8:])) == 8  # 10 prompts, B = 4: 8 per epoch, 2 dropped
+    assert ids[:8] != ids[8:]
+    assert plan.prompt_ids(2) == frozenset(ids[4:8])
+    assert ids == [FreshPlan(make_config(), PROMPTS).prompt(cursor).prompt_id for cursor in range(16)]
+
+
+def test_fewer_prompts_than_a_batch_are_refused_before_the_start() -> None:
+    with pytest.raises(ConfigError, match="has 3 training prompts, fewer than one batch"):
+        FreshPlan(make_config(), PROMPTS[:3])

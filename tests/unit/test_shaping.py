@@ -119,3 +119,13 @@ def test_batch_norm_leaves_out_what_the_loss_leaves_out() -> None:
     seen = np.array([0.5, -0.5, -0.5, *[0.0] * 8])
     assert found[1] == pytest.approx((0.5 - seen.mean()) / seen.std(ddof=1), abs=1e-3)
     assert found[0] == 0.5, "a truncated response is in no statistic; its own number is used by nobody"
+
+
+def test_a_wrong_response_never_gains_by_being_short() -> None:
+    assert length_reward([0, 1], [1, 9]).tolist() == [0.0, -0.5]
+    assert length_reward([1, 0, 1], [5, 5, 5]).tolist() == [0, 0, 0], "all equally long"
+
+
+def test_areals_scale_moves_rewards_before_the_advantage() -> None:
+    config = learner_config(shaping={"shift": -0.5, "scale": 10.0})
+    assert shaped_rewards(entry(rewards="10"), 1, config).tolist() == [5.0, -5.0]

@@ -7,7 +7,9 @@ import math
 import pytest
 
 from bapo.analysis.significance import (
+    binomial_two_sided,
     crossed,
+    geometric,
     mcnemar,
     stratified,
     student_cdf,
@@ -93,3 +95,34 @@ def test_a_weighted_share_is_a_ratio_of_sums_made_linear() -> None:
     assert found.high - found.mean == pytest.approx(12.7062 * math.sqrt(16 / 81), rel=1e-5)
     with pytest.raises(ValueError, match="no prompt has a weight"):
         weighted([[0.0, 0.0]], [0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "want"),
+    [
+        (0, 0, 1.0),
+        (1, 1, 1.0),
+        (0, 5, 2 / 32),
+        (5, 5, 2 / 32),
+        (1, 6, 2 * (1 + 6) / 64),
+        (2, 10, 2 * (1 + 10 + 45) / 1024),
+        (3, 6, 1.0),
+    ],
+)
+def test_the_binomial_test_sums_both_tails(k: int, n: int, want: float) -> None:
+    assert binomial_two_sided(k, n) == pytest.approx(want)
+
+
+def test_equal_weights_change_nothing() -> None:
+    table = [[0.0, 0.25, 1.0], [0.5, 0.25, 0.75]]
+    plain, found = crossed(table), weighted(table, [1.0, 1.0, 1.0])
+    assert (found.mean, found.low, found.high) == pytest.approx((plain.mean, plain.low, plain.high))
+
+
+def test_ratios_are_averaged_as_logarithms() -> None:
+    found = geometric([1.0, 2.0, 4.0])  # logarithms 0, log 2, 2 log 2: standard error log(2) / sqrt(3), t(2) = 4.302653
+    assert found.mean == pytest.approx(2.0)
+    assert found.high == pytest.approx(2.0 * 2 ** (4.302653 / math.sqrt(3)), rel=1e-5)
+    assert found.low == pytest.approx(4.0 / found.high)
+    with pytest.raises(ValueError, match="one seed"):
+        geometric([2.0])

@@ -55,3 +55,13 @@ def test_only_prompts_that_every_measurement_has_are_compared() -> None:
     second = {"q": [0.0], "s": [1.0], "p": [1.0]}
     assert shared_means([first, second]) == [[0.5, 1.0], [1.0, 0.0]]
     assert shared_means([{"p": [1.0]}, {"s": [1.0]}]) == [[], []]
+
+
+def test_prompts_that_are_all_alike_still_have_a_width() -> None:
+    found = estimate([0.5] * 10)
+    assert (round(found.low, 4), round(found.high, 4)) == (0.2366, 0.7634)
+
+
+def test_no_prompts_have_no_accuracy() -> None:
+    with pytest.raises(ValueError, match="no prompts"):
+        estimate([])

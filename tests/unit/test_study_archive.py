@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tarfile
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.layout import RunDirectory
 from tests.support.factories import make_fate
 from tests.unit.test_launcher_display import make_evaluation, make_row
-from tests.unit.test_study_plan import plan
+from tests.unit.test_study_plan import plan, study_values
 
 
 def finish(study: Study, index: int) -> RunDirectory:
@@ -107,3 +108,39 @@ def test_an_archive_that_is_cut_off_is_refused_and_leaves_nothing(tmp_path: Path
         with pytest.raises(ConfigError, match=r"cannot read .*part as the archive of a study"):
             unpack(tmp_path / "part", there)
     assert not there.runs[0].path.exists()
+
+
+def test_runs_of_other_settings_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+    here = plan(tmp_path / "here")
+    finish(here, 0)
+    pack(here, tmp_path / "study.tar.xz")
+    values = study_values()
+    values["common"]["learner"]["lr"] = 0.5
+    there = plan(tmp_path / "there", values)
+
+    with pytest.raises(ConfigError, match=r"plain-s1 was made with other settings.*learner\.lr"):
+        unpack(tmp_path / "study.tar.xz", there)
+
+    assert look(there.runs[0]).state is State.NEW
+    assert [path.name for path in there.path.iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside", "/etc/passwd", "runs/../../x/config.toml", "runs/plain-s1/weights.safetensors"]
+)
+def test_a_member_that_is_no_record_is_refused(tmp_path: Path, name: str) -> None:
+    with tarfile.open(tmp_path / "study.tar.xz", "w:xz") as archive:
+        member = tarfile.TarInfo(name)
+        member.size = 1
+        archive.addfile(member, io.BytesIO(b"x"))
+    with pytest.raises(ConfigError, match="is not a record of a study"):
+        unpack(tmp_path / "study.tar.xz", plan(tmp_path))
+
+
+def test_a_link_in_an_archive_is_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "study.tar.xz", "w:xz") as archive:
+        member = tarfile.TarInfo("study.toml")
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(member)
+    with pytest.raises(ConfigError, match="is not a record of a study"):
+        unpack(tmp_path / "study.tar.xz", plan(tmp_path))

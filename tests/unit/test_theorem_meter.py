@@ -12,9 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.types import Batch, Group, Origin
 from learner.batch.packing import columns_of, minibatches
-from learner.diagnostics.theorem_meter import Cell, Diagnosis, diagnose
+from learner.diagnostics.theorem_meter import Cell, Diagnosis, diagnose, theorem_fields
 from tests.support.factories import make_batch, make_group
 from tests.support.learner import learner_config, make_updater, random_batch, tiny_policy, true_logprobs
 from tests.support.tiny_model import write_tiny_model
@@ -183,3 +184,23 @@ def test_measuring_can_be_rare_or_off_and_changes_no_weight(tmp_path: Path) -> N
         assert [bool(report.diagnosis.cells) for report in reports] == [every == 1, every > 0]
         losses[every] = [result.loss for report in reports for result in report.minibatches]
     assert losses[0] == losses[1] == losses[2]
+
+
+def test_a_constant_that_does_not_exist_is_none() -> None:
+    batch = dataclasses.replace(make_batch(), c2=0.0, c3=0.0)
+    row = theorem_fields(batch, Diagnosis(), AlgorithmConfig(group_size=8, c1=0.125), 0.0)
+    assert row["k3"] is None
+    assert (row["divergences"], row["bounds"]) == ([], [])
+
+
+def test_nothing_depends_on_the_order_of_groups() -> None:
+    rng = np.random.default_rng(0)
+    batch = random_batch(num_groups=9, step=3)
+    turned = dataclasses.replace(batch, entries=batch.entries[::-1], fates=batch.fates[::-1])
+    noise = [rng.normal(0, 0.1, size=len(entry.group.token_ids)) for entry in batch.entries]
+    logprobs = [e.group.rollout_logprobs + shift for e, shift in zip(batch.entries, noise, strict=True)]
+    one, other = meter(batch, logprobs, logprobs), meter(turned, logprobs[::-1], logprobs[::-1])
+    assert [cell.row() for cell in one.cells] == [cell.row() for cell in other.cells]
+    for (origin, bound), (same, again) in zip(one.bounds, other.bounds, strict=True):
+        assert origin is same
+        assert bound.tight.mean == pytest.approx(again.tight.mean, rel=1e-9)

@@ -9,6 +9,7 @@ import pytest
 
 from bapo.algorithms.advantages import group_advantages
 from bapo.algorithms.theory import (
+    Estimate,
     improvement_bound,
     k1,
     k2,
@@ -121,3 +122,18 @@ def test_reweighted_rewards_of_long_responses_depend_on_the_ratio_of_their_weigh
     log_weight = np.array([-30.0, -25.0, 1000.0, 1001.0])
     found = reweighted_rewards(log_weight, np.array([1.0, 0.0, 1.0, 0.0]), np.array([0, 0, 1, 1]), 2)
     assert found.tolist() == pytest.approx([0.0066929, 0.2689414], abs=1e-7)
+
+
+def test_no_level_above_c1_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no level of G=8"):
+        k2_on_grid(7 / 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("mean", "stderr", "vacuous"),
+    [(-0.1, 0.01, True), (0.0, 0.0, True), (0.1, 0.06, True), (0.1, 0.04, False), (0.1, None, True)],
+)
+def test_a_bound_promises_something_only_above_zero_and_above_its_noise(
+    mean: float, stderr: float | None, vacuous: bool
+) -> None:
+    assert Estimate(mean=mean, stderr=stderr).is_vacuous is vacuous

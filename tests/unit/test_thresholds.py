@@ -97,3 +97,14 @@ def view_of(*, bad: int, high: int) -> AssemblyView:
         high=tuple(make_stat(k=8, prompt_id=f"high-{i}", birth=1) for i in range(high)),
         previous_r_tot=None,
     )
+
+
+def test_a_window_that_holds_a_level_is_not_moved(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert snap(0.2, 0.325, 8) == (0.2, 0.325)
+    assert caplog.text == ""
+
+
+def test_the_mini_test_takes_exactly_half() -> None:
+    settings = AlgorithmConfig(x3_exactly_half=True)
+    assert reuse_window(settings, view_of(bad=0, high=0), 0.1) == (0.5, 0.5)

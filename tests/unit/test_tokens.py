@@ -165,3 +165,22 @@ def test_a_command_sends_the_operators_token_of_a_run(tmp_path: Path, monkeypatc
     environments = token_for_run(tmp_path)
     assert environments is not None
     assert environments() == SECRET
+
+
+def test_a_stranger_with_a_wrong_token_cannot_fill_the_log(made: TokenSet, caplog: pytest.LogCaptureFixture) -> None:
+    keyring = Keyring(path=made.accepted_path)
+    made.accepted_path.unlink()
+    for _ in range(100):
+        assert keyring.role_of(OTHER) is None
+    assert len(caplog.records) == 1
+
+
+def test_given_tokens_are_asked_for_on_the_loopback_too(made: TokenSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ACCEPTED_FILE, str(made.accepted_path))
+    assert keyring_for("the service", "127.0.0.1", "auto") is not None
+    assert keyring_for("the service", "127.0.0.1", "off") is None
+    monkeypatch.delenv(ACCEPTED_FILE)
+    monkeypatch.setenv(ACCEPTED, f"viewer:{digest(SECRET)}")
+    found = keyring_for("the service", "0.0.0.0", "auto")
+    assert found is not None
+    assert found.role_of(SECRET) is Role.VIEWER

@@ -8,10 +8,11 @@ import pytest
 
 from bapo.config.tree import SupervisionConfig
 from bapo.core.errors import DeadlineError
+from bapo.transport.messages import WorkerLeases
 from services.launcher.session import progress_mark as mark_of_run
 from services.launcher.session import why_still
 from services.launcher.supervision.children import ProcessLine
-from services.stalls import Watchdog
+from services.stalls import Watchdog, mark_of
 from tests.unit.test_launcher_display import make_row, make_snapshot
 from tests.unit.test_scheduler import STATUS
 
@@ -86,3 +87,26 @@ def test_the_reason_names_the_stopped_the_starting_and_the_silent() -> None:
     )
     assert why_still(make_snapshot(processes=starting), []) == "learner is still starting"
     assert why_still(make_snapshot(), []) == "the buffer service was never heard of"
+
+
+def test_zero_switches_it_off(clock: Clock) -> None:
+    watchdog = make_watchdog(clock, stall_s=0.0, stall_ends_run=True)
+    watchdog.look(1, str)
+    clock.now += 1e6
+    assert watchdog.look(1, str) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "moves"),
+    [
+        ("step", 7, True),
+        ("fresh_ready", 7, True),
+        ("evaluations", {"cd34@1": 5}, True),
+        ("reevaluation_rounds", {4: 2}, True),
+        ("leased", {"fresh": 7}, False),  # a lease that ends and is taken again gets nothing done
+        ("failures_in_a_row", 7, False),
+        ("workers", {"w": WorkerLeases(leased=0, silent_s=1.0)}, False),
+    ],
+)
+def test_what_counts_as_a_move(field: str, value: object, moves: bool) -> None:
+    assert (mark_of(replace(STATUS, **{field: value})) != mark_of(STATUS)) is moves

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -191,3 +193,15 @@ def test_a_frame_that_no_peer_would_read_is_refused_when_packed() -> None:
         frame_start(1, {"text": "x" * MAX_HEADER_BYTES}, 0)
     with pytest.raises(ContractError, match="at most"):
         frame_start(1, {}, 1 << 32)
+
+
+@pytest.mark.parametrize("rewards", [[1, 0], torch.tensor([1.0, 0.0])], ids=["a list", "a tensor"])
+def test_a_column_that_is_no_array_is_refused_where_the_group_is_made(rewards: Any) -> None:
+    with pytest.raises(ContractError, match=r"rewards must be a numpy array, got (list|Tensor)"):
+        replace(make_group(rewards="10"), rewards=rewards)
+
+
+def test_lengths_that_are_no_whole_numbers_are_refused() -> None:
+    group = make_group(rewards="10")
+    with pytest.raises(ContractError, match="float64 where whole numbers are needed"):
+        pack_group(replace(group, lengths=group.lengths.astype(np.float64)))

@@ -6,12 +6,23 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bapo.core.codec import fate_map, pack_batch, pack_group, prompt_map, read_group_header, unpack_batch, unpack_group
+from bapo.core.codec import (
+    fate_from_map,
+    fate_map,
+    pack_batch,
+    pack_group,
+    prompt_from_map,
+    prompt_map,
+    read_group_header,
+    unpack_batch,
+    unpack_group,
+)
 from bapo.core.errors import ContractError
 from bapo.core.frames import PREFIX, frame_head, frame_start, open_frame, split_frames
 from tests.support.factories import make_batch, make_fate, make_group, make_prompt
@@ -150,3 +161,36 @@ def batch_with(**fields: Any) -> bytes:
 def test_a_batch_header_that_contradicts_itself_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ContractError, match=message):
         unpack_batch(batch_with(**fields))
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (b"JSON" + GROUP[4:], "not a BAPO frame of format 1: starts with b'JSON"),
+        (GROUP[:4] + b"\x02" + GROUP[5:], "not a BAPO frame of format 1"),
+        (BATCH, "kind 2 where kind 1"),
+        (PREFIX.pack(b"BAPO", 1, 1, 1 << 30, 0), "at most"),
+        (PREFIX.pack(b"BAPO", 1, 1, 1, 0) + b"\x01", "Expected `object`, got `int`"),
+        (PREFIX.pack(b"BAPO", 1, 1, 1, 0) + b"\xc1", "MessagePack data is malformed"),
+        (PREFIX.pack(b"BAPO", 1, 1, 2, 0) + b"\x01\x01", "Expected `object`, got `int`"),
+        (PREFIX.pack(b"BAPO", 1, 1, 2000, 0) + b"\x91" * 2000, "Expected `object`, got `array`"),
+        (PREFIX.pack(b"BAPO", 1, 1, 3, 0) + b"\x81\x90\x01", "Expected `str`, got `array`"),  # a list as key
+    ],
+)
+def test_frames_of_others_are_refused_with_the_reason(frame: bytes, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        unpack_group(frame)
+
+
+@pytest.mark.parametrize("values", [{}, {b"text": 1, "task": 2}, {1: 2}])
+def test_maps_with_strange_keys_are_refused(values: dict[Any, Any]) -> None:
+    with pytest.raises(ContractError):
+        prompt_from_map(values)
+    with pytest.raises(ContractError):
+        fate_from_map(values)
+
+
+def test_an_extension_type_is_refused() -> None:
+    answer = {"x": msgpack.ExtType(4, b"abc")}
+    with pytest.raises(ContractError, match="not msgpack"):
+        unpack_group(group_with(prompt={**prompt_map(make_prompt()), "answer": answer}))
