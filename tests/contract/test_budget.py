@@ -243,10 +243,10 @@ def test_segments_that_are_damaged_or_another_prompts_are_not_used(tmp_path: Pat
     by_versions(first, [1])
     (path,) = tmp_path.iterdir()
     other = replace(REQUEST, prompt=make_prompt(prompt_id="q"))
-    assert Shelf(tmp_path).load(other, 1) is None
+    assert PartialRolloutStore(tmp_path).load(other, 1) is None
     frame = path.read_bytes()
     for damaged in (b"", frame[:-4], frame[:40], b"x" * len(frame)):
         path.write_bytes(damaged)
-        assert Shelf(tmp_path).load(REQUEST, 1) is None
+        assert PartialRolloutStore(tmp_path).load(REQUEST, 1) is None
     path.write_bytes(frame)
-    assert Shelf(tmp_path).load(REQUEST, 1) is not None
+    assert PartialRolloutStore(tmp_path).load(REQUEST, 1) is not None

@@ -224,7 +224,7 @@ def test_a_scheduler_that_starts_again_behind_a_checkpoint_does_not_issue_its_ro
     assert store.status().reevaluation_rounds == {4: 0}
 
 
-def test_a_reevaluated_group_is_consumed_once(store: Store) -> None:
+def test_a_reevaluated_group_is_consumed_once(store: RedisStore) -> None:
     request = make_request(prompt_id="p", request_id="r5-p", purpose=Purpose.REEVALUATE, step=5)
     store.enqueue_round(5, [request])
     store.push([incoming(answer(request))])
@@ -234,7 +234,7 @@ def test_a_reevaluated_group_is_consumed_once(store: Store) -> None:
     assert store.frames(["r5-p"]) == [None]
 
 
-def test_rounds_are_remembered_back_to_the_checkpoint(store: Store) -> None:
+def test_rounds_are_remembered_back_to_the_checkpoint(store: RedisStore) -> None:
     three_steps(store)
     for step in (1, 2, 3):
         store.enqueue_round(step, [])
@@ -242,7 +242,7 @@ def test_rounds_are_remembered_back_to_the_checkpoint(store: Store) -> None:
     assert store.status().reevaluation_rounds == {2: 0, 3: 0}
 
 
-def test_commits_only_rise(store: Store) -> None:
+def test_commits_only_rise(store: RedisStore) -> None:
     three_steps(store)
     store.commit(3, 2)
     store.commit(1, 1)

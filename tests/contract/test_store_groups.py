@@ -155,7 +155,7 @@ def test_a_settled_request_is_forgotten_long_after_its_checkpoint(store: RedisSt
         assert store.push([incoming(answer(make_request(prompt_id="a")))]) == [expected], step
 
 
-def test_pushing_twice_stores_once_and_keeps_the_first(store: Store) -> None:
+def test_pushing_twice_stores_once_and_keeps_the_first(store: RedisStore) -> None:
     (request,) = asked(store, "a")
     first = incoming(answer(request, "10000000"))
     second = incoming(answer(request, "11111111", worker_id="of-a-later-lease"))
@@ -166,14 +166,14 @@ def test_pushing_twice_stores_once_and_keeps_the_first(store: Store) -> None:
     assert store.readiness(1).num_fresh == 1
 
 
-def test_a_group_that_no_batch_trains_is_deleted(store: Store) -> None:
+def test_a_group_that_no_batch_trains_is_deleted(store: RedisStore) -> None:
     stored(store, "ab")
     assert store.commit_assembly(an_assembly(fresh=["g-a", "g-b"], trained=["g-a"]))
     assert [frame is not None for frame in store.frames(["g-a", "g-b"])] == [True, False]
     assert store.records(["g-b"]) == [None]
 
 
-def test_the_bytes_of_held_groups_are_counted(store: Store) -> None:
+def test_the_bytes_of_held_groups_are_counted(store: RedisStore) -> None:
     requests = asked(store, "a", "b")
     groups = [incoming(answer(request)) for request in requests]
     store.push(groups)
