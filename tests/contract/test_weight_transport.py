@@ -254,10 +254,10 @@ def test_copies_are_not_kept_in_a_folder_that_somebody_else_has_made(
     folder.symlink_to(others)
     config = Config(rollout=RolloutConfig(sync_timeout_s=0.1))
     with pytest.raises(ConfigError, match=r"is not a folder of yours: remove it, .* rollout\.weights_cache"):
-        WeightCache(config).local(update)
+        WeightCache(config).fetch(update)
     assert not list(others.iterdir())
     folder.unlink()
     folder.mkdir(mode=0o755)  # as an earlier version made it
     with pytest.raises(UnavailableError):
-        WeightCache(config).local(update)
+        WeightCache(config).fetch(update)
     assert folder.stat().st_mode & 0o777 == 0o700

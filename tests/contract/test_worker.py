@@ -418,7 +418,7 @@ def test_what_is_no_group_fails_that_one_and_not_its_worker(start_worker: StartW
     assert worker.report().state == "sampling"
     ((request_id, reason, detail),) = buffer.failures
     assert (request_id, reason) == ("g-p1", "no_group")
-    assert "the engine gave what is no group: group g-p1" in detail
+    assert "group g-p1: rollout log-probs" in detail
 
 
 def test_what_a_draining_worker_cannot_finish_in_time_goes_back(start_worker: StartWorker) -> None:
