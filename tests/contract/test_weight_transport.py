@@ -253,7 +253,7 @@ def test_copies_are_not_kept_in_a_folder_that_somebody_else_has_made(
     others.mkdir()
     folder.symlink_to(others)
     config = Config(rollout=RolloutConfig(sync_timeout_s=0.1))
-    with pytest.raises(ConfigError, match=r"is not a folder of yours: remove it, .* rollout\.weights_cache"):
+    with pytest.raises(ConfigError, match=r"is not a folder of this user: remove it, .* rollout\.weights_cache"):
         WeightCache(config).fetch(update)
     assert not list(others.iterdir())
     folder.unlink()
