@@ -51,7 +51,7 @@ def test_a_run_that_goes_on_can_be_scaled_but_not_started_a_second_time(started:
     run = run_at(tmp_path)
     wait_for_step(run, 1, process)
     scaled, second = (
-        started(["scale", "rollout", "2", "--run", str(run.path)]),
+        started(["scale", str(run.path), "2"]),
         started(["train", "--resume", str(run.path)]),
     )
     output, _ = scaled.communicate(timeout=60)
