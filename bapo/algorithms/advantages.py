@@ -61,7 +61,7 @@ def pooled_advantages(
 
 
 def batch_normalised(advantage_R: ArrayLike, lengths_R: ArrayLike) -> NDArray[np.float64]:
-    """(A - mean) / (std + 1e-5) over all tokens of a batch, on top of the normalization by group (AReaL; ADR 0056).
+    """(A - mean) / (std + 1e-5) over all tokens of a batch, on top of the normalization by group (AReaL).
 
     Args:
         advantage_R: [R] of each response; lengths_R: [R] its tokens, each of which counts.

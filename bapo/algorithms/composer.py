@@ -7,7 +7,7 @@ Decision to its store. So an algorithm is one file of this folder; store, wire a
                                           '-->  NeedMore (another round of fresh groups, then re-evaluated)
 
 `bad` and `high` are the composer's two memories: prompts to be re-evaluated, and whole groups to be used again. What a
-group is kept for, and for how long, is its own affair (ADR 0065).
+group is kept for, and for how long, is its own affair.
 """
 
 from __future__ import annotations

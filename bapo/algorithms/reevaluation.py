@@ -1,4 +1,4 @@
-"""Which hard prompts are re-evaluated, and how many: by what their re-evaluation is expected to gain (ADR 0121).
+"""Which hard prompts are re-evaluated, and how many: by what their re-evaluation is expected to gain.
 
     success rate of a prompt    p ~ Beta(1 + k, 1 + G - k + G (1/2 + 1/4 + ... + 1/2^attempts))
     expected gain               g = P(c1 G < K < G),  K ~ Binomial(G, p): the chance that its next group becomes X2

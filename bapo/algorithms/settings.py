@@ -79,7 +79,7 @@ class AlgorithmConfig(Frozen):
     c3_range: tuple[float, float] = (2 / 8, 5 / 8)
     """(low, high) of the upper edge of the window of B_high (eq. 8)."""
     threshold_schedule: Literal["eq8", "inverted", "official", "fixed"] = "eq8"
-    """How r_tot moves c2 and c3 (ADR 0001). `fixed` uses the low ends."""
+    """How r_tot moves c2 and c3. `fixed` uses the low ends."""
     r_tot_decay: float = Field(0.0, ge=0, lt=1)
     """Weight of the previous r_tot in a moving average; 0 takes this step's mean alone."""
     online_filter: Literal["range", "gaussian", "gaussian_quota", "uniform", "none"] = "range"
@@ -97,27 +97,26 @@ class AlgorithmConfig(Frozen):
     use_x3: bool = True
     """Reuse groups of B_high (false: the ablation without X3)."""
     bad_capacity: int | None = Field(None, ge=1)
-    """Most prompts in B_bad, first in first out; default B (ADR 0004)."""
+    """Most prompts in B_bad, first in first out; default B."""
     high_window: int = Field(3, ge=1)
     """S: B_high holds groups of this many latest steps."""
     max_reevaluated: int = Field(128, ge=1, le=MOST_REQUESTS)
     """M: most hard prompts that are asked again at one re-evaluation."""
     hard_choice: Literal["uniform", "gain"] = "uniform"
-    """Which of more than M hard prompts are asked again: drawn uniformly, or those of the largest expected gain
-    (ADR 0121)."""
+    """Which of more than M hard prompts are asked again: drawn uniformly, or those of the largest expected gain."""
     hard_worth: float | None = Field(None, gt=0)
     """What an improved hard prompt is worth, in informative fresh groups: re-evaluations are the fewer, the less they
-    pay beside fresh groups (ADR 0121); null: M, whatever they pay."""
+    pay beside fresh groups; null: M, whatever they pay."""
     x3_choice: Literal["window", "refill", "youngest"] = "window"
     """Which groups of the latest S steps become X3: those of eq. 7; those, and behind them any informative ones while
     there is room; or any informative ones from the start. The latter two are taken youngest first, and among equals
-    nearest to mu = 1/2 (ADR 0122)."""
+    nearest to mu = 1/2."""
     drop_zero_variance_x3: bool = True
-    """Never reuse a group whose rewards are all equal (ADR 0019)."""
+    """Never reuse a group whose rewards are all equal."""
     x3_exactly_half: bool = False
     """Mini-test: X3 takes groups with mu == 1/2 only, instead of the window [c2, c3]."""
     max_rounds: int = Field(4, ge=1)
-    """Generation rounds of one step of `dapo`: then it trains the informative groups that there are (ADR 0066)."""
+    """Generation rounds of one step of `dapo`: then it trains the informative groups that there are."""
     num_experts: int = Field(0, ge=0, le=1)
     """Rows of a group's G that are not sampled but the task's expert solution: 1 for `luffy` and `relift`."""
     replay: ReplayConfig = ReplayConfig()
@@ -240,7 +239,7 @@ class CadenceConfig(Frozen):
             above = -(-self.m // self.v) * self.v
             raise ValueError(
                 f"m = {self.m} must be a multiple of v = {self.v}, because X2 is sampled from pi_theta_t (eq. 6, "
-                f"ADR 0009); write m = {above}"
+                f"docs/paper.md, Decisions); write m = {above}"
             )
         return self
 

@@ -145,6 +145,6 @@ LEAST = 0.5
 
 
 def reference_share(step: int) -> float:
-    """lambda(t) = max(1 - 0.1 ceil(max(t - 50, 0) / 10), 0.5): ReMix's share of the KL to the base model (ADR 0055)."""
+    """lambda(t) = max(1 - 0.1 ceil(max(t - 50, 0) / 10), 0.5): ReMix's share of the KL to the base model."""
     stages = math.ceil(max(step - FULL_UNTIL, 0) / STEPS_PER_STAGE - TOLERANCE)
     return max(1.0 - LOSS_PER_STAGE * stages, LEAST)

@@ -92,7 +92,7 @@ class Seen:
 
 
 class PromptVisits:
-    """A fold: how prompts move between accuracy bins, and which were rescued (figures 7 and 15; ADR 0080).
+    """A fold: how prompts move between accuracy bins, and which were rescued (figures 7 and 15).
 
     The same counting as `bapo.analysis.compare.prompts`, step by step: of each prompt its first fresh visit, its
     last one, and the origins that trained it in between are kept, and nothing else.
@@ -179,7 +179,7 @@ LAST_AGES = (0, 1, 2, 3, 5, 10, 20, 50)
 def table_ages(history: History, first: int) -> dict[str, list[Any]]:
     """Ages of the entries of B_bad and B_high after each step but the first `first` ones, from the replayed tables.
 
-    Tables are not recorded (ADR 0086): they follow from the groups, the settings and the seed. Where the replay differs
+    Tables are not recorded: they follow from the groups, the settings and the seed. Where the replay differs
     from the run, or the groups of a step are not known, ages are unknown from there on.
 
     bad_ages, high_ages       [ranges] entries after the step, by `LAST_AGES`; null where they are unknown

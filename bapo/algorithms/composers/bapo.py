@@ -94,7 +94,7 @@ def improved_hard(
     """X2: hard prompts whose new group has c1 < mu' < 1, as many as there is room for (eq. 6; line 6).
 
     Solved prompts leave B_bad untrained; prompts that are still hard, find no room, or whose rewards are all the same
-    fraction keep their place (ADR 0006).
+    fraction keep their place.
     A prompt that was asked twice since the last assembly is judged by its newest group.
     """
     bad = {prompt.prompt_id: prompt for prompt in view.bad}
@@ -128,7 +128,7 @@ def judge(
     bad: Mapping[str, HardPrompt],
     taken: Collection[str],
 ) -> str:
-    """What became of one re-evaluated prompt. With c1 < mu' < 1 it may still find no room (ADR 0007)."""
+    """What became of one re-evaluated prompt. With c1 < mu' < 1 it may still find no room."""
     if not settings.use_x2:
         return Reason.NOT_USED
     if stat.prompt_id not in bad:
@@ -165,7 +165,7 @@ def reused(
 
 def youngest(settings: AlgorithmConfig, view: AssemblyView, taken: Collection[str], room: int) -> Groups:
     """What joins X3 next to eq. 7: informative groups, youngest first, then nearest to mu = 1/2, then in the order of
-    B_high (ADR 0122)."""
+    B_high."""
     if room <= 0 or settings.x3_choice == "window":
         return ()
     candidates = [stat for stat in stored(settings, view, taken) if is_informative(stat)]

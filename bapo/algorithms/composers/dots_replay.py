@@ -2,7 +2,7 @@
 
 The memory holds the newest group of each prompt, `replay.capacity` groups in all; 1 - sigma is `replay.share`, and the
 steps before `replay.first_step` are all fresh. Groups whose rewards are all equal are not kept, unless
-`replay.keep_homogeneous` says so: the released code has that rule, commented out (ADR 0067). Which prompts are asked is
+`replay.keep_homogeneous` says so: the released code has that rule, commented out. Which prompts are asked is
 the prompt selector's affair.
 Does not use: c1, c2, c3, X2; the online filter applies to the fresh groups.
 """

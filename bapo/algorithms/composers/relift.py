@@ -5,7 +5,7 @@
 
 The queue is B_high: its groups hold the expert's row, which never trains by the surrogate. N is `replay.sft_items`,
 else B; the newest N train in one step, the others stay. A response counts as well formatted when it ended by itself
-instead of reaching the length limit: the buffer knows no texts (ADR 0068).
+instead of reaching the length limit: the buffer knows no texts.
 Does not use: c1, c2, c3, X2; the online filter applies to the fresh groups.
 """
 

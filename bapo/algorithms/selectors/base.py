@@ -3,7 +3,7 @@
     Outcomes of steps 1 .. h - lookahead --observe--> state --propose(h, n)--> prompts of step h
 
 The scheduler calls `observe` once per step, in order, and proposes for step h from exactly the outcomes of the steps
-up to h - lookahead, however many more it could see (ADR 0087). So the prompts of a step are a function of (seed, h,
+up to h - lookahead, however many more it could see. So the prompts of a step are a function of (seed, h,
 those outcomes), and a run that was killed asks for the same ones.
 """
 

@@ -2,7 +2,7 @@
 
 Sun et al., *Improving Data Efficiency for LLM Reinforcement Fine-tuning Through Difficulty-targeted Online Data
 Selection and Rollout Replay*. Reduced: one linear projection, trained during the run, where the authors train a
-network of three layers before it (ADR 0088).
+network of three layers before it.
 """
 
 from __future__ import annotations
