@@ -28,7 +28,7 @@ import torch
 
 from bapo.config.load import load_config
 from bapo.config.tree import Config
-from bapo.core.types import Batch, BatchEntry, Fate, Group, Origin, Prompt, Purpose, Timing
+from bapo.core.types import Batch, BatchEntry, Group, GroupResult, Origin, Prompt, Purpose, Timing
 from bapo.runtime.metrics.server import Telemetry
 from learner.batch.packing import columns_of
 from learner.diagnostics.gauges import show_divergences
@@ -52,15 +52,15 @@ def make_batch(num_groups: int, lengths: tuple[int, int], vocab_size: int, seed:
     """60 % X1, 10 % X2, 30 % X3, of several ages; random tokens."""
     rng = np.random.default_rng(seed)
     origins = [Origin.X1] * 6 + [Origin.X2] + [Origin.X3] * 3
-    entries, fates = [], []
+    entries, results = [], []
     for number in range(num_groups):
         origin = origins[number % len(origins)]
         age = int(rng.integers(AGES[origin]))
         group = _group(rng, number, lengths, vocab_size, STEP - age)
         entries.append(BatchEntry(origin=origin, group=group))
-        fates.append(_fate(group, origin, STEP - 1 - age if origin is Origin.X3 else STEP))
+        results.append(_result(group, origin, STEP - 1 - age if origin is Origin.X3 else STEP))
     return Batch(
-        step=STEP, entries=tuple(entries), r_tot=0.3, c2=0.25, c3=0.375, num_bad=0, num_high=0, fates=tuple(fates)
+        step=STEP, entries=tuple(entries), r_tot=0.3, c2=0.25, c3=0.375, num_bad=0, num_high=0, results=tuple(results)
     )
 
 
@@ -85,8 +85,8 @@ def _group(rng: np.random.Generator, number: int, lengths: tuple[int, int], voca
     )
 
 
-def _fate(group: Group, origin: Origin, birth: int) -> Fate:
-    return Fate(
+def _result(group: Group, origin: Origin, birth: int) -> GroupResult:
+    return GroupResult(
         group_id=group.group_id,
         prompt_id=group.prompt.prompt_id,
         purpose=Purpose.FRESH,

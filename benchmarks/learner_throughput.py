@@ -65,7 +65,7 @@ def make_batch(num_groups: int, vocab_size: int, seed: int = 0) -> Batch:
     """Prompts of 12 tokens and responses of 20 to 96, about 65 on average, as the Countdown base model writes them."""
     rng = np.random.default_rng(seed)
     entries = tuple(BatchEntry(origin=Origin.X1, group=_group(rng, i, vocab_size)) for i in range(num_groups))
-    return Batch(step=20, entries=entries, r_tot=0.3, c2=0.2, c3=0.4, num_bad=0, num_high=0, fates=())
+    return Batch(step=20, entries=entries, r_tot=0.3, c2=0.2, c3=0.4, num_bad=0, num_high=0, results=())
 
 
 def _group(rng: np.random.Generator, number: int, vocab_size: int) -> Group:

@@ -23,7 +23,7 @@ from bapo.analysis.whatif.simulation import SimulatedStep, replayed
 from bapo.config.load import dump_toml, load_config
 from bapo.config.tree import Config
 from bapo.core.statistics import INTERVAL, estimate
-from bapo.core.types import Fate, Origin, Purpose
+from bapo.core.types import GroupResult, Origin, Purpose
 from bapo.runtime.run_directory.layout import RunDirectory
 
 HELD_OUT = ("easy", "hard")
@@ -40,22 +40,24 @@ class SyntheticRun:
         self._asked: RecordedStep | None = None
         self._replay = replayed(self._coming(), config)
         self._last: SimulatedStep | None = None
-        self._kept: dict[str, Fate] = {}
+        self._kept: dict[str, GroupResult] = {}
         """Groups that B_high holds."""
 
-    def step(self) -> tuple[dict[str, Any], list[Fate]]:
+    def step(self) -> tuple[dict[str, Any], list[GroupResult]]:
         """(row of metrics.jsonl, every group that the assembly looked at) of the next step."""
         self._number += 1
         new = [*self._fresh(), *self._reevaluated()]
-        self._asked = RecordedStep(step=self._number, fates=tuple(new))
+        self._asked = RecordedStep(step=self._number, results=tuple(new))
         self._last = found = next(self._replay)
         origins = found.decision.origins
-        fates = [replace(fate, origin=origins.get(fate.group_id), reason=_reason(found, fate)) for fate in new]
+        results = [
+            replace(result, origin=origins.get(result.group_id), reason=_reason(found, result)) for result in new
+        ]
         again = [self._kept[name] for name, origin in origins.items() if origin is Origin.X3 and name in self._kept]
-        fates += [replace(fate, origin=Origin.X3, reason="reused") for fate in again]
-        known = self._kept | {fate.group_id: fate for fate in new}
+        results += [replace(result, origin=Origin.X3, reason="reused") for result in again]
+        known = self._kept | {result.group_id: result for result in new}
         self._kept = {stat.group_id: known[stat.group_id] for stat in found.decision.high}
-        return self._row(found, fates), fates
+        return self._row(found, results), results
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Rows of evaluations.jsonl for the weights after the newest step."""
@@ -65,14 +67,14 @@ class SyntheticRun:
         while self._asked is not None:
             yield self._asked
 
-    def _fresh(self) -> Iterator[Fate]:
+    def _fresh(self) -> Iterator[GroupResult]:
         size = self._config.algorithm.batch_size
         version = self._number - self._number % self._config.cadence.v if self._number >= self._config.cadence.v else 1
         for place in range(size):
             prompt = ((self._number - 1) * size + place) % self._num_prompts
             yield self._group(f"fresh-{(self._number - 1) * size + place:08d}", prompt, version, Purpose.FRESH)
 
-    def _reevaluated(self) -> Iterator[Fate]:
+    def _reevaluated(self) -> Iterator[GroupResult]:
         """B_bad, asked again with this step's weights, every m steps."""
         if self._last is None or self._number % self._config.cadence.m:
             return
@@ -84,10 +86,10 @@ class SyntheticRun:
                 name = f"reevaluate-{self._number}-{entry.prompt_id}"
                 yield self._group(name, prompt, self._number, Purpose.REEVALUATE)
 
-    def _group(self, name: str, prompt: int, version: int, purpose: Purpose) -> Fate:
+    def _group(self, name: str, prompt: int, version: int, purpose: Purpose) -> GroupResult:
         size, chance = self._config.algorithm.group_size, self._chance(self._abilities[prompt])
         rewards = tuple(float(self._rng.random() < chance) for _ in range(size))
-        return Fate(
+        return GroupResult(
             group_id=name, prompt_id=f"prompt-{prompt:06d}", purpose=purpose, policy_version=version, rewards=rewards,
             origin=None, reason="", birth=self._number, worker_id=f"worker-{prompt % 4}", num_tokens=40 * size,
             sample_s=self._rng.uniform(0.5, 2.0), grade_s=self._rng.uniform(0.001, 0.01),
@@ -97,7 +99,7 @@ class SyntheticRun:
     def _chance(self, ability: float) -> float:
         return min(0.98, ability + 0.35 * self._number / (self._number + 400))
 
-    def _row(self, found: SimulatedStep, fates: list[Fate]) -> dict[str, Any]:
+    def _row(self, found: SimulatedStep, results: list[GroupResult]) -> dict[str, Any]:
         rng, decision, number = self._rng, found.decision, self._number
         row: dict[str, Any] = {
             "step": number, "policy_version": number, "reward_mean": decision.r_tot, "c2": decision.c2,
@@ -105,7 +107,7 @@ class SyntheticRun:
             "num_high": len(decision.high), "loss": rng.gauss(0.0, 0.02), "grad_norm": rng.lognormvariate(0.0, 0.3),
             "entropy": 0.45 - 0.1 * number / (number + 300) + rng.gauss(0.0, 0.01), "clip_ratio": rng.uniform(0, 0.01),
             "kl": rng.uniform(0.0, 0.05), "ratio_max": 1.0 + rng.expovariate(1.0), "k1": 2.02, "k2": 2.02, "k3": 1.3,
-            "lr": 1e-5, "num_tokens": 320 * len(fates), "num_active_tokens": 320 * len(fates), "num_updates": 4,
+            "lr": 1e-5, "num_tokens": 320 * len(results), "num_active_tokens": 320 * len(results), "num_updates": 4,
             "prox_s": rng.uniform(0.2, 0.4), "update_s": rng.uniform(1.0, 1.6), "diagnostics_s": 0.01,
             "sync_s": 0.5 if number % self._config.cadence.v == 0 else 0.0, "checkpoint_s": 0.0,
             "wait_batch_s": rng.expovariate(1.0), "tokens_per_s": 2000.0, "time": 1000.0 + 4.0 * number,
@@ -113,25 +115,25 @@ class SyntheticRun:
         }  # fmt: skip
         row["step_s"] = 0.1 + sum(row[f"{phase}_s"] for phase in ("prox", "update", "sync", "wait_batch"))
         for origin in Origin:
-            self._add_subset(row, origin, [fate for fate in fates if fate.origin is origin])
+            self._add_subset(row, origin, [result for result in results if result.origin is origin])
         return row
 
-    def _add_subset(self, row: dict[str, Any], origin: Origin, fates: list[Fate]) -> None:
+    def _add_subset(self, row: dict[str, Any], origin: Origin, results: list[GroupResult]) -> None:
         """Columns of one subset; its cells of the theorem meter have one age only."""
-        stale = [self._number - fate.policy_version for fate in fates]
+        stale = [self._number - result.policy_version for result in results]
         name = origin.value
-        row[name] = len(fates)
+        row[name] = len(results)
         row[f"staleness_{name}_mean"] = sum(stale) / len(stale) if stale else None
         row[f"staleness_{name}_max"] = max(stale, default=None)
         tv = 0.008 * (1 + max(stale, default=0)) * self._rng.uniform(0.7, 1.3)
         numbers = {"tv_tok": tv, "ess": max(0.05, 1 - 10 * tv), "delta_max": min(1.0, 12 * tv)}
         for short, long in (("tv", "tv_tok"), ("ess", "ess"), ("delta", "delta_max")):
-            row[f"{short}_{name}"] = numbers[long] if fates else None
-        if fates:
-            cell = {"policy": "theta_t", "origin": name, "num_groups": len(fates), **numbers}
+            row[f"{short}_{name}"] = numbers[long] if results else None
+        if results:
+            cell = {"policy": "theta_t", "origin": name, "num_groups": len(results), **numbers}
             row["divergences"] += [cell | {"age": None}, cell | {"age": min(stale)}]
             row["bounds"].append({
-                "origin": name, "num_groups": len(fates), "gain": tv, "penalty_theta": 5 * tv, "penalty_current": tv,
+                "origin": name, "num_groups": len(results), "gain": tv, "penalty_theta": 5 * tv, "penalty_current": tv,
                 "paper": -11 * tv, "paper_vacuous": True, "tight": -5 * tv, "tight_vacuous": True,
             })  # fmt: skip
 
@@ -151,8 +153,8 @@ class SyntheticRun:
         }  # fmt: skip
 
 
-def _reason(found: SimulatedStep, fate: Fate) -> str:
-    return found.decision.reasons[fate.group_id]
+def _reason(found: SimulatedStep, result: GroupResult) -> str:
+    return found.decision.reasons[result.group_id]
 
 
 def create(path: Path, *, num_steps: int, batch_size: int, group_size: int = 8) -> tuple[RunDirectory, Config]:
@@ -169,8 +171,8 @@ def create(path: Path, *, num_steps: int, batch_size: int, group_size: int = 8) 
 def extend(run: RunDirectory, made: SyntheticRun, num_steps: int, *, measure_every: int = 50) -> None:
     """Append steps, and a measurement now and then, as the learner and the evaluator would."""
     for _ in range(num_steps):
-        row, fates = made.step()
-        run.write_groups(row["step"], fates)
+        row, results = made.step()
+        run.write_groups(row["step"], results)
         run.append_metrics(row)
         if row["step"] % measure_every == 0:
             for measured in made.evaluations():

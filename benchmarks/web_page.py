@@ -32,8 +32,8 @@ def append_step(run: RunDirectory, rng: Random) -> int:
     """One more step, made of the newest one under the next number."""
     row = json.loads((run.path / "metrics.jsonl").read_bytes().splitlines()[-1])
     step = int(row["step"])
-    ((_, fates),) = run.read_groups([step])
-    new = (fate for fate in fates if fate.birth == step)
+    ((_, results),) = run.read_groups([step])
+    new = (result for result in results if result.birth == step)
     run.write_groups(step + 1, [replace(f, birth=step + 1, group_id=f"{f.group_id}-{step + 1}") for f in new])
     changed = {"step": step + 1, "loss": rng.gauss(0.0, 0.02), "reward_mean": rng.random(), "time": row["time"] + 4.0}
     run.append_metrics(row | changed)

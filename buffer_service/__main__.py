@@ -27,7 +27,7 @@ from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, UnavailableError
 from bapo.runtime.auth.api_tokens import keyring_for, listen_host
 from bapo.runtime.auth.redis_password import URL, password_file, problem_of_url, refuse_open, with_password
-from bapo.runtime.logs import Seldom
+from bapo.runtime.logs import RateLimitedFilter
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry, show_disk
 from bapo.runtime.process import Flags, end_now, run_process
@@ -159,7 +159,7 @@ def prepare(store: RedisStore, link: RedisLink, keys: Keys, config: Config) -> H
 
 def wait_for(attempt: Callable[[], Health], timeout_s: float) -> None:
     """Return when the whole attempt succeeds: Redis may go away again in the middle of it. Raises: UnavailableError."""
-    deadline, seldom = time.monotonic() + timeout_s, Seldom(LOG_EVERY_S)
+    deadline, seldom = time.monotonic() + timeout_s, RateLimitedFilter(LOG_EVERY_S)
     while True:
         try:
             health = attempt()

@@ -27,18 +27,28 @@ from bapo.algorithms.selectors.registry import learns
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.config.tree import Config
 from bapo.core.batch_items import KINDS, Item, Part, frame_order, item_fields
-from bapo.core.codec import fate_map
+from bapo.core.codec import result_map
 from bapo.core.errors import ContractError
-from bapo.core.success_counts import outcomes_of, pack_outcomes
-from bapo.core.types import Fate, Origin, RolloutRequest
+from bapo.core.success_counts import pack_success_counts, success_counts_of
+from bapo.core.types import GroupResult, Origin, RolloutRequest
 from bapo.transport.messages import BufferStatus, ExtraRound
-from buffer_service.state import Assembly, BatchRecord, Demand, GroupRecord, Look, Readiness, Replacement, Tables, View
+from buffer_service.state import (
+    Assembly,
+    BatchRecord,
+    Demand,
+    GroupRecord,
+    Readiness,
+    Replacement,
+    StepReading,
+    Tables,
+    View,
+)
 from buffer_service.store.redis.store import RedisStore
 
 log = logging.getLogger(__name__)
 
-FateFields = dict[str, Any]
-"""A fate as the header of a batch has it."""
+ResultFields = dict[str, Any]
+"""A result as the header of a batch has it."""
 
 _REPEATED = re.compile(r"^(.*)~(\d+)$")
 
@@ -63,20 +73,20 @@ class Assembler:
             return first  # in step order, the requests that are planned for the step say what is missing
         return self._store.tables().needs(first)
 
-    def look(self, step: int) -> Look:
+    def read_step(self, step: int) -> StepReading:
         """What the store holds for the step."""
-        return self._store.look(step, self._schedule.at(step) * self._composer.max_rounds)
+        return self._store.read_step(step, self._schedule.at(step) * self._composer.max_rounds)
 
-    def assemble(self, look: Look) -> Assembly | Wait | None:
+    def assemble(self, reading: StepReading) -> Assembly | Wait | None:
         """Assemble the step of a look; Wait when it needs another round of fresh groups; None when groups were stale or
         another instance was faster: read again.
 
         Raises: ContractError when the composer breaks the invariants of a Decision.
         """
-        step = look.step
-        if look.ready.assembled != step - 1:
+        step = reading.step
+        if reading.ready.assembled != step - 1:
             return None
-        found = look.view()
+        found = reading.view()
         fresh = fresh_of(step, found, self._config)
         if fresh is None:
             return None if found.tables.demand is None else Wait()
@@ -98,14 +108,14 @@ class Assembler:
         pairs = zip(stale, requests, strict=True)
         # Without its request it was consumed, or replaced, by another instance.
         left = [self._replacement(record, request, step) for record, request in pairs if request is not None]
-        log.info("step %d dropped=%d reason=%s: their prompts are asked again", step, len(left), Reason.STALE)
+        log.info("step %d dropped=%d reason=%s: their prompts are re-sampled", step, len(left), Reason.STALE)
         while left:
             taken = set(self._store.replace_stale(left, hold=keeps_texts(self._config, step)))
-            left = [_with_next_id(item) for item in left if item.fate.group_id in taken]
+            left = [_with_next_id(item) for item in left if item.result.group_id in taken]
 
     def _replacement(self, record: GroupRecord, request: RolloutRequest, step: int) -> Replacement:
         return Replacement(
-            fate=record.fate(None, Reason.STALE, birth=step),
+            result=record.result(None, Reason.STALE, birth=step),
             request=replace(
                 request,
                 request_id=repeated_id(request.request_id),
@@ -145,7 +155,7 @@ class Assembler:
         entered = self._store.fresh_requests(entering_bad(view, decision))
         reused = [record for record in self._store.records(reused_ids(view, decision)) if record is not None]
         held = self._held_stale(view)
-        fates = [fate_map(fate) for fate in (*view.stale, *fates_of(step, view, decision, reused))]
+        results = [result_map(result) for result in (*view.stale, *results_of(step, view, decision, reused))]
         return Assembly(
             step=step,
             fresh=tuple(record.group_id for record in view.fresh),
@@ -153,20 +163,20 @@ class Assembler:
             before=view.tables,
             after=tables_after(step, view, decision),
             new_prompts=tuple(request.prompt for request in entered if request is not None),
-            batch=batch_of(step, view, decision, fates=fates, reused=reused, held=held, config=self._config),
-            composition={**composition_of(step, view, decision, fates, self._config), "time": self._now()},
+            batch=batch_of(step, view, decision, results=results, reused=reused, held=held, config=self._config),
+            composition={**composition_of(step, view, decision, results, self._config), "time": self._now()},
             num_stale=len(view.stale),
             fresh_bytes=sum(record.num_bytes for record in view.fresh),
             stale=tuple(record.group_id for record in held),
-            outcomes=outcomes_for_selector(step, view, self._config),
+            success_counts=selector_success_counts(step, view, self._config),
         )
 
     def _held_stale(self, view: View) -> list[GroupRecord]:
         """Records of the stale groups that are still held for their texts."""
-        found = self._store.records([fate.group_id for fate in view.stale])
+        found = self._store.records([result.group_id for result in view.stale])
         # Not a later group of the same id: after a restore the same prompt may have been sampled again under it.
         pairs = zip(found, view.stale, strict=True)
-        return [record for record, fate in pairs if record is not None and record.claimed_at == fate.claimed_at]
+        return [record for record, result in pairs if record is not None and record.claimed_at == result.claimed_at]
 
 
 def _with_next_id(item: Replacement) -> Replacement:
@@ -321,23 +331,23 @@ def reused_ids(view: View, decision: Decision) -> list[str]:
     return [group_id for group_id in frame_order(decision.items) if group_id not in new]
 
 
-def fates_of(step: int, view: View, decision: Decision, reused: Sequence[GroupRecord]) -> list[Fate]:
-    """One fate for each group of the view and each reused group: one per item that rows of the group are part of."""
+def results_of(step: int, view: View, decision: Decision, reused: Sequence[GroupRecord]) -> list[GroupResult]:
+    """One result for each group of the view and each reused group: one per item that rows of the group are part of."""
     births = {stat.group_id: stat.birth for stat in view.tables.high}
     uses: dict[str, list[tuple[Item, Part]]] = {}
     for item in decision.items:
         for part in item.parts:
             uses.setdefault(part.group_id, []).append((item, part))
-    fates = []
+    results = []
     for record in (*_seen(view), *reused):
         key = record.group_id
         birth, reason = births.get(key, step), decision.reasons.get(key, Reason.REUSED)
         if key not in uses:
-            fates.append(record.fate(None, reason, birth))
+            results.append(record.result(None, reason, birth))
         for item, part in uses.get(key, ()):
             name = "" if item.is_plain else item.item_id
-            fates.append(record.fate(item.origin, reason, birth, item=name, rows=part.rows, kind=item.kind))
-    return fates
+            results.append(record.result(item.origin, reason, birth, item=name, rows=part.rows, kind=item.kind))
+    return results
 
 
 def batch_of(
@@ -345,7 +355,7 @@ def batch_of(
     view: View,
     decision: Decision,
     *,
-    fates: list[FateFields],
+    results: list[ResultFields],
     reused: Sequence[GroupRecord],
     held: Sequence[GroupRecord],
     config: Config,
@@ -363,7 +373,7 @@ def batch_of(
         "c3": decision.c3,
         "num_bad": len(decision.bad),
         "num_high": len(decision.high),
-        "fates": fates,
+        "results": results,
     }
     return BatchRecord(
         step=step,
@@ -400,10 +410,10 @@ def held_for_texts(step: int, untrained: Sequence[GroupRecord], config: Config) 
 
 
 def composition_of(
-    step: int, view: View, decision: Decision, fates: Sequence[FateFields], config: Config
+    step: int, view: View, decision: Decision, results: Sequence[ResultFields], config: Config
 ) -> dict[str, float | int | None]:
     """One line of `GET /batches`, without the time."""
-    ages = [step - fate["policy_version"] for fate in fates if fate["origin"] is not None]
+    ages = [step - result["policy_version"] for result in results if result["origin"] is not None]
     origins = [item.origin for item in decision.items]
     reasons = [decision.reasons.get(record.group_id) for record in view.reevaluated]
     return {
@@ -415,7 +425,7 @@ def composition_of(
         "fresh": len(view.fresh),
         "reevaluated": len(view.reevaluated),
         "improved": sum(reason in (Reason.IMPROVED, Reason.NO_ROOM) for reason in reasons),
-        "num_stale": sum(fate["reason"] == Reason.STALE for fate in fates),
+        "num_stale": sum(result["reason"] == Reason.STALE for result in results),
         "staleness_max": max(ages, default=0),
         "r_tot": decision.r_tot,
         "c2": decision.c2,
@@ -425,11 +435,11 @@ def composition_of(
     }
 
 
-def outcomes_for_selector(step: int, view: View, config: Config) -> bytes:
-    """Packed outcomes of the fresh groups, when the prompt selector learns from them."""
+def selector_success_counts(step: int, view: View, config: Config) -> bytes:
+    """Packed success counts of the fresh groups, when the prompt selector learns from them."""
     if not learns(config.algorithm.selector):
         return b""
-    return pack_outcomes(outcomes_of(step, (record.outcome for record in view.fresh)))
+    return pack_success_counts(success_counts_of(step, (record.outcome for record in view.fresh)))
 
 
 def _seen(view: View) -> tuple[GroupRecord, ...]:

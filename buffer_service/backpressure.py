@@ -57,7 +57,7 @@ class Backpressure:
         """Held while the store is read: by `look` alone, never on an event loop."""
         self._lock = threading.Lock()
         """Guards the fields below; never held while the store is read."""
-        self._looked_at = -LOOK_S
+        self._inspected = -LOOK_S
         self._failures = 0
         self._failure = ""
         """Message of the newest reading that failed."""
@@ -71,7 +71,7 @@ class Backpressure:
     @property
     def is_known(self) -> bool:
         """Whether the newest reading is recent; otherwise the next call reads Redis, which takes a millisecond."""
-        return self._now() - self._looked_at < LOOK_S
+        return self._now() - self._inspected < LOOK_S
 
     def forget(self) -> None:
         """Invalidate the reading: something was consumed, which a reading in progress may not have seen."""
@@ -79,10 +79,10 @@ class Backpressure:
             self._forget()
 
     def _forget(self) -> None:
-        self._looked_at = -LOOK_S
+        self._inspected = -LOOK_S
         self._forgotten += 1
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read the store, unless the newest reading is recent. Blocks. Raises: UnavailableError.
 
         Callers that wait for a reading fail with it: in turn, each would wait for a store that hangs.
@@ -119,7 +119,7 @@ class Backpressure:
         self._stored -= stored
         may_complete = self._stored and self._may_complete()
         if self._forgotten == forgotten and not may_complete:
-            self._looked_at = self._now()
+            self._inspected = self._now()
 
     def why_full(self) -> str:
         """The limit that is reached; '' while fresh groups are accepted. From the newest reading."""
@@ -129,7 +129,7 @@ class Backpressure:
 
     def has_room(self) -> bool | None:
         """True, or None while fresh groups are refused. Blocks."""
-        self.look()
+        self.poll()
         return None if self.why_full() else True
 
     def starved_text(self) -> str:

@@ -22,7 +22,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@~+-]{0,127}")
 """Ids of groups and workers; the same as `schemas.Name` for JSON."""
 LABEL = re.compile(f"({NAME.pattern})?")
 KNOWN_S = 1.0
-"""For so long a version counts as published without asking: another service may restore a state of lower ones."""
+"""How long a version counts as published without asking: another service may restore a state of lower ones."""
 PROMPT_ID = re.compile(r"[!-~]{1,128}")
 """No blanks: an id is a word of the string by which a group is compared with its request."""
 FRAME_NAME = re.compile("[0-9a-f]{32}")
@@ -76,7 +76,7 @@ class Ingest:
         """Why the weights of a version are not of this run as it is now, in words; '' when they may be."""
         if self._is_known(version):
             return ""
-        # The learner publishes theta_{t+1} before it says so, and at most one behind the newest assembled batch.
+        # The learner publishes theta_{t+1} before it says so, and at most one after the newest assembled batch.
         published = max(self._store.readiness(1).assembled + 1, self._store.progress().policy_version)
         if version > published:
             return f"policy version {version}, but the learner has published {published} at most"

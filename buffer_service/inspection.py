@@ -27,8 +27,8 @@ READY_S = 2.0
 """A Kubernetes probe waits for 3 s; the answer must name Redis before that."""
 
 
-class Holdings:
-    """Status, tables, health and metrics of one run. Raises, unless stated otherwise: UnavailableError."""
+class Inspection:
+    """Status, hard prompts, health and metrics of one run. Raises, unless stated otherwise: UnavailableError."""
 
     def __init__(self, store: RedisStore, max_staleness: int) -> None:
         self._store, self._max_staleness = store, max_staleness
@@ -39,24 +39,11 @@ class Holdings:
         """Everything in numbers."""
         return replace(self._store.status(), max_staleness=self._max_staleness)
 
-    def tables(self) -> Tables:
-        """B_bad, B_high and thresholds after the newest assembly."""
-        return self._store.tables()
-
     def hard_prompts(self) -> list[dict[str, Any]]:
         """B_bad with its prompts, oldest first."""
         prompts = self._store.bad_prompts()
         # An assembly between the two reads may have moved entries: what is in both is right.
         return [hard_prompt_map(e, prompts[e.prompt_id]) for e in self._store.tables().bad if e.prompt_id in prompts]
-
-    def compositions(self, offset: int, limit: int) -> tuple[int, list[dict[str, Any]]]:
-        """(how many, a page), newest first."""
-        total, lines = self._store.compositions(offset, limit)
-        return total, [dict(line) for line in lines]
-
-    def counters(self) -> dict[str, int]:
-        """Event -> count."""
-        return self._store.counters()
 
     async def health(self) -> Health:
         """How the store keeps what was acknowledged, soon. Raises: UnavailableError also when it hangs."""

@@ -53,13 +53,13 @@ class BufferMetrics:
         self._ingested: dict[str, Any] = {}
         self._operations: dict[str, Any] = {}
 
-    def groups_pushed(self, fates: Sequence[str]) -> None:
-        """One word of `PushFate` each."""
-        for fate in set(fates):
-            if fate not in self._ingested:
+    def groups_pushed(self, results: Sequence[str]) -> None:
+        """One word of `PushResult` each."""
+        for result in set(results):
+            if result not in self._ingested:
                 counter = self._telemetry.counter("bapo_buffer_ingested_groups_total")
-                self._ingested[fate] = counter.labels(fate=fate)
-            self._ingested[fate].inc(fates.count(fate))
+                self._ingested[result] = counter.labels(result=result)
+            self._ingested[result].inc(results.count(result))
 
     def group_failed(self, reason: str) -> None:
         """A worker reported a group without rewards, or its frame is bad."""
@@ -83,12 +83,12 @@ class BufferMetrics:
         """A batch came into being in this process."""
         for origin, number in origin_counts(assembly).items():
             self._count("bapo_batch_trained_groups_total", number, origin=origin.value)
-        fates = assembly.batch.header["fates"]
-        answers = Counter(fate["reason"] for fate in fates if fate["purpose"] == "reevaluate")
+        results = assembly.batch.header["results"]
+        answers = Counter(result["reason"] for result in results if result["purpose"] == "reevaluate")
         for reason, number in answers.items():
             self._count("bapo_reevaluation_prompts_total", number, outcome=reason)
-        filtered = (fate for fate in fates if fate["purpose"] != "reevaluate" and fate["origin"] is None)
-        for reason, number in Counter(fate["reason"] for fate in filtered).items():
+        filtered = (result for result in results if result["purpose"] != "reevaluate" and result["origin"] is None)
+        for reason, number in Counter(result["reason"] for result in filtered).items():
             self._count("bapo_batch_filtered_groups_total", number, reason=reason)
         for table, number in inserted(assembly).items():
             self._count("bapo_buffer_inserted_total", number, table=table)
@@ -174,9 +174,9 @@ class BufferMetrics:
         self._telemetry.counter(name).labels(**labels).inc(number)
 
 
-# What one assembly moved, in numbers: into and out of B_bad and B_high, and what became of the groups it looked at.
+# What one assembly moved, in numbers: into and out of B_bad and B_high, and the outcome of the groups that it read.
 #
-# Pure: an Assembly says it all. Groups are counted at the first assembly that looks at them, so X3 spends nothing.
+# Pure: an Assembly says it all. Groups are counted at the first assembly that reads them, so X3 spends nothing.
 
 Spent = dict[tuple[str, str], tuple[int, int]]
 """(purpose, use) -> (responses, tokens)."""
@@ -201,7 +201,9 @@ def evicted(assembly: Assembly, *, high_window: int) -> Counter[tuple[str, str]]
         high_window: S, the steps that a group stays in B_high.
     """
     before, after = assembly.before, assembly.after
-    answers = {fate["prompt_id"]: fate["reason"] for fate in _looked_at(assembly) if fate["purpose"] == "reevaluate"}
+    answers = {
+        result["prompt_id"]: result["reason"] for result in _inspected(assembly) if result["purpose"] == "reevaluate"
+    }
     found: Counter[tuple[str, str]] = Counter()
     stay = {(entry.prompt_id, entry.birth) for entry in after.bad}
     hard = {entry.prompt_id for entry in after.bad}
@@ -220,31 +222,33 @@ def evicted(assembly: Assembly, *, high_window: int) -> Counter[tuple[str, str]]
 
 
 def ages(assembly: Assembly) -> Iterator[tuple[str, int]]:
-    """(table, steps since birth) of every entry that was used: asked again, or trained as X3."""
+    """(table, steps since birth) of every entry that was used: re-sampled, or trained as X3."""
     births = {entry.prompt_id: entry.birth for entry in assembly.before.bad}
     high = {stat.group_id: stat.birth for stat in assembly.before.high}
-    for fate in assembly.batch.header["fates"]:
-        if fate["origin"] == "x3" and fate["group_id"] in high:
-            yield "high", assembly.step - high[fate["group_id"]]
-        elif fate["purpose"] == "reevaluate" and fate["prompt_id"] in births:
-            yield "bad", assembly.step - births[fate["prompt_id"]]
+    for result in assembly.batch.header["results"]:
+        if result["origin"] == "x3" and result["group_id"] in high:
+            yield "high", assembly.step - high[result["group_id"]]
+        elif result["purpose"] == "reevaluate" and result["prompt_id"] in births:
+            yield "bad", assembly.step - births[result["prompt_id"]]
 
 
 def spent(assembly: Assembly) -> Spent:
-    """What the groups had cost that this assembly was the first to look at."""
+    """What the groups had cost that this assembly was the first to inspect."""
     found: Spent = {}
-    trained = {fate["group_id"] for fate in assembly.batch.header["fates"] if fate["origin"] is not None}
-    for fate in _looked_at(assembly):
-        use = "stale" if fate["reason"] == Reason.STALE else "trained" if fate["group_id"] in trained else "left_out"
-        responses, tokens = found.get((fate["purpose"], use), (0, 0))
-        found[fate["purpose"], use] = responses + len(fate["rewards"]), tokens + fate["num_tokens"]
+    trained = {result["group_id"] for result in assembly.batch.header["results"] if result["origin"] is not None}
+    for result in _inspected(assembly):
+        use = (
+            "stale" if result["reason"] == Reason.STALE else "trained" if result["group_id"] in trained else "left_out"
+        )
+        responses, tokens = found.get((result["purpose"], use), (0, 0))
+        found[result["purpose"], use] = responses + len(result["rewards"]), tokens + result["num_tokens"]
     return found
 
 
-def _looked_at(assembly: Assembly) -> Iterator[Mapping[str, Any]]:
-    """The fates of groups that no earlier step looked at, each group once."""
+def _inspected(assembly: Assembly) -> Iterator[Mapping[str, Any]]:
+    """The results of groups that no earlier step has read, each group once."""
     new = {*assembly.fresh, *assembly.reevaluated}
-    for fate in assembly.batch.header["fates"]:
-        if fate["group_id"] in new or fate["reason"] == Reason.STALE:
-            new.discard(fate["group_id"])
-            yield fate
+    for result in assembly.batch.header["results"]:
+        if result["group_id"] in new or result["reason"] == Reason.STALE:
+            new.discard(result["group_id"])
+            yield result

@@ -16,17 +16,18 @@ from itertools import islice
 from bapo.algorithms.composer import Composer
 from bapo.config.tree import Config
 from bapo.core.batch_items import BAD_FRAME
+from bapo.core.call_limits import MOST_GROUPS, in_parts_by_size
 from bapo.core.codec import PulledFrame, frame_problem, pack_pull, unpack_push
 from bapo.core.errors import ContractError, FrameError, FullError, UnavailableError
 from bapo.core.types import Purpose, RolloutRequest
-from bapo.runtime.logs import Seldom
+from bapo.runtime.logs import RateLimitedFilter
 from buffer_service.assembly import Assembler, Wait, is_ready, readiness_text, retained_text
 from buffer_service.backpressure import Backpressure, Shortfall
 from buffer_service.ingest import Ingest
-from buffer_service.inspection import Holdings, Maintenance
+from buffer_service.inspection import Inspection, Maintenance
 from buffer_service.metrics import BufferMetrics, Scrape
 from buffer_service.snapshot import unpack_snapshot
-from buffer_service.state import Assembly, BatchRecord, GroupRecord, PushFate
+from buffer_service.state import Assembly, BatchRecord, GroupRecord, PushResult
 from buffer_service.store.redis.store import RedisStore
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ ASSEMBLY_LOOKS = 20
 MOST_UNCOUNTED = 16
 """Assemblies that are kept until then."""
 AHEAD_S = 10.0
-"""A worker that claimed with weights of no use is named for so long."""
+"""How long a worker that claimed with unusable weights is named."""
 
 
 FRAMES_BYTES = 4 << 20
@@ -65,13 +66,13 @@ class BufferService:
         self.store, self._config, self._metrics = store, config, metrics
         self._assembler = Assembler(store, composer, config)
         self._ingest = Ingest(store)
-        self._now, self._seldom = now, Seldom()
+        self._now, self._seldom = now, RateLimitedFilter()
         self._ahead = (float("-inf"), "")
-        """When a worker claimed that had weights of no use, and what is said of it."""
+        """When a worker with unusable weights claimed, and the message about it."""
         self._reasons = FailureReasons(store)
         self._uncounted: deque[Assembly] = deque()
-        """Counted when the learner has its batch, or somebody looks at the metrics."""
-        self.holdings = Holdings(store, config.cadence.max_staleness)
+        """Counted when the learner has its batch, or at the next scrape."""
+        self.inspection = Inspection(store, config.cadence.max_staleness)
         self.shortfall = Shortfall()
         self.backpressure = Backpressure(store, config, wanted=self._assembler.wanted)
         self.maintenance = Maintenance(store, config)
@@ -111,7 +112,7 @@ class BufferService:
             if self._seldom.is_due("ahead"):
                 log.warning("%s", self._ahead[1])
             return []
-        self.backpressure.look()
+        self.backpressure.poll()
         with_fresh = not self.backpressure.why_full()
         return self.store.claim(
             worker_id, limit=limit, policy_version=policy_version, with_fresh=with_fresh, nonce=nonce
@@ -141,7 +142,7 @@ class BufferService:
 
     def push(self, body: bytes) -> dict[str, str]:
         """Store the groups whose heads `body` names (`bapo.core.codec.pack_push`), and whose frames are there;
-        returns group id -> fate.
+        returns group id -> result.
 
         Raises: FullError while fresh groups are refused; ContractError, and nothing is stored, when one of them is
             malformed, contradicts its request, is another content of the lease whose group is held, or has no frame of
@@ -150,41 +151,32 @@ class BufferService:
         groups = self._ingest.checked(unpack_push(body))
         records = [group.record for group in groups]
         if fresh_bytes := sum(record.num_bytes for record in records if record.purpose is Purpose.FRESH):
-            self.backpressure.look()
+            self.backpressure.poll()
             self.backpressure.admit(fresh_bytes)
         try:
-            fates = self.store.push(groups)
+            results = self.store.push(groups)
         except FullError:
             self.backpressure.forget()  # the next push hears of it before it writes its frames
             raise
         except FrameError as error:
             log.warning("a push was refused: %s", error)
             raise
-        self._metrics.groups_pushed(fates)
-        stored = [r for r, fate in zip(records, fates, strict=True) if fate == PushFate.STORED]
+        self._metrics.groups_pushed(results)
+        stored = [r for r, result in zip(records, results, strict=True) if result == PushResult.STORED]
         num_fresh = sum(record.purpose is Purpose.FRESH for record in stored)
         self.shortfall.took(num_fresh)
         self.backpressure.took(num_fresh)
         if log.isEnabledFor(logging.DEBUG):
-            _log_fates(records, fates)
-        return {record.group_id: fate for record, fate in zip(records, fates, strict=True)}
+            _log_results(records, results)
+        return {record.group_id: result for record, result in zip(records, results, strict=True)}
 
     def held(self, group_ids: Sequence[str]) -> Frames:
         """The frames of those groups that are held, some at a time. Bad ones are left out, named and counted."""
-        for records in self._parts(group_ids):
+        stored = filter(None, self.store.records(group_ids))
+        for records in in_parts_by_size(stored, MOST_GROUPS, FRAMES_BYTES, lambda record: record.num_bytes):
             frames = self.store.frames([record.group_id for record in records])
             sound = [f for r, f in zip(records, frames, strict=True) if f is not None and not self._problem(r, f)]
             yield sound
-
-    def _parts(self, group_ids: Sequence[str]) -> Iterator[list[GroupRecord]]:
-        """Records of the groups that are held, in parts of about FRAMES_BYTES of frames."""
-        part: list[GroupRecord] = []
-        for record in filter(None, self.store.records(group_ids)):
-            part.append(record)
-            if sum(item.num_bytes for item in part) >= FRAMES_BYTES:
-                yield part
-                part = []
-        yield part
 
     def _problem(self, record: GroupRecord, frame: bytes | None) -> str:
         """What is wrong with the frame of a group, in one word; the first time it is named with its worker."""
@@ -202,8 +194,8 @@ class BufferService:
         Raises: ContractError for a step that is neither next nor retained; TooManyFailuresError.
         """
         for _ in range(ASSEMBLY_LOOKS):
-            stored, look = self.shortfall.stored, self._assembler.look(step)
-            ready = look.ready
+            stored, reading = self.shortfall.stored, self._assembler.read_step(step)
+            ready = reading.ready
             if step <= ready.assembled:
                 return self._retained(step)
             if step > ready.assembled + 1:
@@ -218,7 +210,7 @@ class BufferService:
                         f"the last one: {ready.last_failure}"
                     )
                 return None
-            assembly = self._assembler.assemble(look)
+            assembly = self._assembler.assemble(reading)
             if isinstance(assembly, Wait):
                 return None
             if assembly is not None:
@@ -233,7 +225,7 @@ class BufferService:
         """What the batch of the next step waits for, and `BufferStatus.counts`, which tell whether anything moves."""
         ready, status, wanted = self.store.readiness(step), self.store.status(), self._assembler.wanted(step)
         reason = readiness_text(step, ready, status, self._config, wanted)
-        self.backpressure.look()
+        self.backpressure.poll()
         ahead_at, ahead = self._ahead
         if self._now() - ahead_at < AHEAD_S:
             reason += f"; {ahead}"
@@ -293,14 +285,14 @@ class BufferService:
             status = self.store.status()
             raise ContractError(
                 f"batch {step} was released at checkpoint {status.checkpointed_step}; the next step is "
-                f"{status.assembled_step + 1}: go on there, or begin anew with another run"
+                f"{status.assembled_step + 1}: continue there, or start another run"
             )
         return record
 
     # -- state
 
     def exposition(self, scrape: Scrape | None) -> bytes:
-        """What `/metrics` answers. `scrape`: from `Holdings.scrape`. Does not ask the store."""
+        """What `/metrics` answers. `scrape`: from `Inspection.scrape`. Does not ask the store."""
         self._count_assemblies()
         return self._metrics.exposition(scrape)
 
@@ -313,16 +305,16 @@ class BufferService:
         log.info("restored assembled=%d groups=%d", image.tables.step, len(image.references))
 
     def resume(self, step: int) -> None:
-        """A learner goes on after checkpoint `step`."""
+        """A learner resumes after checkpoint `step`."""
         self.store.resume(step)
         log.info("resumed after step %d", step)
 
 
-def _log_fates(records: Sequence[GroupRecord], fates: Sequence[str]) -> None:
-    for record, fate in zip(records, fates, strict=True):
-        log.debug("group %s prompt=%s purpose=%s version=%d tokens=%d worker=%s fate=%s", record.group_id,
+def _log_results(records: Sequence[GroupRecord], results: Sequence[str]) -> None:
+    for record, result in zip(records, results, strict=True):
+        log.debug("group %s prompt=%s purpose=%s version=%d tokens=%d worker=%s result=%s", record.group_id,
                   record.prompt_id, record.purpose, record.policy_version, record.num_tokens, record.worker_id,
-                  fate)  # fmt: skip
+                  result)  # fmt: skip
 
 
 # Reasons of failed groups: workers choose the words, and a bounded number of them becomes metric labels.

@@ -15,7 +15,20 @@ from bapo.core.batch_items import Kind
 from bapo.core.codec import GroupHeader
 from bapo.core.errors import ContractError, Refusal
 from bapo.core.json_values import plain_number
-from bapo.core.types import Fate, GroupStat, HardPrompt, Origin, Prompt, Purpose, RolloutRequest, stat_of
+from bapo.core.types import (
+    Count,
+    GroupResult,
+    GroupStat,
+    HardPrompt,
+    Origin,
+    Prompt,
+    Purpose,
+    RolloutRequest,
+    Seconds,
+    Share,
+    Version,
+    stat_of,
+)
 from bapo.transport.messages import ExtraRound
 
 
@@ -23,17 +36,17 @@ from bapo.transport.messages import ExtraRound
 class Tables:
     """B_bad, B_high and the numbers of eq. 8 after the assembly of `step`."""
 
-    step: int = 0
-    r_tot: float | None = None
-    c2: float | None = None
-    c3: float | None = None
+    step: Version = 0
+    r_tot: Share | None = None
+    c2: Share | None = None
+    c3: Share | None = None
     bad: tuple[HardPrompt, ...] = ()
     """B_bad, oldest first."""
     high: tuple[GroupStat, ...] = ()
     """B_high, oldest first: what the composer keeps to be used again."""
-    edits: int = 0
+    edits: Count = 0
     """How often they were changed since that assembly: by a person, or by a demand."""
-    num_extra: int = 0
+    num_extra: Count = 0
     """Fresh groups that all demands of the run have asked for."""
     demand: Demand | None = None
     """Of step + 1."""
@@ -42,18 +55,18 @@ class Tables:
     A step may be filled by groups that were sampled ahead, before the scheduler has seen its demand."""
 
     def needs(self, num_fresh: int) -> int:
-        """Fresh groups that the next step needs, whose first round has so many."""
+        """Fresh groups that the next step needs. `num_fresh`: those of its first round."""
         return num_fresh if self.demand is None else self.demand.num_fresh
 
 
 def left_prompts(before: Tables, after: Tables) -> tuple[str, ...]:
-    """Prompt ids that are in B_bad no more."""
+    """Ids of the prompts that left B_bad."""
     stay = {entry.prompt_id for entry in after.bad}
     return tuple(entry.prompt_id for entry in before.bad if entry.prompt_id not in stay)
 
 
 def left_high(before: Tables, after: Tables) -> tuple[str, ...]:
-    """Group ids that are in B_high no more."""
+    """Ids of the groups that left B_high."""
     stay = {stat.group_id for stat in after.high}
     return tuple(stat.group_id for stat in before.high if stat.group_id not in stay)
 
@@ -83,30 +96,30 @@ class View:
     """At most B: in the order of arrival, or of their steps when the store keeps that order."""
     reevaluated: tuple[GroupRecord, ...]
     """All that arrived since the last assembly."""
-    stale: tuple[Fate, ...]
+    stale: tuple[GroupResult, ...]
     """Groups that were too old, dropped since the last assembly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class StepReading:
     """What one moment of the store says of a step."""
 
     step: int
     ready: Readiness
     view: Callable[[], View]
-    """What its assembly reads, of that moment but for groups that were consumed since. May block: most looks find that
-    something is missing, and ask for no more."""
+    """What its assembly reads, of that moment except groups that were consumed since. May block, so it is called only
+    when nothing is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRecord:
     """A batch without its groups' frames."""
 
-    step: int
+    step: Version
     group_ids: tuple[str, ...]
     header: Mapping[str, Any]
     """Of the batch's frame on the wire."""
-    num_bytes: int
+    num_bytes: Count
     """Of its groups' frames together."""
     untrained: tuple[str, ...] = ()
     """Groups that its assembly saw and did not train, held as long as the batch, so that their texts can be read."""
@@ -119,12 +132,12 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectorState:
-    """What a prompt selector has learnt, opaque to a store: it stands for the outcomes that it was made of."""
+    """What a prompt selector has learnt, opaque to a store: it stands for the success counts that it was made of."""
 
-    round: int = 0
+    round: Version = 0
     """Newest step that prompts were proposed for from it; 0: nothing was kept yet."""
-    through: int = 0
-    """Step up to which outcomes are in it."""
+    through: Version = 0
+    """Step up to which success counts are in it."""
     data: bytes = b""
 
 
@@ -153,12 +166,12 @@ class Assembly:
     """Of the frames of `fresh` together."""
     stale: tuple[str, ...] = ()
     """Those of `View.stale` whose groups were held until now."""
-    outcomes: bytes = b""
+    success_counts: bytes = b""
     """Of `fresh`, for a prompt selector that learns (`bapo.core.success_counts`); empty: none does."""
 
     @property
     def left_bad(self) -> tuple[str, ...]:
-        """Prompt ids that are in B_bad no more."""
+        """Ids of the prompts that left B_bad."""
         return left_prompts(self.before, self.after)
 
     @property
@@ -191,21 +204,9 @@ class Health:
     """How it persists."""
 
 
-def batch_is_missing(step: int, missing: int) -> str:
-    """Message of the ContractError for a resume that the retained batches do not allow."""
-    return (
-        f"cannot go on after checkpoint {step}: the buffer does not hold batch {missing}; "
-        "restore the snapshot of that checkpoint first"
-    )
-
-
-# What the buffer keeps of a group besides its frame, and what becomes of one that is pushed.
-#
-# A store holds a group twice: its frame, opaque and untouched, and its `GroupRecord`, the few numbers that rules,
-# records
-# of the run and delivery need. No rule ever opens a frame. What is common to a group and its request, its `terms`, is
-# one
-# string, so that any store can compare them.
+# A store holds a group twice: its frame, opaque and untouched, and its `GroupRecord`, the few numbers that rules, run
+# records and delivery need. No rule opens a frame. What a group and its request have in common, its `terms`, is one
+# string, so that a script can compare them.
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -215,20 +216,20 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     group_id: str
     prompt_id: str
     purpose: Purpose
-    step: int
+    step: Version
     """`step` of the request."""
     label: str
     worker_id: str
-    policy_version: int
+    policy_version: Version
     """Oldest version that sampled any token."""
-    rewards: tuple[float, ...]
+    rewards: tuple[Share, ...]
     """[G]"""
-    num_tokens: int
-    num_bytes: int
+    num_tokens: Count
+    num_bytes: Count
     """Size of the frame."""
-    claimed_at: float
-    sample_s: float
-    grade_s: float
+    claimed_at: Seconds
+    sample_s: Seconds
+    grade_s: Seconds
     outcome_chars: str = ""
     """`outcomes`, one character each: Redis' msgpack knows no bytes."""
     digest: str = ""
@@ -267,7 +268,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
             birth=birth,
         )
 
-    def fate(
+    def result(
         self,
         origin: Origin | None,
         reason: str,
@@ -276,9 +277,9 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         item: str = "",
         rows: tuple[int, ...] | None = None,
         kind: Kind = "rl",
-    ) -> Fate:
+    ) -> GroupResult:
         """One line of the run's group records."""
-        return Fate(
+        return GroupResult(
             group_id=self.group_id,
             prompt_id=self.prompt_id,
             purpose=self.purpose,
@@ -300,7 +301,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 def record_of(group: GroupHeader, num_bytes: int, digest: str) -> GroupRecord:
-    """The record of a group whose frame has so many bytes, and this digest."""
+    """The record of a group. `num_bytes`, `digest`: of its frame."""
     return GroupRecord(
         group_id=group.group_id,
         prompt_id=group.prompt.prompt_id,
@@ -382,7 +383,7 @@ def _difference(name: str, asked: str, mine: str) -> str:
     return f"{name} {asked or 'none'} was asked for, not {mine or 'none'}"
 
 
-class PushFate:
+class PushResult:
     """What became of a pushed group."""
 
     STORED = "stored"
@@ -406,22 +407,19 @@ class FreshGroup:
 class Replacement:
     """A fresh group that is too old for its step, and the request that asks for its prompt once more."""
 
-    fate: Fate
+    result: GroupResult
     request: RolloutRequest
 
     @property
     def event(self) -> str:
         """What is counted: the reason and the difficulty, as right responses of G."""
-        rewards = self.fate.rewards
-        return f"dropped_groups:{self.fate.reason}:{round(sum(rewards))}/{len(rewards)}"
-
-
-# What a step asks for that lacks groups which train.
+        rewards = self.result.rewards
+        return f"dropped_groups:{self.result.reason}:{round(sum(rewards))}/{len(rewards)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Further generation rounds that the step which is next has asked for: its batch lacks groups that train."""
+    """Further generation rounds that the next step has asked for: its batch has too few groups that train."""
 
     step: int
     rounds: int

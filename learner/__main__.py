@@ -38,7 +38,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     parser.add_argument("--buffer-url", help="the buffer service; default: from the configuration and RUN/ports")
-    parser.add_argument("--fleet-url", help="the rollout server; default: from the configuration and RUN/ports")
+    parser.add_argument("--rollout-url", help="the rollout server; default: from the configuration and RUN/ports")
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint of the run")
     parser.add_argument(
         "--restart", action="store_true", help="as --resume, while the other processes of the run keep running"

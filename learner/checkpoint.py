@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file as load_arrays
@@ -251,12 +252,7 @@ def open_checkpoint(folder: Path, step: int) -> Checkpoint:
         if fields["format"] != FORMAT:
             raise ConfigError(f"{path} has format {fields['format']}, this version reads format {FORMAT}")
         _refuse_damage(path, fields["parts"])
-        canary = Canary(
-            token_ids=tuple(fields["canary"]["token_ids"]),
-            logprobs=tuple(fields["canary"]["logprobs"]),
-            tolerance=float(fields["canary"]["tolerance"]),
-        )
-        state = CheckpointState(**{**fields, "canary": canary})
+        state = msgspec.convert(fields, CheckpointState)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise StorageError(f"{path} is not a whole checkpoint: {error!r}; {_instead(folder, step)}") from error
     return Checkpoint(folder=path, state=state)

@@ -148,12 +148,12 @@ class Learner:
             alarm=alarm,
         )
         self.between_steps = {}
-        self.records.write_groups(batch.step, batch.fates)
+        self.records.write_groups(batch.step, batch.results)
         self.records.append_metrics(row)
         if self.token_records is not None:
             self.token_records.put(batch, report.tokens, report.advantage_M)
         show(self.telemetry, batch, row, report.diagnosis, self.publisher.seconds if row["sync_s"] else {})
-        self.prompts.count(batch.fates)
+        self.prompts.count(batch.results)
         log_step(row, self.config)
         if alarm:
             self.alarms.warn(alarm)

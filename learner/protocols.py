@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from bapo.core.types import Fate, Group, Progress, WeightUpdate
+from bapo.core.types import Group, GroupResult, Progress, WeightUpdate
 
 
 class Buffer(Protocol):
@@ -72,7 +72,7 @@ class Records(Protocol):
         """One line per step."""
         ...
 
-    def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
+    def write_groups(self, step: int, results: Sequence[GroupResult]) -> None:
         """One row per group that the assembly of the step read."""
         ...
 

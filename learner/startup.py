@@ -45,7 +45,7 @@ from bapo.runtime.process import Flags
 from bapo.runtime.run_directory.files import storing
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.buffer_client import BufferClient
-from bapo.transport.endpoints import buffer_url, fleet_url
+from bapo.transport.endpoints import buffer_url, rollout_url
 from bapo.transport.rollout_client import RolloutClient
 from learner.checkpoint import Checkpoint, CheckpointWriter, complete_steps, open_checkpoint
 from learner.diagnostics.gauges import PromptsSeen, show_checkpoint, show_run
@@ -212,7 +212,7 @@ def make_learner(
 def _peers(flags: Flags) -> Peers:
     return Peers(
         buffer=BufferClient(flags.extra.buffer_url or buffer_url(flags.config, flags.run)),
-        fleet=RolloutClient(flags.extra.fleet_url or fleet_url(flags.config, flags.run)),
+        fleet=RolloutClient(flags.extra.rollout_url or rollout_url(flags.config, flags.run)),
     )
 
 
@@ -261,8 +261,8 @@ def _count_prompts(run: RunDirectory, prompts: PromptsSeen) -> None:
     """Bring a gauge to where it was; a lost record does not keep the run from resuming."""
     for step in run.group_steps():
         try:
-            for _, fates in run.read_groups([step]):
-                prompts.count(fates, is_new=False)
+            for _, results in run.read_groups([step]):
+                prompts.count(results, is_new=False)
         except ContractError as error:
             log.warning("prompts that only step %d saw are not counted: %s", step, error)
 

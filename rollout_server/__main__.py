@@ -31,7 +31,7 @@ from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.process import Flags, run_process
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport.buffer_client import BufferClient
-from bapo.transport.endpoints import FLEET, buffer_url
+from bapo.transport.endpoints import ROLLOUT_SERVER, buffer_url
 from bapo.transport.http_guard import SERVER_SETTINGS
 from bapo.transport.listen import listen
 from rollout_server.api import create_app
@@ -41,7 +41,7 @@ from rollout_server.fleet import ray_environment
 from rollout_server.fleet.fleet import Fleet
 from rollout_server.fleet.worker_handle import LocalHandle, WorkerHandle, make_worker
 from rollout_server.weights.newest import Follower, recall, remember
-from rollout_server.weights.relay import WeightStore
+from rollout_server.weights.relay import WeightRelay
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def main(flags: Flags) -> None:
     app = create_app(runner.fleet, telemetry, keyring, store=runner.store, refusal=lambda: runner.autoscaler.refusal)
     server = Server(uvicorn.Config(app, timeout_graceful_shutdown=SHUTDOWN_S, **SERVER_SETTINGS))
     runner.start(on_end=lambda: setattr(server, "should_exit", True))
-    flags.run.write_port(FLEET, int(listener.getsockname()[1]))
+    flags.run.write_port(ROLLOUT_SERVER, int(listener.getsockname()[1]))
     log.info("run=%s listens on %s:%d, buffer=%s", config.run.name, *listener.getsockname()[:2], url)
     try:
         server.run(sockets=[listener])
@@ -112,7 +112,7 @@ class Runner:
         """`own_url`: for workers on other hosts, which fetch weights from it."""
         self._config, self._run, self._url = config, run, url
         self._telemetry = telemetry
-        self.store = WeightStore(run.weights_path, lambda: self.own_url)
+        self.store = WeightRelay(run.weights_path, lambda: self.own_url)
         self.own_url = own_url
         self._in_process = engine_module(config.rollout.engine).IN_PROCESS
         self._has_node = threading.Event()

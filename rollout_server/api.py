@@ -22,10 +22,10 @@ import bapo
 from bapo.core.errors import BapoError, ConfigError, ContractError, Refusal, UnavailableError
 from bapo.runtime.auth.api_tokens import Keyring, Role
 from bapo.runtime.metrics.server import Telemetry
-from bapo.transport.http_guard import BodyError, Gate, Rules, allow, name_of, no_route, wrong_fields
+from bapo.transport.http_guard import BodyError, HttpGuard, Permissions, allow, name_of, no_route, wrong_fields
 from bapo.transport.rollout_client import PIECE_BYTES, weight_update_from_map
 from rollout_server.fleet.fleet import Fleet
-from rollout_server.weights.relay import WeightStore
+from rollout_server.weights.relay import WeightRelay
 
 MOST_MESSAGE_CHARS = 1000
 ROUTES = (
@@ -36,7 +36,7 @@ ROUTES = (
     allow("GET", "/weights/files/{digest}", Role.WORKER),
     allow("GET", "/metrics", Role.VIEWER),
 )
-RULES = Rules(ROUTES)
+PERMISSIONS = Permissions(ROUTES)
 """Who may call which route, besides the operator; a test checks that every route has a rule."""
 
 
@@ -75,7 +75,7 @@ def create_app(
     telemetry: Telemetry,
     keyring: Keyring | None = None,
     *,
-    store: WeightStore | None = None,
+    store: WeightRelay | None = None,
     refusal: Callable[[], str] = lambda: "",
 ) -> FastAPI:
     """The API of one fleet. Without a keyring no token is needed.
@@ -129,11 +129,11 @@ def create_app(
     app.add_exception_handler(BapoError, _named_error)
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _no_route)
-    app.add_middleware(Gate, rules=RULES, keyring=keyring, refused=app.state.refused)
+    app.add_middleware(HttpGuard, permissions=PERMISSIONS, keyring=keyring, refused=app.state.refused)
     return app
 
 
-def _add_weight_files(app: FastAPI, store: WeightStore | None) -> None:
+def _add_weight_files(app: FastAPI, store: WeightRelay | None) -> None:
     if store is None:
         return
 

@@ -228,7 +228,7 @@ class Delivery:
 
     def _push(self, frames: Mapping[str, bytes]) -> None:
         try:
-            fates = self._buffer.push(list(frames.values()))
+            results = self._buffer.push(list(frames.values()))
         except UnavailableError as error:
             self._counts.add("groups/all/unacknowledged", len(frames))
             log.warning(
@@ -236,17 +236,17 @@ class Delivery:
                 len(frames),
                 error,
             )
-            fates = {}
+            results = {}
         except ContractError as error:
             self._push_apart(frames, error)
             return
         for group_id in frames:
             lease = self._leases.remove(group_id)
-            fate = fates.get(group_id)
-            if fate is not None:
+            result = results.get(group_id)
+            if result is not None:
                 self._on_end(group_id)
-            if lease is not None and fate is not None:
-                self._counts.add(f"groups/{lease.request.purpose.value}/{fate}")
+            if lease is not None and result is not None:
+                self._counts.add(f"groups/{lease.request.purpose.value}/{result}")
 
     def _push_apart(self, frames: Mapping[str, bytes], error: ContractError) -> None:
         """Push one by one: refused groups are reported as failed, the others are stored."""

@@ -37,9 +37,9 @@ class WorkerReport:
     kv_cache_usage: float = math.nan
     """Share of the engine's KV cache in use, in [0, 1]; NaN: no cache."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Counters:
-    `groups/<purpose>/<fate>`, `tokens/<purpose>`, `truncated/<purpose>`, `failed/<reason>`, `verdict/<outcome>/<task>`;
-    of histograms `seen/<metric>/<bucket>/<label>` and `sum/<metric>/<label>` in millionths."""
+    """Counters: `groups/<purpose>/<result>`, `tokens/<purpose>`, `truncated/<purpose>`, `failed/<reason>`,
+    `verdict/<outcome>/<task>`; of histograms
+    `seen/<metric>/<bucket>/<label>` and `sum/<metric>/<label>` in millionths."""
     error: str = ""
     """Class name of the error that made it fail."""
     message: str = ""

@@ -26,25 +26,25 @@ class Watchdog:
         self._is_still = False
 
     @property
-    def still_s(self) -> float:
+    def stalled_s(self) -> float:
         return self._now() - self._moved_s
 
-    def look(self, mark: Hashable, why: Callable[[], str]) -> str | None:
+    def poll(self, mark: Hashable, why: Callable[[], str]) -> str | None:
         """A sentence when a stall begins or ends, else None.
 
         Args:
             why: says who waits for whom; called once per stall.
         Raises: DeadlineError with the sentence when a stall begins and is to end the run.
         """
-        still_s = self.still_s
+        stalled_s = self.stalled_s
         if mark != self._mark:
             was_still, self._is_still = self._is_still, False
             self._mark, self._moved_s = mark, self._now()
-            return f"the run moves again, after {still_s:.0f} s" if was_still else None
-        if self._is_still or not self._settings.stall_s or still_s < self._settings.stall_s:
+            return f"the run moves again, after {stalled_s:.0f} s" if was_still else None
+        if self._is_still or not self._settings.stall_s or stalled_s < self._settings.stall_s:
             return None
         self._is_still = True
-        sentence = f"nothing has moved for {still_s:.0f} s (supervision.stall_s): {why()}"
+        sentence = f"nothing has moved for {stalled_s:.0f} s (supervision.stall_s): {why()}"
         if self._settings.stall_ends_run:
             raise DeadlineError(sentence)
         return sentence
@@ -70,7 +70,7 @@ SILENT_S = 10.0
 """Seconds after which a silent worker is named."""
 
 
-def who_waits(status: BufferStatus, batch_size: int, num_steps: int) -> str:
+def blocked_on(status: BufferStatus, batch_size: int, num_steps: int) -> str:
     """What holds the run up at this moment."""
     if status.step == 0:
         return _before_the_learner(status)

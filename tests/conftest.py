@@ -24,6 +24,7 @@ from hypothesis import settings
 
 from bapo.config.load import dump_toml
 from bapo.config.tree import Config
+from bapo.runtime.auth.token_store import TokenSet
 from bapo.runtime.run_directory.layout import RunDirectory
 from tests.support.browser import chromium
 from tests.support.launch import Start, kill_family, start
@@ -32,6 +33,7 @@ from tests.support.rollout_process import Server, StartServer
 from tests.support.small_disk import NoMountError, mounted
 
 if TYPE_CHECKING:
+    from tests.support.learner_peers import Peers
     from tests.support.rollout import MemoryBuffer
 
 TIERS = ("smoke", "process", "contract", "unit", "full")
@@ -129,6 +131,24 @@ def redis_url(redis_server: RedisServer) -> str:
     return redis_server.url
 
 
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model; nobody writes to it."""
+    from tests.support.tiny_model import write_tiny_model  # here: it imports torch
+
+    path = tmp_path_factory.mktemp("model")
+    write_tiny_model(path)
+    return path
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> TokenSet:
+    """Tokens of all roles."""
+    found = TokenSet(tmp_path / "tokens")
+    found.create()
+    return found
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder whose disk is soon full."""
@@ -164,6 +184,16 @@ def started(processes: list[subprocess.Popen[str]]) -> Start:
         return processes[-1]
 
     return begin
+
+
+@pytest.fixture
+def peers() -> Iterator[Peers]:
+    """What a learner process calls: a batch of four groups for each step."""
+    from tests.support.learner import random_batch  # here: it imports torch
+    from tests.support.learner_peers import Peers, serve
+
+    with serve(Peers(lambda step: random_batch(step=step, num_groups=4))) as running:
+        yield running
 
 
 @pytest.fixture

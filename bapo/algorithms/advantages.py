@@ -139,7 +139,6 @@ def gae(
     gamma: float,
     gae_lambda: float,
     lengths: ArrayLike | None = None,
-    mask: ArrayLike | None = None,
 ) -> tuple[Float64s, Float64s]:
     """Generalized advantage estimation (PPO): (advantages, returns), both [M]; no state follows a response's end.
 
@@ -149,11 +148,8 @@ def gae(
         rewards: [M] reward of each token; a verifiable reward stands at the last one of its response.
         values: [M] V of the state before each token.
         lengths: [R] tokens per response, at least 1 each; without them all is one response.
-        mask: [M] False for tokens that the policy did not sample (the output of a tool): value and advantage are
-            carried across them. What stands there in the result has no meaning.
     """
     reward, value = np.asarray(rewards, dtype=np.float64), np.asarray(values, dtype=np.float64)
-    sampled = np.ones(len(value), dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
     sizes = np.array([len(value)]) if lengths is None else np.asarray(lengths)
     # Longest first, so that those with a token at a place from the end are always the first ones: one turn of the loop
     # per place, not per token.
@@ -166,8 +162,7 @@ def gae(
         t = ends[rows] - 1 - place
         delta = reward[t] + gamma * next_value[rows] - value[t]
         advantages[t] = delta + gamma * gae_lambda * next_advantage[rows]
-        next_value[rows] = np.where(sampled[t], value[t], next_value[rows])
-        next_advantage[rows] = np.where(sampled[t], advantages[t], next_advantage[rows])
+        next_value[rows], next_advantage[rows] = value[t], advantages[t]
     return advantages, advantages + value
 
 

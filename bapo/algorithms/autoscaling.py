@@ -239,9 +239,9 @@ class AutoscalingConfig(Frozen):
     max_workers: int | None = Field(None, ge=1)
     """Never more; null: rollout.max_workers."""
     window_s: float = Field(15.0, gt=0, le=MOST_SECONDS)
-    """The run is judged at the first weight update after so many seconds; without one, after eight times as long."""
+    """The run is judged at the first weight update after this many seconds; without one, after eight times as long."""
     smoothing_windows: int = Field(3, ge=1)
-    """Rates are moving averages over about so many windows: the newest weighs 2 / (1 + smoothing_windows)."""
+    """Rates are moving averages over about this many windows: the newest weighs 2 / (1 + smoothing_windows)."""
     headroom: float = Field(0.1, ge=0)
     """Workers beyond what the learner takes, as a share: groups differ in length, and workers die."""
     hysteresis: float = Field(0.2, ge=0)

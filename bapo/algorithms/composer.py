@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bapo.algorithms.reevaluation import Paid
+from bapo.algorithms.reevaluation import SamplingCost
 from bapo.core.batch_items import Item, whole
 from bapo.core.types import GroupStat, HardPrompt, Origin
 
@@ -74,17 +74,14 @@ class Decision:
 
     @property
     def x1(self) -> tuple[str, ...]:
-        """Ids of the items of X1."""
         return self.ids(Origin.X1)
 
     @property
     def x2(self) -> tuple[str, ...]:
-        """Ids of the items of X2."""
         return self.ids(Origin.X2)
 
     @property
     def x3(self) -> tuple[str, ...]:
-        """Ids of the items of X3."""
         return self.ids(Origin.X3)
 
     @property
@@ -124,9 +121,9 @@ class Reason:
     """Rows of a stored group train with a fresh group of its prompt."""
     SUPERVISED = "supervised"
     """Its expert row trains by cross-entropy."""
-    ALL_WRONG = "all_wrong"
+    ALL_INCORRECT = "all_incorrect"
     """Left out: mu < 1/G."""
-    ALL_RIGHT = "all_right"
+    ALL_CORRECT = "all_correct"
     """Left out: mu > (G-1)/G."""
     FILTERED = "filtered"
     """Informative, but the Gaussian or uniform filter left it out."""
@@ -141,7 +138,7 @@ class Reason:
     LEFT_BAD = "left_bad"
     """Re-evaluated, but its prompt has meanwhile left B_bad."""
     NO_VARIANCE = "no_variance"
-    """All rewards are the same fraction: neither all wrong nor all right, and still no advantage."""
+    """All rewards are the same fraction: neither all incorrect nor all correct, and still no advantage."""
     NOT_USED = "not_used"
     """Re-evaluated, but the algorithm, or the ablation, does not use such groups."""
     SURPLUS = "surplus"
@@ -164,13 +161,13 @@ class Composer(Protocol):
         ...
 
     def hard_prompts_to_ask(
-        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng, paid: Paid | None = None
+        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng, cost: SamplingCost | None = None
     ) -> tuple[str, ...]:
         """Ids of the hard prompts to re-evaluate at a step t with t mod m == 0 (docs/paper.md, Algorithm 1 line 13).
 
         Args:
             excluded: prompt ids of X_on(t).
-            paid: what sampling has paid before t; None: not measured, because no setting asks for it.
-        Returns: at most M ids; empty for an algorithm that never asks again.
+            cost: what sampling has paid before t; None: not measured, because no setting asks for it.
+        Returns: at most M ids; empty for an algorithm that never re-samples.
         """
         ...

@@ -52,7 +52,6 @@ class ResponseGaps:
         return len(self.num_tokens)
 
     def of(self, chosen: NDArray[Any]) -> Self:
-        """These responses: a mask or indices."""
         return type(self)(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
     @property
@@ -203,11 +202,6 @@ def pooled(gaps: ResponseGaps) -> Divergences:
         ess_tok=float(gaps.rho_sum.sum() ** 2 / (num_tokens * gaps.rho_square_sum.sum())),
         max_ratio=float(gaps.rho_max.max()),
     )
-
-
-def divergences(logp: NDArray[Any], rollout_logprobs: NDArray[Any], lengths: NDArray[Any]) -> Divergences:
-    """All pooled divergences at once; arguments and errors of `response_gaps`."""
-    return pooled(response_gaps(logp, rollout_logprobs, lengths))
 
 
 def effective_share(log_weight: Floats) -> float:

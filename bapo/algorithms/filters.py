@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from bapo.algorithms.composer import Reason
-from bapo.algorithms.levels import TOLERANCE, is_all_right, is_all_wrong, is_informative
+from bapo.algorithms.reward_levels import TOLERANCE, is_all_correct, is_all_incorrect, is_informative
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.types import GroupStat
 
@@ -43,10 +43,10 @@ def filtered_fresh(settings: AlgorithmConfig, fresh: Groups, rng: random.Random)
 
 def why_left_out(stat: GroupStat) -> str:
     """The reason of a fresh group that the online filter did not keep."""
-    if is_all_wrong(stat):
-        return Reason.ALL_WRONG
-    if is_all_right(stat):
-        return Reason.ALL_RIGHT
+    if is_all_incorrect(stat):
+        return Reason.ALL_INCORRECT
+    if is_all_correct(stat):
+        return Reason.ALL_CORRECT
     return Reason.NO_VARIANCE if stat.homogeneous else Reason.FILTERED
 
 

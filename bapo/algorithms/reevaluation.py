@@ -17,17 +17,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bapo.algorithms.levels import TOLERANCE
+from bapo.algorithms.reward_levels import TOLERANCE
 from bapo.core.types import HardPrompt
 
-PAID_STEPS = 20
+COST_STEPS = 20
 """Steps before a round from which q and f are measured."""
 DECAY = 0.5
 """Weight of an older failure, per re-evaluation since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paid:
+class SamplingCost:
     """What sampling has paid in the latest steps, in groups."""
 
     reevaluated: int = 0
@@ -48,15 +48,15 @@ class Paid:
         return (self.informative + 1) / (self.fresh + 2)
 
 
-def paid_before(step: int, compositions: Iterable[Mapping[str, Any]]) -> Paid:
-    """Sums over the batches of the PAID_STEPS steps before `step`, and of no others: they are committed, so that a
+def cost_before(step: int, compositions: Iterable[Mapping[str, Any]]) -> SamplingCost:
+    """Sums over the batches of the COST_STEPS steps before `step`, and of no others: they are committed, so that a
     scheduler that restarts finds the same."""
-    lines = [line for line in compositions if step - PAID_STEPS <= line["step"] < step]
+    lines = [line for line in compositions if step - COST_STEPS <= line["step"] < step]
 
     def total(key: str) -> int:
-        return sum(int(line.get(key, 0)) for line in lines)  # lines of before version 0.4 lack some
+        return sum(int(line[key]) for line in lines)
 
-    return Paid(
+    return SamplingCost(
         reevaluated=total("reevaluated"), improved=total("improved"), fresh=total("fresh"), informative=total("x1")
     )
 
@@ -89,14 +89,14 @@ def beta_binomial(k: int, size: int, a: float, b: float) -> float:
     return math.exp(log_choose + _log_beta(a + k, b + size - k) - _log_beta(a, b))
 
 
-def budget(most: int, worth: float, paid: Paid) -> int:
+def budget(most: int, worth: float, cost: SamplingCost) -> int:
     """How many of at most `most` prompts a round asks.
 
     Args:
         worth: of an improved hard prompt, in informative fresh groups.
     Returns: at least 1 while there is a prompt to ask, so that q is still measured.
     """
-    share = min(1.0, worth * paid.promotion_rate / paid.informative_rate)
+    share = min(1.0, worth * cost.promotion_rate / cost.informative_rate)
     return min(most, max(1, math.floor(most * share + TOLERANCE)))
 
 

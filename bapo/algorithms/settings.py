@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from bapo.algorithms.levels import levels_within
+from bapo.algorithms.reward_levels import levels_within
 from bapo.core.call_limits import MOST_REQUESTS, MOST_RESPONSES
 
 
@@ -35,7 +35,7 @@ class ReplayConfig(Frozen):
     last_step: int | None = Field(None, ge=1)
     """Last step with that part: T of ReMix, on-policy afterwards; null: no end."""
     window: int = Field(2, ge=1)
-    """N of ReMix: replayed groups come from so many steps before."""
+    """N of ReMix: replayed groups come from this many steps before."""
     capacity: int | None = Field(512, ge=1)
     """Most groups in the memory, first in first out; null: no bound but that of each prompt."""
     per_prompt: int = Field(16, ge=1)
@@ -49,7 +49,7 @@ class ReplayConfig(Frozen):
     min_success: float = Field(0.1, ge=0, lt=1)
     """A response above this reward is kept as a success (ARPO)."""
     sft_items: int | None = Field(None, ge=1)
-    """Expert solutions of one supervised step, which happens when so many wait (ReLIFT); null: B."""
+    """Expert solutions of one supervised step, which happens when this many wait (ReLIFT); null: B."""
 
     @model_validator(mode="after")
     def replay_does_not_end_before_it_begins(self) -> Self:
@@ -101,14 +101,14 @@ class AlgorithmConfig(Frozen):
     high_window: int = Field(3, ge=1)
     """S: B_high holds groups of this many latest steps."""
     max_reevaluated: int = Field(128, ge=1, le=MOST_REQUESTS)
-    """M: most hard prompts that are asked again at one re-evaluation."""
+    """M: most hard prompts that are re-sampled at one re-evaluation."""
     hard_choice: Literal["uniform", "gain"] = "uniform"
-    """Which of more than M hard prompts are asked again: drawn uniformly, or those of the largest expected gain."""
+    """Which of more than M hard prompts are re-sampled: drawn uniformly, or those of the largest expected gain."""
     hard_worth: float | None = Field(None, gt=0)
     """What an improved hard prompt is worth, in informative fresh groups: re-evaluations are the fewer, the less they
-    pay beside fresh groups; null: M, whatever they pay."""
+    gain compared with fresh groups; null: M, whatever they gain."""
     x3_choice: Literal["window", "refill", "youngest"] = "window"
-    """Which groups of the latest S steps become X3: those of eq. 7; those, and behind them any informative ones while
+    """Which groups of the latest S steps become X3: those of eq. 7; those, and after them any informative ones while
     there is room; or any informative ones from the start. The latter two are taken youngest first, and among equals
     nearest to mu = 1/2."""
     drop_zero_variance_x3: bool = True
@@ -124,7 +124,6 @@ class AlgorithmConfig(Frozen):
 
     @property
     def capacity(self) -> int:
-        """Capacity of B_bad in prompts."""
         return self.bad_capacity or self.batch_size
 
     @property
@@ -197,12 +196,12 @@ class AlgorithmConfig(Frozen):
 
 
 class CadenceConfig(Frozen):
-    """When the workers get new weights and when hard prompts are asked again."""
+    """When the workers get new weights and when hard prompts are re-sampled."""
 
     v: int = Field(5, ge=1)
     """The rollout policy alpha takes the trained weights every v steps (algorithm 1, lines 3-5)."""
     m: int = Field(5, ge=1)
-    """B_bad is asked again every m steps (algorithm 1, lines 13-15)."""
+    """B_bad is re-sampled every m steps (algorithm 1, lines 13-15)."""
     slack: int = Field(1, ge=0)
     """0: the paper's lag exactly, with a wait at each update. s >= 1: workers sample up to s further steps ahead and
     nobody waits; staleness of fresh groups is then at most v - 1 + slack, of re-evaluated ones only if batches wait for
@@ -218,7 +217,7 @@ class CadenceConfig(Frozen):
 
     @property
     def lookahead(self) -> int:
-        """L: the requests of step h are asked for so many steps before it."""
+        """L: the requests of step h are enqueued this many steps before it."""
         return self.v + self.slack
 
     def is_sync_step(self, step: int) -> bool:
@@ -272,7 +271,7 @@ class FreshSchedule:
             if place < number * (end - first):
                 return first + place // number
             place -= number * (end - first)
-        raise ValueError(f"no run has so many fresh groups: {place}")
+        raise ValueError(f"no run has this many fresh groups: {place}")
 
     @property
     def most(self) -> int:
@@ -280,7 +279,7 @@ class FreshSchedule:
         return max(number for _, number in self.phases)
 
     def _spans(self) -> Iterator[tuple[int, int, int]]:
-        """(first step, step behind the last, groups per step) of each phase."""
+        """(first step, step after the last, groups per step) of each phase."""
         ends = [*(first for first, _ in self.phases[1:]), NEVER]
         for (first, number), end in zip(self.phases, ends, strict=True):
             yield first, end, number

@@ -54,23 +54,6 @@ def k3(c2: float, c3: float, eps: float = 0.0) -> float:
     return stability_constant(min(smoothed_std(c2, eps), smoothed_std(c3, eps)))
 
 
-def improvement_bound(
-    *, j_theta: float, j_alpha: float, mu: float, tv_theta: float, tv_current: float, eps: float, factor: float = PAPER
-) -> float:
-    """Lower bound of J(pi_theta) - J(pi_theta_t) for one prompt (theorem 3.2).
-
-    L - factor K TV(pi_theta, alpha) - factor TV(pi_theta_t, alpha), with L = (J(pi_theta) - J(alpha)) / sigma.
-
-    Args:
-        mu: mean reward of the group under alpha.
-        tv_theta: TV(pi_theta, alpha); tv_current: TV(pi_theta_t, alpha), which is 0 for X2.
-        factor: 2 as printed; 1 also holds for rewards in [0, 1].
-    """
-    sigma = smoothed_std(mu, eps)
-    gain = (j_theta - j_alpha) / sigma
-    return gain - factor * stability_constant(sigma) * tv_theta - factor * tv_current
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """A lower bound of an improvement, as a mean over prompts."""
@@ -105,9 +88,13 @@ class Bound:
 
 
 def subset_bound(*, j_theta: Floats, mu: Floats, sigma: Floats, tv_theta: Floats, tv_current: Floats) -> Bound:
-    """Mean of `improvement_bound` over the prompts of one subset, in both forms. All arguments [P], P >= 1.
+    """Lower bound of J(pi_theta) - J(pi_theta_t) (theorem 3.2), as a mean over the prompts of one subset.
+
+    L - factor K TV(pi_theta, alpha) - factor TV(pi_theta_t, alpha), with L = (J(pi_theta) - J(alpha)) / sigma.
 
     Args:
+        j_theta, mu, sigma, tv_theta, tv_current: [P], P >= 1.
+        mu: mean reward of each group under alpha.
         sigma: smoothed standard deviation of each group's rewards, > 0.
         tv_current: 0 where alpha is pi_theta_t (X2).
     """

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from bapo.algorithms.composer import AssemblyView
-from bapo.algorithms.levels import levels_within
+from bapo.algorithms.reward_levels import levels_within
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.types import GroupStat
 

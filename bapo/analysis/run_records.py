@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bapo.core.statistics import Estimate, estimate, shared_means
-from bapo.core.types import Fate, Purpose
+from bapo.core.types import GroupResult, Purpose
 
 Row = Mapping[str, Any]
 
@@ -38,20 +38,20 @@ class Ledger:
 
 
 def ledger_of(
-    groups: Iterable[tuple[int, Sequence[Fate]]], evaluations: Sequence[Row], metrics: Sequence[Row]
+    groups: Iterable[tuple[int, Sequence[GroupResult]]], evaluations: Sequence[Row], metrics: Sequence[Row]
 ) -> Ledger:
     """The ledger of one run.
 
     Args:
-        groups: (step, its fates), in order.
+        groups: (step, its results), in order.
     """
     spent = {Purpose.FRESH: Spent(), Purpose.REEVALUATE: Spent()}
     by_step: dict[int, int] = {}
     total = 0
-    for step, fates in first_looks(groups):
-        for fate in fates:
-            spent[fate.purpose] += Spent(responses=len(fate.rewards), tokens=fate.num_tokens)
-            total += len(fate.rewards)
+    for step, results in first_results(groups):
+        for result in results:
+            spent[result.purpose] += Spent(responses=len(result.rewards), tokens=result.num_tokens)
+            total += len(result.rewards)
         by_step[step] = total
     return Ledger(
         fresh=spent[Purpose.FRESH],
@@ -62,12 +62,12 @@ def ledger_of(
     )
 
 
-def first_looks(groups: Iterable[tuple[int, Sequence[Fate]]]) -> Iterator[tuple[int, list[Fate]]]:
-    """(step, fates of groups that no earlier step saw): each sampled group once."""
+def first_results(groups: Iterable[tuple[int, Sequence[GroupResult]]]) -> Iterator[tuple[int, list[GroupResult]]]:
+    """(step, results of groups that no earlier step saw): each sampled group once."""
     seen: set[str] = set()
-    for step, fates in groups:
-        new = [fate for fate in fates if fate.group_id not in seen]
-        seen.update(fate.group_id for fate in new)
+    for step, results in groups:
+        new = [result for result in results if result.group_id not in seen]
+        seen.update(result.group_id for result in new)
         yield step, new
 
 

@@ -1,12 +1,9 @@
-"""Is a difference real? Intervals over seeds and prompts, and exact tests on pairs. No library, no resampling.
+"""Is a difference real? Intervals over seeds and prompts. No library, no resampling.
 
 `crossed`        mean of a seeds x prompts table and its 95 % interval when both are samples: every seed was measured on
                  the same prompts, so the two are crossed factors.  Var = (MS_seed + MS_prompt - MS_rest) / (S P), with
                  Student's t at Satterthwaite's degrees of freedom. With one seed: over prompts alone.
 `weighted`       the same for a mean in which prompts have weights, measured ones too: the ratio is made linear first.
-`geometric`      mean of ratios over seeds alone: Student's t on their logarithms.
-`mcnemar`        exact two-sided McNemar test: of the prompts on which two methods disagree, how many favour one.
-`stratified`     the same over strata (seeds): Mantel-Haenszel for matched pairs, in its exact form.
 
 Does not cover: correction for many comparisons.
 """
@@ -15,22 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from bapo.core.statistics import Estimate
 
 TAIL = 0.975
 """Of a 95 % interval."""
-
-
-@dataclass(frozen=True, slots=True)
-class PairTest:
-    better: int
-    """b: pairs that favour the second method."""
-    worse: int
-    """c: pairs that favour the first."""
-    p: float
-    """Two-sided and exact."""
 
 
 def crossed(table: Sequence[Sequence[float]]) -> Estimate:
@@ -66,55 +52,6 @@ def weighted(table: Sequence[Sequence[float]], weights: Sequence[float]) -> Esti
     return crossed(
         [[ratio + (x - ratio * w) / mean_weight for x, w in zip(row, weights, strict=True)] for row in table]
     )
-
-
-def geometric(ratios: Sequence[float]) -> Estimate:
-    """Geometric mean of one ratio per seed, with Student's t over the seeds' logarithms.
-
-    Args:
-        ratios: [S] above 0, S >= 2.
-    Raises: ValueError with fewer than two.
-    """
-    if len(ratios) < 2:
-        raise ValueError("one seed says nothing about others")
-    logs = [math.log(ratio) for ratio in ratios]
-    mean = sum(logs) / len(logs)
-    variance = sum((value - mean) ** 2 for value in logs) / (len(logs) - 1)
-    half = student_quantile(TAIL, len(logs) - 1) * math.sqrt(variance / len(logs))
-    return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
-
-
-def mcnemar(first: Sequence[float], second: Sequence[float]) -> PairTest:
-    """Exact McNemar test on paired outcomes.
-
-    Args:
-        first, second: [P] outcomes of the same prompts. With one response per prompt they are 0 or 1 and this is
-            McNemar's test; with several they are shares, and a pair is discordant when the shares differ (a sign test).
-    Raises: ValueError when they are not as many.
-    """
-    return stratified([(first, second)])
-
-
-def stratified(strata: Sequence[tuple[Sequence[float], Sequence[float]]]) -> PairTest:
-    """The exact McNemar test over strata: in each, a discordant pair favours either method with probability 1/2, so
-    the sums over strata are tested (exact form of Mantel-Haenszel for pairs: (sum b - sum c)^2 / sum (b + c)).
-
-    Args:
-        strata: [S] (first, second) as for `mcnemar`.
-    """
-    better = worse = 0
-    for first, second in strata:
-        if len(first) != len(second):
-            raise ValueError(f"pairs need the same prompts, got {len(first)} and {len(second)}")
-        better += sum(b > a for a, b in zip(first, second, strict=True))
-        worse += sum(b < a for a, b in zip(first, second, strict=True))
-    return PairTest(better, worse, binomial_two_sided(better, better + worse))
-
-
-def binomial_two_sided(k: int, n: int) -> float:
-    """P(as far from n/2 as k, or further) for n fair coins; 1.0 for n = 0."""
-    tail = sum(math.comb(n, i) for i in range(min(k, n - k) + 1))
-    return min(1.0, tail / 2 ** (n - 1)) if n else 1.0
 
 
 def student_quantile(share: float, freedom: float) -> float:

@@ -45,7 +45,7 @@ def main() -> None:
     try:
         app()
     except BapoError as error:
-        # Of a file or a service of somebody else it repeats whatever stands there.
+        # From a file or a service of others it repeats whatever stands there.
         typer.secho(f"{type(error).__name__}: {plain_lines(str(error))}", fg=typer.colors.RED, err=True)
         sys.exit(error.exit_code)
 

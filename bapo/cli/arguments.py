@@ -62,7 +62,7 @@ def load_named(tokens: Sequence[str] | None) -> Config:
 
 
 def free_name(root: Path, stem: str) -> str:
-    """`stem-001`, or the first number behind it that no run in `root` has."""
+    """`stem-001`, or the first number after it that no run in `root` has."""
     number = 1
     while (root / f"{stem}-{number:03d}").exists():
         number += 1

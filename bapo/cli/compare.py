@@ -26,7 +26,7 @@ Runs = Annotated[
 ]
 
 
-Paper = Annotated[bool, typer.Option("--paper", help="Show the published numbers beside ours.")]
+Paper = Annotated[bool, typer.Option("--paper", help="Show the published numbers next to ours.")]
 
 
 Against = Annotated[
@@ -51,7 +51,7 @@ def compare(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Put runs beside each other: accuracy with intervals, cost, paired tests, rescued prompts.
+    """Compare runs: accuracy and differences with intervals, cost, rescued prompts.
 
     Runs that differ in their seed alone (mine-s1, mine-s2) are one method; the first method is what the others are
     compared with, or those named by --against. Runs that were measured differently are refused, with the difference.

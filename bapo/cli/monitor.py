@@ -18,7 +18,7 @@ from bapo.config.load import dump_toml, load_resolved
 from bapo.core.errors import DeadlineError, UnavailableError
 from bapo.runtime.auth.token_store import token_for_run
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.transport.endpoints import fleet_url
+from bapo.transport.endpoints import rollout_url
 from bapo.transport.rollout_client import RolloutClient
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, for example outputs/demo-001, or latest.")]
@@ -26,7 +26,7 @@ SCALE_TIMEOUT_S = 5.0
 
 
 def watch(run: Run) -> None:
-    """Show the live table of a run that goes on, or the last one of a run that has ended.
+    """Show the live table of a running run, or the last one of a run that has ended.
 
     Example:  bapo watch outputs/demo-001
     """
@@ -36,7 +36,7 @@ def watch(run: Run) -> None:
 def scale(
     run: Run, num: Annotated[int, typer.Argument(metavar="N", help="How many workers from now on.", min=1)]
 ) -> None:
-    """Change the number of rollout workers while a run goes on.
+    """Change the number of rollout workers of a live run.
 
     Example:  bapo scale outputs/demo-001 2
               bapo scale latest 2
@@ -44,7 +44,7 @@ def scale(
     directory = open_run(run)
     config = load_resolved(directory.config_path)
     try:
-        url, token = fleet_url(config, directory, timeout_s=0.0), token_for_run(directory.path)
+        url, token = rollout_url(config, directory, timeout_s=0.0), token_for_run(directory.path)
         client = RolloutClient(url, retry_s=SCALE_TIMEOUT_S, token=token)
         client.scale(num)
         workers = client.workers()
@@ -119,7 +119,7 @@ def track(
 ) -> None:
     """Send the numbers of a run to an experiment tracker: all so far, and the next ones until the run ends.
 
-    Reads the run directory alone: the run neither knows nor waits. Ctrl-C ends it; called again, it begins anew.
+    Reads the run directory alone: the run neither knows nor waits. Ctrl-C ends it; called again, it starts over.
 
     Example:  bapo track outputs/demo-001 --to tensorboard
               bapo track outputs/demo-001 --to wandb --project reasoning

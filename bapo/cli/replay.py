@@ -36,8 +36,8 @@ def replay(
 ) -> None:
     """Repeat the learner's step N on its recorded batch, and compare loss, gradient norm and weights with the run.
 
-    The learner begins behind the newest checkpoint before N and redoes the steps in between; nothing is sampled and
-    nothing in RUN is changed, but for token records if you ask for them. Exit code 4 when the step diverges (again).
+    The learner starts from the newest checkpoint before N and redoes the steps in between; nothing is sampled and
+    nothing in RUN is changed, except token records if you ask for them. Exit code 4 when the step diverges (again).
 
     Example:  bapo replay outputs/demo-001 --step 17
               bapo replay outputs/demo-001 --step 17 --token-records

@@ -43,7 +43,7 @@ def try_out(
     reward_range: Annotated[
         tuple[float, float], typer.Option(metavar="LOW HIGH", help="As task.reward_range: -1 1 for verl's DAPO.")
     ] = (0.0, 1.0),
-    rows: Annotated[int, typer.Option(min=1, help="At most so many, from the beginning of the file.")] = 1000,
+    rows: Annotated[int, typer.Option(min=1, help="Up to this many, from the beginning of the file.")] = 1000,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="As task.grading_timeout_s, for one response.")] = 10.0,
     min_accuracy: Annotated[float, typer.Option(min=0.0, max=1.0, help="Less than this is exit code 1.")] = 0.99,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of sentences.")] = False,
@@ -100,12 +100,12 @@ def _as_json(trial: Trial, *, is_fit: bool) -> dict[str, Any]:
         "fit": is_fit,
         "rows": trial.num_rows,
         "accuracy": trial.accuracy,
-        "gold": trial.fates,
+        "gold": trial.results,
         "unreadable": trial.unreadable,
         "others_tried": trial.others_tried,
         "others_right": trial.others_right,
         "others_failed": trial.others_failed,
-        "mean_s": trial.total_s / max(1, sum(trial.fates.values())),
+        "mean_s": trial.total_s / max(1, sum(trial.results.values())),
         "slowest_s": trial.slowest_s,
         "slowest": trial.slowest,
         "problems": trial.problems,
@@ -113,11 +113,11 @@ def _as_json(trial: Trial, *, is_fit: bool) -> dict[str, Any]:
 
 
 def _tell(trial: Trial, *, is_fit: bool) -> None:
-    graded = sum(trial.fates.values())
-    say(f"gold answers rewarded 1   {trial.fates.get(RIGHT, 0)} of {trial.num_rows} ({trial.accuracy:.1%})")
-    for fate, num in sorted(trial.fates.items()):
-        if fate != RIGHT:
-            say(f"  {fate:<23} {num}")
+    graded = sum(trial.results.values())
+    say(f"gold answers rewarded 1   {trial.results.get(RIGHT, 0)} of {trial.num_rows} ({trial.accuracy:.1%})")
+    for result, num in sorted(trial.results.items()):
+        if result != RIGHT:
+            say(f"  {result:<23} {num}")
     if trial.unreadable:
         say(f"  {'unreadable rows':<23} {trial.unreadable}")
     failed = f"; {trial.others_failed} failed" if trial.others_failed else ""

@@ -25,7 +25,7 @@ from bapo.analysis.study.runner import (
     plan_lines,
     progress_line,
 )
-from bapo.analysis.study.state import Results, changed, look_at, take_shared
+from bapo.analysis.study.state import Results, changed, inspect_run
 from bapo.core.errors import ConfigError
 from bapo.runtime.machine import GIB, runs_at_once
 from bapo.runtime.run_directory.files import locked
@@ -58,9 +58,9 @@ def study(
         Path | None, typer.Option("--unpack", metavar="FILE.tar.xz", help="Take finished runs from there, and stop.")
     ] = None,
 ) -> None:
-    """Run methods x seeds, each a run of its own, and go on where an earlier call stopped: finished runs are kept.
+    """Run methods x seeds, each a run of its own, and resume where an earlier call stopped: finished runs are kept.
 
-    Ctrl-C ends the runs that go on, which can then be continued; a run that fails does not stop the others.
+    Ctrl-C ends the live runs, which can then be resumed; a run that fails does not stop the others.
 
     Example:  bapo study deploy/configs/study-countdown.toml --dry-run
               bapo study deploy/configs/study-countdown.toml --only grpo --only bapo --budget-s 3600
@@ -73,13 +73,13 @@ def study(
     changed(planned.runs)
     at_once = parallel or _at_once(planned)
     console = Console(highlight=False)
-    for line in plan_lines(planned, look_at(planned), mean_seconds(Results(planned.path).read()), at_once):
+    found = [inspect_run(run) for run in planned.runs]
+    for line in plan_lines(planned, found, mean_seconds(Results(planned.path).read()), at_once):
         console.print(line, soft_wrap=True)
     if dry_run:
         return
     make_folder(planned)
-    with locked(planned.path / ".lock", f"the study {planned.path} goes on in another process"):
-        take_shared(planned, lambda text: console.print(text, soft_wrap=True))
+    with locked(planned.path / ".lock", f"the study {planned.path} is in progress in another process"):
         outcome = _run(planned, at_once, budget_s, console)
     for line in end_lines(planned, outcome, file):
         console.print(Text(line, "red" if outcome.failed else ""), soft_wrap=True)
@@ -98,7 +98,7 @@ def _move(planned: Study, pack_into: Path | None, unpack_from: Path | None) -> N
         return
     assert unpack_from is not None
     make_folder(planned)
-    with locked(planned.path / ".lock", f"the study {planned.path} goes on in another process"):
+    with locked(planned.path / ".lock", f"the study {planned.path} is in progress in another process"):
         moved = unpack(unpack_from, planned)
     typer.echo(f"{planned.path}: {len(moved.runs)} runs unpacked, {len(moved.left)} were there already")
 

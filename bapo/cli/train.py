@@ -46,7 +46,7 @@ def train(
 def up(
     config: Tokens = None,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="`up buffer`: run directory to make, or to go on with.")
+        str | None, typer.Option("--run", metavar="RUN", help="`up buffer`: run directory to create or resume.")
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
@@ -163,7 +163,7 @@ def _checkpoint(run: RunDirectory, step: int | None) -> str:
 # `bapo up buffer`: the buffer service and its Redis alone, for the training loop of another framework.
 
 NOT_OURS = ["--learner.minibatch_size", "1", "--learner.num_ranks", "1"]
-"""The learner is somebody else's: its sizes must not stand in the way of a small batch. Later overrides go first."""
+"""The learner is external: its sizes must not stand in the way of a small batch. Later overrides go first."""
 
 
 def up_buffer(tokens: Sequence[str], run: str | None, *, dry_run: bool) -> None:

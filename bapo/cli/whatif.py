@@ -37,11 +37,6 @@ RunArgument = Annotated[
 ]
 
 
-Edge = Annotated[
-    str | None, typer.Option(metavar="X|LOW,HIGH", help="Edge of the window of B_high: fixed, or a range.")
-]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Result:
     recording: Recording
@@ -60,17 +55,6 @@ class Result:
 def simulate(
     context: typer.Context,
     run: RunArgument,
-    c1: Annotated[float | None, typer.Option("--c1", help="Hard threshold: mu <= c1 enters B_bad.")] = None,
-    c2: Edge = None,
-    c3: Edge = None,
-    m: Annotated[int | None, typer.Option("--m", help="Ask B_bad again every m steps (a multiple of v).")] = None,
-    buffer: Annotated[int | None, typer.Option("--buffer", help="Most prompts in B_bad.")] = None,
-    filter_: Annotated[
-        str | None, typer.Option("--filter", help="Online filter: range, gaussian, gaussian_quota, uniform, none.")
-    ] = None,
-    schedule: Annotated[
-        str | None, typer.Option("--schedule", help="How c2 and c3 move: eq8, inverted, official, fixed.")
-    ] = None,
     within: Annotated[
         int, typer.Option("--within", min=0, help="Steps from which a group may stand in for a missing re-evaluation.")
     ] = WITHIN,
@@ -79,24 +63,14 @@ def simulate(
 ) -> None:
     """Replay a run's recorded groups through batch construction, with other settings, in seconds.
 
-    Without settings it checks that the replay gives the recorded batches. Every other key of the section algorithm can
-    be given as --algorithm.KEY VALUE. It says nothing of what the model would have learned.
+    Without settings it checks that the replay gives the recorded batches. Settings are --algorithm.KEY VALUE and
+    --cadence.m VALUE. It says nothing of what the model would have learned.
 
     Example:  bapo simulate outputs/demo-001
-              bapo simulate outputs/demo-001 --c1 0.25 --m 10 --filter gaussian
+              bapo simulate outputs/demo-001 --algorithm.c1 0.25 --cadence.m 10
               bapo simulate outputs/demo-001 --algorithm.use_x3 false
     """
-    named = {
-        "algorithm.c1": c1,
-        "algorithm.c2_range": _range(c2),
-        "algorithm.c3_range": _range(c3),
-        "cadence.m": m,
-        "algorithm.bad_capacity": buffer,
-        "algorithm.online_filter": filter_,
-        "algorithm.threshold_schedule": schedule,
-    }
-    tokens = [token for key, value in named.items() if value is not None for token in (f"--{key}", str(value))]
-    result = simulated(open_run(run), [*tokens, *context.args], within=within)
+    result = simulated(open_run(run), context.args, within=within)
     if as_json:
         print_json(_as_map(result))
         return
@@ -130,18 +104,11 @@ def simulated(run: RunDirectory, overrides: Sequence[str], *, within: int) -> Re
     )
 
 
-def _range(text: str | None) -> str | None:
-    """`0.25` -> [0.25,0.25]; `0.125,0.5` -> [0.125,0.5]."""
-    if text is None:
-        return None
-    return f"[{text}]" if "," in text else f"[{text},{text}]"
-
-
 def _head(result: Result) -> Iterator[str]:
     yield f"run {result.recording.name}: {result.reproduction.sentence}"
     if not result.reproduction.exact:
         yield (
-            "its records do not tell the whole state (somebody may have dropped entries of the buffer by hand), so a "
+            "its records do not tell the whole state (entries may have been dropped from of the buffer by hand), so a "
             "simulation is not exact either"
         )
     yield from (f"with {change}" for change in result.changes)
@@ -288,7 +255,7 @@ def explain(
     recording = read_recording(open_run(run))
     recorded = recording.step(step)
     replayed = as_recorded(recording)
-    asked_for = list(dict.fromkeys(fate.prompt_id for fate in recorded.fates)) if prompt == ALL else []
+    asked_for = list(dict.fromkeys(result.prompt_id for result in recorded.results)) if prompt == ALL else []
     prompt_ids = asked_for or [find_prompt(recording, prompt)]
     found = [explain_prompt(recording, replayed, prompt_id, step) for prompt_id in prompt_ids]
     first = compare(recording, replayed).first

@@ -45,7 +45,7 @@ class BufferConfig(Frozen):
     max_attempts: int = Field(3, ge=1)
     """A group that fails this often is dropped and counted."""
     max_failures_in_a_row: int = Field(20, ge=1)
-    """So many failed groups without one success stop the run with the last reason."""
+    """This many failed groups without one success stop the run with the last reason."""
 
     @property
     def maxmemory(self) -> int:

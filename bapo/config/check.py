@@ -57,7 +57,7 @@ def _read(
         field = section.model_fields.get(name)
         if field is None:
             problems.append(f"{dotted(key)}: there is no such key{_nearest(key, section)}")
-        elif _is_section(field.annotation):
+        elif is_section(field.annotation):
             if isinstance(value, Mapping):
                 yield name, dict(_read(field.annotation, value, key, problems))
             else:
@@ -80,7 +80,7 @@ def _resolve(value: Any, kinds: frozenset[Any]) -> Any:
     return None if value == NULL else value
 
 
-def _is_section(annotation: Any) -> typing.TypeGuard[type[BaseModel]]:
+def is_section(annotation: Any) -> typing.TypeGuard[type[BaseModel]]:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 

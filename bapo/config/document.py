@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from bapo.config.check import shown
+from bapo.config.check import is_section, shown
 from bapo.config.layers import PRESETS, preset_names
 from bapo.config.tree import Config
 
@@ -42,10 +42,9 @@ prints the result; `bapo config diff A B` compares two.
 
 
 def document() -> str:
-    """The page."""
     parts = [INTRODUCTION, *_presets(), "## `preset`\n", f"{_one_line(_docs(Config, 'preset'))}\n"]
     for name, field in Config.model_fields.items():
-        if _is_section(field.annotation):
+        if is_section(field.annotation):
             parts += _section(name, field.annotation)
     return "\n".join(parts)
 
@@ -68,7 +67,7 @@ def _section(name: str, section: type[BaseModel]) -> Iterator[str]:
     yield f"## `[{name}]`\n"
     yield f"{_one_line(section.__doc__ or '')}\n"
     yield "| key | type | default | meaning |\n|---|---|---|---|"
-    nested = {key: field.annotation for key, field in section.model_fields.items() if _is_section(field.annotation)}
+    nested = {key: field.annotation for key, field in section.model_fields.items() if is_section(field.annotation)}
     for key, field in section.model_fields.items():
         if key in nested:
             continue
@@ -77,10 +76,6 @@ def _section(name: str, section: type[BaseModel]) -> Iterator[str]:
     yield ""
     for key, inner in nested.items():
         yield from _section(f"{name}.{key}", inner)
-
-
-def _is_section(annotation: Any) -> typing.TypeGuard[type[BaseModel]]:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _docs(section: type[BaseModel], key: str) -> str:
@@ -124,7 +119,6 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
-    """Write the page."""
     page = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
     page.write_text(document(), encoding="utf-8")
 

@@ -34,7 +34,6 @@ class Layer:
 
 
 def preset_names() -> tuple[str, ...]:
-    """Names of the presets, sorted."""
     return tuple(sorted(path.stem for path in PRESETS.glob("*.toml")))
 
 
@@ -83,7 +82,7 @@ def override_layers(tokens: Sequence[str]) -> list[Layer]:
                 raise ConfigError(f"--{name} needs a value; write --{name} VALUE or --{name}=VALUE")
             text = rest.pop(0)
         key = tuple(name.split("."))
-        layers.append(Layer(source=f"--{name}", values=_nested(key, RawText(text)), at=key))
+        layers.append(Layer(source=f"--{name}", values=nested(key, RawText(text)), at=key))
     return layers
 
 
@@ -134,7 +133,8 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any], depth: int) -> di
     return merged
 
 
-def _nested(key: Key, value: Any) -> dict[str, Any]:
+def nested(key: Sequence[str], value: Any) -> dict[str, Any]:
+    """("learner", "lr"), 1e-4 -> {"learner": {"lr": 1e-4}}."""
     for name in reversed(key):
         value = {name: value}
     return dict(value)

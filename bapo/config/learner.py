@@ -18,7 +18,7 @@ class LearnerConfig(Frozen):
     warmup_steps: int = Field(10, ge=0)
     """Learner steps of linear warm-up."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate goes on behind the warm-up, until the last step of the run."""
+    """The learning rate after the warm-up, until the last step of the run."""
     lr_final: float = Field(0.0, ge=0, le=1)
     """Share of `lr` at the last step, where it falls."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -66,7 +66,7 @@ class CheckpointConfig(Frozen):
     keep_last: int = Field(3, ge=1)
     """Older checkpoints are removed."""
     keep_batches: bool = True
-    """Keep the batches behind the oldest checkpoint (RUN/batches), so that `bapo replay` can repeat a step:
+    """Keep the batches after the oldest checkpoint (RUN/batches), so that `bapo replay` can repeat a step:
     as many bytes as the buffer sent for `every` x `keep_last` steps."""
 
 

@@ -19,7 +19,7 @@ Aggregation = Literal[
 ]
 
 WITHOUT_WEIGHT = frozenset({"geppo_add", "geppo_mul", "kimi", "luffy"})
-"""Losses that are defined without an importance weight beside their ratio."""
+"""Losses that are defined without an importance weight next to their ratio."""
 
 
 class LossConfig(Frozen):
@@ -112,7 +112,7 @@ class LossConfig(Frozen):
     def surrogate_has_what_it_needs(self) -> Self:
         if self.name in WITHOUT_WEIGHT and self.importance_level != "none":
             raise ValueError(
-                f"name = {self.name} has no importance weight beside its ratio; write importance_level = none"
+                f"name = {self.name} has no importance weight next to its ratio; write importance_level = none"
             )
         if self.name in ("geppo_add", "geppo_mul", "kimi") and self.ratio_mode == "direct":
             raise ValueError(
@@ -216,7 +216,7 @@ class ShapingConfig(Frozen):
     scale: float = Field(1.0, gt=0)
     """Factor on every reward. AReaL: (r - 0.5) 10 is shift = -0.5, scale = 10."""
     overlong_cache: int | None = Field(None, ge=1)
-    """DAPO: a response that comes within so many tokens of rollout.max_response_tokens loses up to `overlong_factor`,
+    """DAPO: a response that comes within this many tokens of rollout.max_response_tokens loses up to `overlong_factor`,
     linearly; null: nobody does."""
     overlong_factor: float = Field(1.0, gt=0)
     """Reward that a response of full length loses."""

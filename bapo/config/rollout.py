@@ -38,7 +38,7 @@ class RolloutConfig(Frozen):
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus; the importance ratios of eq. 3 need 1.0."""
     generation_budget: int | None = Field(None, ge=1)
-    """Tokens that a fresh response gets from one policy version: then it waits, and goes on with the next weights, or
+    """Tokens that a fresh response gets from one policy version: then it waits, and continues with the next weights, or
     when there is nothing else to sample (partial rollouts). null: a response is sampled in one go."""
     max_groups_in_flight: int = Field(32, ge=1, le=4 * MOST_REQUESTS)
     """Groups that one worker samples at a time."""
@@ -51,7 +51,7 @@ class RolloutConfig(Frozen):
     """GPUs of this machine that are the workers', as torch numbers what it sees; null: all that the learner leaves.
     Where it shares one with the learner, `engine_options` must have gpu_memory_utilization (docs/cluster.md)."""
     weights_cache: str | None = None
-    """Where a host that cannot read the learner's weight files keeps copies; null: beside its temporary files."""
+    """Where a host that cannot read the learner's weight files keeps copies; null: with its temporary files."""
     host: str = "127.0.0.1"
     """Address that the control API listens on, unless BAPO_HOST says otherwise. Workers on other hosts fetch weights
     from there (docs/cluster.md)."""

@@ -101,7 +101,7 @@ class SchedulerConfig(Frozen):
 
 
 class SupervisionConfig(Frozen):
-    """Processes that die, and runs that stand still."""
+    """Processes that die, and stalled runs."""
 
     max_restarts: int = Field(5, ge=0)
     """A process that was killed or crashed is started again, so often within `window_s`; its next death ends the run.
@@ -114,14 +114,14 @@ class SupervisionConfig(Frozen):
     """When nothing has moved for so long, one message says who waits for whom; 0: never. It must be longer than a
     learner step and than the start of an engine."""
     stall_ends_run: bool = False
-    """true: a run that stands still for `stall_s` ends with exit code 5 instead of waiting on."""
+    """true: a run that is stalled for `stall_s` ends with exit code 5 instead of waiting."""
 
 
 class DashboardConfig(Frozen):
     """The web page of the run."""
 
     enabled: bool = True
-    """Whether the launcher starts it. A run goes on without it, and `bapo view RUN` shows its records at any time."""
+    """Whether the launcher starts it. A run continues without it, and `bapo view RUN` shows its records at any time."""
     host: str = "127.0.0.1"
     """Address that the page listens on, unless BAPO_HOST says otherwise."""
     port: int = Field(8704, ge=0, le=65535)
@@ -134,7 +134,7 @@ class SecurityConfig(Frozen):
     tokens: Literal["auto", "off"] = "auto"
     """auto: a process that listens beyond the loopback starts only with tokens; off: everybody may call everything."""
     open_redis: bool = False
-    """Accept a Redis on another host that has no password: whoever reaches it reads and changes everything."""
+    """Accept a Redis on another host that has no password: anyone who reaches it can read and change everything."""
 
 
 class Config(Frozen):

@@ -99,12 +99,12 @@ def without_groups(header: Mapping[str, Any], group_ids: Sequence[str], bad: Col
     if items is not None:
         renumbered = [[[places[place], *rest] for place, *rest in parts[i]] for i in kept]
         changed[ITEMS] = [[*items[i][:2], rows] for i, rows in zip(kept, renumbered, strict=True)]
-    changed["fates"] = [_untrained(fate) if fate["group_id"] in gone else fate for fate in header["fates"]]
+    changed["results"] = [_untrained(result) if result["group_id"] in gone else result for result in header["results"]]
     return changed
 
 
-def _untrained(fate: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in fate.items() if name not in ("item", "rows", "kind")}
+def _untrained(result: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in result.items() if name not in ("item", "rows", "kind")}
     return {**kept, "origin": None, "reason": BAD_FRAME}
 
 
@@ -183,7 +183,6 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def group_ids(self) -> tuple[str, ...]:
-        """Of its parts."""
         if len(self.parts) == 1:
             return (self.parts[0].group_id,)
         return tuple(part.group_id for part in self.parts)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
-Bytes = TypeVar("Bytes", bound=bytes)
 
 MOST_GROUPS = 1024
 """Of one push: one script admits all of them, or none."""
@@ -29,15 +28,15 @@ def in_parts(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
         yield items[first : first + most]
 
 
-def in_parts_by_size(items: Iterable[Bytes], most: int, most_bytes: int) -> Iterator[list[Bytes]]:
+def in_parts_by_size(items: Iterable[T], most: int, most_bytes: int, size_of: Callable[[T], int]) -> Iterator[list[T]]:
     """The items in parts of at most `most`, and of at most `most_bytes` unless one alone has more; one empty part when
     there are none."""
-    part: list[Bytes] = []
+    part: list[T] = []
     size = 0
     for item in items:
-        if part and (len(part) == most or size + len(item) > most_bytes):
+        if part and (len(part) == most or size + size_of(item) > most_bytes):
             yield part
             part, size = [], 0
         part.append(item)
-        size += len(item)
+        size += size_of(item)
     yield part

@@ -1,8 +1,8 @@
-"""Values as msgpack: groups, batches, prompts, requests and fates, each mapped here and nowhere else.
+"""Values as msgpack: groups, batches, prompts, requests and results, each mapped here and nowhere else.
 
     group frame   header: everything that a rule needs (ids, rewards, versions, lengths)
                   body:   prompt ids i32 [P], token ids i32 [T], log-probs f32 [T], little-endian
-    batch frame   header: numbers, origins, fates, and items that are not one whole group (`bapo.core.batch_items`)
+    batch frame   header: numbers, origins, results, and items that are not one whole group (`bapo.core.batch_items`)
                   body:   the frames of its groups, in order
 
 So the buffer classifies a group by its header alone, in the same time for 8 as for 8192 tokens per response. Unknown
@@ -40,7 +40,18 @@ from bapo.core.frames import (
     unpack_plain,
 )
 from bapo.core.token_arrays import require_spans
-from bapo.core.types import Batch, Fate, Group, GroupStat, Outcome, Prompt, Purpose, RolloutRequest, Timing, stat_of
+from bapo.core.types import (
+    Batch,
+    Group,
+    GroupResult,
+    GroupStat,
+    Outcome,
+    Prompt,
+    Purpose,
+    RolloutRequest,
+    Timing,
+    stat_of,
+)
 
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -126,7 +137,6 @@ class PulledFrame(NamedTuple):
 
 
 def pack_push(groups: Sequence[PushedGroup]) -> bytes:
-    """The body of a push."""
     packed: bytes = msgpack.packb([tuple(group) for group in groups])
     return packed
 
@@ -189,8 +199,8 @@ def pack_batch(batch: Batch) -> bytes:
 def batch_header(batch: Batch) -> dict[str, Any]:
     """The header of a batch frame: everything but the groups' own frames."""
     numbers = {name: getattr(batch, name) for name in (*_BATCH_RATIOS, *_BATCH_COUNTS)}
-    fates = [fate_map(fate) for fate in batch.fates]
-    return {"step": batch.step, **entry_fields(batch.entries), **numbers, "fates": fates}
+    results = [result_map(result) for result in batch.results]
+    return {"step": batch.step, **entry_fields(batch.entries), **numbers, "results": results}
 
 
 def pack_batch_frames(header: Mapping[str, Any], frames: list[bytes]) -> bytes:
@@ -211,8 +221,8 @@ def unpack_batch(frame: bytes | memoryview) -> Batch:
     groups = [unpack_group(part) for part in split_frames(body)]
     numbers: dict[str, Any] = {name: float(header[name]) for name in _BATCH_RATIOS}
     numbers |= {name: header[name] for name in ("step", *_BATCH_COUNTS)}
-    fates = tuple(fate_from_map(fields) for fields in header["fates"])
-    return Batch(entries=tuple(entries_of(header, groups)), fates=fates, **numbers)
+    results = tuple(result_from_map(fields) for fields in header["results"])
+    return Batch(entries=tuple(entries_of(header, groups)), results=results, **numbers)
 
 
 _BATCH_COUNTS = ("num_bad", "num_high")
@@ -222,7 +232,7 @@ _BATCH_RATIOS = ("r_tot", "c2", "c3")
 _BATCH_TYPES: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("step", *_BATCH_COUNTS), int),
     **dict.fromkeys(_BATCH_RATIOS, (float, int)),
-    **dict.fromkeys(("origins", "fates", ITEMS), list),
+    **dict.fromkeys(("origins", "results", ITEMS), list),
 }
 
 
@@ -418,7 +428,7 @@ def _timing(fields: HeaderFields) -> Timing:
 _PROMPT_KEYS = Prompt.__struct_fields__
 _REQUEST_KEYS = tuple(field.name for field in fields(RolloutRequest))
 _OPTIONAL_KEYS = {"item", "rows", "kind", "outcomes"}
-_FATE_KEYS = tuple(field.name for field in fields(Fate) if field.name not in _OPTIONAL_KEYS)
+_RESULT_KEYS = tuple(field.name for field in fields(GroupResult) if field.name not in _OPTIONAL_KEYS)
 
 
 def purpose_word(purpose: Purpose) -> str:
@@ -493,21 +503,21 @@ def request_from_map(values: Mapping[str, Any]) -> RolloutRequest:
         raise ContractError(f"rollout request is malformed: {error!r}") from error
 
 
-def fate_map(fate: Fate) -> dict[str, Any]:
-    """A fate as a map. Fields of groups that train in parts, and outcomes, are left out where they say nothing."""
-    values = {name: getattr(fate, name) for name in _FATE_KEYS}
-    if fate.item:
-        values |= {"item": fate.item, "rows": fate.rows, "kind": fate.kind}
-    if fate.outcomes:
-        values["outcomes"] = list(fate.outcomes)
+def result_map(result: GroupResult) -> dict[str, Any]:
+    """A result as a map. Fields of groups that train in parts, and outcomes, are left out where they say nothing."""
+    values = {name: getattr(result, name) for name in _RESULT_KEYS}
+    if result.item:
+        values |= {"item": result.item, "rows": result.rows, "kind": result.kind}
+    if result.outcomes:
+        values["outcomes"] = list(result.outcomes)
     return values
 
 
-def fate_from_map(values: Mapping[str, Any]) -> Fate:
-    """Inverse of `fate_map`. Raises: ContractError."""
-    if not isinstance(values, Mapping) or set(values) - _OPTIONAL_KEYS != set(_FATE_KEYS):
-        raise ContractError(f"a fate must be a map with the keys {sorted(_FATE_KEYS)}, got {values!r:.200}")
+def result_from_map(values: Mapping[str, Any]) -> GroupResult:
+    """Inverse of `result_map`. Raises: ContractError."""
+    if not isinstance(values, Mapping) or set(values) - _OPTIONAL_KEYS != set(_RESULT_KEYS):
+        raise ContractError(f"a result must be a map with the keys {sorted(_RESULT_KEYS)}, got {values!r:.200}")
     try:
-        return msgspec.convert({**values, "outcomes": bytes(list(values.get("outcomes") or ()))}, Fate)
+        return msgspec.convert({**values, "outcomes": bytes(list(values.get("outcomes") or ()))}, GroupResult)
     except (TypeError, ValueError) as error:  # msgspec's errors are ValueErrors
-        raise ContractError(f"a fate is malformed: {error}") from error
+        raise ContractError(f"a result is malformed: {error}") from error

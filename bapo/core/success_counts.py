@@ -20,7 +20,7 @@ _F4, _U2 = np.dtype("<f4"), np.dtype("<u2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Outcomes:
+class SuccessCounts:
     """N groups of one step, in the order of their requests. A prompt may occur twice."""
 
     step: int
@@ -32,10 +32,10 @@ class Outcomes:
     """[N] G of each group."""
 
 
-def outcomes_of(step: int, groups: Iterable[tuple[str, float, int]]) -> Outcomes:
-    """Outcomes of (prompt id, k, G)."""
+def success_counts_of(step: int, groups: Iterable[tuple[str, float, int]]) -> SuccessCounts:
+    """SuccessCounts of (prompt id, k, G)."""
     rows = list(groups)
-    return Outcomes(
+    return SuccessCounts(
         step=step,
         prompt_ids=tuple(prompt_id for prompt_id, _, _ in rows),
         reward_sums=np.array([total for _, total, _ in rows], dtype=np.float32),
@@ -43,28 +43,27 @@ def outcomes_of(step: int, groups: Iterable[tuple[str, float, int]]) -> Outcomes
     )
 
 
-def pack_outcomes(outcomes: Outcomes) -> bytes:
-    """Outcomes as one value of a store."""
-    sums, sizes = outcomes.reward_sums.astype(_F4).tobytes(), outcomes.sizes.astype(_U2).tobytes()
-    data: bytes = msgpack.packb((outcomes.step, outcomes.prompt_ids, sums, sizes))
+def pack_success_counts(success_counts: SuccessCounts) -> bytes:
+    sums, sizes = success_counts.reward_sums.astype(_F4).tobytes(), success_counts.sizes.astype(_U2).tobytes()
+    data: bytes = msgpack.packb((success_counts.step, success_counts.prompt_ids, sums, sizes))
     return data
 
 
-def unpack_outcomes(data: bytes) -> Outcomes:
-    """Inverse of `pack_outcomes`. Raises: ContractError for anything that it could not have written."""
+def unpack_success_counts(data: bytes) -> SuccessCounts:
+    """Inverse of `pack_success_counts`. Raises: ContractError for anything that it could not have written."""
     try:
         step, prompt_ids, sums, sizes = msgpack.unpackb(data)
-        outcomes = Outcomes(
+        success_counts = SuccessCounts(
             step=int(step),
             prompt_ids=tuple(prompt_ids),
             reward_sums=np.frombuffer(sums, dtype=_F4),
             sizes=np.frombuffer(sizes, dtype=_U2),
         )
     except (TypeError, ValueError, UnpackException) as error:
-        raise ContractError(f"outcomes are malformed: {error!r}") from error
-    if not len(outcomes.prompt_ids) == len(outcomes.reward_sums) == len(outcomes.sizes):
-        raise ContractError(f"outcomes of step {outcomes.step} have columns of different lengths")
-    return outcomes
+        raise ContractError(f"success counts are malformed: {error!r}") from error
+    if not len(success_counts.prompt_ids) == len(success_counts.reward_sums) == len(success_counts.sizes):
+        raise ContractError(f"success counts of step {success_counts.step} have columns of different lengths")
+    return success_counts
 
 
 def unpack_packed_list(data: bytes) -> list[bytes]:

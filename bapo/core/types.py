@@ -243,7 +243,6 @@ class GroupStat(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mu(self) -> float:
-        """Group mean reward."""
         return self.reward_sum / self.size
 
     def born(self, step: int) -> GroupStat:
@@ -336,7 +335,7 @@ Version = Annotated[int, Meta(ge=0, le=2**21)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
+class GroupResult:
     """What assembly did with one group that it inspected: one row of the run's group records.
 
     This is its only definition: its msgpack map (`bapo.core.codec`) and its parquet columns
@@ -380,7 +379,7 @@ class Batch:
     num_bad: int
     """|B_bad| after this step's inserts."""
     num_high: int
-    fates: tuple[Fate, ...]
+    results: tuple[GroupResult, ...]
     """Every group that this assembly inspected, trained or not."""
 
 

@@ -14,7 +14,7 @@ MOST_KINDS = 64
 """Remembered; a server has a handful."""
 
 
-class Seldom(logging.Filter):
+class RateLimitedFilter(logging.Filter):
     """For a logger whose messages, without their arguments, are few."""
 
     def __init__(self, every_s: float = EVERY_S, now: Callable[[], float] = time.monotonic) -> None:
@@ -23,7 +23,6 @@ class Seldom(logging.Filter):
         self._said_at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is written."""
         return self.is_due(str(record.msg))
 
     def is_due(self, kind: str) -> bool:
@@ -39,7 +38,7 @@ class Seldom(logging.Filter):
 
 def hush_server() -> None:
     """What uvicorn says of requests that are none."""
-    logging.getLogger("uvicorn.error").addFilter(Seldom())
+    logging.getLogger("uvicorn.error").addFilter(RateLimitedFilter())
 
 
 MAX_LOG_BYTES = 32 << 20

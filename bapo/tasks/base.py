@@ -88,17 +88,17 @@ ROW, MESSAGES = "_row", "_messages"
 """Keys of `Prompt.answer` that are ours: where the prompt stands in its file, the conversation that it came from."""
 
 
-def make_prompt(task: str, text: str, answer: Mapping[str, Any], *, beside: Mapping[str, Any] | None = None) -> Prompt:
+def make_prompt(task: str, text: str, answer: Mapping[str, Any], *, extra: Mapping[str, Any] | None = None) -> Prompt:
     """A prompt whose id is the hash of its content, so that it is recognized across epochs and runs (eq. 4).
 
     Args:
-        beside: columns that a reward may read and that do not change the prompt: kept in `answer`, left out of the id.
+        extra: columns that a reward may read and that do not change the prompt: kept in `answer`, left out of the id.
     Raises: ConfigError when it cannot travel: an integer beyond 64 bits, half a character, an answer of more than 32
         levels, more than 896 KiB in all.
     """
     content = json.dumps([task, text, answer], sort_keys=True, separators=(",", ":"))
     prompt_id = hashlib.sha256(content.encode()).hexdigest()[:16]
-    prompt = Prompt(prompt_id=prompt_id, text=text, task=task, answer={**(beside or {}), **answer})
+    prompt = Prompt(prompt_id=prompt_id, text=text, task=task, answer={**(extra or {}), **answer})
     try:
         require_carried(prompt)
     except ContractError as error:

@@ -2,8 +2,8 @@
 
     chat_template.jinja, or `chat_template` of tokenizer_config.json, rendered with the prompt for an answer at its end
 
-Renders as transformers does (a test compares), without its seconds of import: every service makes prompts. But for the
-date: a template that asks for today's gets one that does not change.
+Renders as transformers does (a test compares), without its seconds of import: every service makes prompts. Except for
+the date: a template that asks for today's gets one that does not change.
 Does not cover: tools, documents, templates by name other than `default`.
 """
 

@@ -52,7 +52,6 @@ class CountdownTask:
 
     @property
     def held_out_splits(self) -> tuple[str, ...]:
-        """The splits that are measured."""
         return self._held_out
 
     def prompts(self, split: str) -> Sequence[Prompt]:
@@ -67,7 +66,6 @@ class CountdownTask:
         return 1.0 if is_right(text, prompt.answer["numbers"], prompt.answer["target"]) else 0.0
 
     def extract(self, prompt: Prompt, text: str) -> str | None:
-        """What stands in the last answer tag."""
         return last_answer(text)
 
     def level(self, prompt: Prompt) -> float:

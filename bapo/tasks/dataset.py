@@ -87,7 +87,6 @@ class DatasetTask:
 
     @property
     def held_out_splits(self) -> tuple[str, ...]:
-        """The splits that are measured."""
         return tuple(split for split in self._sources if split != TRAIN)
 
     def prompts(self, split: str) -> Sequence[Prompt]:
@@ -263,11 +262,11 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
     answer = {"answer": row.get(column), **{name: row.get(name) for name in columns.extra}}
     # The answer under the column's own name too: TRL's functions ask for `solution`, not for `answer`.
     own_name = () if column == "answer" or "." in column else (column,)
-    beside = {name: row.get(name) for name in (*ANSWER_COLUMNS.get(column, ()), *own_name) if row.has(name)}
+    extra = {name: row.get(name) for name in (*ANSWER_COLUMNS.get(column, ()), *own_name) if row.has(name)}
     value = columns.asked(row.get(columns.prompt))
     if isinstance(value, list):
         text = write(row, value)
-        beside[MESSAGES] = value
+        extra[MESSAGES] = value
     else:
         text = value
         if columns.system_prompt is not None:
@@ -277,9 +276,9 @@ def prompt_of(row: Row, columns: Columns, write: Conversations) -> Prompt:
             )
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"{row.where}: column {columns.prompt!r} must be text or messages, got {value!r:.80}")
-    _check_json(row, beside | answer)
+    _check_json(row, extra | answer)
     try:
-        return make_prompt(NAME, text, answer, beside=beside | {ROW: row.where})
+        return make_prompt(NAME, text, answer, extra=extra | {ROW: row.where})
     except ConfigError as error:
         raise ConfigError(f"{row.where}: {error}") from error
 
@@ -373,7 +372,6 @@ class Row:
         return value
 
     def has(self, column: str) -> bool:
-        """Whether `get` would find something."""
         return self._find(column) is not None
 
     def _find(self, column: str) -> Any:

@@ -37,7 +37,6 @@ class ReasoningGymTask:
 
     @property
     def held_out_splits(self) -> tuple[str, ...]:
-        """`test`."""
         return (TEST,)
 
     def prompts(self, split: str) -> Sequence[Prompt]:
@@ -58,7 +57,6 @@ class ReasoningGymTask:
         return float(problems.score_answer(answer, problems[index]))
 
     def extract(self, prompt: Prompt, text: str) -> str | None:
-        """The last answer."""
         return _last_answer(text)
 
     def gold(self, prompt: Prompt) -> str | None:
@@ -84,7 +82,7 @@ class ReasoningGymTask:
             problem = problems[index]
             text = self._form.replace("{question}", problem["question"])
             place = {"split": split, "index": index}
-            prompt = make_prompt(self.name, text, {"answer": problem["answer"]}, beside=place)
+            prompt = make_prompt(self.name, text, {"answer": problem["answer"]}, extra=place)
             by_id.setdefault(prompt.prompt_id, prompt)
         return tuple(by_id.values())
 

@@ -53,7 +53,8 @@ def load_task(name: str, options: Mapping[str, Any], *, tokenizer: str | None = 
     missing = [member for member in _TASK_MEMBERS if not hasattr(task, member)]
     if missing:
         raise ConfigError(
-            f"task {name!r}: {type(task).__name__} lacks {', '.join(missing)}; bapo/tasks/base.py shows what a task has"
+            f"task {name!r}: {type(task).__name__} is missing {', '.join(missing)}; "
+            "bapo/tasks/base.py shows what a task has"
         )
     _check_splits(name, task.held_out_splits)
     return cast(Task, task)

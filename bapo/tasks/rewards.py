@@ -33,7 +33,6 @@ class Reward:
     """[G] rewards of [G] responses to one prompt. May raise anything: it is a user's code."""
 
     def __call__(self, prompt: Prompt, text: str) -> float | None:
-        """The reward of one response."""
         return self.of_group(prompt, [text])[0]
 
 

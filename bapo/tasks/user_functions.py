@@ -78,7 +78,7 @@ def settled(found: Sequence[Any]) -> list[Any]:
 
 def place_of(error: BaseException) -> str:
     """File and line of the innermost frame that raised `error`: " (score.py line 12)"; empty when nothing ran."""
-    # Behind a failed import stand Python's own frames.
+    # Python's own frames follow a failed import.
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
     return f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
 
@@ -91,7 +91,7 @@ def _module(place: str, what: str) -> ModuleType:
         return _file_module(Path(place).resolve()) if is_file else importlib.import_module(place)
     except Exception as error:  # importing runs a user's module, which may raise anything
         advice = (
-            "" if is_file else "; a module beside the config needs its folder on PYTHONPATH, or write file.py:function"
+            "" if is_file else "; a module next to the config needs its folder on PYTHONPATH, or write file.py:function"
         )
         raise ConfigError(
             f"{what}: importing {place} failed: {type(error).__name__}: {error}{place_of(error)}{advice}"

@@ -14,7 +14,7 @@ from bapo.core.errors import ContractError
 from bapo.core.frames import split_frames
 from bapo.core.types import Group
 from bapo.runtime.auth.api_tokens import Token
-from bapo.transport.service_client import Peer, quoted
+from bapo.transport.service_client import ServiceClient, quoted
 
 VERIFY_WAIT_S = 300.0
 MOST_READ = 64
@@ -52,7 +52,7 @@ class BufferAdmin:
         self, url: str, *, timeout_s: float = 30.0, retry_s: float = 5.0, token: str | Token | None = None
     ) -> None:
         """As `bapo.transport.buffer_client.BufferClient`, with a shorter `retry_s` for interactive use."""
-        self._peer = Peer("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s, token=token)
+        self._service = ServiceClient("the buffer service", url, timeout_s=timeout_s, retry_s=retry_s, token=token)
 
     def bad(self, offset: int, limit: int) -> Rows:
         """B_bad, oldest first."""
@@ -72,23 +72,20 @@ class BufferAdmin:
         return list(items[0]["places"]) if items else []
 
     def group(self, group_id: str) -> Group:
-        """One group with its tokens."""
-        return unpack_group(self._peer.call("GET", f"/frames/{quoted(group_id)}").body)
+        return unpack_group(self._service.call("GET", f"/frames/{quoted(group_id)}").body)
 
     def read(self, group_ids: Sequence[str]) -> Iterator[Group]:
         """The groups that are still stored, in order."""
         for first in range(0, len(group_ids), MOST_READ):
             body = {"group_ids": list(group_ids[first : first + MOST_READ])}
-            frames = self._peer.call("POST", "/groups/read", body=body).body
+            frames = self._service.call("POST", "/groups/read", body=body).body
             yield from map(unpack_group, split_frames(frames))
 
     def counters(self) -> dict[str, int]:
-        """Event counters since the run began."""
         return dict(self._get("/counters"))
 
     def verify(self) -> Verification:
-        """Check every invariant."""
-        fields = self._peer.call("GET", "/verify", wait_s=VERIFY_WAIT_S).json()
+        fields = self._service.call("GET", "/verify", wait_s=VERIFY_WAIT_S).json()
         try:
             return Verification(**fields)
         except TypeError as error:
@@ -96,23 +93,21 @@ class BufferAdmin:
 
     def drop_group(self, group_id: str) -> str:
         """Delete a group; returns the table that held it."""
-        return str(self._peer.call("DELETE", f"/groups/{quoted(group_id)}").json()["dropped_from"])
+        return str(self._service.call("DELETE", f"/groups/{quoted(group_id)}").json()["dropped_from"])
 
     def drop_request(self, request_id: str) -> None:
         """Delete an open request, queued or leased. Raises: ContractError when there is none with this id."""
-        self._peer.call("DELETE", f"/requests/{quoted(request_id)}")
+        self._service.call("DELETE", f"/requests/{quoted(request_id)}")
 
     def drop_prompt(self, prompt_id: str) -> None:
-        """Delete a prompt from B_bad."""
-        self._peer.call("DELETE", "/bad", query={"prompt_id": prompt_id})
+        self._service.call("DELETE", "/bad", query={"prompt_id": prompt_id})
 
     def drop_run(self, name: str) -> None:
-        """Delete everything of the run."""
-        self._peer.call("DELETE", f"/runs/{quoted(name)}", wait_s=VERIFY_WAIT_S)
+        self._service.call("DELETE", f"/runs/{quoted(name)}", wait_s=VERIFY_WAIT_S)
 
     def _rows(self, path: str, offset: int, limit: int) -> Rows:
         fields = self._get(path, {"offset": str(offset), "limit": str(limit)})
         return Rows(total=fields["total"], step=fields.get("step", 0), items=fields["items"])
 
     def _get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        return dict(self._peer.call("GET", path, query=query).json())
+        return dict(self._service.call("GET", path, query=query).json())

@@ -50,13 +50,13 @@ from bapo.core.codec import (
 from bapo.core.errors import ContractError, DeadlineError, FrameError, FullError, UnavailableError
 from bapo.core.frames import frame_digest, frame_head, split_frames
 from bapo.core.json_values import Json, to_json
-from bapo.core.success_counts import Outcomes, unpack_kept_state, unpack_outcomes, unpack_packed_list
+from bapo.core.success_counts import SuccessCounts, unpack_kept_state, unpack_packed_list, unpack_success_counts
 from bapo.core.types import Batch, Group, HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.auth.api_tokens import Token
-from bapo.runtime.logs import Seldom
+from bapo.runtime.logs import RateLimitedFilter
 from bapo.transport.frame_transfer import FrameTransfer
 from bapo.transport.messages import BufferStatus, WorkerLeases, hard_prompt_from_map, status_from_map
-from bapo.transport.service_client import Peer, quoted
+from bapo.transport.service_client import ServiceClient, quoted
 
 __all__ = ["BufferClient", "BufferStatus", "WorkerLeases"]
 
@@ -76,7 +76,7 @@ POLL_S = 10.0
 READS = 3
 """Reads of a batch whose frames look bad here and sound to the service."""
 FRAME = bytes | bytearray | memoryview
-_waiting = Seldom(30.0)
+_waiting = RateLimitedFilter(30.0)
 
 
 class BufferClient:
@@ -106,20 +106,19 @@ class BufferClient:
         """
         peer: dict[str, Any] = {"timeout_s": timeout_s, "retry_s": retry_s, "full_s": full_s, "token": token}
         self._arguments = {"url": url, "direct": direct, "now": now, **peer}
-        self._peer = Peer("the buffer service", url, **peer)
-        self._frames = FrameTransfer(self._peer, timeout_s=timeout_s, direct=direct)
-        self._pusher = Pusher(self._peer, self._frames, full_s=full_s)
-        self._puller = Puller(self._peer, self._frames, now=now)
+        self._service = ServiceClient("the buffer service", url, **peer)
+        self._frames = FrameTransfer(self._service, timeout_s=timeout_s, direct=direct)
+        self._pusher = Pusher(self._service, self._frames, full_s=full_s)
+        self._puller = Puller(self._service, self._frames, now=now)
         self._claim_keys = ClaimKeys()
 
     @property
     def url(self) -> str:
-        """URL of the replica in use."""
-        return self._peer.url
+        return self._service.url
 
     def close(self) -> None:
         """Close idle connections; the next call opens one."""
-        self._peer.close()
+        self._service.close()
         self._frames.close()
 
     def __enter__(self) -> Self:
@@ -149,9 +148,9 @@ class BufferClient:
         sent = [to_json(request_map(request), f"request {request.request_id}") for request in requests]
         end = to_json({"cursor": cursor, "spares": spares}, "enqueue").replace(b"{", b"", 1)
         accepted = 0
-        for part in in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES) if cursor is None else [sent]:
+        for part in in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES, len) if cursor is None else [sent]:
             body = Json(b'{"requests": [%b], %b' % (b",".join(part), end))
-            accepted += int(self._peer.call("POST", "/requests", body=body).json()["accepted"])
+            accepted += int(self._service.call("POST", "/requests", body=body).json()["accepted"])
         return accepted
 
     def claim(self, worker_id: str, *, limit: int, policy_version: int, wait_s: float = 0.0) -> list[RolloutRequest]:
@@ -171,7 +170,7 @@ class BufferClient:
                 "policy_version": policy_version,
                 "wait_s": wait_s,
             }
-            answer = self._peer.call("POST", "/requests/claim", body=body, wait_s=wait_s)
+            answer = self._service.call("POST", "/requests/claim", body=body, wait_s=wait_s)
             return [request_from_map(fields) for fields in answer.json()["requests"]]
 
     def renew(self, worker_id: str, request_ids: Sequence[str]) -> list[str]:
@@ -179,7 +178,7 @@ class BufferClient:
         held: list[str] = []
         for part in in_parts(list(request_ids), MOST_RENEWALS):
             body = {"worker_id": worker_id, "request_ids": part}
-            held += self._peer.call("POST", "/requests/renew", body=body).json()["request_ids"]
+            held += self._service.call("POST", "/requests/renew", body=body).json()["request_ids"]
         return held
 
     def fail(self, worker_id: str, request_id: str, *, reason: str, detail: str = "") -> None:
@@ -190,11 +189,11 @@ class BufferClient:
             detail: free text.
         """
         body = {"worker_id": worker_id, "request_id": request_id, "reason": reason, "detail": detail}
-        self._peer.call("POST", "/requests/fail", body=body)
+        self._service.call("POST", "/requests/fail", body=body)
 
     def release(self, worker_id: str) -> int:
         """Return all leases of a dead worker to the queue, without counting an attempt. Returns: how many."""
-        return int(self._peer.call("POST", "/requests/release", body={"worker_id": worker_id}).json()["released"])
+        return int(self._service.call("POST", "/requests/release", body={"worker_id": worker_id}).json()["released"])
 
     def push(self, frames: Sequence[bytes]) -> dict[str, str]:
         """Push groups; returns when they are durable in Redis.
@@ -230,7 +229,7 @@ class BufferClient:
         """Groups that the assembly of a retained batch read and left out: all, or a sample of
         `diagnostics.texts_mb`. Raises: ContractError when a checkpoint has released the batch.
         """
-        body = self._peer.call("GET", f"/batches/{step}/untrained").body
+        body = self._service.call("GET", f"/batches/{step}/untrained").body
         return [unpack_group(frame) for frame in split_frames(body)]
 
     def commit(self, step: int, *, checkpointed: int) -> bool:
@@ -238,7 +237,7 @@ class BufferClient:
 
         Returns: whether a checkpoint is wanted now, because batches that wait for one are filling Redis.
         """
-        answer = self._peer.call("POST", f"/batches/{step}/commit", body={"checkpointed": checkpointed})
+        answer = self._service.call("POST", f"/batches/{step}/commit", body={"checkpointed": checkpointed})
         return bool(answer.json()["checkpoint_wanted"])
 
     def progress(self, *, seen_step: int | None = None, wait_s: float = 0.0) -> Progress:
@@ -250,77 +249,76 @@ class BufferClient:
         query = {"wait_s": f"{wait_s:.3f}"}
         if seen_step is not None:
             query["seen_step"] = str(seen_step)
-        fields = self._peer.call("GET", "/progress", query=query, wait_s=wait_s).json()
+        fields = self._service.call("GET", "/progress", query=query, wait_s=wait_s).json()
         return Progress(step=fields["step"], policy_version=fields["policy_version"])
 
     def report_progress(self, progress: Progress) -> None:
         """Report the learner's step and version. Both only rise: a lower one is ignored."""
         body = {"step": progress.step, "policy_version": progress.policy_version}
-        self._peer.call("PUT", "/progress", body=body)
+        self._service.call("PUT", "/progress", body=body)
 
     # -- hard prompts and evaluation --------------------------------------------------------------------------
 
     def hard_prompts(self) -> list[tuple[HardPrompt, Prompt]]:
         """B_bad, oldest first."""
-        entries = self._peer.call("GET", "/hard-prompts").json()["hard_prompts"]
+        entries = self._service.call("GET", "/hard-prompts").json()["hard_prompts"]
         return [hard_prompt_from_map(fields) for fields in entries]
 
     def reevaluate(self, step: int, requests: Sequence[RolloutRequest]) -> None:
         """Issue the re-evaluation round of step `step`, once: a second call of the same step does nothing."""
         body = {"requests": [request_map(request) for request in requests]}
-        self._peer.call("POST", f"/reevaluations/{step}", body=body)
+        self._service.call("POST", f"/reevaluations/{step}", body=body)
 
     def compositions(self, *, limit: int) -> list[dict[str, Any]]:
         """Compositions of the newest batches, newest first."""
-        items = self._peer.call("GET", "/batches", query={"limit": str(limit)}).json()["items"]
+        items = self._service.call("GET", "/batches", query={"limit": str(limit)}).json()["items"]
         return [dict(line) for line in items]
 
     def collect(self, label: str) -> list[Group]:
         """The finished groups of one evaluation, ordered by id."""
-        body = self._peer.call("GET", f"/evaluations/{quoted(label)}").body
+        body = self._service.call("GET", f"/evaluations/{quoted(label)}").body
         return [unpack_group(frame) for frame in split_frames(body)]
 
     def forget(self, label: str) -> None:
         """Delete the groups and open requests of one evaluation."""
-        self._peer.call("DELETE", f"/evaluations/{quoted(label)}")
+        self._service.call("DELETE", f"/evaluations/{quoted(label)}")
 
     # -- prompt selectors: scheduler ---------------------------------------------------------------------------
 
-    def outcomes(self, after: int, *, limit: int = 64) -> list[Outcomes]:
+    def success_counts(self, after: int, *, limit: int = 64) -> list[SuccessCounts]:
         """Success counts of the fresh groups of the steps after + 1, after + 2, ..., at most `limit` steps.
 
         Stored only for a selector that learns, until a selector state includes them.
         """
-        body = self._peer.call("GET", "/outcomes", query={"after": str(after), "limit": str(limit)}).body
-        return [unpack_outcomes(data) for data in unpack_packed_list(body)]
+        body = self._service.call("GET", "/success-counts", query={"after": str(after), "limit": str(limit)}).body
+        return [unpack_success_counts(data) for data in unpack_packed_list(body)]
 
-    def evaluation_outcomes(self, label: str) -> Outcomes:
+    def evaluation_success_counts(self, label: str) -> SuccessCounts:
         """Success counts of the finished groups of one evaluation."""
-        body = self._peer.call("GET", f"/evaluations/{quoted(label)}/outcomes").body
+        body = self._service.call("GET", f"/evaluations/{quoted(label)}/success-counts").body
         (data,) = unpack_packed_list(body)
-        return unpack_outcomes(data)
+        return unpack_success_counts(data)
 
     def selector_state(self) -> tuple[int, int, bytes]:
-        """(round, last step whose outcomes are included, state): (0, 0, b"") before the first."""
-        return unpack_kept_state(self._peer.call("GET", "/selector").body)
+        """(round, last step whose success counts are included, state): (0, 0, b"") before the first."""
+        return unpack_kept_state(self._service.call("GET", "/selector").body)
 
     def keep_selector_state(self, round_: int, through: int, data: bytes) -> None:
-        """Store a selector's state, once per round; outcomes of the steps up to `through` are deleted."""
-        self._peer.call("PUT", f"/selector/{round_}", query={"through": str(through)}, body=data)
+        """Store a selector's state, once per round; success counts of the steps up to `through` are deleted."""
+        self._service.call("PUT", f"/selector/{round_}", query={"through": str(through)}, body=data)
 
     # -- state ------------------------------------------------------------------------------------------------
 
     def status(self) -> BufferStatus:
-        """Counts of what the buffer holds."""
-        return status_from_map(self._peer.call("GET", "/status").json())
+        return status_from_map(self._service.call("GET", "/status").json())
 
     def snapshot(self) -> bytes:
         """The state of the run, as one consistent binary with a checksum."""
-        return self._peer.call("POST", "/snapshot", wait_s=SNAPSHOT_WAIT_S).body
+        return self._service.call("POST", "/snapshot", wait_s=SNAPSHOT_WAIT_S).body
 
     def restore(self, data: bytes) -> None:
         """Replace the state of the run by a snapshot. Raises: ContractError for a damaged one."""
-        self._peer.call("POST", "/restore", body=data, wait_s=SNAPSHOT_WAIT_S)
+        self._service.call("POST", "/restore", body=data, wait_s=SNAPSHOT_WAIT_S)
 
     def resume(self, step: int) -> None:
         """Continue after checkpoint `step`: all leases return, batches after it are served again.
@@ -328,34 +326,34 @@ class BufferClient:
         Raises: ContractError when the buffer does not hold all batches after `step`, or a restore was interrupted:
             restore the checkpoint's snapshot first.
         """
-        self._peer.call("POST", "/resume", body={"step": step})
+        self._service.call("POST", "/resume", body={"step": step})
 
     def wait_ready(self, timeout_s: float) -> None:
         """Return when the service and its Redis answer. Raises: DeadlineError with the last reason."""
-        self._peer.wait_ready(timeout_s, "the buffer was not ready")
+        self._service.wait_ready(timeout_s, "the buffer was not ready")
 
 
 class Pusher:
     """Push groups to one buffer service. Thread-safe."""
 
-    def __init__(self, peer: Peer, frames: FrameTransfer, *, full_s: float) -> None:
+    def __init__(self, peer: ServiceClient, frames: FrameTransfer, *, full_s: float) -> None:
         """`full_s`: how long a push waits for room."""
-        self._peer, self._frames, self._full_s = peer, frames, full_s
+        self._service, self._frames, self._full_s = peer, frames, full_s
         self._room_until = 0.0
         """Monotonic time until which room is known to exist; -inf after a refusal."""
 
     def push(self, frames: Sequence[bytes]) -> dict[str, str]:
-        """Group id -> fate. Raises: as `BufferClient.push`; FullError when there was no room for `full_s`."""
-        fates: dict[str, str] = {}
-        for part in filter(None, in_parts_by_size(_checked(frames), MOST_GROUPS, MOST_PUSH_BYTES)):
+        """Group id -> result. Raises: as `BufferClient.push`; FullError when there was no room for `full_s`."""
+        results: dict[str, str] = {}
+        for part in filter(None, in_parts_by_size(_checked(frames), MOST_GROUPS, MOST_PUSH_BYTES, len)):
             fresh: list[bytes] = []
             others: list[bytes] = []
             for frame in part:
                 (fresh if read_group_header(frame).purpose is Purpose.FRESH else others).append(frame)
             # The others never wait for room: the learner may need them for the batch that makes room.
             for some, asks in ((others, False), (fresh, True)):
-                fates |= self._push(some, asks_room=asks) if some else {}
-        return fates
+                results |= self._push(some, asks_room=asks) if some else {}
+        return results
 
     def _push(self, frames: Sequence[bytes], *, asks_room: bool) -> dict[str, str]:
         deadline = time.monotonic() + self._full_s
@@ -366,7 +364,7 @@ class Pusher:
             try:
                 if asks_room and time.monotonic() > self._room_until:
                     query = {"wait_s": f"{self._wait_s(deadline):.3f}"}
-                    self._peer.call("GET", "/room", query=query, wait_s=ROOM_S, full_s=0.0)
+                    self._service.call("GET", "/room", query=query, wait_s=ROOM_S, full_s=0.0)
                     self._room_until = time.monotonic() + ROOM_KNOWN_S
                 has_room = True
                 names = names or self._frames.put(frames)
@@ -390,7 +388,7 @@ class Pusher:
     def _admitted(self, frames: Sequence[bytes], names: Sequence[str]) -> dict[str, str]:
         pairs = zip(frames, names, strict=True)
         groups = [PushedGroup(bytes(frame_head(frame)), name, frame_digest(frame)) for frame, name in pairs]
-        answer = self._peer.call("POST", "/groups", body=pack_push(groups), full_s=0.0).json()
+        answer = self._service.call("POST", "/groups", body=pack_push(groups), full_s=0.0).json()
         self._room_until = time.monotonic() + ROOM_KNOWN_S if answer["room"] else -math.inf
         return dict(answer["groups"])
 
@@ -411,9 +409,9 @@ def _checked(frames: Sequence[bytes]) -> Iterator[bytes]:
 class Puller:
     """Pull batches from one buffer service."""
 
-    def __init__(self, peer: Peer, frames: FrameTransfer, *, now: Callable[[], float]) -> None:
+    def __init__(self, peer: ServiceClient, frames: FrameTransfer, *, now: Callable[[], float]) -> None:
         """`now`: monotonic clock, in seconds."""
-        self._peer, self._frames, self._now = peer, frames, now
+        self._service, self._frames, self._now = peer, frames, now
 
     def frame(self, step: int, *, timeout_s: float, on_wait: Callable[[str], None] | None = None) -> bytes:
         """The batch of `step`, packed. Arguments and errors as in `BufferClient.batch`."""
@@ -421,8 +419,8 @@ class Puller:
         reason, counts = "no answer yet", None
         while (left := moved + timeout_s - self._now()) > 0:
             wait_s = min(POLL_S, left)
-            query, retry_s = {"wait_s": f"{wait_s:.3f}"}, min(self._peer.retry_s, left)
-            answer = self._peer.call("POST", f"/batches/{step}", query=query, wait_s=wait_s, retry_s=retry_s)
+            query, retry_s = {"wait_s": f"{wait_s:.3f}"}, min(self._service.retry_s, left)
+            answer = self._service.call("POST", f"/batches/{step}", query=query, wait_s=wait_s, retry_s=retry_s)
             if answer.status == 200:
                 return self._read(step, answer.body)
             waiting = answer.json()
@@ -450,7 +448,7 @@ class Puller:
 
     def _confirmed(self, step: int, suspects: list[str]) -> dict[str, str]:
         """Group id -> what is wrong with its frame, of the suspects that the service confirms."""
-        answer = self._peer.call("POST", f"/batches/{step}/bad-frames", body={"group_ids": suspects})
+        answer = self._service.call("POST", f"/batches/{step}/bad-frames", body={"group_ids": suspects})
         bad = dict(answer.json()["bad"])
         for group_id, problem in bad.items():
             log.warning("batch %d continues without group %s: its frame is bad (%s)", step, group_id, problem)

@@ -15,7 +15,7 @@ ANNOUNCE_TIMEOUT_S = 120.0
 PAUSE_S = 0.05
 
 BUFFER = "buffer_service"
-FLEET = "rollout_server"
+ROLLOUT_SERVER = "rollout_server"
 DASHBOARD = "dashboard"
 
 
@@ -26,9 +26,9 @@ def buffer_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE
     return f"http://{config.buffer.host}:{_port(run, BUFFER, config.buffer.port, timeout_s)}"
 
 
-def fleet_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE_TIMEOUT_S) -> str:
+def rollout_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE_TIMEOUT_S) -> str:
     """URL of the rollout server's control API. Raises: DeadlineError when it does not announce its port."""
-    return f"http://{_reachable(config.rollout.host)}:{_port(run, FLEET, config.rollout.port, timeout_s)}"
+    return f"http://{_reachable(config.rollout.host)}:{_port(run, ROLLOUT_SERVER, config.rollout.port, timeout_s)}"
 
 
 def dashboard_url(config: Config, run: RunDirectory, *, timeout_s: float = ANNOUNCE_TIMEOUT_S) -> str:

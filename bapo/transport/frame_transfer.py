@@ -25,7 +25,7 @@ from redis.retry import Retry
 
 from bapo.core.call_limits import in_parts
 from bapo.core.errors import ContractError, FullError
-from bapo.transport.service_client import Peer, quoted
+from bapo.transport.service_client import ServiceClient, quoted
 
 log = logging.getLogger(__name__)
 
@@ -48,20 +48,19 @@ class _Redis:
 class FrameTransfer:
     """Transfer frames to and from one buffer service. Thread-safe; a forked process opens its own connections."""
 
-    def __init__(self, peer: Peer, *, timeout_s: float, direct: Literal["auto", "off"]) -> None:
+    def __init__(self, peer: ServiceClient, *, timeout_s: float, direct: Literal["auto", "off"]) -> None:
         """
         Args:
             timeout_s: longest silence of Redis.
             direct: auto: as the service allows; off: all frames by HTTP.
         """
-        self._peer, self._timeout_s, self._direct = peer, timeout_s, direct
+        self._service, self._timeout_s, self._direct = peer, timeout_s, direct
         self._lock = threading.Lock()
         self._users: dict[str, _Redis] = {}
         self._ask_at = 0.0
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """Close idle connections."""
         for user in self._users.values():
             user.client.close()
 
@@ -78,13 +77,13 @@ class FrameTransfer:
             try:
                 pipe.execute()
             except OutOfMemoryError:
-                raise FullError("Redis has no room for the frames of a push") from None
+                raise FullError("Redis is full: no room for the frames of a push; raise buffer.max_memory_mb") from None
             except RedisError as error:
                 self._leave(error)
             else:
                 return names
         for name, frame in zip(names, frames, strict=True):
-            self._peer.call("PUT", f"/frames/{name}", body=frame, full_s=0.0)
+            self._service.call("PUT", f"/frames/{name}", body=frame, full_s=0.0)
         return names
 
     def get(self, group_ids: Sequence[str], num_bytes: int) -> list[bytes | None]:
@@ -107,7 +106,7 @@ class FrameTransfer:
 
     def _get_by_http(self, group_id: str) -> bytes | None:
         try:
-            return self._peer.call("GET", f"/frames/{quoted(group_id)}").body
+            return self._service.call("GET", f"/frames/{quoted(group_id)}").body
         except ContractError:  # the service does not hold it
             return None
 
@@ -118,7 +117,7 @@ class FrameTransfer:
                 self._users, self._pid = {}, os.getpid()
             if right not in self._users and self._direct == "auto" and time.monotonic() >= self._ask_at:
                 self._ask_at = time.monotonic() + ASK_AGAIN_S
-                access = self._peer.call("GET", "/frame-access").json()
+                access = self._service.call("GET", "/frame-access").json()
                 for name in ("write", "read"):
                     if login := access[name]:
                         self._users[name] = _Redis(self._opened(access["url"], login), login["prefix"])

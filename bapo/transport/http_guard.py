@@ -23,7 +23,7 @@ from typing import Any
 from bapo.core.errors import BY_NAME, AccessError, BapoError, ContractError, Refusal, UnavailableError
 from bapo.core.text import plain
 from bapo.runtime.auth.api_tokens import TOKEN_FILE, Keyring, Role
-from bapo.runtime.logs import Seldom
+from bapo.runtime.logs import RateLimitedFilter
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def allow(method: str, path: str, *roles: Role, most_bytes: int = MOST_JSON_BYTE
     return Rule(method, path, frozenset(roles), most_bytes, needs_length)
 
 
-class Rules:
+class Permissions:
     """The permission table of one API."""
 
     def __init__(self, rules: Iterable[Rule], *, open_paths: Iterable[str] = ()) -> None:
@@ -115,27 +115,29 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\{\w+\}", "[^/]+", path))
 
 
-class Gate:
+class HttpGuard:
     """ASGI middleware; added last, so that it runs first."""
 
-    def __init__(self, app: App, *, rules: Rules, keyring: Keyring | None, refused: Callable[[Refusal], None]) -> None:
+    def __init__(
+        self, app: App, *, permissions: Permissions, keyring: Keyring | None, refused: Callable[[Refusal], None]
+    ) -> None:
         """
         Args:
             keyring: None: no token is needed.
             refused: called with the reason of each refused request (a metric).
         """
-        self._app, self._rules, self._keyring, self._refused = app, rules, keyring, refused
-        self._seldom = Seldom()
+        self._app, self._permissions, self._keyring, self._refused = app, permissions, keyring, refused
+        self._seldom = RateLimitedFilter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request to the app, or refuse it."""
         if scope["type"] != "http":  # the server's own start and stop
             await self._app(scope, receive, send)
             return
-        rule = self._rules.find(scope["method"], scope["path"])
+        rule = self._permissions.find(scope["method"], scope["path"])
         try:
-            if rule is not None or not self._rules.is_open(scope["method"], scope["path"]):
-                is_path = rule is not None or self._rules.has_path(scope["path"])
+            if rule is not None or not self._permissions.is_open(scope["method"], scope["path"]):
+                is_path = rule is not None or self._permissions.has_path(scope["path"])
                 scope[ROLE] = check_right(scope, rule, self._keyring, is_path=is_path)
             size = declared_length(scope, rule)
         except RefusedError as refusal:

@@ -121,7 +121,7 @@ class BufferStatus:
 def first_call(requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
     """The longest prefix that fits in one call: MOST_REQUESTS, and MOST_REQUEST_BYTES unless the first has more."""
     sent = (json.dumps(request_map(request)).encode() for request in requests)
-    return requests[: len(next(in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES)))]
+    return requests[: len(next(in_parts_by_size(sent, MOST_REQUESTS, MOST_REQUEST_BYTES, len)))]
 
 
 def hard_prompt_map(entry: HardPrompt, prompt: Prompt) -> dict[str, Any]:
@@ -140,7 +140,6 @@ def hard_prompt_from_map(values: Mapping[str, Any]) -> tuple[HardPrompt, Prompt]
 
 
 def status_map(status: BufferStatus) -> dict[str, Any]:
-    """A status as JSON values."""
     return asdict(status)
 
 

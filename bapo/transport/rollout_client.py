@@ -28,7 +28,7 @@ from pydantic import TypeAdapter, ValidationError
 from bapo.core.errors import ContractError, WeightMismatchError, WeightsAbsentError
 from bapo.core.types import WeightUpdate
 from bapo.runtime.auth.api_tokens import Token
-from bapo.transport.service_client import Answer, Body, Peer
+from bapo.transport.service_client import Answer, Body, ServiceClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,8 @@ class RolloutClient:
             retry_s: how long calls are repeated while the server is down.
             token: API token; None: from BAPO_TOKEN_FILE or BAPO_TOKEN, if set.
         """
-        self._peer = Peer("the rollout server", url, timeout_s=timeout_s, retry_s=retry_s, token=token)
-        self.url = self._peer.url
+        self._service = ServiceClient("the rollout server", url, timeout_s=timeout_s, retry_s=retry_s, token=token)
+        self.url = self._service.url
 
     def update_weights(self, update: WeightUpdate, *, timeout_s: float, rollback: bool = False) -> dict[str, float]:
         """Publish weights; returns when every worker samples with them or is being replaced.
@@ -85,35 +85,34 @@ class RolloutClient:
         query = {"rollback": "true"} if rollback else None
 
         def announce() -> Answer:
-            return self._peer.call(
+            return self._service.call(
                 "POST", "/weights", body=weight_update_map(update), query=query, wait_s=timeout_s, retry_s=timeout_s
             )
 
         try:
             answer = announce()
         except WeightsAbsentError:
-            send_file(self._peer, Path(update.path), update.digest)
+            send_file(self._service, Path(update.path), update.digest)
             answer = announce()
         return {str(worker): float(seconds) for worker, seconds in answer.json()["seconds"].items()}
 
     def workers(self) -> list[WorkerStatus]:
         """All workers, including starting and dead ones."""
-        return [worker_status_from_map(fields) for fields in self._peer.call("GET", "/workers").json()["workers"]]
+        return [worker_status_from_map(fields) for fields in self._service.call("GET", "/workers").json()["workers"]]
 
     def scale(self, num: int) -> None:
         """Set the number of workers; returns immediately. Raises: ConfigError beyond `rollout.max_workers`."""
-        self._peer.call("PUT", "/workers", body={"num": num})
+        self._service.call("PUT", "/workers", body={"num": num})
 
     def wait_ready(self, timeout_s: float) -> None:
         """Return when at least one worker samples. Raises: DeadlineError with the reason."""
-        self._peer.wait_ready(timeout_s, "no rollout worker was ready")
+        self._service.wait_ready(timeout_s, "no rollout worker was ready")
 
 
 _WEIGHT_UPDATE = TypeAdapter(WeightUpdate)
 
 
 def weight_update_map(update: WeightUpdate) -> dict[str, Any]:
-    """An update as JSON values."""
     return asdict(update)
 
 
@@ -140,7 +139,7 @@ PIECE_S = 60.0
 
 
 class Server(Protocol):
-    """The part of `bapo.transport.service_client.Peer` that transfers use."""
+    """The part of `bapo.transport.service_client.ServiceClient` that transfers use."""
 
     def call(
         self,
@@ -186,7 +185,6 @@ def fetch_file(server: Server, digest: str, num_bytes: int, target: Path) -> Non
 
 
 def part_of(target: Path) -> Path:
-    """Path of a partial download."""
     return target.with_name(f".{target.name}.part")
 
 

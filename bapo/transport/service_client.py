@@ -71,7 +71,7 @@ class Answer:
             raise ContractError(f"the answer is not JSON: {self.body[:80]!r}") from error
 
 
-class Peer:
+class ServiceClient:
     """A service at one URL, or at those of its replicas. Thread-safe."""
 
     def __init__(
@@ -107,7 +107,6 @@ class Peer:
 
     @property
     def url(self) -> str:
-        """URL of the next call."""
         return self._urls[0]
 
     def close(self) -> None:
@@ -286,7 +285,7 @@ def _refuse_foreign_answer(reply: BaseHTTPResponse, what: str) -> None:
     if 300 <= reply.status < 400:
         place = reply.headers.get("location", "nowhere")[:MOST_SHOWN]
         cls = ConfigError if reply.status in MOVED_FOR_GOOD else UnavailableError
-        raise cls(f"{what} with a redirect to {place}, which is not followed: name the address behind it")
+        raise cls(f"{what} with a redirect to {place}, which is not followed: name the address it leads to")
     if reply.status < 300 and reply.headers.get("content-type", "").lower().startswith("text/html"):
         shown = reply.data[:MOST_SHOWN]
         raise UnavailableError(f"{what} with a page for people, so another server is there, or a sign-in: {shown!r}")

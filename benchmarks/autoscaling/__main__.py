@@ -20,7 +20,7 @@ SPANS = ((100, 400), (550, 900), (1050, 1400), (1650, 2000))
 NAMES = ("as measured", "responses twice as long", "and the learner twice as fast", "as measured again")
 SECONDS = 2000.0
 DRIFT = 0.1
-RULES = {
+PERMISSIONS = {
     "fixed": None,
     "rule": AutoscalingConfig(actuator="fleet"),
     "no band": AutoscalingConfig(
@@ -33,7 +33,7 @@ LABELS = {"fixed": "2 workers, fixed", "rule": "the rule", "no band": "no band, 
 def simulate(seed: int) -> dict[str, list[Point]]:
     """One run under each rule."""
     base = {"seconds": SECONDS, "changes": CHANGES, "num_workers": 2, "drift": DRIFT, "seed": seed}
-    return {name: Simulation(setting=Setting(autoscaling=rule, **base)).run() for name, rule in RULES.items()}  # type: ignore[arg-type]
+    return {name: Simulation(setting=Setting(autoscaling=rule, **base)).run() for name, rule in PERMISSIONS.items()}  # type: ignore[arg-type]
 
 
 def table(runs: dict[str, list[Point]]) -> str:

@@ -73,10 +73,10 @@ def work(spec: dict[str, Any], ledger: Ledger, name: str, offset: int) -> None:
                     time.sleep(max(0.0, due - time.time()))
                     due = max(due, time.time() - pause_s) + pause_s
                 begun = time.perf_counter()
-                fates = client.push(frames)
+                results = client.push(frames)
                 ledger.took("push", time.time(), time.perf_counter() - begun)
                 with ledger.lock:
-                    ledger.ids += [group_id for group_id, fate in fates.items() if fate == "stored"]
+                    ledger.ids += [group_id for group_id, result in results.items() if result == "stored"]
         except UnavailableError as error:
             ledger.failed(error)
             time.sleep(RETRY_PAUSE_S)
@@ -114,7 +114,7 @@ def _note(ledger: Ledger, rank: int, step: int, batch: Batch) -> None:
     """What became of every group that this assembly looked at; the ranks see the same, so one writes it down."""
     if rank == 0:
         with ledger.lock:
-            ledger.ids += [f"{fate.group_id} {fate.origin or '-'} {step}" for fate in batch.fates]
+            ledger.ids += [f"{result.group_id} {result.origin or '-'} {step}" for result in batch.results]
 
 
 def main() -> None:

@@ -74,8 +74,8 @@ class Ours:
 
         def move() -> None:
             for first in range(0, len(own), per_call):
-                fates = client.push(own[first : first + per_call])
-                assert set(fates.values()) == {"stored"}
+                results = client.push(own[first : first + per_call])
+                assert set(results.values()) == {"stored"}
 
         return measured(self._pids, move)
 

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bapo.core.types import Fate, Purpose
+from bapo.core.types import GroupResult, Purpose
 from bapo.runtime.run_directory.layout import RunDirectory
 from benchmarks.multi_host.hosts import Hosts, address
 
@@ -163,7 +163,7 @@ class Trial:
         self.figures.num_steps = len(rows)
         self.figures.longest_step_s = round(max(row["step_s"] for row in rows), 1)
         fresh = consumed(self.run)
-        self.figures.fresh_by_worker = dict(Counter(fate.worker_id for _, fate in fresh))
+        self.figures.fresh_by_worker = dict(Counter(result.worker_id for _, result in fresh))
         copies = self._folder.glob("host-*/run/logs/*.log")
         self.figures.weights_fetched = sum(path.read_text(errors="replace").count("fetched weights") for path in copies)
         self.figures.problems = problems(rows, fresh, batch_size=16) + ([] if audit == "" else [audit])
@@ -190,14 +190,14 @@ class Trial:
     def _steps_of(self, *places: str) -> list[set[int]]:
         """The steps in which each place's workers have groups."""
         found: dict[str, set[int]] = {place: set() for place in places}
-        for step, fates in self.run.read_groups():
-            for fate in fates:
-                found[fate.worker_id.partition(".")[0]].add(step)
+        for step, results in self.run.read_groups():
+            for result in results:
+                found[result.worker_id.partition(".")[0]].add(step)
         return list(found.values())
 
     def _steps_of_newcomers(self) -> set[int]:
         """The steps that have groups of a worker that took the place of another."""
-        return {step for step, fates in self.run.read_groups() for fate in fates if "." in fate.worker_id}
+        return {step for step, results in self.run.read_groups() for result in results if "." in result.worker_id}
 
     def _median(self, first: int) -> float:
         seconds = sorted(row["step_s"] for row in self.run.read_metrics()[first:])
@@ -222,20 +222,20 @@ class Trial:
         return "\n".join(path.read_text(errors="replace")[-1500:] for path in logs if path.exists())
 
 
-def consumed(run: RunDirectory) -> list[tuple[int, Fate]]:
+def consumed(run: RunDirectory) -> list[tuple[int, GroupResult]]:
     """(step, group) of every fresh group that a batch took; what was too old by then was dropped and asked again."""
-    found = [(step, fate) for step, fates in run.read_groups() for fate in fates]
-    fresh = [(step, fate) for step, fate in found if fate.purpose is Purpose.FRESH and fate.birth == step]
-    return [(step, fate) for step, fate in fresh if fate.reason != "stale"]
+    found = [(step, result) for step, results in run.read_groups() for result in results]
+    fresh = [(step, result) for step, result in found if result.purpose is Purpose.FRESH and result.birth == step]
+    return [(step, result) for step, result in fresh if result.reason != "stale"]
 
 
-def problems(rows: list[dict[str, object]], fresh: list[tuple[int, Fate]], *, batch_size: int) -> list[str]:
+def problems(rows: list[dict[str, object]], fresh: list[tuple[int, GroupResult]], *, batch_size: int) -> list[str]:
     """What must not be, in words; empty when nothing is wrong."""
     found = []
     steps = [row["step"] for row in rows]
     if steps != list(range(1, len(steps) + 1)):
         found.append(f"steps have gaps: {steps}")
-    twice = [name for name, times in Counter(fate.group_id for _, fate in fresh).items() if times > 1]
+    twice = [name for name, times in Counter(result.group_id for _, result in fresh).items() if times > 1]
     if twice:
         found.append(f"fresh in two steps: {twice[:5]}")
     sizes = Counter(step for step, _ in fresh)

@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import bapo
 from bapo.core.errors import AccessError, BapoError, ContractError, Refusal, UnavailableError
 from bapo.runtime.auth.api_tokens import Keyring
-from bapo.transport.http_guard import BodyError, Gate, name_of, no_route, wrong_fields
+from bapo.transport.http_guard import BodyError, HttpGuard, name_of, no_route, wrong_fields
 from buffer_service.http.context import Context, Here
 from buffer_service.http.long_poll import aside
-from buffer_service.http.permissions import RULES
+from buffer_service.http.permissions import PERMISSIONS
 from buffer_service.http.routes import batches, frames, inspection, maintenance, selectors, work
 from buffer_service.http.schemas import ErrorAnswer
 from buffer_service.metrics import BufferMetrics
@@ -34,7 +34,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         (403, "The role of this token may not do this."),
         (404, "There is no such path."),
         (405, "The path has no such method."),
-        (408, "The body did not go on."),
+        (408, "The body stopped."),
         (411, "The length of the body is not declared."),
         (413, "The body is larger than what is taken."),
         (422, "The message breaks the contract: never retried."),
@@ -77,7 +77,7 @@ def create_app(context: Context, metrics: BufferMetrics, keyring: Keyring | None
     app.add_exception_handler(RequestValidationError, _invalid_body)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_middleware(Timed, metrics=metrics)
-    app.add_middleware(Gate, rules=RULES, keyring=keyring, refused=app.state.refused)
+    app.add_middleware(HttpGuard, permissions=PERMISSIONS, keyring=keyring, refused=app.state.refused)
     return app
 
 
@@ -90,7 +90,7 @@ async def healthz() -> Response:
 @health.get("/readyz")
 async def readyz(here: Here) -> dict[str, Any]:
     """Redis answers; how it persists what was acknowledged."""
-    found = await here.service.holdings.health()
+    found = await here.service.inspection.health()
     return {
         "ready": True,
         "run": here.config.run.name,
@@ -103,7 +103,7 @@ async def readyz(here: Here) -> dict[str, Any]:
 @health.get("/metrics", response_class=Response)
 async def metrics_text(here: Here) -> Response:
     """Prometheus text format."""
-    scrape = await here.service.holdings.scrape()
+    scrape = await here.service.inspection.scrape()
     text = await aside(here.service.exposition, scrape)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -181,5 +181,5 @@ def error_response(error: BapoError, metrics: BufferMetrics) -> JSONResponse:
 
 
 def _shortened(message: str) -> str:
-    """Whoever sends a megabyte of nonsense does not get it back."""
+    """A megabyte of nonsense is not echoed to its sender."""
     return message if len(message) <= MOST_MESSAGE_CHARS else f"{message[:MOST_MESSAGE_CHARS]}..."

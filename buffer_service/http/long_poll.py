@@ -45,7 +45,7 @@ class Wakeups:
         self._event = asyncio.Event()
 
     def interrupt(self) -> None:
-        """End the polls that are open now, after one more try: who waits should ask anew. Call from the event loop."""
+        """End the open polls after one more try, so that their callers poll again. Call from the event loop."""
         self._interruptions += 1
         self.wake()
 
@@ -88,6 +88,6 @@ class Wakeups:
                 await asyncio.wait_for(event.wait(), left_s)
             except TimeoutError:
                 return
-            event = self._event  # before the question, so that a change behind it is not missed
+            event = self._event  # before the question, so that a later change is not missed
             if self.is_closed or is_worth():
                 return

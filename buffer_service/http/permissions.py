@@ -1,6 +1,6 @@
 """Who may do what at the buffer's API, besides the operator. A test checks that every route has its line.
 
-A worker reads no batch, a viewer changes nothing and reads no group, a learner pushes nothing; whoever asks for work
+A worker reads no batch, a viewer changes nothing and reads no group, a learner pushes nothing; who asks for work
 cannot answer it.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from bapo.core.errors import AccessError
 from bapo.core.types import Purpose, RolloutRequest
 from bapo.runtime.auth.api_tokens import Role
-from bapo.transport.http_guard import ROLE, Rules, Scope, allow
+from bapo.transport.http_guard import ROLE, Permissions, Scope, allow
 
 MOST_FRAME_BYTES = 64 << 20
 MOST_PUSH_BYTES = 64 << 20
@@ -36,7 +36,7 @@ ROUTES = (
     allow("PUT", "/frames/{name}", WORKER, most_bytes=MOST_FRAME_BYTES, needs_length=True),
     allow("GET", "/frames/{group_id}", LEARNER),
     allow("GET", "/evaluations/{label}", EVALUATOR),
-    allow("GET", "/evaluations/{label}/outcomes", EVALUATOR, SCHEDULER),
+    allow("GET", "/evaluations/{label}/success-counts", EVALUATOR, SCHEDULER),
     allow("DELETE", "/evaluations/{label}", EVALUATOR, SCHEDULER),
     allow("POST", "/batches/{step}", LEARNER),
     allow("POST", "/batches/{step}/commit", LEARNER),
@@ -49,14 +49,13 @@ ROUTES = (
     allow("POST", "/resume", LEARNER),
     allow("GET", "/status", *EVERYBODY),
     allow("GET", "/hard-prompts", SCHEDULER),
-    allow("GET", "/outcomes", SCHEDULER),
+    allow("GET", "/success-counts", SCHEDULER),
     allow("GET", "/selector", SCHEDULER),
     allow("PUT", "/selector/{round_}", SCHEDULER, most_bytes=MOST_STATE_BYTES, needs_length=True),
     allow("GET", "/bad", Role.VIEWER),
     allow("GET", "/high", Role.VIEWER),
     allow("GET", "/batches", SCHEDULER, Role.VIEWER),
     allow("GET", "/thresholds", Role.VIEWER),
-    allow("GET", "/queues", Role.VIEWER),
     allow("GET", "/counters", Role.VIEWER),
     allow("GET", "/metrics", Role.VIEWER),
     allow("GET", "/verify", Role.VIEWER),
@@ -67,7 +66,7 @@ ROUTES = (
     allow("DELETE", "/bad"),
     allow("DELETE", "/runs/{name}"),
 )
-RULES = Rules(ROUTES)
+PERMISSIONS = Permissions(ROUTES)
 
 
 class RightError(AccessError):

@@ -10,7 +10,7 @@ from bapo.core.call_limits import MOST_RENEWALS, MOST_REQUESTS, MOST_RESPONSES
 from bapo.core.errors import ContractError
 from bapo.core.frames import MOST_PROMPT_BYTES, require_plain
 from bapo.core.text import plain
-from bapo.core.types import Progress, Prompt, Purpose, RolloutRequest
+from bapo.core.types import Prompt, Purpose, RolloutRequest
 from buffer_service.store.redis.frame_access import FrameLogin
 from buffer_service.store.redis.rows import pack
 
@@ -40,28 +40,16 @@ Version = Annotated[int, Field(ge=0, lt=1 << 21)]
 Wait = Annotated[float, Field(ge=0, le=60)]
 """Seconds that a long poll may stay open."""
 
-PROMPT: dict[str, Any] = {
-    "prompt_id": "9f2c41d0",
-    "text": "3,5,2->13:",
-    "task": "countdown",
-    "answer": {"numbers": [3, 5, 2], "target": 13},
-}
-REQUEST: dict[str, Any] = {
-    "request_id": "fresh-00000012",
-    "prompt": PROMPT,
-    "group_size": 8,
-    "purpose": "fresh",
-    "step": 1,
-    "min_version": 1,
-    "label": "",
-    "attempts": 0,
-}
-
 
 class Body(BaseModel):
     """A misspelt key is an error, and so is "8" or true for a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+def example(**fields: Any) -> ConfigDict:
+    """For /docs."""
+    return ConfigDict(json_schema_extra={"examples": [fields]})
 
 
 class PromptBody(Body):
@@ -90,7 +78,19 @@ class PromptBody(Body):
 class RequestBody(Body):
     """Ask for one group."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [REQUEST]})
+    model_config = example(
+        request_id="fresh-00000012",
+        prompt={
+            "prompt_id": "9f2c41d0",
+            "text": "3,5,2->13:",
+            "task": "countdown",
+            "answer": {"numbers": [3, 5, 2], "target": 13},
+        },
+        group_size=8,
+        purpose="fresh",
+        step=1,
+        min_version=1,
+    )
 
     request_id: Name
     """Becomes the group's id; asking twice asks once."""
@@ -122,7 +122,7 @@ class RequestBody(Body):
 
 
 def _at_most(most: int, instead: str = "send them in several") -> BeforeValidator:
-    """Refuse a longer list before its items are looked at."""
+    """Refuse a longer list before its items are checked."""
 
     def counted(items: Any) -> Any:
         if isinstance(items, list) and len(items) > most:
@@ -154,13 +154,7 @@ class RoundBody(Body):
 class ClaimBody(Body):
     """What a worker can take."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"worker_id": "worker-0", "nonce": "f3a9c1-17", "limit": 4, "policy_version": 5, "wait_s": 10.0}
-            ]
-        }
-    )
+    model_config = example(worker_id="worker-0", nonce="f3a9c1-17", limit=4, policy_version=5, wait_s=10.0)
 
     worker_id: Name
     nonce: Nonce = ""
@@ -181,17 +175,8 @@ class RenewBody(Body):
 class FailBody(Body):
     """A group that could not be sampled or graded."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "worker_id": "worker-0",
-                    "request_id": "fresh-00000012",
-                    "reason": "verifier_timeout",
-                    "detail": "killed after 10 s",
-                }
-            ]
-        }
+    model_config = example(
+        worker_id="worker-0", request_id="fresh-00000012", reason="verifier_timeout", detail="killed after 10 s"
     )
 
     worker_id: Name
@@ -216,18 +201,14 @@ class CommitBody(Body):
 class ProgressBody(Body):
     """Where the learner is."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"step": 7, "policy_version": 5}]})
+    model_config = example(step=7, policy_version=5)
 
     step: Version
     policy_version: Version
 
-    def to_progress(self) -> Progress:
-        """The value."""
-        return Progress(step=self.step, policy_version=self.policy_version)
-
 
 class ResumeBody(Body):
-    """The checkpoint after which the learner goes on."""
+    """The checkpoint after which the learner resumes."""
 
     step: Version
 
@@ -274,7 +255,7 @@ class ReleasedAnswer(Body):
 class PushedAnswer(Body):
     """Group id -> `stored`, `duplicate`, `stale` or `unknown`."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"groups": {"fresh-00000012": "stored"}, "room": True}]})
+    model_config = example(groups={"fresh-00000012": "stored"}, room=True)
 
     groups: dict[str, str]
     room: bool
@@ -304,15 +285,8 @@ class BadFramesAnswer(Body):
 class WaitingAnswer(Body):
     """Why the batch is not there yet."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "reason": "96/256 fresh groups, 2 leased, 158 queued; worker-2 silent for 38 s",
-                    "counts": [11, 96, 0, 0, 200],
-                }
-            ]
-        }
+    model_config = example(
+        reason="96/256 fresh groups, 2 leased, 158 queued; worker-2 silent for 38 s", counts=[11, 96, 0, 0, 200]
     )
 
     reason: str
@@ -324,13 +298,7 @@ class WaitingAnswer(Body):
 class ErrorAnswer(Body):
     """An error of the tree in `bapo/core/errors.py`."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {"error": "ContractError", "message": "batch 9 is asked for, but the next step is 7", "retry": False}
-            ]
-        }
-    )
+    model_config = example(error="ContractError", message="batch 9 is asked for, but the next step is 7", retry=False)
 
     error: str
     """Name of the class."""
@@ -350,17 +318,11 @@ class Page(Body):
 class TablePage(Page):
     """Part of B_bad or B_high, oldest first."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "total": 1,
-                    "offset": 0,
-                    "step": 12,
-                    "items": [{"prompt_id": "9f2c41d0", "mu": 0.125, "birth": 9, "age": 3, "attempts": 1}],
-                }
-            ]
-        }
+    model_config = example(
+        total=1,
+        offset=0,
+        step=12,
+        items=[{"prompt_id": "9f2c41d0", "mu": 0.125, "birth": 9, "age": 3, "attempts": 1}],
     )
 
     step: int
@@ -370,23 +332,10 @@ class TablePage(Page):
 class ThresholdsAnswer(Body):
     """Thresholds of the newest batch (eq. 8); null before the first."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"examples": [{"step": 12, "r_tot": 0.4, "c1": 0.125, "c2": 0.275, "c3": 0.4}]}
-    )
+    model_config = example(step=12, r_tot=0.4, c1=0.125, c2=0.275, c3=0.4)
 
     step: int
     r_tot: float | None
     c1: float
     c2: float | None
     c3: float | None
-
-
-class QueuesAnswer(Body):
-    """Depths of the queues."""
-
-    queued: dict[str, int]
-    leased: dict[str, int]
-    fresh_ready: int
-    reevaluated_ready: int
-    evaluations: dict[str, int]
-    reevaluation_rounds: dict[int, int]

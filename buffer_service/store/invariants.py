@@ -2,7 +2,7 @@
 
     Store.audit() -> Audit --violations--> one line per broken invariant; none in a sound buffer
 
-Reads the index and the sizes of frames, never their content. Pure but for that: a fact that is changed by hand in a
+Reads the index and the sizes of frames, never their content. Pure apart from that: a fact that is changed by hand in a
 test breaks exactly the invariant that it belongs to.
 """
 
@@ -107,7 +107,7 @@ def _references(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
         wanted.update(batch.held)
     for settled in audit.evaluated.values():
         wanted.update(group_id for group_id in settled if group_id in audit.references)
-    # After a restore a prompt may be asked again under the id of a group that was too old: that is another group.
+    # After a restore a prompt may be re-sampled under the id of a group that was too old: that is another group.
     asked_again = {*audit.fresh, *audit.reevaluated, *chain.from_iterable(audit.evaluated.values())}
     wanted.update((audit.stale - asked_again) & audit.references.keys())
     for group_id in sorted(wanted.keys() | audit.references.keys()):
@@ -145,7 +145,7 @@ def _requests(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:
     for request_id in sorted((audit.queued.keys() | audit.leased.keys()) - audit.opened.keys()):
         yield f"request {request_id} is queued or leased, but not open"
     for request_id in sorted(audit.contents - audit.opened.keys() - set(audit.fresh)):
-        yield f"request {request_id} is neither open nor behind a fresh group, but its content is kept"
+        yield f"request {request_id} is neither open nor of a fresh group, but its content is kept"
 
 
 def _fresh(audit: Audit, _: AlgorithmConfig) -> Iterator[str]:

@@ -7,23 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bapo.core.types import Fate, Progress, Prompt, RolloutRequest
+from bapo.core.types import Count, GroupResult, Progress, Prompt, RolloutRequest, Version
 from buffer_service.state import BatchRecord, FreshGroup, GroupRecord, SelectorState, Tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """All that a resumed run needs of one run's buffer, but for the frames.
+    """All that a resumed run needs of one run's buffer, except the frames.
 
     Leased requests count as queued, so that no claim is remembered. Evaluations are not part of it: the evaluator asks
     again for what it has no result of.
     """
 
     progress: Progress
-    committed: int
-    checkpointed: int
-    cursor: int
-    fresh_dropped: int
+    committed: Version
+    checkpointed: Version
+    cursor: Count
+    fresh_dropped: Count
     tables: Tables
     open_requests: tuple[RolloutRequest, ...]
     """In the order in which they would be claimed, purpose by purpose."""
@@ -38,14 +38,19 @@ class Image:
     """Those that are not trained yet, or not released."""
     compositions: tuple[Mapping[str, Any], ...]
     """Oldest first."""
-    rounds: Mapping[int, int]
+    rounds: Mapping[Version, Count]
     """Step of a re-evaluation round -> requests that are not settled."""
-    stale: tuple[Fate, ...]
-    counters: Mapping[str, int]
-    fresh_spares: int = 0
-    outcomes: Mapping[int, bytes] = field(default_factory=dict)
-    """Step -> packed outcomes, of the steps that `selector` does not hold yet."""
+    stale: tuple[GroupResult, ...]
+    counters: Mapping[str, Count]
+    fresh_spares: Count = 0
+    success_counts: Mapping[Version, bytes] = field(default_factory=dict)
+    """Step -> packed success counts, of the steps that `selector` does not hold yet."""
     selector: SelectorState = field(default_factory=SelectorState)
+
+    @property
+    def requests(self) -> list[RolloutRequest]:
+        """Open ones, and those that the fresh groups answer."""
+        return [*self.open_requests, *(group.request for group in self.fresh)]
 
     @property
     def references(self) -> Counter[str]:

@@ -244,15 +244,15 @@ ALERTS = (
         runbook="Choose prompts of middle difficulty (selector in docs/methods.md), a larger group_size, or a lower "
         "c1.",
         expr=lambda t: "sum by (run) (increase(bapo_batch_filtered_groups_total"
-        f'{{reason=~"all_wrong|all_right|no_variance"}}[{t.span(15 * MINUTE)}])) / on (run) '
+        f'{{reason=~"all_incorrect|all_correct|no_variance"}}[{t.span(15 * MINUTE)}])) / on (run) '
         f"(sum by (run) (increase(bapo_batch_filtered_groups_total[{t.span(15 * MINUTE)}])) + on (run) "
         f'sum by (run) (increase(bapo_batch_trained_groups_total{{origin="x1"}}[{t.span(15 * MINUTE)}]))) > 0.9',
         fires=Case({
-            'bapo_batch_filtered_groups_total{run="r",reason="all_wrong"}': "0+91x30",
+            'bapo_batch_filtered_groups_total{run="r",reason="all_incorrect"}': "0+91x30",
             'bapo_batch_trained_groups_total{run="r",origin="x1"}': "0+9x30",
         }, 25),
         quiet=Case({
-            'bapo_batch_filtered_groups_total{run="r",reason="all_wrong"}': "0+89x30",
+            'bapo_batch_filtered_groups_total{run="r",reason="all_incorrect"}': "0+89x30",
             'bapo_batch_trained_groups_total{run="r",origin="x1"}': "0+11x30",
         }, 25),
     ),

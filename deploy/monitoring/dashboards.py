@@ -270,8 +270,8 @@ BUFFER = Row("Buffer API and Redis", (
     Panel(title="95th percentile of a call", help="By operation; waiting calls are left out.", unit="s", lowest=0,
           queries=(Query("histogram_quantile(0.95, sum by (operation, le) "
                          "(rate(bapo_buffer_operation_seconds_bucket[5m]))) > 0", "{{operation}}"),)),
-    Panel(title="Pushed groups per minute", help="By fate.", lowest=0, queries=(
-        Query(per_minute("bapo_buffer_ingested_groups_total", "fate"), "{{fate}}"),)),
+    Panel(title="Pushed groups per minute", help="By result.", lowest=0, queries=(
+        Query(per_minute("bapo_buffer_ingested_groups_total", "result"), "{{result}}"),)),
     Panel(title="Redis memory", help="Of the whole Redis, and of the groups in it.", unit="bytes", lowest=0, queries=(
         Query(newest("bapo_buffer_redis_memory_bytes"), "used"),
         Query(newest("bapo_buffer_redis_memory_limit_bytes"), "maxmemory"),

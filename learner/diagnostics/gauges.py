@@ -16,7 +16,7 @@ import torch
 
 from bapo.algorithms.composer import Reason
 from bapo.config.tree import Config
-from bapo.core.types import Batch, Fate, Origin
+from bapo.core.types import Batch, GroupResult, Origin
 from bapo.runtime.metrics.learner import PHASES
 from bapo.runtime.metrics.metric import RATIOS, TRAINING
 from bapo.runtime.metrics.server import Telemetry, show_disk
@@ -110,12 +110,12 @@ def show_staleness(telemetry: Telemetry, batch: Batch) -> None:
 
 
 def show_groups(telemetry: Telemetry, batch: Batch) -> None:
-    """How many right responses the groups have that were sampled for this step: reused and stale ones are none."""
-    sizes = [len(fate.rewards) for fate in batch.fates]
+    """Correct responses per group, of the groups sampled for this step; reused and stale ones are left out."""
+    sizes = [len(result.rewards) for result in batch.results]
     found = Counter(
-        (round(sum(fate.rewards)), fate.purpose.value)
-        for fate in {fate.group_id: fate for fate in batch.fates}.values()
-        if fate.origin is not Origin.X3 and fate.reason != Reason.STALE
+        (round(sum(result.rewards)), result.purpose.value)
+        for result in {result.group_id: result for result in batch.results}.values()
+        if result.origin is not Origin.X3 and result.reason != Reason.STALE
     )
     for purpose in TRAINING.values:
         for number in range(max(sizes, default=0) + 1):
@@ -171,16 +171,16 @@ class PromptsSeen:
         self._solved: set[str] = set()
         self._unsolved: set[str] = set()
 
-    def count(self, fates: Iterable[Fate], *, is_new: bool = True) -> None:
+    def count(self, results: Iterable[GroupResult], *, is_new: bool = True) -> None:
         """The groups of one step, in the order of its assembly. `is_new`: False for records of a step before."""
-        for fate in fates:
-            if max(fate.rewards, default=0.0) <= 0.0:
-                if fate.prompt_id not in self._solved:
-                    self._unsolved.add(fate.prompt_id)
+        for result in results:
+            if max(result.rewards, default=0.0) <= 0.0:
+                if result.prompt_id not in self._solved:
+                    self._unsolved.add(result.prompt_id)
                 continue
-            if fate.prompt_id in self._unsolved:
-                self._unsolved.remove(fate.prompt_id)
+            if result.prompt_id in self._unsolved:
+                self._unsolved.remove(result.prompt_id)
                 if is_new:
-                    self._rescued.labels(purpose=fate.purpose.value).inc()
-            self._solved.add(fate.prompt_id)
+                    self._rescued.labels(purpose=result.purpose.value).inc()
+            self._solved.add(result.prompt_id)
         self._unsolved_gauge.set(len(self._unsolved))

@@ -179,8 +179,8 @@ def metrics_row(
 
 
 def _truncation_fields(batch: Batch) -> dict[str, int]:
-    """Of the responses that this step was the first to look at, whether they train or not."""
-    outcomes = b"".join(fate.outcomes for fate in batch.fates if fate.origin is not Origin.X3)
+    """Of the responses that this step was the first to inspect, whether they train or not."""
+    outcomes = b"".join(result.outcomes for result in batch.results if result.origin is not Origin.X3)
     return {"num_responses": len(outcomes), "num_truncated": outcomes.count(Outcome.TRUNCATED)}
 
 

@@ -145,7 +145,7 @@ def ratios_of(batch: Batch, columns: Columns, theta_t_M: Float32s) -> dict[Origi
 
 def ages_of(batch: Batch) -> list[int]:
     """[P] steps since birth for X3, since the policy version for X1, X2 and rows put together from several groups."""
-    births = {fate.group_id: fate.birth for fate in batch.fates if fate.origin is Origin.X3}
+    births = {result.group_id: result.birth for result in batch.results if result.origin is Origin.X3}
     return [batch.step - births.get(e.group.group_id, e.group.policy_version) for e in batch.entries]
 
 

@@ -39,7 +39,7 @@ END_S = 30.0
 """How long the others have when one has ended: on GPUs a rank may wait for a lost one until its deadline."""
 POLL_S = 0.1
 STOPPED_S = 10.0
-"""A rank that a signal has stopped for so long was forgotten, or its machine swaps."""
+"""How long a rank may be stopped by a signal: after that it was forgotten, or its machine swaps."""
 
 
 def run_ranks(command: Sequence[str], environments: Iterable[Mapping[str, str]], out: BinaryIO | None = None) -> int:
@@ -123,8 +123,8 @@ class _Ranks:
             elif now - self._stopped_at.setdefault(rank, now) >= STOPPED_S:
                 self._stopped_at[rank] = math.inf
                 self._log(
-                    f"rank {rank} is stopped (SIGSTOP; `kill -CONT {process.pid}` lets it go on), and all others wait "
-                    "for it"
+                    f"rank {rank} is stopped (SIGSTOP; `kill -CONT {process.pid}` lets it continue), and all others "
+                    "wait for it"
                 )
 
     def kill(self) -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bapo.algorithms.levels import TOLERANCE
+from bapo.algorithms.reward_levels import TOLERANCE
 from bapo.config.objective import LossConfig
 from bapo.core.types import Batch
 from learner.batch.packing import Columns, token_spans

@@ -20,7 +20,7 @@ from bapo.core.errors import ConfigError, WeightsAbsentError
 from bapo.core.types import WeightUpdate
 from bapo.runtime.run_directory.files import storing
 from bapo.transport.rollout_client import fetch_file, part_of
-from bapo.transport.service_client import Peer
+from bapo.transport.service_client import ServiceClient
 from rollout_server.weights.receive import can_be_read, check_file
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,9 @@ class WeightCache:
         self._folder.mkdir(parents=True, exist_ok=True, mode=stat.S_IRWXU)
 
     def _download(self, update: WeightUpdate, copy: Path) -> None:
-        server = Peer("the rollout server", update.url, timeout_s=TIMEOUT_S, retry_s=self._retry_s, token=self._token)
+        server = ServiceClient(
+            "the rollout server", update.url, timeout_s=TIMEOUT_S, retry_s=self._retry_s, token=self._token
+        )
         for part in self._folder.glob(".*.part"):
             if part != part_of(copy):
                 part.unlink(missing_ok=True)  # of weights that are older than these

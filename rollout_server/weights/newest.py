@@ -91,7 +91,7 @@ class Follower:
         """Stop polling; a poll in progress may finish."""
         self._ended.set()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Poll once. A record is read once, unless it could not be followed."""
         path = self._folder / FILE_NAME
         changed = path.stat().st_mtime_ns if path.exists() else 0
@@ -106,6 +106,6 @@ class Follower:
     def _run(self) -> None:
         while not self._ended.wait(LOOK_S):
             try:
-                self.look()
+                self.poll()
             except Exception:  # a bug must not leave the workers on old weights
                 log.exception("the record of weights is polled again")

@@ -33,7 +33,7 @@ MOST_BYTES = 1 << 62
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class WeightStore:
+class WeightRelay:
     """Thread-safe."""
 
     def __init__(self, folder: Path, url: Callable[[], str]) -> None:

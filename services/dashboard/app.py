@@ -21,14 +21,14 @@ import bapo
 from bapo.core.errors import BapoError, ContractError, Refusal
 from bapo.runtime.auth.api_tokens import Keyring, Role
 from bapo.runtime.metrics.server import Telemetry
-from bapo.transport.http_guard import SERVER_SETTINGS, Gate, Rules, allow, name_of, no_route, wrong_fields
+from bapo.transport.http_guard import SERVER_SETTINGS, HttpGuard, Permissions, allow, name_of, no_route, wrong_fields
 from bapo.transport.listen import BACKLOG
 from services.dashboard.assets import all_assets, served_document
 from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask
 from services.dashboard.run_view import RunView
 
 API = "/api/v1"
-RULES = Rules(
+PERMISSIONS = Permissions(
     [
         allow("GET", "/metrics", Role.VIEWER),
         *(allow("GET", f"{API}/{endpoint.name}", *endpoint.roles) for endpoint in ENDPOINTS),
@@ -56,7 +56,7 @@ def create_app(view: RunView, telemetry: Telemetry, keyring: Keyring | None = No
     app.add_exception_handler(BapoError, _named_error)
     app.add_exception_handler(RequestValidationError, _invalid_query)
     app.add_exception_handler(HTTPException, _no_route)
-    app.add_middleware(Gate, rules=RULES, keyring=keyring, refused=app.state.refused)
+    app.add_middleware(HttpGuard, permissions=PERMISSIONS, keyring=keyring, refused=app.state.refused)
     return app
 
 

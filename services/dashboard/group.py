@@ -7,7 +7,7 @@ from typing import Any
 
 from bapo.analysis.whatif.history import History, Visit
 from bapo.core.errors import ContractError
-from bapo.core.types import Fate
+from bapo.core.types import GroupResult
 from bapo.runtime.run_directory.responses import TokenFiles, TokenRow
 from services.dashboard.prompts import PromptIndex
 from services.dashboard.run_view import RunView, number
@@ -33,23 +33,23 @@ def group(view: RunView, *, id: str, step: int = 0, most: int = TOKENS) -> dict[
             raise ContractError(f"no step of run {view.config.run.name} looked at a group {id[:80]!r}")
         return {"id": id, "responses": None}
     prompt_id, steps = found
-    visits = [visit for visit in view.fold(History).visits(prompt_id) if visit.fate.group_id == id]
+    visits = [visit for visit in view.fold(History).visits(prompt_id) if visit.result.group_id == id]
     chosen, rows = _chosen(view.run.token_files, visits, step)
-    fate = chosen.fate
+    result = chosen.result
     return {
         "id": id,
         "prompt_id": prompt_id,
         "step": chosen.step,
         "steps": sorted(set(steps)),
-        "origin": fate.origin.value if fate.origin else None,
-        "reason": fate.reason,
+        "origin": result.origin.value if result.origin else None,
+        "reason": result.reason,
         "why": chosen.sentence,
         "kind": chosen.kind,
-        "version": fate.policy_version,
-        "worker": fate.worker_id,
-        "rewards": [number(reward) for reward in fate.rewards],
-        "why_no_text": "" if rows else _why_no_text(view, fate, chosen.step),
-        "why_no_tokens": _why_no_tokens(view, fate, chosen.step) if rows and rows[0].is_text_alone else "",
+        "version": result.policy_version,
+        "worker": result.worker_id,
+        "rewards": [number(reward) for reward in result.rewards],
+        "why_no_text": "" if rows else _why_no_text(view, result, chosen.step),
+        "why_no_tokens": _why_no_tokens(view, result, chosen.step) if rows and rows[0].is_text_alone else "",
         **_prompt(rows),
         "most": most,
         "responses": [_response(row, max(0, most)) for row in rows],
@@ -76,7 +76,7 @@ def _chosen(files: TokenFiles, visits: Sequence[Visit], step: int) -> tuple[Visi
     for visit in visits:
         if visit.step == step:
             return visit, _rows(files, visit)
-    trained_last = sorted(visits, key=lambda visit: (visit.fate.origin is not None, visit.step))
+    trained_last = sorted(visits, key=lambda visit: (visit.result.origin is not None, visit.step))
     for visit in reversed(trained_last):
         if rows := _rows(files, visit):
             return visit, rows
@@ -87,10 +87,10 @@ def _rows(files: TokenFiles, visit: Visit) -> list[TokenRow]:
     return files.read_group(visit.step, visit.item)
 
 
-def _why_no_text(view: RunView, fate: Fate, step: int) -> str:
+def _why_no_text(view: RunView, result: GroupResult, step: int) -> str:
     settings, steps = view.config.diagnostics, view.run.token_files.steps()
-    kept = "" if fate.origin is None else _kept_batch(view, step)
-    if step in steps and fate.origin is None:
+    kept = "" if result.origin is None else _kept_batch(view, step)
+    if step in steps and result.origin is None:
         return (
             "the step has texts, but not of this group: of groups that do not train as many are kept as go into "
             f"diagnostics.texts_mb = {settings.texts_mb}"
@@ -113,8 +113,8 @@ def _why_no_text(view: RunView, fate: Fate, step: int) -> str:
     )
 
 
-def _why_no_tokens(view: RunView, fate: Fate, step: int) -> str:
-    if fate.origin is None:
+def _why_no_tokens(view: RunView, result: GroupResult, step: int) -> str:
+    if result.origin is None:
         return "the group did not train in this step, so the learner computed nothing of its tokens"
     every = view.config.diagnostics.token_records
     setting = (

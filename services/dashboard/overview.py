@@ -10,13 +10,13 @@ from typing import Any
 
 from bapo.algorithms.composer import Decision
 from bapo.analysis.compare.gather import BASE_VERSION
-from bapo.analysis.compare.prompts import UNTRAINED, has_advantage, matrix_of, right
+from bapo.analysis.compare.prompts import matrix_of, right
 from bapo.analysis.run_records import PHASES, held_out_curves
 from bapo.analysis.whatif.explanation import meanings
 from bapo.analysis.whatif.history import History
 from bapo.analysis.whatif.recording import RecordedStep
 from bapo.config.tree import Config
-from bapo.core.types import Fate, Origin, Purpose
+from bapo.core.types import GroupResult, Origin, Purpose
 from services.dashboard.run_view import RunView, number
 
 PLAIN = (
@@ -107,27 +107,28 @@ class PromptVisits:
 
     def advance(self, step: RecordedStep) -> None:
         """Take one step: its visits first, then what it trained."""
-        new = list({fate.group_id: fate for fate in step.fates if fate.birth == step.step}.values())
-        visits = [fate for fate in new if fate.purpose is Purpose.FRESH and len(fate.rewards) == self._size]
+        new = list({result.group_id: result for result in step.results if result.birth == step.step}.values())
+        visits = [result for result in new if result.purpose is Purpose.FRESH and len(result.rewards) == self._size]
         bins = Counter(map(right, visits))
         moved: Counter[int] = Counter()
-        for fate in visits:
-            self._visit(fate, moved)
-        for fate in step.fates:
-            if fate.origin is not None and has_advantage(fate) and fate.prompt_id in self._prompts:
-                self._prompts[fate.prompt_id].trained_by.add(fate.origin)
+        for result in visits:
+            self._visit(result, moved)
+        for result in step.results:
+            has_advantage = len(set(result.rewards)) > 1
+            if result.origin is not None and has_advantage and result.prompt_id in self._prompts:
+                self._prompts[result.prompt_id].trained_by.add(result.origin)
         self._rows.append([
-            [bins[k] for k in range(self._size + 1)] if step.fates else None,
+            [bins[k] for k in range(self._size + 1)] if step.results else None,
             [number for cell, change in sorted(moved.items()) if change for number in (cell, change)],
             self._revisited,
             self._unsolved,
             self._rescued.total(),
             {label: count for label, count in sorted(self._rescued.items()) if count},
-            dict(Counter(fate.reason for fate in step.fates).most_common()),
-            number(sum(fate.sample_s for fate in new)),
-            number(sum(fate.grade_s for fate in new)),
+            dict(Counter(result.reason for result in step.results).most_common()),
+            number(sum(result.sample_s for result in new)),
+            number(sum(result.grade_s for result in new)),
             len(new),
-            len({fate.worker_id for fate in new if fate.worker_id}),
+            len({result.worker_id for result in new if result.worker_id}),
         ])  # fmt: skip
 
     def columns(self, first: int) -> dict[str, list[Any]]:
@@ -143,11 +144,11 @@ class PromptVisits:
         rows = self._rows[first:]
         return {name: [row[index] for row in rows] for index, name in enumerate(COLUMNS)}
 
-    def _visit(self, fate: Fate, moved: Counter[int]) -> None:
-        now = right(fate)
-        seen = self._prompts.get(fate.prompt_id)
+    def _visit(self, result: GroupResult, moved: Counter[int]) -> None:
+        now = right(result)
+        seen = self._prompts.get(result.prompt_id)
         if seen is None:
-            self._prompts[fate.prompt_id] = Seen(first=now, last=now)
+            self._prompts[result.prompt_id] = Seen(first=now, last=now)
             return
         if seen.is_revisited:
             moved[self._cell(seen)] -= 1
@@ -160,10 +161,10 @@ class PromptVisits:
         self._count_rescue(seen)
 
     def _count_rescue(self, seen: Seen) -> None:
-        """A rescued prompt that is all wrong again is rescued no more."""
+        """A rescued prompt that is all-incorrect again no longer counts as rescued."""
         if seen.label:
             self._rescued[seen.label] -= 1
-        trained = "+".join(sorted(origin.value for origin in seen.trained_by)) or UNTRAINED
+        trained = "+".join(sorted(origin.value for origin in seen.trained_by)) or "none of them"
         seen.label = trained if seen.first == 0 and seen.last > 0 else ""
         if seen.label:
             self._rescued[seen.label] += 1

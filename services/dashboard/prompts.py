@@ -52,18 +52,18 @@ class PromptIndex:
 
     def advance(self, step: RecordedStep) -> None:
         seen: set[str] = set()
-        for fate in step.fates:
-            found = self._prompts.setdefault(fate.prompt_id, Summary(fate.prompt_id, first_step=step.step))
+        for result in step.results:
+            found = self._prompts.setdefault(result.prompt_id, Summary(result.prompt_id, first_step=step.step))
             found.last_step = step.step
-            found.num_trained += fate.origin is not None
-            places = self._groups.setdefault(fate.group_id, (fate.prompt_id, []))[1]
-            if fate.group_id in seen:  # several items of the batch are made of it
+            found.num_trained += result.origin is not None
+            places = self._groups.setdefault(result.group_id, (result.prompt_id, []))[1]
+            if result.group_id in seen:  # several items of the batch are made of it
                 continue
-            seen.add(fate.group_id)
+            seen.add(result.group_id)
             places.append(step.step)
             found.num_visits += 1
-            if fate.purpose is Purpose.FRESH and fate.birth == step.step and len(fate.rewards) == self._size:
-                found.fresh.append((step.step, right(fate)))
+            if result.purpose is Purpose.FRESH and result.birth == step.step and len(result.rewards) == self._size:
+                found.fresh.append((step.step, right(result)))
 
     def prompts(self) -> Iterator[Summary]:
         """The prompt that was seen last comes first."""
@@ -160,21 +160,21 @@ def exported_prompt(view: RunView) -> Iterable[dict[str, Any]]:
 
 
 def _visit(visit: Visit, has_text: bool) -> dict[str, Any]:
-    fate = visit.fate
+    result = visit.result
     return {
         "step": visit.step,
         "kind": visit.kind,
-        "group": fate.group_id,
+        "group": result.group_id,
         "item": visit.item,
-        "version": fate.policy_version,
+        "version": result.policy_version,
         "asked": visit.asked,
-        "birth": fate.birth,
+        "birth": result.birth,
         "k": number(visit.stat.reward_sum),
         "size": visit.stat.size,
         "mu": number(visit.stat.mu),
-        "rewards": [number(reward) for reward in fate.rewards],
-        "origin": fate.origin.value if fate.origin else None,
-        "reason": fate.reason,
+        "rewards": [number(reward) for reward in result.rewards],
+        "origin": result.origin.value if result.origin else None,
+        "reason": result.reason,
         "why": visit.sentence,
         "has_text": has_text,
     }

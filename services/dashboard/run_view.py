@@ -16,14 +16,13 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
 from bapo.analysis.whatif.recording import RecordedStep
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError, ContractError
-from bapo.core.types import Fate
+from bapo.core.types import GroupResult
 from bapo.runtime.auth.api_tokens import Token
 from bapo.runtime.run_directory.files import Lines
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -48,11 +47,10 @@ class Fold(Protocol):
     """What is kept of the steps so far."""
 
     def advance(self, step: RecordedStep) -> None:
-        """Take one step; they come in order. `fates` is empty where the groups of a step cannot be read."""
+        """Take one step; they come in order. `results` is empty where the groups of a step cannot be read."""
 
 
 FoldType = TypeVar("FoldType", bound=Fold)
-FoldMaker = Callable[[Config], Fold]
 
 
 @dataclass(kw_only=True)
@@ -108,15 +106,15 @@ class RunView:
         self._folds = {kind: kind(self.config) for kind in self.makers}
 
     def _take(self, row: dict[str, Any]) -> None:
-        step = RecordedStep(step=int(row["step"]), fates=self._fates(int(row["step"])), metrics=row)
+        step = RecordedStep(step=int(row["step"]), results=self._results(int(row["step"])), metrics=row)
         for fold in self._folds.values():
             fold.advance(step)
         self.num_steps += 1
 
-    def _fates(self, step: int) -> tuple[Fate, ...]:
+    def _results(self, step: int) -> tuple[GroupResult, ...]:
         """Groups of a step, written before its row. () when they cannot be read: the page then says so."""
         try:
-            return tuple(fate for _, fates in self.run.read_groups([step]) for fate in fates)
+            return tuple(result for _, results in self.run.read_groups([step]) for result in results)
         except ImportError:
             self.problem = "the groups of the steps cannot be read: pyarrow is not installed where the page is served"
         except ContractError as error:

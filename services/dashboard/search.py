@@ -77,8 +77,8 @@ class Texts:
         """Those whose text is in the index."""
 
     def advance(self, step: RecordedStep) -> None:
-        for fate in step.fates:
-            for kind, name in (("prompt", fate.prompt_id), ("group", fate.group_id)):
+        for result in step.results:
+            for kind, name in (("prompt", result.prompt_id), ("group", result.group_id)):
                 if name not in self._known:
                     self._known.add(name)
                     self.index.add((kind, name, step.step), name)

@@ -91,7 +91,7 @@ class Evaluator:
         return {version for version, _ in rows if all((version, split) in rows for split in self._task.held_out_splits)}
 
     def _forget_older(self, version: int) -> None:
-        """Delete what an evaluator that was killed had asked for, of versions that nobody will collect any more."""
+        """Delete requests of a killed evaluator for versions that will not be collected."""
         for label in self._buffer.status().evaluations:
             split, measured = parts_of(label)
             if split in self._task.held_out_splits and measured < version:

@@ -36,7 +36,7 @@ def next_target(
 
     Args:
         measured: versions that have their rows already.
-        cadence: when versions are published. Behind a resume the progress names the step of the checkpoint, and the
+        cadence: when versions are published. After a resume the progress names the step of the checkpoint, and the
             workers get the version of before it.
     A base that was missed (version 2 is out already) stays missed: its weights are gone.
     """

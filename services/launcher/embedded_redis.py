@@ -46,7 +46,7 @@ coming from it again page by page; for groups of 500 kB that was half of what Re
 CONFIG = """\
 # Written by the launcher at every start; changes are lost.
 port 0
-# A second lock behind the folder's: whoever is given the socket still needs the password.
+# A second lock after the folder's: a process that is given the socket still needs the password.
 requirepass {password}
 unixsocket {socket}
 unixsocketperm 700

@@ -18,7 +18,7 @@ from bapo.runtime.auth.redis_password import PASSWORD, VARIABLES, without_passwo
 from bapo.runtime.auth.token_store import FOLDER, SET, TokenSet
 from bapo.runtime.rank_environment import inherited, meeting_place, rank_environments
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.transport.endpoints import BUFFER, DASHBOARD, FLEET
+from bapo.transport.endpoints import BUFFER, DASHBOARD, ROLLOUT_SERVER
 from services.launcher.gpus.plan import GpuPlan
 from services.launcher.supervision import subreaper
 from services.launcher.supervision.child_process import ProcessSpec, Restarts
@@ -75,14 +75,14 @@ class Starter:
         """The rollout server: a Ray node and its engines, below a subreaper that ends whatever Ray leaves."""
         hint = VLLM_HINT if self._config.rollout.engine == "vllm" else ENGINE_HINT
         env = self._gpus.worker_environment()
-        spec = self._spec(FLEET, FLEET, hint=hint, host=self._config.rollout.host, env=env)
+        spec = self._spec(ROLLOUT_SERVER, ROLLOUT_SERVER, hint=hint, host=self._config.rollout.host, env=env)
         argv = (sys.executable, "-I", subreaper.__file__, *spec.argv)
         return replace(
             spec,
             argv=argv,
             death_signal=subreaper.LAUNCHER_DIED,
             restarts=Restarts.CRASHED,
-            again=lambda: self._same_port(FLEET),
+            again=lambda: self._same_port(ROLLOUT_SERVER),
         )
 
     def scheduler(self) -> ProcessSpec:
@@ -202,6 +202,6 @@ def configured_ports(config: Config) -> list[tuple[str, str, int]]:
         (SCHEDULER, "scheduler.port", config.scheduler.port),
         (LEARNER, "learner.port", config.learner.port),
         (EVALUATOR, "evaluation.port", config.evaluation.port),
-        (FLEET, "rollout.port", config.rollout.port),
+        (ROLLOUT_SERVER, "rollout.port", config.rollout.port),
         *page,
     ]

@@ -99,7 +99,7 @@ def buffer_is_up(session: Session) -> str:
     kept = f"{session.run.redis_path} (append-only file, fsync {settings.appendfsync})"
     token = f"{tokens_of(session.run).path_of(Role.OPERATOR)} (clients: BAPO_TOKEN_FILE names it)"
     if session.config.security.tokens == "off":
-        token = f'none is asked for: security.tokens = "off", whoever reaches {url} may do everything'
+        token = f'none is asked for: security.tokens = "off", anyone who reaches {url} may do everything'
     return (
         f"the buffer of run {session.config.run.name} is up at {url}\n"
         f"  API    {url}/docs\n"

@@ -24,7 +24,7 @@ from bapo.runtime.logs import MAX_LOG_BYTES, bound_log
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.run_directory.files import locked
 from bapo.runtime.run_directory.layout import RunDirectory
-from bapo.transport.endpoints import BUFFER, DASHBOARD, buffer_url, dashboard_url, fleet_url
+from bapo.transport.endpoints import BUFFER, DASHBOARD, buffer_url, dashboard_url, rollout_url
 from bapo.transport.messages import BufferStatus
 from services.launcher.display.console import Display
 from services.launcher.display.snapshot import Observer, Snapshot
@@ -33,7 +33,7 @@ from services.launcher.processes import LOOPBACK, NO_GPUS, Starter, tokens_of
 from services.launcher.supervision.children import Children, Interrupts
 from services.launcher.supervision.supervisor import Supervisor
 from services.launcher.targets import TargetFile
-from services.stalls import Watchdog, mark_of, who_waits
+from services.stalls import Watchdog, blocked_on, mark_of
 
 log = logging.getLogger(__name__)
 
@@ -120,20 +120,20 @@ class Session:
             remember(self.run, counters=self._snapshot.counters)
 
     def watch(self, until: Callable[[], bool]) -> None:
-        """Look after the children and show the run until a condition holds.
+        """Supervise the children and show the run until a condition holds.
 
         Raises: ChildFailedError, InterruptedRunError; DeadlineError for a run that stalls, if it is to end then.
         """
         while True:
-            if self.children.look():
+            if self.children.poll():
                 self.run.update_run(processes=self.children.facts())
             self._targets.write(line.name for line in self.children.lines() if line.state != "ended")
             self._bound_logs()
             self._find_services()
             self._announce_dashboard()
-            snapshot = self._snapshot = self._observer.look(self.children.lines())
+            snapshot = self._snapshot = self._observer.poll(self.children.lines())
             self.display.show(snapshot)
-            self._look_for_standstill(snapshot)
+            self._report_stall(snapshot)
             if until():
                 return
             time.sleep(TICK_S)
@@ -162,11 +162,11 @@ class Session:
         except StorageError as error:  # a full disk must not hide why the run ended
             log.warning("Prometheus will still look for the processes of this run: %s", error)
 
-    def _look_for_standstill(self, snapshot: Snapshot) -> None:
+    def _report_stall(self, snapshot: Snapshot) -> None:
         def why() -> str:
-            return why_still(replace(snapshot, silence=self._observer.why_silent()), self.children.stopped())
+            return stall_reason(replace(snapshot, silence=self._observer.silence_reason()), self.children.stopped())
 
-        sentence = self._watchdog.look(progress_mark(snapshot), why)
+        sentence = self._watchdog.poll(progress_mark(snapshot), why)
         if sentence:
             self.display.say(sentence)
 
@@ -183,7 +183,7 @@ class Session:
 
     def _find_services(self) -> None:
         """Let the display ask the services as soon as they have said where they are."""
-        for name, find in (("buffer_url", buffer_url), ("fleet_url", fleet_url)):
+        for name, find in (("buffer_url", buffer_url), ("rollout_url", rollout_url)):
             if name in self._watched:
                 continue
             try:
@@ -224,7 +224,7 @@ def remember(run: RunDirectory, **fields: Any) -> None:
 def lock(run: RunDirectory) -> AbstractContextManager[None]:
     """One launcher per run; the kernel gives the lock back however we end. Raises: ConfigError when another has it."""
     return locked(
-        run.path / ".lock", f"run {run.path} is in progress in another process; look at it with `bapo watch {run.path}`"
+        run.path / ".lock", f"run {run.path} is in progress in another process; watch it with `bapo watch {run.path}`"
     )
 
 
@@ -275,17 +275,17 @@ def progress_mark(snapshot: Snapshot) -> Hashable:
     )
 
 
-def why_still(snapshot: Snapshot, stopped: Sequence[str]) -> str:
+def stall_reason(snapshot: Snapshot, stopped: Sequence[str]) -> str:
     """Who waits for whom.
 
     Args:
         stopped: processes that a signal has stopped.
     """
     starting = [process.name for process in snapshot.processes if process.state == "starting"]
-    parts = [f"{name} is stopped (SIGSTOP; `kill -CONT` lets it go on)" for name in stopped]
+    parts = [f"{name} is stopped (SIGSTOP; `kill -CONT` lets it continue)" for name in stopped]
     parts += [f"{name} is still starting" for name in starting]
     if snapshot.silence:
         parts.append(snapshot.silence)
     elif snapshot.status is not None:
-        parts.append(who_waits(snapshot.status, snapshot.batch_size, snapshot.num_steps))
+        parts.append(blocked_on(snapshot.status, snapshot.batch_size, snapshot.num_steps))
     return "; ".join(parts) or "the buffer service was never heard of"

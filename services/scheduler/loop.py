@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from bapo.algorithms.composer import Composer
-from bapo.algorithms.reevaluation import PAID_STEPS, Paid, paid_before
+from bapo.algorithms.reevaluation import COST_STEPS, SamplingCost, cost_before
 from bapo.config.tree import Config
 from bapo.core.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
@@ -20,7 +20,7 @@ from bapo.transport.buffer_client import BufferStatus
 from bapo.transport.messages import ExtraRound, first_call
 from services.scheduler.plan import FreshPlan, due_round, reevaluation_requests
 from services.scheduler.proposals import Proposals
-from services.stalls import Watchdog, mark_of, who_waits
+from services.stalls import Watchdog, blocked_on, mark_of
 
 log = logging.getLogger(__name__)
 
@@ -86,10 +86,10 @@ class Scheduler:
             if looked_at is not None and step < looked_at:
                 self._asked_extra = frozenset()
                 self._issued_round = 0  # the learner went back to a checkpoint: rounds may have to be issued again
-            self.look(step)
+            self.poll(step)
             looked_at = step
 
-    def look(self, step: int) -> None:
+    def poll(self, step: int) -> None:
         """Ask for everything that is due while the learner is in `step`."""
         # Re-evaluation first: a step may wait for its round, and no step waits for the furthest fresh request.
         self._reevaluate(step)
@@ -100,7 +100,7 @@ class Scheduler:
             self._issued_round = 0
             self._reevaluate(step)
         self._watch(status)
-        self._rounds.look(status)
+        self._rounds.poll(status)
         if self._proposals is not None and status.cursor < self._cursor:
             self._proposals.forget()  # the buffer was restored to an older state
         self._ask_extra(status)
@@ -131,13 +131,13 @@ class Scheduler:
 
     def _watch(self, status: BufferStatus) -> None:
         config = self._config
-        sentence = self._watchdog.look(
+        sentence = self._watchdog.poll(
             mark_of(status),
-            lambda: who_waits(status, config.algorithm.fresh_schedule.at(status.step), config.run.num_steps),
+            lambda: blocked_on(status, config.algorithm.fresh_schedule.at(status.step), config.run.num_steps),
         )
         if sentence:
             log.warning("%s", sentence)
-        self._stalled_s.set(self._watchdog.still_s)
+        self._stalled_s.set(self._watchdog.stalled_s)
 
     def _reevaluate(self, step: int) -> None:
         due = due_round(step, self._config)
@@ -145,11 +145,11 @@ class Scheduler:
             return
         hard = self._buffer.hard_prompts()
         requests = reevaluation_requests(
-            due, hard, composer=self._composer, plan=self._plan, config=self._config, paid=self._paid_before(due)
+            due, hard, composer=self._composer, plan=self._plan, config=self._config, cost=self._cost_before(due)
         )
         if len(requests) > len(asked := first_call(requests)):
             log.warning(
-                "step %d: %d of %d hard prompts are asked again, more are too long for one call: lower "
+                "step %d: %d of %d hard prompts are re-sampled, more are too long for one call: lower "
                 "algorithm.max_reevaluated, or leave long columns out", due, len(asked), len(requests)
             )  # fmt: skip
             requests = list(asked)
@@ -160,11 +160,11 @@ class Scheduler:
         self._asked.labels(purpose=Purpose.REEVALUATE.value).inc(len(requests))
         log.info("step %d: asked %d of %d hard prompts again", due, len(requests), len(hard))
 
-    def _paid_before(self, step: int) -> Paid | None:
+    def _cost_before(self, step: int) -> SamplingCost | None:
         if self._config.algorithm.hard_worth is None:
             return None
         # The learner may be a few steps further than the round that is due.
-        return paid_before(step, self._buffer.compositions(limit=2 * PAID_STEPS))
+        return cost_before(step, self._buffer.compositions(limit=2 * COST_STEPS))
 
 
 class RoundClock:
@@ -182,8 +182,8 @@ class RoundClock:
         if num_requests:
             self._began[step] = self._now()
 
-    def look(self, status: BufferStatus) -> None:
-        """A round that the buffer lists no more was assembled: all of its requests are settled."""
+    def poll(self, status: BufferStatus) -> None:
+        """A round that the buffer no longer lists was assembled: all of its requests are settled."""
         is_open = [step for step, left in status.reevaluation_rounds.items() if left]
         for step in [step for step in self._began if step not in is_open]:
             self._seconds.observe(self._now() - self._began.pop(step))

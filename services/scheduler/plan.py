@@ -16,7 +16,7 @@ from typing import Protocol
 
 from bapo.algorithms.composer import Composer
 from bapo.algorithms.randomness import rng_for
-from bapo.algorithms.reevaluation import Paid
+from bapo.algorithms.reevaluation import SamplingCost
 from bapo.algorithms.selectors.base import Indices
 from bapo.algorithms.selectors.uniform import Uniform
 from bapo.config.tree import Config
@@ -113,7 +113,7 @@ class FreshPlan:
     def horizon(self, status: BufferStatus) -> int:
         """Step up to which requests are due, so that no worker waits for a prompt.
 
-        With a selector that learns, no step whose outcomes are missing: that is still before the first worker may
+        With a selector that learns, no step whose success counts are missing: that is still before the first worker may
         sample for it.
         """
         begun = status.step if self._proposals is None else status.assembled_step
@@ -181,7 +181,7 @@ def reevaluation_requests(
     composer: Composer,
     plan: FreshPlan,
     config: Config,
-    paid: Paid | None = None,
+    cost: SamplingCost | None = None,
 ) -> list[RolloutRequest]:
     """The requests of round `step`: hard prompts are sampled again from theta_t itself (eq. 6)."""
     prompts = {entry.prompt_id: prompt for entry, prompt in hard}
@@ -190,7 +190,7 @@ def reevaluation_requests(
         step,
         plan.prompt_ids(step),
         lambda purpose: rng_for(config.run.seed, step, purpose),
-        paid,
+        cost,
     )
     return [
         RolloutRequest(

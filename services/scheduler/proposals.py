@@ -1,11 +1,11 @@
-"""The prompts of each step by a selector that learns: proposed in order, each from a fixed set of outcomes.
+"""The prompts of each step by a selector that learns: proposed in order, each from a fixed set of success counts.
 
     kept state of round r --restore--> selector --observe steps up to h - L, one by one--> propose(h)
                                            |  every KEEP_EVERY rounds, and after references
                                            +--> kept again, before the first request of its round is asked for
 
-Everything is in the buffer: a scheduler that starts again reads the state and the outcomes after it, and proposes the
-same. Only the newest rounds are remembered; nothing older is ever asked for.
+Everything is in the buffer: a scheduler that starts again reads the state and the success counts after it, and
+proposes the same. Only the newest rounds are remembered; nothing older is ever asked for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bapo.algorithms.selectors.base import Floats, Indices, PromptPool, PromptSe
 from bapo.algorithms.selectors.registry import learns, load_selector
 from bapo.config.tree import Config
 from bapo.core.errors import ContractError, DeadlineError
-from bapo.core.success_counts import Outcomes
+from bapo.core.success_counts import SuccessCounts
 from bapo.core.types import Prompt, Purpose, RolloutRequest
 from bapo.runtime.run_directory.embeddings import embeddings_path, read_embeddings
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -33,7 +33,7 @@ from bapo.transport.buffer_client import BufferStatus
 log = logging.getLogger(__name__)
 
 KEEP_EVERY = 32
-"""Rounds between two kept states: that many steps of outcomes stay in the buffer, and are read after a restart."""
+"""Rounds between two kept states: success counts of that many steps stay in the buffer for a restart."""
 ROUNDS, RANKINGS = "rounds", "rankings"
 """Names of the arrays that a kept state has next to the selector's own."""
 
@@ -45,9 +45,9 @@ class Buffer(Protocol):
         self, requests: Sequence[RolloutRequest], *, cursor: int | None = None, spares: int | None = None
     ) -> int: ...
 
-    def outcomes(self, after: int, *, limit: int = 64) -> list[Outcomes]: ...
+    def success_counts(self, after: int, *, limit: int = 64) -> list[SuccessCounts]: ...
 
-    def evaluation_outcomes(self, label: str) -> Outcomes: ...
+    def evaluation_success_counts(self, label: str) -> SuccessCounts: ...
 
     def forget(self, label: str) -> None: ...
 
@@ -89,7 +89,7 @@ class Proposals:
         """[min((1 + max_rounds) B, N)] prompts of a round, best first: those of its step, and after them those that
         replace lost ones or come in further rounds of that step.
 
-        None while its reference prompts are being sampled, or outcomes that it needs are not there yet, and for a
+        None while its reference prompts are being sampled, or success counts that it needs are not there yet, and for a
         round that is long past.
         """
         self._restored()
@@ -110,7 +110,7 @@ class Proposals:
             self._rankings = {int(h): row.astype(np.int64) for h, row in zip(rounds, rankings, strict=True)}
             selector.restore(state)
             self._buffer.forget(_label(self._round))  # a scheduler may have died before it did
-            log.info("selector %s goes on behind step %d, round %d", selector.name, self._through, self._round)
+            log.info("selector %s continues after step %d, round %d", selector.name, self._through, self._round)
         self._selector = selector
         return selector
 
@@ -120,10 +120,10 @@ class Proposals:
             return False
         references = selector.references(round_)
         if len(references):
-            outcomes = self._reference_outcomes(round_, references)
-            if outcomes is None:
+            success_counts = self._reference_counts(round_, references)
+            if success_counts is None:
                 return False
-            selector.observe_references(round_, outcomes)
+            selector.observe_references(round_, success_counts)
         self._rankings[round_] = selector.propose(round_, self._num)
         self._rankings.pop(round_ - self._remembered, None)
         self._round = round_
@@ -135,19 +135,19 @@ class Proposals:
 
     def _observe_through(self, selector: PromptSelector, through: int) -> bool:
         while self._through < through:
-            page = self._buffer.outcomes(self._through, limit=min(64, through - self._through))
-            for outcomes in page:
-                if outcomes.step != self._through + 1:
-                    raise ContractError(f"outcomes of step {outcomes.step} came behind those of step {self._through}")
-                selector.observe(outcomes)
-                self._through = outcomes.step
+            page = self._buffer.success_counts(self._through, limit=min(64, through - self._through))
+            for success_counts in page:
+                if success_counts.step != self._through + 1:
+                    raise ContractError(f"success counts of step {success_counts.step} follow step {self._through}")
+                selector.observe(success_counts)
+                self._through = success_counts.step
             if not page:
                 self._require_unassembled(self._through + 1)
                 return False
         return True
 
     def _require_unassembled(self, step: int) -> None:
-        """Raises: ContractError when a step without outcomes has a batch: they would never come."""
+        """Raises: ContractError when a step without success counts has a batch: they would never come."""
         if self._buffer.status().assembled_step >= step:
             raise ContractError(
                 f"the buffer holds batch {step}, but not what its groups gave, from which algorithm.selector = "
@@ -155,7 +155,7 @@ class Proposals:
                 "new run"
             )
 
-    def _reference_outcomes(self, round_: int, references: Indices) -> Outcomes | None:
+    def _reference_counts(self, round_: int, references: Indices) -> SuccessCounts | None:
         """What the reference prompts gave, once all of them are settled; asks for them at the first call.
 
         And again when they are gone: Redis came back without its last second, or from a snapshot, which has none.
@@ -166,7 +166,7 @@ class Proposals:
         status = self._buffer.status()
         settled = status.evaluations.get(label, 0)
         if settled >= len(references):
-            return self._buffer.evaluation_outcomes(label)
+            return self._buffer.evaluation_success_counts(label)
         if settled + status.num_open(Purpose.EVALUATE) < len(references):
             self._ask_references(round_, references)
         return None

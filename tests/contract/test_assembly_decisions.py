@@ -50,8 +50,8 @@ def test_a_decision_that_breaks_its_invariants_changes_nothing(
     setup.fill("a", "b")
     with pytest.raises(ContractError, match=message):
         setup.service.batch(1)
-    assert setup.service.holdings.status().assembled_step == 0
-    assert setup.service.holdings.status().fresh_ready == 2
+    assert setup.service.inspection.status().assembled_step == 0
+    assert setup.service.inspection.status().fresh_ready == 2
 
 
 def test_a_decision_may_keep_in_b_high_only_what_the_buffer_holds(redis_url: str) -> None:

@@ -43,6 +43,6 @@ def test_a_stale_prompt_is_asked_again_under_an_id_that_is_free(redis_url: str) 
     setup.fill("old", step=4, rewards="11100000", version=1)
     setup.fill("new", step=4, version=4)
     assert setup.service.batch(4) is None
-    assert setup.service.holdings.counters()["dropped_groups:stale:3/8"] == 1
+    assert setup.service.store.counters()["dropped_groups:stale:3/8"] == 1
     (again,) = setup.service.claim("w", 9, 4)
     assert (again.request_id, again.prompt.prompt_id) == ("g-old~3", "old")

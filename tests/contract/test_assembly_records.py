@@ -54,7 +54,7 @@ def test_reevaluated_groups_are_counted_as_improved_with_room_or_without(redis_u
         setup.add(again, rewards=rewards)
     setup.fill("a", "b", rewards="00000000")
     assert setup.service.batch(1) is not None
-    (line,) = setup.service.holdings.compositions(0, 1)[1]
+    (line,) = setup.service.store.compositions(0, 1)[1]
     assert (line["fresh"], line["reevaluated"], line["improved"]) == (2, 3, 2)
 
 

@@ -14,7 +14,7 @@ def in_its_second_round(redis_url: str) -> tuple[Setup, ExtraRound]:
     setup = Setup(redis_url, Dapo(AlgorithmConfig(name="dapo", batch_size=2)))
     setup.fill("a", "b", rewards="00000000")
     assert setup.service.batch(1) is None
-    (extra,) = setup.service.holdings.status().extra_rounds
+    (extra,) = setup.service.inspection.status().extra_rounds
     return setup, extra
 
 
@@ -24,7 +24,7 @@ def test_a_round_of_which_every_request_failed_for_good_does_not_hold_up_its_ste
     setup.store.enqueue(lost, cursor=None)
     assert [setup.store.drop_request(request.request_id) for request in lost] == [True, True]
     assert setup.service.batch(1) is None  # the scheduler has not asked for others yet
-    assert setup.service.holdings.status().fresh_dropped == 2
+    assert setup.service.inspection.status().fresh_dropped == 2
     setup.fill("e", "f")  # its spares
     batch = setup.service.batch(1)
     assert batch is not None
@@ -38,7 +38,7 @@ def test_a_round_that_lost_one_request_trains_what_it_has(redis_url: str) -> Non
     setup.add(kept)
     assert setup.store.drop_request(lost.request_id)
     assert setup.service.batch(1) is None  # a third round: one of two groups would train
-    demand = setup.service.holdings.tables().demand
+    demand = setup.service.store.tables().demand
     assert demand is not None
     assert (demand.rounds, demand.found, demand.num_fresh) == (3, 1, 6)
 
@@ -48,7 +48,7 @@ def test_a_third_round_asks_for_other_prompts_than_the_second(redis_url: str) ->
     for name in ("c", "d"):
         setup.add(make_request(prompt_id=name, request_id=f"{second.prefix}{name}"), rewards="00000000")
     assert setup.service.batch(1) is None
-    assert [(extra.round, extra.first, extra.size) for extra in setup.service.holdings.status().extra_rounds] == [
+    assert [(extra.round, extra.first, extra.size) for extra in setup.service.inspection.status().extra_rounds] == [
         (2, 0, 2),
         (3, 2, 2),  # of the permutation of prompts: behind the two of the second round
     ]

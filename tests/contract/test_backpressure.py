@@ -149,12 +149,12 @@ def test_who_waits_for_room_is_woken_when_a_batch_is_taken(store: RedisStore) ->
         waiting = threading.Thread(target=lambda: pushed.update(client.push(frames_of(more))))
         waiting.start()
         with pytest.raises(FullError, match=r"buffer\.max_fresh_groups = 4"):
-            impatient(client)._peer.call("GET", "/room", query={"wait_s": "0.2"})
+            impatient(client)._service.call("GET", "/room", query={"wait_s": "0.2"})
         assert waiting.is_alive()
         client.batch(1, timeout_s=60)
         waiting.join(60)
         assert pushed == {"f-p004": "stored"}
-        assert client._peer.call("GET", "/room").status == 204
+        assert client._service.call("GET", "/room").status == 204
 
 
 def test_workers_wait_for_a_slow_learner_and_nothing_is_lost(store: RedisStore) -> None:
@@ -177,7 +177,7 @@ def test_workers_wait_for_a_slow_learner_and_nothing_is_lost(store: RedisStore) 
             thread.start()
         for step in range(1, num_steps + 1):
             wait_until(lambda: client.status().fresh_ready >= 4)
-            consumed.update(fate.group_id for fate in client.batch(step, timeout_s=60).fates)
+            consumed.update(result.group_id for result in client.batch(step, timeout_s=60).results)
             client.commit(step, checkpointed=step)
         for thread in threads:
             thread.join(60)
@@ -212,6 +212,6 @@ def test_a_queue_full_of_groups_that_are_too_old_never_starves_the_learner(store
         batch = client.batch(3, timeout_s=60)
         stop.set()
         worker.join(60)
-    too_old = {fate.group_id for fate in batch.fates if fate.reason == "stale"}
+    too_old = {result.group_id for result in batch.results if result.reason == "stale"}
     assert too_old == {request.request_id for request in (*requests_of(4, first=8), *late)}
     assert {entry.group.policy_version for entry in batch.entries} == {3}

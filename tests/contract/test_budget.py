@@ -14,7 +14,8 @@ from bapo.core.errors import ContractError
 from bapo.core.token_arrays import Float32s, Int32s, pairs_of, require_spans, runs_of, versions_of
 from bapo.core.types import Purpose, RolloutRequest
 from rollout_server.engines.base import Continuation, Occupancy, SampledGroup
-from rollout_server.partial_rollouts import Draft, PartialRolloutStore, SegmentedEngine, pack_draft, unpack_draft
+from rollout_server.partial_rollouts import PartialRolloutStore, SegmentedEngine
+from tests.support.clock import Clock
 from tests.support.factories import make_prompt, make_request
 
 LIMIT = 10
@@ -80,16 +81,6 @@ class Counting:
         return None
 
     def close(self) -> None: ...
-
-
-class Clock:
-    """Stands still unless told otherwise, so that an idle engine is never idle for long enough."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def budgeted(folder: Path | None = None, engine: Counting | None = None, **fields: Any) -> SegmentedEngine:
@@ -195,21 +186,6 @@ def test_segments_of_weights_that_do_not_exist_any_more_are_not_used(tmp_path: P
     by_versions(first, [1, 2])
     assert PartialRolloutStore(tmp_path).load(REQUEST, 2) is not None
     assert PartialRolloutStore(tmp_path).load(REQUEST, 1) is None
-
-
-def test_a_draft_comes_back_bit_by_bit(tmp_path: Path) -> None:
-    engine = budgeted(tmp_path)
-    engine.submit(REQUEST)
-    by_versions(engine, [1, 2])
-    kept = PartialRolloutStore(tmp_path).load(REQUEST, 2)
-    assert isinstance(kept, Draft)
-    again = unpack_draft(pack_draft(kept), REQUEST)
-    for row, other in zip(kept.rows, again.rows, strict=True):
-        assert (row.done, row.truncated, row.text) == (other.done, other.truncated, other.text)
-        for name in ("token_ids", "logprobs", "versions"):
-            np.testing.assert_array_equal(getattr(row, name), getattr(other, name))
-    with pytest.raises(ContractError, match="segments of g-p of prompt p"):
-        unpack_draft(pack_draft(kept), make_request(prompt_id="q", group_size=3))
 
 
 # -- versions of tokens

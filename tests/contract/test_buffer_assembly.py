@@ -13,7 +13,7 @@ from bapo.core.errors import ContractError
 from bapo.core.types import Purpose
 from buffer_service.assembly import Assembler, held_for_texts
 from buffer_service.state import Assembly
-from buffer_service.store.redis.rows import pack_batch_record
+from buffer_service.store.redis.rows import pack
 from tests.support.assembly import Setup, assemble, with_a_stale_group
 from tests.support.buffer import an_assembly, answer, incoming
 from tests.support.factories import make_request
@@ -28,7 +28,7 @@ def test_a_batch_needs_exactly_b_fresh_groups(redis_url: str) -> None:
     batch = setup.service.batch(1)
     assert batch is not None
     assert batch.group_ids == ("g-a", "g-b")
-    assert setup.service.holdings.status().fresh_ready == 1
+    assert setup.service.inspection.status().fresh_ready == 1
 
 
 def test_the_same_step_has_the_same_batch(redis_url: str) -> None:
@@ -39,7 +39,7 @@ def test_the_same_step_has_the_same_batch(redis_url: str) -> None:
     again = setup.service.batch(1)
     assert first is not None
     assert again is not None
-    assert pack_batch_record(again) == pack_batch_record(first)
+    assert pack(again) == pack(first)
     assert len(setup.composer.views) == 1
 
 
@@ -130,11 +130,11 @@ def test_b_bad_comes_with_its_prompts(redis_url: str) -> None:
     setup = Setup(redis_url)
     setup.fill("a", "b", rewards="00000000")
     setup.service.batch(1)
-    hard = setup.service.holdings.hard_prompts()
+    hard = setup.service.inspection.hard_prompts()
     assert [(entry["prompt_id"], entry["prompt"]["text"]) for entry in hard] == [("a", "1,2,3->6:"), ("b", "1,2,3->6:")]
 
 
-def test_x2_and_x3_fill_the_batch_and_every_fate_is_reported(redis_url: str) -> None:
+def test_x2_and_x3_fill_the_batch_and_every_result_is_reported(redis_url: str) -> None:
     setup = Setup(redis_url)
     setup.fill("a", rewards="00000000")
     setup.fill("b")
@@ -147,14 +147,16 @@ def test_x2_and_x3_fill_the_batch_and_every_fate_is_reported(redis_url: str) -> 
     assert batch is not None
     assert batch.group_ids == ("r", "g-b")
     assert batch.header["origins"] == ["x2", "x3"]
-    fates = {fate["group_id"]: (fate["origin"], fate["birth"], fate["purpose"]) for fate in batch.header["fates"]}
-    assert fates == {
+    results = {
+        result["group_id"]: (result["origin"], result["birth"], result["purpose"]) for result in batch.header["results"]
+    }
+    assert results == {
         "g-c": (None, 2, "fresh"),
         "g-d": (None, 2, "fresh"),
         "r": ("x2", 2, "reevaluate"),
         "g-b": ("x3", 1, "fresh"),
     }
-    assert [entry["prompt_id"] for entry in setup.service.holdings.hard_prompts()] == ["c", "d"]
+    assert [entry["prompt_id"] for entry in setup.service.inspection.hard_prompts()] == ["c", "d"]
     assert batch.num_bytes == sum(len(frame or b"") for frame in setup.store.frames(["r", "g-b"]))
 
 
@@ -181,7 +183,7 @@ def test_a_stale_group_is_replaced_by_a_request_for_the_same_prompt_and_reported
     setup.fill("old", step=4, rewards="11100000", version=1)
     setup.fill("new", step=4, version=4)
     assert setup.service.batch(4) is None
-    assert setup.service.holdings.counters()["dropped_groups:stale:3/8"] == 1
+    assert setup.service.store.counters()["dropped_groups:stale:3/8"] == 1
     assert setup.service.claim("w", 9, 3) == []
     (again,) = setup.service.claim("w", 9, 4)
     assert (again.request_id, again.prompt.prompt_id, again.min_version, again.step) == ("g-old~1", "old", 4, 4)
@@ -189,9 +191,11 @@ def test_a_stale_group_is_replaced_by_a_request_for_the_same_prompt_and_reported
     batch = setup.service.batch(4)
     assert batch is not None
     assert batch.group_ids == ("g-new", "g-old~1")
-    stale = [fate for fate in batch.header["fates"] if fate["reason"] == "stale"]
-    assert [(fate["group_id"], fate["origin"], sum(fate["rewards"])) for fate in stale] == [("g-old", None, 3.0)]
-    assert setup.service.holdings.compositions(0, 1)[1][0]["num_stale"] == 1
+    stale = [result for result in batch.header["results"] if result["reason"] == "stale"]
+    assert [(result["group_id"], result["origin"], sum(result["rewards"])) for result in stale] == [
+        ("g-old", None, 3.0)
+    ]
+    assert setup.service.store.compositions(0, 1)[1][0]["num_stale"] == 1
 
 
 def test_a_stale_group_is_held_for_its_text_until_the_batch_that_reports_it_is_released(redis_url: str) -> None:

@@ -217,12 +217,6 @@ def test_requests_and_status_survive_their_way_through_json() -> None:
     assert status_from_map({**status_map(STATUS), "added_later": 1}) == STATUS
 
 
-@pytest.mark.parametrize("change", [{"purpose": "play"}, {"prompt": None}, {"extra": 1}])
-def test_a_malformed_request_is_a_contract_error(change: dict[str, object]) -> None:
-    with pytest.raises(ContractError, match=r"malformed|prompt"):
-        request_from_map({**request_map(make_request()), **change})
-
-
 def test_a_malformed_status_is_a_contract_error() -> None:
     values = status_map(replace(STATUS, workers={}))
     for key in ("workers", "step"):
@@ -269,12 +263,3 @@ def test_what_can_be_no_token_is_refused_before_it_is_sent(token: str) -> None:
     with pytest.raises(AccessError, match="the argument `token` holds no token: one line of") as refused:
         BufferClient("http://127.0.0.1:1", token=token)
     assert token not in str(refused.value)
-
-
-@pytest.mark.parametrize("scripted", [[(200, {"accepted": 1})]], indirect=True)
-def test_requests_of_long_prompts_are_asked_for_in_several_calls(scripted: Scripted) -> None:
-    """40 of a megabyte: no call has more than 16 MiB."""
-    long = msgspec.structs.replace(make_request().prompt, text="x" * (1 << 20))
-    requests = [replace(make_request(request_id=f"r{i}"), prompt=long) for i in range(40)]
-    assert BufferClient(scripted.url).enqueue(iter(requests)) == 3
-    assert scripted.calls == ["POST /requests"] * 3

@@ -176,9 +176,6 @@ def test_an_export_has_every_group_that_is_held_and_its_places(client: BufferCli
 
 COMMANDS: list[Callable[[Path], list[str]]] = [
     lambda _: ["stats"],
-    lambda _: ["bad"],
-    lambda _: ["high"],
-    lambda _: ["show", "g"],
     lambda path: ["export", str(path / "x.parquet")],
     lambda _: ["drop", "group", "g", "--yes"],
     lambda _: ["verify"],

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 
 from bapo.core.codec import pack_batch, pack_group, read_group_header, unpack_batch, unpack_group
-from bapo.core.types import Batch, BatchEntry, Fate, Group, Origin, Prompt, Purpose, Timing
+from bapo.core.types import Batch, BatchEntry, Group, GroupResult, Origin, Prompt, Purpose, Timing
 
 GROUP = Group(
     group_id="g1",
@@ -65,8 +65,8 @@ BATCH = Batch(
     c3=0.375,
     num_bad=3,
     num_high=200,
-    fates=(
-        Fate(
+    results=(
+        GroupResult(
             group_id="g1",
             prompt_id="p",
             purpose=Purpose.REEVALUATE,
@@ -87,7 +87,7 @@ BATCH_HEADER = bytes.fromhex(
     "a2 6333" + "cb 3fd8000000000000"  # c3: 0.375
     "a7 6e756d5f626164" + "03"  # num_bad: 3
     "a8 6e756d5f68696768" + "cc c8"  # num_high: 200
-    "a5 6661746573" + "91 8d"  # fates: [map of 13]
+    "a7 726573756c7473" + "91 8d"  # results: [map of 13]
     "a8 67726f75705f6964" + "a2 6731"  # group_id: g1
     "a9 70726f6d70745f6964" + "a1 70"  # prompt_id: p
     "a7 707572706f7365" + "aa 72656576616c75617465"  # purpose: reevaluate
@@ -142,5 +142,5 @@ def test_these_bytes_are_read_as_the_header() -> None:
 def test_these_bytes_are_read_as_the_batch() -> None:
     batch = unpack_batch(BATCH_FRAME)
     assert (batch.step, batch.r_tot, batch.c2, batch.c3, batch.num_bad, batch.num_high) == (7, 0.5, 0.25, 0.375, 3, 200)
-    assert batch.fates == BATCH.fates
+    assert batch.results == BATCH.results
     assert [(entry.origin, entry.group.group_id) for entry in batch.entries] == [(Origin.X3, "g1")]

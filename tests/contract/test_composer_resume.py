@@ -14,7 +14,7 @@ import pytest
 
 from bapo.algorithms.composers.registry import composer_names, load_composer
 from bapo.algorithms.randomness import rng_for
-from bapo.algorithms.reevaluation import PAID_STEPS, paid_before
+from bapo.algorithms.reevaluation import COST_STEPS, cost_before
 from bapo.analysis.whatif.recording import read_recording
 from bapo.analysis.whatif.simulation import as_recorded, compare, what_if
 from bapo.config.load import dump_toml
@@ -69,11 +69,11 @@ class Peers:
         if step % self.config.cadence.m == 0:
             self._reevaluate(step)
         for _ in range(self.config.algorithm.max_rounds):
-            status = replace(self.service.holdings.status(), step=step)
+            status = replace(self.service.inspection.status(), step=step)
             while requests := self.plan.due(status):
                 spares = status.fresh_spares + self.plan.num_spares(status)
                 self.service.enqueue(requests, status.cursor + len(requests), spares)
-                status = replace(self.service.holdings.status(), step=step)
+                status = replace(self.service.inspection.status(), step=step)
             for extra in status.extra_rounds:
                 self.service.enqueue(self.plan.extra_requests(extra), None, None)
             self._work(step)
@@ -90,13 +90,15 @@ class Peers:
             (e.origin, e.kind, e.group.group_id, e.group.rewards.tolist(), e.replayed_rows.tolist())
             for e in batch.entries
         ]
-        return rows, [(fate.group_id, fate.reason, fate.item, fate.rows, fate.birth) for fate in batch.fates]
+        return rows, [
+            (result.group_id, result.reason, result.item, result.rows, result.birth) for result in batch.results
+        ]
 
     def _reevaluate(self, step: int) -> None:
-        hard = self.service.holdings.tables().bad
+        hard = self.service.store.tables().bad
         prompts = self.store.bad_prompts()
         rng = lambda purpose: rng_for(self.config.run.seed, step, purpose)  # noqa: E731
-        paid = paid_before(step, self.service.holdings.compositions(0, 2 * PAID_STEPS)[1])
+        paid = cost_before(step, self.service.store.compositions(0, 2 * COST_STEPS)[1])
         asked = self.composer.hard_prompts_to_ask(hard, step, self.plan.prompt_ids(step), rng, paid)
         requests = [self._request(step, index, prompts[name]) for index, name in enumerate(asked)]
         self.service.enqueue_round(step, requests)
@@ -156,7 +158,7 @@ def test_the_records_of_a_run_give_its_batches_again(
     for step in range(1, STEPS + 1):
         peers.step(step)
         batch = peers.batches[-1]
-        directory.write_groups(step, batch.fates)
+        directory.write_groups(step, batch.results)
         numbers = {"c2": batch.c2, "c3": batch.c3, "num_bad": batch.num_bad, "num_high": batch.num_high}
         directory.append_metrics({"step": step, "reward_mean": batch.r_tot, **numbers})
     recording = read_recording(directory)
@@ -172,7 +174,7 @@ def test_every_way_of_training_is_reached_in_these_runs(make_store: Callable[...
         peers = Peers(make_store(run=f"{name}-{number}", in_step_order=in_step_order(config)), config)
         for step in range(1, STEPS + 1):
             reached |= {(name, reason) for _, reason, *_ in peers.step(step)[1]}
-        rounds = [line["rounds"] for line in peers.service.holdings.compositions(0, STEPS)[1]]
+        rounds = [line["rounds"] for line in peers.service.store.compositions(0, STEPS)[1]]
         assert (max(rounds) > 1) is (name == "dapo")
     want = {("dapo", "surplus"), ("repo", "replayed"), ("arpo", "replayed"), ("relift", "supervised")}
     assert reached >= want | {("remix", "reused"), ("dots_replay", "reused"), ("bapo", "reused"), ("bapo", "youngest")}
@@ -184,7 +186,7 @@ def test_a_step_that_is_filled_by_groups_sampled_ahead_still_has_its_round_asked
     config = config_of("dapo")
     config = config.model_copy(update={"cadence": config.cadence.model_copy(update={"slack": 1})})
     peers = Peers(make_store(in_step_order=False), config)
-    requests = peers.plan.due(peers.service.holdings.status())[:8]
+    requests = peers.plan.due(peers.service.inspection.status())[:8]
     assert [request.step for request in requests] == [1] * 4 + [2] * 4
     peers.service.enqueue(requests, 8, 0)
     peers.service.claim("w", 9, 1)
@@ -195,31 +197,31 @@ def test_a_step_that_is_filled_by_groups_sampled_ahead_still_has_its_round_asked
     batch = peers.service.batch(1)
     assert batch is not None
     assert batch.group_ids == tuple(request.request_id for request in requests[4:])
-    (extra_round,) = peers.service.holdings.status().extra_rounds
+    (extra_round,) = peers.service.inspection.status().extra_rounds
     extra = peers.plan.extra_requests(extra_round)
     assert peers.service.enqueue(extra, None, None) == 4, "they take the place of what was used ahead"
     peers.service.claim("w", 9, 1)
     peers.service.push(push_body(peers.service, [pack_group(answer(request, "1000")) for request in extra]))
     assert peers.service.batch(2) is not None
-    assert peers.service.holdings.status().extra_rounds == ()
+    assert peers.service.inspection.status().extra_rounds == ()
 
 
 def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[..., RedisStore]) -> None:
     config = config_of("dapo")
     peers = Peers(make_store(in_step_order=True), config)
-    requests = peers.plan.due(peers.service.holdings.status())[:4]
+    requests = peers.plan.due(peers.service.inspection.status())[:4]
     peers.service.enqueue(requests, 4, None)
     peers.service.store.report(replace(peers.service.store.progress(), step=1, policy_version=1))
     peers.service.claim("w", 9, 1)
     peers.service.push(push_body(peers.service, [pack_group(answer(request, "0000")) for request in requests]))
     assert peers.service.batch(1) is None
     assert peers.service.batch(1) is None, "it is not asked again before the round is there"
-    status = peers.service.holdings.status()
+    status = peers.service.inspection.status()
     assert status.demand == "round 2 of 3: 0/4 informative groups"
     assert "round 2 of 3: 0/4 informative groups; its groups are not asked for yet" in peers.service.waiting_for(1)[0]
     (extra_round,) = status.extra_rounds
     peers.service.restore(b"".join(piece for pieces in read_snapshot(peers.service.store) for piece in pieces))
-    assert peers.service.holdings.status().extra_rounds == status.extra_rounds
+    assert peers.service.inspection.status().extra_rounds == status.extra_rounds
     extra = peers.plan.extra_requests(extra_round)
     assert [request.step for request in extra] == [1] * 4
     assert (peers.service.enqueue(extra, None, None), peers.service.enqueue(extra, None, None)) == (4, 0)
@@ -228,5 +230,5 @@ def test_a_demand_survives_a_snapshot_and_is_asked_once(make_store: Callable[...
     batch = peers.service.batch(1)
     assert batch is not None
     assert batch.group_ids == tuple(request.request_id for request in extra)
-    after = peers.service.holdings.tables()
+    after = peers.service.store.tables()
     assert (after.demand, after.num_extra, after.extra_rounds) == (None, 4, ())

@@ -68,23 +68,6 @@ def make_rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRig]:
         rig.fleet.stop()
 
 
-def test_as_many_workers_become_ready_as_are_wanted(make_rig: MakeRig) -> None:
-    rig = make_rig()
-    assert rig.fleet.readiness() == "no worker is ready: none started"
-    rig.fleet.scale(3)
-    wait_until(lambda: rig.states() == ["ready"] * 3)
-    assert rig.fleet.readiness() == ""
-    assert [status.worker_id for status in rig.fleet.statuses()] == ["worker-0", "worker-1", "worker-2"]
-
-
-def test_all_workers_get_an_update_and_it_says_how_long_each_took(make_rig: MakeRig, tmp_path: Path) -> None:
-    rig = make_rig()
-    rig.fleet.scale(2)
-    wait_until(lambda: rig.states() == ["ready"] * 2)
-    assert rig.fleet.update_weights(make_update(tmp_path / "w", 5)) == {"worker-0": 0.5, "worker-1": 0.5}
-    assert [status.policy_version for status in rig.fleet.statuses()] == [5, 5]
-
-
 def test_a_worker_that_starts_later_takes_the_newest_weights_before_it_begins(
     make_rig: MakeRig, tmp_path: Path
 ) -> None:

@@ -1,17 +1,21 @@
-"""What is appended to the embedded Redis' file reaches the disk soon, and a quiet disk is left alone."""
+"""The embedded Redis' file: what is appended reaches the disk soon, and when a write is in it."""
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from bapo.core.errors import StorageError, UnavailableError
 from bapo.runtime.run_directory.layout import RunDirectory
+from buffer_service.store.redis.durability import AofState, Target, until_written
 from services.launcher.embedded_redis import Flusher
 from services.launcher.scenarios import start_buffer
 from services.launcher.session import Session
@@ -96,3 +100,51 @@ def test_the_embedded_redis_of_a_run_is_flushed_unless_it_writes_before_it_answe
         assert ("flusher" in names) is is_flushed
         if is_flushed:
             wait_until(lambda: bool(written), what="the file is written")
+
+
+# -- when a write is in the file
+
+
+def looks_of(*found: tuple[int, int] | tuple[int, int, int], **also: bool) -> Iterator[AofState]:
+    """(size, bytes that are not written, size after the newest rewrite)."""
+    for size, unwritten, *base in found:
+        yield AofState(size=size, unwritten=unwritten, base_size=sum(base), **also)
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        [(100, 0)],
+        [(100, 40), (100, 0)],
+        [(100, 40), (140, 99)],  # ours is written, others' is not
+        [(100, 40), (139, 1), (140, 5)],
+        [(900, 40), (50, 7), (57, 1)],  # rewritten: the file starts small, with 7 bytes of ours or of others unwritten
+        [(100, 40, 10), (200, 30, 200), (229, 1, 200), (230, 9, 200)],  # rewritten, and larger than before
+        [(0, 40), (0, 60), (40, 20)],  # an empty file
+    ],
+)
+def test_a_write_is_acknowledged_when_the_kernel_has_it(looks: list[tuple[int, int]]) -> None:
+    target = Target()
+    assert [target.is_reached(look) for look in looks_of(*looks)] == [False] * (len(looks) - 1) + [True]
+
+
+def acknowledged(looks: Iterator[AofState]) -> None:
+    until_written(next(looks), lambda: next(looks), "here")
+
+
+def test_looks_go_on_until_the_write_is_in_the_file() -> None:
+    looks = looks_of((100, 40), (100, 40), (100, 50), (140, 10), (0, 0))
+    acknowledged(looks)
+    assert next(looks).unwritten == 0, "no look more than needed"
+
+
+def test_a_disk_that_takes_no_more_is_named_at_once_unless_the_write_is_in_the_file() -> None:
+    with pytest.raises(StorageError, match=r"Redis at here cannot write to its disk .* aof_last_write_status:err"):
+        acknowledged(looks_of((100, 40), is_refused=True))
+    acknowledged(looks_of((100, 0), is_refused=True))
+
+
+def test_a_disk_that_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("buffer_service.store.redis.durability.TIMEOUT_S", 0.02)
+    with pytest.raises(UnavailableError, match="its disk is busy"):
+        acknowledged(repeat(AofState(size=100, unwritten=40)))

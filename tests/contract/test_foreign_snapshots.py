@@ -52,49 +52,55 @@ def changed(snapshot: bytes, change: Callable[[Index], None], *, frames: bytes |
     return content + hashlib.sha256(content).digest()
 
 
-def row(key: str, number: int, place: int, value: Any) -> Callable[[Index], None]:
-    """One place of a packed row of the index is another value."""
-
-    def change(index: Index) -> None:
-        fields = msgpack.unpackb(index[key][number], strict_map_key=False)
-        fields[place] = value
-        index[key][number] = msgpack.packb(fields)
-
-    return change
+def image(**fields: Any) -> Callable[[Index], None]:
+    """Some fields of the image are other values."""
+    return lambda index: index["image"].update(fields)
 
 
-def tables(place: int, value: Any) -> Callable[[Index], None]:
-    def change(index: Index) -> None:
-        fields = msgpack.unpackb(index["tables"], strict_map_key=False)
-        fields[place] = value
-        index["tables"] = msgpack.packb(fields)
+def tables(**fields: Any) -> Callable[[Index], None]:
+    return lambda index: index["image"]["tables"].update(fields)
 
-    return change
+
+def record(place: int, value: Any) -> Callable[[Index], None]:
+    """One field of the first record is another value."""
+    return lambda index: index["image"]["records"]["g-a"].__setitem__(place, value)
+
+
+def hard(**fields: Any) -> Callable[[Index], None]:
+    return tables(bad=[{"prompt_id": "nobody", "birth": 1, "mu": 0.0, "attempts": 0} | fields])
 
 
 CASES: dict[str, Callable[[Index], None]] = {
-    "no record of a group of the batch": lambda index: index.update(records=[]),
-    "a record that is a number": lambda index: index["records"].__setitem__(0, 7),
-    "a record of one field": lambda index: index["records"].__setitem__(0, msgpack.packb(["g-a"])),
-    "a record that is cut off": lambda index: index["records"].__setitem__(0, index["records"][0][:5]),
-    "a group of the wrong size": row("records", 0, 9, 1),
-    "a step of 2^63": tables(0, 2**63),
-    "a negative step": tables(0, -1),
-    "a step that is true": tables(0, True),
-    "a threshold NaN": tables(1, float("nan")),
-    "a hard prompt without its text": tables(4, [("nobody", 1, 0.0, 0)]),
-    "a hard prompt that is short": tables(4, [("a",)]),
-    "a batch of other bytes": row("batches", 0, 3, 1),
-    "numbers that are a list": lambda index: index.update(numbers=[]),
-    "a progress that is no number": lambda index: index["progress"].update(step="1"),
-    "a negative cursor": lambda index: index["numbers"].update(cursor=-1),
-    "a counter that is a text": lambda index: index["counters"].update(pushed="many"),
-    "a composition with NaN": lambda index: index["compositions"][0].update(r_tot=float("nan")),
-    "a composition without its counts": lambda index: index["compositions"][0].update(x1="x"),
-    "a request id with a brace": lambda index: index["open_requests"][0].update(request_id="a{b}"),
-    "a request for a list": lambda index: index["open_requests"][0].update(group_size=[]),
-    "outcomes that are a text": lambda index: index.update(outcomes={1: "x"}),
-    "a selector of another kind": lambda index: index.update(selector={"data": 1}),
+    "no record of a group of the batch": image(records={}),
+    "a record that is a number": image(records={"g-a": 7}),
+    "a record of one field": image(records={"g-a": ["g-a"]}),
+    "a group of the wrong size": record(9, 1),
+    "a group of a negative size": record(9, -1),
+    "a reward NaN": record(7, [float("nan")]),
+    "a step of 2^63": tables(step=2**63),
+    "a negative step": tables(step=-1),
+    "a step that is true": tables(step=True),
+    "a threshold NaN": tables(r_tot=float("nan")),
+    "a hard prompt without its text": hard(),
+    "a hard prompt that is short": tables(bad=[{"prompt_id": "a"}]),
+    "a hard prompt born in step 2^21": hard(birth=1 << 21),
+    "a hard prompt of mean reward NaN": hard(mu=float("nan")),
+    "a batch of other bytes": lambda index: index["image"]["batches"][0].update(num_bytes=1),
+    "an image that is a list": lambda index: index.update(image=[]),
+    "a progress that is no number": lambda index: index["image"]["progress"].update(step="1"),
+    "a progress of step 2^21": lambda index: index["image"]["progress"].update(step=1 << 21),
+    "a negative cursor": image(cursor=-1),
+    "a counter that is a text": image(counters={"pushed": "many"}),
+    "a composition with NaN": lambda index: index["image"]["compositions"][0].update(r_tot=float("nan")),
+    "a composition without its counts": lambda index: index["image"]["compositions"][0].update(x1="x"),
+    "a request id with a brace": lambda index: index["image"]["open_requests"][0].update(request_id="a{b}"),
+    "a request for a list": lambda index: index["image"]["open_requests"][0].update(group_size=[]),
+    "a request for no response": lambda index: index["image"]["open_requests"][0].update(group_size=0),
+    "a request whose answer is bytes": lambda index: index["image"]["open_requests"][0]["prompt"].update(
+        answer={"a": b""}
+    ),
+    "success counts that are a text": image(success_counts={1: "x"}),
+    "a selector of another kind": image(selector={"data": 1}),
     "frames of numbers": lambda index: index.update(frames=list(range(len(index["frames"])))),
     "a group whose frame is there twice": lambda index: index["frames"].append(index["frames"][0]),
 }

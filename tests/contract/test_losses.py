@@ -29,14 +29,6 @@ from tests.support.learner import (
     with_experts,
 )
 from tests.support.losses import loss_names
-from tests.support.tiny_model import write_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_tiny_model(path)
-    return path
 
 
 def config_of(name: str, path: Path | str = "model", budget: int = 5000, **loss: Any) -> Config:

@@ -23,18 +23,10 @@ from learner.batch.advantages import row_advantages
 from learner.batch.packing import columns_of
 from learner.update.critic import load_critic
 from tests.support.learner import ALONE, make_updater, random_batch, tiny_policy, with_experts, with_supervised
-from tests.support.tiny_model import write_tiny_model
 
 PRESETS = preset_names()
 WITH_GROUP_BASELINE = [name for name in PRESETS if load_config([name], []).loss.advantage == "group"]
 """A critic's advantages are whitened over the batch, which is another sum that is 0 (test_learner_methods.py)."""
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_tiny_model(path)
-    return path
 
 
 def small(name: str, path: Path | str = "model", budget: int = 5000) -> Config:

@@ -12,11 +12,10 @@ from transformers import AutoModelForCausalLM
 from bapo.algorithms.composers.registry import load_composer
 from bapo.config.document import about_preset
 from bapo.config.layers import preset_names
-from bapo.config.load import dump_toml, load_config, load_resolved
+from bapo.config.load import load_config
 from learner.checkpoint import complete_steps
 from learner.losses.base import load_loss
 from tests.support.learner import FakeBuffer, FakeFleet, FakeRecords, make_test_learner, random_batch, with_experts
-from tests.support.tiny_model import write_tiny_model
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -26,13 +25,6 @@ def test_a_preset_loads_names_a_composer_and_a_loss_and_says_where_it_comes_from
     load_loss(config.loss)
     assert config.preset == name
     assert len(about_preset(name)) > 40
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_tiny_model(path)
-    return path
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -54,11 +46,3 @@ def test_the_learner_of_a_preset_trains_publishes_and_saves(name: str, model_pat
     assert any(not torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
     assert fleet.updates[-1].version == 3
     assert complete_steps(tmp_path / "checkpoints") == [2]
-
-
-@pytest.mark.parametrize("name", preset_names())
-def test_a_preset_survives_the_way_into_a_run_directory(name: str, tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-    config = load_config([name], [])
-    file.write_text(dump_toml(config))
-    assert load_resolved(file) == config

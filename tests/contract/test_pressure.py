@@ -17,6 +17,7 @@ from buffer_service.store.redis.connection import RedisLink
 from tests.support.buffer import PuttingRedisStore as RedisStore
 from tests.support.buffer import an_assembly, stored
 from tests.support.buffer_app import small_config
+from tests.support.clock import Clock
 from tests.support.wait import wait_until
 
 MB = 1 << 20
@@ -49,16 +50,6 @@ class Measured(RedisStore):
         return replace(found, round_left=self.round_left, num_open=self.num_open, fresh_bytes=fresh_bytes)
 
 
-class Clock:
-    """Seconds that the test moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def pressure_of(store: Measured, clock: Clock | None = None, **limits: Any) -> Backpressure:
     """B = 4, with slack."""
     return Backpressure(store, small_config(buffer=limits, cadence={"slack": 1000}), now=clock or Clock())
@@ -66,7 +57,7 @@ def pressure_of(store: Measured, clock: Clock | None = None, **limits: Any) -> B
 
 def why(pressure: Backpressure) -> str:
     pressure.forget()
-    pressure.look()
+    pressure.poll()
     return pressure.why_full()
 
 
@@ -165,7 +156,7 @@ def test_pushes_do_not_wait_for_a_store_that_is_slow_to_answer_a_look_and_are_co
         pressure.took(0)
 
     store.meanwhile = push
-    pressure.look()
+    pressure.poll()
     assert pressure.is_known
     pressure.admit(1)
     with pytest.raises(FullError, match=r"2\.0 MB of fresh groups wait"):
@@ -209,7 +200,7 @@ def test_who_waits_for_a_look_that_fails_fails_with_it(redis_url: str) -> None:
 
     def look() -> None:
         with pytest.raises(UnavailableError) as found:
-            pressure.look()
+            pressure.poll()
         said.append(str(found.value))
 
     store.memory = hang  # type: ignore[method-assign, assignment]
@@ -223,5 +214,5 @@ def test_who_waits_for_a_look_that_fails_fails_with_it(redis_url: str) -> None:
         thread.join(30)
     assert (said, store.looks) == (["Redis does not answer"] * 4, 1)
     del store.memory  # type: ignore[method-assign]
-    pressure.look()
+    pressure.poll()
     assert store.looks == 2, "who comes later asks anew"

@@ -19,11 +19,11 @@ from bapo.runtime.auth.api_tokens import Keyring, Role, digest
 from bapo.runtime.metrics.server import Telemetry, serve_health
 from bapo.transport import http_guard as gate
 from bapo.transport.buffer_client import BufferClient
-from bapo.transport.http_guard import Rule, Rules
+from bapo.transport.http_guard import Permissions, Rule
 from buffer_service.http import permissions
 from rollout_server import api
 from rollout_server.api import create_app as create_fleet_app
-from rollout_server.weights.relay import WeightStore
+from rollout_server.weights.relay import WeightRelay
 from tests.support.buffer import answer, new_store
 from tests.support.buffer_app import served_app, serving, small_config
 from tests.support.factories import make_request
@@ -64,7 +64,7 @@ ROUTES = [
     ("PUT", "/frames/" + "f" * 32, {WORKER}),
     ("GET", "/frames/g-a", {LEARNER}),
     ("GET", "/evaluations/held_out@1", {EVALUATOR}),
-    ("GET", "/evaluations/held_out@1/outcomes", {EVALUATOR, SCHEDULER}),
+    ("GET", "/evaluations/held_out@1/success-counts", {EVALUATOR, SCHEDULER}),
     ("DELETE", "/evaluations/held_out@1", {EVALUATOR, SCHEDULER}),
     ("POST", "/batches/1", {LEARNER}),
     ("POST", "/batches/1/commit", {LEARNER}),
@@ -77,14 +77,13 @@ ROUTES = [
     ("POST", "/resume", {LEARNER}),
     ("GET", "/status", set(Role)),
     ("GET", "/hard-prompts", {SCHEDULER}),
-    ("GET", "/outcomes", {SCHEDULER}),
+    ("GET", "/success-counts", {SCHEDULER}),
     ("GET", "/selector", {SCHEDULER}),
     ("PUT", "/selector/1", {SCHEDULER}),
     ("GET", "/bad", {VIEWER}),
     ("GET", "/high", {VIEWER}),
     ("GET", "/batches", {SCHEDULER, VIEWER}),
     ("GET", "/thresholds", {VIEWER}),
-    ("GET", "/queues", {VIEWER}),
     ("GET", "/counters", {VIEWER}),
     ("GET", "/metrics", {VIEWER}),
     ("GET", "/verify", {VIEWER}),
@@ -211,8 +210,8 @@ def test_a_body_is_refused_before_any_of_it_is_sent(
 
 def test_chunks_of_json_are_counted_and_cut_off(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "MOST_JSON_BYTES", 1000)
-    rules = Rules([Rule("POST", "/requests", frozenset(), most_bytes=1000)])
-    monkeypatch.setattr("buffer_service.http.app.RULES", rules)
+    rules = Permissions([Rule("POST", "/requests", frozenset(), most_bytes=1000)])
+    monkeypatch.setattr("buffer_service.http.app.PERMISSIONS", rules)
     with serving(new_store(redis_url), small_config()) as client:
         reply = call(client.url, "POST", "/requests", body=iter([b" " * 600, b" " * 600]))
         assert (reply.status, reply.json()["error"]) == (413, "ContractError")
@@ -268,7 +267,7 @@ def test_every_route_of_the_buffer_has_its_rule(redis_url: str) -> None:
 
 
 def test_every_route_of_the_fleet_has_its_rule() -> None:
-    app = create_fleet_app(None, Telemetry(), store=WeightStore(Path("."), str))  # type: ignore[arg-type]
+    app = create_fleet_app(None, Telemetry(), store=WeightRelay(Path("."), str))  # type: ignore[arg-type]
     known = {(rule.method, rule.path) for rule in api.ROUTES}
     assert described_routes(app) - known == {("GET", "/healthz"), ("GET", "/readyz")}
     assert known <= described_routes(app)

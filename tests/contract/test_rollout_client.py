@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import urllib3
 
 from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config
-from bapo.core.errors import ConfigError, ContractError, DeadlineError, StaleWeightsError, UnavailableError
+from bapo.core.errors import ContractError, DeadlineError, StaleWeightsError, UnavailableError
 from bapo.core.types import Canary, WeightUpdate
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.rollout_client import RolloutClient, weight_update_from_map, weight_update_map
@@ -21,9 +20,8 @@ from rollout_server.engines.scripted import make_engine
 from rollout_server.fleet.fleet import Fleet
 from rollout_server.fleet.worker_handle import LocalHandle
 from rollout_server.worker import Worker
-from tests.support.factories import make_request
 from tests.support.rollout import InstantGrader, MemoryBuffer, Served, make_update
-from tests.support.wait import PATIENCE_S, wait_until
+from tests.support.wait import PATIENCE_S
 
 
 @pytest.fixture
@@ -91,19 +89,6 @@ def test_waiting_for_a_worker_ends_with_the_servers_own_reason(served: tuple[Fle
         client.wait_ready(0.2)
 
 
-def test_workers_scale_and_sample_through_the_api(served: tuple[Fleet, RolloutClient], buffer: MemoryBuffer) -> None:
-    _, client = served
-    client.scale(2)
-    client.wait_ready(PATIENCE_S)
-    buffer.add([make_request(prompt_id=f"p{i}") for i in range(20)])
-    wait_until(lambda: len(buffer.groups) == 20)
-    wait_until(lambda: sum(worker.num_groups for worker in client.workers()) == 20)
-    wait_until(lambda: [worker.state for worker in client.workers()] == ["ready", "ready"])
-    assert all(worker.pid > 0 and worker.rss_bytes > 0 for worker in client.workers())
-    with pytest.raises(ConfigError, match=r"1 to 3 \(rollout.max_workers\)"):
-        client.scale(4)
-
-
 def test_an_update_reaches_the_workers_and_an_older_one_comes_back_as_its_error(
     served: tuple[Fleet, RolloutClient], tmp_path: Path
 ) -> None:
@@ -118,14 +103,6 @@ def test_an_update_reaches_the_workers_and_an_older_one_comes_back_as_its_error(
         client.update_weights(make_update(tmp_path / "w", 4), timeout_s=10)
     client.update_weights(make_update(tmp_path / "w", 4), timeout_s=10, rollback=True)
     assert client.workers()[0].policy_version == 4
-
-
-def test_health_and_metrics_answer_without_any_worker(served: tuple[Fleet, RolloutClient]) -> None:
-    _, client = served
-    with urllib.request.urlopen(client.url + "/healthz") as answer:
-        assert json.load(answer) == {"alive": True}
-    with urllib.request.urlopen(client.url + "/metrics") as answer:
-        assert "bapo_rollout_worker_restarts_total 0.0" in answer.read().decode()
 
 
 def test_a_server_that_is_not_there_is_unavailable_after_the_retries() -> None:

@@ -17,13 +17,6 @@ from tests.support.buffer_app import serving, small_config
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> TokenSet:
-    found = TokenSet(tmp_path / "tokens")
-    found.create()
-    return found
-
-
-@pytest.fixture
 def url(redis_url: str, made: TokenSet) -> Iterator[str]:
     """A service that reads the set."""
     with serving(new_store(redis_url), small_config(), Keyring(path=made.accepted_path)) as client:

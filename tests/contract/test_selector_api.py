@@ -1,4 +1,4 @@
-"""What a prompt selector learns from, through the buffer's API: the outcomes of real assemblies, and kept states."""
+"""What a prompt selector learns from, through the buffer's API: success counts of real assemblies, and kept states."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from bapo.core.codec import pack_group
 from bapo.core.errors import ContractError
-from bapo.core.success_counts import Outcomes
+from bapo.core.success_counts import SuccessCounts
 from bapo.core.types import Purpose
 from bapo.transport.buffer_client import BufferClient
 from buffer_service.store.redis.store import RedisStore
@@ -34,21 +34,23 @@ def train(client: BufferClient, step: int) -> None:
     client.batch(step, timeout_s=5.0)
 
 
-def rows(outcomes: Outcomes) -> dict[str, tuple[float, int]]:
+def rows(success_counts: SuccessCounts) -> dict[str, tuple[float, int]]:
     """Prompt id -> (k, G)."""
     return {
         name: (float(k), int(size))
-        for name, k, size in zip(outcomes.prompt_ids, outcomes.reward_sums, outcomes.sizes, strict=True)
+        for name, k, size in zip(
+            success_counts.prompt_ids, success_counts.reward_sums, success_counts.sizes, strict=True
+        )
     }
 
 
 def test_every_fresh_group_of_a_step_is_an_outcome_whatever_the_filter_keeps(client: BufferClient) -> None:
     train(client, 1)
     train(client, 2)
-    (first, second) = client.outcomes(0)
+    (first, second) = client.success_counts(0)
     assert (first.step, second.step) == (1, 2)
     assert rows(first) == {"a": (2.0, 8), "b": (0.0, 8), "c": (8.0, 8), "d": (1.0, 8)}
-    assert [page.step for page in client.outcomes(1, limit=1)] == [2]
+    assert [page.step for page in client.success_counts(1, limit=1)] == [2]
 
 
 def test_a_kept_state_comes_back_byte_by_byte_and_ends_its_outcomes(client: BufferClient) -> None:
@@ -58,7 +60,7 @@ def test_a_kept_state_comes_back_byte_by_byte_and_ends_its_outcomes(client: Buff
     data = bytes(range(256)) * 1000
     client.keep_selector_state(3, 1, data)
     assert client.selector_state() == (3, 1, data)
-    assert [page.step for page in client.outcomes(1)] == [2]
+    assert [page.step for page in client.success_counts(1)] == [2]
     client.keep_selector_state(2, 2, b"of an older round")
     assert client.selector_state() == (3, 1, data)
 
@@ -74,13 +76,13 @@ def test_reference_groups_are_read_without_their_tokens_and_forgotten(client: Bu
     requests = [make_request(prompt_id=name, request_id=f"r-{name}", **fields) for name in "ab"]  # type: ignore[arg-type]
     client.enqueue(requests)
     client.push([pack_group(answer(requests[0], "11100000"))])
-    assert rows(client.evaluation_outcomes("reference@1")) == {"a": (3.0, 8)}
+    assert rows(client.evaluation_success_counts("reference@1")) == {"a": (3.0, 8)}
     client.forget("reference@1")
-    assert rows(client.evaluation_outcomes("reference@1")) == {}
+    assert rows(client.evaluation_success_counts("reference@1")) == {}
 
 
 def test_a_selector_that_learns_nothing_costs_the_buffer_nothing(store: RedisStore) -> None:
     with serving(store, small_config()) as client:
         train(client, 1)
-        assert client.outcomes(0) == []
-        assert store.image().outcomes == {}
+        assert client.success_counts(0) == []
+        assert store.image().success_counts == {}

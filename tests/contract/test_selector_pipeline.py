@@ -138,8 +138,8 @@ class Run:
         for step in range(first, last + 1):
             self.client.report_progress(Progress(step=step, policy_version=step))
             batch = self.client.batch(step, timeout_s=20.0)
-            fates = [fate for fate in batch.fates if fate.purpose is Purpose.FRESH]
-            self.prompts[step] = [fate.prompt_id for fate in fates]
+            results = [result for result in batch.results if result.purpose is Purpose.FRESH]
+            self.prompts[step] = [result.prompt_id for result in results]
             self.client.commit(step, checkpointed=0)
 
 
@@ -195,6 +195,6 @@ def test_further_rounds_of_dapo_ask_for_proposed_prompts_and_are_learnt_from_as_
     config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"name": "dapo"})})
     with running(config, a_store(redis_url)) as run, scheduling(config, run.client.url):
         run.steps(1, 12)
-        outcomes = run.client.outcomes(0)
+        success_counts = run.client.success_counts(0)
     assert any(len(prompts) > 4 for prompts in run.prompts.values())
-    assert [list(page.prompt_ids) for page in outcomes] == [run.prompts[step] for step in range(1, 13)]
+    assert [list(page.prompt_ids) for page in success_counts] == [run.prompts[step] for step in range(1, 13)]

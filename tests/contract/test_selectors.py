@@ -17,7 +17,7 @@ from bapo.algorithms.selectors.mopps import by_fitness
 from bapo.algorithms.selectors.registry import learns, load_selector, selector_names
 from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.core.errors import ConfigError, ContractError
-from bapo.core.success_counts import Outcomes, outcomes_of
+from bapo.core.success_counts import SuccessCounts, success_counts_of
 
 B = 4
 NAMES = st.sampled_from(selector_names())
@@ -50,13 +50,13 @@ def make(name: str, config: SelectorConfig, num: int, seed: int = 3) -> PromptSe
     return load_selector(name, config, pool, seed=seed, batch_size=B)
 
 
-def answers(step: int, indices: Sequence[int], *, lost: int = 0) -> Outcomes:
+def answers(step: int, indices: Sequence[int], *, lost: int = 0) -> SuccessCounts:
     """Of a policy that does not change: prompt i has i mod 9 of 8 right. The first `lost` groups never came."""
-    return outcomes_of(step, ((f"p{i}", float(i % 9), 8) for i in indices[lost:]))
+    return success_counts_of(step, ((f"p{i}", float(i % 9), 8) for i in indices[lost:]))
 
 
 def step_of(selector: PromptSelector, step: int, *, lost: int = 0) -> list[int]:
-    """One step of a run that waits for its outcomes; returns its prompts."""
+    """One step of a run that waits for its success counts; returns its prompts."""
     references = selector.references(step).tolist()
     if references:
         selector.observe_references(step, answers(step, references, lost=min(lost, len(references) - 1)))

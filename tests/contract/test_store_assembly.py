@@ -88,11 +88,11 @@ def test_groups_that_are_too_old_are_dropped_counted_and_asked_again_at_the_head
     old = stored(store, "ab", rewards="11000000")
     store.enqueue([make_request(prompt_id="waits", min_version=5)], cursor=None)
     again = [make_request(prompt_id=r.prompt.prompt_id, request_id=f"{r.request_id}~1", min_version=5) for r in old]
-    fates = [record.fate(None, "stale", 9) for record in view_of(store, 2).fresh]
-    replacements = [Replacement(fate=f, request=r) for f, r in zip(fates, again, strict=True)]
+    results = [record.result(None, "stale", 9) for record in view_of(store, 2).fresh]
+    replacements = [Replacement(result=f, request=r) for f, r in zip(results, again, strict=True)]
     store.replace_stale(replacements)
     store.replace_stale(replacements)
-    assert view_of(store, 9).stale == (fates[0], fates[1])
+    assert view_of(store, 9).stale == (results[0], results[1])
     assert store.frames(["g-a", "g-b"]) == [None, None]
     assert store.counters()["dropped_groups:stale:2/8"] == 2
     assert store.claim("w", limit=9, policy_version=4) == []
@@ -106,11 +106,11 @@ def test_a_stale_group_stays_when_the_id_of_its_replacement_is_taken(store: Redi
     stored(store, ["a", "b", "c"])
     store.enqueue([make_request(prompt_id="x", request_id="g-a~1", min_version=9)], cursor=None)
     stored(store, ["b~1"])
-    fates = [record.fate(None, "stale", 9) for record in view_of(store, 3).fresh]
-    items = [Replacement(fate=f, request=make_request(request_id=f"{f.group_id}~1", min_version=5)) for f in fates]
+    results = [record.result(None, "stale", 9) for record in view_of(store, 3).fresh]
+    items = [Replacement(result=f, request=make_request(request_id=f"{f.group_id}~1", min_version=5)) for f in results]
     assert sorted(store.replace_stale(items)) == ["g-a", "g-b"]
     assert [record.group_id for record in view_of(store, 9).fresh] == ["g-a", "g-b", "g-b~1"]
-    assert [fate.group_id for fate in view_of(store, 9).stale] == ["g-c"]
+    assert [result.group_id for result in view_of(store, 9).stale] == ["g-c"]
     assert [request.request_id for request in store.claim("w", limit=9, policy_version=5)] == ["g-c~1"]
 
 
@@ -127,9 +127,9 @@ def test_groups_that_a_batch_did_not_train_are_held_until_the_batch_is_released(
 
 def test_stale_groups_that_are_held_stay_until_the_assembly_that_reports_them(store: RedisStore) -> None:
     old = stored(store, "ab")
-    fates = [record.fate(None, "stale", 1) for record in view_of(store, 2).fresh]
+    results = [record.result(None, "stale", 1) for record in view_of(store, 2).fresh]
     again = [make_request(request_id=f"{request.request_id}~1") for request in old]
-    store.replace_stale([Replacement(fate=f, request=r) for f, r in zip(fates, again, strict=True)], hold=True)
+    store.replace_stale([Replacement(result=f, request=r) for f, r in zip(results, again, strict=True)], hold=True)
     assert view_of(store, 9).fresh == ()
     assert None not in store.frames(["g-a", "g-b"])
     assert store.commit_assembly(an_assembly(num_stale=2, stale=["g-a", "g-b"], untrained=["g-b"]))

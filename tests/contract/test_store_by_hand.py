@@ -127,11 +127,11 @@ def test_a_group_of_b_high_and_of_a_batch_stays_for_the_batch_and_no_longer(stor
 
 
 def test_a_group_is_sound_that_has_the_id_of_one_which_was_too_old_before_a_restore(store: RedisStore) -> None:
-    """A snapshot forgets which ids were settled, and holds the fates of groups that were too old."""
+    """A snapshot forgets which ids were settled, and holds the results of groups that were too old."""
     stored(store, "a")
     old = view_of(store, 1).fresh[0]
     again = make_request(prompt_id="a", request_id="g-a~1", min_version=2)
-    store.replace_stale([Replacement(fate=old.fate(None, "stale", 1), request=again)])
+    store.replace_stale([Replacement(result=old.result(None, "stale", 1), request=again)])
     store.restore(store.image(), [])
     stored(store, "a")
     assert [record.group_id for record in view_of(store, 1).fresh] == ["g-a"]

@@ -10,7 +10,7 @@ import redis
 
 from bapo.core.errors import ContractError, UnavailableError
 from bapo.core.types import Progress, Purpose, RolloutRequest
-from buffer_service.snapshot import pack_snapshot, unpack_snapshot
+from buffer_service.snapshot import read_snapshot, unpack_snapshot
 from buffer_service.state import Replacement
 from buffer_service.store.redis import snapshot
 from buffer_service.store.redis.connection import RedisLink
@@ -36,7 +36,7 @@ def a_busy_run(store: RedisStore) -> None:
     assert store.commit_assembly(one)
     old = view_of(store, 1).fresh[0]
     again = make_request(prompt_id="c", request_id="g-c~1", min_version=2)
-    store.replace_stale([Replacement(fate=old.fate(None, "stale", 2), request=again)])
+    store.replace_stale([Replacement(result=old.result(None, "stale", 2), request=again)])
     store.enqueue_round(2, [reevaluation("p"), reevaluation("q"), reevaluation("r")])
     store.push([incoming(answer(reevaluation("p"), version=2))])
     store.enqueue([make_request(prompt_id=name) for name in ("x", "y")], cursor=6)
@@ -59,9 +59,7 @@ def frames_of(store: RedisStore, image: Image) -> Iterator[tuple[str, bytes]]:
 
 
 def snapshot_of(store: RedisStore) -> bytes:
-    image = store.image()
-    group_ids = sorted(image.references)
-    return pack_snapshot(image, group_ids, [frame or b"" for frame in store.frames(group_ids)])
+    return b"".join(piece for pieces in read_snapshot(store) for piece in pieces)
 
 
 def test_a_restored_image_is_the_same_image(make_store: Callable[..., RedisStore]) -> None:
@@ -88,7 +86,7 @@ def test_an_image_holds_what_a_resumed_run_needs(store: RedisStore) -> None:
     assert image.bad_prompts == {"a": make_prompt(prompt_id="a")}
     assert [batch.step for batch in image.batches] == [1]
     assert image.rounds == {2: 2}
-    assert [fate.group_id for fate in image.stale] == ["g-c"]
+    assert [result.group_id for result in image.stale] == ["g-c"]
     assert (image.cursor, image.progress) == (6, Progress(step=2, policy_version=1))
 
 
@@ -186,9 +184,10 @@ def assert_unreadable(store: RedisStore) -> None:
     """Neither empty nor half: no answer."""
     calls: list[Callable[[], object]] = [
         store.status, store.image, store.audit, store.progress, store.tables, store.bad_prompts, store.counters,
-        store.selector_state, lambda: store.compositions(0, 9), lambda: store.outcomes(0, 9), lambda: store.batch(1),
-        lambda: store.records(["g-b"]), lambda: store.fresh_requests(["g-d"]), lambda: store.evaluated("cd@1"),
-        lambda: store.readiness(2), lambda: store.look(2, 1), lambda: store.commit(1, 1),
+        store.selector_state, lambda: store.compositions(0, 9), lambda: store.success_counts(0, 9),
+        lambda: store.batch(1), lambda: store.records(["g-b"]), lambda: store.fresh_requests(["g-d"]),
+        lambda: store.evaluated("cd@1"),
+        lambda: store.readiness(2), lambda: store.read_step(2, 1), lambda: store.commit(1, 1),
         lambda: store.claim("w", limit=1, policy_version=1), lambda: store.enqueue_round(2, []),
     ]  # fmt: skip
     for call in calls:

@@ -74,8 +74,8 @@ def test_a_settled_request_is_remembered_for_exactly_twenty_steps(store: RedisSt
     for step in range(1, 32):
         store.commit_assembly(an_assembly(step=step, fresh=["g-a"] if step == 1 else [], before=store.tables()))
         store.commit(step, step)
-        fates = store.push([incoming(answer(make_request(prompt_id="a"))), incoming(answer(early))])
-        assert fates == ["duplicate" if step <= 20 else "unknown", "duplicate"], step
+        results = store.push([incoming(answer(make_request(prompt_id="a"))), incoming(answer(early))])
+        assert results == ["duplicate" if step <= 20 else "unknown", "duplicate"], step
     assert store.enqueue([early], cursor=None) == 0
     store.forget("cd@1")
     assert store.enqueue([early], cursor=None) == 1
@@ -117,8 +117,8 @@ def test_what_drains_the_buffer_goes_on_when_redis_is_full(redis_store: RedisSto
         assert store.fail("v", "g-y", reason="engine", detail="") == "not_leased"
         assert store.release("w") == 3
         assert store.release("w") == 0
-        fate = view_of(store, 3).fresh[2].fate(None, "stale", 1)
-        store.replace_stale([Replacement(fate=fate, request=again)])
+        result = view_of(store, 3).fresh[2].result(None, "stale", 1)
+        store.replace_stale([Replacement(result=result, request=again)])
         assert store.drop_group("g-d") == "fresh"
         assert store.drop_request("g-z") is True
         one = an_assembly(

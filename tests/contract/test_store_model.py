@@ -289,7 +289,7 @@ class TwoBuffers(RuleBasedStateMachine):
             num_stale=len(view.stale),
             stale=list(self.model.held_stale),
             fresh_bytes=sum(record.num_bytes for record in fresh),
-            outcomes=b"" if step % 5 == 4 else b"outcomes of step %d" % step,
+            success_counts=b"" if step % 5 == 4 else b"success counts of step %d" % step,
         )
 
     def requests_of(self, records: Iterable[GroupRecord]) -> list[RolloutRequest]:
@@ -315,8 +315,8 @@ class TwoBuffers(RuleBasedStateMachine):
         again = [replace(r, request_id=repeated_id(r.request_id), min_version=version) for r in requests]
         if again and taken is not None and self.pick(taken) not in [r.request_id for r in requests]:
             again[0] = replace(again[0], request_id=self.pick(taken))
-        fates = [record.fate(None, "stale", 1) for record in records]
-        items = [Replacement(fate=fate, request=request) for fate, request in zip(fates, again, strict=True)]
+        results = [record.result(None, "stale", 1) for record in records]
+        items = [Replacement(result=result, request=request) for result, request in zip(results, again, strict=True)]
         for _ in range(1 + twice):
             self.both(lambda store: store.replace_stale(items, hold=hold))
         self.remember(again)
@@ -372,8 +372,8 @@ class TwoBuffers(RuleBasedStateMachine):
         assert self.redis.image() == self.model.image()
         self.both(lambda store: view_of(store, size))
         ready = self.both(lambda store: [store.readiness(step) for step in range(5)])
-        assert self.both(lambda store: [store.look(step, 1).ready for step in range(5)]) == ready
-        self.both(lambda store: [store.outcomes(after, size) for after in range(self.model.tables.step + 1)])
+        assert self.both(lambda store: [store.read_step(step, 1).ready for step in range(5)]) == ready
+        self.both(lambda store: [store.success_counts(after, size) for after in range(self.model.tables.step + 1)])
         self.both(lambda store: store.selector_state())
         self.both(lambda store: [store.batch(step) for step in range(self.model.tables.step + 2)])
         ids = [*self.asked, "never"]

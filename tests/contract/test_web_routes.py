@@ -15,7 +15,10 @@ from starlette.testclient import TestClient
 
 from bapo.runtime.auth.api_tokens import Keyring, Role, digest
 from bapo.runtime.run_directory.layout import RunDirectory
+from tests.support.buffer import new_store
+from tests.support.buffer_app import serving, small_config
 from tests.support.dashboard_app import dashboard_app
+from tests.support.factories import make_request
 from tests.support.synthetic_runs import metrics_row, write_run
 
 TOKENS = {role: f"token-of-the-{role.value}-0123" for role in (Role.VIEWER, Role.WORKER)}
@@ -100,6 +103,16 @@ def test_a_query_that_means_nothing_is_refused_with_its_name(client: TestClient)
 def test_no_number_of_a_query_breaks_an_answer(run: RunDirectory, query: str, number: int) -> None:
     with TestClient(dashboard_app(run), raise_server_exceptions=False) as client:
         assert client.get(f"/api/v1/{query}{number}").status_code in (200, 404, 422)
+
+
+def test_the_live_numbers_are_those_of_the_buffer_now(run: RunDirectory, redis_url: str) -> None:
+    with serving(new_store(redis_url), small_config()) as buffer:
+        buffer.enqueue([make_request(prompt_id=name) for name in "ab"])
+        buffer.claim("w", limit=1, policy_version=1)
+        with TestClient(dashboard_app(run, buffer_url=buffer.url)) as client:
+            found = client.get("/api/v1/live").json()["live"]
+    assert (found["status"]["queued"]["fresh"], found["status"]["leased"]["fresh"]) == (1, 1)
+    assert list(found["status"]["workers"]) == ["w"]
 
 
 def test_where_tokens_are_on_files_are_open_and_numbers_are_not(run: RunDirectory) -> None:

@@ -20,10 +20,10 @@ from bapo.core.types import WeightUpdate
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.rollout_client import RolloutClient, fetch_file, part_of, send_file
-from bapo.transport.service_client import Peer
+from bapo.transport.service_client import ServiceClient
 from rollout_server.api import create_app
 from rollout_server.weights.host_cache import WeightCache
-from rollout_server.weights.relay import WeightStore
+from rollout_server.weights.relay import WeightRelay
 from tests.support.rollout import NO_TENSORS, Served, make_update
 
 CONTENT = NO_TENSORS + bytes(range(254)) * 5  # 1,280 bytes: 13 pieces of 100
@@ -42,7 +42,7 @@ class OtherHost:
     def __init__(self, folder: Path) -> None:
         self.updates: list[WeightUpdate] = []
         self.hidden: set[str] = set()
-        self.store = WeightStore(folder, lambda: self.served.url)
+        self.store = WeightRelay(folder, lambda: self.served.url)
         fleet: Any = SimpleNamespace(update_weights=self._update)
         self.served = Served(create_app(fleet, Telemetry(Process.ROLLOUT_SERVER), store=self.store))
 
@@ -59,8 +59,8 @@ def host(tmp_path: Path) -> Iterator[OtherHost]:
     other.served.stop()
 
 
-def peer(host: OtherHost) -> Peer:
-    return Peer("the rollout server", host.served.url, timeout_s=10.0, retry_s=0.0)
+def peer(host: OtherHost) -> ServiceClient:
+    return ServiceClient("the rollout server", host.served.url, timeout_s=10.0, retry_s=0.0)
 
 
 def test_a_server_that_cannot_read_the_file_is_sent_it_and_its_workers_hosts_fetch_it(
@@ -103,7 +103,7 @@ def test_workers_of_one_host_fetch_once_and_the_two_newest_copies_stay(
 ) -> None:
     fetched: list[str] = []
 
-    def counting(server: Peer, digest: str, num_bytes: int, target: Path) -> None:
+    def counting(server: ServiceClient, digest: str, num_bytes: int, target: Path) -> None:
         fetched.append(digest)
         fetch_file(server, digest, num_bytes, target)
 
@@ -139,7 +139,7 @@ def test_a_transfer_that_broke_goes_on_where_it_was(host: OtherHost, tmp_path: P
 class Breaking:
     """A rollout server whose link breaks after so many pieces."""
 
-    def __init__(self, server: Peer, pieces: int) -> None:
+    def __init__(self, server: ServiceClient, pieces: int) -> None:
         self._server = server
         self.pieces = pieces
         self.offsets: list[int] = []
@@ -211,7 +211,7 @@ NO_WEIGHTS = {
 
 @pytest.mark.parametrize("content", NO_WEIGHTS.values(), ids=NO_WEIGHTS)
 def test_a_file_of_this_host_that_holds_no_weights_is_served_to_nobody(tmp_path: Path, content: bytes) -> None:
-    store = WeightStore(tmp_path / "server", str)
+    store = WeightRelay(tmp_path / "server", str)
     update = make_update(tmp_path / "secret", 3, content=content)
     with pytest.raises(WeightMismatchError, match="is no safetensors file"):
         store.locate(update)
@@ -233,7 +233,7 @@ def test_a_file_in_a_folder_that_may_not_be_entered_is_asked_for(
     given = Path.stat
     monkeypatch.setattr(Path, "stat", refuse)
     with pytest.raises(WeightsAbsentError, match="cannot be read here"):
-        WeightStore(tmp_path / "server", str).locate(update)
+        WeightRelay(tmp_path / "server", str).locate(update)
 
 
 def test_a_piece_that_is_too_large_or_of_unknown_weights_is_refused(host: OtherHost) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from bapo.config.tree import Config
 from bapo.core.codec import unpack_group
-from bapo.core.errors import ConfigError, ContractError, GradingError, UnavailableError, WeightMismatchError
+from bapo.core.errors import ContractError, GradingError, UnavailableError, WeightMismatchError
 from bapo.core.token_arrays import Float32s
 from bapo.core.types import Outcome, Prompt, Purpose, RolloutRequest
 from rollout_server.engines import scripted
@@ -267,20 +267,6 @@ def test_a_draining_worker_finishes_what_it_has_and_claims_no_more(start_worker:
     assert set(buffer.groups) == {"g-p0", "g-p1"}
     assert worker.report().state == "stopped"
     assert buffer.num_queued == 1
-
-
-def test_an_unknown_engine_option_stops_the_worker_while_it_loads() -> None:
-    worker = Worker(
-        worker_id="worker-0",
-        config=make_config(engine_options={"latensy_s": 1.0}),
-        buffer=MemoryBuffer(),
-        make_engine=scripted.make_engine,
-        make_grader=lambda _: InstantGrader(),
-    )
-    with pytest.raises(ConfigError, match="latensy_s"):
-        worker.load()
-    assert worker.report().state == "failed"
-    worker.stop()
 
 
 def test_a_worker_with_a_budget_samples_in_segments_and_another_goes_on_when_it_is_killed(

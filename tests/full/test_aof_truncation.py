@@ -136,7 +136,7 @@ class Driver:
     def replace(self) -> None:
         items = [
             Replacement(
-                fate=record.fate(None, "stale", 1),
+                result=record.result(None, "stale", 1),
                 request=make_request(
                     prompt_id=record.prompt_id, request_id=repeated_id(record.group_id), step=record.step
                 ),

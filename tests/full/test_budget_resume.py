@@ -24,8 +24,8 @@ BUDGETED = [
 def items_by_step(run: RunDirectory) -> dict[int, list[tuple[str, Origin]]]:
     """What each step trained."""
     return {
-        step: sorted((fate.group_id, fate.origin) for fate in fates if fate.origin is not None)
-        for step, fates in run.read_groups()
+        step: sorted((result.group_id, result.origin) for result in results if result.origin is not None)
+        for step, results in run.read_groups()
     }
 
 

@@ -9,40 +9,32 @@ import pytest
 
 from tests.support.methods_rank import METHODS
 from tests.support.spawn_ranks import TIMEOUT_S, run_ranks, spawn_ranks
-from tests.support.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_tiny_model(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def one_rank(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[float]]]:
+def one_rank(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[float]]]:
     run = tmp_path_factory.mktemp("one")
-    return run, run_ranks(model, run, 1, 1, 4)[0]
+    return run, run_ranks(model_path, run, 1, 1, 4)[0]
 
 
 def test_a_checkpoint_of_two_ranks_is_resumed_by_two_ranks_and_by_one(
-    model: Path, one_rank: tuple[Path, list[list[float]]], tmp_path: Path
+    model_path: Path, one_rank: tuple[Path, list[list[float]]], tmp_path: Path
 ) -> None:
     _, want = one_rank
-    run_ranks(model, tmp_path, 2, 1, 2)
-    again = run_ranks(model, tmp_path, 2, 3, 4)[0]
+    run_ranks(model_path, tmp_path, 2, 1, 2)
+    again = run_ranks(model_path, tmp_path, 2, 3, 4)[0]
     np.testing.assert_allclose(again, want[4:], rtol=1e-5, atol=1e-5)
     for name in ("step-000004",):
         for path in sorted((tmp_path / "checkpoints" / name).rglob("*"), reverse=True):
             path.unlink() if path.is_file() else path.rmdir()
-    alone = run_ranks(model, tmp_path, 1, 3, 4)[0]
+    alone = run_ranks(model_path, tmp_path, 1, 3, 4)[0]
     np.testing.assert_allclose(alone, want[4:], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.timeout(2 * TIMEOUT_S)
-def test_two_ranks_give_the_losses_of_one_for_every_method(model: Path, tmp_path: Path) -> None:
-    [alone] = spawn_ranks("methods_rank", [str(model), str(tmp_path), "1"], 1)
-    first, second = spawn_ranks("methods_rank", [str(model), str(tmp_path), "2"], 2)
+def test_two_ranks_give_the_losses_of_one_for_every_method(model_path: Path, tmp_path: Path) -> None:
+    [alone] = spawn_ranks("methods_rank", [str(model_path), str(tmp_path), "1"], 1)
+    first, second = spawn_ranks("methods_rank", [str(model_path), str(tmp_path), "2"], 2)
     assert alone.keys() == METHODS.keys()
     assert len({tuple(numbers) for numbers in alone.values()}) == len(METHODS), "a choice that changed nothing"
     assert first == second, "every rank reports the numbers of all"

@@ -1,18 +1,115 @@
-"""What no schema of Kubernetes can know: manifests agree with each other and with our code."""
+"""Manifests agree with each other, with our code, and with the schemas of Kubernetes."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
 
+import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
 
 from bapo.config.load import load_config
 from bapo.config.tree import Config
-from tests.support.manifests import K8S, OVERLAYS, REPOSITORY, Manifest, build, containers, of_kind, pods
+
+Manifest = dict[str, Any]
+
+REPOSITORY = Path(__file__).parents[2]
+K8S = REPOSITORY / "deploy" / "k8s"
+OVERLAYS = ("cpu-demo", "gpu", "monitoring", "gpu-monitoring", "keda")
+CRDS = "BAPO_TEST_CRDS"
+TEMPLATES = {
+    "Deployment": [("template",)],
+    "StatefulSet": [("template",)],
+    "Job": [("template",)],
+    "RayCluster": [("headGroupSpec", "template")],
+}
+
+
+@cache
+def build(overlay: str) -> tuple[Manifest, ...]:
+    """The manifests of an overlay. Skips the test where there is no kubectl."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed: overlays cannot be built")
+    built = subprocess.run(
+        ["kubectl", "kustomize", str(K8S / "overlays" / overlay)], capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    return tuple(found for found in yaml.safe_load_all(built.stdout) if found)
+
+
+def of_kind(overlay: str, kind: str) -> dict[str, Manifest]:
+    """Name -> manifest."""
+    return {found["metadata"]["name"]: found for found in build(overlay) if found["kind"] == kind}
+
+
+def pods(manifests: tuple[Manifest, ...]) -> Iterator[tuple[str, Manifest]]:
+    """(where, pod template) of everything that makes pods."""
+    for found in manifests:
+        name, spec = f"{found['kind']}/{found['metadata']['name']}", found.get("spec", {})
+        for path in TEMPLATES.get(found["kind"], []):
+            template = spec
+            for key in path:
+                template = template[key]
+            yield name, template
+        for group in spec.get("workerGroupSpecs", []):
+            yield f"{name}/{group['groupName']}", group["template"]
+
+
+def containers(template: Manifest) -> list[Manifest]:
+    """Init containers, too."""
+    spec = template["spec"]
+    return [*spec.get("initContainers", []), *spec["containers"]]
+
+
+@cache
+def custom_schemas() -> dict[tuple[str, str], jsonschema.Draft7Validator]:
+    """(apiVersion, kind) -> its CRD. Skips the test when no folder is named."""
+    folder = os.environ.get(CRDS)
+    if not folder:
+        pytest.skip(f"{CRDS} names no folder of CRDs: custom resources are not checked")
+    found = {}
+    for path in sorted(Path(folder).glob("*.yaml")):
+        for crd in yaml.safe_load_all(path.read_text()):
+            if not crd or crd.get("kind") != "CustomResourceDefinition":
+                continue
+            for version in crd["spec"]["versions"]:
+                schema = strict(version["schema"]["openAPIV3Schema"])
+                schema["properties"]["metadata"] = {"type": "object"}
+                key = (f"{crd['spec']['group']}/{version['name']}", crd["spec"]["names"]["kind"])
+                found[key] = jsonschema.Draft7Validator(schema)
+    return found
+
+
+def strict(schema: Any) -> Any:
+    """The schema with unknown keys refused, as an API server drops or refuses them."""
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _strict_below(key, value) for key, value in schema.items()}
+    if made.get("x-kubernetes-int-or-string"):
+        made.pop("type", None)
+        made["anyOf"] = [{"type": "integer"}, {"type": "string"}]
+    if made.get("nullable") and isinstance(made.get("type"), str):
+        made["type"] = [made["type"], "null"]
+    open_ended = "additionalProperties" in made or made.get("x-kubernetes-preserve-unknown-fields")
+    if "properties" in made and not open_ended:
+        made["additionalProperties"] = False
+    return made
+
+
+def _strict_below(key: str, value: Any) -> Any:
+    if key == "properties":
+        return {name: strict(below) for name, below in value.items()}
+    return strict(value) if key in ("items", "additionalProperties") else value
+
 
 KEEPS_ACCOUNT = {"RayCluster/bapo-ray"}
 """KubeRay's autoscaler runs beside the head and asks the API server for pods."""
@@ -191,3 +288,48 @@ def test_keda_scales_the_nodes_within_the_bounds_of_the_fleet_on_a_metric_that_i
     sources = [path.read_text() for path in (REPOSITORY / "bapo").rglob("*.py")]
     assert any(f'"{metric}"' in source for source in sources)
     assert (trigger["metricType"], trigger["metadata"]["threshold"]) == ("AverageValue", "1")
+
+
+# -- schemas
+
+
+VERSION = "1.36"
+
+
+def complaints(manifest: Manifest) -> list[str]:
+    """What is wrong with one manifest."""
+    key = (manifest["apiVersion"], manifest["kind"])
+    if "." in key[0].partition("/")[0] and not key[0].partition("/")[0].endswith(".k8s.io"):
+        return [
+            f"{'.'.join(map(str, error.path))}: {error.message}"
+            for error in custom_schemas()[key].iter_errors(manifest)
+        ]
+    try:
+        kubernetes_validate.validate(manifest, VERSION, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return [f"{error.path}: {error.message}"]
+    return []
+
+
+def is_core(manifest: Manifest) -> bool:
+    group = manifest["apiVersion"].rpartition("/")[0]
+    return "." not in group or group.endswith(".k8s.io")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_core_kinds_are_what_kubernetes_takes(overlay: str) -> None:
+    wrong = {found["metadata"]["name"]: complaints(found) for found in build(overlay) if is_core(found)}
+    assert {name: what for name, what in wrong.items() if what} == {}
+    assert len(wrong) > 10
+
+
+def test_the_pod_to_copy_with_is_what_kubernetes_takes() -> None:
+    (pod,) = yaml.safe_load_all((K8S / "copy.yaml").read_text())
+    assert complaints(pod) == []
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "monitoring", "gpu-monitoring", "keda"])
+def test_custom_resources_are_what_their_operators_take(overlay: str) -> None:
+    custom = [found for found in build(overlay) if not is_core(found)]
+    assert custom
+    assert {found["metadata"]["name"]: what for found in custom if (what := complaints(found))} == {}

@@ -19,30 +19,23 @@ NUM_PARAMETERS = {True: 20, False: 21}
 """Of the tiny model: 2 layers of 9, embeddings, last norm, and a head where it is not tied."""
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_tiny_model(path)
-    return path
-
-
-def train(model: Path, run: Path, num_ranks: int, /, **sections: dict[str, Any]) -> list[dict[str, Any]]:
+def train(model_path: Path, run: Path, num_ranks: int, /, **sections: dict[str, Any]) -> list[dict[str, Any]]:
     """Three steps; what each rank found."""
-    return spawn_ranks("memory_rank", [str(model), str(run), str(num_ranks), json.dumps(sections)], num_ranks)
+    return spawn_ranks("memory_rank", [str(model_path), str(run), str(num_ranks), json.dumps(sections)], num_ranks)
 
 
 @pytest.fixture(scope="module")
-def plain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def plain(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """Two ranks in float32."""
     run = tmp_path_factory.mktemp("plain")
-    return run, train(model, run, 2, loss=REFERENCE)
+    return run, train(model_path, run, 2, loss=REFERENCE)
 
 
 def test_two_ranks_that_recompute_activations_train_the_same_bits(
-    model: Path, plain: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+    model_path: Path, plain: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     run, want = plain
-    found = train(model, tmp_path, 2, loss=REFERENCE, learner=RECOMPUTED)
+    found = train(model_path, tmp_path, 2, loss=REFERENCE, learner=RECOMPUTED)
     assert len(want[0]["losses"]) == 9
     assert [rank["losses"] for rank in found] == [rank["losses"] for rank in want]
     for file in ("weights/version-000004.safetensors", "checkpoints/step-000003/optimizer.safetensors"):
@@ -60,23 +53,23 @@ def test_a_rank_that_follows_reads_no_model_and_holds_one_whole_tensor_at_a_time
 
 
 def test_the_files_of_two_ranks_have_names_configuration_and_first_weights_of_the_model(
-    model: Path, plain: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+    model_path: Path, plain: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     run, _ = plain
-    train(model, tmp_path, 1, loss=REFERENCE)
+    train(model_path, tmp_path, 1, loss=REFERENCE)
     for name in ("config.json", "generation_config.json", "tokenizer.json"):
         file = f"checkpoints/step-000003/hf/{name}"
         assert json.loads((run / file).read_text()) == json.loads((tmp_path / file).read_text())
-    first, read = load_file(run / "weights" / "version-000002.safetensors"), load_file(model / "model.safetensors")
+    first, read = load_file(run / "weights" / "version-000002.safetensors"), load_file(model_path / "model.safetensors")
     assert first.keys() == read.keys()
     assert any(not torch.equal(first[name], read[name]) for name in read), "one step was made"
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_bfloat16_gathers_layers_in_it_and_keeps_weights_and_gradients_in_float32(
-    num_ranks: int, model: Path, plain: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+    num_ranks: int, model_path: Path, plain: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
-    found = train(model, tmp_path, num_ranks, model={"dtype": "bfloat16"}, loss=REFERENCE, learner=RECOMPUTED)
+    found = train(model_path, tmp_path, num_ranks, model={"dtype": "bfloat16"}, loss=REFERENCE, learner=RECOMPUTED)
     for rank in found:
         assert rank["dtypes"] == {
             "kept": ["float32"], "weights": ["bfloat16"], "inputs": ["bfloat16"], "gradients": ["float32"],
@@ -102,10 +95,10 @@ def test_a_model_that_rank_0_refuses_ends_every_rank_with_the_reason(tmp_path: P
     assert "cannot be loaded as a causal LM" in found[0]["refused"]
 
 
-def test_the_critic_is_spread_as_the_policy_is(model: Path, tmp_path: Path) -> None:
+def test_the_critic_is_spread_as_the_policy_is(model_path: Path, tmp_path: Path) -> None:
     gae = {"advantage": "gae", "ratio_mode": "direct"}
-    exact = train(model, tmp_path / "exact", 2, loss=gae)[0]["losses"]
-    rough = train(model, tmp_path / "rough", 2, loss=gae, model={"dtype": "bfloat16"})[0]["losses"]
+    exact = train(model_path, tmp_path / "exact", 2, loss=gae)[0]["losses"]
+    rough = train(model_path, tmp_path / "rough", 2, loss=gae, model={"dtype": "bfloat16"})[0]["losses"]
     assert rough[0] == pytest.approx(exact[0], rel=0.1, abs=0.05)
     critics = [load_file(tmp_path / run / "checkpoints/step-000003/critic.safetensors") for run in ("exact", "rough")]
     assert critics[0].keys() == critics[1].keys()

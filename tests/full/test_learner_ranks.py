@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -16,20 +13,9 @@ from bapo.runtime.rank_environment import meeting_place, rank_environments
 from bapo.runtime.run_directory.layout import RunDirectory
 from tests.support import learner_process
 from tests.support.learner_peers import Peers
-from tests.support.learner_process import small_batches
+from tests.support.learner_process import environment_of_no_rank, make_run
 
 TIMEOUT_S = 240.0
-THEIRS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
-@pytest.fixture
-def peers() -> Iterator[Peers]:
-    with small_batches() as running:
-        yield running
-
-
-def make_run(tmp_path: Path, **learner: Any) -> RunDirectory:
-    return learner_process.make_run(tmp_path, learner={"num_ranks": 2, **learner})
 
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -40,14 +26,14 @@ def start_by_hand(
     run: RunDirectory, peers: Peers, *flags: str, meeting: socket.socket | None = None
 ) -> list[subprocess.Popen[str]]:
     """Each rank as a process of its own, as on two hosts: nobody ends one for the other's sake."""
-    given = {name: value for name, value in os.environ.items() if name not in THEIRS}
+    given = environment_of_no_rank()
     environments = rank_environments(2, 1, meeting)
     return [learner_process.start(run, peers, *flags, environment=given | found) for found in environments]
 
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_rank_whose_peer_was_killed_says_so_in_one_line(tmp_path: Path, peers: Peers, killed: int) -> None:
-    run = make_run(tmp_path)
+    run = make_run(tmp_path, learner={"num_ranks": 2})
     peers.withheld.add(2)
     ranks = start_by_hand(run, peers)
     try:
@@ -70,7 +56,7 @@ def listened(process: subprocess.Popen[str]) -> set[str]:
 def test_ranks_that_start_again_meet_where_they_met_before_and_nobody_else_can_take_the_place(
     tmp_path: Path, peers: Peers
 ) -> None:
-    run = make_run(tmp_path)
+    run = make_run(tmp_path, learner={"num_ranks": 2})
     peers.withheld.add(2)
     with meeting_place() as meeting:
         ranks = start_by_hand(run, peers, meeting=meeting)

@@ -25,8 +25,8 @@ DETERMINISTIC = [
 
 def prompts_by_request(run: RunDirectory) -> dict[str, str]:
     """Fresh request -> its prompt, over all steps."""
-    fates = (fate for _, fates in run.read_groups() for fate in fates)
-    return {fate.group_id: fate.prompt_id for fate in fates if fate.group_id.startswith("fresh-")}
+    results = (result for _, results in run.read_groups() for result in results)
+    return {result.group_id: result.prompt_id for result in results if result.group_id.startswith("fresh-")}
 
 
 def kill_part(process: subprocess.Popen[str], run: RunDirectory, name: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,9 @@ from typing import Any
 import pytest
 
 from services.dashboard.assets import write_export
+from tests.support.browser import visiting
 from tests.support.dashboard_app import serving_dashboard
 from tests.support.recorded_responses import write_rollout_run
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
-WAIT_MS = 60_000
 
 
 @pytest.fixture(scope="module")
@@ -31,26 +26,13 @@ def address(run: Any) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
 @pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    """A page on which nothing may appear on the console."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    found, said = context.new_page(), []
-    found.set_default_timeout(WAIT_MS)
-    found.on("console", lambda message: said.append(message.text))
-    found.on("pageerror", lambda error: said.append(str(error)))
-    yield found
-    assert found.evaluate("window.hacked") is None
-    context.close()
-    assert said == []
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """A page of which nothing is complained on the console."""
+    with visiting(browser, address) as visit:
+        yield visit.page
+        assert visit.page.evaluate("window.hacked") is None
+        assert visit.complaints == []
 
 
 def opened(page: Any, address: str, place: str, until: str) -> Any:

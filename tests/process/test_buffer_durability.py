@@ -40,9 +40,9 @@ def requests_of(first: int, number: int) -> list[RolloutRequest]:
 
 def push_all(client: BufferClient, requests: list[RolloutRequest], acknowledged: set[str]) -> None:
     for request in requests:
-        fates = client.push([pack_group(answer(request, "11000000"))])
-        assert set(fates.values()) <= {"stored", "duplicate"}
-        acknowledged.update(fates)
+        results = client.push([pack_group(answer(request, "11000000"))])
+        assert set(results.values()) <= {"stored", "duplicate"}
+        acknowledged.update(results)
 
 
 def test_no_acknowledged_group_is_lost_when_redis_is_killed(durable: RedisServer) -> None:
@@ -118,7 +118,7 @@ def test_nothing_is_left_of_requests_and_groups_that_nobody_needs(redis_url: str
     (asked,) = store.fresh_requests([old.group_id])
     assert asked is not None
     again = replace(asked, request_id="again")
-    store.replace_stale([Replacement(fate=old.fate(None, "stale", 1), request=again)])
+    store.replace_stale([Replacement(result=old.result(None, "stale", 1), request=again)])
     assert store.push([incoming(answer(again)), incoming(answer(round_5, version=5))]) == ["stored", "stored"]
     group_ids = [record.group_id for record in view_of(store, 9).fresh]
     assert store.commit_assembly(an_assembly(fresh=group_ids, reevaluated=["r5"], trained=group_ids, num_stale=1))
@@ -176,7 +176,7 @@ def test_every_fresh_group_is_consumed_exactly_once_while_workers_push(redis_url
             thread.start()
         for step in range(1, num_steps + 1):
             batch = (one, two)[step % 2].batch(step, timeout_s=60)
-            consumed.update(fate.group_id for fate in batch.fates if fate.birth == step)
+            consumed.update(result.group_id for result in batch.results if result.birth == step)
             one.commit(step, checkpointed=step - step % 5)
         stop.set()
         for thread in threads:

@@ -55,7 +55,7 @@ def large(request: RolloutRequest) -> bytes:
 
 def has_no_room(client: BufferClient) -> bool:
     try:
-        client._peer.call("GET", "/room", full_s=0.0)
+        client._service.call("GET", "/room", full_s=0.0)
     except FullError:
         return True
     return False
@@ -127,13 +127,13 @@ def test_fresh_groups_leave_room_for_the_round_that_the_learner_waits_for(own_re
         raw.config_set("maxmemory", raw.info("memory")["used_memory"] + (24 << 20))
         impatient, stored = type(client)(client.url, retry_s=0.0, full_s=0.0), Counter[str]()
         with pytest.raises(FullError, match=r"the buffer is full: Redis holds .* buffer\.max_memory_mb"):
-            stored.update(fate for request in requests for fate in impatient.push([large(request)]).values())
+            stored.update(result for request in requests for result in impatient.push([large(request)]).values())
         assert stored["stored"] > 50
         impatient.reevaluate(1, again)
         assert impatient.claim("w", limit=9, policy_version=1) == again
         impatient.push([large(request) for request in again])
-        fates = impatient.batch(1, timeout_s=60).fates
-        assert {fate.group_id for fate in fates} >= {request.request_id for request in again}
+        results = impatient.batch(1, timeout_s=60).results
+        assert {result.group_id for result in results} >= {request.request_id for request in again}
 
 
 def test_requests_are_taken_and_a_state_is_restored_when_redis_is_full(own_redis: RedisServer) -> None:

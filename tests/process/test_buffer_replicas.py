@@ -20,6 +20,7 @@ from bapo.config.load import dump_toml
 from bapo.core.codec import pack_group
 from bapo.core.errors import UnavailableError
 from bapo.core.types import Progress
+from bapo.runtime.rank_environment import free_port
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.transport import buffer_client
 from bapo.transport.buffer_client import BufferClient
@@ -32,7 +33,7 @@ from tests.support.buffer import answer, new_store, stored
 from tests.support.buffer_app import serving, small_config
 from tests.support.factories import make_request
 from tests.support.network import Network
-from tests.support.redis_server import RedisServer, free_port
+from tests.support.redis_server import RedisServer
 from tests.support.suspended import stopped
 from tests.support.wait import wait_until
 
@@ -127,8 +128,8 @@ def test_either_of_two_replicas_may_be_killed(
     consumed = Counter(group_id for line in steps for group_id in line["fresh"])
     assert consumed == Counter(request.request_id for request in requests), "each fresh group is trained exactly once"
     assert max(line["waited_s"] for line in steps) < LONGEST_WAIT_S
-    fates = [fate for name in ("worker-1", "worker-2") for fate in lines_of(tmp_path / f"{name}.jsonl")]
-    acknowledged = {group_id for fate in fates for group_id in fate}
+    results = [result for name in ("worker-1", "worker-2") for result in lines_of(tmp_path / f"{name}.jsonl")]
+    acknowledged = {group_id for result in results for group_id in result}
     assert acknowledged == consumed.keys()
     assert all(peers[name].poll() is None for name in ("worker-1", "worker-2")), "no worker has noticed"
 

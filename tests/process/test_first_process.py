@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bapo.config.load import dump_toml
+from bapo.runtime.rank_environment import free_port
 from bapo.runtime.run_directory.layout import RunDirectory
 from tests.support.buffer_app import small_config
-from tests.support.redis_server import free_port
 from tests.support.wait import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a process in a namespace of its own")

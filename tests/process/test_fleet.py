@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -54,17 +53,6 @@ def test_sigterm_gives_the_leases_of_unfinished_groups_back(
     assert memory.num_queued == 8
 
 
-def test_a_port_in_use_is_one_message_and_exit_code_2(start_server: StartServer) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        server = start_server(make_config(port=port), "http://127.0.0.1:9")
-        assert server.wait(60) == 2
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in server.output()
-    assert "Traceback" not in server.output()
-
-
 def test_a_model_that_does_not_exist_is_one_message_and_exit_code_2_before_ray_starts(
     start_server: StartServer,
 ) -> None:
@@ -74,12 +62,6 @@ def test_a_model_that_does_not_exist_is_one_message_and_exit_code_2_before_ray_s
     assert "'no/such-model' is neither a folder nor a model" in server.output()
     assert "Traceback" not in server.output()
     assert not list(server.run.path.glob("logs/worker*"))
-
-
-def test_an_engine_that_does_not_exist_is_refused_with_the_known_ones(start_server: StartServer) -> None:
-    server = start_server(make_config(engine="vlm"), "http://127.0.0.1:9")
-    assert server.wait(60) == 2
-    assert "did you mean 'vllm'?" in server.output()
 
 
 def test_a_worker_that_keeps_crashing_stops_the_server_with_one_message(

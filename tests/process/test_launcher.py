@@ -31,7 +31,7 @@ class Server:
         self.child = child = Child(spec)
 
         def is_up() -> bool:
-            child.look()
+            child.poll()
             return child.ready_after_s is not None
 
         wait_until(is_up, what="Redis answers")
@@ -113,8 +113,6 @@ def test_the_doctor_finds_a_reward_that_rejects_right_answers_and_a_tokenizer_th
         (["--buffer.port", "{port}"], 2, "buffer.port: cannot listen on 127.0.0.1:{port}: Address already in use"),
         (["--buffer.redis_url", "redis://127.0.0.1:{closed}"], 3, "no Redis answers at redis://127.0.0.1:{closed}"),
         (["--model.path", "/nowhere/model"], 2, "model.path: there is no folder /nowhere/model"),
-        (["--task.options.num_train", "4"], 2, "has 4 training prompts, fewer than one batch"),
-        (["--task.name", "countdwon"], 2, "did you mean 'countdown'?"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_message_and_the_name_stays_free(

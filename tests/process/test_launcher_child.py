@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from bapo.core.errors import StorageError
+from bapo.runtime.process import dying_with_parent
 from services.launcher.supervision import subreaper, supervisor
 from services.launcher.supervision.child_process import Child, ProcessSpec, end
 from tests.support.wait import has_ended, wait_until
@@ -66,11 +67,11 @@ def test_how_a_child_ended_tells_whether_it_failed(
 def test_a_child_is_ready_when_its_probe_says_so(start: Callable[..., Child]) -> None:
     answers = iter([False, True])
     child = start("import time; time.sleep(60)", is_ready=lambda: next(answers))
-    child.look()
+    child.poll()
     assert child.ready_after_s is None
-    child.look()
+    child.poll()
     assert child.ready_after_s is not None
-    child.look()  # not asked again: the iterator is at its end
+    child.poll()  # not asked again: the iterator is at its end
 
 
 def test_a_polite_child_ends_in_its_own_way(start: Callable[..., Child], tmp_path: Path) -> None:
@@ -94,24 +95,6 @@ def test_a_deaf_child_is_killed_with_what_it_started(start: Callable[..., Child]
     end([child], grace_s=0.3)
     assert time.monotonic() - began < 30, "not when it has slept"
     wait_until(lambda: has_ended(grandchild))
-
-
-def test_a_child_dies_with_its_launcher_even_by_kill_9(tmp_path: Path) -> None:
-    code = f"""
-import sys, time
-from pathlib import Path
-from services.launcher.supervision.child_process import Child, ProcessSpec
-spec = ProcessSpec(name="part", argv=(sys.executable, "-c", "import time; time.sleep(60)"), env={{}},
-                   log_path=Path({str(tmp_path / "part.log")!r}), is_ready=lambda: True)
-print(Child(spec).process.pid, flush=True)
-time.sleep(60)
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as launcher:
-        assert launcher.stdout is not None
-        child = psutil.Process(int(launcher.stdout.readline()))
-        assert child.is_running()
-        launcher.send_signal(signal.SIGKILL)
-    wait_until(lambda: has_ended(child))
 
 
 STRAY = """
@@ -169,3 +152,54 @@ def test_a_killed_child_is_told_from_one_that_gave_up(start: Callable[..., Child
     message = supervisor.explain(child)
     assert message.startswith("part ended with signal SIGKILL: it wrote nothing")
     assert "out of memory" in message
+
+
+# -- children end with their parents, however these end
+
+
+PARENT = """
+import signal, subprocess, sys, time
+from bapo.runtime.process import dying_with_parent
+child = subprocess.Popen(["sleep", "1000"], preexec_fn=dying_with_parent(signal.SIGTERM))
+print(child.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_child_ends_when_its_parent_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        assert not has_ended(child)
+        parent.kill()
+    wait_until(lambda: has_ended(child))
+
+
+def test_a_child_whose_parent_was_dead_before_it_could_ask_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = dying_with_parent(signal.SIGTERM)
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(os, "getppid", lambda: 1)  # as the kernel says it of an orphan
+        ask()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+ORPHAN = """
+import os, sys, time
+from bapo.runtime.process import watch_parent
+if os.fork() == 0:
+    watch_parent(lambda: (print("orphaned", flush=True), os._exit(0)))
+    print("watching", flush=True)
+    time.sleep(1000)
+sys.stdin.read()
+"""
+
+
+def test_a_child_hears_of_the_death_of_a_parent_that_did_not_know_of_it() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", ORPHAN], stdin=pipe, stdout=pipe, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "watching\n"
+        parent.kill()
+        assert parent.stdout.readline() == "orphaned\n"

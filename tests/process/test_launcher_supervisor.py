@@ -19,20 +19,12 @@ from services.launcher.supervision import supervisor
 from services.launcher.supervision.child_process import Child, ProcessSpec, Restarts, end, kill_descendants
 from services.launcher.supervision.children import all_ended
 from services.launcher.supervision.supervisor import ChildFailedError, Supervisor
+from tests.support.clock import Clock
 from tests.support.wait import has_ended, wait_until
 
 LONG = "import time; time.sleep(60)"
 LOST = f"raise SystemExit({RankLostError.exit_code})"
 NOW = SupervisionConfig(first_pause_s=0.0)
-
-
-class Clock:
-    """Time that passes when the test says so."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Parts:
@@ -49,7 +41,7 @@ class Parts:
             is_ready=lambda: True, restarts=restarts, **fields,  # type: ignore[arg-type]
         )  # fmt: skip
         child = Child(spec)
-        child.look()
+        child.poll()
         self.children.append(child)
         return child
 
@@ -76,9 +68,9 @@ def test_a_killed_process_starts_again_and_the_user_reads_one_line(parts: Parts)
     child = parts.start()
     supervisor = parts.supervisor()
     first = child.process.pid
-    assert not supervisor.look(parts.children)
+    assert not supervisor.poll(parts.children)
     kill(child)
-    assert supervisor.look(parts.children)
+    assert supervisor.poll(parts.children)
     assert (child.process.pid != first, child.exit_code, child.num_restarts, child.ready_after_s) == (
         True,
         None,
@@ -95,8 +87,8 @@ def test_an_optional_process_that_cannot_start_again_is_left_away(parts: Parts) 
     child, other = parts.start("raise SystemExit(2)", is_optional=True), parts.start(name="other")
     child.process.wait()
     supervisor = parts.supervisor()
-    assert not supervisor.look(parts.children)
-    assert not supervisor.look(parts.children)
+    assert not supervisor.poll(parts.children)
+    assert not supervisor.poll(parts.children)
     assert (child.has_failed, child.has_ended, other.exit_code) == (False, True, None)
     assert parts.said == [f"part ended with exit code 2; the run continues without it (its log: {child.spec.log_path})"]
 
@@ -120,10 +112,10 @@ def test_an_accident_is_told_from_a_verdict(parts: Parts, code: str, restarts: R
     child.ready_after_s = 0.1
     child.process.wait()
     if is_accident:
-        assert parts.supervisor().look(parts.children)
+        assert parts.supervisor().poll(parts.children)
     else:
         with pytest.raises(ChildFailedError):
-            parts.supervisor().look(parts.children)
+            parts.supervisor().poll(parts.children)
 
 
 def test_what_never_worked_is_not_tried_again(parts: Parts) -> None:
@@ -131,7 +123,7 @@ def test_what_never_worked_is_not_tried_again(parts: Parts) -> None:
     child.ready_after_s = None
     kill(child)
     with pytest.raises(ChildFailedError):
-        parts.supervisor().look(parts.children)
+        parts.supervisor().poll(parts.children)
 
 
 def test_pauses_double_and_the_last_death_of_many_ends_the_run(parts: Parts) -> None:
@@ -139,15 +131,15 @@ def test_pauses_double_and_the_last_death_of_many_ends_the_run(parts: Parts) -> 
     supervisor = parts.supervisor(SupervisionConfig(max_restarts=3, first_pause_s=2.0, window_s=100.0))
     for pause_s in (2.0, 4.0, 8.0):
         kill(child)
-        assert not supervisor.look(parts.children)
+        assert not supervisor.poll(parts.children)
         assert not child.has_ended  # it will be back
         parts.clock.now += pause_s - 0.1
-        assert not supervisor.look(parts.children)
+        assert not supervisor.poll(parts.children)
         parts.clock.now += 0.2
-        assert supervisor.look(parts.children)
+        assert supervisor.poll(parts.children)
     kill(child)
     with pytest.raises(ChildFailedError):
-        supervisor.look(parts.children)
+        supervisor.poll(parts.children)
 
 
 def test_old_accidents_are_forgiven(parts: Parts) -> None:
@@ -155,7 +147,7 @@ def test_old_accidents_are_forgiven(parts: Parts) -> None:
     supervisor = parts.supervisor(SupervisionConfig(max_restarts=1, first_pause_s=0.0, window_s=60.0))
     for _ in range(3):
         kill(child)
-        assert supervisor.look(parts.children)
+        assert supervisor.poll(parts.children)
         parts.clock.now += 61.0
 
 
@@ -165,18 +157,18 @@ def test_a_learner_that_never_gets_beyond_its_checkpoint_is_not_forgiven(parts: 
     supervisor = parts.supervisor(SupervisionConfig(max_restarts=2, first_pause_s=0.0, window_s=60.0))
     for _ in range(2):
         kill(child)
-        assert supervisor.look(parts.children)
+        assert supervisor.poll(parts.children)
         parts.clock.now += 1000.0
     checkpoint[0] = 6
     kill(child)
-    assert supervisor.look(parts.children)  # it has come further: the two deaths at 3 are forgiven
+    assert supervisor.poll(parts.children)  # it has come further: the two deaths at 3 are forgiven
     parts.clock.now += 1000.0
     kill(child)
-    assert supervisor.look(parts.children)
+    assert supervisor.poll(parts.children)
     parts.clock.now += 1000.0
     kill(child)
     with pytest.raises(ChildFailedError):
-        supervisor.look(parts.children)
+        supervisor.poll(parts.children)
 
 
 def test_a_team_begins_again_together_and_its_cause_is_the_one_that_was_killed(parts: Parts) -> None:
@@ -187,7 +179,7 @@ def test_a_team_begins_again_together_and_its_cause_is_the_one_that_was_killed(p
     fails_in_its_wake.process.wait()
     kill(killed)
     supervisor = parts.supervisor()
-    assert supervisor.look(parts.children)
+    assert supervisor.poll(parts.children)
     assert [fails_in_its_wake.num_restarts, killed.num_restarts, other.num_restarts] == [1, 1, 0]
     assert [line.partition(";")[0] for line in parts.said] == ["rank-1 ended with signal SIGKILL"]
 
@@ -200,10 +192,10 @@ def test_the_verdict_of_a_rank_is_the_cause_also_when_those_that_lost_it_end_fir
     refused = parts.start(code_of_refused, name="rank-0", restarts=Restarts.KILLED, team="ranks")
     lost.process.wait()
     supervisor = parts.supervisor()
-    assert not supervisor.look(parts.children)
+    assert not supervisor.poll(parts.children)
     refused.process.wait()
     with pytest.raises(ChildFailedError) as failed:
-        supervisor.look(parts.children)
+        supervisor.poll(parts.children)
     assert failed.value.child is refused
     assert parts.said == []
 
@@ -215,7 +207,7 @@ def test_a_rank_that_crashes_is_the_cause_and_not_the_one_that_lost_it(parts: Pa
     for child in (lost, crashed):
         child.process.wait()
     with pytest.raises(ChildFailedError) as failed:
-        parts.supervisor().look(parts.children)
+        parts.supervisor().poll(parts.children)
     assert failed.value.child is crashed
 
 
@@ -227,7 +219,7 @@ def test_what_the_dead_had_started_is_gone_before_it_starts_again(parts: Parts) 
     wait_until(lambda: log_of(child).strip().isdigit())
     grandchild = psutil.Process(int(log_of(child)))
     kill(child)
-    parts.supervisor(SupervisionConfig(first_pause_s=9.0)).look(parts.children)
+    parts.supervisor(SupervisionConfig(first_pause_s=9.0)).poll(parts.children)
     wait_until(lambda: has_ended(grandchild))
     assert other.exit_code is None
 
@@ -236,7 +228,7 @@ def test_a_run_that_ends_kills_also_what_waits_for_its_restart(parts: Parts) -> 
     child = parts.start()
     child.signal(signal.SIGKILL)
     child.process.wait()
-    parts.supervisor(SupervisionConfig(first_pause_s=9.0)).look(parts.children)
+    parts.supervisor(SupervisionConfig(first_pause_s=9.0)).poll(parts.children)
     began = time.monotonic()
     end(parts.children, grace_s=60.0)
     assert time.monotonic() - began < 30, "not after the grace"
@@ -259,4 +251,4 @@ def test_without_restarts_the_first_death_ends_the_run(parts: Parts) -> None:
     child = parts.start()
     kill(child)
     with pytest.raises(ChildFailedError):
-        parts.supervisor(SupervisionConfig(max_restarts=0)).look(parts.children)
+        parts.supervisor(SupervisionConfig(max_restarts=0)).poll(parts.children)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,9 @@ import pytest
 from bapo.runtime.run_directory.layout import RunDirectory
 from tests.support import learner_process
 from tests.support.learner_peers import Peers
-from tests.support.learner_process import make_run, small_batches
+from tests.support.learner_process import make_run
 
 TIMEOUT_S = 120.0
-
-
-@pytest.fixture
-def peers() -> Iterator[Peers]:
-    with small_batches() as running:
-        yield running
 
 
 def start(run: RunDirectory, peers: Peers, *flags: str) -> subprocess.Popen[str]:

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
-import pytest
 
 from bapo.runtime.run_directory.layout import RunDirectory
 from tests.support import learner_process
 from tests.support.learner_peers import Peers
-from tests.support.learner_process import small_batches
+from tests.support.learner_process import environment_of_no_rank, make_run
 
 TIMEOUT_S = 240.0
-THEIRS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
-@pytest.fixture
-def peers() -> Iterator[Peers]:
-    with small_batches() as running:
-        yield running
-
-
-def make_run(tmp_path: Path, **learner: Any) -> RunDirectory:
-    return learner_process.make_run(tmp_path, learner={"num_ranks": 2, **learner})
 
 
 def start(run: RunDirectory, peers: Peers, *flags: str) -> subprocess.Popen[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in THEIRS}
+    environment = environment_of_no_rank()
     return learner_process.start(run, peers, *flags, environment=environment)
 
 
@@ -41,7 +26,7 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def test_killing_one_rank_ends_both_and_restart_goes_on(tmp_path: Path, peers: Peers) -> None:
-    run = make_run(tmp_path)
+    run = make_run(tmp_path, learner={"num_ranks": 2})
     peers.withheld.add(3)
     process = start(run, peers)
     try:
@@ -67,7 +52,7 @@ def test_killing_one_rank_ends_both_and_restart_goes_on(tmp_path: Path, peers: P
 def test_sigterm_ends_both_ranks_and_is_no_end_of_the_run_for_what_starts_them_again(
     tmp_path: Path, peers: Peers
 ) -> None:
-    run = make_run(tmp_path)
+    run = make_run(tmp_path, learner={"num_ranks": 2})
     peers.withheld.add(2)
     process = start(run, peers, "--restart")
     try:

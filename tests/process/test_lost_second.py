@@ -100,14 +100,14 @@ def train(buffer: BufferClient, step: int) -> None:
 
 def test_a_re_evaluation_round_that_was_lost_is_issued_again(forgetful: ForgetfulRedis, buffer: BufferClient) -> None:
     scheduler = Scheduler(CONFIG, FreshPlan(CONFIG, PROMPTS), load_composer(CONFIG.algorithm), buffer, Telemetry())
-    scheduler.look(0)
+    scheduler.poll(0)
     answer_all(buffer, 1, "00000000")
     buffer.report_progress(Progress(step=1, policy_version=1))
-    scheduler.look(1)
+    scheduler.poll(1)
     train(buffer, 1)
     buffer.report_progress(Progress(step=2, policy_version=2))
-    forgetful.lose(lambda: scheduler.look(2))
-    scheduler.look(2)
+    forgetful.lose(lambda: scheduler.poll(2))
+    scheduler.poll(2)
     assert buffer.status().reevaluation_rounds == {2: 4}
     assert answer_all(buffer, 2, "11000000") == 8, "the round, and the fresh groups of step 2"
     assert buffer.batch(2, timeout_s=10.0).step == 2

@@ -11,7 +11,7 @@ import pytest
 from bapo.analysis.compare.gather import gather, remarks
 from bapo.config.load import load_config
 from bapo.runtime import build_info
-from bapo.runtime.build_info import checked_out, commit, short
+from bapo.runtime.build_info import checked_out, commit
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry
 from services.launcher.processes import base_environment
@@ -76,10 +76,6 @@ def test_the_environment_wins_unless_it_does_not_know(monkeypatch: pytest.Monkey
     assert commit() == want
 
 
-def test_a_short_commit_is_seven_digits() -> None:
-    assert [short(text) for text in (HASH, f"{HASH}-dirty", "v1.2")] == ["0123456", "0123456-dirty", "v1.2"]
-
-
 def test_every_process_of_a_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_info, "checked_out", lambda folder: HASH)
     assert base_environment(load_config(["bapo"], []))["BAPO_COMMIT"] == HASH
@@ -122,12 +118,3 @@ def test_a_remark_names_runs_that_different_commits_made(tmp_path: Path) -> None
         "made by different commits: 0123456 (a-s1, a-s2); 0123456 then fffffff-dirty (b-s1); not recorded (b-s2); "
         "version 0.1.0 (c-s1)",
     ]
-
-
-def test_the_largest_of_many_groups_of_runs_is_counted(tmp_path: Path) -> None:
-    names = [f"a-s{seed}" for seed in range(1, 6)]
-    for seed, name in enumerate(names, start=1):
-        write_run(tmp_path / name, seed=seed)
-    write_run(tmp_path / "b-s1").update_run(commit=HASH)
-    found = remarks(gather([tmp_path / name for name in (*names, "b-s1")]))
-    assert "made by different commits: not recorded (the other 5); 0123456 (b-s1)" in found

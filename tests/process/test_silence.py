@@ -52,9 +52,9 @@ def test_it_is_redis_that_hangs(store: Hanging, tmp_path: Path) -> None:
     with serving(store, CONFIG) as client:
         observer = Observer(CONFIG, run)
         observer.watch(buffer_url=client.url)
-        assert observer.look().silence == observer.why_silent() == ""
+        assert observer.poll().silence == observer.silence_reason() == ""
         store.hangs = True
         observer._asked_s = float("-inf")
-        assert "timed out" in observer.look().silence
-        assert observer.why_silent() == SAID
+        assert "timed out" in observer.poll().silence
+        assert observer.silence_reason() == SAID
         store.ends.set()

@@ -78,8 +78,8 @@ def test_everything_is_on_disk_and_nothing_is_left_running(finished: Finished) -
     assert finished.left == []
     assert [row["step"] for row in run.read_metrics()] == run.group_steps() == list(range(1, NUM_STEPS + 1))
     assert all(row["x1"] + row["x2"] + row["x3"] <= 8 for row in run.read_metrics())
-    fresh = [fate for _, fates in run.read_groups() for fate in fates if fate.group_id.startswith("fresh-")]
-    assert {fate.group_id for fate in fresh} == {f"fresh-{i:08d}" for i in range(8 * NUM_STEPS)}
+    fresh = [result for _, results in run.read_groups() for result in results if result.group_id.startswith("fresh-")]
+    assert {result.group_id for result in fresh} == {f"fresh-{i:08d}" for i in range(8 * NUM_STEPS)}
     measured = {(row["split"], row["version"]) for row in run.read_evaluations()}
     assert {("cd34", 1), ("cd4", 1), ("cd34", 9), ("cd4", 9)} <= measured
     assert run.checkpoint_steps()[-1] == NUM_STEPS
@@ -100,17 +100,17 @@ def test_no_secret_is_printed_passed_or_left_readable(finished: Finished) -> Non
 def test_its_records_give_its_batches_exactly(finished: Finished) -> None:
     output = ask("simulate", str(finished.run.path))
     assert f"reproduces the recorded batches: {NUM_STEPS} of {NUM_STEPS} steps" in output
-    fates = [fate for _, step in finished.run.read_groups() for fate in step]
-    assert any(fate.purpose.value == "reevaluate" for fate in fates), "the run had nothing to reproduce"
-    assert any(fate.reason == "reused" for fate in fates)
+    results = [result for _, step in finished.run.read_groups() for result in step]
+    assert any(result.purpose.value == "reevaluate" for result in results), "the run had nothing to reproduce"
+    assert any(result.reason == "reused" for result in results)
 
 
 def test_each_group_of_a_step_is_explained(finished: Finished) -> None:
-    [(step, fates)] = [row for row in finished.run.read_groups() if row[0] == NUM_STEPS]
+    [(step, results)] = [row for row in finished.run.read_groups() if row[0] == NUM_STEPS]
     lines = ask("explain", str(finished.run.path), "all", str(step)).splitlines()
-    assert len(lines) == len({fate.prompt_id for fate in fates})
+    assert len(lines) == len({result.prompt_id for result in results})
     told = {line.split()[1] for line in lines if f" was in batch {step} as X" in line}
-    assert told == {fate.prompt_id for fate in fates if fate.origin is not None}
+    assert told == {result.prompt_id for result in results if result.origin is not None}
 
 
 def test_a_step_replayed_in_another_process_is_the_same_to_the_last_bit(finished: Finished) -> None:

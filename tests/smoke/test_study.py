@@ -21,13 +21,12 @@ from tests.support.tiny_model import write_tiny_model
 from tests.support.wait import wait_until
 
 
-def write_study(tmp_path: Path, *, num_steps: int, parallel: int, ours: dict[str, Any] | None = None) -> Path:
-    model = tmp_path / "model"
-    if not model.exists():
-        write_tiny_model(model)
+def write_study(tmp_path: Path) -> Path:
+    """Two methods, one seed, three steps."""
+    write_tiny_model(tmp_path / "model")
     common = {
-        "run": {"num_steps": num_steps},
-        "model": {"path": str(model), "dtype": "float32"},
+        "run": {"num_steps": 3},
+        "model": {"path": str(tmp_path / "model"), "dtype": "float32"},
         "task": {"name": "countdown", "options": {"num_train": 64, "num_held_out": 16}},
         "algorithm": {"batch_size": 8},
         "cadence": {"slack": 0, "wait_for_reevaluation": False},
@@ -36,13 +35,11 @@ def write_study(tmp_path: Path, *, num_steps: int, parallel: int, ours: dict[str
         "checkpoint": {"every": 1},
         "evaluation": {"every": 0, "num_prompts_final": 8, "num_samples": 2},
     }
+    ours = {"preset": "bapo", "settings": {"cadence": {"v": 1, "m": 1}}}
     study = {
-        "study": {"name": "tiny", "root": str(tmp_path / "outputs"), "seeds": [1], "parallel": parallel},
+        "study": {"name": "tiny", "root": str(tmp_path / "outputs"), "seeds": [1], "parallel": 1},
         "common": common,
-        "methods": {
-            "plain": {"preset": "grpo"},
-            "ours": {"preset": "bapo", "settings": {"cadence": {"v": 1, "m": 1}, **(ours or {})}},
-        },
+        "methods": {"plain": {"preset": "grpo"}, "ours": ours},
     }
     path = tmp_path / "STUDY.toml"
     path.write_text(tomli_w.dumps(study))
@@ -67,7 +64,7 @@ ALL = {"plain-s1", "ours-s1"}
 def test_a_study_that_is_killed_in_the_middle_is_resumed_and_makes_nothing_twice(
     started: Start, tmp_path: Path
 ) -> None:
-    path = write_study(tmp_path, num_steps=3, parallel=1)
+    path = write_study(tmp_path)
     process = started(["study", str(path)])
     wait_until(lambda: "plain-s1" in rows_of(tmp_path), timeout_s=START_S, what="the first run is finished")
     wait_until(lambda: num_steps_of(tmp_path, "ours-s1") >= 1, timeout_s=START_S, what="the second run steps")
@@ -91,7 +88,7 @@ def test_a_study_that_is_killed_in_the_middle_is_resumed_and_makes_nothing_twice
     assert {name: num_steps_of(tmp_path, name) for name in ALL} == dict.fromkeys(ALL, 3)
     # Both methods saw the same prompts in the same order.
     plain, ours = (
-        [sorted(f.prompt_id for f in fates if f.purpose == "fresh" and f.reason != "reused") for _, fates in
+        [sorted(f.prompt_id for f in results if f.purpose == "fresh" and f.reason != "reused") for _, results in
          RunDirectory(folder_of(tmp_path) / "runs" / f"{method}-s1").read_groups()]
         for method in ("plain", "ours")
     )  # fmt: skip

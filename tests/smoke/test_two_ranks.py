@@ -12,20 +12,12 @@ from safetensors.numpy import load_file
 
 from tests.support.fsdp_rank import METER_FILE
 from tests.support.spawn_ranks import run_ranks
-from tests.support.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_tiny_model(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def one_rank(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[float]]]:
+def one_rank(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[float]]]:
     run = tmp_path_factory.mktemp("one")
-    return run, run_ranks(model, run, 1, 1, 4)[0]
+    return run, run_ranks(model_path, run, 1, 1, 4)[0]
 
 
 def assert_same_files(one: Path, other: Path, atol: float) -> None:
@@ -36,10 +28,10 @@ def assert_same_files(one: Path, other: Path, atol: float) -> None:
 
 
 def test_two_ranks_give_the_losses_weights_and_checkpoints_of_one(
-    model: Path, one_rank: tuple[Path, list[list[float]]], tmp_path: Path
+    model_path: Path, one_rank: tuple[Path, list[list[float]]], tmp_path: Path
 ) -> None:
     run, want = one_rank
-    first, second = run_ranks(model, tmp_path, 2, 1, 4)
+    first, second = run_ranks(model_path, tmp_path, 2, 1, 4)
     # Steps 1, 3 and 4 have three mini-batches, step 2 one.
     assert len(want) == 10
     assert first == second, "every rank reports the numbers of all"

@@ -21,7 +21,7 @@ RUNS = itertools.count()
 
 def assemble(assembler: Assembler, step: int) -> Assembly | Wait | None:
     """Look at the step, and assemble it if that is possible."""
-    return assembler.assemble(assembler.look(step))
+    return assembler.assemble(assembler.read_step(step))
 
 
 class KeepsAll:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 
 from bapo.core.types import Prompt
@@ -12,12 +11,6 @@ from rollout_server.engines.scripted import WRONG_TEXT
 def raises(prompt: Prompt, text: str) -> float:
     """Always falls over."""
     raise RuntimeError("the verifier fell over")
-
-
-def hangs(prompt: Prompt, text: str) -> float:
-    """Never answers."""
-    time.sleep(3600)
-    return 0.0
 
 
 def raises_for_some_prompts(prompt: Prompt, text: str) -> float:

@@ -86,14 +86,14 @@ def stored(
     """Ask for one fresh group per name, and push it."""
     requests = [make_request(prompt_id=name, step=step) for name in names]
     store.enqueue(requests, cursor=None)
-    fates = store.push([incoming(answer(request, rewards)) for request in requests])
-    assert fates == ["stored"] * len(names)
+    results = store.push([incoming(answer(request, rewards)) for request in requests])
+    assert results == ["stored"] * len(names)
     return requests
 
 
 def view_of(store: RedisStore, num_fresh: int) -> View:
     """What an assembly with so many fresh groups would read now."""
-    return store.look(1, num_fresh).view()
+    return store.read_step(1, num_fresh).view()
 
 
 def stat(group_id: str, *, birth: int = 1, prompt_id: str | None = None) -> GroupStat:
@@ -125,7 +125,7 @@ def an_assembly(
     new_prompts: Sequence[Prompt] = (),
     num_stale: int = 0,
     fresh_bytes: int = 0,
-    outcomes: bytes = b"",
+    success_counts: bytes = b"",
     untrained: Sequence[str] = (),
     stale: Sequence[str] = (),
     num_bytes: int = 0,
@@ -139,7 +139,7 @@ def an_assembly(
         "c3": 0.3,
         "num_bad": len(bad),
         "num_high": len(high),
-        "fates": [],
+        "results": [],
     }
     return Assembly(
         step=step,
@@ -155,7 +155,7 @@ def an_assembly(
         num_stale=num_stale,
         fresh_bytes=fresh_bytes,
         stale=tuple(stale),
-        outcomes=outcomes,
+        success_counts=success_counts,
     )
 
 

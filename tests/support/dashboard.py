@@ -71,17 +71,5 @@ def all_values(visit: Visit, chart: str) -> dict[str, list[Any]]:
     }
 
 
-def summary(visit: Visit, chart: str) -> str:
-    return str(visit.page.text_content(f"#{chart} .summary"))
-
-
 def rows_of(run: RunDirectory) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-
-
-def queue_rows(visit: Visit) -> dict[str, str]:
-    """The card "Queues now": what -> how much."""
-    rows = visit.page.eval_on_selector_all(
-        "#queues tbody tr", "rows => rows.map(r => [r.children[0].textContent, r.children[1].textContent])"
-    )
-    return dict(rows)

@@ -30,10 +30,10 @@ def dashboard_app(run: RunDirectory, keyring: Keyring | None = None, *, buffer_u
 
 
 @contextmanager
-def serving_dashboard(run: RunDirectory, keyring: Keyring | None = None, *, buffer_url: str = "") -> Iterator[str]:
+def serving_dashboard(run: RunDirectory, keyring: Keyring | None = None) -> Iterator[str]:
     """Its address; the service ends with the block."""
     with listen("127.0.0.1", 0, what="the dashboard", key="--port") as listener:
-        server = uvicorn.Server(uvicorn_config(dashboard_app(run, keyring, buffer_url=buffer_url)))
+        server = uvicorn.Server(uvicorn_config(dashboard_app(run, keyring)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/"

@@ -12,8 +12,8 @@ import numpy as np
 from bapo.core.types import (
     Batch,
     BatchEntry,
-    Fate,
     Group,
+    GroupResult,
     GroupStat,
     HardPrompt,
     Origin,
@@ -134,7 +134,7 @@ def make_hard(*, prompt_id: str = "p", birth: int = 1, mu: float = 0.0, attempts
     return HardPrompt(prompt_id=prompt_id, birth=birth, mu=mu, attempts=attempts)
 
 
-def make_fate(
+def make_result(
     *,
     group_id: str = "g-p",
     prompt_id: str = "p",
@@ -145,9 +145,9 @@ def make_fate(
     birth: int = 1,
     purpose: Purpose = Purpose.FRESH,
     num_tokens: int = 0,
-) -> Fate:
+) -> GroupResult:
     """What an assembly did with one group."""
-    return Fate(
+    return GroupResult(
         group_id=group_id,
         prompt_id=prompt_id,
         purpose=purpose,
@@ -158,6 +158,28 @@ def make_fate(
         birth=birth,
         num_tokens=num_tokens,
     )
+
+
+FULL_RESULT = GroupResult(
+    group_id="fresh-00000007",
+    prompt_id="ab12",
+    purpose=Purpose.FRESH,
+    policy_version=10,
+    rewards=(1.0, 0.0, 0.5),
+    origin=Origin.X1,
+    reason="informative",
+    birth=12,
+    item="fresh-00000007:2,0",
+    rows=(2, 0),
+    kind="sft",
+    outcomes=bytes([0, 1, 2]),
+    worker_id="worker-0",
+    num_tokens=77,
+    sample_s=0.5,
+    grade_s=0.25,
+    claimed_at=1_700_000_000.125,
+)
+"""No field has its default."""
 
 
 def make_batch(
@@ -171,12 +193,12 @@ def make_batch(
     num_bad: int = 0,
     num_high: int = 0,
 ) -> Batch:
-    """A batch; one default group of X1 unless `groups` are given, and every group has its fate."""
+    """A batch; one default group of X1 unless `groups` are given, and every group has its result."""
     members = [make_group()] if groups is None else list(groups)
     where = list(origins) if origins is not None else [Origin.X1] * len(members)
     pairs = list(zip(where, members, strict=True))
-    fates = tuple(
-        make_fate(
+    results = tuple(
+        make_result(
             group_id=group.group_id,
             prompt_id=group.prompt.prompt_id,
             origin=origin,
@@ -193,5 +215,5 @@ def make_batch(
         c3=c3,
         num_bad=num_bad,
         num_high=num_high,
-        fates=fates,
+        results=results,
     )

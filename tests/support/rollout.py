@@ -76,14 +76,14 @@ class MemoryBuffer:
 
     def push(self, frames: Sequence[bytes]) -> dict[str, str]:
         self._check_up()
-        fates = {}
+        results = {}
         with self._lock:
             for frame in frames:
                 group = unpack_group(frame)
-                fates[group.group_id] = "duplicate" if group.group_id in self.groups else "stored"
+                results[group.group_id] = "duplicate" if group.group_id in self.groups else "stored"
                 self.groups.setdefault(group.group_id, group)
                 self.leased.pop(group.group_id, None)
-        return fates
+        return results
 
     @property
     def num_queued(self) -> int:

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bapo.core.errors import ContractError
-from bapo.core.types import Fate, Progress, Prompt, Purpose, RolloutRequest
+from bapo.core.types import GroupResult, Progress, Prompt, Purpose, RolloutRequest
 from buffer_service.state import (
     Assembly,
     BatchRecord,
     FreshGroup,
     GroupRecord,
     Incoming,
-    Look,
     Readiness,
     Replacement,
     SelectorState,
+    StepReading,
     Tables,
     View,
 )
@@ -68,7 +68,7 @@ class Model:
     batches: dict[int, BatchRecord] = field(default_factory=dict)
     compositions: list[Any] = field(default_factory=list)
     """Oldest first."""
-    stale: list[Fate] = field(default_factory=list)
+    stale: list[GroupResult] = field(default_factory=list)
     """In the order in which a view shows them."""
     held_stale: list[str] = field(default_factory=list)
     """Stale groups that stay until a batch reports them."""
@@ -82,7 +82,7 @@ class Model:
     cursor: int = 0
     fresh_dropped: int = 0
     fresh_spares: int = 0
-    outcomes_of_steps: dict[int, bytes] = field(default_factory=dict)
+    success_counts_of_steps: dict[int, bytes] = field(default_factory=dict)
     selector: SelectorState = field(default_factory=SelectorState)
     failures: int = 0
     last_failure: str = ""
@@ -256,29 +256,29 @@ class Model:
                 leases = [(g.record.worker_id, g.record.claimed_at) for g in (first, group)]
                 if leases[0] == leases[1] and bytes(first.frame) != bytes(group.frame):
                     raise ContractError(group.record.group_id)
-        fates = [self._push(group) for group in groups]
-        for group, fate in zip(groups, fates, strict=True):
-            if fate == "stored":
+        results = [self._push(group) for group in groups]
+        for group, result in zip(groups, results, strict=True):
+            if result == "stored":
                 self.hear(group.record.worker_id)
-        return fates
+        return results
 
     def _push(self, group: Incoming) -> str:
         group_id = group.record.group_id
         asked = self.find(group_id)
         if asked is None:
-            fate = "duplicate" if group_id in self.settled else "unknown"
+            result = "duplicate" if group_id in self.settled else "unknown"
         elif group.record.policy_version < asked.request.min_version:
-            asked.holder, fate = "", "stale"
+            asked.holder, result = "", "stale"
         else:
-            fate, self.failures = "stored", 0
+            result, self.failures = "stored", 0
             self._settle(asked)
             self.groups[group_id] = group
             if asked.request.purpose is Purpose.FRESH:
                 self.fresh.append((group_id, asked.request))
             elif asked.request.purpose is Purpose.REEVALUATE:
                 self.reevaluated.append(group_id)
-        self.counters[f"pushed_groups:{fate}"] += 1
-        return fate
+        self.counters[f"pushed_groups:{result}"] += 1
+        return result
 
     def evaluated(self, label: str) -> list[str]:
         return sorted(self.evaluations.get(label, []))
@@ -303,32 +303,32 @@ class Model:
             fresh_bytes=self.fresh_bytes,
         )
 
-    def look(self, step: int, num_fresh: int) -> Look:
+    def read_step(self, step: int, num_fresh: int) -> StepReading:
         view = View(
             tables=self.tables,
             fresh=tuple(self.records[group_id] for group_id, _ in self.fresh_in_order[:num_fresh]),
             reevaluated=tuple(self.records[group_id] for group_id in self.reevaluated),
             stale=tuple(self.stale),
         )
-        return Look(step=step, ready=self.readiness(step), view=lambda: view)
+        return StepReading(step=step, ready=self.readiness(step), view=lambda: view)
 
     def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:
         return [dict(self.fresh).get(group_id) for group_id in group_ids]
 
     def replace_stale(self, replacements: Sequence[Replacement], *, hold: bool = False) -> list[str]:
         asked = {
-            item.fate.group_id: self._ask(item.request, 0)
+            item.result.group_id: self._ask(item.request, 0)
             for item in reversed(replacements)
-            if item.fate.group_id in dict(self.fresh)
+            if item.result.group_id in dict(self.fresh)
         }
-        here = [item for item in replacements if asked.get(item.fate.group_id)]
-        self.held_stale += [item.fate.group_id for item in here if hold]
-        gone = {item.fate.group_id for item in here}
+        here = [item for item in replacements if asked.get(item.result.group_id)]
+        self.held_stale += [item.result.group_id for item in here if hold]
+        gone = {item.result.group_id for item in here}
         self.fresh = [item for item in self.fresh if item[0] not in gone]
         for item in here:
-            rewards = item.fate.rewards
-            self.counters[f"dropped_groups:{item.fate.reason}:{round(sum(rewards))}/{len(rewards)}"] += 1
-        self.stale = [item.fate for item in here] + self.stale
+            rewards = item.result.rewards
+            self.counters[f"dropped_groups:{item.result.reason}:{round(sum(rewards))}/{len(rewards)}"] += 1
+        self.stale = [item.result for item in here] + self.stale
         return [group_id for group_id, is_new in asked.items() if not is_new]
 
     def commit_assembly(self, assembly: Assembly) -> bool:
@@ -342,8 +342,8 @@ class Model:
         self.compositions.append(assembly.composition)
         self.stale = self.stale[: len(self.stale) - assembly.num_stale]
         self.held_stale = [group_id for group_id in self.held_stale if group_id not in assembly.stale]
-        if assembly.outcomes:
-            self.outcomes_of_steps[assembly.step] = assembly.outcomes
+        if assembly.success_counts:
+            self.success_counts_of_steps[assembly.step] = assembly.success_counts
         return True
 
     def batch(self, step: int) -> BatchRecord | None:
@@ -379,12 +379,12 @@ class Model:
 
     # -- what prompt selectors learn from
 
-    def outcomes(self, after: int, limit: int) -> list[bytes]:
+    def success_counts(self, after: int, limit: int) -> list[bytes]:
         page = []
         for step in range(after + 1, after + 1 + limit):
-            if step not in self.outcomes_of_steps:
+            if step not in self.success_counts_of_steps:
                 break
-            page.append(self.outcomes_of_steps[step])
+            page.append(self.success_counts_of_steps[step])
         return page
 
     def selector_state(self) -> SelectorState:
@@ -394,7 +394,9 @@ class Model:
         is_newer = state.round > self.selector.round
         if is_newer:
             self.selector = state
-            self.outcomes_of_steps = {s: data for s, data in self.outcomes_of_steps.items() if s > state.through}
+            self.success_counts_of_steps = {
+                s: data for s, data in self.success_counts_of_steps.items() if s > state.through
+            }
         return is_newer
 
     # -- by hand
@@ -455,7 +457,7 @@ class Model:
             stale=tuple(reversed(self.stale)),
             counters=dict(self.counters),
             fresh_spares=self.fresh_spares,
-            outcomes=dict(self.outcomes_of_steps),
+            success_counts=dict(self.success_counts_of_steps),
             selector=self.selector,
         )
 
@@ -487,7 +489,7 @@ class Model:
             cursor=image.cursor,
             fresh_dropped=image.fresh_dropped,
             fresh_spares=image.fresh_spares,
-            outcomes_of_steps=dict(image.outcomes),
+            success_counts_of_steps=dict(image.success_counts),
             selector=image.selector,
             failures=0,
             last_failure="",

@@ -43,7 +43,7 @@ def held_by_model(model: Model) -> Held:
         "num_compositions": len(model.compositions),
         "num_stale": len(model.stale),
         "counters": dict(model.counters),
-        "outcomes": model.outcomes_of_steps,
+        "success_counts": model.success_counts_of_steps,
         "selector": model.selector,
         "heard": set(model.heard),
         "claims": {
@@ -82,7 +82,7 @@ NUMBERS = (
 SORTED_SETS = ("queue_fresh", "queue_reevaluate", "queue_evaluate", "fresh", "reevaluated", "done", "planned",
                "evaluated", "leases_fresh", "leases_reevaluate", "leases_evaluate", "heard")  # fmt: skip
 HASHES = ("meta", "requests", "live", "holders", "held", "attempts", "evaluations", "rounds", "records", "refs",
-          "bad_prompts", "batches", "counters", "outcomes", "claims")  # fmt: skip
+          "bad_prompts", "batches", "counters", "success_counts", "claims")  # fmt: skip
 
 
 def held_by_redis(link: RedisLink, run: str, *, on_their_way: bool = False) -> Held:
@@ -138,7 +138,7 @@ def held_by_redis(link: RedisLink, run: str, *, on_their_way: bool = False) -> H
         "num_compositions": num_compositions,
         "num_stale": num_stale,
         "counters": _numbers(maps["counters"]),
-        "outcomes": {int(step): data for step, data in maps["outcomes"].items()},
+        "success_counts": {int(step): data for step, data in maps["success_counts"].items()},
         "selector": SelectorState(
             round=int(meta.get("selector_round", 0)), through=int(meta.get("selector_through", 0)), data=selector or b""
         ),

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bapo.config.load import dump_toml, load_config
-from bapo.core.types import Fate, Origin
+from bapo.core.types import GroupResult, Origin
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.support.factories import make_fate
+from tests.support.factories import make_result
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "max_response_tokens": 64}
 
@@ -44,7 +44,7 @@ def write_run(
     preset: str = "bapo",
     overrides: Sequence[str] = (),
     metrics: Sequence[Mapping[str, Any]] = (),
-    groups: Mapping[int, Sequence[Fate]] | None = None,
+    groups: Mapping[int, Sequence[GroupResult]] | None = None,
     evaluations: Sequence[Mapping[str, Any]] = (),
     status: str = "finished",
 ) -> RunDirectory:
@@ -56,15 +56,15 @@ def write_run(
     run = RunDirectory.create(path, dump_toml(load_config([preset], [*name, *sizes, *steps, *overrides])))
     for row in rows:
         run.append_metrics(row)
-    for step, fates in (groups or {}).items():
-        run.write_groups(step, fates)
+    for step, results in (groups or {}).items():
+        run.write_groups(step, results)
     for evaluation in evaluations:
         run.append_evaluation(evaluation)
     run.update_run(status=status, started_at=1000.0, ended_at=1100.0)
     return run
 
 
-def fate(prompt: str, rewards: str, *, step: int, origin: Origin | None = None, **fields: Any) -> Fate:
+def result(prompt: str, rewards: str, *, step: int, origin: Origin | None = None, **fields: Any) -> GroupResult:
     """A group of a prompt whose id says when it was sampled."""
     group_id = fields.pop("group_id", f"{prompt}@{step}{fields.get('purpose', '')}")
-    return make_fate(group_id=group_id, prompt_id=prompt, rewards=rewards, origin=origin, num_tokens=40, **fields)
+    return make_result(group_id=group_id, prompt_id=prompt, rewards=rewards, origin=origin, num_tokens=40, **fields)

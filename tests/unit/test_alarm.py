@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from bapo.algorithms.divergences import divergences
+from bapo.algorithms.divergences import pooled, response_gaps
 from bapo.config.learner import DiagnosticsConfig
 from bapo.core.types import Origin
 from learner.diagnostics.off_policy_alarm import Alarm, AlarmLog, alarm_of
 from learner.diagnostics.theorem_meter import Cell
 
-NEAR = divergences(np.zeros(1), np.zeros(1), np.ones(1, dtype=int))
+NEAR = pooled(response_gaps(np.zeros(1), np.zeros(1), np.ones(1, dtype=int)))
 LIMITS = DiagnosticsConfig(tv_warn=0.05, ess_warn=0.5)
 
 

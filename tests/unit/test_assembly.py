@@ -1,4 +1,4 @@
-"""The pure parts of an assembly: the view in order, the tables after a decision, its fates and its batch."""
+"""The pure parts of an assembly: the view in order, the tables after a decision, its results and its batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from bapo.algorithms.composer import Decision, whole_groups
 from bapo.core.types import Origin
 from bapo.transport.messages import ExtraRound
-from buffer_service.assembly import batch_of, entering_bad, fates_of, in_order, reused_ids, tables_after
+from buffer_service.assembly import batch_of, entering_bad, in_order, results_of, reused_ids, tables_after
 from buffer_service.state import GroupRecord, Tables, View
 from tests.support.buffer import answer, hard, incoming, stat
 from tests.support.buffer_app import small_config
@@ -34,7 +34,7 @@ DECISION = Decision(
     c3=0.3,
     bad=(hard("b", birth=2),),
     high=(stat("g-a", birth=2),),
-    reasons={"g-a": "trained", "g-b": "all_wrong"},
+    reasons={"g-a": "trained", "g-b": "all_incorrect"},
 )
 
 
@@ -56,18 +56,18 @@ def test_only_prompts_that_b_bad_did_not_have_enter_it() -> None:
     assert entering_bad(replace(VIEW, tables=replace(BEFORE, bad=(hard("b"),))), DECISION) == []
 
 
-def test_every_group_has_its_fate_and_a_reused_one_keeps_its_birth() -> None:
-    fates = fates_of(2, VIEW, DECISION, [record("old")])
-    assert [(fate.group_id, fate.origin, fate.reason, fate.birth) for fate in fates] == [
+def test_every_group_has_its_result_and_a_reused_one_keeps_its_birth() -> None:
+    results = results_of(2, VIEW, DECISION, [record("old")])
+    assert [(result.group_id, result.origin, result.reason, result.birth) for result in results] == [
         ("g-a", Origin.X1, "trained", 2),
-        ("g-b", None, "all_wrong", 2),
+        ("g-b", None, "all_incorrect", 2),
         ("g-old", Origin.X3, "reused", 1),
     ]
 
 
 def test_a_batch_has_the_bytes_of_its_groups_and_holds_the_untrained_for_their_texts() -> None:
     old, config = record("old"), small_config(diagnostics={"texts": 1})
-    batch = batch_of(2, VIEW, DECISION, fates=[], reused=[old], held=[], config=config)
+    batch = batch_of(2, VIEW, DECISION, results=[], reused=[old], held=[], config=config)
     assert reused_ids(VIEW, DECISION) == ["g-old"]
     assert (batch.group_ids, batch.untrained) == (("g-a", "g-old"), ("g-b",))
     assert batch.num_bytes == VIEW.fresh[0].num_bytes + old.num_bytes

@@ -16,17 +16,11 @@ from bapo.config.rollout import RolloutConfig
 from bapo.config.tree import Config, RunConfig
 from bapo.runtime.metrics.metric import Process
 from bapo.runtime.metrics.server import Telemetry
-from bapo.transport.messages import BufferStatus, WorkerLeases
+from bapo.transport.messages import WorkerLeases
 from bapo.transport.rollout_client import WorkerStatus
 from rollout_server.autoscaling.autoscaler import Autoscaler
 from rollout_server.autoscaling.window import Moment, Window
-
-IDLE = BufferStatus(
-    run="run", step=0, policy_version=0, assembled_step=0, committed_step=0, checkpointed_step=0, cursor=0,
-    fresh_dropped=0, queued={}, leased={}, fresh_ready=0, reevaluated_ready=0, num_bad=0, num_high=0, r_tot=None,
-    c2=None, c3=None, evaluations={}, reevaluation_rounds={}, workers={}, failures_in_a_row=0, last_failure="",
-    num_bytes=0, batches=[],
-)  # fmt: skip
+from tests.unit.test_scheduler import STATUS
 
 
 def config(**autoscaling: Any) -> Config:
@@ -49,7 +43,7 @@ def worker(index: int, inflight: int, *, state: str = "ready", version: int = 1)
 
 def look(time_s: float, *workers: WorkerStatus, stored: int = 0, stale: int = 0, wanted: int = 2, **at: Any) -> Moment:
     return Moment(
-        time_s=time_s, wanted=wanted, workers=workers, stored=stored, stale=stale, status=replace(IDLE, **at)
+        time_s=time_s, wanted=wanted, workers=workers, stored=stored, stale=stale, status=replace(STATUS, **at)
     )  # fmt: skip
 
 
@@ -112,7 +106,7 @@ class Rig:
 
     def __init__(self, room: int | None = None, **autoscaling: Any) -> None:
         self.fleet, self.telemetry, self.now, self.room = FakeFleet(), Telemetry(Process.ROLLOUT_SERVER), 0.0, room
-        self.state = replace(IDLE, step=1, assembled_step=0, policy_version=1)
+        self.state = replace(STATUS, step=1, assembled_step=0, policy_version=1)
         self.scaler = Autoscaler(
             config(**autoscaling),
             self.fleet,  # type: ignore[arg-type]

@@ -124,18 +124,6 @@ whole = st.builds(
     produce_rate=rates,
     stale_share=shares,
 )
-MORE_ASKS_FOR_MORE = ("wait_share", "consume_rate")
-
-
-@given(whole, st.sampled_from(MORE_ASKS_FOR_MORE), st.floats(1, 10))
-def test_more_demand_never_gives_fewer_workers(observation: Observation, name: str, factor: float) -> None:
-    more = replace(observation, **{name: _raised(observation, name, factor)})
-    assert decision(more).desired >= decision(observation).desired
-
-
-def _raised(observation: Observation, name: str, factor: float) -> float:
-    value = float(getattr(observation, name)) * factor + (factor - 1) / 10
-    return min(1.0, value) if name.endswith("share") else value
 
 
 @given(

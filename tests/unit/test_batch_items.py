@@ -18,7 +18,7 @@ NEW = make_group(group_id="new", prompt=PROMPT, rewards="100", lengths=[1, 2, 1]
 
 
 def header_of(*items: Item, stored: set[str] | None = None) -> dict[str, Any]:
-    numbers = {"step": 7, "r_tot": 0.5, "c2": 0.0, "c3": 0.0, "num_bad": 0, "num_high": 0, "fates": []}
+    numbers = {"step": 7, "r_tot": 0.5, "c2": 0.0, "c3": 0.0, "num_bad": 0, "num_high": 0, "results": []}
     return {**numbers, **item_fields(items, {"old"} if stored is None else stored)}
 
 
@@ -112,13 +112,13 @@ def test_a_batch_goes_on_without_a_bad_frame_and_the_items_that_need_it() -> Non
     third = make_group(group_id="third", prompt=PROMPT, rewards="10", version=4)
     mixed = Item(origin=Origin.X1, parts=(Part(group_id="new", rows=(1, 0)), Part(group_id="old", rows=(1,))))
     items = [mixed, whole(Origin.X1, "third")]
-    fates = [{"group_id": name, "origin": "x1", "reason": "r", "item": "i", "rows": [0], "kind": "rl"}
+    results = [{"group_id": name, "origin": "x1", "reason": "r", "item": "i", "rows": [0], "kind": "rl"}
              for name in ("new", "old", "third", "other")]  # fmt: skip
-    header = {**header_of(*items), "fates": fates}
+    header = {**header_of(*items), "results": results}
     kept = without_groups(header, frame_order(items), {"old"})
     (entry,) = entries_of(kept, [NEW, third])
     assert entry.group is third
-    told = {fate["group_id"]: (fate["origin"], fate["reason"], "item" in fate) for fate in kept["fates"]}
+    told = {result["group_id"]: (result["origin"], result["reason"], "item" in result) for result in kept["results"]}
     assert told["new"] == told["old"] == (None, "bad_frame", False)
     assert told["third"] == told["other"] == ("x1", "r", True)
 

@@ -17,18 +17,10 @@ from learner.model.policy import Policy
 from learner.publish_weights import gather_weights
 from learner.update.critic import load_critic
 from tests.support.learner import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy
-from tests.support.tiny_model import write_tiny_model
 
 TOLERANCE, MEAN_TOLERANCE = 0.25, 0.05
 """Nats per token, of log-probs of about -7. Found here: 0.12 and 0.024; under autocast, with a residual stream in
 float32, it was 0.12 and 0.021."""
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_tiny_model(path)
-    return path
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 
 import pytest
@@ -28,14 +27,6 @@ def test_a_log_is_rotated_below_a_writer_that_goes_on(tmp_path: Path) -> None:
     assert log.read_bytes() == b"end\n"
     assert rotated_path(log).read_bytes() == b"4" * 60
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 200
-
-
-def test_a_small_log_and_a_missing_one_are_left_alone(tmp_path: Path) -> None:
-    log = tmp_path / "learner.log"
-    bound_log(log, 60)
-    log.write_bytes(b"x" * 60)
-    bound_log(log, 60)
-    assert os.listdir(tmp_path) == ["learner.log"]
 
 
 def test_a_log_is_cut_although_its_copy_finds_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ BROKEN: list[tuple[str, str, dict[str, Any]]] = [
     ("requests", "request o1 is open, and done", {"done": SOUND.done | {"o1"}}),
     ("requests", "request o1 is open, but its content is gone", {"contents": SOUND.contents - {"o1"}}),
     ("requests", "request x is queued or leased, but not open", {"queued": SOUND.queued | {"x": Purpose.FRESH}}),
-    ("requests", "request x is neither open nor behind a fresh group", {"contents": SOUND.contents | {"x"}}),
+    ("requests", "request x is neither open nor of a fresh group", {"contents": SOUND.contents | {"x"}}),
     ("fresh", "fresh group f1 has lost its request", {"contents": SOUND.contents - {"f1"}}),
     ("fresh", "request o1 is open for step 6, but planned for step 7", {"planned": {"o1": 7}}),
     ("fresh", "request x is open for step None, but planned for step 6", {"planned": {"o1": 6, "x": 6}}),

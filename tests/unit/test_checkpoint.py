@@ -35,14 +35,7 @@ from tests.support.learner import (
     with_groups,
     with_supervised,
 )
-from tests.support.tiny_model import reference_logprobs, write_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_tiny_model(path)
-    return path
+from tests.support.tiny_model import reference_logprobs
 
 
 def batch_of(step: int) -> Batch:

@@ -15,7 +15,7 @@ from bapo.cli.app import app
 from bapo.cli.arguments import free_name, load_named
 from bapo.config.load import dump_toml, load_config
 from bapo.config.tree import Config
-from bapo.core.errors import BapoError, ConfigError, UnavailableError
+from bapo.core.errors import BapoError, UnavailableError
 from bapo.runtime.run_directory.layout import RunDirectory
 
 COMMANDS = [
@@ -76,12 +76,6 @@ def test_dry_run_prints_the_resolved_configuration_and_starts_nothing(config_fil
     shown = tomllib.loads(result.output)
     assert (result.exit_code, shown["learner"]["lr"], shown["run"]["num_steps"]) == (0, 2e-5, 3)
     assert not (config_file.parent / "outputs").exists()
-
-
-def test_a_misspelt_key_is_refused_with_the_right_one(config_file: Path) -> None:
-    error = refusal("train", str(config_file), "--learner.lrr", "2e-5")
-    assert isinstance(error, ConfigError)
-    assert "did you mean 'learner.lr'" in str(error)
 
 
 def test_a_run_that_exists_is_refused_with_both_ways_out(config_file: Path) -> None:

@@ -6,22 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from bapo.analysis.compare.accuracy import final_accuracy, versus
+from bapo.analysis.compare.accuracy import difference, final_accuracy
 from bapo.analysis.compare.gather import Compared, gather
 from bapo.analysis.compare.prompts import (
-    UNTRAINED,
-    attribution,
     bins_by_epoch,
     floor_matrix,
     held_out_matrix,
     matrix_of,
-    rescues,
     training_matrix,
 )
 from bapo.analysis.compare.tables import table_1, table_against
 from bapo.core.errors import ConfigError
 from bapo.core.types import Origin, Purpose
-from tests.support.synthetic_runs import evaluation_row, fate, metrics_row, write_run
+from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
 
 BASE = {"p": "0000", "q": "1000", "r": "1100", "s": "0000"}
 OTHER_BASE = {"p": "0000", "q": "0000", "r": "1110", "s": "0100"}
@@ -35,10 +32,10 @@ def make_pair(root: Path) -> Compared:
         for method, final in (("plain", WORSE), ("ours", AFTER)):
             evaluations = [evaluation_row("cd4", 1, base), evaluation_row("cd4", 3, final)]
             preset = {"plain": "grpo", "ours": "bapo"}[method]
-            extra = [fate("b", "0000", step=2, purpose=Purpose.REEVALUATE)] if method == "ours" else []
+            extra = [result("b", "0000", step=2, purpose=Purpose.REEVALUATE)] if method == "ours" else []
             write_run(
                 root / f"{method}-s{seed}", seed=seed, preset=preset, evaluations=evaluations,
-                groups={1: [fate("a", "0001", step=1, origin=Origin.X1)], 2: [fate("b", "0000", step=2), *extra]},
+                groups={1: [result("a", "0001", step=1, origin=Origin.X1)], 2: [result("b", "0000", step=2), *extra]},
             )  # fmt: skip
     return gather([root / f"{method}-s{seed}" for method in ("plain", "ours") for seed in (1, 2)])
 
@@ -75,7 +72,7 @@ def test_runs_that_were_measured_differently_are_refused_with_the_difference(
     assert "cannot be compared" in str(caught.value)
 
 
-# -- table 1 and the tests
+# -- table 1 and differences
 
 
 def test_accuracy_is_over_seeds_and_prompts(tmp_path: Path) -> None:
@@ -89,22 +86,15 @@ def test_accuracy_is_over_seeds_and_prompts(tmp_path: Path) -> None:
     assert found.high - found.mean == pytest.approx(3.182446 / 8, rel=1e-5)
 
 
-def test_methods_are_tested_on_pairs_per_seed_and_over_seeds(tmp_path: Path) -> None:
-    plain, ours = make_pair(tmp_path).methods
-    found = versus(plain, ours, "cd4")
-    assert [(one.seed, one.test.better, one.test.worse, one.test.p) for one in found.by_seed] == [
-        (1, 3, 0, 0.25), (2, 3, 0, 0.25),
-    ]  # fmt: skip
-    assert (found.all_seeds.better, found.all_seeds.worse, found.all_seeds.p) == (6, 0, 2 / 64)
-    assert found.difference is not None
-    assert found.difference.mean == 0.25
-    (row,) = table_against(make_pair_again(tmp_path)).rows
+def test_methods_are_compared_on_pairs(tmp_path: Path) -> None:
+    compared = make_pair(tmp_path)
+    plain, ours = compared.methods
+    found = difference(plain, ours, "cd4")
+    assert found is not None
+    assert found.mean == 0.25
+    (row,) = table_against(compared).rows
     assert row[:3] == ("ours", "plain", "cd4")
-    assert row[4:] == ("6:0 p=0.03", "s1 3:0 p=0.25, s2 3:0 p=0.25")
-
-
-def make_pair_again(root: Path) -> Compared:
-    return gather([root / f"{method}-s{seed}" for method in ("plain", "ours") for seed in (1, 2)])
+    assert row[3].startswith("+25.0 [")
 
 
 def test_table_1_has_rollouts_type_and_the_base_model(tmp_path: Path) -> None:
@@ -118,10 +108,7 @@ def test_table_1_has_rollouts_type_and_the_base_model(tmp_path: Path) -> None:
     assert plain[2].startswith("12.5 [0.0, ")  # an accuracy is never below 0
 
 
-# -- curves
-
-
-# -- migration and rescue
+# -- migration
 
 
 def test_the_migration_matrix_by_hand(tmp_path: Path) -> None:
@@ -139,40 +126,28 @@ def test_the_migration_matrix_by_hand(tmp_path: Path) -> None:
         (0, 0, 0, 1, 0),  # s falls from 4/4 to 3/4
     )
     assert (found.total, found.better, found.worse) == (5, 1, 2)
-    assert (found.unsolved, found.rescued, found.lost) == (2, 1, 1)
     assert held_out_matrix([run], "cd4", 2) is None
 
 
 VISITS = {
-    1: [fate("a", "0000", step=1), fate("b", "0000", step=1), fate("c", "0100", step=1, origin=Origin.X1)],
+    1: [result("a", "0000", step=1), result("b", "0000", step=1), result("c", "0100", step=1, origin=Origin.X1)],
     2: [
-        fate("d", "0000", step=2, origin=Origin.X1),  # GRPO trains it without an advantage: that moves nothing
-        fate("a", "0110", step=2, origin=Origin.X2, purpose=Purpose.REEVALUATE),
-        fate("e", "0000", step=2),
+        result("d", "0000", step=2, origin=Origin.X1),  # GRPO trains it without an advantage: that moves nothing
+        result("a", "0110", step=2, origin=Origin.X2, purpose=Purpose.REEVALUATE),
+        result("e", "0000", step=2),
     ],
-    3: [fate("a", "0110", step=2, origin=Origin.X3, group_id="a@2reevaluate", reason="reused")],
-    4: [fate("a", "1110", step=4, origin=Origin.X1), fate("b", "0000", step=4), fate("c", "0000", step=4)],
-    5: [fate("d", "1000", step=5, origin=Origin.X1)],
+    3: [result("a", "0110", step=2, origin=Origin.X3, group_id="a@2reevaluate", reason="reused")],
+    4: [result("a", "1110", step=4, origin=Origin.X1), result("b", "0000", step=4), result("c", "0000", step=4)],
+    5: [result("d", "1000", step=5, origin=Origin.X1)],
 }
 
 
-def test_a_rescue_is_from_all_wrong_at_the_first_visit_to_something_right_at_the_last(tmp_path: Path) -> None:
+def test_training_prompts_move_from_their_first_fresh_visit_to_their_last(tmp_path: Path) -> None:
     metrics = [metrics_row(step) for step in range(1, 6)]
     run = gather([write_run(tmp_path / "one", metrics=metrics, groups=VISITS).path]).reference.runs[0]
-    found = rescues(run)
-    assert {prompt: one.rescued for prompt, one in found.items()} == {"a": True, "b": False, "d": True}  # e came once
-    assert found["a"].trained_by == {Origin.X2, Origin.X3}  # X1 at step 4 is the last visit itself
-    assert (found["a"].found_by, found["b"].found_by) == (Purpose.REEVALUATE, None)
-    assert attribution(found.values()) == {"x2+x3": 1, UNTRAINED: 1}
     matrix = training_matrix([run])
     assert matrix == matrix_of([(0, 3), (0, 0), (1, 0), (0, 1)], 4)
     assert bins_by_epoch(run) == [[4, 1, 0, 0, 0], [2, 1, 0, 1, 0]]
-
-
-def test_several_responses_per_prompt_make_a_sign_test_and_the_table_says_so(tmp_path: Path) -> None:
-    compared = make_pair(tmp_path)
-    assert "With 4 responses per prompt" in table_against(compared).note
-    assert "a sign test" in table_against(compared).note
 
 
 def test_chance_is_the_base_model_measured_by_another_seed(tmp_path: Path) -> None:
@@ -180,5 +155,5 @@ def test_chance_is_the_base_model_measured_by_another_seed(tmp_path: Path) -> No
     found = floor_matrix(runs, "cd4")
     assert found is not None
     # Seed 1 against 2: p 0-0, q 1-0, r 2-3, s 0-1; and 2 against 1: p 0-0, q 0-1, r 3-2, s 1-0.
-    assert (found.total, found.unsolved, found.rescued) == (8, 4, 2)
+    assert (found.total, found.better, found.worse) == (8, 3, 3)
     assert floor_matrix(runs[:1], "cd4") is None

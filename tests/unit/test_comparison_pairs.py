@@ -1,18 +1,23 @@
-"""Methods in pairs: which are compared, at equal responses, and responses for equal accuracy; all values by hand."""
+"""Methods side by side: at equal responses, and what their batches were made of; all values by hand."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bapo.analysis.compare.accuracy import at_equal_responses, first_crossing, means_at, responses_for
+from bapo.analysis.compare.accuracy import at_equal_responses, means_at
+from bapo.analysis.compare.composition import gradient_norm, is_on_policy, last_entropy, last_length
 from bapo.analysis.compare.gather import Compared, Measured, Method, against, contrasts, gather
-from bapo.analysis.compare.tables import table_equal_responses, table_responses_for, table_settings
+from bapo.analysis.compare.tables import table_1, table_composition, table_equal_responses, table_settings
+from bapo.analysis.run_records import held_out_curves
 from bapo.core.errors import ConfigError
-from tests.support.synthetic_runs import evaluation_row, fate, metrics_row, write_run
+from bapo.core.types import GroupResult, Origin, Purpose
+from tests.support.run_rows import make_evaluation
+from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
 
 STEPS = 4
 NOTHING = {"p": "0000", "q": "0000"}
@@ -22,7 +27,7 @@ def make_run(
     path: Path, measured: Mapping[int, Mapping[str, str]], *, groups: int = 1, seed: int = 1, step_s: float = 2.0
 ) -> Path:
     """Four steps of so many groups of 4 responses, measured after these steps (0: before training)."""
-    sampled = {step: [fate(f"t{step}.{i}", "0001", step=step) for i in range(groups)] for step in range(1, STEPS + 1)}
+    sampled = {step: [result(f"t{step}.{i}", "0001", step=step) for i in range(groups)] for step in range(1, STEPS + 1)}
     write_run(
         path, seed=seed, metrics=[metrics_row(step, step_s=step_s) for step in range(1, STEPS + 1)],
         groups=sampled,
@@ -68,15 +73,6 @@ def test_an_unknown_method_is_refused_with_the_nearest_one(tmp_path: Path) -> No
     )
 
 
-# -- one run at a number of responses
-
-
-def test_behind_the_last_measurement_there_is_no_answer(tmp_path: Path) -> None:
-    run = one_run(tmp_path / "one", {0: NOTHING, 2: NOTHING}, groups=2)
-    assert means_at(run, "cd4", 32) == "one was last measured after 16 responses, before 32"
-    assert means_at(run, "cd4", 8) == {"p": 0.0, "q": 0.0}
-
-
 # -- two methods at equal responses
 def make_unequal(root: Path, *, middle: Mapping[str, str] | None = None) -> tuple[Method, Method]:
     """plain spends 16 responses, ours 32: half of the way. Differences there: seed 1 0, 1/4; seed 2 1/4, 1/2."""
@@ -117,67 +113,10 @@ def test_a_seed_without_an_answer_is_not_left_out_silently(tmp_path: Path) -> No
     assert rows[0][3:] == ("plain-s2 was last measured after 8 responses, before 16", "-", "-", "-")
 
 
-# -- responses for equal accuracy
-@pytest.mark.parametrize(
-    ("target", "want"),
-    [(0.1, 0), (0.2, 0), (0.3, 5), (0.4, 10), (0.5, 20 + 10 * 2 / 3), (0.6, 30), (0.61, None)],
-)
-def test_the_first_crossing_is_on_the_way_up(target: float, want: float | None) -> None:
-    found = first_crossing([(0, 0.2), (10, 0.4), (20, 0.3), (30, 0.6)], target)
-    assert found == (want if want is None else pytest.approx(want))
-
-
-HALF, QUARTER, EIGHTH = {"p": "1100", "q": "1100"}, {"p": "1000", "q": "1000"}, {"p": "1000", "q": "0000"}
-
-
-WHOLE = {"p": "1111", "q": "1111"}
-
-
-def make_curves(root: Path, ours: Mapping[int, Mapping[str, str]], plain: Mapping[int, Mapping[str, str]]) -> Compared:
-    """plain spends 16 responses and ours 32, per seed, from these measurements at 0 to those at the end."""
-    for seed in ours:
-        make_run(root / f"plain-s{seed}", {0: NOTHING, 4: plain[seed]}, seed=seed)
-        make_run(root / f"ours-s{seed}", {0: NOTHING, 4: ours[seed]}, groups=2, seed=seed)
-    return gather([root / f"{name}-s{seed}" for name in ("plain", "ours") for seed in ours])
-
-
-def test_the_factor_is_a_geometric_mean_over_seeds_with_their_interval(tmp_path: Path) -> None:
-    # Seed 1: 1/2 after 16 responses, which ours has after 16 of 32 on its way to 1. Seed 2: 1/4, which it has at 32.
-    compared = make_curves(tmp_path, {1: WHOLE, 2: QUARTER}, {1: HALF, 2: QUARTER})
-    plain, ours = compared.methods
-    found = responses_for(ours, plain, "cd4")
-    assert not isinstance(found, str)
-    assert [(one.needed, one.own, one.ratio) for one in found.by_seed] == [(16, 16, 1.0), (32, 16, 2.0)]
-    assert found.ratio is not None
-    assert found.ratio.mean == pytest.approx(math.sqrt(2))
-    # Logarithms 0 and log 2: standard error log(2) / 2, Student's t with one degree of freedom is 12.706.
-    assert found.ratio.high == pytest.approx(math.sqrt(2) * 2 ** (12.7062 / 2), rel=1e-4)
-    assert found.ratio.low == pytest.approx(math.sqrt(2) / 2 ** (12.7062 / 2), rel=1e-4)
-    (row,) = table_responses_for(compared).rows
-    assert row == (
-        "ours", "plain", "cd4", "x1.41 [x0.017, x116]", "2 of 2", "s1 16 : 16 x1.00, s2 32 : 16 x2.00"
-    )  # fmt: skip
-
-
-def test_a_seed_that_never_reaches_it_leaves_bounds_and_no_mean(tmp_path: Path) -> None:
-    compared = make_curves(tmp_path, {1: WHOLE, 2: EIGHTH}, {1: HALF, 2: QUARTER})
-    plain, ours = compared.methods
-    found = responses_for(ours, plain, "cd4")
-    assert not isinstance(found, str)
-    assert (found.ratio, found.reached, found.bounds) == (None, 1, (1.0, None))
-    (row,) = table_responses_for(compared).rows
-    assert row[3:] == ("x1.00 to beyond x2.00", "1 of 2", "s1 16 : 16 x1.00, s2 over 32 : 16 x2.00")
-
-
 def test_between_two_measurements_each_prompt_lies_on_its_own_straight_line(tmp_path: Path) -> None:
     # 32 responses in all. p 0 -> 1/2, q 1/4 -> 3/4; after 12 of them 3/8 of the way.
     run = one_run(tmp_path / "one", {0: {"p": "0000", "q": "1000"}, 4: {"p": "1100", "q": "1110"}}, groups=2)
     assert means_at(run, "cd4", 12) == {"p": 3 / 16, "q": 1 / 4 + 3 / 16}
-
-
-def test_the_measurement_before_training_is_the_point_at_no_responses(tmp_path: Path) -> None:
-    run = one_run(tmp_path / "one", {0: {"p": "0000", "q": "1000"}, 4: {"p": "1100", "q": "1110"}})
-    assert means_at(run, "cd4", 0) == {"p": 0.0, "q": 0.25}
 
 
 def test_only_prompts_of_both_measurements_have_a_line(tmp_path: Path) -> None:
@@ -186,12 +125,6 @@ def test_only_prompts_of_both_measurements_have_a_line(tmp_path: Path) -> None:
     run = one_run(tmp_path / "one", rows, groups=4)
     assert means_at(run, "cd4", 48) == {"p": 3 / 8}
     assert means_at(run, "cd4", 64) == {"p": 0.5, "q": 1.0}
-
-
-def test_no_seed_that_reaches_it_is_a_lower_bound(tmp_path: Path) -> None:
-    compared = make_curves(tmp_path, {1: QUARTER, 2: EIGHTH}, {1: HALF, 2: QUARTER})
-    (row,) = table_responses_for(compared).rows
-    assert row[3:5] == ("beyond x2.00", "0 of 2")
 
 
 def test_seeds_of_one_method_that_spent_unequally_share_one_budget(tmp_path: Path) -> None:
@@ -206,3 +139,113 @@ def test_seeds_of_one_method_that_spent_unequally_share_one_budget(tmp_path: Pat
     assert (found.budget, found.seeds) == (32, (1, 2))
     # plain-s2 is half way to p = 1 after 32 of 64 responses: mean of 0, 0, 1/2, 0.
     assert (found.method, found.reference) == (1 / 8, 0.0)
+
+
+# -- on- or off-policy
+
+
+OLD_ROWS = result("a", "0001", step=1, origin=Origin.X1, reason="replayed")
+OTHERS = {
+    1: [result("a", "0001", step=1, origin=Origin.X1)],
+    2: [result("b", "0011", step=2, origin=Origin.X1, version=2)],
+}
+
+
+@pytest.mark.parametrize(
+    ("extra", "overrides", "want"),
+    [
+        ([], [], True),
+        ([], ["--cadence.slack", "1"], True),
+        ([], ["--cadence.slack", "2"], False),  # AReaL: sampled up to two steps before
+        ([], ["--learner.epochs", "2"], False),
+        ([OLD_ROWS], [], False),  # RePO: rows that trained at step 1 are part of an item of X1 at step 2
+        ([result("c", "0001", step=2, origin=Origin.X1, version=0)], [], False),  # begun two steps ago
+        ([result("c", "0001", step=2, version=0)], [], True),  # the same, but it did not train
+        ([result("c", "0001", step=2, origin=Origin.X2, version=2, purpose=Purpose.REEVALUATE)], [], True),
+        ([replace(result("c", "0001", step=2, origin=Origin.X1, version=2), outcomes=b"\0\0\0\2")], [], False),  # LUFFY
+        ([replace(result("c", "0001", step=2, origin=Origin.X1, version=2), kind="sft")], [], False),  # ReLIFT
+    ],
+)
+def test_a_method_is_on_policy_when_its_rows_train_once_and_at_once(
+    tmp_path: Path, extra: list[GroupResult], overrides: list[str], want: bool
+) -> None:
+    groups = OTHERS | {2: [*OTHERS[2], *extra]}
+    compared = gather([write_run(tmp_path / "one", preset="grpo", groups=groups, overrides=overrides).path])
+    assert is_on_policy(compared.reference) is want
+    assert table_1(compared).rows[1][-2] == ("on" if want else "off")
+
+
+# -- what batches were made of
+
+
+AGAIN = Purpose.REEVALUATE
+STEP_1 = [
+    result("a", "0001", step=1, origin=Origin.X1),
+    result("b", "0011", step=1, origin=Origin.X1),
+    result("c", "0000", step=1, origin=None, reason="all_incorrect"),
+    result("d", "0000", step=1, origin=None, reason="all_incorrect"),
+]
+STEP_2 = [
+    result("e", "0001", step=2, origin=Origin.X1),
+    result("f", "1111", step=2, origin=None, reason="all_correct"),
+    result("c", "0011", step=2, origin=Origin.X2, purpose=AGAIN, reason="improved"),
+    result("d", "0000", step=2, origin=None, purpose=AGAIN, reason="still_hard"),
+    result("a", "0001", step=1, origin=Origin.X3, reason="reused"),
+]
+STEP_3 = [result("d", "1111", step=3, origin=None, purpose=AGAIN, reason="solved")]
+STEP_3_FULL = [result("d", "0111", step=3, origin=None, purpose=AGAIN, reason="no_room")]
+SIZES = [metrics_row(1, x1=2), metrics_row(2, x1=1, x2=1, x3=1), metrics_row(3, x1=0)]
+
+
+def only_run(path: Path, **fields: object) -> Measured:
+    return gather([write_run(path, **fields).path]).reference.runs[0]  # type: ignore[arg-type]
+
+
+def test_composition_by_hand(tmp_path: Path) -> None:
+    for seed, last in ((1, STEP_3), (2, STEP_3_FULL)):
+        groups = {1: STEP_1, 2: STEP_2, 3: last}
+        write_run(tmp_path / f"bapo-s{seed}", seed=seed, groups=groups, metrics=SIZES)
+    (row,) = table_composition(gather([tmp_path / "bapo-s1", tmp_path / "bapo-s2"])).rows
+    # 5 trained: 3 X1, 1 X2, 1 X3; 4 of 20 responses are a's of step 1; a, b, e of 6 fresh groups trained.
+    assert row[:6] == ("bapo", "60.0", "20.0", "20.0", "20.0", "50.0")
+    # c and d were asked again. Seed 1: c improved, d was solved. Seed 2: both improved, d without room.
+    assert row[6:] == ("2", "75.0 (50.0 to 100.0)", "25.0 (0.0 to 50.0)")
+
+
+def test_a_method_without_a_part_has_a_dash(tmp_path: Path) -> None:
+    write_run(tmp_path / "grpo-s1", preset="grpo", groups={1: STEP_1[:2]}, metrics=[metrics_row(1, x1=2)])
+    write_run(tmp_path / "bapo-s1", groups={1: STEP_1[:2]}, metrics=[metrics_row(1, x1=2)])
+    grpo, bapo = table_composition(gather([tmp_path / "grpo-s1", tmp_path / "bapo-s1"])).rows
+    assert grpo == ("grpo", "100.0", "-", "-", "0.0", "100.0", "-", "-", "-")
+    assert bapo == ("bapo", "100.0", "0.0", "0.0", "0.0", "100.0", "0", "-", "-")  # it could have had them
+
+
+def test_the_end_is_the_last_twelfth_of_the_steps(tmp_path: Path) -> None:
+    metrics = [metrics_row(step, entropy=1.0, grad_norm=float(step)) for step in range(1, 23)]
+    metrics += [metrics_row(23, entropy=0.2, grad_norm=50.0), metrics_row(24, entropy=0.4, grad_norm=9.0)]
+    tokens = {22: 400, 23: 40, 24: 80}
+    groups = {step: [replace(result("a", "0001", step=step), num_tokens=n)] for step, n in tokens.items()}
+    run = only_run(tmp_path / "one", metrics=metrics, groups=groups)
+    assert last_entropy(run) == pytest.approx(0.3)  # 24 // 12 = 2 steps
+    assert last_length(run) == 20.0  # 3 // 12 = 0, so the last one of them: 80 tokens of 4 responses
+    # 24 norms: 1 ... 22, 9 once more, and 50. ceil(.95 x 24) = 23 of them are at most 22.
+    assert (gradient_norm(run, 0.95), gradient_norm(run, 1.0)) == (22.0, 50.0)
+
+
+# -- curves
+
+
+def test_held_out_curves_are_one_per_split_in_order_of_steps() -> None:
+    rows = [make_evaluation("a", 5, 0.5), make_evaluation("b", 1, 0.1), make_evaluation("a", 1, 0.25)]
+    first, second = held_out_curves(rows)
+    assert (first.name, first.steps, first.values) == ("a", [0, 4], [0.25, 0.5])
+    assert (second.name, second.low, second.high) == ("b", [0.1 - 0.02], [0.1 + 0.02])
+
+
+def test_a_held_out_curve_compares_the_same_prompts() -> None:
+    """The base was measured on three prompts, later versions on two: .5 on those two, not 2/3."""
+    base = make_evaluation("a", 1, 2 / 3, rewards={"p": [1.0, 0.0], "q": [0.0, 1.0], "r": [1.0, 1.0]})
+    later = make_evaluation("a", 5, 0.75, rewards={"p": [1.0, 1.0], "q": [0.0, 1.0]})
+    (curve,) = held_out_curves([base, later])
+    assert (curve.values, curve.num_prompts) == ([0.5, 0.75], 2)
+    assert curve.low[0] < 0.5 < curve.high[0]

@@ -168,7 +168,7 @@ def test_a_full_x1_leaves_no_room_for_the_others() -> None:
 def test_no_signal_anywhere_gives_an_empty_batch() -> None:
     decision = compose(fresh={"a": 0, "b": 8})
     assert decision.origins == {}
-    assert decision.reasons == {"f-a": Reason.ALL_WRONG, "f-b": Reason.ALL_RIGHT}
+    assert decision.reasons == {"f-a": Reason.ALL_INCORRECT, "f-b": Reason.ALL_CORRECT}
 
 
 def test_a_prompt_trains_once_x1_before_x2_before_x3() -> None:
@@ -196,7 +196,7 @@ def test_a_prompt_that_was_asked_twice_is_judged_by_its_newest_group() -> None:
     again = [make_stat(k=3, prompt_id="a", group_id="old"), make_stat(k=0, prompt_id="a", group_id="new")]
     decision = compose(fresh={"z": 8}, reevaluated=again, bad=[make_hard(prompt_id="a")])
     assert decision.x2 == ()
-    assert decision.reasons == {"f-z": "all_right", "old": Reason.DUPLICATE_PROMPT, "new": Reason.STILL_HARD}
+    assert decision.reasons == {"f-z": "all_correct", "old": Reason.DUPLICATE_PROMPT, "new": Reason.STILL_HARD}
 
 
 def test_a_prompt_that_left_b_bad_meanwhile_does_not_train() -> None:

@@ -1,10 +1,13 @@
-"""Losses that cannot be: each refusal says what to write instead."""
+"""Losses that cannot be, each with what to write instead; the manual is the code."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from bapo.config.document import document
 from bapo.config.objective import LossConfig
 from bapo.config.tree import Config
 
@@ -43,3 +46,13 @@ def test_a_loss_that_cannot_be_is_refused_with_what_to_write(fields: dict[str, o
 def test_a_cache_longer_than_a_response_is_refused() -> None:
     with pytest.raises(ValidationError, match="write at most that"):
         Config.model_validate({"shaping": {"overlong_cache": 65}, "rollout": {"max_response_tokens": 64}})
+
+
+# -- docs/configuration.md
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == document(), "run: python -m bapo.config.document"

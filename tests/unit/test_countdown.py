@@ -9,9 +9,6 @@ from bapo.core.errors import ConfigError
 from bapo.core.types import Prompt
 from bapo.tasks.countdown import (
     BASE_MODEL_BUCKETS,
-    HELD_OUT_BUCKETS,
-    NUM_BUCKETS,
-    TRAIN_BUCKETS,
     Problem,
     Step,
     distinct_problems,
@@ -66,11 +63,6 @@ def test_a_problem_keeps_its_bucket_for_ever() -> None:
     # crc32("7,12,99->80") = 195518696, crc32("3,5,8,9->24") = 2997577241
     assert _problem((12, 99, 7), 80).bucket == 6
     assert _problem((9, 8, 5, 3), 24).bucket == 1
-
-
-def test_base_model_training_and_held_out_buckets_are_disjoint_and_cover_everything() -> None:
-    parts = [BASE_MODEL_BUCKETS, TRAIN_BUCKETS, HELD_OUT_BUCKETS]
-    assert sorted(bucket for part in parts for bucket in part) == list(range(NUM_BUCKETS))
 
 
 def test_no_problem_is_in_two_of_base_model_data_train_and_held_out() -> None:

@@ -11,13 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo.algorithms import divergences as module
-from bapo.algorithms.divergences import divergences, pooled, response_gaps
+from bapo.algorithms.divergences import Divergences, pooled, response_gaps
 from tests.support.vectors import tokens, vector
 
 # Two responses of 3 and 2 tokens, sampled from alpha.
 V12 = vector("V12.tv")
 ALPHA, POLICY = np.array(tokens(V12["logp_alpha"])), np.array(tokens(V12["logp_pi"]))
 LENGTHS = np.array([3, 2])
+
+
+def divergences(*columns: np.ndarray) -> Divergences:
+    return pooled(response_gaps(*columns))
 
 
 def test_divergences_are_those_of_the_vectors() -> None:

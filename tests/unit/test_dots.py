@@ -19,7 +19,7 @@ from bapo.algorithms.selectors.base import Floats, PromptPool
 from bapo.algorithms.selectors.dots import Dots, log_weights
 from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.core.errors import ConfigError
-from bapo.core.success_counts import outcomes_of
+from bapo.core.success_counts import success_counts_of
 from tests.support.vectors import vector
 
 
@@ -76,22 +76,6 @@ def hidden_direction(num: int, *, seed: int) -> tuple[Floats, Floats]:
     return normalised(embeddings.astype(np.float32)), 1 / (1 + np.exp(-3 * embeddings[:, 0]))
 
 
-def test_training_finds_the_direction_that_tells_difficulty() -> None:
-    embeddings, difficulty = hidden_direction(600, seed=1)
-    before = new_predictor(16, 8, np.random.default_rng(2))
-    after = before
-    for first in range(0, 500, 100):
-        part = slice(first, first + 100)
-        after = trained(after, embeddings[part], difficulty[part], epochs=20, lr=0.02)
-    known, asked = slice(0, 200), slice(500, 600)
-    errors = [
-        float(np.mean(np.abs(predict(p, embeddings[asked], embeddings[known], difficulty[known]) - difficulty[asked])))
-        for p in (before, after)
-    ]
-    always_the_mean = float(np.mean(np.abs(difficulty[known].mean() - difficulty[asked])))
-    assert errors[1] < 0.7 * errors[0] < 0.7 * always_the_mean
-
-
 def make_dots(num: int = 200, **settings: float) -> tuple[Dots, Floats]:
     """The selector over prompts p0, p1, ... with the hidden direction, and their difficulty."""
     embeddings, difficulty = hidden_direction(num, seed=5)
@@ -121,7 +105,9 @@ def test_chosen_prompts_come_nearer_to_half_right_than_the_uniform_order() -> No
     for step in range(1, 21):
         references = dots.references(step)
         if len(references):
-            dots.observe_references(step, outcomes_of(step, ((f"p{i}", 8 * difficulty[i], 8) for i in references)))
+            dots.observe_references(
+                step, success_counts_of(step, ((f"p{i}", 8 * difficulty[i], 8) for i in references))
+            )
         distance.append(float(np.mean(np.abs(difficulty[dots.propose(step, 8)] - 0.5))))
     assert np.mean(distance[-6:]) < 0.6 * np.mean(np.abs(difficulty - 0.5))
 
@@ -139,7 +125,7 @@ def test_references_that_are_all_alike_make_all_prompts_alike() -> None:
 def test_references_that_all_failed_leave_the_predictions_as_they_were() -> None:
     dots, _ = make_dots()
     before = dots.propose(1, 8).tolist()
-    dots.observe_references(1, outcomes_of(1, []))
+    dots.observe_references(1, success_counts_of(1, []))
     assert dots.propose(1, 8).tolist() == before
 
 

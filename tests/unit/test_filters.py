@@ -118,7 +118,7 @@ def test_every_filter_keeps_the_order_and_repeats_with_the_same_seed(mode: str) 
     assert kept
 
 
-def test_every_fresh_group_gets_the_word_for_its_fate() -> None:
+def test_every_fresh_group_gets_the_word_for_its_result() -> None:
     fresh = (
         make_stat(rewards="0000", prompt_id="a"),
         make_stat(rewards="1111", prompt_id="b"),
@@ -129,8 +129,8 @@ def test_every_fresh_group_gets_the_word_for_its_fate() -> None:
     x1, reasons = filtered_fresh(RANGE, fresh, Random(0))
     assert [stat.group_id for stat in x1] == ["g-d"]
     assert reasons == {
-        "g-a": "all_wrong",
-        "g-b": "all_right",
+        "g-a": "all_incorrect",
+        "g-b": "all_correct",
         "g-c": "no_variance",
         "g-d": "informative",
         "second-d": "duplicate_prompt",

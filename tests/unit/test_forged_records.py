@@ -12,12 +12,10 @@ import pytest
 
 from bapo.analysis.study.state import Results
 from bapo.cli import app
-from bapo.config.load import load_resolved
 from bapo.core.errors import RecordError
 from bapo.runtime.run_directory.files import read_lines
 from bapo.runtime.run_directory.layout import RunDirectory
-from services.launcher.display.snapshot import Observer
-from tests.support.synthetic_runs import evaluation_row, fate, metrics_row, write_run
+from tests.support.synthetic_runs import evaluation_row, metrics_row, result, write_run
 
 RIGHT = {"p": "1000", "q": "1100"}
 CELL = {"policy": "theta_t", "origin": "x1", "age": None, "num_groups": 1}
@@ -50,7 +48,7 @@ EVALUATIONS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    groups = {1: [fate("p", "0000", step=1), fate("q", "0110", step=1)], 2: [fate("p", "0100", step=2)]}
+    groups = {1: [result("p", "0000", step=1), result("q", "0110", step=1)], 2: [result("p", "0100", step=2)]}
     rows = [evaluation_row("cd4", version, RIGHT) for version in (1, 3)]
     return write_run(tmp_path / "bapo-s1", groups=groups, evaluations=rows)
 
@@ -123,13 +121,6 @@ def test_every_command_that_reads_it_says_so_and_ends_with_2(
     more = {"explain": ["all", "1"], "track": ["--to", "tensorboard"], "report": ["--out", "x"]}.get(command, [])
     run.append_metrics(metrics_row(3) | {"x1": "2"})
     assert "metrics.jsonl line 3: Expected `int" in refused(capsys, monkeypatch, command, str(run.path), *more)
-
-
-def test_the_live_table_names_it(run: RunDirectory) -> None:
-    run.append_metrics(metrics_row(3) | {"x1": "2"})
-    observer = Observer(load_resolved(run.config_path), run)
-    with pytest.raises(RecordError, match=r"metrics\.jsonl line 3"):
-        observer.look()
 
 
 def test_keys_that_nobody_knows_stay(run: RunDirectory) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from bapo.algorithms.composers.bapo import Bapo
 from bapo.algorithms.randomness import rng_for
-from bapo.algorithms.reevaluation import Paid, beta_binomial, budget, expected_gain, most_promising, paid_before
+from bapo.algorithms.reevaluation import SamplingCost, beta_binomial, budget, cost_before, expected_gain, most_promising
 from bapo.algorithms.settings import AlgorithmConfig
 from tests.support.factories import make_hard
 
@@ -60,22 +60,27 @@ def test_equal_prompts_are_drawn_from_uniformly() -> None:
 @pytest.mark.parametrize(
     ("most", "paid", "asked"),
     [
-        (10, Paid(), 8),  # nothing seen: q = 1/5, f = 1/2, share 2 q / f = 4/5
-        (32, Paid(reevaluated=30, improved=2, fresh=160, informative=100), 8),  # 2 * (3/35) / (101/162) = .275
-        (32, Paid(reevaluated=30, improved=20, fresh=160, informative=100), 32),  # more than they cost
-        (32, Paid(reevaluated=500, improved=0, fresh=160, informative=159), 1),  # never none: q must be measured
-        (0, Paid(), 0),
+        (10, SamplingCost(), 8),  # nothing seen: q = 1/5, f = 1/2, share 2 q / f = 4/5
+        (32, SamplingCost(reevaluated=30, improved=2, fresh=160, informative=100), 8),  # 2 * (3/35) / (101/162) = .275
+        (32, SamplingCost(reevaluated=30, improved=20, fresh=160, informative=100), 32),  # more than they cost
+        (
+            32,
+            SamplingCost(reevaluated=500, improved=0, fresh=160, informative=159),
+            1,
+        ),  # never none: q must be measured
+        (0, SamplingCost(), 0),
     ],
 )
-def test_a_round_asks_the_fewer_the_less_promotions_pay_beside_fresh_groups(most: int, paid: Paid, asked: int) -> None:
+def test_a_round_asks_the_fewer_the_less_promotions_pay_beside_fresh_groups(
+    most: int, paid: SamplingCost, asked: int
+) -> None:
     assert budget(most, 2.0, paid) == asked
 
 
 def test_what_sampling_paid_is_that_of_twenty_steps_before_and_of_none_since() -> None:
     lines = [{"step": t, "fresh": 32, "x1": 20, "reevaluated": 10, "improved": 1} for t in range(1, 31)]
-    assert paid_before(25, lines) == Paid(reevaluated=200, improved=20, fresh=640, informative=400)
-    assert paid_before(3, lines) == Paid(reevaluated=20, improved=2, fresh=64, informative=40)
-    assert paid_before(5, [{"step": 4, "x1": 3}]) == Paid(informative=3)
+    assert cost_before(25, lines) == SamplingCost(reevaluated=200, improved=20, fresh=640, informative=400)
+    assert cost_before(3, lines) == SamplingCost(reevaluated=20, improved=2, fresh=64, informative=40)
 
 
 def test_the_composer_asks_by_gain_and_within_the_budget() -> None:
@@ -85,5 +90,5 @@ def test_the_composer_asks_by_gain_and_within_the_budget() -> None:
     paying = GAIN.model_copy(update={"hard_worth": 2.0})
     # 4 prompts at most, of which 2 * (1/5) / (1/2) = 4/5 before anything is known, and .275 behind a poor round.
     assert len(Bapo(paying).hard_prompts_to_ask(bad, 5, frozenset(), rng)) == 3
-    poor = Paid(reevaluated=30, improved=2, fresh=160, informative=100)
+    poor = SamplingCost(reevaluated=30, improved=2, fresh=160, informative=100)
     assert len(Bapo(paying).hard_prompts_to_ask(bad, 5, frozenset(), rng, poor)) == 1

@@ -20,8 +20,9 @@ from bapo.cli.compare import print_table
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.display.summary import summary
 from services.launcher.display.table import render
+from tests.support.run_rows import make_evaluation, make_row
 from tests.unit.test_comparison import make_pair
-from tests.unit.test_launcher_display import TRUNCATED, drawn, make_evaluation, make_row, make_snapshot
+from tests.unit.test_launcher_display import TRUNCATED, drawn, make_snapshot
 from tests.unit.test_scheduler import STATUS
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -10,9 +10,8 @@ import pytest
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.runtime import machine
-from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher.gpus.plan import GpuPlan, share_gpus
-from services.launcher.processes import Starter
+from tests.support.gpu_plan import specs
 
 FOUR = ("0", "1", "2", "3")
 SLICES = ("MIG-aa", "MIG-bb", "MIG-cc")
@@ -116,15 +115,6 @@ def test_without_a_learner_the_workers_have_everything() -> None:
 def test_part_of_a_gpu_never_lies_on_two() -> None:
     pairs = [(1, 0.5), (3, 0.6), (1, 0.1), (4, 1), (5, 2)]
     assert [machine.workers_on(*pair) for pair in pairs] == [2, 3, 10, 4, 2]
-
-
-def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: GpuPlan, ranks: int) -> dict[str, str | None]:
-    """CUDA_VISIBLE_DEVICES of each process that a run would start, by name."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    config = Config.model_validate({"learner": {"num_ranks": ranks}})
-    starter = Starter(config, RunDirectory.create(tmp_path / "run"), gpus)
-    made = [starter.fleet(), starter.scheduler(), starter.evaluator(), *starter.learner(resume=False)]
-    return {spec.name: spec.env.get("CUDA_VISIBLE_DEVICES") for spec in made}
 
 
 def test_without_a_plan_children_see_what_the_launcher_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

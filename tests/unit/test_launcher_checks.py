@@ -5,39 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bapo.config.buffer import BufferConfig
-from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.layout import RunDirectory
 from services.launcher import embedded_redis
 from services.launcher.doctor import checks
 from services.launcher.doctor.checks import model_files, preflight
-
-SMALL = {"batch_size": 4}
-
-
-def make_config(tmp_path: Path, **sections: dict[str, Any]) -> Config:
-    """A configuration that passes: free ports, a model folder, ten problems."""
-    model = tmp_path / "model"
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text("{}")
-    (model / "model.safetensors").write_bytes(b"weights")
-    tree: dict[str, dict[str, Any]] = {
-        "model": {"path": str(model)},
-        "task": {"options": {"num_train": 10, "num_held_out": 3}},
-        "algorithm": SMALL,
-        "learner": {"port": 0, "minibatch_size": 2},
-        "buffer": {"port": 0},
-        "rollout": {"port": 0},
-        "scheduler": {"port": 0},
-        "evaluation": {"port": 0},
-        "dashboard": {"port": 0},
-    }
-    return Config.model_validate({name: tree.get(name, {}) | sections.get(name, {}) for name in {*tree, *sections}})
+from tests.support.launcher_config import make_config
 
 
 def test_a_sound_configuration_passes(tmp_path: Path) -> None:

@@ -20,26 +20,8 @@ from services.launcher.display.summary import losses, summary
 from services.launcher.display.table import render
 from services.launcher.session import Session
 from services.launcher.supervision.children import Interrupts, ProcessLine
+from tests.support.run_rows import make_evaluation, make_row
 from tests.unit.test_scheduler import STATUS
-
-
-def make_row(step: int, **fields: Any) -> dict[str, Any]:
-    row = {
-        "step": step, "reward_mean": 0.25, "x1": 18, "x2": 2, "x3": 6, "num_bad": 31, "num_high": 44,
-        "staleness_x1_max": 2, "staleness_x2_max": 0, "staleness_x3_max": 4, "tokens_per_s": 3912.0, "step_s": 1.83,
-        "wait_batch_s": 0.71, "time": 1000.0 + 2 * step, "batch_size": 32,
-    }  # fmt: skip
-    return row | fields
-
-
-def make_evaluation(split: str, version: int, accuracy: float, **fields: Any) -> dict[str, Any]:
-    row = {
-        "split": split, "version": version, "step": version - 1, "accuracy": accuracy, "low": accuracy - 0.02,
-        "high": accuracy + 0.02, "num_prompts": 200, "num_samples": 2, "truncated_share": 0.25, "mean_tokens": 60.0,
-        "seconds": 20.0, "rewards": {},
-    }  # fmt: skip
-    return row | fields
-
 
 STARTING = (
     ProcessLine(name="redis", state="ready", seconds=0.1),
@@ -104,17 +86,17 @@ def test_the_observer_reads_on_where_it_was_and_notices_a_cut_file(tmp_path: Pat
     observer = Observer(Config(), run)
     run.append_metrics(make_row(1))
     run.append_metrics(make_row(2))
-    assert [row["step"] for row in observer.look().metrics] == [1, 2]
+    assert [row["step"] for row in observer.poll().metrics] == [1, 2]
     with (run.path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step":3')
-    assert [row["step"] for row in observer.look().metrics] == [1, 2]
+    assert [row["step"] for row in observer.poll().metrics] == [1, 2]
     with (run.path / "metrics.jsonl").open("ab") as file:
         file.write(b',"x1":1}\n')
-    assert [row["step"] for row in observer.look().metrics] == [1, 2, 3]
+    assert [row["step"] for row in observer.poll().metrics] == [1, 2, 3]
     run.truncate_after(1)
     for step in (2, 3, 4):
         run.append_metrics(make_row(step, x1=7))
-    rows = observer.look().metrics
+    rows = observer.poll().metrics
     assert [(row["step"], row["x1"]) for row in rows] == [(1, 18), (2, 7), (3, 7), (4, 7)]
 
 
@@ -180,7 +162,7 @@ def test_the_counters_of_the_buffer_outlive_the_run(tmp_path: Path) -> None:
         session._find_services = lambda: None  # type: ignore[method-assign]
         session.watch(lambda: True)
     assert run.read_run()["counters"] == COUNTERS
-    assert Observer(Config(), run).look().counters == COUNTERS
+    assert Observer(Config(), run).poll().counters == COUNTERS
 
 
 def test_a_run_that_did_not_finish_says_what_it_lost(tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ def test_the_row_of_a_step_by_hand() -> None:
     config = learner_config(algorithm={"batch_size": 4, "group_size": 2}, learner={"minibatch_size": 4})
     seconds = {"wait_batch": 2.0, "step": 4.0}
     alarm = Alarm(step=10, origin=Origin.X3, text="x3 of age 2: far")
-    truncated = replace(batch.fates[0], outcomes=bytes([Outcome.TRUNCATED, Outcome.GRADED]))
-    reused = replace(batch.fates[2], outcomes=bytes([Outcome.TRUNCATED] * 2))  # counted in the step of its birth
-    batch = replace(batch, fates=(truncated, batch.fates[1], reused))
+    truncated = replace(batch.results[0], outcomes=bytes([Outcome.TRUNCATED, Outcome.GRADED]))
+    reused = replace(batch.results[2], outcomes=bytes([Outcome.TRUNCATED] * 2))  # counted in the step of its birth
+    batch = replace(batch, results=(truncated, batch.results[1], reused))
     row = metrics_row(batch, report, policy_version=9, config=config, seconds=seconds, alarm=alarm)
     assert (row["num_responses"], row["num_truncated"]) == (2, 1)
     want = {

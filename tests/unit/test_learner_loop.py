@@ -6,6 +6,7 @@ import math
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,7 @@ from tests.support.learner import (
     random_batch,
     true_logprobs,
 )
-from tests.support.tiny_model import reference_logprobs, write_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_tiny_model(path)
-    return path
-
+from tests.support.tiny_model import reference_logprobs
 
 KEYS = {
     "step", "policy_version", "reward_mean", "c2", "c3", "x1", "x2", "x3", "batch_size", "num_bad", "num_high",
@@ -78,6 +71,17 @@ def test_a_buffer_that_runs_full_gets_its_checkpoint_before_it_is_due(model_path
     assert learner.checkpoints.newest == 4
     assert isinstance(learner.records, FakeRecords)
     assert learner.records.durable == [[1, 2], [3, 4]]
+
+
+def test_a_batch_whose_frames_were_all_bad_is_a_step_that_changes_nothing(model_path: Path, tmp_path: Path) -> None:
+    config = learner_config(model_path, run={"num_steps": 1})
+    buffer, fleet = FakeBuffer(lambda step: replace(batch_of(step), entries=())), FakeFleet()
+    learner = make_test_learner(config, tmp_path, buffer=buffer, fleet=fleet)
+    learner.run(1)
+    assert isinstance(learner.records, FakeRecords)
+    assert [(row["step"], row["num_tokens"], row["num_updates"]) for row in learner.records.rows] == [(1, 0, 0)]
+    assert ("commit", (1, 1)) in buffer.told
+    assert fleet.updates[0].digest == fleet.updates[-1].digest
 
 
 def test_workers_get_files_with_hugging_face_names_a_digest_and_a_canary(model_path: Path, tmp_path: Path) -> None:
@@ -123,7 +127,9 @@ def test_bfloat16_engines_get_bfloat16_files_and_a_wider_canary(model_path: Path
     assert np.abs(got - first.canary.logprobs).max() < first.canary.tolerance
 
 
-def test_every_step_leaves_one_row_with_all_keys_and_the_fates_of_its_groups(model_path: Path, tmp_path: Path) -> None:
+def test_every_step_leaves_one_row_with_all_keys_and_the_results_of_its_groups(
+    model_path: Path, tmp_path: Path
+) -> None:
     config = learner_config(model_path, cadence={"v": 2, "m": 2})
     learner = make_test_learner(config, tmp_path, buffer=FakeBuffer(batch_of), fleet=FakeFleet())
     learner.run(1)
@@ -136,7 +142,7 @@ def test_every_step_leaves_one_row_with_all_keys_and_the_fates_of_its_groups(mod
     assert (row["policy_version"], row["x1"], row["x2"], row["x3"], row["staleness_x1_max"]) == (2, 2, 1, 1, 2)
     assert row["num_tokens"] == sum(len(entry.group.token_ids) for entry in batch_of(3).entries)
     assert row["step_s"] >= row["update_s"] + row["prox_s"] + row["wait_batch_s"] > 0
-    assert [fate.group_id for fate in records.groups[3]] == [f"g-3-{i}" for i in range(4)]
+    assert [result.group_id for result in records.groups[3]] == [f"g-3-{i}" for i in range(4)]
     shown = learner.telemetry.exposition().decode()
     assert "bapo_learner_step 4.0" in shown
     assert "bapo_learner_steps_total 4.0" in shown

@@ -13,19 +13,12 @@ from transformers import AutoModelForCausalLM
 from bapo.algorithms.advantages import whitened
 from bapo.config.tree import Config
 from bapo.core.errors import DivergenceError
-from bapo.core.types import Batch, Group
+from bapo.core.types import Batch
 from learner.update.critic import load_critic, value_loss
 from learner.update.step_state import StepInputs, minibatch_weights, step_inputs, step_logprobs
 from tests.support.learner import ALONE, CPU, learner_config, make_updater, random_batch, tiny_policy, with_supervised
-from tests.support.tiny_model import perturb, write_tiny_model
+from tests.support.tiny_model import perturb
 from tests.support.vectors import vector
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_tiny_model(path)
-    return path
 
 
 def step_of(config: Config, batch: Batch) -> StepInputs:
@@ -159,8 +152,7 @@ def test_the_convex_kl_is_to_the_base_model_alone_for_50_steps(model_path: Path,
 def test_truncated_responses_are_in_no_loss_and_no_denominator(model_path: Path, tmp_path: Path) -> None:
     batch = random_batch()
     group = batch.entries[0].group
-    fields = {name: getattr(group, name) for name in Group.__slots__}
-    cut = Group(**{**fields, "outcomes": np.array([0, 1, 0, 1], np.uint8)})
+    cut = dataclasses.replace(group, outcomes=np.array([0, 1, 0, 1], np.uint8))
     marked = dataclasses.replace(batch, entries=(dataclasses.replace(batch.entries[0], group=cut), *batch.entries[1:]))
     config = learner_config(model_path, shaping={"overlong_filter": True}, learner={"minibatch_size": 8})
     updater = make_updater(config, tiny_policy(config), tmp_path)

@@ -16,20 +16,13 @@ from bapo.algorithms.advantages import group_advantages
 from bapo.config.tree import Config
 from bapo.core.codec import unpack_batch
 from bapo.core.errors import DivergenceError
-from bapo.core.types import Batch, Group, Origin
+from bapo.core.types import Batch, Origin
 from learner.batch.packing import minibatches
 from learner.distributed.stopping import StopFlag, Stopped
 from learner.model.policy import Policy
 from learner.update.update import Updater
 from tests.support.learner import ALONE, learner_config, make_updater, random_batch, tiny_policy, with_groups
-from tests.support.tiny_model import perturb, write_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_tiny_model(path)
-    return path
+from tests.support.tiny_model import perturb
 
 
 def plain_model(path: Path) -> PreTrainedModel:
@@ -157,8 +150,7 @@ def with_rewards(batch: Batch, rewards: dict[int, list[float]]) -> Batch:
     """The same batch, but for the rewards of these groups."""
     entries = list(batch.entries)
     for number, values in rewards.items():
-        fields = {name: getattr(entries[number].group, name) for name in Group.__slots__}
-        group = Group(**{**fields, "rewards": np.array(values, dtype=np.float32)})
+        group = dataclasses.replace(entries[number].group, rewards=np.array(values, dtype=np.float32))
         entries[number] = dataclasses.replace(entries[number], group=group)
     return dataclasses.replace(batch, entries=tuple(entries))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,34 +12,8 @@ from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 from bapo.runtime.model_files import WANTED, fetch, folder_of, is_hub_id, missing_parts, num_parameters
 from services.launcher.doctor.checks import model_files, preflight
-from tests.unit.test_launcher_checks import make_config
-
-MODEL = "owner/name"
-
-
-class Hub:
-    """A cache folder, and a Hub that writes some files into it."""
-
-    def __init__(self, cache: Path, *, offers: Iterable[str] = ()) -> None:
-        self.snapshot = cache / "models--owner--name" / "snapshots" / "abc123"
-        self.offers = list(offers)
-        self.asked: list[tuple[str, tuple[str, ...]]] = []
-
-    def put(self, *names: str) -> None:
-        self.snapshot.mkdir(parents=True, exist_ok=True)
-        refs = self.snapshot.parents[1] / "refs"
-        refs.mkdir(exist_ok=True)
-        (refs / "main").write_text("abc123")
-        for name in names:
-            shards = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
-            (self.snapshot / name).write_text(json.dumps({"weight_map": shards} if "index" in name else {}))
-
-    def download(self, model_id: str, patterns: Iterable[str]) -> str:
-        self.asked.append((model_id, tuple(patterns)))
-        if not self.offers:
-            raise ConnectionError("the Hub cannot be reached\nand more")
-        self.put(*self.offers)
-        return str(self.snapshot)
+from tests.support.hub import MODEL, Hub
+from tests.support.launcher_config import make_config
 
 
 @pytest.fixture

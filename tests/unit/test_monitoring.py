@@ -20,6 +20,7 @@ from deploy.monitoring.__main__ import DASHBOARDS, REPOSITORY, files
 from deploy.monitoring.alert import Clock
 from deploy.monitoring.alerts import ALERTS
 from deploy.monitoring.grafana import dashboard_json, series_of
+from deploy.monitoring.prometheus import ALERTMANAGERS_FILE, RULES_FILE, rules, scrape_compose, scrape_runs
 from services.launcher.targets import TargetFile
 
 KNOWN = {series: metric for metric in METRICS for series in series_of(metric.name, metric.kind)}
@@ -67,6 +68,17 @@ def test_a_run_says_where_its_processes_listen_until_they_end(tmp_path: Path) ->
     ]
     file.write([])
     assert json.loads((run.path / "prometheus.json").read_text()) == []
+
+
+def test_alerts_go_to_the_alertmanagers_that_are_named_with_what_to_do(tmp_path: Path) -> None:
+    named = scrape_runs([tmp_path], tmp_path / RULES_FILE, alertmanagers=["127.0.0.1:9093"])
+    assert named["alerting"]["alertmanagers"] == [{"static_configs": [{"targets": ["127.0.0.1:9093"]}]}]
+    assert "alerting" not in scrape_runs([tmp_path], tmp_path / RULES_FILE)
+    in_compose = scrape_compose()["alerting"]["alertmanagers"]
+    assert in_compose == [{"file_sd_configs": [{"files": [ALERTMANAGERS_FILE]}]}], "read while Prometheus runs"
+    told = {rule["alert"]: rule for rule in rules()["groups"][0]["rules"]}["BapoProcessDown"]
+    assert told["annotations"]["runbook_url"] == "docs/monitoring.md#bapoprocessdown"
+    assert told["labels"]["severity"] == "critical"
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool on PATH (Debian: apt-get install prometheus)")

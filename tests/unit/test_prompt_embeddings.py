@@ -86,7 +86,7 @@ def test_a_file_that_is_missing_broken_or_incomplete_is_refused_with_its_name(tm
     with pytest.raises(ConfigError, match=r"e\.npz: not a \.npz file"):
         read_embeddings(path, ["a"])
     write_embeddings(path, ["a"], np.array([[np.nan]], np.float32))
-    with pytest.raises(ConfigError, match="lacks 1 training prompts, for example b"):
+    with pytest.raises(ConfigError, match="is missing 1 training prompts, for example b"):
         read_embeddings(path, ["a", "b"])
     with pytest.raises(ConfigError, match="finite numbers"):
         read_embeddings(path, ["a"])

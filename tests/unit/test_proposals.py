@@ -13,7 +13,7 @@ from bapo.algorithms.randomness import generator_for
 from bapo.algorithms.selectors.base import PromptPool
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, ContractError
-from bapo.core.success_counts import Outcomes, outcomes_of
+from bapo.core.success_counts import SuccessCounts, success_counts_of
 from bapo.core.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.buffer_client import BufferStatus
@@ -49,7 +49,7 @@ class Trained:
         self.config = config
         self.current = STATUS
         self.fresh: list[RolloutRequest] = []
-        self.kept: dict[int, Outcomes] = {}
+        self.kept: dict[int, SuccessCounts] = {}
         self.state = (0, 0, b"")
         self.evaluations: dict[str, list[RolloutRequest]] = {}
         self.unanswered = False
@@ -62,7 +62,7 @@ class Trained:
         """The learner begins its next step, and its batch is assembled."""
         step = self.current.assembled_step + 1
         assert len(self.asked(step)) == 4, "the step has no prompts: a real run would stand still"
-        self.kept[step] = outcomes_of(step, ((name, LEVEL[name], 8) for name in self.asked(step)))
+        self.kept[step] = success_counts_of(step, ((name, LEVEL[name], 8) for name in self.asked(step)))
         self.most_kept = max(self.most_kept, len(self.kept))
         self.current = replace(self.current, step=step, assembled_step=step)
 
@@ -86,13 +86,13 @@ class Trained:
         self.current = replace(self.current, cursor=cursor, fresh_spares=spares)
         return len(requests)
 
-    def outcomes(self, after: int, *, limit: int = 64) -> list[Outcomes]:
+    def success_counts(self, after: int, *, limit: int = 64) -> list[SuccessCounts]:
         steps = range(after + 1, self.current.assembled_step + 1)
         return [self.kept[step] for step in steps][:limit]
 
-    def evaluation_outcomes(self, label: str) -> Outcomes:
+    def evaluation_success_counts(self, label: str) -> SuccessCounts:
         names = [request.prompt.prompt_id for request in self.evaluations[label]]
-        return outcomes_of(0, ((name, LEVEL[name], 8) for name in names))
+        return success_counts_of(0, ((name, LEVEL[name], 8) for name in names))
 
     def forget(self, label: str) -> None:
         self.evaluations.pop(label, None)
@@ -103,7 +103,7 @@ class Trained:
     def keep_selector_state(self, round_: int, through: int, data: bytes) -> None:
         assert round_ > self.state[0]
         self.state = (round_, through, data)
-        self.kept = {step: outcomes for step, outcomes in self.kept.items() if step > through}
+        self.kept = {step: success_counts for step, success_counts in self.kept.items() if step > through}
 
     def hard_prompts(self) -> list[tuple[HardPrompt, Prompt]]:
         return []
@@ -131,12 +131,12 @@ def prompts_of_run(config: Config, *, restarts: Sequence[int] = (), looks: int =
     """Prompts of each step; the scheduler dies before the steps of `restarts`, and looks so often in each step."""
     buffer = Trained(config)
     scheduler = start(config, buffer)
-    scheduler.look(0)
+    scheduler.poll(0)
     for step in range(1, config.run.num_steps + 1):
         if step in restarts:
             scheduler = start(config, buffer)
         for _ in range(looks):
-            scheduler.look(buffer.current.step)
+            scheduler.poll(buffer.current.step)
         buffer.train()
     return [buffer.asked(step) for step in range(1, config.run.num_steps + 1)]
 
@@ -159,17 +159,17 @@ def test_a_run_that_goes_back_to_a_snapshot_asks_for_the_same_prompts(selector: 
     config = make_config(selector, num_steps=50)
     buffer = Trained(config)
     scheduler = start(config, buffer)
-    scheduler.look(0)
+    scheduler.poll(0)
     for _ in range(34):
         buffer.train()
-        scheduler.look(buffer.current.step)
+        scheduler.poll(buffer.current.step)
     snapshot = (buffer.current, list(buffer.fresh), dict(buffer.kept), buffer.state)
     for _ in range(6):
         buffer.train()
-        scheduler.look(buffer.current.step)
+        scheduler.poll(buffer.current.step)
     buffer.current, buffer.fresh, buffer.kept, buffer.state = snapshot
     for _ in range(16):
-        scheduler.look(buffer.current.step)
+        scheduler.poll(buffer.current.step)
         buffer.train()
     assert [buffer.asked(step) for step in range(1, 51)] == prompts_of_run(config)
 
@@ -201,17 +201,17 @@ def test_a_group_that_failed_for_good_is_replaced_from_the_newest_proposal_witho
     config = make_config(v=1, m=1, slack=0)
     buffer = Trained(config)
     scheduler = start(config, buffer)
-    scheduler.look(0)
+    scheduler.poll(0)
     regular = list(buffer.fresh)
     assert [request.step for request in regular] == [1, 1, 1, 1]
     buffer.current = replace(buffer.current, step=1, fresh_dropped=2)
-    scheduler.look(1)
+    scheduler.poll(1)
     spares = buffer.fresh[4:]
     assert [(spare.request_id, spare.step) for spare in spares] == [("fresh-00000004", 1), ("fresh-00000005", 1)]
     assert not {spare.prompt.prompt_id for spare in spares} & {request.prompt.prompt_id for request in regular}
     buffer.fresh = [*regular[:2], *spares]
     buffer.train()
-    scheduler.look(1)
+    scheduler.poll(1)
     assert [request.request_id for request in buffer.fresh[4:]] == [f"fresh-{c:08d}" for c in range(6, 10)]
     assert {request.step for request in buffer.fresh[4:]} == {2}
 
@@ -220,7 +220,7 @@ def test_a_step_waits_for_its_reference_prompts_and_a_scheduler_that_dies_meanwh
     config = make_config("dots", v=1, m=1, slack=0)
     buffer = Trained(config)
     buffer.unanswered = True
-    start(config, buffer).look(0)
+    start(config, buffer).poll(0)
     (label, first), *others = buffer.evaluations.items()
     assert (label, others, buffer.fresh) == ("reference@1", [], [])
     assert [(r.request_id, r.min_version) for r in first[:2]] == [
@@ -229,10 +229,10 @@ def test_a_step_waits_for_its_reference_prompts_and_a_scheduler_that_dies_meanwh
     ]
     assert len({request.prompt.prompt_id for request in first}) == 6
     second = start(config, buffer)
-    second.look(0)
+    second.poll(0)
     assert list(buffer.evaluations.values()) == [first]
     buffer.unanswered = False
-    second.look(0)
+    second.poll(0)
     assert len(buffer.asked(1)) == 4
     assert buffer.evaluations == {}, "what was learnt of them is kept, so they are deleted"
     assert buffer.state[0] == 1
@@ -273,17 +273,17 @@ def test_a_step_with_fewer_fresh_groups_takes_as_many_of_its_proposal() -> None:
 def test_another_selector_over_the_same_buffer_is_refused() -> None:
     buffer = Trained(make_config("mopps"))
     scheduler = start(buffer.config, buffer)
-    scheduler.look(0)
+    scheduler.poll(0)
     for _ in range(40):
         buffer.train()
-        scheduler.look(buffer.current.step)
+        scheduler.poll(buffer.current.step)
     with pytest.raises(ConfigError, match=r"chosen its prompts by selector 'mopps', and algorithm.selector is 'kimi'"):
         proposals_of(make_config("kimi"), buffer).ranking(41)
 
 
 def test_a_round_whose_outcomes_do_not_exist_yet_has_no_prompts() -> None:
     buffer = Trained(make_config())
-    start(buffer.config, buffer).look(0)
+    start(buffer.config, buffer).poll(0)
     proposals = proposals_of(buffer.config, buffer)
     assert proposals.ranking(3) is not None
     assert proposals.ranking(4) is None
@@ -299,10 +299,10 @@ def test_the_uniform_order_needs_no_proposals() -> None:
 
 def test_a_selector_that_is_switched_on_in_the_middle_of_a_run_is_refused() -> None:
     buffer = Trained(make_config())
-    start(buffer.config, buffer).look(0)
+    start(buffer.config, buffer).poll(0)
     buffer.train()
     buffer.kept.clear()
-    buffer.outcomes = lambda after, limit=64: []  # type: ignore[method-assign]
+    buffer.success_counts = lambda after, limit=64: []  # type: ignore[method-assign]
     with pytest.raises(
         ContractError, match=r"holds batch 1, but not what its groups gave.*began with another selector"
     ):
@@ -311,7 +311,7 @@ def test_a_selector_that_is_switched_on_in_the_middle_of_a_run_is_refused() -> N
 
 def test_outcomes_of_prompts_that_the_data_do_not_have_are_refused() -> None:
     buffer = Trained(make_config())
-    start(buffer.config, buffer).look(0)
+    start(buffer.config, buffer).poll(0)
     buffer.train()
     with pytest.raises(ConfigError, match="which the training split does not have: the data of this run has changed"):
         proposals_of(buffer.config, buffer, [make_prompt(prompt_id=f"new{i}") for i in range(9)]).ranking(4)

@@ -12,7 +12,7 @@ import pytest
 
 from bapo.core.codec import pack_group
 from bapo.core.errors import FullError
-from bapo.runtime.logs import Seldom
+from bapo.runtime.logs import RateLimitedFilter
 from bapo.transport import buffer_client
 from bapo.transport.buffer_client import Pusher
 from tests.support.factories import make_group
@@ -95,11 +95,11 @@ def test_a_buffer_that_stays_full_is_said_once_in_a_while(
     pause_s: float, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(buffer_client, "time", Clock())
-    monkeypatch.setattr(buffer_client, "_waiting", Seldom(pause_s))
+    monkeypatch.setattr(buffer_client, "_waiting", RateLimitedFilter(pause_s))
     peer: Any = FullFirst()
     with caplog.at_level(logging.WARNING, "bapo.transport.buffer_client"):
-        fates = [push_all(peer, [pack_group(make_group())], full_s=2.0) for _ in range(3)]
-    assert fates == [{"g": "stored"}] * 3
+        results = [push_all(peer, [pack_group(make_group())], full_s=2.0) for _ in range(3)]
+    assert results == [{"g": "stored"}] * 3
     assert [record.getMessage() for record in caplog.records] == [
         "a push waits: the buffer is full: 3 fresh groups wait"
     ] * lines

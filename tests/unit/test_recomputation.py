@@ -14,17 +14,9 @@ from learner.model.loading import checkpoints_activations
 from learner.model.policy import Policy
 from learner.update.critic import load_critic
 from tests.support.learner import ALONE, learner_config, make_updater, random_batch, tiny_policy
-from tests.support.tiny_model import write_tiny_model
 
 NUM_LAYERS, INTERMEDIATE_SIZE = 2, 128
 """Of the tiny model."""
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_tiny_model(path)
-    return path
 
 
 @contextmanager

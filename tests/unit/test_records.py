@@ -1,4 +1,4 @@
-"""The run directory: round trips, torn lines, full disks, truncation at resume."""
+"""The run directory: round trips, torn lines, full disks, truncation at resume, steps that can be repeated."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from bapo.analysis.whatif.replayable import plan_replay, plan_replay_of, replayable_steps
+from bapo.core.codec import pack_batch
 from bapo.core.errors import ConfigError, ContractError, StorageError
-from bapo.core.types import Fate, Origin, Purpose
 from bapo.runtime.run_directory import layout
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.support.factories import make_fate
+from tests.support.factories import FULL_RESULT, make_batch, make_result
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_a_damaged_line_in_the_middle_is_named(run: RunDirectory) -> None:
 
 @pytest.mark.parametrize("change", [{"rewards": None}, {"purpose": "\x1b]0;x"}, {}])
 def test_group_records_of_another_shape_are_damaged(run: RunDirectory, change: dict[str, object]) -> None:
-    run.write_groups(1, [make_fate()])
+    run.write_groups(1, [make_result()])
     path = run.path / "groups" / "step-000001.parquet"
     (row,) = pyarrow.parquet.read_table(path).to_pylist()
     changed = row | change if change else {"step": 1}
@@ -80,31 +81,12 @@ def test_group_records_of_another_shape_are_damaged(run: RunDirectory, change: d
         list(run.read_groups())
 
 
-def test_group_records_keep_every_field_of_a_fate(run: RunDirectory) -> None:
-    trained = Fate(
-        group_id="fresh-00000007",
-        prompt_id="ab12",
-        purpose=Purpose.FRESH,
-        policy_version=10,
-        rewards=(1.0, 0.0, 0.5),
-        origin=Origin.X1,
-        reason="informative",
-        birth=12,
-        item="fresh-00000007:2,0",
-        rows=(2, 0),
-        kind="sft",
-        outcomes=bytes([0, 1, 2]),
-        worker_id="worker-0",
-        num_tokens=77,
-        sample_s=0.5,
-        grade_s=0.25,
-        claimed_at=1_700_000_000.125,
-    )
-    left_out = make_fate(group_id="g2", origin=None, reason="all_wrong", rewards="0000")
-    run.write_groups(12, [trained, left_out])
+def test_group_records_keep_every_field_of_a_result(run: RunDirectory) -> None:
+    left_out = make_result(group_id="g2", origin=None, reason="all_incorrect", rewards="0000")
+    run.write_groups(12, [FULL_RESULT, left_out])
     run.write_groups(3, [])
-    assert list(run.read_groups()) == [(3, []), (12, [trained, left_out])]
-    assert list(run.read_groups([12])) == [(12, [trained, left_out])]
+    assert list(run.read_groups()) == [(3, []), (12, [FULL_RESULT, left_out])]
+    assert list(run.read_groups([12])) == [(12, [FULL_RESULT, left_out])]
 
 
 def test_the_latest_checkpoint_is_the_newest_complete_one(run: RunDirectory) -> None:
@@ -118,7 +100,7 @@ def test_the_latest_checkpoint_is_the_newest_complete_one(run: RunDirectory) -> 
 
 def test_records_of_a_group_that_lost_their_end_are_named(run: RunDirectory) -> None:
     """As a power failure leaves a file that was written just before."""
-    run.write_groups(1, [make_fate()])
+    run.write_groups(1, [make_result()])
     path = run.path / "groups" / "step-000001.parquet"
     for size in (path.stat().st_size // 2, 0):
         os.truncate(path, size)
@@ -133,7 +115,7 @@ def test_records_are_made_durable_with_the_folders_that_name_them(
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     for step in (1, 2, 3):
         run.append_metrics({"step": step})
-        run.write_groups(step, [make_fate()])
+        run.write_groups(step, [make_result()])
     run.make_durable(range(2, 5))  # step 4 has none
     names = ["metrics.jsonl", "groups/step-000002.parquet", "groups/step-000003.parquet", "groups", "."]
     assert synced == [str((run.path / name).resolve()) for name in names]
@@ -156,7 +138,7 @@ def test_resuming_removes_what_a_killed_learner_was_writing(run: RunDirectory) -
 def test_resuming_after_a_step_drops_what_that_step_did_not_know(run: RunDirectory) -> None:
     for step in (1, 2, 3):
         run.append_metrics({"step": step})
-        run.write_groups(step, [make_fate()])
+        run.write_groups(step, [make_result()])
     for version in (1, 3, 4):
         run.append_evaluation({"version": version})
     for _ in range(2):
@@ -181,7 +163,7 @@ def test_a_full_disk_is_a_storage_error_that_names_the_file(run: RunDirectory) -
     with pytest.raises(StorageError, match=r"evaluations\.jsonl: No space left"):
         run.append_evaluation({"step": 1})
     with pytest.raises(StorageError, match=r"step-000001\.parquet: .*No space left"):
-        run.write_groups(1, [make_fate()])
+        run.write_groups(1, [make_result()])
     assert run.group_steps() == []
 
 
@@ -192,4 +174,66 @@ def test_group_records_from_before_outcomes_are_read() -> None:
         "reason": "informative", "birth": 1, "item": "g", "rows": None, "kind": "rl", "worker_id": "w",
         "num_tokens": 3, "sample_s": 0.5, "grade_s": 0.0, "claimed_at": 0.0,
     }  # fmt: skip
-    assert layout._fate_of(row, "groups row 1").outcomes == b""
+    assert layout._result_of(row, "groups row 1").outcomes == b""
+
+
+# -- steps that can be repeated
+
+
+def keep(run: RunDirectory, *, batches: tuple[int, ...], checkpoints: tuple[int, ...] = ()) -> None:
+    for step in batches:
+        run.write_batch(step, pack_batch(make_batch(step=step)))
+    for step in checkpoints:
+        run.checkpoint_dir(step).mkdir()
+        (run.checkpoint_dir(step) / "state.json").write_text("{}")
+
+
+def test_a_step_is_repeated_from_the_newest_checkpoint_before_it(run: RunDirectory) -> None:
+    keep(run, batches=(3, 4, 5, 6, 7), checkpoints=(2, 4, 6))
+    plan = plan_replay(run, 6)
+    assert (plan.start, plan.step, [path.name for path in plan.frames]) == (
+        4,
+        6,
+        ["step-000005.frame", "step-000006.frame"],
+    )
+    assert plan_replay(run, 7).start == 6
+    assert replayable_steps(run) == [3, 4, 5, 6, 7]
+
+
+def test_an_older_checkpoint_does_when_the_newer_one_is_gone_but_its_batches_are_not(run: RunDirectory) -> None:
+    keep(run, batches=(1, 2, 3))
+    assert (plan_replay(run, 3).start, len(plan_replay(run, 3).frames)) == (0, 3)
+
+
+def test_a_missing_batch_in_between_is_refused_with_the_steps_that_can_be_repeated(run: RunDirectory) -> None:
+    keep(run, batches=(3, 5, 6), checkpoints=(2,))
+    with pytest.raises(
+        ConfigError, match=r"step 6 .* not every batch since a checkpoint before it.*steps that can: 3\."
+    ):
+        plan_replay(run, 6)
+    with pytest.raises(ConfigError, match=r"step 4 .* its batch is not kept; steps that can: 3\."):
+        plan_replay(run, 4)
+
+
+def test_a_run_without_batches_says_which_key_keeps_them(run: RunDirectory) -> None:
+    keep(run, batches=(), checkpoints=(2,))
+    with pytest.raises(ConfigError, match=r"no step of it can be.*checkpoint\.keep_batches"):
+        plan_replay(run, 3)
+
+
+def test_a_batch_that_diverged_stands_in_for_one_that_was_not_kept(run: RunDirectory) -> None:
+    keep(run, batches=(3,), checkpoints=(2,))
+    run.diverged_path(4).parent.mkdir()
+    run.diverged_path(4).write_bytes(pack_batch(make_batch(step=4)))
+    plan = plan_replay(run, 4)
+    assert [path.parent.name for path in plan.frames] == ["batches", "diverged"]
+    assert plan_replay_of(run, run.diverged_path(4)) == plan
+    assert replayable_steps(run) == [3, 4]
+
+
+def test_kept_batches_are_forgotten_up_to_a_step_and_cut_off_at_a_resume(run: RunDirectory) -> None:
+    keep(run, batches=(1, 2, 3, 4, 5))
+    run.forget_batches(2)
+    assert run.batch_steps() == [3, 4, 5]
+    run.truncate_after(4)
+    assert run.batch_steps() == [3, 4]

@@ -18,14 +18,6 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from learner.loop import Learner
 from learner.replay import Replay, as_json, as_text, replay
 from tests.support.learner import FakeBuffer, FakeFleet, learner_config, make_test_learner, random_batch
-from tests.support.tiny_model import write_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_tiny_model(path)
-    return path
 
 
 def config_of(model_path: Path, *, num_steps: int = 3, every: int = 2, keep: bool = True) -> Config:

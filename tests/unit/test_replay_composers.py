@@ -68,7 +68,7 @@ def test_dapo_trains_the_first_b_informative_groups_of_all_rounds_and_counts_the
     decision = decided(composer("dapo"), first + second, round=2)
     assert decision.x1 == ("a", "d", "e", "f")
     assert decision.reasons == {
-        "a": Reason.INFORMATIVE, "b": Reason.ALL_WRONG, "c": Reason.ALL_RIGHT, "d": Reason.INFORMATIVE,
+        "a": Reason.INFORMATIVE, "b": Reason.ALL_INCORRECT, "c": Reason.ALL_CORRECT, "d": Reason.INFORMATIVE,
         "e": Reason.INFORMATIVE, "a2": Reason.DUPLICATE_PROMPT, "f": Reason.INFORMATIVE, "g": Reason.SURPLUS,
     }  # fmt: skip
     assert decision.r_tot == pytest.approx((1 + 0 + 4 + 1 + 1 + 1 + 1 + 1) / 32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,24 +19,15 @@ from learner.update.reuse import group_ess, reused_groups, reused_responses, wei
 from learner.update.step_state import StepInputs, minibatch_weights, step_inputs, step_logprobs
 from tests.support.factories import make_batch, make_group
 from tests.support.learner import CPU, learner_config, make_updater, random_batch, tiny_policy
-from tests.support.tiny_model import write_tiny_model
 
 QUIET = {"kl_coef": 0.0, "entropy_coef": 0.0}
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_tiny_model(path)
-    return path
 
 
 def two_responses(log_weights: tuple[float, float], name: str = "p") -> Group:
     """Two responses of two tokens; pi_theta_t gives 0 to every token, so that log W_j is minus the sum of alpha's."""
     group = make_group(rewards="10", prompt_id=name, lengths=[2, 2])
     logprobs = np.repeat([-w / 2 for w in log_weights], 2).astype(np.float32)
-    fields = {key: getattr(group, key) for key in Group.__slots__}
-    return Group(**{**fields, "rollout_logprobs": logprobs})
+    return replace(group, rollout_logprobs=logprobs)
 
 
 def batch_of(*groups: tuple[Origin, tuple[float, float]]) -> Batch:

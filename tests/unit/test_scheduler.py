@@ -10,7 +10,7 @@ import pytest
 
 from bapo.algorithms.composers.registry import load_composer
 from bapo.config.tree import Config
-from bapo.core.errors import ConfigError, DeadlineError
+from bapo.core.errors import DeadlineError
 from bapo.core.types import HardPrompt, Progress, Prompt, Purpose, RolloutRequest
 from bapo.runtime.metrics.server import Telemetry
 from bapo.transport.buffer_client import BufferStatus
@@ -107,18 +107,18 @@ def test_a_further_round_is_asked_once_for_its_own_step_and_again_when_nothing_i
     rounds = (ExtraRound(step=3, round=2, first=0, size=4), ExtraRound(step=3, round=3, first=4, size=4))
     buffer.current = replace(STATUS, step=3, assembled_step=2, queued={"fresh": 4}, extra_rounds=rounds[:1])
     scheduler = make_scheduler(make_config(), buffer)
-    scheduler.look(3)
-    scheduler.look(3)
+    scheduler.poll(3)
+    scheduler.poll(3)
     ids = [[request.request_id for request in asked] for asked in buffer.extra]
     assert ids == [[f"extra-000003-02-{index:04d}" for index in range(4)]]
     assert {(request.step, request.min_version) for request in buffer.extra[0]} == {(3, 2)}
     buffer.current = replace(buffer.current, extra_rounds=rounds)
-    scheduler.look(3)
+    scheduler.poll(3)
     assert buffer.extra[1][0].request_id == "extra-000003-03-0000"
     prompts = [request.prompt.prompt_id for asked in buffer.extra for request in asked]
     assert len(set(prompts)) == 8, "the second round goes on where the first ended"
     buffer.current = replace(buffer.current, queued={})
-    scheduler.look(3)
+    scheduler.poll(3)
     assert buffer.extra[2:] == buffer.extra[:2]
 
 
@@ -186,7 +186,7 @@ def test_a_round_asks_the_hard_prompts_from_the_weights_of_its_step() -> None:
         ]
     )
     scheduler = make_scheduler(config, buffer)
-    scheduler.look(4)
+    scheduler.poll(4)
     assert list(buffer.rounds) == [4]
     (request,) = buffer.rounds[4]
     assert (request.request_id, request.prompt.prompt_id) == ("reevaluate-000004-0000", "old")
@@ -196,7 +196,7 @@ def test_a_round_asks_the_hard_prompts_from_the_weights_of_its_step() -> None:
 def test_a_round_without_hard_prompts_is_issued_too() -> None:
     """A step that waits for its re-evaluation must learn that nothing comes."""
     buffer = FakeBuffer()
-    make_scheduler(make_config(), buffer).look(4)
+    make_scheduler(make_config(), buffer).poll(4)
     assert buffer.rounds == {4: []}
 
 
@@ -226,7 +226,7 @@ def test_dropped_groups_are_asked_again_although_the_learner_waits_in_its_step()
 def test_a_restarted_scheduler_goes_on_at_the_cursor_of_the_buffer() -> None:
     buffer = FakeBuffer()
     buffer.current = replace(STATUS, cursor=14)
-    make_scheduler(make_config(), buffer).look(1)
+    make_scheduler(make_config(), buffer).poll(1)
     assert [request.request_id for request in buffer.fresh] == ["fresh-00000014", "fresh-00000015"]
 
 
@@ -241,12 +241,12 @@ def test_rounds_are_issued_again_when_the_learner_has_gone_back_to_a_checkpoint(
 def test_a_round_that_the_buffer_has_lost_is_issued_again() -> None:
     buffer = FakeBuffer(hard=[make_hard(prompt_id="p1")])
     scheduler = make_scheduler(make_config(), buffer)
-    scheduler.look(4)
-    scheduler.look(5)
+    scheduler.poll(4)
+    scheduler.poll(5)
     assert buffer.issued == [4]
     buffer.rounds.clear()  # Redis came back without its last second
-    scheduler.look(5)
-    scheduler.look(5)
+    scheduler.poll(5)
+    scheduler.poll(5)
     assert buffer.issued == [4, 4]
     assert [request.prompt.prompt_id for request in buffer.rounds[4]] == ["p1"]
 
@@ -258,13 +258,13 @@ def test_a_run_that_stands_still_is_told_measured_and_ended_if_so_configured() -
     scheduler = Scheduler(
         config, FreshPlan(config, PROMPTS), load_composer(config.algorithm), buffer, telemetry, now=lambda: clock[0]
     )
-    scheduler.look(3)
+    scheduler.poll(3)
     clock[0] = 59.0
-    scheduler.look(3)
+    scheduler.poll(3)
     assert b"bapo_stalled_seconds 59.0" in telemetry.exposition()
     clock[0] = 60.0
     with pytest.raises(DeadlineError, match=r"nothing has moved for 60 s .*: learner waits for batch 3: 0/4 fresh"):
-        scheduler.look(3)
+        scheduler.poll(3)
 
 
 def test_a_response_in_segments_begins_with_weights_that_leave_it_the_time() -> None:
@@ -290,7 +290,7 @@ def test_fresh_requests_with_long_rows_are_asked_for_in_calls_that_the_service_t
     buffer.current = replace(STATUS, step=1)
     plan = FreshPlan(config, long_prompts(40))
     scheduler = Scheduler(config, plan, load_composer(config.algorithm), buffer, Telemetry())
-    scheduler.look(1)
+    scheduler.poll(1)
     asked = 20 * (1 + config.cadence.lookahead)
     assert len(buffer.fresh) == buffer.current.cursor == asked
     assert [request.request_id for request in buffer.fresh] == [f"fresh-{i:08d}" for i in range(asked)]
@@ -302,9 +302,9 @@ def test_a_round_of_hard_prompts_with_long_rows_is_cut_to_what_one_call_takes(ca
     prompts = long_prompts(40)
     buffer.hard = [(make_hard(prompt_id=f"hard-{prompt.prompt_id}"), prompt) for prompt in prompts]
     config = make_config()
-    make_scheduler(config, buffer).look(config.cadence.m)
+    make_scheduler(config, buffer).poll(config.cadence.m)
     assert [len(requests) for requests in buffer.rounds.values()] == [23]
-    assert "23 of 40 hard prompts are asked again" in caplog.text
+    assert "23 of 40 hard prompts are re-sampled" in caplog.text
 
 
 class CallsOfBuffer(FakeBuffer):
@@ -326,17 +326,3 @@ def test_one_call_carries_a_bounded_number_of_requests() -> None:
     prompts = [make_prompt(prompt_id=f"p{i}") for i in range(400)]
     assert len(due(config, prompts)) == 512
     assert len(due(config, prompts, cursor=1200, fresh_dropped=600)) == 512
-
-
-def test_an_epoch_holds_whole_batches_without_repetition_and_the_next_is_shuffled_anew() -> None:
-    plan = FreshPlan(make_config(), PROMPTS)
-    ids = [plan.prompt(cursor).prompt_id for cursor in range(16)]
-    assert len(set(ids[:8])) == len(set(ids[8:])) == 8  # 10 prompts, B = 4: 8 per epoch, 2 dropped
-    assert ids[:8] != ids[8:]
-    assert plan.prompt_ids(2) == frozenset(ids[4:8])
-    assert ids == [FreshPlan(make_config(), PROMPTS).prompt(cursor).prompt_id for cursor in range(16)]
-
-
-def test_fewer_prompts_than_a_batch_are_refused_before_the_start() -> None:
-    with pytest.raises(ConfigError, match="has 3 training prompts, fewer than one batch"):
-        FreshPlan(make_config(), PROMPTS[:3])

@@ -11,7 +11,7 @@ from bapo.algorithms.selectors.mopps import Mopps, by_fitness, updated
 from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.algorithms.selectors.uniform import Uniform
 from bapo.core.errors import ConfigError, ContractError
-from bapo.core.success_counts import outcomes_of, unpack_outcomes
+from bapo.core.success_counts import success_counts_of, unpack_success_counts
 from tests.support.vectors import vector
 
 
@@ -54,7 +54,7 @@ def test_v16_the_candidates_nearest_to_the_target_are_picked() -> None:
 
 def test_an_observed_group_moves_the_posterior_of_its_prompt_alone() -> None:
     mopps = Mopps(SelectorConfig(decay=0.5), pool_of(3), seed=1, batch_size=1)
-    mopps.observe(outcomes_of(1, [("p1", 2.0, 8)]))
+    mopps.observe(success_counts_of(1, [("p1", 2.0, 8)]))
     assert mopps.state()["alpha"].tolist() == [1, 3, 1]
     assert mopps.state()["beta"].tolist() == [1, 7, 1]
 
@@ -73,7 +73,7 @@ def test_mopps_comes_to_sample_prompts_of_medium_difficulty_from_a_pool_that_has
     for step in range(1, 101):
         chosen = [pool.prompt_ids[i] for i in mopps.propose(step, 16)]
         shares.append(sum(rate[name] == 4.0 for name in chosen) / 16)
-        mopps.observe(outcomes_of(step, ((name, rate[name], 8) for name in chosen)))
+        mopps.observe(success_counts_of(step, ((name, rate[name], 8) for name in chosen)))
     assert np.mean(shares[:5]) < 0.3
     assert np.mean(shares[-20:]) > 0.9
 
@@ -88,7 +88,7 @@ def test_a_policy_that_improves_is_followed_when_old_evidence_is_forgotten() -> 
     for decay in (1.0, 0.5):
         mopps = Mopps(SelectorConfig(decay=decay), pool_of(1), seed=1, batch_size=1)
         for step, k in enumerate([0.0] * 30 + [4.0] * 4, start=1):
-            mopps.observe(outcomes_of(step, [("p0", k, 8)]))
+            mopps.observe(success_counts_of(step, [("p0", k, 8)]))
         state = mopps.state()
         means.append(float(state["alpha"][0] / (state["alpha"][0] + state["beta"][0])))
     assert means == pytest.approx([17 / 274, 8.5 / 18], abs=1e-4)
@@ -100,7 +100,7 @@ def test_a_policy_that_improves_is_followed_when_old_evidence_is_forgotten() -> 
 def test_prompts_are_drawn_in_proportion_to_how_often_they_fail() -> None:
     """Failure rates 1, .5, .5 and 0: the first prompt drawn is p0 half of the time, p1 and p2 a quarter each."""
     kimi = Kimi(SelectorConfig(), pool_of(4), seed=3)
-    kimi.observe(outcomes_of(1, [("p0", 0.0, 8), ("p1", 4.0, 8), ("p2", 4.0, 8), ("p3", 8.0, 8)]))
+    kimi.observe(success_counts_of(1, [("p0", 0.0, 8), ("p1", 4.0, 8), ("p2", 4.0, 8), ("p3", 8.0, 8)]))
     first = np.bincount([kimi.propose(step, 1)[0] for step in range(4000)], minlength=4) / 4000
     # The standard deviation of such a share is at most .008.
     assert first.tolist() == pytest.approx([0.5, 0.25, 0.25, 0.0], abs=0.03)
@@ -135,6 +135,6 @@ def test_a_curriculum_over_a_task_without_levels_is_refused() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x94", b"\x94\x01\x91\xa1a\xc4\x00\xc4\x00", b"\x01"])
-def test_bytes_that_are_no_outcomes_are_refused(data: bytes) -> None:
-    with pytest.raises(ContractError, match="outcomes"):
-        unpack_outcomes(data)
+def test_bytes_that_are_no_success_counts_are_refused(data: bytes) -> None:
+    with pytest.raises(ContractError, match="success counts"):
+        unpack_success_counts(data)

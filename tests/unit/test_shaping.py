@@ -76,14 +76,6 @@ def test_responses_one_after_the_other_know_nothing_of_each_other() -> None:
     assert found[0][:2].tolist() == pytest.approx([0.592, 0.6])
 
 
-def test_tokens_that_nobody_sampled_are_carried_over() -> None:
-    # The output of a tool stands between the second and the last token: its values must not matter.
-    mask = [True, True, False, False, True]
-    advantages, _ = gae([0, 0, 0, 0, 1], [0.2, 0.4, 9.0, -9.0, 0.7], gamma=1.0, gae_lambda=0.95, mask=mask)
-    want, _ = gae([0, 0, 1], [0.2, 0.4, 0.7], gamma=1.0, gae_lambda=0.95)
-    assert advantages[mask].tolist() == pytest.approx(want.tolist())
-
-
 def entry(*, origin: Origin = Origin.X1, **fields: object) -> BatchEntry:
     return BatchEntry(origin=origin, group=make_group(**fields))  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Intervals of held-out accuracy, against published Wilson limits and sums done by hand."""
+"""Intervals of held-out accuracy and over seeds: against printed tables and sums by hand."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import math
 
 import pytest
 
+from bapo.analysis.significance import (
+    crossed,
+    student_quantile,
+    weighted,
+)
 from bapo.core.statistics import difference, estimate, shared_means
 
 
@@ -23,11 +28,6 @@ def test_one_response_per_prompt_gives_the_wilson_interval(right: int, total: in
     found = estimate([1.0] * right + [0.0] * (total - right))
     assert found.mean == right / total
     assert (found.low, found.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
-
-
-def test_copies_of_one_response_are_no_new_evidence() -> None:
-    """Two equal responses per prompt have the same prompt means as one."""
-    assert estimate([1.0, 0.0, 0.0, 1.0]) == estimate([(1.0 + 1.0) / 2, 0.0, 0.0, 1.0])
 
 
 def test_independent_responses_narrow_the_interval() -> None:
@@ -65,3 +65,48 @@ def test_prompts_that_are_all_alike_still_have_a_width() -> None:
 def test_no_prompts_have_no_accuracy() -> None:
     with pytest.raises(ValueError, match="no prompts"):
         estimate([])
+
+
+# -- over seeds and prompts
+
+
+@pytest.mark.parametrize(
+    ("freedom", "want"),
+    [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042), (120, 1.980), (100_000, 1.960)],
+)
+def test_student_quantiles_are_those_of_printed_tables(freedom: int, want: float) -> None:
+    assert student_quantile(0.975, freedom) == pytest.approx(want, abs=5e-4)
+
+
+def test_with_one_seed_the_interval_is_over_prompts() -> None:
+    # Mean 1/2, sample variance 1/3 over 4 prompts: half width t(3) sqrt(1/12).
+    found = crossed([[0, 0, 1, 1]])
+    assert found.mean == 0.5
+    assert found.high - found.mean == pytest.approx(3.182446 * math.sqrt(1 / 12), rel=1e-5)
+
+
+def test_with_two_seeds_it_is_over_both_by_the_two_way_table() -> None:
+    # Seeds .25 and .75; prompts .5, .5, .5, .5 -> no prompt effect.
+    #   MS_seed = 4 (2 x .0625) / 1 = .5;  MS_prompt = 0;  rest: deviations all 1/2 -> cells 0/1 against .25/.75
+    table = [[1, 0, 0, 0], [0, 1, 1, 1]]
+    #   residual of each cell: y - seed - prompt + mean = y - seed; squares: .75^2 + 3 (.25^2), twice -> 1.5, / 3 = .5
+    #   Var = max(.5 + 0 - .5, .5, 0) / 8 = .0625; freedom = .5^2 / (.5^2 / 1 + 0 + .5^2 / 3) = .75 -> 1
+    found = crossed(table)
+    assert found.mean == 0.5
+    assert found.high - found.mean == pytest.approx(12.7062 * math.sqrt(0.5 / 8), rel=1e-4)
+
+
+def test_no_prompts_and_other_prompts_are_refused() -> None:
+    for table in ([], [[]], [[1, 0], [1]], [[1]]):
+        with pytest.raises(ValueError):
+            crossed(table)
+
+
+def test_a_weighted_share_is_a_ratio_of_sums_made_linear() -> None:
+    # 1 x 1 + 1/2 x 0 of 3/2. Mean weight 3/4: 2/3 + (1 - 2/3) / (3/4) = 10/9 and 2/3 + (0 - 1/3) / (3/4) = 2/9.
+    found = weighted([[1.0, 0.0]], [1.0, 0.5])
+    assert found.mean == pytest.approx(2 / 3)
+    # They are 8/9 apart: sample variance 32/81, over 2 prompts, t with one degree of freedom.
+    assert found.high - found.mean == pytest.approx(12.7062 * math.sqrt(16 / 81), rel=1e-5)
+    with pytest.raises(ValueError, match="no prompt has a weight"):
+        weighted([[0.0, 0.0]], [0.0, 0.0])

@@ -9,7 +9,7 @@ import pytest
 import tomli_w
 
 from bapo.analysis.study.plan import Study, parse_study, read_study
-from bapo.analysis.study.state import State, changed, look
+from bapo.analysis.study.state import State, changed, inspect_run
 from bapo.config.layers import preset_names
 from bapo.config.load import dump_toml
 from bapo.core.errors import ConfigError
@@ -56,11 +56,6 @@ def test_settings_lie_over_common_and_common_over_the_preset(tmp_path: Path) -> 
     plain, ours = (run.config for run in plan(tmp_path, values).runs[:2])
     assert (plain.loss.clip_high, ours.loss.clip_high) == (0.3, 0.4)
     assert (plain.loss.clip_low, plain.algorithm.name, ours.algorithm.name) == (0.2, "grpo", "bapo")
-
-
-def test_a_seed_key_gives_each_seed_its_own_training_problems(tmp_path: Path) -> None:
-    runs = plan(tmp_path, study_values(seed_keys=["task.options.seed"])).runs
-    assert [run.config.task.options["seed"] for run in runs] == [1, 1, 2, 2]
 
 
 def test_only_plans_the_named_methods_and_hints_at_a_misspelt_one(tmp_path: Path) -> None:
@@ -140,8 +135,8 @@ def make(study: Study, index: int, status: str | None, *, checkpoint: int | None
         ("finished", 3, State.FINISHED, "plain-s1: finished, kept"),
         ("failed", 2, State.RESUME, "plain-s1: continued from its checkpoint after step 2 (it was failed)"),
         ("running", 2, State.RESUME, "plain-s1: continued from its checkpoint after step 2 (it was cut off)"),
-        ("interrupted", None, State.ANEW, "plain-s1: started anew at step 1, it had no checkpoint yet (it was inter"),
-        (None, None, State.ANEW, "plain-s1: started anew at step 1, it had no checkpoint yet"),
+        ("interrupted", None, State.RESTART, "plain-s1: restarted at step 1, it had no checkpoint yet (it was inter"),
+        (None, None, State.RESTART, "plain-s1: restarted at step 1, it had no checkpoint yet"),
     ],
 )
 def test_a_run_on_disk_is_kept_continued_or_started_anew_and_says_so(
@@ -149,15 +144,15 @@ def test_a_run_on_disk_is_kept_continued_or_started_anew_and_says_so(
 ) -> None:
     study = plan(tmp_path)
     make(study, 0, status, checkpoint=checkpoint)
-    found = look(study.runs[0])
+    found = inspect_run(study.runs[0])
     assert (found.state, str(found).startswith(words)) == (state, True), str(found)
 
 
 def test_a_run_that_was_never_begun_is_new(tmp_path: Path) -> None:
     study = plan(tmp_path)
-    assert look(study.runs[0]).state is State.NEW
+    assert inspect_run(study.runs[0]).state is State.NEW
     study.runs[0].path.mkdir(parents=True)  # killed between the folder and its configuration
-    assert look(study.runs[0]).state is State.NEW
+    assert inspect_run(study.runs[0]).state is State.NEW
 
 
 def test_runs_made_with_other_settings_are_refused_by_name(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from bapo.analysis.study.runner import (
 )
 from bapo.analysis.study.state import Found, State
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.unit.test_launcher_display import make_row
+from tests.support.run_rows import make_row
 from tests.unit.test_study_plan import make, plan
 
 MEASURED = Estimates({"plain": 100.0, "ours": 200.0})
@@ -39,13 +39,6 @@ def test_only_runs_that_one_start_finished_are_measured() -> None:
     assert mean_seconds(rows).by_method == {"a": 15.0}
 
 
-def test_an_unknown_method_takes_the_mean_of_the_known_ones_and_a_resumed_run_its_rest(tmp_path: Path) -> None:
-    study = plan(tmp_path)
-    assert Estimates({"plain": 100.0, "other": 300.0}).of(found_of(study, 1)) == 200.0
-    assert MEASURED.of(found_of(study, 0, State.RESUME, step=2)) == pytest.approx(100.0 / 3)  # of 3 steps one is left
-    assert Estimates({}).of(found_of(study, 0)) is None
-
-
 @pytest.mark.parametrize(
     ("left_s", "want"),
     [(None, "ours-s1"), (250.0, "ours-s1"), (150.0, "plain-s2"), (50.0, None), (-1.0, None)],
@@ -55,11 +48,6 @@ def test_a_budget_starts_no_run_that_would_not_fit(tmp_path: Path, left_s: float
     waiting = [found_of(study, 1), found_of(study, 2), found_of(study, 3)]
     chosen = next_run(waiting, MEASURED, left_s)
     assert (chosen and chosen.run.name) == want
-
-
-def test_without_a_measured_run_a_budget_lets_the_first_one_start(tmp_path: Path) -> None:
-    study = plan(tmp_path)
-    assert next_run([found_of(study, 0)], Estimates({}), 1.0) is not None
 
 
 class FakeProcess:
@@ -114,13 +102,6 @@ def test_a_failed_run_does_not_stop_the_others_and_is_tried_again_by_the_next_ca
     assert [(row["run"], row["exit_code"], row["reason"]) for row in outcome.failed] == [("ours-s1", 4, "it broke")]
     outcome, begun, _ = run_fake(study, {})
     assert (begun, outcome.failed, outcome.left) == (["ours-s1"], [], [])
-
-
-def test_a_budget_leaves_the_runs_that_would_not_fit(tmp_path: Path) -> None:
-    # Every run takes ten looks of a second: the first shows it, the second fits into 25 s, the third does not.
-    outcome, begun, _ = run_fake(plan(tmp_path), {}, budget_s=25.0)
-    assert begun == ["plain-s1", "ours-s1"]
-    assert outcome.left == ["plain-s2", "ours-s2"]
 
 
 # -- results.jsonl

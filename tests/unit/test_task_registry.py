@@ -60,7 +60,7 @@ def test_a_users_task_is_found_by_dotted_path_and_gets_its_options() -> None:
         ("dataset", {}, "needs the options task.options.path"),
         ("my_tasks:make_ehco", {}, "did you mean 'make_echo'"),
         ("my_tasks:make_echo", {"wrod": "x"}, "did you mean 'word'"),
-        ("my_tasks:make_nothing", {}, "object lacks name, prompts"),
+        ("my_tasks:make_nothing", {}, "object is missing name, prompts"),
         ("my_tasks:make_trouble", {}, "RuntimeError: no licence"),
         ("my_tasks:constant", {}, "constant is a int, not a function"),
         ("my_tasks:", {}, "must look like"),

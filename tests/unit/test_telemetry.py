@@ -1,16 +1,26 @@
-"""The registry of metrics, and what a process shows of it."""
+"""The registry of metrics, what a process shows of it, and what processes make of their own events."""
 
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bapo.runtime.metrics.metric import ORIGIN, Metric, Process
 from bapo.runtime.metrics.registry import metrics_of
 from bapo.runtime.metrics.server import BucketTotals, Telemetry
+from buffer_service.metrics import BufferMetrics, Scrape
+from buffer_service.state import Memory
+from rollout_server.delivery import outcome_counts
+from rollout_server.fleet.metrics import FleetMetrics
+from rollout_server.worker_report import WorkerCounts, WorkerReport
+from services.scheduler.loop import RoundClock
+from tests.support.buffer import STATUS
+from tests.support.buffer_app import small_config
 
 
 def names(exposition: bytes) -> set[str]:
@@ -57,3 +67,71 @@ def test_counts_per_bucket_add_up_to_a_histogram() -> None:
         ("bapo_x_seconds_count", None): 7,
         ("bapo_x_seconds_sum", None): 50.0,
     }
+
+
+# -- events of processes
+
+
+def lines(text: bytes, name: str) -> list[str]:
+    """Series of one metric."""
+    return [line for line in text.decode().splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+
+
+def test_a_store_that_is_away_is_said_and_what_only_it_knows_is_not() -> None:
+    metrics = BufferMetrics(Telemetry(Process.BUFFER_SERVICE), small_config())
+    batch = {"x1": 2, "x2": 1, "x3": 0, "batch_size": 4}
+    look = Scrape(status=replace(STATUS, batches=[batch]), memory=Memory(used=7, limit=0), persistent=True)
+    there = metrics.exposition(look)
+    assert lines(there, "bapo_buffer_redis_up") == ["bapo_buffer_redis_up 1.0"]
+    assert lines(there, "bapo_buffer_redis_memory_bytes") == ["bapo_buffer_redis_memory_bytes 7.0"]
+    assert lines(there, "bapo_buffer_redis_memory_limit_bytes") == ["bapo_buffer_redis_memory_limit_bytes NaN"]
+    assert lines(there, "bapo_batch_fill_ratio") == ["bapo_batch_fill_ratio 0.75"]
+    assert len(lines(there, "bapo_buffer_groups")) == 4
+
+    away = metrics.exposition(None)
+    assert lines(away, "bapo_buffer_redis_up") == ["bapo_buffer_redis_up 0.0"]
+    assert lines(away, "bapo_buffer_redis_persistent") == ["bapo_buffer_redis_persistent NaN"]
+    assert lines(away, "bapo_buffer_groups") == []
+    assert lines(metrics.exposition(look), "bapo_buffer_groups") == lines(there, "bapo_buffer_groups")
+
+
+def test_a_round_takes_until_the_buffer_lists_it_no_more() -> None:
+    telemetry, now = Telemetry(Process.SCHEDULER), [100.0]
+    clock = RoundClock(telemetry, lambda: now[0])
+
+    def value(name: str, **labels: str) -> float | None:
+        return telemetry.registry.get_sample_value(name, labels)
+
+    clock.issued(4, 3)
+    clock.issued(8, 0)
+    now[0] = 107.0
+    clock.poll(replace(STATUS, step=6, reevaluation_rounds={4: 1, 8: 0}))
+    assert value("bapo_reevaluation_lag_steps") == 2
+    assert value("bapo_reevaluation_duration_seconds_count") == 0
+    now[0] = 109.0
+    clock.poll(replace(STATUS, step=7, reevaluation_rounds={4: 0}))
+    assert value("bapo_reevaluation_lag_steps") == 0
+    assert value("bapo_reevaluation_duration_seconds_sum") == 9.0
+    assert value("bapo_reevaluation_rounds_total", outcome="asked") == 1
+    assert value("bapo_reevaluation_rounds_total", outcome="empty") == 1
+
+
+def report(tally: WorkerCounts) -> WorkerReport:
+    return WorkerReport(
+        state="sampling", policy_version=3, inflight=0, tokens_per_s=5.0, pid=1, rss_bytes=11, counts=tally.snapshot()
+    )
+
+
+def test_outcome_counts_are_counted_from_0_and_errors_are_never_wrong() -> None:
+    telemetry = Telemetry(Process.ROLLOUT_SERVER)
+    metrics, tally = FleetMetrics(telemetry, "countdown"), WorkerCounts()
+
+    def value(outcome: str) -> float | None:
+        labels = {"task": "countdown", "outcome": outcome}
+        return telemetry.registry.get_sample_value("bapo_verifier_results_total", labels)
+
+    assert value("timeout") == 0
+    assert outcome_counts(np.array([0, 1, 0.5, 0], dtype=np.float32)) == {"correct": 1, "partial": 1, "wrong": 2}
+    tally.add("verdict/timeout/countdown", 8)
+    metrics.observe("worker-0", "ready", report(tally))
+    assert (value("timeout"), value("wrong")) == (8, 0)

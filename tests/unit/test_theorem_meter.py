@@ -35,8 +35,10 @@ def group_of(name: str, *, version: int, rewards: str = "10") -> Group:
 def batch_of(groups: Sequence[Group], origins: Sequence[Origin], *, births: Sequence[int]) -> Batch:
     """A batch of step 10."""
     batch = make_batch(groups=groups, origins=origins, step=10, c2=0.25, c3=0.5)
-    fates = tuple(dataclasses.replace(fate, birth=birth) for fate, birth in zip(batch.fates, births, strict=True))
-    return dataclasses.replace(batch, fates=fates)
+    results = tuple(
+        dataclasses.replace(result, birth=birth) for result, birth in zip(batch.results, births, strict=True)
+    )
+    return dataclasses.replace(batch, results=results)
 
 
 def meter(batch: Batch, theta_t: Sequence[Sequence[float]], newest: Sequence[Sequence[float]]) -> Diagnosis:
@@ -196,7 +198,7 @@ def test_a_constant_that_does_not_exist_is_none() -> None:
 def test_nothing_depends_on_the_order_of_groups() -> None:
     rng = np.random.default_rng(0)
     batch = random_batch(num_groups=9, step=3)
-    turned = dataclasses.replace(batch, entries=batch.entries[::-1], fates=batch.fates[::-1])
+    turned = dataclasses.replace(batch, entries=batch.entries[::-1], results=batch.results[::-1])
     noise = [rng.normal(0, 0.1, size=len(entry.group.token_ids)) for entry in batch.entries]
     logprobs = [e.group.rollout_logprobs + shift for e, shift in zip(batch.entries, noise, strict=True)]
     one, other = meter(batch, logprobs, logprobs), meter(turned, logprobs[::-1], logprobs[::-1])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bapo.algorithms.composer import AssemblyView
-from bapo.algorithms.levels import levels_within
+from bapo.algorithms.reward_levels import levels_within
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.algorithms.thresholds import global_mean_reward, reuse_window, scheduled_window, snap
 from tests.support.factories import make_hard, make_stat

@@ -24,14 +24,7 @@ from tests.support.learner import (
     random_batch,
     tiny_policy,
 )
-from tests.support.tiny_model import write_tiny_model
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    write_tiny_model(path)
-    return path
+from tests.support.recorded_responses import token_row
 
 
 def values_of(model_path: Path, tmp_path: Path, batch: Batch, **sections: Any) -> TokenValues:
@@ -163,32 +156,8 @@ def test_a_buffer_that_does_not_answer_costs_the_texts_of_untrained_groups_alone
 
 
 def row(group_id: str, number: int = 0, **changed: Any) -> TokenRow:
-    fields: dict[str, Any] = {
-        "step": 1,
-        "group_id": group_id,
-        "prompt_id": "p",
-        "prompt": "1+1=",
-        "task": "sums",
-        "answer": {"sum": 2},
-        "gold": "2",
-        "origin": "x1",
-        "kind": "rl",
-        "row": number,
-        "reward": 1.0,
-        "outcome": "graded",
-        "oldest_version": 3,
-        "newest_version": 4,
-        "extracted": None,
-        "advantage": 0.5,
-        "token_ids": [7, 8],
-        "pieces": ["2", "!"],
-        "rollout_logprobs": [-0.5, -0.25],
-        "logprobs": None,
-        "entropy": None,
-        "ratio": None,
-        "clipped": None,
-    }
-    return TokenRow(**{**fields, **changed})
+    unknown = dict.fromkeys(("logprobs", "entropy", "ratio", "clipped"))
+    return token_row(number, ["2", "!"], group=group_id, step=1, **{**unknown, **changed})
 
 
 def test_a_file_gives_back_what_was_written_also_for_ids_that_begin_alike(tmp_path: Path) -> None:

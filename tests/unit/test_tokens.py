@@ -34,13 +34,6 @@ def nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> TokenSet:
-    found = TokenSet(tmp_path / "tokens")
-    found.create()
-    return found
-
-
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 

@@ -10,18 +10,13 @@ from bapo.config.tree import SupervisionConfig
 from bapo.core.errors import DeadlineError
 from bapo.transport.messages import WorkerLeases
 from services.launcher.session import progress_mark as mark_of_run
-from services.launcher.session import why_still
+from services.launcher.session import stall_reason
 from services.launcher.supervision.children import ProcessLine
 from services.stalls import Watchdog, mark_of
-from tests.unit.test_launcher_display import make_row, make_snapshot
+from tests.support.clock import Clock
+from tests.support.run_rows import make_row
+from tests.unit.test_launcher_display import make_snapshot
 from tests.unit.test_scheduler import STATUS
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -48,7 +43,7 @@ def test_a_standstill_is_told_once_and_so_is_its_end(clock: Clock) -> None:
         (1081, 3),
     ]:
         clock.now = float(now)
-        said.append(watchdog.look(mark, lambda: "learner waits"))
+        said.append(watchdog.poll(mark, lambda: "learner waits"))
     assert said == [
         None, None, "nothing has moved for 31 s (supervision.stall_s): learner waits", None,
         "the run moves again, after 45 s", None, None,
@@ -58,10 +53,10 @@ def test_a_standstill_is_told_once_and_so_is_its_end(clock: Clock) -> None:
 
 def test_a_standstill_may_end_the_run(clock: Clock) -> None:
     watchdog = make_watchdog(clock, stall_ends_run=True)
-    watchdog.look(1, str)
+    watchdog.poll(1, str)
     clock.now += 30.0
     with pytest.raises(DeadlineError, match=r"nothing has moved for 30 s .*: nobody knows"):
-        watchdog.look(1, lambda: "nobody knows")
+        watchdog.poll(1, lambda: "nobody knows")
 
 
 def test_steps_measurements_and_processes_that_come_up_are_moves_of_a_run() -> None:
@@ -79,21 +74,21 @@ def test_steps_measurements_and_processes_that_come_up_are_moves_of_a_run() -> N
 def test_the_reason_names_the_stopped_the_starting_and_the_silent() -> None:
     starting = (ProcessLine(name="learner", state="starting", seconds=1.0),)
     waiting = replace(STATUS, step=3, assembled_step=2)
-    assert why_still(make_snapshot(status=waiting), []) == (
+    assert stall_reason(make_snapshot(status=waiting), []) == (
         "learner waits for batch 3: 0/32 fresh groups, nothing is asked for: does the scheduler run?"
     )
-    assert why_still(make_snapshot(status=waiting, silence="the buffer service does not answer"), ["redis"]) == (
-        "redis is stopped (SIGSTOP; `kill -CONT` lets it go on); the buffer service does not answer"
+    assert stall_reason(make_snapshot(status=waiting, silence="the buffer service does not answer"), ["redis"]) == (
+        "redis is stopped (SIGSTOP; `kill -CONT` lets it continue); the buffer service does not answer"
     )
-    assert why_still(make_snapshot(processes=starting), []) == "learner is still starting"
-    assert why_still(make_snapshot(), []) == "the buffer service was never heard of"
+    assert stall_reason(make_snapshot(processes=starting), []) == "learner is still starting"
+    assert stall_reason(make_snapshot(), []) == "the buffer service was never heard of"
 
 
 def test_zero_switches_it_off(clock: Clock) -> None:
     watchdog = make_watchdog(clock, stall_s=0.0, stall_ends_run=True)
-    watchdog.look(1, str)
+    watchdog.poll(1, str)
     clock.now += 1e6
-    assert watchdog.look(1, str) is None
+    assert watchdog.poll(1, str) is None
 
 
 @pytest.mark.parametrize(

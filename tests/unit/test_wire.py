@@ -14,20 +14,20 @@ from hypothesis.extra import numpy as npst
 
 from bapo.core.codec import (
     batch_header,
-    fate_from_map,
-    fate_map,
     pack_batch,
     pack_batch_frames,
     pack_batch_start,
     pack_group,
     read_group_header,
+    result_from_map,
+    result_map,
     unpack_batch,
     unpack_group,
 )
 from bapo.core.errors import ContractError
 from bapo.core.frames import MAX_HEADER_BYTES, PREFIX, frame_start, split_frames
-from bapo.core.types import Fate, Group, Origin, Prompt, Purpose, Timing
-from tests.support.factories import make_batch, make_group
+from bapo.core.types import Group, Origin, Prompt, Purpose, Timing
+from tests.support.factories import FULL_RESULT, make_batch, make_group
 
 COLUMNS = ("prompt_token_ids", "token_ids", "rollout_logprobs", "lengths", "rewards", "outcomes", "versions")
 FIELDS = ("group_id", "prompt", "purpose", "step", "label", "worker_id", "timing")
@@ -108,7 +108,7 @@ def test_a_batch_comes_back_as_it_was(members: list[Group], data: st.DataObject)
 
 def test_an_empty_batch_is_a_batch() -> None:
     found = unpack_batch(pack_batch(make_batch(groups=[])))
-    assert (found.entries, found.fates) == ((), ())
+    assert (found.entries, found.results) == ((), ())
 
 
 def test_stored_frames_and_a_header_make_the_same_batch_frame() -> None:
@@ -126,40 +126,21 @@ def test_frames_of_a_stream_are_split_where_they_end() -> None:
     assert list(split_frames(b"")) == []
 
 
-def test_a_fate_comes_back_as_it_was() -> None:
-    fate = Fate(
-        group_id="g",
-        prompt_id="p",
-        purpose=Purpose.EVALUATE,
-        policy_version=3,
-        rewards=(0.5, 1.0),
-        origin=Origin.X2,
-        reason="improved",
-        birth=4,
-        item="g:1,0",
-        rows=(1, 0),
-        outcomes=bytes([0, 2]),
-        worker_id="w",
-        num_tokens=17,
-        sample_s=0.25,
-        grade_s=0.5,
-        claimed_at=1.75,
-    )
-    assert fate_from_map(fate_map(fate)) == fate
+def test_a_result_comes_back_as_it_was() -> None:
+    assert result_from_map(result_map(FULL_RESULT)) == FULL_RESULT
 
 
 def test_runs_of_versions_travel_with_a_group_that_has_them_and_take_no_byte_of_another() -> None:
     group = make_group(rewards="10", lengths=[3, 1])
-    fields = {name: getattr(group, name) for name in Group.__slots__}
     pairs = np.array([[1, 2], [1, 1]], np.int32)
     spans = np.array([[2, 1], [1, 2], [1, 1]], np.int32)
-    again = unpack_group(pack_group(Group(**{**fields, "versions": pairs, "spans": spans})))
+    again = unpack_group(pack_group(replace(group, versions=pairs, spans=spans)))
     assert again.spans is not None
     assert (again.spans.tolist(), again.token_versions.tolist()) == (spans.tolist(), [1, 1, 2, 1])
     assert again.policy_version == 1
     assert unpack_group(pack_group(group)).spans is None
     assert b"spans" not in pack_group(group)
-    damaged = pack_group(Group(**{**fields, "versions": pairs, "spans": spans})).replace(
+    damaged = pack_group(replace(group, versions=pairs, spans=spans)).replace(
         spans.tobytes(), np.array([[1, 1], [2, 2], [1, 1]], np.int32).tobytes()
     )
     read_group_header(damaged)  # another cut that says the same of each response

@@ -13,19 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bapo.core.codec import (
-    fate_from_map,
-    fate_map,
     pack_batch,
     pack_group,
     prompt_from_map,
     prompt_map,
     read_group_header,
+    result_from_map,
+    result_map,
     unpack_batch,
     unpack_group,
 )
 from bapo.core.errors import ContractError
 from bapo.core.frames import PREFIX, frame_head, frame_start, open_frame, split_frames
-from tests.support.factories import make_batch, make_fate, make_group, make_prompt
+from tests.support.factories import make_batch, make_group, make_prompt, make_result
 
 GROUP = pack_group(make_group(rewards="10", lengths=[2, 3]))
 BATCH = pack_batch(make_batch(groups=[make_group(rewards="10"), make_group(rewards="01", prompt_id="q")]))
@@ -130,14 +130,6 @@ def test_a_header_that_contradicts_itself_is_refused(fields: dict[str, Any], mes
             read(group_with(**fields))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 0.5])
-def test_log_probs_that_no_policy_gives_are_refused(value: float) -> None:
-    frame = bytearray(GROUP)
-    frame[-4:] = np.array([value], dtype="<f4").tobytes()
-    with pytest.raises(ContractError, match="log-probs"):
-        unpack_group(bytes(frame))
-
-
 def batch_with(**fields: Any) -> bytes:
     header, body = open_frame(BATCH, 2)
     return frame_start(2, {**header, **fields}, len(body)) + bytes(body)
@@ -151,10 +143,10 @@ def batch_with(**fields: Any) -> bytes:
         ({"origins": ["x1", ["x1"]]}, "unknown origin"),
         ({"r_tot": float("nan")}, "must be finite"),
         ({"num_bad": 1.5}, "num_bad must be"),
-        ({"fates": [3]}, "a fate must be a map"),
-        ({"fates": [{**fate_map(make_fate()), "birth": "1"}]}, r"Expected `int`, got `str` - at `\$.birth`"),
-        ({"fates": [{**fate_map(make_fate()), "outcomes": [256]}]}, "bytes must be in range"),
-        ({"fates": [{**fate_map(make_fate()), "purpose": "x"}]}, "Invalid enum value .x."),
+        ({"results": [3]}, "a result must be a map"),
+        ({"results": [{**result_map(make_result()), "birth": "1"}]}, r"Expected `int`, got `str` - at `\$.birth`"),
+        ({"results": [{**result_map(make_result()), "outcomes": [256]}]}, "bytes must be in range"),
+        ({"results": [{**result_map(make_result()), "purpose": "x"}]}, "Invalid enum value .x."),
         ({"more": 1}, "keys"),
     ],
 )
@@ -187,7 +179,7 @@ def test_maps_with_strange_keys_are_refused(values: dict[Any, Any]) -> None:
     with pytest.raises(ContractError):
         prompt_from_map(values)
     with pytest.raises(ContractError):
-        fate_from_map(values)
+        result_from_map(values)
 
 
 def test_an_extension_type_is_refused() -> None:

@@ -24,8 +24,6 @@ MOST_MEAN = 0.2
 
 
 class Arpo(FreshOnly):
-    """The composer `arpo`."""
-
     name = "arpo"
 
     def compose(self, view: AssemblyView, rng: Rng) -> Decision:
@@ -80,5 +78,4 @@ def fails_as_a_whole(stat: GroupStat) -> bool:
 
 
 def make_composer(settings: AlgorithmConfig) -> Arpo:
-    """Called by the registry."""
     return Arpo(settings)

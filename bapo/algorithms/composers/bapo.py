@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng, whole_groups
 from bapo.algorithms.filters import Groups, Reasons, filtered_fresh
-from bapo.algorithms.levels import is_hard, is_informative, is_solved, is_within
 from bapo.algorithms.randomness import sample_in_order
-from bapo.algorithms.reevaluation import Paid, budget, most_promising
+from bapo.algorithms.reevaluation import SamplingCost, budget, most_promising
+from bapo.algorithms.reward_levels import is_hard, is_informative, is_solved, is_within
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.algorithms.thresholds import global_mean_reward, reuse_window
 from bapo.core.types import GroupStat, HardPrompt
@@ -35,8 +35,6 @@ class Improvement:
 
 
 class Bapo:
-    """The composer `bapo`."""
-
     name = "bapo"
     prompts_once = True
     max_rounds = 1
@@ -71,7 +69,7 @@ class Bapo:
         )
 
     def hard_prompts_to_ask(
-        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng, paid: Paid | None = None
+        self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng, cost: SamplingCost | None = None
     ) -> tuple[str, ...]:
         """At most M of B_bad, oldest first: uniformly or by expected gain, and fewer where `hard_worth` says so; none
         that was born in this step or is asked as fresh anyway."""
@@ -81,7 +79,7 @@ class Bapo:
         candidates = [p for p in bad if p.birth < step and p.prompt_id not in excluded]
         most = min(settings.max_reevaluated, len(candidates))
         if settings.hard_worth is not None:
-            most = budget(most, settings.hard_worth, paid or Paid())
+            most = budget(most, settings.hard_worth, cost or SamplingCost())
         draw = rng("reevaluate")
         if settings.hard_choice == "gain":
             return tuple(most_promising(candidates, most, group_size=settings.group_size, c1=settings.c1, rng=draw))
@@ -209,15 +207,12 @@ def with_new_high(settings: AlgorithmConfig, view: AssemblyView, c2: float, c3: 
 
 
 def prompt_ids(groups: Iterable[GroupStat]) -> set[str]:
-    """Ids of the groups' prompts."""
     return {stat.prompt_id for stat in groups}
 
 
 def group_ids(groups: Iterable[GroupStat]) -> tuple[str, ...]:
-    """Ids of the groups."""
     return tuple(stat.group_id for stat in groups)
 
 
 def make_composer(settings: AlgorithmConfig) -> Bapo:
-    """Called by the registry."""
     return Bapo(settings)

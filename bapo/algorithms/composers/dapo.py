@@ -20,8 +20,6 @@ from bapo.core.types import GroupStat
 
 
 class Dapo(FreshOnly):
-    """The composer `dapo`."""
-
     name = "dapo"
 
     def __init__(self, settings: AlgorithmConfig) -> None:
@@ -49,5 +47,4 @@ class Dapo(FreshOnly):
 
 
 def make_composer(settings: AlgorithmConfig) -> Dapo:
-    """Called by the registry."""
     return Dapo(settings)

@@ -18,8 +18,6 @@ from bapo.algorithms.settings import AlgorithmConfig
 
 
 class DotsReplay(FreshOnly):
-    """The composer `dots_replay`."""
-
     name = "dots_replay"
 
     def compose(self, view: AssemblyView, rng: Rng) -> Decision:
@@ -39,5 +37,4 @@ class DotsReplay(FreshOnly):
 
 
 def make_composer(settings: AlgorithmConfig) -> DotsReplay:
-    """Called by the registry."""
     return DotsReplay(settings)

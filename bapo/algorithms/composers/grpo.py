@@ -13,8 +13,6 @@ from bapo.algorithms.settings import AlgorithmConfig
 
 
 class Grpo(FreshOnly):
-    """The composer `grpo`."""
-
     name = "grpo"
 
     def compose(self, view: AssemblyView, rng: Rng) -> Decision:
@@ -23,5 +21,4 @@ class Grpo(FreshOnly):
 
 
 def make_composer(settings: AlgorithmConfig) -> Grpo:
-    """Called by the registry."""
     return Grpo(settings)

@@ -15,8 +15,6 @@ from bapo.core.errors import ConfigError
 
 
 class Luffy(FreshOnly):
-    """The composer `luffy`."""
-
     name = "luffy"
 
     def compose(self, view: AssemblyView, rng: Rng) -> Decision:
@@ -37,6 +35,5 @@ def require_experts(settings: AlgorithmConfig) -> None:
 
 
 def make_composer(settings: AlgorithmConfig) -> Luffy:
-    """Called by the registry."""
     require_experts(settings)
     return Luffy(settings)

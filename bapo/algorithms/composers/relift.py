@@ -16,7 +16,7 @@ from bapo.algorithms.composers.fresh_only import FreshOnly, r_tot_of, unused
 from bapo.algorithms.composers.luffy import require_experts
 from bapo.algorithms.composers.replay_memory import newest, once_per_prompt, with_fresh
 from bapo.algorithms.filters import Groups, filtered_fresh
-from bapo.algorithms.levels import TOLERANCE
+from bapo.algorithms.reward_levels import TOLERANCE
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.batch_items import Item, Part
 from bapo.core.errors import ConfigError
@@ -24,8 +24,6 @@ from bapo.core.types import GroupStat, Origin, Outcome
 
 
 class Relift(FreshOnly):
-    """The composer `relift`."""
-
     name = "relift"
 
     def compose(self, view: AssemblyView, rng: Rng) -> Decision:
@@ -63,11 +61,10 @@ def is_out_of_reach(stat: GroupStat) -> bool:
 
 
 def make_composer(settings: AlgorithmConfig) -> Relift:
-    """Called by the registry."""
     require_experts(settings)
     if (settings.replay.sft_items or 0) > settings.batch_size:
         raise ConfigError(
             f"algorithm.replay.sft_items = {settings.replay.sft_items} is more than algorithm.batch_size = "
-            f"{settings.batch_size}, and one step trains at most so many; write at most {settings.batch_size}"
+            f"{settings.batch_size}, and one step trains at most this many; write at most {settings.batch_size}"
         )
     return Relift(settings)

@@ -19,8 +19,6 @@ from bapo.algorithms.settings import AlgorithmConfig
 
 
 class Remix(FreshOnly):
-    """The composer `remix`."""
-
     name = "remix"
     prompts_once = False
 
@@ -45,5 +43,4 @@ class Remix(FreshOnly):
 
 
 def make_composer(settings: AlgorithmConfig) -> Remix:
-    """Called by the registry."""
     return Remix(settings)

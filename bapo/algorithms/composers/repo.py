@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from bapo.algorithms.composer import AssemblyView, Decision, Reason, Rng
 from bapo.algorithms.composers.fresh_only import FreshOnly, r_tot_of, unused
 from bapo.algorithms.composers.replay_memory import Row, by_prompt, first_of_each_prompt, newest, parts_of, with_fresh
-from bapo.algorithms.levels import TOLERANCE
 from bapo.algorithms.randomness import sample_in_order
+from bapo.algorithms.reward_levels import TOLERANCE
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.core.batch_items import Item, Part
 from bapo.core.types import GroupStat, Origin
@@ -39,8 +39,6 @@ class Stored:
 
 
 class Repo(FreshOnly):
-    """The composer `repo`."""
-
     name = "repo"
 
     def compose(self, view: AssemblyView, rng: Rng) -> Decision:
@@ -97,12 +95,10 @@ def recent_k(stored: Sequence[Stored], k: int, _: random.Random) -> list[Stored]
 
 
 def random_k(stored: Sequence[Stored], k: int, rng: random.Random) -> list[Stored]:
-    """k of them, uniformly."""
     return sample_in_order(stored, k, rng)
 
 
 def every_one(stored: Sequence[Stored], _k: int, _: random.Random) -> list[Stored]:
-    """The full scope."""
     return list(stored)
 
 
@@ -138,5 +134,4 @@ STRATEGIES: dict[str, Callable[[Sequence[Stored], int, random.Random], list[Stor
 
 
 def make_composer(settings: AlgorithmConfig) -> Repo:
-    """Called by the registry."""
     return Repo(settings)

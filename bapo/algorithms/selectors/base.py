@@ -1,10 +1,10 @@
 """What a prompt selector is: a rule from what earlier groups gave to the prompts of the next step.
 
-    Outcomes of steps 1 .. h - lookahead --observe--> state --propose(h, n)--> prompts of step h
+    success counts of steps 1 .. h - lookahead --observe--> state --propose(h, n)--> prompts of step h
 
-The scheduler calls `observe` once per step, in order, and proposes for step h from exactly the outcomes of the steps
-up to h - lookahead, however many more it could see. So the prompts of a step are a function of (seed, h,
-those outcomes), and a run that was killed asks for the same ones.
+The scheduler calls `observe` once per step, in order, and proposes for step h from exactly the success counts of the
+steps up to h - lookahead, however many more it could see. So the prompts of a step are a function of (seed, h,
+those success counts), and a run that was killed asks for the same ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msgpack.exceptions import UnpackException
 from numpy.typing import NDArray
 
 from bapo.core.errors import ConfigError, ContractError
-from bapo.core.success_counts import Outcomes
+from bapo.core.success_counts import SuccessCounts
 
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -57,7 +57,7 @@ class PromptPool:
 
 
 class PromptSelector(Protocol):
-    """One rule. Deterministic: the same seed, outcomes and step give the same proposal."""
+    """One rule. Deterministic: the same seed, success counts and step give the same proposal."""
 
     name: str
 
@@ -65,7 +65,7 @@ class PromptSelector(Protocol):
         """Prompts sampled only to be measured, before `propose(step, ...)`; empty for most rules."""
         ...
 
-    def observe_references(self, step: int, outcomes: Outcomes) -> None:
+    def observe_references(self, step: int, success_counts: SuccessCounts) -> None:
         """What they gave; a reference whose group failed for good is missing."""
         ...
 
@@ -76,7 +76,7 @@ class PromptSelector(Protocol):
         """
         ...
 
-    def observe(self, outcomes: Outcomes) -> None:
+    def observe(self, success_counts: SuccessCounts) -> None:
         """What the fresh groups of one more step gave. A prompt that failed for good is missing."""
         ...
 
@@ -93,18 +93,16 @@ class Stateless:
     """Of a selector that learns nothing."""
 
     def references(self, step: int) -> Indices:
-        """None."""
         del step
         return np.empty(0, dtype=np.int64)
 
-    def observe_references(self, step: int, outcomes: Outcomes) -> None:
+    def observe_references(self, step: int, success_counts: SuccessCounts) -> None:
         """Nothing to learn."""
 
-    def observe(self, outcomes: Outcomes) -> None:
+    def observe(self, success_counts: SuccessCounts) -> None:
         """Nothing to learn."""
 
     def state(self) -> State:
-        """Empty."""
         return {}
 
     def restore(self, state: State) -> None:

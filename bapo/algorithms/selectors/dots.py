@@ -14,7 +14,7 @@ from bapo.algorithms.selectors.attention import Predictor, new_predictor, normal
 from bapo.algorithms.selectors.base import Floats, Indices, PromptPool, State, Stateless, first_by_weight, restored
 from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.core.errors import ConfigError
-from bapo.core.success_counts import Outcomes
+from bapo.core.success_counts import SuccessCounts
 
 EMBEDS = True
 TARGET = 0.5
@@ -45,14 +45,14 @@ class Dots(Stateless):
         num = min(self._settings.reference_prompts, len(self._pool))
         return generator_for(self._seed, step, "dots_references").choice(len(self._pool), num, replace=False)
 
-    def observe_references(self, step: int, outcomes: Outcomes) -> None:
+    def observe_references(self, step: int, success_counts: SuccessCounts) -> None:
         """Train on what they gave, and predict every prompt of the pool from it."""
         del step
-        if len(outcomes.prompt_ids) < 2:
+        if len(success_counts.prompt_ids) < 2:
             return  # their groups failed for good: what was predicted before is the best there is
         settings, embeddings = self._settings, self._features
-        references = embeddings[self._pool.indices(outcomes.prompt_ids)]
-        difficulty = outcomes.reward_sums.astype(np.float64) / outcomes.sizes
+        references = embeddings[self._pool.indices(success_counts.prompt_ids)]
+        difficulty = success_counts.reward_sums.astype(np.float64) / success_counts.sizes
         self._predictor = trained(
             self._current, references, difficulty, epochs=settings.projection_epochs, lr=settings.projection_lr
         )
@@ -82,7 +82,6 @@ class Dots(Stateless):
         }
 
     def restore(self, state: State) -> None:
-        """See `PromptSelector.restore`."""
         like = self._current
         self._predicted = restored(state, "predicted", self._predicted)
         self._predictor = Predictor(
@@ -109,7 +108,6 @@ class Dots(Stateless):
 
 
 def make_selector(settings: SelectorConfig, pool: PromptPool, *, seed: int, batch_size: int) -> Dots:
-    """See `bapo.algorithms.selectors.registry`."""
     return Dots(settings, pool, seed=seed, batch_size=batch_size)
 
 

@@ -11,7 +11,7 @@ from bapo.algorithms.randomness import generator_for
 from bapo.algorithms.selectors.base import Floats, Indices, PromptPool, State, Stateless, first_by_weight, restored
 from bapo.algorithms.selectors.settings import SelectorConfig
 from bapo.core.errors import ConfigError
-from bapo.core.success_counts import Outcomes
+from bapo.core.success_counts import SuccessCounts
 
 
 class Kimi(Stateless):
@@ -43,23 +43,21 @@ class Kimi(Stateless):
             order = np.concatenate([order[is_admitted], order[~is_admitted]])
         return order[:n]
 
-    def observe(self, outcomes: Outcomes) -> None:
+    def observe(self, success_counts: SuccessCounts) -> None:
         """Counts right responses and all responses of each prompt."""
-        places = self._pool.indices(outcomes.prompt_ids)
-        np.add.at(self._right, places, outcomes.reward_sums)
-        np.add.at(self._sampled, places, outcomes.sizes)
+        places = self._pool.indices(success_counts.prompt_ids)
+        np.add.at(self._right, places, success_counts.reward_sums)
+        np.add.at(self._sampled, places, success_counts.sizes)
 
     def state(self) -> State:
         """Right and all responses, [N] each."""
         return {"right": self._right.copy(), "sampled": self._sampled.copy()}
 
     def restore(self, state: State) -> None:
-        """See `PromptSelector.restore`."""
         self._right, self._sampled = restored(state, "right", self._right), restored(state, "sampled", self._sampled)
 
 
 def make_selector(settings: SelectorConfig, pool: PromptPool, *, seed: int, batch_size: int) -> Kimi:
-    """See `bapo.algorithms.selectors.registry`."""
     del batch_size
     return Kimi(settings, pool, seed=seed)
 

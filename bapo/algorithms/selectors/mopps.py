@@ -10,7 +10,7 @@ import numpy as np
 from bapo.algorithms.randomness import generator_for
 from bapo.algorithms.selectors.base import Floats, Indices, PromptPool, State, Stateless, restored
 from bapo.algorithms.selectors.settings import SelectorConfig
-from bapo.core.success_counts import Outcomes
+from bapo.core.success_counts import SuccessCounts
 
 PRIOR = 1.0
 """alpha_0 = beta_0: before its first group any success rate is as likely as any other."""
@@ -36,10 +36,10 @@ class Mopps(Stateless):
         order: Indices = np.concatenate([candidates[by_fitness(rates, settings.target, band)], others])
         return order[:n]
 
-    def observe(self, outcomes: Outcomes) -> None:
+    def observe(self, success_counts: SuccessCounts) -> None:
         """Two groups of one prompt in a step count one after the other."""
         for i, k, size in zip(
-            self._pool.indices(outcomes.prompt_ids), outcomes.reward_sums, outcomes.sizes, strict=True
+            self._pool.indices(success_counts.prompt_ids), success_counts.reward_sums, success_counts.sizes, strict=True
         ):
             self._alpha[i], self._beta[i] = updated(
                 self._alpha[i], self._beta[i], float(k), int(size), self._settings.decay
@@ -50,12 +50,10 @@ class Mopps(Stateless):
         return {"alpha": self._alpha.copy(), "beta": self._beta.copy()}
 
     def restore(self, state: State) -> None:
-        """See `PromptSelector.restore`."""
         self._alpha, self._beta = restored(state, "alpha", self._alpha), restored(state, "beta", self._beta)
 
 
 def make_selector(settings: SelectorConfig, pool: PromptPool, *, seed: int, batch_size: int) -> Mopps:
-    """See `bapo.algorithms.selectors.registry`."""
     return Mopps(settings, pool, seed=seed, batch_size=batch_size)
 
 

@@ -33,7 +33,6 @@ class Uniform(Stateless):
 
 
 def make_selector(settings: SelectorConfig, pool: PromptPool, *, seed: int, batch_size: int) -> Uniform:
-    """See `bapo.algorithms.selectors.registry`."""
     del settings
     return Uniform(len(pool), seed=seed, batch_size=batch_size)
 

@@ -1,4 +1,4 @@
-"""Accuracies of methods over seeds and prompts: after training, at equal responses, and responses for equal accuracy.
+"""Accuracies of methods over seeds and prompts: after training, and at equal responses.
 
 A measurement during a run has fewer prompts than those at its ends, so a curve has it as the base's accuracy on all
 prompts plus the change on the shared ones. Cost is the responses sampled for training, fresh and re-evaluated. Between
@@ -13,24 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bapo.analysis.compare.gather import BASE_VERSION, Measured, Method
-from bapo.analysis.significance import PairTest, crossed, geometric, mcnemar, stratified
+from bapo.analysis.significance import crossed
 from bapo.core.statistics import Estimate
 from bapo.core.text import count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeedTest:
-    seed: int
-    test: PairTest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Versus:
-    split: str
-    difference: Estimate | None
-    """Mean over shared seeds and prompts, with its interval over both; None without a shared seed."""
-    by_seed: tuple[SeedTest, ...]
-    all_seeds: PairTest
 
 
 def final_accuracy(method: Method, split: str) -> Estimate | None:
@@ -43,23 +28,15 @@ def base_accuracy(runs: Iterable[Measured], split: str) -> Estimate | None:
     return _over(_tables(runs, split, last=False))
 
 
-def versus(reference: Method, method: Method, split: str) -> Versus:
-    ours = {run.seed: run.means(split, last=True) for run in method.runs}
-    theirs = {run.seed: run.means(split, last=True) for run in reference.runs}
-    seeds = [seed for seed in theirs if ours.get(seed) and theirs[seed]]
-    pairs = []
-    for seed in seeds:
-        prompts = sorted(set(ours[seed]) & set(theirs[seed]))
-        pairs.append(([theirs[seed][p] for p in prompts], [ours[seed][p] for p in prompts]))
-    table = [[b - a for a, b in zip(first, second, strict=True)] for first, second in pairs]
-    return Versus(
-        split=split,
-        difference=crossed(table) if table and len(table[0]) > 1 else None,
-        by_seed=tuple(
-            SeedTest(seed=seed, test=mcnemar(first, second)) for seed, (first, second) in zip(seeds, pairs, strict=True)
-        ),
-        all_seeds=stratified(pairs),
-    )
+def difference(reference: Method, method: Method, split: str) -> Estimate | None:
+    """Method - reference after training, over shared seeds and prompts; None without a shared seed."""
+    pairs = [
+        (run.means(split, last=True), other.means(split, last=True)) for run, other in shared_seeds(method, reference)
+    ]
+    table = [
+        [ours[p] - theirs[p] for p in sorted(set(ours) & set(theirs))] for ours, theirs in pairs if ours and theirs
+    ]
+    return crossed(table) if table and len(table[0]) > 1 else None
 
 
 def curve(run: Measured, split: str) -> list[tuple[int, float]]:
@@ -91,11 +68,6 @@ def rollouts_at(run: Measured, step: int) -> int:
     spent = run.ledger.rollouts_by_step
     known = [done for done in spent if done <= step]
     return spent[max(known)] if known else 0
-
-
-def mean_and_range(values: Sequence[float]) -> tuple[float, float, float] | None:
-    """(mean, least, most); None without values."""
-    return (sum(values) / len(values), min(values), max(values)) if values else None
 
 
 def _tables(runs: Iterable[Measured], split: str, *, last: bool) -> list[dict[str, float]]:
@@ -131,51 +103,6 @@ class AtEqualResponses:
     reference: float
     """Mean accuracies on these prompts."""
     difference: Estimate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeedNeed:
-    """Responses that two runs of one seed needed for the accuracy that the second ended with."""
-
-    seed: int
-    needed: float | None
-    """By the method; None: it was never that accurate."""
-    spent: int
-    """By the method in all."""
-    own: float
-    """By the run whose accuracy it is; 0: it ended no better than it began."""
-
-    @property
-    def ratio(self) -> float | None:
-        """needed / own; None where either has no answer."""
-        return self.needed / self.own if self.needed is not None and self.own else None
-
-    @property
-    def least(self) -> float | None:
-        """What the ratio is at least: itself, or spent / own where the accuracy was not reached."""
-        return (self.spent if self.needed is None else self.needed) / self.own if self.own else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
-    """Responses that a method needs for another one's accuracy, relative to what that one needed itself."""
-
-    by_seed: tuple[SeedNeed, ...]
-    ratio: Estimate | None
-    """Geometric mean over seeds with its interval; None unless every one of two or more seeds has a ratio above 0."""
-
-    @property
-    def reached(self) -> int:
-        """Seeds in which the method was as accurate at some point."""
-        return sum(one.needed is not None for one in self.by_seed)
-
-    @property
-    def bounds(self) -> tuple[float, float | None] | None:
-        """The least and the most over seeds; most is None when a seed did not reach it, all None without a gain."""
-        least = [one.least for one in self.by_seed if one.least is not None]
-        most = [one.ratio for one in self.by_seed if one.least is not None]
-        known = [ratio for ratio in most if ratio is not None]
-        return (min(least), max(known) if len(known) == len(most) else None) if least else None
 
 
 def at_equal_responses(method: Method, reference: Method, split: str) -> AtEqualResponses | str:
@@ -226,44 +153,6 @@ def means_at(run: Measured, split: str, budget: int) -> Means | str:
     along = (budget - low) / (high - low)
     before, after = points[low], points[high]
     return {p: before[p] + along * (after[p] - before[p]) for p in before if p in after}
-
-
-def responses_for(method: Method, other: Method, split: str) -> Need | str:
-    """How many responses a method needs for the accuracy that another one has at its end, or why that has no answer.
-
-    Both are read off their curves by the same rule, the first crossing of that accuracy, seed by seed.
-    """
-    seeds = []
-    for ours, theirs in shared_seeds(method, other):
-        curves = [accuracy_by_responses(run, split) for run in (ours, theirs)]
-        for run, points in zip((ours, theirs), curves, strict=True):
-            if len(points) < 2 or points[0][0] > 0:
-                return f"{run.name} was not measured before and during or after training"
-        target = curves[1][-1][1]
-        own = first_crossing(curves[1], target)
-        assert own is not None  # its last point is the target
-        needed = first_crossing(curves[0], target)
-        seeds.append(SeedNeed(seed=ours.seed, needed=needed, spent=curves[0][-1][0], own=own))
-    if not seeds:
-        return "no seed in common"
-    ratios = [one.ratio for one in seeds if one.ratio]
-    whole = len(ratios) == len(seeds) > 1
-    return Need(by_seed=tuple(seeds), ratio=geometric(ratios) if whole else None)
-
-
-def accuracy_by_responses(run: Measured, split: str) -> list[tuple[int, float]]:
-    """(training responses so far, accuracy) of every measurement, in order."""
-    return sorted({rollouts_at(run, step): value for step, value in curve(run, split)}.items())
-
-
-def first_crossing(points: Sequence[tuple[float, float]], target: float) -> float | None:
-    """Where the polygon through the points is first at the target or above; None if it never is."""
-    if points[0][1] >= target:
-        return points[0][0]
-    for (x0, y0), (x1, y1) in pairwise(points):
-        if y1 >= target:
-            return x0 + (x1 - x0) * (target - y0) / (y1 - y0)
-    return None
 
 
 def shared_seeds(method: Method, other: Method) -> Iterator[tuple[Measured, Measured]]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from bapo.algorithms.composer import Reason
 from bapo.analysis.compare.figures import WINDOW_SHARE, response_lengths
 from bapo.analysis.compare.gather import Measured, Method
-from bapo.core.types import Fate, Origin, Outcome, Purpose
+from bapo.core.types import GroupResult, Origin, Outcome, Purpose
 
 
 def share_of(run: Measured, origin: Origin) -> float | None:
@@ -29,8 +29,8 @@ def share_of(run: Measured, origin: Origin) -> float | None:
 def stored_share(run: Measured) -> float | None:
     """Of the responses that trained; None when nothing did. X3, and the old rows in items of X1 (RePO, ARPO)."""
     old = every = 0
-    for _, fate, is_stored in trained(run):
-        rows = len(fate.rewards) if fate.rows is None else len(fate.rows)
+    for _, result, is_stored in trained(run):
+        rows = len(result.rewards) if result.rows is None else len(result.rows)
         every += rows
         old += rows * is_stored
     return old / every if every else None
@@ -38,8 +38,8 @@ def stored_share(run: Measured) -> float | None:
 
 def retained_share(run: Measured) -> float | None:
     """Of the fresh groups: those that trained in the step that they were sampled for; None without fresh groups."""
-    fresh = [fate for _, fates in run.sampled for fate in fates if fate.purpose is Purpose.FRESH]
-    return sum(fate.origin is Origin.X1 for fate in fresh) / len(fresh) if fresh else None
+    fresh = [result for _, results in run.sampled for result in results if result.purpose is Purpose.FRESH]
+    return sum(result.origin is Origin.X1 for result in fresh) / len(fresh) if fresh else None
 
 
 def reevaluated(run: Measured) -> set[str]:
@@ -74,10 +74,10 @@ def gradient_norm(run: Measured, share: float) -> float | None:
 
 def _reevaluated(run: Measured, reasons: Iterable[str] | None) -> set[str]:
     return {
-        fate.prompt_id
-        for _, fates in run.sampled
-        for fate in fates
-        if fate.purpose is Purpose.REEVALUATE and (reasons is None or fate.reason in reasons)
+        result.prompt_id
+        for _, results in run.sampled
+        for result in results
+        if result.purpose is Purpose.REEVALUATE and (reasons is None or result.reason in reasons)
     }
 
 
@@ -104,22 +104,22 @@ def is_on_policy(method: Method) -> bool:
     if config.cadence.v > 1 or config.cadence.slack > MOST_STALENESS or config.learner.epochs > 1:
         return False
     return not any(
-        is_stored or step - fate.policy_version > MOST_STALENESS or not_its_own(fate)
+        is_stored or step - result.policy_version > MOST_STALENESS or not_its_own(result)
         for run in method.runs
-        for step, fate, is_stored in trained(run)
+        for step, result, is_stored in trained(run)
     )
 
 
-def trained(run: Measured) -> Iterator[tuple[int, Fate, bool]]:
-    """(step, fate, whether an earlier step has seen it already) of every group of which rows trained.
+def trained(run: Measured) -> Iterator[tuple[int, GroupResult, bool]]:
+    """(step, result, whether an earlier step has seen it already) of every group of which rows trained.
 
     Such stored groups are X3 of BAPO, and the rows that RePO and ARPO put into items of X1.
     """
     seen: set[str] = set()
-    for step, fates in run.groups:
-        yield from ((step, fate, fate.group_id in seen) for fate in fates if fate.origin is not None)
-        seen.update(fate.group_id for fate in fates)
+    for step, results in run.groups:
+        yield from ((step, result, result.group_id in seen) for result in results if result.origin is not None)
+        seen.update(result.group_id for result in results)
 
 
-def not_its_own(fate: Fate) -> bool:
-    return fate.kind == "sft" or Outcome.EXPERT in fate.outcomes
+def not_its_own(result: GroupResult) -> bool:
+    return result.kind == "sft" or Outcome.EXPERT in result.outcomes

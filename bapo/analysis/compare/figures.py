@@ -95,10 +95,10 @@ def parts(method: Method) -> dict[Origin, Series]:
 def response_lengths(run: Measured) -> list[tuple[float, float | None]]:
     """(step, mean tokens of its fresh responses); None for a step that has none."""
     points: list[tuple[float, float | None]] = []
-    for step, fates in run.sampled:
-        fresh = [fate for fate in fates if fate.purpose is Purpose.FRESH]
-        responses = sum(len(fate.rewards) for fate in fresh)
-        points.append((step, sum(fate.num_tokens for fate in fresh) / responses if responses else None))
+    for step, results in run.sampled:
+        fresh = [result for result in results if result.purpose is Purpose.FRESH]
+        responses = sum(len(result.rewards) for result in fresh)
+        points.append((step, sum(result.num_tokens for result in fresh) / responses if responses else None))
     return points
 
 

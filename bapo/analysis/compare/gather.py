@@ -6,14 +6,14 @@ Runs that were measured differently are refused. Two runs belong to one method w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bapo.analysis.run_records import Ledger, first_looks, ledger_of
+from bapo.analysis.run_records import Ledger, first_results, ledger_of
 from bapo.analysis.study.plan import StudyFile, must_agree, parse_study
 from bapo.analysis.study.state import Results
 from bapo.config.check import shown
@@ -21,7 +21,7 @@ from bapo.config.layers import dotted, flatten
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, did_you_mean
-from bapo.core.types import Fate
+from bapo.core.types import GroupResult
 from bapo.runtime.build_info import short
 from bapo.runtime.run_directory.layout import RunDirectory
 
@@ -53,20 +53,19 @@ class Measured:
         return len(self.metrics)
 
     @property
-    def num_updates(self) -> int | None:
-        """Optimizer updates done, all steps together; None when its records do not say."""
-        known = [int(row["num_updates"]) for row in self.metrics if "num_updates" in row]
-        return sum(known) if len(known) == len(self.metrics) else None
+    def num_updates(self) -> int:
+        """Optimizer updates done, all steps together."""
+        return sum(int(row["num_updates"]) for row in self.metrics)
 
     @cached_property
-    def groups(self) -> list[tuple[int, list[Fate]]]:
-        """(step, its fates): every group that its assembly saw."""
+    def groups(self) -> list[tuple[int, list[GroupResult]]]:
+        """(step, its results): every group that its assembly saw."""
         return list(self.directory.read_groups())
 
     @cached_property
-    def sampled(self) -> list[tuple[int, list[Fate]]]:
-        """(step, fates), each sampled group only in the first step that read it."""
-        return list(first_looks(self.groups))
+    def sampled(self) -> list[tuple[int, list[GroupResult]]]:
+        """(step, results), each sampled group only in the first step that read it."""
+        return list(first_results(self.groups))
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -295,20 +294,6 @@ def contrasts(compared: Compared) -> tuple[Contrast, ...]:
     return tuple(found)
 
 
-def both_ways(compared: Compared) -> Iterator[Contrast]:
-    """The contrasts, and those of the rivals the other way round as well: who needs how much for whose accuracy?"""
-    seen = set()
-    for one in contrasts(compared):
-        ways = [one]
-        if {one.method.name, one.reference.name} == set(RIVALS):
-            ways.append(Contrast(method=one.reference, reference=one.method))
-        for way in ways:
-            names = (way.method.name, way.reference.name)
-            if names not in seen:
-                seen.add(names)
-                yield way
-
-
 def _named(compared: Compared, word: str) -> Method:
     for method in compared.methods:
         if word in (method.name, method.label):
@@ -341,12 +326,8 @@ def remarks(compared: Compared) -> list[str]:
 
 def _unequal_updates(compared: Compared) -> list[str]:
     """Equal learner steps need not be equal optimizer updates: a batch that is not full has fewer mini-batches."""
-    means: dict[str, float] = {}
-    for method in compared.methods:
-        known = [run.num_updates for run in method.runs if run.num_updates is not None]
-        if known:
-            means[method.label] = sum(known) / len(known)
-    if not means or max(means.values()) <= (1 + UNEQUAL_UPDATES) * min(means.values()):
+    means = {m.label: sum(run.num_updates for run in m.runs) / len(m.runs) for m in compared.methods}
+    if max(means.values()) <= (1 + UNEQUAL_UPDATES) * min(means.values()):
         return []
     numbers = "; ".join(f"{name} {mean:.0f}" for name, mean in means.items())
     return [f"optimizer updates differ by more than {UNEQUAL_UPDATES:.0%}, means over seeds: {numbers}"]

@@ -19,10 +19,7 @@ from bapo.analysis.compare.accuracy import shared_seeds
 from bapo.analysis.compare.gather import BASE_VERSION, Measured, Method
 from bapo.analysis.significance import weighted
 from bapo.core.statistics import Estimate
-from bapo.core.types import Fate, Origin, Purpose
-
-UNTRAINED = "none of them"
-"""A prompt that was rescued although no group of its own had an advantage: other prompts' training moved it."""
+from bapo.core.types import GroupResult, Purpose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,31 +46,6 @@ class Matrix:
     @property
     def worse(self) -> int:
         return self._where(-1)
-
-    @property
-    def unsolved(self) -> int:
-        return sum(self.counts[0])
-
-    @property
-    def rescued(self) -> int:
-        """Of them, those with one at last."""
-        return sum(self.counts[0][1:])
-
-    @property
-    def lost(self) -> int:
-        return sum(row[0] for row in self.counts[1:])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rescue:
-    """One training prompt that was all wrong at its first visit and visited again."""
-
-    rescued: bool
-    """At least one right at its last visit."""
-    trained_by: frozenset[Origin]
-    """Origins of its groups with an advantage that trained before its last visit."""
-    found_by: Purpose | None
-    """Why the first group with a right response was sampled; None if there never was one."""
 
 
 def matrix_of(pairs: Iterable[tuple[int, int]], size: int) -> Matrix:
@@ -131,65 +103,31 @@ def training_matrix(runs: Sequence[Measured]) -> Matrix | None:
     return matrix_of(pairs, size) if pairs else None
 
 
-def rescues(run: Measured) -> dict[str, Rescue]:
-    """Prompt id -> what became of it, for training prompts that were all wrong at first and came again."""
-    trained: dict[str, list[tuple[int, Origin]]] = {}
-    solved_by: dict[str, Purpose] = {}
-    for step, fates in run.groups:
-        for fate in fates:
-            if fate.origin is not None and has_advantage(fate):
-                trained.setdefault(fate.prompt_id, []).append((step, fate.origin))
-            if right(fate) and fate.purpose in (Purpose.FRESH, Purpose.REEVALUATE):
-                solved_by.setdefault(fate.prompt_id, fate.purpose)
-    found = {}
-    for prompt, visits in fresh_visits(run.sampled).items():
-        (_, first), (last_step, last) = visits[0], visits[-1]
-        if len(visits) > 1 and right(first) == 0:
-            before = frozenset(origin for step, origin in trained.get(prompt, ()) if step < last_step)
-            found[prompt] = Rescue(rescued=right(last) > 0, trained_by=before, found_by=solved_by.get(prompt))
-    return found
-
-
-def attribution(found: Iterable[Rescue]) -> Counter[str]:
-    """Rescued prompts by the origins that had trained them: "x1", "x1+x2", ..., or none."""
-    return Counter(
-        "+".join(sorted(origin.value for origin in rescue.trained_by)) or UNTRAINED
-        for rescue in found
-        if rescue.rescued
-    )
-
-
 def bins_by_epoch(run: Measured) -> list[list[int]]:
     """[epoch][k] fresh groups with k right responses: visit 1, 2, ... of the prompts, in the order of the data."""
     size = run.config.algorithm.group_size
     epochs: list[list[int]] = []
     for visits in fresh_visits(run.sampled).values():
-        for number, (_, fate) in enumerate(visits):
+        for number, (_, result) in enumerate(visits):
             while len(epochs) <= number:
                 epochs.append([0] * (size + 1))
-            if len(fate.rewards) == size:
-                epochs[number][right(fate)] += 1
+            if len(result.rewards) == size:
+                epochs[number][right(result)] += 1
     return epochs
 
 
-def fresh_visits(sampled: Iterable[tuple[int, Sequence[Fate]]]) -> Mapping[str, list[tuple[int, Fate]]]:
+def fresh_visits(sampled: Iterable[tuple[int, Sequence[GroupResult]]]) -> Mapping[str, list[tuple[int, GroupResult]]]:
     """Prompt id -> (step, group) of each time that the data order came to it."""
-    visits: dict[str, list[tuple[int, Fate]]] = {}
-    for step, fates in sampled:
-        for fate in fates:
-            if fate.purpose is Purpose.FRESH:
-                visits.setdefault(fate.prompt_id, []).append((step, fate))
+    visits: dict[str, list[tuple[int, GroupResult]]] = {}
+    for step, results in sampled:
+        for result in results:
+            if result.purpose is Purpose.FRESH:
+                visits.setdefault(result.prompt_id, []).append((step, result))
     return visits
 
 
-def right(fate: Fate) -> int:
-    """k: right responses."""
-    return round(sum(fate.rewards))
-
-
-def has_advantage(fate: Fate) -> bool:
-    """Whether its responses differ in reward: otherwise it moves nothing."""
-    return len(set(fate.rewards)) > 1
+def right(result: GroupResult) -> int:
+    return round(sum(result.rewards))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -13,14 +12,10 @@ from typing import Any
 
 from bapo.analysis.compare.accuracy import (
     AtEqualResponses,
-    Need,
-    SeedNeed,
     at_equal_responses,
     base_accuracy,
+    difference,
     final_accuracy,
-    mean_and_range,
-    responses_for,
-    versus,
 )
 from bapo.analysis.compare.composition import (
     gradient_norm,
@@ -34,21 +29,17 @@ from bapo.analysis.compare.composition import (
     solved_share,
     stored_share,
 )
-from bapo.analysis.compare.gather import Compared, Measured, Method, both_ways, changed_settings, contrasts
+from bapo.analysis.compare.gather import Compared, Measured, Method, changed_settings, contrasts
 from bapo.analysis.compare.prompts import (
-    UNTRAINED,
     Matrix,
-    Rescue,
     Unsolved,
     above_floor,
-    attribution,
     base_of,
     floor,
     floor_matrix,
     held_out_matrix,
     rescued,
     rescued_more,
-    rescues,
     training_matrix,
     unsolved,
 )
@@ -91,22 +82,11 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def p(value: float) -> str:
-    """A p value: "p=0.03", "p=0.0042", "p<0.0001"."""
-    return "p<0.0001" if value < 0.0001 else f"p={value:.4f}" if value < 0.01 else f"p={value:.2f}"
-
-
-def share(part: int, whole: int) -> str:
-    """ "31.2 % (50/160)"."""
-    return f"{100 * part / whole:.1f} % ({part}/{whole})" if whole else DASH
-
-
 def spread(values: Sequence[float], shown: Callable[[float], str]) -> str:
     """Mean, and the least and the most where they differ from it as shown."""
-    found = mean_and_range(values)
-    if found is None:
+    if not values:
         return DASH
-    mean, least, most = map(shown, found)
+    mean, least, most = map(shown, (_mean(values), min(values), max(values)))
     return mean if least == most else f"{mean} ({least} to {most})"
 
 
@@ -136,55 +116,21 @@ def published_of(config: Config, method: str) -> dict[str, Any]:
     return dict(section.get(_key(method), {}))
 
 
-def rollouts_of(method: str) -> float | None:
-    """Thousands of responses that the paper counts on mathematics, the only task that it counts them for."""
-    found = published()["math"].get(_key(method), {}).get("rollouts")
-    return None if found is None else float(found)
-
-
-def type_of(method: str) -> str | None:
-    """ "on" or "off": what the paper calls a method's policy (its table 1a)."""
-    found: str | None = published()["math"].get(_key(method), {}).get("type")
-    return found
-
-
-def rescued_of(method: str) -> float | None:
-    found = published()["rescued"].get(_key(method))
-    return None if found is None else found / 100
-
-
 def _key(method: str) -> str:
     return method.replace("-", "_")
-
-
-EXTREME = 1000
-"""Beyond this factor, and below one over it, an interval only says that it is very wide."""
 
 
 def table_against(compared: Compared) -> Table:
     rows = []
     for one in contrasts(compared):
         for split in compared.splits:
-            found = versus(one.reference, one.method, split)
-            by_seed = ", ".join(f"s{s.seed} {s.test.better}:{s.test.worse} {p(s.test.p)}" for s in found.by_seed)
-            total = found.all_seeds
-            rows.append(
-                (
-                    name_of(one.method),
-                    name_of(one.reference),
-                    split,
-                    points(found.difference),
-                    f"{total.better}:{total.worse} {p(total.p)}" if found.by_seed else DASH,
-                    by_seed or DASH,
-                )
-            )
+            found = difference(one.reference, one.method, split)
+            rows.append((name_of(one.method), name_of(one.reference), split, points(found)))
     note = (
         "Difference in points after training, with the 95 % interval over shared seeds and prompts: does the method do "
-        "better, with new seeds and new prompts? b:c are prompts on which it was right more often : less often; p is "
-        "McNemar's exact test per seed, and its stratified exact form over seeds (Mantel-Haenszel for pairs): do these "
-        f"very weights differ? {_kind_of_test(compared)}No correction for the number of comparisons."
+        "better, with new seeds and new prompts? No correction for the number of comparisons."
     )
-    header = ("method", "against", "split", "difference", "McNemar over seeds (b:c)", "by seed (b:c)")
+    header = ("method", "against", "split", "difference")
     return Table(key="against", title="At equal steps", header=header, rows=tuple(rows), note=note)
 
 
@@ -197,52 +143,12 @@ def table_equal_responses(compared: Compared) -> Table:
     note = (
         "Difference in points, with the 95 % interval over shared seeds and prompts, after as many training responses "
         "as the cheapest run of the two methods spent. Between two measurements of a run each prompt's accuracy lies "
-        "on the straight line; the measurement before training is the point at 0 responses; behind the last one there "
+        "on the straight line; the measurement before training is the point at 0 responses; after the last one there "
         "is no answer. Prompts: those that all measurements used have, fewer during a run than at its end. Accuracies "
         "are on these prompts, the method's : the reference's."
     )
     header = ("method", "against", "split", "difference", "budget", "prompts x seeds", "accuracies")
     return Table(key="equal-responses", title="At equal responses", header=header, rows=tuple(rows), note=note)
-
-
-def table_responses_for(compared: Compared) -> Table:
-    """How many responses a method needs for the accuracy that its reference ended with."""
-    rows = []
-    for one in both_ways(compared):
-        for split in compared.splits:
-            found = responses_for(one.method, one.reference, split)
-            cells = (found, DASH, DASH) if isinstance(found, str) else _need_cells(found)
-            rows.append((name_of(one.method), name_of(one.reference), split, *cells))
-    note = (
-        "Training responses until the method first was as accurate as the other one at its end, divided by those until "
-        "that one first was; both read off straight lines between measurements, seed by seed. With every seed "
-        "reached: geometric mean with its 95 % interval over seeds, on these prompts (one seed: no interval). Else the "
-        "least and the most over seeds, no mean. By seed: the method's responses : the other one's, and the factor; x0 "
-        "is a base model that was measured as accurate. A first crossing of few and noisy measurements comes early, on "
-        "both sides."
-    )
-    header = ("method", "for accuracy of", "split", "factor", "reached", "responses by seed")
-    return Table(key="responses-for", title="Responses for equal accuracy", header=header, rows=tuple(rows), note=note)
-
-
-def factor(value: float) -> str:
-    """x1.31, x24, x0; "<x0.001" and ">x1000" for what lies beyond."""
-    if value > EXTREME:
-        return f">x{EXTREME}"
-    if 0 < value < 1 / EXTREME:
-        return f"<x{1 / EXTREME}"
-    if value >= 10:
-        return f"x{value:.3g}"
-    return f"x{value:.2f}" if value >= 0.1 else f"x{value:.2g}"
-
-
-def _kind_of_test(compared: Compared) -> str:
-    n = compared.reference.config.evaluation.num_samples
-    shares = (
-        f"With {n} responses per prompt a prompt has a share of right ones, not one answer: the test is a sign test on "
-        "which share is larger, by however little. "
-    )
-    return shares if n > 1 else ""
 
 
 def _equal_cells(found: AtEqualResponses | str) -> tuple[str, ...]:
@@ -251,33 +157,6 @@ def _equal_cells(found: AtEqualResponses | str) -> tuple[str, ...]:
     accuracies = f"{percent(found.method)} : {percent(found.reference)}"
     sample = f"{found.num_prompts} x {len(found.seeds)}"
     return (points(found.difference), count(found.budget), sample, accuracies)
-
-
-def _need_cells(found: Need) -> tuple[str, str, str]:
-    return _factor_cell(found), f"{found.reached} of {len(found.by_seed)}", ", ".join(map(_seed_cell, found.by_seed))
-
-
-def _factor_cell(found: Need) -> str:
-    """ "x1.31 [x0.90, x1.90]", "x1.31", "x0.80 to x1.31", "x0.80 to beyond x2", "beyond x2"."""
-    if found.ratio is not None:
-        return f"{factor(found.ratio.mean)} [{factor(found.ratio.low)}, {factor(found.ratio.high)}]"
-    if found.bounds is None:
-        return "nothing to reach"
-    least, most = found.bounds
-    if most is not None:
-        return factor(least) if len(found.by_seed) == 1 else f"{factor(least)} to {factor(most)}"
-    known = max((one.least for one in found.by_seed if one.least is not None), default=least)
-    if not any(one.ratio is not None for one in found.by_seed):
-        return f"beyond {factor(least)}"
-    return f"{factor(least)} to beyond {factor(known)}"
-
-
-def _seed_cell(one: SeedNeed) -> str:
-    """ "s1 18.2k : 13.9k x1.31", "s2 over 49.7k : 24.6k x2.02", or that there was nothing to reach."""
-    if one.least is None:
-        return f"s{one.seed} nothing to reach"
-    needed = f"over {count(one.spent)}" if one.needed is None else count(one.needed)
-    return f"s{one.seed} {needed} : {count(one.own)} {factor(one.least)}"
 
 
 SEEDS = "Means over seeds, in brackets the least and the most. "
@@ -319,9 +198,9 @@ def table_composition(compared: Compared, *, paper: bool = False) -> Table:
     note = (
         f"{SEEDS}X1, X2, X3: of all that trained. Stored: of the responses that trained, those of groups of earlier "
         "steps, also where they are part of X1 (RePO, ARPO). Retained: of the fresh groups, those that trained in "
-        "their own step. Re-evaluated: distinct prompts that were asked again because they were hard. Improved: of "
-        "them, those that were then partly right (c1 < mu' < 1), with or without room in the batch. Solved: all right. "
-        "A prompt may be both, at different steps. A dash: the method has no such part."
+        "their own step. Re-evaluated: distinct prompts that were re-sampled because they were hard. Improved: of "
+        "them, those that were then partly right (c1 < mu' < 1), with or without room in the batch. Solved: all "
+        "correct. A prompt may be both, at different steps. A dash: the method has no such part."
     )
     return Table(key="composition", title="Composition of batches", header=header, rows=tuple(rows), note=note)
 
@@ -401,33 +280,6 @@ def table_rescued(compared: Compared) -> Table:
     return Table(key="rescued", title="Rescued prompts, held out", header=header, rows=tuple(rows), note=note)
 
 
-def table_attribution(compared: Compared, *, paper: bool = False) -> Table:
-    """Training prompts all wrong at their first visit: how many were not at their last, and what had trained these."""
-    found = {method.name: [one for run in method.runs for one in rescues(run).values()] for method in compared.methods}
-    counts = {name: attribution(visits) for name, visits in found.items()}
-    kinds = sorted({kind for own in counts.values() for kind in own if kind != UNTRAINED}, key=lambda k: (len(k), k))
-    header = ["method", "rescued", *kinds, UNTRAINED]
-    rows = [[name_of(m), _rescued_share(found[m.name]), *_counts(counts[m.name], kinds)] for m in compared.methods]
-    if paper:
-        header.append("paper (0/8, DeepScaleR)")
-        shown = [rescued_of(method.name) for method in compared.methods]
-        rows = [[*row, DASH if value is None else percent(value)] for row, value in zip(rows, shown, strict=True)]
-    note = (
-        "Training prompts that were all wrong at their first fresh visit and visited again: how many had a right "
-        "response at their last visit, and by the origins of the groups with an advantage that had trained them in "
-        "between. These shares rank no method: a part of them is chance, as held out, but how large a part is in no "
-        "record (no prompt is asked twice of the same weights by engines that do not start alike), and each method has "
-        "prompts of its own, chosen by its own first sample."
-    )
-    return Table(
-        key="attribution",
-        title="Rescued prompts, training: what had trained them",
-        header=tuple(header),
-        rows=tuple(map(tuple, rows)),
-        note=note,
-    )
-
-
 def _bases(compared: Compared) -> dict[str, list[Measured]]:
     found: dict[str, list[Measured]] = {}
     for method in compared.methods:
@@ -456,14 +308,6 @@ def _difference(compared: Compared, method: Method, reference: str, split: str, 
     return DASH
 
 
-def _rescued_share(visits: Sequence[Rescue]) -> str:
-    return share(sum(one.rescued for one in visits), len(visits))
-
-
-def _counts(found: Counter[str], kinds: Sequence[str]) -> list[str]:
-    return [str(found[kind]) for kind in [*kinds, UNTRAINED]]
-
-
 ROLLOUTS = "rollouts (maths)"
 """Column of the paper's, which counts them on mathematics alone."""
 
@@ -471,10 +315,9 @@ ROLLOUTS = "rollouts (maths)"
 def all_tables(compared: Compared, *, paper: bool) -> list[Table]:
     tables = [table_1(compared, paper=paper), table_2(compared, paper=paper)]
     if len(compared.methods) > 1 and compared.splits:
-        tables += [table_against(compared), table_equal_responses(compared), table_responses_for(compared)]
+        tables += [table_against(compared), table_equal_responses(compared)]
     tables += [table_composition(compared, paper=paper), table_dynamics(compared)]
     tables += [table_rescued(compared)] if compared.splits else []
-    tables += [table_attribution(compared, paper=paper)]
     return [*tables, table_settings(compared)] if len(compared.methods) > 1 else tables
 
 
@@ -527,7 +370,7 @@ def table_2(compared: Compared, *, paper: bool = False) -> Table:
             [
                 name_of(method),
                 str(method.runs[0].num_steps),
-                _updates(method),
+                spread([run.num_updates for run in method.runs], "{:.0f}".format),
                 spread(seconds, duration),
                 f"x{_mean(seconds) / first:.2f}" if first else DASH,
                 spread(walls, duration) if walls else DASH,
@@ -570,10 +413,6 @@ def table_settings(compared: Compared) -> Table:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _updates(method: Method) -> str:
-    return spread([run.num_updates for run in method.runs if run.num_updates is not None], "{:.0f}".format)
 
 
 def _filled(method: Method) -> float:
@@ -621,11 +460,11 @@ def _paper_columns(compared: Compared) -> Iterator[str]:
 
 
 def _paper_cell(found: dict[str, float], column: str, name: str) -> str:
+    in_table_1a: dict[str, Any] = published()["math"].get(_key(name), {})
     if column == "type":
-        return type_of(name) or DASH
+        return str(in_table_1a.get("type", DASH))
     if column == ROLLOUTS:
-        value = rollouts_of(name)
-        return DASH if value is None else f"{value:.0f}k"
+        return f"{in_table_1a['rollouts']:.0f}k" if "rollouts" in in_table_1a else DASH
     return DASH if column not in found else f"{found[column]:.1f}"
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo.analysis.study.plan import PlannedRun, Study
-from bapo.analysis.study.state import Results, State, changed, look
+from bapo.analysis.study.state import Results, State, changed, inspect_run
 from bapo.core.errors import ConfigError
 from bapo.runtime.run_directory.files import ELSEWHERE, append_line, replace_file, storing
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -50,7 +50,7 @@ def pack(study: Study, path: Path) -> Moved:
 
     Raises: ConfigError when nothing is finished, StorageError.
     """
-    found = [look(run) for run in study.runs]
+    found = [inspect_run(run) for run in study.runs]
     finished = [one.run for one in found if one.state is State.FINISHED]
     if not finished:
         raise ConfigError(f"{study.path} has no finished run yet: there is nothing to pack")

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 
 from bapo.algorithms.settings import Frozen
 from bapo.config.check import known_keys, shown
-from bapo.config.layers import Key, Layer, dotted, flatten, preset_names
+from bapo.config.layers import Layer, dotted, flatten, nested, preset_names
 from bapo.config.load import load_layers
 from bapo.config.tree import NAME_PATTERN, Config
 from bapo.core.errors import ConfigError, did_you_mean
@@ -115,12 +115,6 @@ class StudySettings(Frozen):
     """Settings besides `run.seed` that take the seed, for example task.options.seed: other training problems."""
     parallel: int | Literal["auto"] = "auto"
     """Runs at the same time; auto: as many as cores and memory carry."""
-    share: tuple[str, ...] = ()
-    """Directories of other studies: of a run of the same name and settings that is finished there, a link is made
-    instead of another run."""
-    keep: Literal["records", "replay", "all"] = "records"
-    """Of a finished run. records: its records, logs and newest checkpoint; replay: also the other checkpoints and the
-    batches that `bapo replay` needs; all: also its Redis files and weights."""
 
 
 class MethodSettings(Frozen):
@@ -230,7 +224,7 @@ def _config(file: StudyFile, name: str, seed: int, folder: Path, source: str) ->
         Layer(source=f"{source} [methods.{name}.settings]", values=method.settings),
         Layer(source="the study", values=own),
     ]
-    layers += [Layer(source=f"seed key {key}", values=_nested(key, seed)) for key in file.study.seed_keys]
+    layers += [Layer(source=f"seed key {key}", values=nested(key.split("."), seed)) for key in file.study.seed_keys]
     return load_layers(layers)
 
 
@@ -321,10 +315,3 @@ def _place(text: str, method: str, source: str) -> str:
         if found or lines[number].lstrip().startswith("["):
             break
     return f"{source} line {starts[0] + 1} [methods.{method}]"
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    parts: Key = tuple(key.split("."))
-    for part in reversed(parts):
-        value = {part: value}
-    return dict(value)

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from bapo.analysis.study.plan import PlannedRun, Study
-from bapo.analysis.study.state import FINISHED, Found, Results, State, look
+from bapo.analysis.study.state import FINISHED, Found, Results, State, inspect_run
 from bapo.config.load import dump_toml
 from bapo.core.text import duration
 from bapo.runtime.process import dying_with_parent
@@ -86,10 +86,8 @@ def rest_s(
 
 
 POLL_S = 0.5
-FOR_RESUMING = ("redis", "weights")
-"""Folders of a run that only its continuation needs."""
-FOR_REPLAY = ("batches",)
-"""Folders that only `bapo replay` needs: nine tenths of what is left behind the others."""
+NOT_KEPT = ("redis", "weights", "batches")
+"""Folders of a finished run that its study removes."""
 
 
 class Process(Protocol):
@@ -184,7 +182,7 @@ class Runner:
     def run(self) -> Outcome:
         """Everything that is not finished yet and that fits. Raises: StorageError, ConfigError."""
         make_folder(self._study)
-        waiting = [look(run) for run in self._study.runs]
+        waiting = [inspect_run(run) for run in self._study.runs]
         self._num_finished = sum(found.state is State.FINISHED for found in waiting)
         waiting = [found for found in waiting if found.state is not State.FINISHED]
         outcome, interrupts, passed_on = Outcome(), Interrupts(), 0
@@ -230,7 +228,7 @@ class Runner:
             row = self._results.remember(running.found.run, exit_code=code, reason=reason, wall_s=wall_s, is_new=is_new)
             if row["status"] == FINISHED:
                 self._num_finished += 1
-                self._tidy(running.found.run)
+                tidy(RunDirectory(running.found.run.path))
                 self._say(f"{running.name}: finished in {wall_s:.0f} s")
             elif asked_to_end:
                 outcome.interrupted.append(running.name)
@@ -242,11 +240,6 @@ class Runner:
         self._say(f"ending {', '.join(running.name for running in self._running) or 'nothing'} ...")
         for running in self._running:
             running.process.send_signal(signal.SIGINT)
-
-    def _tidy(self, run: PlannedRun) -> None:
-        keep = self._study.file.study.keep
-        if keep != "all":
-            tidy(RunDirectory(run.path), replayable=keep == "replay")
 
     def _look(self, waiting: Sequence[Found], outcome: Outcome) -> StudyProgress:
         now_s = self._now()
@@ -300,15 +293,11 @@ def reason_of(run: PlannedRun, log_path: Path) -> str:
     return lines[-1] if lines else "it left no word"
 
 
-def tidy(run: RunDirectory, *, replayable: bool = False) -> None:
-    """Remove what only a continuation of a finished run would need: its records and its newest checkpoint stay.
-
-    Args:
-        replayable: its batches and the checkpoints before them stay, too.
-    """
-    for folder in FOR_RESUMING if replayable else (*FOR_RESUMING, *FOR_REPLAY):
+def tidy(run: RunDirectory) -> None:
+    """Remove what only a continuation or `bapo replay` would need: records, logs and the newest checkpoint stay."""
+    for folder in NOT_KEPT:
         shutil.rmtree(run.path / folder, ignore_errors=True)
-    for step in () if replayable else run.checkpoint_steps()[:-1]:
+    for step in run.checkpoint_steps()[:-1]:
         shutil.rmtree(run.checkpoint_dir(step), ignore_errors=True)
 
 
@@ -340,12 +329,21 @@ def remaining(waiting: Sequence[Found], estimates: Estimates, parallel: int) -> 
     return "unknown: no run of this study was measured yet" if seconds is None else f"about {duration(seconds)}"
 
 
-def progress_line(look: StudyProgress) -> str:
-    running = ", ".join(f"{found.run.name} {step}/{found.run.config.run.num_steps}" for found, step, _ in look.running)
-    seconds = rest_s(look.waiting, [(found, age_s) for found, _, age_s in look.running], look.estimates, look.parallel)
-    failed = f", {look.failed} failed" if look.failed else ""
+def progress_line(progress: StudyProgress) -> str:
+    running = ", ".join(
+        f"{found.run.name} {step}/{found.run.config.run.num_steps}" for found, step, _ in progress.running
+    )
+    seconds = rest_s(
+        progress.waiting,
+        [(found, age_s) for found, _, age_s in progress.running],
+        progress.estimates,
+        progress.parallel,
+    )
+    failed = f", {progress.failed} failed" if progress.failed else ""
     eta = "ETA unknown yet" if seconds is None else f"ETA {duration(seconds)}"
-    return f"{look.finished}/{look.num_runs} finished{failed} | {running} | {duration(look.elapsed_s)} | {eta}"
+    return (
+        f"{progress.finished}/{progress.num_runs} finished{failed} | {running} | {duration(progress.elapsed_s)} | {eta}"
+    )
 
 
 def end_lines(study: Study, outcome: Outcome, source: str) -> Iterator[str]:
@@ -358,14 +356,14 @@ def end_lines(study: Study, outcome: Outcome, source: str) -> Iterator[str]:
     if outcome.left:
         yield f"not started: {', '.join(outcome.left)}"
     if outcome.failed or outcome.interrupted or outcome.left:
-        yield f"go on with the same command; finished runs are kept: bapo study {source}"
+        yield f"resume with the same command; finished runs are kept: bapo study {source}"
     else:
-        yield f"all {len(study.runs)} runs are finished; look at them with: bapo report {study.path}"
+        yield f"all {len(study.runs)} runs are finished; compare them with: bapo report {study.path}"
 
 
 WORDS = {
     State.NEW: "to be made",
     State.RESUME: "to be continued from a checkpoint",
-    State.ANEW: "to be started anew",
+    State.RESTART: "to be restarted",
     State.FINISHED: "finished",
 }

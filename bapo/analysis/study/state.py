@@ -1,24 +1,23 @@
-"""What there is of each run of a study: its state on disk, its line of results.jsonl, its twin in another study.
+"""What there is of each run of a study: its state on disk, its line of results.jsonl.
 
 NEW ----start----> FINISHED   kept, never made again
            |
-           +--broken--> RESUME (from its checkpoint) or ANEW (no checkpoint: from step 1, in the same directory)
+           +--broken--> RESUME (from its checkpoint) or RESTART (no checkpoint: from step 1, in the same directory)
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from bapo.analysis.run_records import ledger_of
-from bapo.analysis.study.plan import PlannedRun, Study
+from bapo.analysis.study.plan import PlannedRun
 from bapo.config.load import diff, load_resolved
 from bapo.core.errors import ConfigError
-from bapo.runtime.run_directory.files import append_line, keep_lines, read_lines, storing
+from bapo.runtime.run_directory.files import append_line, keep_lines, read_lines
 from bapo.runtime.run_directory.layout import RunDirectory
 from bapo.runtime.run_directory.rows import ResultRow
 
@@ -30,7 +29,7 @@ MOVED = ("run.root", "rollout.sync_timeout_s", "learner.batch_timeout_s", "buffe
 class State(StrEnum):
     NEW = "new"
     RESUME = "resume"
-    ANEW = "anew"
+    RESTART = "restart"
     FINISHED = "finished"
 
 
@@ -50,12 +49,12 @@ class Found:
         was = f" (it was {self.before})" if self.before else ""
         if self.state is State.RESUME:
             return f"{self.run.name}: continued from its checkpoint after step {self.step}{was}"
-        if self.state is State.ANEW:
-            return f"{self.run.name}: started anew at step 1, it had no checkpoint yet{was}"
+        if self.state is State.RESTART:
+            return f"{self.run.name}: restarted at step 1, it had no checkpoint yet{was}"
         return f"{self.run.name}: {'finished, kept' if self.state is State.FINISHED else 'started'}"
 
 
-def look(run: PlannedRun) -> Found:
+def inspect_run(run: PlannedRun) -> Found:
     if not (run.path / "config.toml").is_file():
         return Found(run=run, state=State.NEW)
     directory = RunDirectory.open(run.path)
@@ -66,7 +65,7 @@ def look(run: PlannedRun) -> Found:
     # A status like `running` of a process that is gone was true until it was killed.
     before = "" if not fields else str(fields.get("status", "killed"))
     before = before if before in ("failed", "interrupted") else "cut off" if fields else ""
-    return Found(run=run, state=State.RESUME if step else State.ANEW, step=step, before=before)
+    return Found(run=run, state=State.RESUME if step else State.RESTART, step=step, before=before)
 
 
 def changed(runs: Iterable[PlannedRun]) -> None:
@@ -144,47 +143,3 @@ def outcome(run: RunDirectory) -> dict[str, Any]:
         "train_s": round(spent.train_s, 1),
         "accuracy": accuracy,
     }
-
-
-def look_at(study: Study) -> list[Found]:
-    """What there is of each run, here or in a study that it shares runs with. Raises: ConfigError."""
-    return [_shared(study, look(run)) for run in study.runs]
-
-
-def take_shared(study: Study, say: Callable[[str], None]) -> None:
-    """Link every run that is not begun here and finished elsewhere. Raises: StorageError, ConfigError."""
-    for run in study.runs:
-        if run.path.is_symlink() and not run.path.exists():
-            run.path.unlink()  # the study that had it is gone
-        found = None if os.path.lexists(run.path) else twin(study, run)
-        if found is None:
-            continue
-        with storing(run.path):
-            run.path.symlink_to(os.path.relpath(found, run.path.parent), target_is_directory=True)
-        _remember(study, run, found)
-        say(f"{run.name}: shared, finished in {found.parent.parent}")
-
-
-def twin(study: Study, run: PlannedRun) -> Path | None:
-    """The finished run of the same name and settings in a study that this one shares runs with. Raises: ConfigError."""
-    for folder in study.file.study.share:
-        path = Path(folder) / "runs" / run.name
-        if (path / "config.toml").is_file() and RunDirectory(path).read_run().get("status") == FINISHED:
-            changes = diff(load_resolved(path / "config.toml"), run.config)
-            if all(line.split(":", 1)[0] in MOVED for line in changes):
-                return path
-    return None
-
-
-def _shared(study: Study, found: Found) -> Found:
-    is_there = found.state is State.NEW and not found.run.path.exists() and twin(study, found.run)
-    return replace(found, state=State.FINISHED) if is_there else found
-
-
-def _remember(study: Study, run: PlannedRun, found: Path) -> None:
-    """Its line of results.jsonl, as the other study wrote it."""
-    results = Results(study.path)
-    for row in Results(found.parent.parent).read():
-        if row["run"] == run.name:
-            keep_lines(results.path, lambda line: line["run"] != run.name)
-            append_line(results.path, row)

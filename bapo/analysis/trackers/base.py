@@ -30,7 +30,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Where numbers go. May raise anything: it is somebody else's service."""
+    """Where numbers go. May raise anything: it is an external service."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 

@@ -19,13 +19,13 @@ from bapo.algorithms import composer
 from bapo.algorithms.composer import Decision, Reason
 from bapo.algorithms.composers.bapo import prompt_ids, reused
 from bapo.algorithms.filters import keep_probability
-from bapo.algorithms.levels import is_within
+from bapo.algorithms.reward_levels import is_within
 from bapo.algorithms.settings import AlgorithmConfig
 from bapo.analysis.whatif.recording import RecordedStep, Recording, round_of, stat_of
 from bapo.analysis.whatif.simulation import SimulatedStep, rng_at
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, did_you_mean
-from bapo.core.types import Fate, GroupStat, HardPrompt, Origin, Purpose
+from bapo.core.types import GroupResult, GroupStat, HardPrompt, Origin, Purpose
 
 
 @cache
@@ -58,7 +58,7 @@ EVERYTHING = 1 << 30
 class Case:
     config: Config
     step: SimulatedStep
-    fate: Fate
+    result: GroupResult
 
     @property
     def settings(self) -> AlgorithmConfig:
@@ -66,11 +66,11 @@ class Case:
 
     @property
     def stat(self) -> GroupStat:
-        return stat_of(self.fate)
+        return stat_of(self.result)
 
 
 def clause(case: Case) -> str:
-    writer = _WRITERS.get(case.fate.reason)
+    writer = _WRITERS.get(case.result.reason)
     return writer(case) if writer else _generic(case)
 
 
@@ -135,14 +135,14 @@ def _filtered(case: Case) -> str:
 
 def _no_variance(case: Case) -> str:
     same = f"all {case.stat.size} rewards of its {{}} were {number(case.stat.mu)}, so every advantage would be 0"
-    if case.fate.purpose is Purpose.FRESH:
+    if case.result.purpose is Purpose.FRESH:
         return same.format("fresh group")
     return f"{_asked_again(case)}, but {same.format('new group')}; it stays in B_bad"
 
 
 def _duplicate(case: Case) -> str:
-    if case.fate.purpose is Purpose.FRESH:
-        return f"its fresh group {case.fate.group_id} came behind another fresh group of the same prompt"
+    if case.result.purpose is Purpose.FRESH:
+        return f"its fresh group {case.result.group_id} came behind another fresh group of the same prompt"
     if case.stat.prompt_id in {
         stat.prompt_id for stat in case.step.view.fresh if stat.group_id in case.step.decision.x1
     }:
@@ -187,17 +187,17 @@ def _not_used(case: Case) -> str:
 
 
 def _stale(case: Case) -> str:
-    step, version, most = case.step.step, case.fate.policy_version, case.config.cadence.max_staleness
+    step, version, most = case.step.step, case.result.policy_version, case.config.cadence.max_staleness
     return (
         f"its fresh group was sampled at version {version}: {step} - {version} = {step - version} > {most} = "
-        "cadence.max_staleness; it was dropped and its prompt asked again"
+        "cadence.max_staleness; it was dropped and its prompt re-sampled"
     )
 
 
 def _reused(case: Case) -> str:
     decision, stat = case.step.decision, case.stat
     return (
-        f"its stored group of step {case.fate.birth} ({of_size(stat)}) was drawn from B_high: "
+        f"its stored group of step {case.result.birth} ({of_size(stat)}) was drawn from B_high: "
         f"c2 = {number(decision.c2)} <= mu = {number(stat.mu)} <= c3 = {number(decision.c3)}, "
         f"room {room_of(case.config, case.step)}, candidates {len(reusable(case.config, case.step))}"
     )
@@ -205,21 +205,20 @@ def _reused(case: Case) -> str:
 
 def _youngest(case: Case) -> str:
     return (
-        f"its stored group of step {case.fate.birth} ({of_size(case.stat)}) was among the youngest informative ones of "
-        f"B_high, and among equals among the nearest to mu = 1/2 (x3_choice = {case.settings.x3_choice})"
+        f"its stored group of step {case.result.birth} ({of_size(case.stat)}) was among the youngest informative ones "
+        f"of B_high, and among equals among the nearest to mu = 1/2 (x3_choice = {case.settings.x3_choice})"
     )
 
 
 def _generic(case: Case) -> str:
-    word = case.fate.reason
+    word = case.result.reason
     text = meanings(case.settings.name).get(word, "the composer does not document this word").rstrip(".")
-    return (
-        f"its {case.fate.purpose.value} group had {of_size(case.stat)} and is {word!r} for {case.settings.name}: {text}"
-    )
+    had = of_size(case.stat)
+    return f"its {case.result.purpose.value} group had {had} and is {word!r} for {case.settings.name}: {text}"
 
 
 def _asked_again(case: Case) -> str:
-    asked = round_of(case.fate, case.step.step)
+    asked = round_of(case.result, case.step.step)
     late = "" if asked == case.step.step else f", arrived for step {case.step.step}"
     return f"it was re-evaluated (asked in step {asked}{late})"
 
@@ -239,8 +238,8 @@ _WRITERS: dict[str, Callable[[Case], str]] = {
     Reason.IMPROVED: _improved,
     Reason.REUSED: _reused,
     Reason.YOUNGEST: _youngest,
-    Reason.ALL_WRONG: _outside,
-    Reason.ALL_RIGHT: _outside,
+    Reason.ALL_INCORRECT: _outside,
+    Reason.ALL_CORRECT: _outside,
     Reason.FILTERED: _filtered,
     Reason.DUPLICATE_PROMPT: _duplicate,
     Reason.STILL_HARD: _still_hard,
@@ -274,19 +273,19 @@ class Explanation:
 def explain(recording: Recording, replayed: Sequence[SimulatedStep], prompt_id: str, step: int) -> Explanation:
     """Args: replayed: the run as it was recorded. Raises: ConfigError for a step without records."""
     recorded, state = recording.step(step), replayed[step - 1]
-    fates = [fate for fate in recorded.fates if fate.prompt_id == prompt_id]
-    trained = [fate for fate in fates if fate.origin is not None]
+    results = [result for result in recorded.results if result.prompt_id == prompt_id]
+    trained = [result for result in results if result.origin is not None]
     origin = trained[0].origin if trained else None
     where = f"in batch {step}" + (f" as {origin.value.upper()}" if origin else "")
-    parts = [clause(Case(config=recording.config, step=state, fate=fate)) for fate in trained or fates]
-    if not fates:
+    parts = [clause(Case(config=recording.config, step=state, result=result)) for result in trained or results]
+    if not results:
         parts = list(_not_looked_at(recording, state, prompt_id))
     parts += _entered(recording, state, recorded, prompt_id)
     return Explanation(
         prompt_id=prompt_id,
         step=step,
         origin=origin,
-        reasons=tuple(fate.reason for fate in fates),
+        reasons=tuple(result.reason for result in results),
         sentence=f"prompt {prompt_id} was {'' if origin else 'not '}{where}: {'; '.join(parts)}",
     )
 
@@ -311,7 +310,7 @@ def _entered(recording: Recording, state: SimulatedStep, recorded: RecordedStep,
     """Which tables its fresh group of this step went into."""
     step, decision, settings = state.step, state.decision, recording.config.algorithm
     own = settings.name == OWN_TABLES
-    fresh = {fate.group_id for fate in recorded.fresh if fate.prompt_id == prompt_id}
+    fresh = {result.group_id for result in recorded.fresh if result.prompt_id == prompt_id}
     for entry in decision.bad:
         if entry.prompt_id == prompt_id and entry.birth == step:
             yield f"it entered B_bad (mu = {number(entry.mu)}{f' <= c1 = {number(settings.c1)}' if own else ''})"
@@ -366,7 +365,7 @@ def _why_not_asked(recording: Recording, state: SimulatedStep, entry: HardPrompt
     tries = f", {_times(entry.attempts)} re-evaluated without success" if entry.attempts else ""
     later = next((arrived for asked, arrived in _rounds(recording, entry.prompt_id) if asked <= step < arrived), None)
     if later:
-        return f"{held}{tries}; it was asked again, but its group arrived for step {later}"
+        return f"{held}{tries}; it was re-sampled, but its group arrived for step {later}"
     if not settings.use_x2:
         return f"{held}, and use_x2 = false: nobody asks it again"
     if step % cadence.m:
@@ -384,13 +383,13 @@ def _why_not_asked(recording: Recording, state: SimulatedStep, entry: HardPrompt
 def _rounds(recording: Recording, prompt_id: str) -> Iterator[tuple[int, int]]:
     """(asked, arrived) of every recorded re-evaluation of a prompt."""
     for step in recording.steps:
-        for fate in step.reevaluated:
-            if fate.prompt_id == prompt_id:
-                yield round_of(fate, step.step), step.step
+        for result in step.reevaluated:
+            if result.prompt_id == prompt_id:
+                yield round_of(result, step.step), step.step
 
 
 def _seen(recording: Recording, prompt_id: str) -> str:
-    steps = [step.step for step in recording.steps if any(_is(fate, prompt_id) for fate in step.fates)]
+    steps = [step.step for step in recording.steps if any(_is(result, prompt_id) for result in step.results)]
     some = ", ".join(map(str, steps[-SHOWN_STEPS:]))
     return f"assemblies looked at it {_times(len(steps))}, last in {some}"
 
@@ -399,5 +398,5 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _is(fate: Fate, prompt_id: str) -> bool:
-    return fate.prompt_id == prompt_id and fate.reason != Reason.STALE
+def _is(result: GroupResult, prompt_id: str) -> bool:
+    return result.prompt_id == prompt_id and result.reason != Reason.STALE

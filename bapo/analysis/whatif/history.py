@@ -16,15 +16,12 @@ from typing import Literal
 
 from bapo.algorithms.composer import Composer, Decision, Reason
 from bapo.algorithms.composers.registry import load_composer
-from bapo.analysis.whatif.explanation import Case, clause, number
+from bapo.analysis.whatif.explanation import OWN_TABLES, Case, clause, number
 from bapo.analysis.whatif.recording import RecordedStep, round_of, stat_of
 from bapo.analysis.whatif.simulation import SimulatedStep, differences_of, next_as_recorded, view_at
 from bapo.config.tree import Config
 from bapo.core.errors import BapoError
-from bapo.core.types import Fate, GroupStat, HardPrompt, Purpose
-
-OWN_TABLES = "bapo"
-"""The composer whose rules for B_bad and B_high are explained; for others only what happened is reported."""
+from bapo.core.types import GroupResult, GroupStat, HardPrompt, Purpose
 
 Kind = Literal["fresh", "reevaluated", "reused"]
 Table = Literal["bad", "high"]
@@ -35,7 +32,7 @@ Change = Literal["entered", "renewed", "left"]
 class Visit:
     step: int
     kind: Kind
-    fate: Fate
+    result: GroupResult
     asked: int
     """Step in which it was asked for, if its id has it; else the step itself."""
     stat: GroupStat
@@ -45,7 +42,7 @@ class Visit:
     @property
     def item(self) -> str:
         """Id of what the batch made of it, and of its text: several groups may be one item."""
-        return self.fate.item or self.fate.group_id
+        return self.result.item or self.result.group_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +83,8 @@ class History:
     def advance(self, step: RecordedStep) -> None:
         index = len(self._steps)
         self._steps.append(step)
-        for fate in step.fates:
-            seen = self._visits.setdefault(fate.prompt_id, [])
+        for result in step.results:
+            seen = self._visits.setdefault(result.prompt_id, [])
             if not seen or seen[-1] != index:
                 seen.append(index)
         self._replay(step)
@@ -109,10 +106,10 @@ class History:
     def visits(self, prompt_id: str) -> list[Visit]:
         """Every visit of a prompt, in order; empty for a prompt that no assembly saw."""
         return [
-            self._visit(index, fate)
+            self._visit(index, result)
             for index in self._visits.get(prompt_id, ())
-            for fate in self._steps[index].fates
-            if fate.prompt_id == prompt_id
+            for result in self._steps[index].results
+            if result.prompt_id == prompt_id
         ]
 
     def transitions(self, prompt_id: str) -> list[Transition]:
@@ -130,7 +127,7 @@ class History:
     def _replay(self, step: RecordedStep) -> None:
         if self.differs or self._composer is None:
             return
-        if step.step != len(self._steps) or not step.fates:
+        if step.step != len(self._steps) or not step.results:
             self.differs = f"the groups of step {len(self._steps)} are not recorded"
             return
         before = self._decisions[-1] if self._decisions else None
@@ -153,19 +150,21 @@ class History:
         if index >= len(self._decisions):
             return None
         before, step = (self._decisions[index - 1] if index else None), self._steps[index]
-        view = view_at(step, before, self._config, [stat_of(fate) for fate in step.reevaluated])
+        view = view_at(step, before, self._config, [stat_of(result) for result in step.reevaluated])
         return SimulatedStep(view=view, decision=self._decisions[index])
 
-    def _visit(self, index: int, fate: Fate) -> Visit:
+    def _visit(self, index: int, result: GroupResult) -> Visit:
         step = self._steps[index].step
         state = self._state(index)
-        sentence = clause(Case(config=self._config, step=state, fate=fate)) if state else f"recorded as {fate.reason!r}"
+        sentence = (
+            clause(Case(config=self._config, step=state, result=result)) if state else f"recorded as {result.reason!r}"
+        )
         return Visit(
             step=step,
-            kind=kind_of(fate, step),
-            fate=fate,
-            asked=round_of(fate, step),
-            stat=stat_of(fate).born(fate.birth),
+            kind=kind_of(result, step),
+            result=result,
+            asked=round_of(result, step),
+            stat=stat_of(result).born(result.birth),
             sentence=sentence,
         )
 
@@ -187,11 +186,11 @@ class History:
     def _why_not_bad(self, prompt_id: str, event: _Event) -> str:
         settings, index = self._config.algorithm, event.step - 1
         decided = {Reason.IMPROVED: "trained as X2", Reason.SOLVED: "solved"}
-        for fate in self._steps[index].reevaluated:
-            if fate.prompt_id == prompt_id and fate.reason in decided:
+        for result in self._steps[index].reevaluated:
+            if result.prompt_id == prompt_id and result.reason in decided:
                 state = self._state(index)
-                why = clause(Case(config=self._config, step=state, fate=fate)) if state else fate.reason
-                return f"{decided[fate.reason]}: {why}"
+                why = clause(Case(config=self._config, step=state, result=result)) if state else result.reason
+                return f"{decided[result.reason]}: {why}"
         newer = sum(entry.birth > event.birth for entry in self._decisions[index].bad)
         return (
             f"pushed out: B_bad holds at most {settings.capacity} prompts, and {newer} newer ones are in it (this one "
@@ -203,11 +202,11 @@ class History:
         return f"too old: {event.step} - {event.birth} = {event.step - event.birth} >= {window} = high_window steps"
 
 
-def kind_of(fate: Fate, step: int) -> Kind:
+def kind_of(result: GroupResult, step: int) -> Kind:
     """How the assembly of `step` met a group."""
-    if fate.birth < step and fate.birth > 0 and fate.reason != Reason.STALE:
+    if result.birth < step and result.birth > 0 and result.reason != Reason.STALE:
         return "reused"
-    return "reevaluated" if fate.purpose is Purpose.REEVALUATE else "fresh"
+    return "reevaluated" if result.purpose is Purpose.REEVALUATE else "fresh"
 
 
 def _changes(step: int, before: Decision | None, now: Decision) -> Iterator[tuple[str, _Event]]:

@@ -1,6 +1,6 @@
 """A recorded run as its assemblies saw it: one row of RUN/groups per group becomes the composer's input again.
 
-Rows stand in the order in which the composer saw their groups. Three kinds are told apart by their birth and
+Rows stand in the order in which the composer saw their groups. Three kinds differ by their birth and
 their reason: groups that this assembly saw for the first time (fresh, re-evaluated), stored groups that it used
 again (born in an earlier step), and groups that were too old and never reached the composer.
 """
@@ -17,7 +17,7 @@ from bapo.algorithms.composer import Reason
 from bapo.config.load import load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, RecordError
-from bapo.core.types import Fate, GroupStat, Origin, Outcome, Purpose
+from bapo.core.types import GroupResult, GroupStat, Origin, Outcome, Purpose
 from bapo.core.types import stat_of as stat_of_rows
 from bapo.runtime.run_directory.layout import RunDirectory
 
@@ -29,31 +29,33 @@ class RecordedStep:
     """What the assembly of one step saw, and the batch that resulted."""
 
     step: int
-    fates: tuple[Fate, ...]
+    results: tuple[GroupResult, ...]
     metrics: Mapping[str, Any] | None = None
     """The step's row of metrics.jsonl; None when it has none."""
 
     @cached_property
-    def fresh(self) -> tuple[Fate, ...]:
+    def fresh(self) -> tuple[GroupResult, ...]:
         """X_on, in the order of the requests."""
-        return tuple(fate for fate in self._looked_at if fate.purpose is Purpose.FRESH)
+        return tuple(result for result in self._inspected if result.purpose is Purpose.FRESH)
 
     @cached_property
-    def reevaluated(self) -> tuple[Fate, ...]:
+    def reevaluated(self) -> tuple[GroupResult, ...]:
         """Groups of re-evaluations that had arrived, in the order of their requests."""
-        return tuple(fate for fate in self._looked_at if fate.purpose is Purpose.REEVALUATE)
+        return tuple(result for result in self._inspected if result.purpose is Purpose.REEVALUATE)
 
     @cached_property
     def batch(self) -> dict[Origin, list[str]]:
         """Origin -> ids of items (of whole groups: the groups'), in the order of the batch."""
-        named = [(fate.item or fate.group_id, fate.origin) for fate in self.fates if fate.origin is not None]
+        named = [
+            (result.item or result.group_id, result.origin) for result in self.results if result.origin is not None
+        ]
         return {origin: list(dict.fromkeys(name for name, its in named if its is origin)) for origin in Origin}
 
     @property
-    def _looked_at(self) -> list[Fate]:
-        new = (fate for fate in self.fates if fate.birth == self.step and fate.reason != Reason.STALE)
+    def _inspected(self) -> list[GroupResult]:
+        new = (result for result in self.results if result.birth == self.step and result.reason != Reason.STALE)
         # Once: a group of which several items of the batch are made has several rows.
-        return list({fate.group_id: fate for fate in new}.values())
+        return list({result.group_id: result for result in new}.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ class Recording:
 
     @cached_property
     def prompt_ids(self) -> frozenset[str]:
-        return frozenset(fate.prompt_id for step in self.steps for fate in step.fates)
+        return frozenset(result.prompt_id for step in self.steps for result in step.results)
 
     def step(self, number: int) -> RecordedStep:
         """One step. Raises: ConfigError that says which steps there are."""
@@ -83,11 +85,13 @@ def read_recording(run: RunDirectory) -> Recording:
     """
     rows = {row["step"]: row for row in run.read_metrics()}
     steps = tuple(
-        RecordedStep(step=step, fates=tuple(fates), metrics=rows.get(step)) for step, fates in run.read_groups()
+        RecordedStep(step=step, results=tuple(results), metrics=rows.get(step)) for step, results in run.read_groups()
     )
     for step in steps:
-        if not step.fates or any(not fate.rewards for fate in step.fates):
-            raise RecordError(f"the group records of step {step.step} of run {run.path} lack groups, or their rewards")
+        if not step.results or any(not result.rewards for result in step.results):
+            raise RecordError(
+                f"the group records of step {step.step} of run {run.path} are missing groups, or their rewards"
+            )
     found = [step.step for step in steps]
     if not found:
         raise ConfigError(f"run {run.path} has no group records yet: {run.path / 'groups'} is empty")
@@ -97,18 +101,18 @@ def read_recording(run: RunDirectory) -> Recording:
     return Recording(name=run.name, config=load_resolved(run.config_path), steps=steps)
 
 
-def stat_of(fate: Fate) -> GroupStat:
+def stat_of(result: GroupResult) -> GroupStat:
     """What the composer saw of a group; no outcomes means that every row was graded."""
     return stat_of_rows(
-        group_id=fate.group_id,
-        prompt_id=fate.prompt_id,
-        policy_version=fate.policy_version,
-        rewards=fate.rewards,
-        outcomes=fate.outcomes or bytes([Outcome.GRADED] * len(fate.rewards)),
+        group_id=result.group_id,
+        prompt_id=result.prompt_id,
+        policy_version=result.policy_version,
+        rewards=result.rewards,
+        outcomes=result.outcomes or bytes([Outcome.GRADED] * len(result.rewards)),
     )
 
 
-def round_of(fate: Fate, arrived_at: int) -> int:
+def round_of(result: GroupResult, arrived_at: int) -> int:
     """The step in which a re-evaluated group was asked for; its arrival when its id does not say."""
-    found = _ROUND.match(fate.group_id)
+    found = _ROUND.match(result.group_id)
     return int(found[1]) if found else arrived_at

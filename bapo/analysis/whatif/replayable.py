@@ -76,7 +76,7 @@ def _why_not(run: RunDirectory, step: int, last: Path) -> str:
     listed = f"steps that can: {ranges(can)}" if can else "no step of it can be, because it kept no batches"
     what = "its batch is not kept" if not last.is_file() else "not every batch since a checkpoint before it is kept"
     return (
-        f"{what}; {listed}. The learner keeps the batches behind its oldest checkpoint while checkpoint.keep_batches "
+        f"{what}; {listed}. The learner keeps the batches after its oldest checkpoint while checkpoint.keep_batches "
         "is true; raise checkpoint.keep_last to keep more"
     )
 

@@ -24,7 +24,7 @@ import msgspec
 from bapo.algorithms.composer import AssemblyView, Composer, Decision, NeedMore, Reason, Rng
 from bapo.algorithms.composers.registry import load_composer
 from bapo.algorithms.randomness import rng_for
-from bapo.algorithms.reevaluation import Paid, paid_before
+from bapo.algorithms.reevaluation import SamplingCost, cost_before
 from bapo.analysis.whatif.recording import RecordedStep, Recording, round_of, stat_of
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError, ContractError
@@ -59,11 +59,11 @@ class Answers:
         self._groups: defaultdict[str, list[tuple[int, GroupStat]]] = defaultdict(list)
         self._rounds: defaultdict[int, list[Answer]] = defaultdict(list)
         for step in recording.steps:
-            for fate in (*step.fresh, *step.reevaluated):
-                self._groups[fate.prompt_id].append((step.step, stat_of(fate)))
-            for fate in step.reevaluated:
-                answer = Answer(source=Source.RECORDED, arrives_at=step.step, stat=stat_of(fate))
-                self._rounds[round_of(fate, step.step)].append(answer)
+            for result in (*step.fresh, *step.reevaluated):
+                self._groups[result.prompt_id].append((step.step, stat_of(result)))
+            for result in step.reevaluated:
+                answer = Answer(source=Source.RECORDED, arrives_at=step.step, stat=stat_of(result))
+                self._rounds[round_of(result, step.step)].append(answer)
         delays = [answer.arrives_at - asked for asked, answers in self._rounds.items() for answer in answers]
         waits = recording.config.cadence.wait_for_reevaluation
         self.delay = int(statistics.median(delays)) if delays else 0 if waits else DEFAULT_DELAY
@@ -123,7 +123,7 @@ def as_recorded(recording: Recording) -> list[SimulatedStep]:
 
 def replayed(steps: Iterable[RecordedStep], config: Config) -> Iterator[SimulatedStep]:
     """The same for steps 1, 2, ... as they come; none is kept."""
-    return _steps(steps, config, lambda step, *_: [stat_of(fate) for fate in step.reevaluated], keep=1)
+    return _steps(steps, config, lambda step, *_: [stat_of(result) for result in step.reevaluated], keep=1)
 
 
 def what_if(recording: Recording, config: Config, *, within: int) -> list[SimulatedStep]:
@@ -160,7 +160,7 @@ def _steps(
 
 def next_as_recorded(composer: Composer, config: Config, step: RecordedStep, before: Decision | None) -> SimulatedStep:
     """One step of `as_recorded`, after the decision of the step before it."""
-    view = view_at(step, before, config, [stat_of(fate) for fate in step.reevaluated])
+    view = view_at(step, before, config, [stat_of(result) for result in step.reevaluated])
     return SimulatedStep(view=view, decision=_composed(composer, view, rng_at(config, step.step)))
 
 
@@ -170,7 +170,7 @@ def view_at(
     """What the assembly of a step saw, with the tables that the decision before it left."""
     return AssemblyView(
         step=step.step,
-        fresh=tuple(stat_of(fate) for fate in step.fresh),
+        fresh=tuple(stat_of(result) for result in step.fresh),
         reevaluated=tuple(reevaluated),
         bad=before.bad if before else (),
         high=before.high if before else (),
@@ -195,7 +195,7 @@ class _Rounds:
         self._composer: Composer = load_composer(config.algorithm)
         recorded = as_recorded(recording)
         self._recorded_bad = {step.step: _names(step.view.bad) for step in recorded}
-        self._recorded_paid = {step.step: paid_by(recorded, step.step) for step in recorded}
+        self._recorded_paid = {step.step: cost_of(recorded, step.step) for step in recorded}
         self._due: defaultdict[int, list[Answer]] = defaultdict(list)
         self.answers: defaultdict[int, Counter[Source]] = defaultdict(Counter)
         """Step -> the answers that its assembly sees, or would see if they were known."""
@@ -204,28 +204,28 @@ class _Rounds:
         self, step: RecordedStep, bad: tuple[HardPrompt, ...], done: Sequence[SimulatedStep]
     ) -> list[GroupStat]:
         if _asks(self._config, step.step):
-            for answer in self._round(step, bad, paid_by(done, step.step)):
+            for answer in self._round(step, bad, cost_of(done, step.step)):
                 self._due[answer.arrives_at].append(answer)
         due = self._due.pop(step.step, [])
         self.answers[step.step].update(answer.source for answer in due)
         return [answer.stat for answer in due if answer.stat]
 
-    def _round(self, step: RecordedStep, bad: tuple[HardPrompt, ...], paid: Paid) -> list[Answer]:
-        if self._picks_as_recorded(step.step, bad, paid):
+    def _round(self, step: RecordedStep, bad: tuple[HardPrompt, ...], cost: SamplingCost) -> list[Answer]:
+        if self._picks_as_recorded(step.step, bad, cost):
             return self._answers.of_round(step.step)
-        excluded = frozenset(fate.prompt_id for fate in step.fresh)
+        excluded = frozenset(result.prompt_id for result in step.fresh)
         rng = rng_at(self._config, step.step)
-        asked = self._composer.hard_prompts_to_ask(bad, step.step, excluded, rng, paid)
+        asked = self._composer.hard_prompts_to_ask(bad, step.step, excluded, rng, cost)
         return self._answers.of_prompts(step.step, asked, bad)
 
-    def _picks_as_recorded(self, step: int, bad: tuple[HardPrompt, ...], paid: Paid) -> bool:
+    def _picks_as_recorded(self, step: int, bad: tuple[HardPrompt, ...], cost: SamplingCost) -> bool:
         now, then = self._config.algorithm, self._recorded.algorithm
         same_rule = all(getattr(now, key) == getattr(then, key) for key in PICKING_KEYS)
-        same_pay = now.hard_worth is None or paid == self._recorded_paid[step]
+        same_pay = now.hard_worth is None or cost == self._recorded_paid[step]
         return same_rule and same_pay and _asks(self._recorded, step) and _names(bad) == self._recorded_bad[step]
 
 
-def paid_by(steps: Sequence[SimulatedStep], step: int) -> Paid:
+def cost_of(steps: Sequence[SimulatedStep], step: int) -> SamplingCost:
     """What sampling has paid before a step, as the buffer's compositions say it in a run."""
     improved = (Reason.IMPROVED, Reason.NO_ROOM)
     lines = [
@@ -238,7 +238,7 @@ def paid_by(steps: Sequence[SimulatedStep], step: int) -> Paid:
         }
         for done in steps
     ]
-    return paid_before(step, lines)
+    return cost_before(step, lines)
 
 
 def rng_at(config: Config, step: int) -> Rng:
@@ -262,7 +262,7 @@ def _refuse_other_samples(recorded: Config, wanted: Config) -> None:
                 raise ConfigError(
                     f"{section}.{key} = {now[section][key]}: the run had {value}, and its groups would be others "
                     "without, so a simulation cannot change it; it can change cadence.m and the keys of [algorithm] "
-                    f"but for {' and '.join(SAMPLING_KEYS)}"
+                    f"except {' and '.join(SAMPLING_KEYS)}"
                 )
 
 
@@ -316,9 +316,9 @@ def differences_of(recorded: RecordedStep, simulated: SimulatedStep) -> Iterator
     for name, value in values.items():
         if name in row and row[name] != value:
             yield f"{name} is {row[name]} recorded, {value} replayed"
-    for fate in (*recorded.fresh, *recorded.reevaluated):
-        if decision.reasons.get(fate.group_id) != fate.reason:
-            yield f"{fate.group_id} is {fate.reason} recorded, {decision.reasons.get(fate.group_id)} replayed"
+    for result in (*recorded.fresh, *recorded.reevaluated):
+        if decision.reasons.get(result.group_id) != result.reason:
+            yield f"{result.group_id} is {result.reason} recorded, {decision.reasons.get(result.group_id)} replayed"
 
 
 def _in_recorded_order(simulated: SimulatedStep, origin: Origin) -> list[str]:

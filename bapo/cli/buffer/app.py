@@ -1,4 +1,4 @@
-"""`bapo buffer ...`: look into a live buffer, check it, export its groups, take something out."""
+"""`bapo buffer ...`: inspect a live buffer, check it, export its groups, delete entries."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import typer
 
 from bapo.cli.buffer import files, inspect, maintain
 
-app = typer.Typer(
-    help="Look into a live buffer, check it, export its groups, take something out.", no_args_is_help=True
-)
+app = typer.Typer(help="Inspect a live buffer, check it, export its groups, delete entries.", no_args_is_help=True)
 app.command()(inspect.stats)
 app.command()(inspect.bad)
 app.command()(inspect.high)

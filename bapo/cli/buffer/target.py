@@ -133,7 +133,7 @@ def table(
 
     Args:
         ids: to the left and whole; only very long ones are folded.
-        folded: words that go on in the next line where they do not fit.
+        folded: words that wrap where they do not fit.
         clipped: text that gets what room the others leave of `width`.
     """
     cells = {name: [shown(row.get(name)) for row in rows] for name in columns}
@@ -181,4 +181,4 @@ def more(total: int, offset: int, num_shown: int) -> str:
     if not num_shown:
         return f"none of {total} after the first {offset}"
     end = offset + num_shown
-    return f"{offset + 1}-{end} of {total}" + (f"; go on with --offset {end}" if end < total else "")
+    return f"{offset + 1}-{end} of {total}" + (f"; continue with --offset {end}" if end < total else "")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bapo.core.errors import AccessError, ConfigError
-from bapo.runtime.logs import Seldom
+from bapo.runtime.logs import RateLimitedFilter
 
 log = logging.getLogger(__name__)
 
@@ -151,16 +151,16 @@ class Keyring:
         self._path = path
         self._state = NO_FILE
         self._looked_s = time.monotonic()
-        self._seldom = Seldom()
+        self._seldom = RateLimitedFilter()
         self._known = _parse(text, ACCEPTED) if path is None else self._read(path)
 
     def role_of(self, token: str) -> Role | None:
         """Whose token it is; None when it is not accepted. Compares with all accepted ones, whatever it finds."""
         given = digest(token)
         if time.monotonic() - self._looked_s >= LOOK_AGAIN_S:
-            self._look_again()
+            self._reread()
         found = self._find(given)
-        if found is None and self._look_again():  # callers take a new token at once
+        if found is None and self._reread():  # callers take a new token at once
             found = self._find(given)
         return found
 
@@ -178,7 +178,7 @@ class Keyring:
         except OSError as error:
             raise ConfigError(f"the accepted tokens in {path} cannot be read: {error.strerror}") from error
 
-    def _look_again(self) -> bool:
+    def _reread(self) -> bool:
         """Whether the file has changed, and is read again."""
         if self._path is None:
             return False

@@ -113,8 +113,8 @@ def refuse_open(url: str, *, allowed: bool) -> None:
     if is_here or allowed or parts.password or "password=" in parts.query:
         return
     raise ConfigError(
-        f"the Redis at {parts.hostname} is on the network and has no password, so whoever reaches it reads and changes "
-        f"every group: set one there and name its file in {PASSWORD_FILE}, or write security.open_redis = true"
+        f"the Redis at {parts.hostname} is on the network and has no password, so anyone who reaches it can read and "
+        f"change every group: set one there and name its file in {PASSWORD_FILE}, or write security.open_redis = true"
     )
 
 

@@ -57,11 +57,9 @@ class TokenSet:
 
     @property
     def accepted_path(self) -> Path:
-        """What services accept."""
         return self.folder / "accepted" / "tokens"
 
     def path_of(self, role: Role) -> Path:
-        """Where a role's token is."""
         return self.folder / role.value / "token"
 
     def variables_of(self, process: str) -> dict[str, str]:

@@ -8,8 +8,8 @@ from bapo.runtime.metrics.metric import ORIGIN, PURPOSE, STEPS, TRAINING, Label,
 HERE = (Process.BUFFER_SERVICE,)
 TABLE = Label("table", ("fresh", "reevaluated", "bad", "high"))
 LEFT_OUT = (
-    Reason.ALL_WRONG, Reason.ALL_RIGHT, Reason.FILTERED, Reason.DUPLICATE_PROMPT, Reason.NO_VARIANCE, Reason.SURPLUS,
-    Reason.STALE, Reason.NOT_USED,
+    Reason.ALL_INCORRECT, Reason.ALL_CORRECT, Reason.FILTERED, Reason.DUPLICATE_PROMPT, Reason.NO_VARIANCE,
+    Reason.SURPLUS, Reason.STALE, Reason.NOT_USED,
 )  # fmt: skip
 """Why a fresh group did not train."""
 USE = Label("use", ("trained", "left_out", "stale"))
@@ -45,7 +45,7 @@ TABLES = (
         "run/Buffers", HERE, (MEMORY, Label("reason", EVICTIONS)),
     ),
     Metric(
-        "bapo_buffer_age_steps", "histogram", "Steps since birth of entries that were used: asked again, or trained.",
+        "bapo_buffer_age_steps", "histogram", "Steps since birth of entries that were used: re-sampled, or trained.",
         "run/Buffers", HERE, (MEMORY,), STEPS,
     ),
 )  # fmt: skip
@@ -70,7 +70,7 @@ BATCHES = (
     ),
     Metric("bapo_reward_global_mean_ratio", "gauge", "r_tot of eq. 8.", "run/Difficulty", HERE),
     Metric(
-        "bapo_reevaluation_prompts_total", "counter", "Hard prompts that were asked again, by what became of them.",
+        "bapo_reevaluation_prompts_total", "counter", "Hard prompts that were re-sampled, by outcome.",
         "run/Re-evaluation", HERE, (Label("outcome", ANSWERS),),
     ),
 )  # fmt: skip
@@ -98,10 +98,10 @@ API = (
     Metric(
         "bapo_buffer_ingested_groups_total",
         "counter",
-        "Groups pushed, by fate.",
+        "Groups pushed, by result.",
         "system/Buffer API and Redis",
         HERE,
-        (Label("fate", ("stored", "duplicate", "stale", "unknown")),),
+        (Label("result", ("stored", "duplicate", "stale", "unknown")),),
     ),
     Metric(
         "bapo_buffer_failed_groups_total",

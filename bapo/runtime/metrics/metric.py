@@ -75,7 +75,6 @@ class Metric:
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """In order."""
         return tuple(label.name for label in self.labels)
 
 

@@ -67,7 +67,6 @@ class BucketTotals:
             self._sums[tuple(labels)] = self._sums.get(tuple(labels), 0.0) + total
 
     def collect(self) -> Iterator[Family]:
-        """For the registry of prometheus_client."""
         metric = self._metric
         family = HistogramMetricFamily(metric.name, metric.help, labels=metric.label_names)
         bounds = [*map(str, metric.buckets), "+Inf"]
@@ -105,13 +104,11 @@ class Telemetry:
         return made
 
     def gauge(self, name: str) -> Gauge:
-        """The gauge of this name."""
         made = self._get(name)
         assert isinstance(made, Gauge), name
         return made
 
     def histogram(self, name: str) -> Histogram:
-        """The histogram of this name."""
         made = self._get(name)
         assert isinstance(made, Histogram), name
         return made
@@ -127,7 +124,6 @@ class Telemetry:
         return generate_latest(self)
 
     def collect(self) -> Iterator[Family]:
-        """The families of the registry, each series with the run's name."""
         for family in self.registry.collect():
             if self._run:
                 family.samples = [
@@ -197,7 +193,6 @@ class HealthServer(ThreadingHTTPServer):
         return len(self._since) < MOST_CALLERS
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own."""
         self._since[request] = time.monotonic()
         super().process_request(request, client_address)
 

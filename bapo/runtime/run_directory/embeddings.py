@@ -48,7 +48,9 @@ def read_embeddings(path: Path, prompt_ids: Sequence[str]) -> NDArray[np.float32
         ) from error
     place = {prompt_id: row for row, prompt_id in enumerate(ids)}
     if missing := [prompt_id for prompt_id in prompt_ids if prompt_id not in place]:
-        raise ConfigError(f"selector.embeddings {path} lacks {len(missing)} training prompts, for example {missing[0]}")
+        raise ConfigError(
+            f"selector.embeddings {path} is missing {len(missing)} training prompts, for example {missing[0]}"
+        )
     found: NDArray[np.float32] = embeddings[[place[prompt_id] for prompt_id in prompt_ids]]
     if found.ndim != 2 or not np.all(np.isfinite(found)):
         raise ConfigError(f"selector.embeddings {path} must hold one row of finite numbers per prompt")

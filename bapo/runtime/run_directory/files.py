@@ -171,7 +171,7 @@ class Lines:
     def read(self) -> Iterator[dict[str, Any]]:
         """The whole lines after those that were taken; one that is being written is left for later.
 
-        A caller may stop between two lines and go on later. Raises: ContractError for a damaged line, StorageError.
+        A caller may stop between two lines and continue later. Raises: ContractError for a damaged line, StorageError.
         """
         try:
             if self._path.exists() and not self._path.is_file():

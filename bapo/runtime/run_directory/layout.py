@@ -5,7 +5,7 @@
         prometheus.json                     where its processes listen, for Prometheus (services/launcher/targets.py)
         metrics.jsonl                   one object per learner step
         evaluations.jsonl               one object per measured held-out split and version
-        groups/step-000012.parquet      one row per Fate: every group that the assembly of step 12 inspected
+        groups/step-000012.parquet      one row per GroupResult: every group that the assembly of step 12 inspected
         batches/step-000012.frame       the batch that step 12 trained, with its tokens (checkpoint.keep_batches)
         token_records/step-000012.parquet   text of all groups of step 12, and numbers of tokens (responses.py)
         diverged/step-000012.frame      the batch whose loss or gradient was not finite
@@ -28,9 +28,9 @@ from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 import psutil
 
-from bapo.core.codec import fate_from_map
+from bapo.core.codec import result_from_map
 from bapo.core.errors import ConfigError, ContractError, RecordError
-from bapo.core.types import Fate
+from bapo.core.types import GroupResult
 from bapo.runtime.run_directory.files import (
     append_line,
     keep_lines,
@@ -97,17 +97,14 @@ class RunDirectory:
 
     @property
     def name(self) -> str:
-        """Last part of the path."""
         return self.path.resolve().name
 
     @property
     def config_path(self) -> Path:
-        """The resolved configuration."""
         return self.path / "config.toml"
 
     @property
     def weights_path(self) -> Path:
-        """Folder of published weights."""
         return self.path / "weights"
 
     @property
@@ -121,7 +118,6 @@ class RunDirectory:
         return self.path / "report.html"
 
     def log_path(self, process: str) -> Path:
-        """Where a process's output goes."""
         return self.logs_path / f"{process}.log"
 
     @property
@@ -189,7 +185,7 @@ class RunDirectory:
 
     # -- groups
 
-    def write_groups(self, step: int, fates: Sequence[Fate]) -> None:
+    def write_groups(self, step: int, results: Sequence[GroupResult]) -> None:
         """One row per group that the assembly of `step` inspected. Raises: StorageError."""
         import pyarrow.parquet  # here, because importing it takes 0.2 s
 
@@ -197,15 +193,14 @@ class RunDirectory:
         temporary = path.with_suffix(".tmp")
         with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            pyarrow.parquet.write_table(_table_of(step, fates), temporary)
+            pyarrow.parquet.write_table(_table_of(step, results), temporary)
             os.replace(temporary, path)
 
     def group_steps(self) -> list[int]:
-        """Steps that have group records, in order."""
         return sorted(_steps_in(self.path / "groups"))
 
-    def read_groups(self, steps: Iterable[int] | None = None) -> Iterator[tuple[int, list[Fate]]]:
-        """(step, its fates in the order of the assembly), for these steps or for all. Raises: RecordError."""
+    def read_groups(self, steps: Iterable[int] | None = None) -> Iterator[tuple[int, list[GroupResult]]]:
+        """(step, its results in the order of the assembly), for these steps or for all. Raises: RecordError."""
         import pyarrow.parquet
 
         for step in self.group_steps() if steps is None else steps:
@@ -214,7 +209,7 @@ class RunDirectory:
                 rows = pyarrow.parquet.read_table(path).to_pylist()
             except (pyarrow.ArrowException, OSError, TypeError, ValueError) as error:
                 raise RecordError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-            yield step, [_fate_of(row, f"{path} row {number}") for number, row in enumerate(rows, start=1)]
+            yield step, [_result_of(row, f"{path} row {number}") for number, row in enumerate(rows, start=1)]
 
     def make_durable(self, steps: Iterable[int]) -> None:
         """Wait until the records of these steps would survive a power failure. Raises: StorageError."""
@@ -237,15 +232,12 @@ class RunDirectory:
             replace_file(path, frame)
 
     def batch_path(self, step: int) -> Path:
-        """The kept batch of a step."""
         return self.path / "batches" / f"step-{step:06d}.frame"
 
     def diverged_path(self, step: int) -> Path:
-        """The batch with which a step diverged."""
         return self.path / "diverged" / f"step-{step:06d}.frame"
 
     def batch_steps(self) -> list[int]:
-        """Steps whose batch is kept, in order."""
         return sorted(_steps_in(self.path / "batches"))
 
     def forget_batches(self, through: int) -> None:
@@ -257,13 +249,11 @@ class RunDirectory:
 
     @property
     def token_files(self) -> TokenFiles:
-        """Token records (diagnostics.token_records)."""
         return TokenFiles(self.path)
 
     # -- checkpoints
 
     def checkpoint_dir(self, step: int) -> Path:
-        """Folder of the checkpoint made after `step`."""
         return self.path / "checkpoints" / f"step-{step:06d}"
 
     def checkpoint_steps(self) -> list[int]:
@@ -317,8 +307,8 @@ def _steps_in(folder: Path) -> Iterator[int]:
             yield int(match.group(1))
 
 
-def _table_of(step: int, fates: Sequence[Fate]) -> Any:
-    """[N] fates as a table: `step`, then the fields of Fate in their order."""
+def _table_of(step: int, results: Sequence[GroupResult]) -> Any:
+    """[N] results as a table: `step`, then the fields of GroupResult in their order."""
     import pyarrow
 
     arrow = {
@@ -327,14 +317,14 @@ def _table_of(step: int, fates: Sequence[Fate]) -> Any:
         int: pyarrow.int32(),
         float: pyarrow.float32(),
     }
-    columns = [pyarrow.array([step] * len(fates), arrow[int])]
-    for name, (kind, is_list) in _FATE_COLUMNS.items():
+    columns = [pyarrow.array([step] * len(results), arrow[int])]
+    for name, (kind, is_list) in _RESULT_COLUMNS.items():
         plain = pyarrow.float64() if name == "claimed_at" else arrow[kind]  # Unix time needs the digits
-        values = [getattr(fate, name) for fate in fates]
+        values = [getattr(result, name) for result in results]
         if kind is bytes:
             values = [list(value) for value in values]
         columns.append(pyarrow.array(values, pyarrow.list_(plain) if is_list else plain))
-    return pyarrow.table(columns, names=["step", *_FATE_COLUMNS])
+    return pyarrow.table(columns, names=["step", *_RESULT_COLUMNS])
 
 
 def _column_kind(hint: Any) -> tuple[type, bool]:
@@ -347,12 +337,14 @@ def _column_kind(hint: Any) -> tuple[type, bool]:
     return next(kind for kind in (str, bytes, int, float) if issubclass(hint, kind)), False
 
 
-_FATE_COLUMNS = {name: _column_kind(hint) for name, hint in get_type_hints(Fate).items()}
+_RESULT_COLUMNS = {name: _column_kind(hint) for name, hint in get_type_hints(GroupResult).items()}
 
 
-def _fate_of(row: dict[str, Any], where: str) -> Fate:
+def _result_of(row: dict[str, Any], where: str) -> GroupResult:
     """Raises: RecordError."""
     try:
-        return fate_from_map({"outcomes": (), **{name: value for name, value in row.items() if name in _FATE_COLUMNS}})
+        return result_from_map(
+            {"outcomes": (), **{name: value for name, value in row.items() if name in _RESULT_COLUMNS}}
+        )
     except ContractError as error:
         raise RecordError(f"{where}: {error}") from error

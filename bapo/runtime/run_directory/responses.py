@@ -121,7 +121,6 @@ class TokenFiles:
         self.path = run_path / "token_records"
 
     def steps(self) -> list[int]:
-        """Recorded steps, in order."""
         names = (_NAME.fullmatch(entry.name) for entry in (self.path.iterdir() if self.path.is_dir() else ()))
         return sorted(int(match[1]) for match in names if match)
 

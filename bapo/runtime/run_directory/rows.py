@@ -71,7 +71,7 @@ MetricsRow = msgspec.defstruct(
 WholeMetricsRow = _with(
     MetricsRow,
     ("reward_mean", Share),
-    *_required("x1 x2 x3 batch_size", Count),
+    *_required("x1 x2 x3 batch_size num_updates", Count),
     ("step_s", Seconds),
     *_optional("grad_norm entropy", Number),
     ("divergences", GenericAlias(list, WholeCell), ()),
@@ -107,7 +107,7 @@ class Addresses(msgspec.Struct):
     """Of services that may be asked."""
 
     buffer_url: str | None = None
-    fleet_url: str | None = None
+    rollout_url: str | None = None
 
 
 class ProcessRow(msgspec.Struct):

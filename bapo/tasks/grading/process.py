@@ -171,7 +171,7 @@ def ended_after(limit_s: float) -> Iterator[None]:
     """End this process when the block takes longer: by then the worker has killed it, or is dead itself.
 
     By a thread of C: a verifier that holds the interpreter, as every regular expression does, stops Python's threads,
-    and with them the one that looks after the parent.
+    and with them the one that watches the parent.
     """
     owner = os.getpid()
     faulthandler.dump_traceback_later(limit_s, exit=True, file=STDERR)

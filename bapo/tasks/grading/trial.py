@@ -24,7 +24,7 @@ RIGHT, PARTLY, WRONG = "right", "partly", "wrong"
 class Trial:
     """What came of it."""
 
-    fates: dict[str, int] = field(default_factory=dict)
+    results: dict[str, int] = field(default_factory=dict)
     """Gold answers by what became of them: right, partly, wrong, or the reason of a failed grading."""
     unreadable: int = 0
     """Rows that are no prompt with an answer."""
@@ -43,13 +43,12 @@ class Trial:
 
     @property
     def num_rows(self) -> int:
-        """Rows that were inspected."""
-        return sum(self.fates.values()) + self.unreadable
+        return sum(self.results.values()) + self.unreadable
 
     @property
     def accuracy(self) -> float:
         """Share of all rows whose gold answer was rewarded 1."""
-        return self.fates.get(RIGHT, 0) / max(1, self.num_rows)
+        return self.results.get(RIGHT, 0) / max(1, self.num_rows)
 
 
 def read_prompts(source: str, columns: Columns, limit: int, trial: Trial) -> list[Prompt]:
@@ -75,19 +74,19 @@ def try_reward(
     for done, (prompt, other) in enumerate(zip(prompts, _others(prompts), strict=True), start=1):
         gold, where = gold_of(prompt), str(prompt.answer[ROW])
         began = time.monotonic()
-        fate, problem = _graded(graders, prompt, gold, where)
+        result, problem = _graded(graders, prompt, gold, where)
         took_s = time.monotonic() - began
-        trial.fates[fate] = trial.fates.get(fate, 0) + 1
+        trial.results[result] = trial.results.get(result, 0) + 1
         trial.total_s += took_s
         if took_s > trial.slowest_s:
             trial.slowest_s, trial.slowest = took_s, where
         if problem:
             trial.problems.append(problem)
-        if other is not None and fate in (RIGHT, PARTLY, WRONG):
+        if other is not None and result in (RIGHT, PARTLY, WRONG):
             trial.others_tried += 1
-            fate, problem = _graded(graders, prompt, gold_of(other), where)
-            trial.others_right += fate == RIGHT
-            if fate not in (RIGHT, PARTLY, WRONG):
+            result, problem = _graded(graders, prompt, gold_of(other), where)
+            trial.others_right += result == RIGHT
+            if result not in (RIGHT, PARTLY, WRONG):
                 trial.others_failed += 1
                 trial.problems.append(f"with another row's answer, {problem}")
         yield done

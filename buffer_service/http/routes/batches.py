@@ -29,7 +29,7 @@ from buffer_service.snapshot import read_snapshot
 router = APIRouter(tags=["learner"])
 
 GONE_S = 0.005
-"""By then the event loop has seen the end of a connection that lay in the socket behind the request."""
+"""By then the event loop has seen the end of a connection that follows the request in the socket."""
 BATCH_ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": BINARY, "description": "A batch without its frames (`bapo.core.codec.unpack_pull`)."},
     202: {"model": WaitingAnswer, "description": "Not there after `wait_s`, why, and what is there."},
@@ -55,7 +55,7 @@ async def batch(
     if found is None:
         reason, counts = await in_thread(here.service.waiting_for, step)
         return JSONResponse({"reason": reason, "counts": counts}, status_code=202)
-    here.work.wake()  # prompts of groups that were too old are asked again
+    here.work.wake()  # prompts of groups that were too old are re-sampled
     return Response(found, media_type=OCTETS)
 
 
@@ -110,7 +110,7 @@ async def progress(
 async def report(body: ProgressBody, here: Here, request: Request) -> None:
     """Both numbers only rise: a lower one is ignored."""
     await refuse_gone(request)
-    await in_thread(here.service.store.report, body.to_progress())
+    await in_thread(here.service.store.report, Progress(step=body.step, policy_version=body.policy_version))
     here.progress.wake()
     here.work.interrupt()  # a worker with new weights may claim more than when it asked
 
@@ -133,7 +133,7 @@ async def restore(body: Annotated[bytes, Body(media_type=OCTETS)], request: Requ
 
 @router.post("/resume", status_code=204)
 async def resume(body: ResumeBody, here: Here, request: Request) -> None:
-    """A learner goes on after a checkpoint: all leases return, batches after it are handed out again."""
+    """A learner resumes after a checkpoint: all leases return, batches after it are served again."""
     await refuse_gone(request)
     await in_thread(here.service.resume, body.step)
     here.work.wake()

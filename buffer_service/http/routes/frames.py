@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Send
 
-from bapo.core.errors import ContractError
+from bapo.core.errors import ContractError, UnavailableError
 from bapo.runtime.auth.api_tokens import Role
 from bapo.transport.http_guard import ROLE
 from buffer_service.http.context import Here
 from buffer_service.http.schemas import AccessAnswer, FrameName, Name
 from buffer_service.service import Frames
 
+log = logging.getLogger(__name__)
 router = APIRouter(tags=["frames"])
 
 OCTETS = "application/octet-stream"
@@ -57,4 +60,15 @@ def stream(frames: Frames) -> Response:
         yield first
         yield from frames
 
-    return StreamingResponse((b"".join(some) for some in pieces()), media_type=OCTETS)
+    return CutStream((b"".join(some) for some in pieces()), media_type=OCTETS)
+
+
+class CutStream(StreamingResponse):
+    """A body that ends without its last chunk when the store goes away: its reader sees that and retries."""
+
+    async def stream_response(self, send: Send) -> None:
+        """As StreamingResponse; one line instead of the traceback of an answer that cannot become a 503 any more."""
+        try:
+            await super().stream_response(send)
+        except UnavailableError as error:
+            log.warning("answer cut off, its reader retries: %s", error)

@@ -1,4 +1,4 @@
-"""What people, dashboards and the scheduler look at. Nothing here changes anything."""
+"""What people, dashboards and the scheduler read. Nothing here changes anything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from bapo.transport.messages import status_map
 from buffer_service.http.context import Here
-from buffer_service.http.schemas import Page, QueuesAnswer, TablePage, ThresholdsAnswer
+from buffer_service.http.schemas import Page, TablePage, ThresholdsAnswer
 
 router = APIRouter(tags=["looking"])
 
@@ -20,19 +20,19 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 @router.get("/status")
 def status(here: Here) -> Response:
     """Everything in numbers: `bapo.transport.messages.BufferStatus`."""
-    return JSONResponse(status_map(here.service.holdings.status()))
+    return JSONResponse(status_map(here.service.inspection.status()))
 
 
 @router.get("/hard-prompts")
 def hard_prompts(here: Here) -> Response:
     """B_bad with its prompts, oldest first: what the scheduler chooses from."""
-    return JSONResponse({"hard_prompts": here.service.holdings.hard_prompts()})
+    return JSONResponse({"hard_prompts": here.service.inspection.hard_prompts()})
 
 
 @router.get("/bad")
 def bad(here: Here, offset: Offset = 0, limit: Limit = 100) -> TablePage:
     """B_bad, oldest first: prompt id, mean reward, step of birth, age in steps, re-evaluations so far."""
-    tables = here.service.holdings.tables()
+    tables = here.service.store.tables()
     items: list[dict[str, Any]] = [
         {
             "prompt_id": entry.prompt_id,
@@ -49,7 +49,7 @@ def bad(here: Here, offset: Offset = 0, limit: Limit = 100) -> TablePage:
 @router.get("/high")
 def high(here: Here, offset: Offset = 0, limit: Limit = 100) -> TablePage:
     """B_high, oldest first: group id, prompt id, mean reward, step of birth, age in steps, policy version."""
-    tables = here.service.holdings.tables()
+    tables = here.service.store.tables()
     items: list[dict[str, Any]] = [
         {
             "group_id": stat.group_id,
@@ -67,33 +67,19 @@ def high(here: Here, offset: Offset = 0, limit: Limit = 100) -> TablePage:
 @router.get("/batches")
 def batches(here: Here, offset: Offset = 0, limit: Limit = 20) -> Page:
     """Compositions of the assembled batches, newest first."""
-    total, items = here.service.holdings.compositions(offset, limit)
-    return Page(total=total, offset=offset, items=items)
+    total, items = here.service.store.compositions(offset, limit)
+    return Page(total=total, offset=offset, items=[dict(line) for line in items])
 
 
 @router.get("/thresholds")
 def thresholds(here: Here) -> ThresholdsAnswer:
     """Of the newest batch (eq. 8)."""
-    tables = here.service.holdings.tables()
+    tables = here.service.store.tables()
     c1 = here.config.algorithm.c1
     return ThresholdsAnswer(step=tables.step, r_tot=tables.r_tot, c1=c1, c2=tables.c2, c3=tables.c3)
-
-
-@router.get("/queues")
-def queues(here: Here) -> QueuesAnswer:
-    """How much waits for whom."""
-    now = here.service.holdings.status()
-    return QueuesAnswer(
-        queued=now.queued,
-        leased=now.leased,
-        fresh_ready=now.fresh_ready,
-        reevaluated_ready=now.reevaluated_ready,
-        evaluations=now.evaluations,
-        reevaluation_rounds=now.reevaluation_rounds,
-    )
 
 
 @router.get("/counters")
 def counters(here: Here) -> dict[str, int]:
     """Events since the run began: pushed, failed and dropped groups, by reason and by difficulty (k/G)."""
-    return here.service.holdings.counters()
+    return here.service.store.counters()

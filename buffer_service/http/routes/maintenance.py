@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from buffer_service.http.context import Here
 from buffer_service.http.long_poll import in_thread
 from buffer_service.http.routes.frames import stream
 from buffer_service.http.routes.inspection import Offset
 from buffer_service.http.routes.work import FRAMES_ANSWER
-from buffer_service.http.schemas import Body, Name, Page, PromptId
+from buffer_service.http.schemas import Body, Name, Page, PromptId, example
 from buffer_service.inspection import Held
 from buffer_service.store.invariants import INVARIANTS
 
@@ -33,18 +33,12 @@ class Violation(Body):
 class VerifyAnswer(Body):
     """What was checked, and what is broken."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "step": 12,
-                    "groups": 96,
-                    "open_requests": 128,
-                    "invariants": {"bytes": "The counts of bytes are the sums of the frames' sizes."},
-                    "violations": [{"invariant": "bytes", "detail": "the frames have 900 bytes, but 800 are counted"}],
-                }
-            ]
-        }
+    model_config = example(
+        step=12,
+        groups=96,
+        open_requests=128,
+        invariants={"bytes": "The counts of bytes are the sums of the frames' sizes."},
+        violations=[{"invariant": "bytes", "detail": "the frames have 900 bytes, but 800 are counted"}],
     )
 
     step: int

@@ -1,4 +1,4 @@
-"""What the scheduler calls for a prompt selector that learns: outcomes, and the state that replaces old ones."""
+"""What the scheduler calls for a prompt selector that learns: success counts, and the state that replaces old ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgpack
 from fastapi import APIRouter, Body, Query, Response
 
 from bapo.core.errors import ContractError
-from bapo.core.success_counts import outcomes_of, pack_outcomes
+from bapo.core.success_counts import pack_success_counts, success_counts_of
 from buffer_service.http.context import Here
 from buffer_service.http.routes.frames import BINARY, OCTETS
 from buffer_service.http.schemas import Name, Version
@@ -19,27 +19,27 @@ log = logging.getLogger(__name__)
 router = APIRouter(tags=["scheduler"])
 
 OUTCOMES: dict[int | str, dict[str, Any]] = {
-    200: {"content": BINARY, "description": "msgpack: a list of packed outcomes (`bapo/core/success_counts.py`)."}
+    200: {"content": BINARY, "description": "msgpack: a list of packed success counts (`bapo/core/success_counts.py`)."}
 }
 STATE: dict[int | str, dict[str, Any]] = {
     200: {"content": BINARY, "description": "msgpack: {round, through, data}; round 0 before the first."}
 }
 
 
-@router.get("/outcomes", response_class=Response, responses=OUTCOMES)
-def outcomes(
+@router.get("/success-counts", response_class=Response, responses=OUTCOMES)
+def success_counts(
     here: Here, after: Annotated[Version, Query()] = 0, limit: Annotated[int, Query(ge=1, le=256)] = 64
 ) -> Response:
     """What the fresh groups of the steps after `after` gave, oldest first, as far as they are kept without a gap."""
-    return Response(msgpack.packb(here.service.store.outcomes(after, limit)), media_type=OCTETS)
+    return Response(msgpack.packb(here.service.store.success_counts(after, limit)), media_type=OCTETS)
 
 
-@router.get("/evaluations/{label}/outcomes", response_class=Response, responses=OUTCOMES)
-def evaluation_outcomes(label: Name, here: Here) -> Response:
+@router.get("/evaluations/{label}/success-counts", response_class=Response, responses=OUTCOMES)
+def evaluation_success_counts(label: Name, here: Here) -> Response:
     """What the groups of one evaluation gave so far, without their tokens: a list of one, of step 0."""
     store = here.service.store
     records = store.records(store.evaluated(label))
-    packed = pack_outcomes(outcomes_of(0, (record.outcome for record in records if record is not None)))
+    packed = pack_success_counts(success_counts_of(0, (record.outcome for record in records if record is not None)))
     return Response(msgpack.packb([packed]), media_type=OCTETS)
 
 
@@ -58,7 +58,7 @@ def keep(
     through: Annotated[Version, Query()],
     body: Annotated[bytes, Body(media_type=OCTETS)] = b"",
 ) -> None:
-    """Keep the state from which prompts of step `round_` are chosen; outcomes up to `through` are dropped.
+    """Keep the state from which prompts of step `round_` are chosen; success counts up to `through` are dropped.
 
     A state of an older round is ignored.
     """
@@ -66,7 +66,7 @@ def keep(
     assembled = store.readiness(through).assembled
     if through > assembled:
         raise ContractError(
-            f"the state of a selector stands for outcomes up to step {through}, but the newest batch is {assembled}"
+            f"a selector's state stands for success counts up to step {through}, but the newest batch is {assembled}"
         )
     is_kept = store.keep_selector_state(SelectorState(round=round_, through=through, data=body))
     log.debug("selector state round=%d through=%d kept=%s", round_, through, is_kept)

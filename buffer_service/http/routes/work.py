@@ -82,7 +82,7 @@ def renew(body: RenewBody, here: Here) -> IdsAnswer:
 
 @router.post("/requests/fail")
 async def fail(body: FailBody, here: Here) -> OutcomeAnswer:
-    """A group has no rewards: asked again, whole, up to `buffer.max_attempts` times, then dropped and counted."""
+    """A group has no rewards: it is re-sampled, whole, up to `buffer.max_attempts` times, then dropped and counted."""
     outcome = await in_thread(here.service.fail, body.worker_id, body.request_id, body.reason, body.detail)
     here.work.wake()
     here.groups.wake()
@@ -103,9 +103,9 @@ async def push(body: Annotated[bytes, Body(media_type=OCTETS)], here: Here) -> P
     append-only file; pushing again is harmless. 429 with Retry-After while fresh groups are refused: their frames
     stay.
     """
-    fates = await in_thread(here.service.push, body)
+    results = await in_thread(here.service.push, body)
     here.groups.wake()
-    return PushedAnswer(groups=fates, room=not here.service.backpressure.why_full())
+    return PushedAnswer(groups=results, room=not here.service.backpressure.why_full())
 
 
 @router.get("/evaluations/{label}", response_class=Response, responses=FRAMES_ANSWER)

@@ -38,7 +38,7 @@ ANSWER_TIMEOUT_S = 20.0
 SOON_S = 1.5
 """Longest silence of Redis for who only asks whether it is there."""
 OFF_S = 1.0
-"""A Redis without an append-only file is not asked after it for so long."""
+"""Pause before a Redis without an append-only file is asked for one again."""
 READ_BYTES = 1 << 20
 """One recv: frames are large."""
 MOST_CONNECTIONS = 1 << 16
@@ -58,7 +58,7 @@ SURVIVES = frozenset(
         "bad_frame",
     }
 )
-"""Scripts whose effect somebody relies on once they are acknowledged. A lost lease, failure or release costs time."""
+"""Scripts whose effect callers rely on once they are acknowledged. A lost lease, failure or release costs time."""
 
 
 class RedisLink:
@@ -87,7 +87,7 @@ class RedisLink:
         self._scripts = {name: self._script(name) for name in _script_names()}
         self._was_let_in = False
         self._off_until = 0.0
-        """Until then there is no append-only file to look at, by the monotonic clock."""
+        """Until then there is no append-only file to read, by the monotonic clock."""
 
     def _script(self, name: str) -> _Script:
         folder = files("buffer_service.store.redis") / "lua"
@@ -129,7 +129,7 @@ class RedisLink:
     def _until_written(self, one: Any) -> None:
         """Return when all that Redis has answered on this connection, and so all before it, is in its append-only file.
 
-        `one` has one connection, which is not opened again: a Redis that was started anew cannot answer on it.
+        `one` has one connection, which is not opened again: a restarted Redis cannot answer on it.
         """
         if time.monotonic() < self._off_until:
             return
@@ -167,8 +167,8 @@ class RedisLink:
     def latest_ms(self) -> int:
         """When a command that is sent now is given up, by Redis' clock: an argument of scripts that set something back.
 
-        One may come later, from a way to Redis that was cut and mended, when its caller has had it done by another
-        service. Raises: UnavailableError.
+        One may come later, from a connection to Redis that was cut and restored, when its caller has had it done by
+        another service. Raises: UnavailableError.
         """
         with self.errors_named():
             seconds, microseconds = self.client.time()

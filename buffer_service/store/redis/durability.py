@@ -1,9 +1,9 @@
 """When a write has left Redis for the kernel, so that it survives the end of Redis' process.
 
-Redis answers a call behind its attempt to write the append-only file, whatever became of that: while an fsync is
+Redis answers a call after its attempt to write the append-only file, whatever became of that: while an fsync is
 running (`appendfsync everysec`) the attempt is put off for up to two seconds, and when the disk is full it fails,
-silently for the calls that it was made for. Only later ones are refused. So an answer alone proves nothing; a look at
-INFO that is sent behind it does:
+silently for the calls that it was made for. Only later ones are refused. So an answer alone proves nothing; a later
+INFO does:
 
     aof_buffer_length == 0                               all that was executed before is written
     aof_current_size >= what an earlier look had found, together with its aof_buffer_length
@@ -79,7 +79,7 @@ def until_written(first: AofState, look: Callable[[], AofState], where: str) -> 
     """Return when everything is written that Redis had answered before the first look.
 
     Args:
-        first: a look that was taken behind the answers.
+        first: a read that was made after the answers.
         look: takes another one.
         where: Redis' address, for people.
     Raises: StorageError when the disk takes no more; UnavailableError when it takes nothing in time.

@@ -87,7 +87,7 @@ def other_format(where: str, found: str) -> ConfigError:
     """What is stored for this run has another format number."""
     return ConfigError(
         f"Redis at {where} holds this run in format {found or '1'}, and this version of BAPO reads format {FORMAT}: "
-        "go on with the version that wrote it, or begin another run"
+        "continue with the version that wrote it, or start another run"
     )
 
 

@@ -3,7 +3,7 @@
     bapo-RUN-write   PSETEX of incoming:*   a frame of a worker, which expires unless a push names it
     bapo-RUN-read    MGET of group:*        the frames of a batch, for the learner
 
-Both are made whenever somebody asks for them, because a Redis that was started again has forgotten its users. Their
+Both are made whenever they are asked for, because a Redis that was started again has forgotten its users. Their
 password is kept with the run, so that all its services say the same. Redis before version 7 has no rights on keys for
 reading or writing alone, and a managed one may make no users: there, all frames go through the service.
 """

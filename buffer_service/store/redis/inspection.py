@@ -1,4 +1,4 @@
-"""The facts of one run in Redis: the index in one transaction, then the frames' sizes, each beside its reference.
+"""The facts of one run in Redis: the index in one transaction, then the frames' sizes, each with its reference.
 
 A group may be pushed or deleted between the two. Those that the index did not have are left to the next audit; one
 that is gone by the time its frame is looked at counts as whole, because its record was.
@@ -15,13 +15,12 @@ from redis.exceptions import ResponseError
 from bapo.core.errors import UnavailableError
 from bapo.core.types import Purpose
 from bapo.transport.messages import BufferStatus, WorkerLeases
-from buffer_service.state import Health, Memory, SelectorState
+from buffer_service.state import Health
 from buffer_service.store.invariants import Audit, OpenFacts
 from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.keys import Keys, reference_count
-from buffer_service.store.redis.reads import read, read_map
 from buffer_service.store.redis.requirements import REPLICA
-from buffer_service.store.redis.rows import unpack, unpack_batch_record, unpack_fate, unpack_record, unpack_tables
+from buffer_service.store.redis.rows import unpack, unpack_batch_record, unpack_record, unpack_result, unpack_tables
 
 HASHES = (
     "meta", "records", "refs", "batches", "live", "holders", "held", "rounds", "evaluations", "requests", "bad_prompts",
@@ -58,7 +57,7 @@ def read_audit(link: RedisLink, keys: Keys) -> Audit:
         num_bytes=int(meta.get("bytes", 0)),
         fresh_bytes=int(meta.get("fresh_bytes", 0)),
         tables=unpack_tables(next(replies) or b""),
-        stale=frozenset(unpack_fate(fate).group_id for fate in next(replies)),
+        stale=frozenset(unpack_result(result).group_id for result in next(replies)),
         bad_prompts=frozenset(hashes["bad_prompts"]),
         batches={int(step): unpack_batch_record(blob) for step, blob in hashes["batches"].items()},
         records=records,
@@ -83,7 +82,7 @@ def read_audit(link: RedisLink, keys: Keys) -> Audit:
 def _sizes(link: RedisLink, keys: Keys, recorded: Mapping[str, int]) -> dict[str, int]:
     """Group id -> bytes of its frame, for those that still are referred to; the recorded size for the others."""
     found: dict[str, int] = {}
-    for group_id, is_referred, size in _looked_at(link, keys, list(recorded)):
+    for group_id, is_referred, size in _inspected(link, keys, list(recorded)):
         if not is_referred:
             found[group_id] = recorded[group_id]
         elif size:
@@ -97,14 +96,14 @@ def _unreferenced(link: RedisLink, keys: Keys, known: Mapping[str, int]) -> dict
         names = _scan(link, keys.group("*"))
         group_ids = [name[len(keys.group("")) :] for name in names]
         others = [group_id for group_id in group_ids if group_id not in known]
-        found = {key: size for key, is_referred, size in _looked_at(link, keys, others) if size and not is_referred}
+        found = {key: size for key, is_referred, size in _inspected(link, keys, others) if size and not is_referred}
         for name in _scan(link, keys.incoming("*")):
             if link.client.pttl(name) == -1:
                 found[name.rpartition(":")[2]] = int(link.client.strlen(name))
     return found
 
 
-def _looked_at(link: RedisLink, keys: Keys, group_ids: Sequence[str]) -> Iterator[tuple[str, bool, int]]:
+def _inspected(link: RedisLink, keys: Keys, group_ids: Sequence[str]) -> Iterator[tuple[str, bool, int]]:
     """(id, whether something refers to it, bytes of its frame), each pair of facts from the same moment."""
     remaining = iter(group_ids)
     while chunk := list(islice(remaining, GROUPS_AT_ONCE)):
@@ -192,32 +191,6 @@ def status_of(run: str, reply: Sequence[Any]) -> BufferStatus:
         demand=tables.demand.sentence if tables.demand else "",
         extra_rounds=tables.extra_rounds,
     )
-
-
-def selector_state_of(link: RedisLink, keys: Keys) -> SelectorState:
-    """The newest that was kept, read at one moment."""
-    numbers = ("HMGET", keys["meta"], "selector_round", "selector_through")
-    (last, through), data = read(link, keys, numbers, ("GET", keys["selector"]))
-    return SelectorState(round=int(last or 0), through=int(through or 0), data=data or b"")
-
-
-def compositions_of(link: RedisLink, keys: Keys, offset: int, limit: int) -> tuple[int, list[Mapping[str, Any]]]:
-    """(how many lines there are, a page of them)."""
-    key = keys["compositions"]
-    total, lines = read(link, keys, ("LLEN", key), ("LRANGE", key, offset, offset + limit - 1))
-    return total, [unpack(line) for line in lines]
-
-
-def counters_of(link: RedisLink, keys: Keys) -> dict[str, int]:
-    """Event -> count."""
-    return {event.decode(): int(number) for event, number in read_map(link, keys, "counters").items()}
-
-
-def memory_of(link: RedisLink) -> Memory:
-    """Of the whole server."""
-    with link.errors_named():
-        info = link.client.info("memory")
-    return Memory(used=int(info["used_memory"]), limit=int(info.get("maxmemory", 0)))
 
 
 def health_of(link: RedisLink) -> Health:

@@ -1,41 +1,41 @@
 """The keys of one run in Redis, all with the run's name as hash tag: one run is one slot of a cluster.
 
-| key          | type   | content                                                                                     |
-|--------------|--------|---------------------------------------------------------------------------------------------|
-| meta         | HASH   | assembled, committed, checkpointed, step, policy_version, cursor, fresh_dropped, seq,       |
-|              |        | table_edits, bytes, fresh_bytes, failures_in_a_row, last_failure, restoring, fresh_spares,  |
-|              |        | selector_round, selector_through, format; restoring is a nonce of the restore that began last|
-| requests     | HASH   | request id -> request, while it is open or its fresh group is not consumed                  |
-| live         | HASH   | open request id -> "score terms"                                                            |
-| queue_*      | ZSET   | queued request ids by score = min_version * 2^32 + place; one per purpose                   |
-| leases_*     | ZSET   | leased request ids by deadline (ms of Redis TIME); one per purpose                          |
-| holders      | HASH   | leased request id -> worker                                                                 |
-| held         | HASH   | worker -> number of its leases                                                              |
-| claims       | HASH   | worker -> "nonce id id ...": its newest claim that leased something, and what               |
-| heard        | ZSET   | workers by ms when they were last heard of; gone an hour after that, unless one holds leases |
-| attempts     | HASH   | open request id -> failed attempts                                                          |
-| done         | ZSET   | settled request ids by the step that was assembled then; evaluations: +inf                  |
-| planned      | ZSET   | open fresh request ids by the step that they are planned for                                |
-| fresh        | ZSET   | group ids by rank * 2^32 + ingest number; rank = planned step when slack = 0, else 0        |
-| reevaluated  | ZSET   | group ids by ingest number                                                                  |
-| evaluated    | ZSET   | "label request_id" of settled evaluation requests, sorted as text                            |
-| evaluations  | HASH   | label -> settled requests                                                                   |
-| rounds       | HASH   | step whose round was issued -> its re-evaluations that are open                             |
-| records      | HASH   | group id -> GroupRecord                                                                     |
-| refs         | HASH   | group id -> how many tables and retained batches refer to it + 2^20 * bytes of its frame    |
-| tables       | STRING | Tables after the newest assembly                                                            |
-| bad_prompts  | HASH   | prompt id of B_bad -> prompt                                                                |
-| batches      | HASH   | step -> BatchRecord, until a checkpoint after it                                            |
-| compositions | LIST   | one line per batch, newest first                                                            |
-| stale        | LIST   | fates of groups dropped as too old since the last assembly                                  |
-| counters     | HASH   | event -> count                                                                              |
-| outcomes     | HASH   | step -> packed outcomes of its fresh groups, when a prompt selector learns from them        |
-| selector     | STRING | what it had learnt when it was kept last; the outcomes before that are gone                 |
-| settings     | STRING | settings that every service of the run must have, as JSON                                   |
-| bad_frames   | HASH   | group id -> what is wrong with its frame                                                    |
-| group:ID     | STRING | the frame; learners read it                                                                 |
-| incoming:N   | STRING | a frame on its way in, written by a worker; expires when its push never comes               |
-| access       | STRING | the password of the users that may write `incoming:*` or read `group:*`, and nothing else   |
+| key            | type   | content                                                                                   |
+|----------------|--------|-------------------------------------------------------------------------------------------|
+| meta           | HASH   | assembled, committed, checkpointed, step, policy_version, cursor, fresh_dropped, seq,     |
+|                |        | table_edits, bytes, fresh_bytes, failures_in_a_row, last_failure, restoring, fresh_spares, |
+|                |        | selector_round, selector_through, format; restoring: nonce of the restore that began last |
+| requests       | HASH   | request id -> request, while it is open or its fresh group is not consumed                |
+| live           | HASH   | open request id -> "score terms"                                                          |
+| queue_*        | ZSET   | queued request ids by score = min_version * 2^32 + place; one per purpose                 |
+| leases_*       | ZSET   | leased request ids by deadline (ms of Redis TIME); one per purpose                        |
+| holders        | HASH   | leased request id -> worker                                                               |
+| held           | HASH   | worker -> number of its leases                                                            |
+| claims         | HASH   | worker -> "nonce id id ...": its newest claim that leased something, and what             |
+| heard          | ZSET   | workers by ms when they were last heard of; gone an hour later, unless one holds leases |
+| attempts       | HASH   | open request id -> failed attempts                                                        |
+| done           | ZSET   | settled request ids by the step that was assembled then; evaluations: +inf                |
+| planned        | ZSET   | open fresh request ids by the step that they are planned for                              |
+| fresh          | ZSET   | group ids by rank * 2^32 + ingest number; rank = planned step when slack = 0, else 0      |
+| reevaluated    | ZSET   | group ids by ingest number                                                                |
+| evaluated      | ZSET   | "label request_id" of settled evaluation requests, sorted as text                         |
+| evaluations    | HASH   | label -> settled requests                                                                 |
+| rounds         | HASH   | step whose round was issued -> its re-evaluations that are open                           |
+| records        | HASH   | group id -> GroupRecord                                                                   |
+| refs           | HASH   | group id -> how many tables and retained batches refer to it + 2^20 * bytes of its frame  |
+| tables         | STRING | Tables after the newest assembly                                                          |
+| bad_prompts    | HASH   | prompt id of B_bad -> prompt                                                              |
+| batches        | HASH   | step -> BatchRecord, until a checkpoint after it                                          |
+| compositions   | LIST   | one line per batch, newest first                                                          |
+| stale          | LIST   | results of groups dropped as too old since the last assembly                              |
+| counters       | HASH   | event -> count                                                                            |
+| success_counts | HASH   | step -> those of its fresh groups, packed, when a prompt selector learns from them        |
+| selector       | STRING | what it had learnt when it was kept last; the success counts before are gone              |
+| settings       | STRING | settings that every service of the run must have, as JSON                                 |
+| bad_frames     | HASH   | group id -> what is wrong with its frame                                                  |
+| group:ID       | STRING | the frame; learners read it                                                               |
+| incoming:N     | STRING | a frame on its way in, written by a worker; expires when its push never comes             |
+| access         | STRING | the password of the users that may write `incoming:*` or read `group:*`, and nothing else |
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ INDEX = (
     "compositions",
     "stale",
     "counters",
-    "outcomes",
+    "success_counts",
     "selector",
     "bad_frames",
 )
 """Every script declares all of them, in this order, and after them the frames that it touches."""
 
 
-FORMAT = "2"
+FORMAT = "3"
 """Of all this, in `meta`: a run of another one is refused."""
 
 

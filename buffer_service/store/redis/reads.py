@@ -1,4 +1,4 @@
-"""Reads, each of one moment of Redis in which no restore is under way; and what an assembly looks at, by them.
+"""Reads, each of one moment of Redis in which no restore is under way, and what an assembly reads by them.
 
 Transactions of plain commands: a script would pass the values on through Lua, and takes some 60 us to begin when
 its code is not in the processor's caches, which at a low rate it never is.
@@ -25,7 +25,7 @@ class Found:
     fresh: Sequence[bytes]
     reevaluated: Sequence[bytes]
     stale: Sequence[bytes]
-    """Packed fates."""
+    """Packed results."""
 
 
 def read(link: RedisLink, keys: Keys, *commands: Sequence[Arg], written: bool = False) -> list[Any]:
@@ -39,19 +39,12 @@ def read(link: RedisLink, keys: Keys, *commands: Sequence[Arg], written: bool = 
     return found
 
 
-def read_map(link: RedisLink, keys: Keys, name: str) -> dict[bytes, bytes]:
-    """A whole hash of the index; see `read`."""
-    (found,) = read(link, keys, ("HGETALL", keys[name]))
-    # RESP3 has maps; RESP2, which a URL may ask for, has key and value in turn.
-    return found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
-
-
-def readiness_of(link: RedisLink, keys: Keys, step: int) -> Readiness:
-    """See `Store.readiness`."""
+def read_readiness(link: RedisLink, keys: Keys, step: int) -> Readiness:
+    """Whether step `step` can be assembled."""
     return _readiness(link.at_once(*_questions(keys, step)))
 
 
-def look_at(link: RedisLink, keys: Keys, step: int, num_fresh: int) -> Found:
+def read_step(link: RedisLink, keys: Keys, step: int, num_fresh: int) -> Found:
     """The first `num_fresh` fresh groups, and all of the rest."""
     *numbers, tables, fresh, reevaluated, stale = link.at_once(
         *_questions(keys, step),

@@ -46,7 +46,7 @@ def refuse_other_format(link: RedisLink, keys: Keys) -> None:
 
 
 def problem_of(info: Mapping[str, Any]) -> str:
-    """Why a server with this INFO is not suited, to be said behind its address; '' when it is."""
+    """Why a server with this INFO is not suited, to be printed after its address; '' when it is."""
     mode = info.get("server_mode", info.get("redis_mode", "standalone"))
     if mode == "sentinel":
         return f"is a Sentinel, which holds no data: {USE_PRIMARY}"

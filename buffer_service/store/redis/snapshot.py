@@ -19,27 +19,33 @@ from buffer_service.store.redis.connection import RedisLink
 from buffer_service.store.redis.errors import OVERTAKEN
 from buffer_service.store.redis.keys import FORMAT, MIDDLE, SPAN, Keys, reference_value
 from buffer_service.store.redis.rows import (
-    pack_batch_record,
-    pack_fate,
-    pack_line,
-    pack_prompt,
-    pack_record,
-    pack_request,
+    pack,
     pack_tables,
     unpack,
     unpack_batch_record,
-    unpack_fate,
     unpack_prompt,
     unpack_record,
     unpack_request,
+    unpack_result,
     unpack_tables,
 )
 from buffer_service.store.run_image import Image
 
 BYTES_AT_ONCE = 4 << 20
-"""Of frames in one transaction, but for the rest of its last one: Redis keeps all of them back until its end."""
+"""Of frames in one transaction, which Redis buffers until its end; the last frame may exceed it."""
 KEYS_AT_ONCE = 1000
-HASHES = ("meta", "requests", "live", "attempts", "rounds", "records", "bad_prompts", "batches", "counters", "outcomes")
+HASHES = (
+    "meta",
+    "requests",
+    "live",
+    "attempts",
+    "rounds",
+    "records",
+    "bad_prompts",
+    "batches",
+    "counters",
+    "success_counts",
+)
 
 
 def read_image(link: RedisLink, keys: Keys) -> Image:
@@ -55,7 +61,8 @@ def read_image(link: RedisLink, keys: Keys) -> Image:
         pipe.get(keys["tables"])
         pipe.get(keys["selector"])
         *maps, fresh, reevaluated, lines, stale, tables, selector = link.execute(pipe)
-    meta, requests, live, attempts, rounds, records, prompts, batches, counters, outcomes = map(_with_text_keys, maps)
+    texts = [{key.decode(): value for key, value in found.items()} for found in maps]
+    meta, requests, live, attempts, rounds, records, prompts, batches, counters, success_counts = texts
     if "restoring" in meta:
         raise UnavailableError(f"a restore into Redis at {link.where} is under way or was cut off: restore it again")
     record_of = {group_id: unpack_record(blob) for group_id, blob in records.items()}
@@ -78,21 +85,17 @@ def read_image(link: RedisLink, keys: Keys) -> Image:
         batches=tuple(unpack_batch_record(batches[step]) for step in sorted(batches, key=int)),
         compositions=tuple(unpack(line) for line in reversed(lines)),
         rounds={int(step): int(left) for step, left in rounds.items()},
-        stale=tuple(unpack_fate(fate) for fate in reversed(stale)),
+        stale=tuple(unpack_result(result) for result in reversed(stale)),
         counters={event: int(number) for event, number in counters.items()},
-        outcomes={int(step): blob for step, blob in outcomes.items()},
+        success_counts={int(step): blob for step, blob in success_counts.items()},
         selector=SelectorState(
             round=int(meta.get("selector_round", 0)),
             through=int(meta.get("selector_through", 0)),
             data=selector or b"",
         ),
     )
-    return replace(image, records=_other_records(image, record_of))
-
-
-def _other_records(image: Image, record_of: Mapping[str, GroupRecord]) -> dict[str, GroupRecord]:
-    own = image.all_records
-    return {group_id: record_of[group_id] for group_id in image.references if group_id not in own}
+    others = image.references.keys() - image.all_records.keys()
+    return replace(image, records={group_id: record_of[group_id] for group_id in sorted(others)})
 
 
 def _open_requests(
@@ -142,9 +145,14 @@ def write_image(
     _delete_frames(stage, keys, known)
     with stage() as pipe:
         pipe.unlink(keys.settings, *(key for key in keys.index if key != keys["meta"]))
-    if references := _reference_values(image):
+    records = image.all_records
+    if image.references:
         with stage() as pipe:
-            pipe.hset(keys["refs"], mapping=references)
+            refs: dict[Any, Any] = {
+                group_id: reference_value(number, records[group_id].num_bytes)
+                for group_id, number in image.references.items()
+            }
+            pipe.hset(keys["refs"], mapping=refs)
     num_bytes = _write_frames(stage, keys, frames)
     with stage() as pipe:
         _write_index(pipe, keys, image, num_bytes, rank)
@@ -164,11 +172,6 @@ def _stage(link: RedisLink, keys: Keys, nonce: bytes) -> Iterator[Pipeline]:
         pipe.multi()
         yield pipe
         link.execute(pipe)
-
-
-def _reference_values(image: Image) -> dict[Any, Any]:
-    records = image.all_records
-    return {key: reference_value(count, records[key].num_bytes) for key, count in image.references.items()}
 
 
 def _delete_frames(stage: Stage, keys: Keys, known: Iterable[bytes]) -> None:
@@ -205,13 +208,13 @@ def _chunks(frames: Iterable[tuple[str, bytes | memoryview]]) -> Iterator[list[t
 def _write_index(pipe: Pipeline, keys: Keys, image: Image, num_bytes: int, rank: Callable[[GroupRecord], int]) -> None:
     seq = count(1)
     hashes: dict[str, dict[Any, Any]] = {
-        "requests": {group.record.group_id: pack_request(group.request) for group in image.fresh},
-        "records": {group_id: pack_record(record) for group_id, record in image.all_records.items()},
-        "bad_prompts": {prompt_id: pack_prompt(prompt) for prompt_id, prompt in image.bad_prompts.items()},
-        "batches": {batch.step: pack_batch_record(batch) for batch in image.batches},
+        "requests": {group.record.group_id: pack(group.request) for group in image.fresh},
+        "records": {group_id: pack(record) for group_id, record in image.all_records.items()},
+        "bad_prompts": {prompt_id: pack(prompt) for prompt_id, prompt in image.bad_prompts.items()},
+        "batches": {batch.step: pack(batch) for batch in image.batches},
         "rounds": dict(image.rounds),
         "counters": dict(image.counters),
-        "outcomes": dict(image.outcomes),
+        "success_counts": dict(image.success_counts),
         "attempts": {r.request_id: r.attempts for r in image.open_requests if r.attempts},
         "live": {},
     }
@@ -223,7 +226,7 @@ def _write_index(pipe: Pipeline, keys: Keys, image: Image, num_bytes: int, rank:
     for request in image.open_requests:
         score = _score(request, next(seq))
         hashes["live"][request.request_id] = f"{score} {request_terms(request)}"
-        hashes["requests"][request.request_id] = pack_request(request)
+        hashes["requests"][request.request_id] = pack(request)
         sets.setdefault(f"queue_{request.purpose.value}", {})[request.request_id] = score
         if request.purpose is Purpose.FRESH:
             sets.setdefault("planned", {})[request.request_id] = request.step
@@ -234,20 +237,15 @@ def _write_index(pipe: Pipeline, keys: Keys, image: Image, num_bytes: int, rank:
         if mapping:
             pipe.zadd(keys[name], mapping)
     for line in image.compositions:
-        pipe.lpush(keys["compositions"], pack_line(line))
-    for fate in image.stale:
-        pipe.lpush(keys["stale"], pack_fate(fate))
+        pipe.lpush(keys["compositions"], pack(line))
+    for result in image.stale:
+        pipe.lpush(keys["stale"], pack(result))
     pipe.set(keys["tables"], pack_tables(image.tables))
     if image.selector.round:
         pipe.set(keys["selector"], image.selector.data)
     pipe.delete(keys["meta"])
-    pipe.hset(
-        keys["meta"], mapping={**_meta(image), "seq": next(seq), "bytes": num_bytes, "fresh_bytes": _fresh_bytes(image)}
-    )
-
-
-def _fresh_bytes(image: Image) -> int:
-    return sum(group.record.num_bytes for group in image.fresh)
+    fresh_bytes = sum(group.record.num_bytes for group in image.fresh)
+    pipe.hset(keys["meta"], mapping={**_meta(image), "seq": next(seq), "bytes": num_bytes, "fresh_bytes": fresh_bytes})
 
 
 def _score(request: RolloutRequest, place: int) -> int:
@@ -271,7 +269,3 @@ def _meta(image: Image) -> dict[Any, Any]:
         "selector_round": image.selector.round,
         "selector_through": image.selector.through,
     }
-
-
-def _with_text_keys(found: Mapping[bytes, bytes]) -> dict[str, bytes]:
-    return {key.decode(): value for key, value in found.items()}

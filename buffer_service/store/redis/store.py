@@ -20,6 +20,7 @@ from functools import partial
 from itertools import chain, takewhile
 from typing import Any
 
+from bapo.core.call_limits import in_parts
 from bapo.core.errors import ContractError, FrameError, Refusal
 from bapo.core.types import Progress, Prompt, Purpose, RolloutRequest
 from bapo.transport.frame_transfer import FRAME_TTL_MS
@@ -31,14 +32,13 @@ from buffer_service.state import (
     GroupRecord,
     Health,
     Incoming,
-    Look,
     Memory,
     Readiness,
     Replacement,
     SelectorState,
+    StepReading,
     Tables,
     View,
-    batch_is_missing,
     contradiction,
     left_high,
     left_prompts,
@@ -48,29 +48,21 @@ from buffer_service.store.invariants import Audit
 from buffer_service.store.redis.connection import Arg, RedisLink
 from buffer_service.store.redis.errors import RestoringError
 from buffer_service.store.redis.inspection import (
-    compositions_of,
-    counters_of,
     health_of,
-    memory_of,
     read_audit,
-    selector_state_of,
     status_of,
 )
 from buffer_service.store.redis.keys import Keys
-from buffer_service.store.redis.reads import Found, look_at, read, read_map, readiness_of
+from buffer_service.store.redis.reads import Found, read, read_readiness, read_step
 from buffer_service.store.redis.rows import (
-    pack_batch_record,
-    pack_fate,
-    pack_line,
-    pack_prompt,
-    pack_record,
-    pack_request,
+    pack,
     pack_tables,
+    unpack,
     unpack_batch_record,
-    unpack_fate,
     unpack_prompt,
     unpack_record,
     unpack_request,
+    unpack_result,
     unpack_tables,
 )
 from buffer_service.store.redis.snapshot import read_image, write_image
@@ -173,7 +165,7 @@ class RedisStore:
             self._link.client.psetex(self._keys.incoming(name), FRAME_TTL_MS, frame)
 
     def push(self, groups: Sequence[Incoming]) -> list[str]:
-        """Store groups, whose frames are there; returns one word of `PushFate` each.
+        """Store groups, whose frames are there; returns one word of `PushResult` each.
 
         Raises: ContractError when one contradicts its request, or is another content of the lease whose group is held;
             FrameError when the frame of one is missing, or has another length. Nothing is stored then.
@@ -186,25 +178,25 @@ class RedisStore:
             (record.worker_id for record in records),
             map(self._rank, records),
             (record.num_bytes for record in records),
-            map(pack_record, records),
+            map(pack, records),
         ]
         args = [*self._settings, len(groups), *chain.from_iterable(columns)]
         incoming = [self._keys.incoming(group.frame_name) for group in groups]
         keys = [*self._keys.index, *incoming, *(self._keys.group(record.group_id) for record in records)]
-        fates = [_text(word) for word in self._link.run("push", keys, args)]
-        if fates[0] in CONTRADICTIONS:
-            word, group_id, detail = fates
+        results = [_text(word) for word in self._link.run("push", keys, args)]
+        if results[0] in CONTRADICTIONS:
+            word, group_id, detail = results
             answered = {record.group_id: record.terms for record in records}
             raise contradiction(word, group_id, detail, answered[group_id])
-        if fates[0] == "missing":
-            _, group_id, found = fates
+        if results[0] == "missing":
+            _, group_id, found = results
             mine = next(record for record in records if record.group_id == group_id)
             raise FrameError(
                 f"the frame of group {group_id} of worker {mine.worker_id} has {found} bytes in Redis, not "
                 f"{mine.num_bytes}: write it again; nothing of this push is stored",
                 Refusal.FRAME,
             )
-        return fates
+        return results
 
     def note_bad_frame(self, record: GroupRecord, problem: str) -> bool:
         """Count that a stored group's frame is not what its header says; False when that is known already."""
@@ -217,9 +209,8 @@ class RedisStore:
         """Frames in the order of the ids; None where there is none."""
         found: list[bytes | None] = []
         with self._link.errors_named():
-            for first in range(0, len(group_ids), FRAMES_AT_ONCE):
-                keys = [self._keys.group(group_id) for group_id in group_ids[first : first + FRAMES_AT_ONCE]]
-                found += self._link.client.mget(keys)
+            for part in in_parts(group_ids, FRAMES_AT_ONCE) if group_ids else ():
+                found += self._link.client.mget([self._keys.group(group_id) for group_id in part])
         return found
 
     def records(self, group_ids: Sequence[str]) -> list[GroupRecord | None]:
@@ -244,12 +235,12 @@ class RedisStore:
 
     def readiness(self, step: int) -> Readiness:
         """Whether step `step` can be assembled."""
-        return readiness_of(self._link, self._keys, step)
+        return read_readiness(self._link, self._keys, step)
 
-    def look(self, step: int, num_fresh: int) -> Look:
-        """`readiness`, and behind it the view of an assembly that may use so many fresh groups."""
-        found = look_at(self._link, self._keys, step, num_fresh)
-        return Look(step=step, ready=found.ready, view=partial(self._view, found))
+    def read_step(self, step: int, num_fresh: int) -> StepReading:
+        """`readiness`, and the view of an assembly that may use up to `num_fresh` fresh groups."""
+        found = read_step(self._link, self._keys, step, num_fresh)
+        return StepReading(step=step, ready=found.ready, view=partial(self._view, found))
 
     def _view(self, found: Found) -> View:
         # A record that is missing was consumed since: by an assembly, which the fence finds, or by hand.
@@ -259,11 +250,11 @@ class RedisStore:
             tables=self._tables_in(found.tables),
             fresh=tuple(unpack_record(blob) for blob in first if blob is not None),
             reevaluated=tuple(unpack_record(blob) for blob in second if blob is not None),
-            stale=tuple(unpack_fate(fate) for fate in found.stale),
+            stale=tuple(unpack_result(result) for result in found.stale),
         )
 
     def fresh_requests(self, group_ids: Sequence[str]) -> list[RolloutRequest | None]:
-        """What fresh groups answer, few of which are looked at; None for one that was consumed meanwhile."""
+        """The requests that fresh groups answer; None for one that was consumed meanwhile."""
         blobs = self._hash_values("requests", group_ids)
         return [None if blob is None else unpack_request(blob) for blob in blobs]
 
@@ -277,8 +268,8 @@ class RedisStore:
         """
         args: list[Arg] = [int(hold), len(replacements)]
         for item in reversed(replacements):
-            args += [item.fate.group_id, item.event, pack_fate(item.fate), *_request_args([item.request])]
-        group_ids = [item.fate.group_id for item in reversed(replacements)]
+            args += [item.result.group_id, item.event, pack(item.result), *_request_args([item.request])]
+        group_ids = [item.result.group_id for item in reversed(replacements)]
         return [_text(taken) for taken in self._run("replace_stale", args, frames_of=group_ids)]
 
     def commit_assembly(self, assembly: Assembly) -> bool:
@@ -293,14 +284,14 @@ class RedisStore:
             len(assembly.reevaluated), *assembly.reevaluated,
             *changes,
             tables,
-            len(prompts), *(part for p in prompts for part in (p.prompt_id, pack_prompt(p))),
+            len(prompts), *(part for p in prompts for part in (p.prompt_id, pack(p))),
             len(left_bad), *left_bad,
-            pack_batch_record(assembly.batch),
-            pack_line(assembly.composition),
+            pack(assembly.batch),
+            pack(assembly.composition),
             MOST_COMPOSITIONS,
             assembly.num_stale,
             assembly.fresh_bytes,
-            assembly.outcomes,
+            assembly.success_counts,
         ]  # fmt: skip
         is_done = bool(self._run("commit_assembly", args, frames_of=losing))
         if is_done:
@@ -316,7 +307,7 @@ class RedisStore:
 
     def batch(self, step: int) -> BatchRecord | None:
         """A retained batch, which a store that outlives its process would still have now."""
-        # Whoever assembled it may still be waiting for its being written.
+        # Its assembler may still be waiting for the write.
         (blob,) = read(self._link, self._keys, ("HGET", self._keys["batches"], str(step)), written=True)
         return None if blob is None else unpack_batch_record(blob)
 
@@ -342,25 +333,30 @@ class RedisStore:
         except RestoringError as error:
             raise ContractError(str(error)) from error
         if missing:
-            raise ContractError(batch_is_missing(step, missing))
+            raise ContractError(
+                f"cannot continue after checkpoint {step}: the buffer does not hold batch {missing}; "
+                "restore the snapshot of that checkpoint first"
+            )
         self.commit(step, step)
 
     # -- what prompt selectors learn from
 
-    def outcomes(self, after: int, limit: int) -> list[bytes]:
-        """Packed outcomes of the steps after + 1, after + 2, ...: as far as they are kept without a gap. As `batch`."""
+    def success_counts(self, after: int, limit: int) -> list[bytes]:
+        """Packed, of the steps after + 1, after + 2, ...: as far as they are kept without a gap. As `batch`."""
         steps = [str(step) for step in range(after + 1, after + 1 + limit)]
         if not steps:
             return []
-        (kept,) = read(self._link, self._keys, ("HMGET", self._keys["outcomes"], *steps), written=True)
+        (kept,) = read(self._link, self._keys, ("HMGET", self._keys["success_counts"], *steps), written=True)
         return [blob for blob in takewhile(lambda blob: blob is not None, kept) if blob is not None]
 
     def selector_state(self) -> SelectorState:
         """The newest that was kept."""
-        return selector_state_of(self._link, self._keys)
+        numbers = ("HMGET", self._keys["meta"], "selector_round", "selector_through")
+        (last, through), data = self._read(numbers, ("GET", self._keys["selector"]))
+        return SelectorState(round=int(last or 0), through=int(through or 0), data=data or b"")
 
     def keep_selector_state(self, state: SelectorState) -> bool:
-        """Keep a state and drop the outcomes up to `through`; False, and nothing changes, unless its round rises."""
+        """Keep a state and drop the success counts up to `through`; False, and no change, unless its round rises."""
         return bool(self._run("keep_selector_state", [state.round, state.through, state.data]))
 
     # -- by hand
@@ -411,20 +407,24 @@ class RedisStore:
 
     def bad_prompts(self) -> dict[str, Prompt]:
         """Prompt id -> prompt of B_bad."""
-        found = read_map(self._link, self._keys, "bad_prompts")
+        found = self._read_map("bad_prompts")
         return {_text(prompt_id): unpack_prompt(blob) for prompt_id, blob in found.items()}
 
     def compositions(self, offset: int, limit: int) -> tuple[int, list[Mapping[str, Any]]]:
         """(how many there are, a page of them), newest first."""
-        return compositions_of(self._link, self._keys, offset, limit)
+        key = self._keys["compositions"]
+        total, lines = self._read(("LLEN", key), ("LRANGE", key, offset, offset + limit - 1))
+        return total, [unpack(line) for line in lines]
 
     def counters(self) -> dict[str, int]:
         """Event -> count over the whole run: `<what>:<reason>[:<k>/<G>]`."""
-        return counters_of(self._link, self._keys)
+        return {_text(event): int(number) for event, number in self._read_map("counters").items()}
 
     def memory(self) -> Memory:
-        """What the store occupies, and what it may."""
-        return memory_of(self._link)
+        """What all of Redis occupies, and what it may."""
+        with self._link.errors_named():
+            info = self._link.client.info("memory")
+        return Memory(used=int(info["used_memory"]), limit=int(info.get("maxmemory", 0)))
 
     def audit(self) -> Audit:
         """The facts that must fit together (`buffer_service.store.invariants`). O(what the buffer holds): for
@@ -454,6 +454,12 @@ class RedisStore:
     def _hash_values(self, key: str, fields: Sequence[str | bytes]) -> list[bytes | None]:
         return list(*self._read(("HMGET", self._keys[key], *fields))) if fields else []
 
+    def _read_map(self, key: str) -> dict[bytes, bytes]:
+        """A whole hash of the index."""
+        (found,) = self._read(("HGETALL", self._keys[key]))
+        # RESP3 has maps; RESP2, which a URL may ask for, has key and value in turn.
+        return found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
+
     def _read(self, *commands: Sequence[Arg]) -> list[Any]:
         return read(self._link, self._keys, *commands)
 
@@ -478,6 +484,6 @@ def _request_args(requests: Iterable[RolloutRequest]) -> list[Arg]:
     """For enqueue.lua and others, one request after the other."""
     args: list[Arg] = []
     for request in requests:
-        terms, blob = request_terms(request), pack_request(request)
+        terms, blob = request_terms(request), pack(request)
         args += [request.purpose.value, request.min_version, request.request_id, terms, blob]
     return args

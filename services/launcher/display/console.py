@@ -139,8 +139,8 @@ def watch(config: Config, run: RunDirectory, console: Console) -> int:
         while not interrupts.asked:
             fields = run.read_run()
             addresses = fields.get("addresses") or {}
-            observer.watch(buffer_url=addresses.get("buffer_url"), fleet_url=addresses.get("fleet_url"))
-            display.show(observer.look())
+            observer.watch(buffer_url=addresses.get("buffer_url"), rollout_url=addresses.get("rollout_url"))
+            display.show(observer.poll())
             if not run.is_under_way:
                 break
             time.sleep(TICK_S)

@@ -105,9 +105,9 @@ class Observer:
         self._metrics = _Rows(run.path / "metrics.jsonl", MetricsRow)
         self._evaluations = _Rows(run.path / "evaluations.jsonl", EvaluationRow)
 
-    def watch(self, *, buffer_url: str | None = None, fleet_url: str | None = None) -> None:
+    def watch(self, *, buffer_url: str | None = None, rollout_url: str | None = None) -> None:
         """From now on ask these services too; saying the same again changes nothing."""
-        if {buffer_url, fleet_url} <= {None, *self._urls}:
+        if {buffer_url, rollout_url} <= {None, *self._urls}:
             return
         self._asked_s = float("-inf")
         token = self._token or token_for_run(self._run.path)
@@ -115,11 +115,11 @@ class Observer:
             self._buffer = BufferClient(buffer_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0, token=token)
             self._admin = BufferAdmin(buffer_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0, token=token)
             self._patient = BufferClient(buffer_url, timeout_s=READY_TIMEOUT_S, retry_s=0.0, token=token)
-        if fleet_url and fleet_url not in self._urls:
-            self._fleet = RolloutClient(fleet_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0, token=token)
-        self._urls = {url for url in (buffer_url, fleet_url) if url} | self._urls
+        if rollout_url and rollout_url not in self._urls:
+            self._fleet = RolloutClient(rollout_url, timeout_s=SERVICE_TIMEOUT_S, retry_s=0.0, token=token)
+        self._urls = {url for url in (buffer_url, rollout_url) if url} | self._urls
 
-    def look(self, processes: Sequence[ProcessLine] = ()) -> Snapshot:
+    def poll(self, processes: Sequence[ProcessLine] = ()) -> Snapshot:
         if time.monotonic() - self._asked_s >= SERVICE_EVERY_S:
             self._asked_s = time.monotonic()
             fields = self._run.read_run()
@@ -150,7 +150,7 @@ class Observer:
     def _silence(self) -> str:
         return str(self._error or "")
 
-    def why_silent(self) -> str:
+    def silence_reason(self) -> str:
         """Why the buffer service does not answer: what /readyz reports about its Redis, if it answers at all."""
         try:
             if self._silence and self._patient is not None:

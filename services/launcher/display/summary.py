@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bapo.analysis.run_records import first_looks
+from bapo.analysis.run_records import first_results
 from bapo.core.statistics import difference, shared_means
 from bapo.core.text import count, duration, percent
 from bapo.runtime.run_directory.layout import RunDirectory
@@ -126,7 +126,7 @@ def _with_interval(row: Mapping[str, Any]) -> str:
 
 def _num_sampled(run: RunDirectory) -> int:
     """Groups that workers sampled for training: a reused one was counted in the step of its birth."""
-    return sum(len(fates) for _, fates in first_looks(run.read_groups()))
+    return sum(len(results) for _, results in first_results(run.read_groups()))
 
 
 def _checkpoints(run: RunDirectory) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from bapo.core.text import ORIGINS, count, duration, num_groups, oldest, percent
 from services.launcher.display.snapshot import Snapshot
 from services.launcher.display.summary import losses
 from services.launcher.supervision.children import ProcessLine
-from services.stalls import who_waits
+from services.stalls import blocked_on
 
 NUM_ROWS = 10
 """Latest steps that stay visible, where the terminal is high enough."""
@@ -123,7 +123,7 @@ def _facts(snapshot: Snapshot, width: int, lost: Sequence[tuple[str, str]]) -> I
         table.add_row("held-out", packed(accuracies(snapshot.evaluations), width - LABEL_CHARS))
     if snapshot.status is not None:
         # Text, because a failure's message may hold brackets, which are not markup.
-        table.add_row("who waits", Text(who_waits(snapshot.status, snapshot.batch_size, snapshot.num_steps)))
+        table.add_row("who waits", Text(blocked_on(snapshot.status, snapshot.batch_size, snapshot.num_steps)))
     for what, sentence in lost:
         table.add_row(Text(what, "yellow"), Text(sentence))
     if snapshot.metrics and snapshot.metrics[-1].get("warning"):

@@ -102,7 +102,7 @@ def interpreter(options: str | None = None, maps: str | None = None) -> Check:
     detail = (
         f"{sys.executable} was built without {OPTIMIZED}: services and workers take more time for everything "
         "(docs/buffer.md has figures). Take another one, as make setup PYTHON=/usr/bin/python3.11 with "
-        "package python3.11-venv, or build it anew, as "
+        "package python3.11-venv, or build it again, as "
         f'PYTHON_CONFIGURE_OPTS="{OPTIMIZED} --with-lto" pyenv install --force 3.11'
     )
     return Check(name="python build", status="warn", detail=detail)
@@ -185,6 +185,8 @@ def _asked(url: str, section: str) -> dict[str, Any] | str:
             return found
     except AuthenticationError:
         return WANTS_PASSWORD
+    except AttributeError:  # redis-py reads the handshake's answer before it looks whether it is one
+        return "what answers there is not a Redis"
     except (RedisError, OSError, ValueError) as error:
         return str(error)
 

@@ -30,7 +30,7 @@ from services.launcher.doctor import checks
 from services.launcher.doctor.checks import Check, redis_persistence
 from services.launcher.doctor.gpu_checks import gpu_checks
 from services.launcher.embedded_redis import redis_spec
-from services.launcher.gpus.devices import GpuProbe, ThisMachine
+from services.launcher.gpus.devices import probe_gpus
 from services.launcher.processes import base_environment
 from services.launcher.supervision.child_process import Child, end
 from services.launcher.supervision.supervisor import last_words
@@ -42,13 +42,9 @@ PACKAGES = {"torch": "learner", "transformers": "learner", "ray": "rollout serve
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def run_doctor(config: Config, console: Console, *, as_json: bool, gpus: GpuProbe | None = None) -> int:
-    """Run all checks and show them; 0 when none failed, else the exit code of the first failure.
-
-    Args:
-        gpus: None: those of this machine.
-    """
-    found = list(all_checks(config, gpus or ThisMachine()))
+def run_doctor(config: Config, console: Console, *, as_json: bool) -> int:
+    """Run all checks and show them; 0 when none failed, else the exit code of the first failure."""
+    found = list(all_checks(config))
     if as_json:
         rows = [{key: value for key, value in asdict(check).items() if key != "error"} for check in found]
         console.print(json.dumps(rows, indent=2), markup=False, highlight=False, soft_wrap=True)
@@ -57,10 +53,10 @@ def run_doctor(config: Config, console: Console, *, as_json: bool, gpus: GpuProb
     return next((check.error.exit_code for check in found if check.status == "fail"), 0)
 
 
-def all_checks(config: Config, gpus: GpuProbe) -> Iterator[Check]:
+def all_checks(config: Config) -> Iterator[Check]:
     yield versions(config)
     yield checks.interpreter()
-    yield from gpu_checks(config, gpus.look(), vllm_build=vllm_build(), is_cluster="RAY_ADDRESS" in os.environ)
+    yield from gpu_checks(config, probe_gpus(), vllm_build=vllm_build(), is_cluster="RAY_ADDRESS" in os.environ)
     yield from checks.ports(config)
     yield checks.memory(config)
     yield checks.disk(config)
@@ -102,7 +98,7 @@ def redis_starts(config: Config) -> Check:
             return Check(name="redis starts", status="fail", detail=str(error))
         try:
             while child.ready_after_s is None and child.exit_code is None and child.age_s < REDIS_START_S:
-                child.look()
+                child.poll()
                 time.sleep(0.01)
         finally:
             end([child], grace_s=2.0)

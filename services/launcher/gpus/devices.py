@@ -1,11 +1,11 @@
-"""The GPUs of this machine, and whether driver, torch, vLLM and the configuration fit them.
+"""The GPUs of this machine, and whether torch computes on them.
 
-    nvidia-smi --(names, memory, compute capability, driver)--+
-                                                              +--> Gpus --gpu_checks (pure)--> lines of `bapo doctor`
-    torch, in a process of its own --(CUDA, count, NCCL)------+
+    nvidia-smi --(names, memory, driver)------------------------+
+                                                                +--> Gpus --gpu_checks (pure)--> lines of `bapo doctor`
+    torch, in another process --(one addition on each GPU)------+
 
-torch is asked in another process: a driver that does not fit may hang or kill the process that asks it.
-Does not cover: GPUs of other makers, memory and capability of MIG slices, links between GPUs.
+torch runs in another process: a driver that does not fit may hang or kill the process that uses it.
+Does not cover: GPUs of other makers, memory of MIG slices, links between GPUs, NCCL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from services.launcher.gpus.plan import VISIBLE, visible_gpus
 
@@ -28,18 +28,15 @@ SMI_TIMEOUT_S = 20.0
 TORCH_TIMEOUT_S = 120.0
 ASK_TORCH = """
 import json, torch
-found = {"version": torch.__version__, "cuda": torch.version.cuda, "count": 0, "capabilities": [], "architectures": [],
-         "nccl": None, "error": ""}
+found = {"version": torch.__version__, "cuda": torch.version.cuda, "count": 0, "error": ""}
 if torch.version.cuda:
     try:
         torch.cuda.init()
         found["count"] = torch.cuda.device_count()
-        found["capabilities"] = [list(torch.cuda.get_device_capability(i)) for i in range(found["count"])]
-        found["architectures"] = torch.cuda.get_arch_list()
+        for i in range(found["count"]):
+            torch.ones(1, device=i).add(1).item()
     except Exception as error:  # torch and drivers raise anything; it becomes a line of `bapo doctor`
         found["error"] = str(error).splitlines()[0]
-    if torch.distributed.is_available() and torch.distributed.is_nccl_available():
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
 print(json.dumps(found))
 """
 
@@ -48,7 +45,6 @@ print(json.dumps(found))
 class Gpu:
     name: str
     memory_mib: int
-    capability: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +53,8 @@ class Torch:
     cuda: str | None
     """That it was built for, `12.9`; None: a build for CPUs."""
     count: int = 0
-    architectures: tuple[str, ...] = ()
-    """That it has code for: `sm_90`, and `compute_90`, which newer GPUs can translate."""
-    nccl: str | None = None
     error: str = ""
+    """Why it does not compute on them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,34 +63,24 @@ class Gpus:
     visible: tuple[str, ...] = ()
     """Those that CUDA_VISIBLE_DEVICES shows, by their names there."""
     driver: str = ""
-    driver_cuda: str | None = None
-    """Newest CUDA that the driver runs."""
     problem: str = ""
     """Why the driver does not answer, where there is one."""
     torch: Torch | None = None
     """None: not installed, or it did not answer."""
 
 
-class GpuProbe(Protocol):
-    def look(self) -> Gpus:
-        """What is there; never raises for a machine without GPUs."""
-        ...
-
-
-class ThisMachine:
-    def look(self) -> Gpus:
-        """Takes the seconds of importing torch."""
-        torch = ask_torch()
-        smi = shutil.which("nvidia-smi")
-        if smi is None:
-            return Gpus(torch=torch)
-        query = ["--query-gpu=name,memory.total,compute_cap,driver_version", "--format=csv,noheader,nounits"]
-        code, rows, said = _asked([smi, *query], SMI_TIMEOUT_S)
-        if code:
-            first = next(iter((rows or said).strip().splitlines()), f"exit code {code}")
-            return Gpus(problem=f"nvidia-smi: {first}", torch=torch)
-        _, header, _ = _asked([smi], SMI_TIMEOUT_S)
-        return replace(parse_smi(rows, header, torch), visible=visible_here())
+def probe_gpus() -> Gpus:
+    """The GPUs of this machine; none is not an error. Takes the seconds of importing torch."""
+    torch = ask_torch()
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return Gpus(torch=torch)
+    query = ["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    code, rows, said = _asked([smi, *query], SMI_TIMEOUT_S)
+    if code:
+        first = next(iter((rows or said).strip().splitlines()), f"exit code {code}")
+        return Gpus(problem=f"nvidia-smi: {first}", torch=torch)
+    return replace(parse_smi(rows, torch), visible=visible_here())
 
 
 def visible_here(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
@@ -128,16 +112,14 @@ def parse_list(rows: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def parse_smi(rows: str, header: str, torch: Torch | None) -> Gpus:
-    """What nvidia-smi printed: one row per GPU, and the table whose head names the CUDA version of the driver."""
+def parse_smi(rows: str, torch: Torch | None) -> Gpus:
+    """What nvidia-smi printed: one row per GPU."""
     gpus, driver = [], ""
     for row in filter(None, map(str.strip, rows.splitlines())):
-        name, memory, capability, driver = (field.strip() for field in row.rsplit(",", 3))
-        major, _, minor = capability.partition(".")
-        if memory.isdigit() and major.isdigit() and minor.isdigit():
-            gpus.append(Gpu(name=name, memory_mib=int(memory), capability=(int(major), int(minor))))
-    cuda = re.search(r"CUDA (?:UMD )?Version:\s*(\d+\.\d+)", header)
-    return Gpus(gpus=tuple(gpus), driver=driver, driver_cuda=cuda[1] if cuda else None, torch=torch)
+        name, memory, driver = (field.strip() for field in row.rsplit(",", 2))
+        if memory.isdigit():
+            gpus.append(Gpu(name=name, memory_mib=int(memory)))
+    return Gpus(gpus=tuple(gpus), driver=driver, torch=torch)
 
 
 def ask_torch() -> Torch | None:
@@ -150,14 +132,7 @@ def ask_torch() -> Torch | None:
         last = said.strip().splitlines()[-1:] or [f"exit code {code}"]
         return Torch(version="?", cuda="?", error=f"torch ended when it was asked for GPUs: {last[0]}")
     found: dict[str, Any] = json.loads(lines[-1])
-    return Torch(
-        version=found["version"],
-        cuda=found["cuda"],
-        count=found["count"],
-        architectures=tuple(found["architectures"]),
-        nccl=found["nccl"],
-        error=found["error"],
-    )
+    return Torch(**found)
 
 
 def _asked(command: list[str], timeout_s: float) -> tuple[int, str, str]:
@@ -169,16 +144,3 @@ def _asked(command: list[str], timeout_s: float) -> tuple[int, str, str]:
     except OSError as error:
         return 126, "", str(error)
     return done.returncode, done.stdout, done.stderr
-
-
-def runs_on(architectures: tuple[str, ...], capability: tuple[int, int]) -> bool:
-    """Whether code for these architectures runs on a GPU: made for its major version and no newer minor one, or in the
-    intermediate form of an older GPU (CUDA C++ programming guide, application compatibility)."""
-    for architecture in architectures:
-        found = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", architecture)
-        if found is None:
-            continue
-        kind, made_for = found[1], (int(found[2]), int(found[3]))
-        if made_for <= capability and (kind == "compute" or made_for[0] == capability[0]):
-            return True
-    return False

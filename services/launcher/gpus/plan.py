@@ -113,7 +113,7 @@ class _Sharing:
         if self.is_blind:
             raise ConfigError(
                 f"rollout.worker_resources = {self.needs} has no GPU, and vLLM is its build for GPUs, which cannot "
-                "start without: write { GPU = 1 } beside the rest, or leave the key out"
+                "start without: write { GPU = 1 } with the rest, or leave the key out"
             )
         for key, indices in (("learner.gpus", self.for_learner), ("rollout.gpus", self.for_workers)):
             if indices is not None and max(indices) >= len(self.visible):

@@ -38,7 +38,7 @@ class Restarts(Enum):
     NEVER = "never"
     KILLED = "killed"
     CRASHED = "crashed"
-    """Ended by a signal, by an exception that nobody expected, or with 0 although it serves."""
+    """Ended by a signal, by an unexpected exception, or with 0 although it serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class Child:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended although it should not have, and somebody must see to it."""
+        """Whether it ended although it should not have."""
         if self.is_given_up:
             return False
         code = self.exit_code
@@ -155,7 +155,7 @@ class Child:
     def age_s(self) -> float:
         return time.monotonic() - self.started_s
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Notice that it has become ready."""
         if self.ready_after_s is None and self.exit_code is None and self.spec.is_ready():
             self.ready_after_s = self.age_s

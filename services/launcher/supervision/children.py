@@ -76,7 +76,7 @@ class Children:
         self._children.append(child)
         return child
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Notice who became ready, start again who died by accident; returns whether anybody was started.
 
         Raises: ChildFailedError, InterruptedRunError.
@@ -84,9 +84,9 @@ class Children:
         if self._interrupts.asked:
             raise InterruptedRunError
         for child in self._children:
-            child.look()
+            child.poll()
         # After the looks: a child that died meanwhile is found now and not a tick later.
-        has_started = self._supervisor.look(self._children)
+        has_started = self._supervisor.poll(self._children)
         if time.monotonic() - self._weighed_s > MEMORY_EVERY_S:
             self._weighed_s = time.monotonic()
             self._weigh()
@@ -104,7 +104,7 @@ class Children:
         ]
 
     def stopped(self) -> list[str]:
-        """Names of those that a signal has stopped, and and that were not continued."""
+        """Names of those that a signal has stopped and that were not continued."""
         return [child.name for child in self._children if child.exit_code is None and _is_stopped(child.process.pid)]
 
     def facts(self) -> dict[str, dict[str, Any]]:

@@ -57,7 +57,7 @@ def kill_strays() -> None:
 
 
 def _children() -> Iterator[int]:
-    """Process ids of our direct children: the field behind the state in /proc/PID/stat is the parent."""
+    """Process ids of our direct children: the field after the state in /proc/PID/stat is the parent."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             fields = (folder / "stat").read_text().rpartition(")")[2].split()

@@ -53,7 +53,7 @@ class Supervisor:
         self._found_at: dict[int, float] = {}
         """Process id -> when its death was seen, of those that may have followed from another's."""
 
-    def look(self, children: Sequence[Child]) -> bool:
+    def poll(self, children: Sequence[Child]) -> bool:
         """Start again what has died and may be; returns whether anything was started. Raises: ChildFailedError."""
         dead = [child for child in children if child.has_failed and child.restart_at_s is None]
         # Verdicts, then killed ones: what fails because its team has lost a member is not the cause.

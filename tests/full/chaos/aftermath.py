@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bapo.runtime.run_directory.layout import RunDirectory
-from tests.full.chaos.faults import ACTOR, DISK, FLEET, GRADER, GUARD, LEARNER, NODE, Fault, killed_by
+from tests.full.chaos.faults import ACTOR, DISK, GRADER, GUARD, LEARNER, NODE, REDIS, ROLLOUT_SERVER, Fault, killed_by
 from tests.full.chaos.ledger import Line
 
 SHOWN = 5
@@ -19,6 +19,7 @@ _BEFORE = re.compile(r"^(?:\[rank\d+\]: |[\d-]+ [\d:,]+ )")
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\)")
 _LAST_OF_TRACEBACK = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Group)\b")
 EXCUSED: dict[str, dict[str, str]] = {
+    REDIS: {"ASGI callable returned without completing response": "how uvicorn cuts off a body that was begun"},
     DISK: {
         "No space left on device": "whoever writes must say so",
         "StorageError: ": "the log lies on the same disk, and what is said of it may be cut",
@@ -34,7 +35,7 @@ EXCUSED: dict[str, dict[str, str]] = {
 }
 """Victim -> what a line may say of a fault that befell it -> why. Nothing else may be an error, whatever was killed."""
 _DEATH = re.compile(r"^(\w[\w-]*) ended with (signal SIGKILL|exit code [01]); it starts again", re.MULTILINE)
-BELOW = {GUARD: FLEET, NODE: FLEET}
+BELOW = {GUARD: ROLLOUT_SERVER, NODE: ROLLOUT_SERVER}
 """Victim -> the child of the launcher that ends with it."""
 
 
@@ -123,8 +124,8 @@ def records_of_other_groups(run: RunDirectory, batches: dict[int, Line]) -> list
     steps = [step for step in run.group_steps() if step in batches]
     return [
         f"groups/ of step {step} are not those of its batch"
-        for step, fates in run.read_groups(steps)
-        if [fate.group_id for fate in fates] != [fate["id"] for fate in batches[step]["fates"]]
+        for step, results in run.read_groups(steps)
+        if [result.group_id for result in results] != [result["id"] for result in batches[step]["results"]]
     ]
 
 

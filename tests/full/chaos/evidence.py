@@ -11,10 +11,10 @@ from typing import Any
 import redis
 
 from bapo.config.tree import Config
-from bapo.core.codec import fate_from_map, unpack_group
+from bapo.core.codec import result_from_map, unpack_group
 from buffer_service.store.redis.keys import Keys
-from buffer_service.store.redis.rows import unpack_batch_record, unpack_fate, unpack_tables
-from tests.full.chaos.ledger import Line, digest_of_group, fate_line
+from buffer_service.store.redis.rows import unpack_batch_record, unpack_result, unpack_tables
+from tests.full.chaos.ledger import Line, digest_of_group, result_line
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Stored:
     frames: Mapping[str, str] = field(default_factory=dict)
     """Group id -> digest of the group in the frame."""
     batches: Mapping[int, Line] = field(default_factory=dict)
-    """Step -> {"groups": ids, "untrained": ids that are held, "fates": lines} of the batches that are retained."""
+    """Step -> {"groups": ids, "untrained": ids that are held, "results": lines} of the batches that are retained."""
     bad: Sequence[tuple[str, int]] = ()
     high: Sequence[tuple[str, int]] = ()
     assembled: int = 0
@@ -76,8 +76,8 @@ class Evidence:
     @cached_property
     def acknowledged(self) -> set[str]:
         """Groups that the service said it has."""
-        fates = [pair for line in self.of("acknowledged") for pair in line["fates"].items()]
-        return {group_id for group_id, fate in fates if fate in ("stored", "duplicate")}
+        results = [pair for line in self.of("acknowledged") for pair in line["results"].items()]
+        return {group_id for group_id, result in results if result in ("stored", "duplicate")}
 
     @cached_property
     def batches(self) -> dict[int, Line]:
@@ -92,9 +92,9 @@ class Evidence:
         """Group id -> the step whose assembly consumed it, of batches that the learner got or Redis retains."""
         found: dict[str, int] = {}
         for step, batch in [*self.stored.batches.items(), *self.batches.items()]:
-            for fate in batch["fates"]:
-                if fate["reason"] != "reused":
-                    found[fate["id"]] = step
+            for result in batch["results"]:
+                if result["reason"] != "reused":
+                    found[result["id"]] = step
         return found
 
     @cached_property
@@ -129,7 +129,7 @@ def read_store(url: str, run: str) -> Stored:
             leased={member.decode(): int(deadline) for member, deadline in leases},
             holders={key.decode(): value.decode() for key, value in client.hgetall(keys["holders"]).items()},
             done=_texts(client.zrange(keys["done"], 0, -1)),
-            stale={unpack_fate(blob).group_id for blob in client.lrange(keys["stale"], 0, -1)},
+            stale={unpack_result(blob).group_id for blob in client.lrange(keys["stale"], 0, -1)},
             fresh=_texts([*client.zrange(keys["fresh"], 0, -1), *client.zrange(keys["reevaluated"], 0, -1)]),
             evaluated={
                 (a, b) for a, _, b in (m.decode().partition(" ") for m in client.zrange(keys["evaluated"], 0, -1))
@@ -152,5 +152,5 @@ def _frames(client: Any, keys: Keys) -> dict[str, str]:
 
 def _batch(blob: bytes) -> Line:
     record = unpack_batch_record(blob)
-    fates = [fate_line(fate_from_map(fields)) for fields in record.header["fates"]]
-    return {"groups": list(record.group_ids), "untrained": list(record.untrained), "fates": fates}
+    results = [result_line(result_from_map(fields)) for fields in record.header["results"]]
+    return {"groups": list(record.group_ids), "untrained": list(record.untrained), "results": results}

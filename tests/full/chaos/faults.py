@@ -15,12 +15,12 @@ import redis
 from tests.support.network import LASTING, MOMENTARY, Network
 
 REDIS, SERVICE, LEARNER = "redis", "buffer_service", "learner"
-SCHEDULER, EVALUATOR, FLEET = "scheduler", "evaluator", "rollout_server"
+SCHEDULER, EVALUATOR, ROLLOUT_SERVER = "scheduler", "evaluator", "rollout_server"
 GRADER, GUARD = "grader", "guard"
 NODE, ACTOR = "raylet", "worker actor"
 DISK = "disk"
 SECOND_RANK = f"{LEARNER}-1"
-SELDOM_KILLED = (SCHEDULER, EVALUATOR, FLEET, GRADER, GUARD)
+SELDOM_KILLED = (SCHEDULER, EVALUATOR, ROLLOUT_SERVER, GRADER, GUARD)
 VICTIMS = (REDIS, SERVICE, LEARNER, *SELDOM_KILLED)
 OF_RAY = (NODE, ACTOR)
 """Processes of a run whose workers are Ray actors."""

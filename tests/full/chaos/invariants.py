@@ -38,8 +38,8 @@ def nothing_comes_from_nowhere(found: Evidence) -> Iterator[str]:
     for step, batch in found.batches.items():
         if wrong := [key for key, _, digest in batch["trained"] if digest not in contents.get(key, ())]:
             yield f"batch {step} trains groups that were never sent like that: {_some(wrong)}"
-        rewards = {key: [group["rewards"] for group in found.sent.get(key, [])] for key in _ids(batch["fates"])}
-        if wrong := [fate["id"] for fate in batch["fates"] if fate["rewards"] not in rewards[fate["id"]]]:
+        rewards = {key: [group["rewards"] for group in found.sent.get(key, [])] for key in _ids(batch["results"])}
+        if wrong := [result["id"] for result in batch["results"] if result["rewards"] not in rewards[result["id"]]]:
             yield f"batch {step} has other rewards than its workers sent: {_some(wrong)}"
 
 
@@ -62,14 +62,14 @@ def every_group_is_consumed_once(found: Evidence) -> Iterator[str]:
     """A group is fresh in one step only, trained at most once as X1 and as X2, and not twice in one batch."""
     steps: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for step, batch in found.batches.items():
-        for fate in batch["fates"]:
-            if fate["reason"] != "reused":
-                steps[fate["id"], "looked at"].append(step)
+        for result in batch["results"]:
+            if result["reason"] != "reused":
+                steps[result["id"], "looked at"].append(step)
         for group_id, origin, _ in batch["trained"]:
             if origin != "x3":
                 steps[group_id, f"trained as {origin}"].append(step)
         trained = [key for key, _, _ in batch["trained"]]
-        prompts = Counter(fate["prompt"] for fate in batch["fates"] if fate["id"] in set(trained))
+        prompts = Counter(result["prompt"] for result in batch["results"] if result["id"] in set(trained))
         if len(set(trained)) < len(trained) or max(prompts.values(), default=0) > 1:
             yield f"batch {step} holds a group or a prompt twice"
     for (group_id, what), where in steps.items():
@@ -165,7 +165,7 @@ def staleness_is_bounded(found: Evidence) -> Iterator[str]:
     """A fresh group that is trained was sampled by weights at most v - 1 + slack steps old, and not by later ones."""
     most = found.config.cadence.v - 1 + found.config.cadence.slack
     for step, batch in found.batches.items():
-        ages = {fate["id"]: step - fate["version"] for fate in batch["fates"] if fate["purpose"] == "fresh"}
+        ages = {result["id"]: step - result["version"] for result in batch["results"] if result["purpose"] == "fresh"}
         x1 = {key for key, origin, _ in batch["trained"] if origin == "x1"}
         if wrong := [key for key in ages if key in x1 and not 0 <= ages[key] <= most]:
             yield f"step {step} trains fresh groups of {[ages[key] for key in wrong]} steps before, at most {most}"
@@ -222,13 +222,13 @@ CHECKS: Sequence[Callable[[Evidence], Iterator[str]]] = (
 
 def _inputs(batch: Line, purpose: str) -> list[Seen]:
     """What an assembly looked at, in the order of the requests."""
-    fates = [f for f in batch["fates"] if f["purpose"] == purpose and f["reason"] not in ("stale", "reused")]
-    return [Seen(f["id"], f["prompt"], round(sum(f["rewards"]))) for f in sorted(fates, key=_request_order)]
+    results = [f for f in batch["results"] if f["purpose"] == purpose and f["reason"] not in ("stale", "reused")]
+    return [Seen(f["id"], f["prompt"], round(sum(f["rewards"]))) for f in sorted(results, key=_request_order)]
 
 
-def _request_order(fate: Line) -> str:
+def _request_order(result: Line) -> str:
     """Ids are numbered in the order of the requests, with as many digits; a repeated one sorts behind its first."""
-    return str(fate["id"])
+    return str(result["id"])
 
 
 def _version(request_id: str) -> int:
@@ -236,8 +236,8 @@ def _version(request_id: str) -> int:
     return int(request_id.split("-")[1]) if request_id.startswith("evaluate-") else 0
 
 
-def _ids(fates: Sequence[Line]) -> list[str]:
-    return [fate["id"] for fate in fates]
+def _ids(results: Sequence[Line]) -> list[str]:
+    return [result["id"] for result in results]
 
 
 def _some(ids: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ ROUTES = "BAPO_CHAOS_ROUTES"
 FLAGS = {
     "buffer_service": {"redis": "--redis-url"},
     "rollout_server": {"workers": "--buffer-url"},
-    "learner": {"learner": "--buffer-url", "fleet": "--fleet-url"},
+    "learner": {"learner": "--buffer-url", "fleet": "--rollout-url"},
     "services.scheduler": {"scheduler": "--buffer-url"},
     "services.evaluator": {"evaluator": "--buffer-url"},
 }

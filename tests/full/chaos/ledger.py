@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bapo.core.codec import pack_batch, unpack_group
-from bapo.core.types import Batch, Fate, Group, RolloutRequest
+from bapo.core.types import Batch, Group, GroupResult, RolloutRequest
 
 Line = dict[str, Any]
 
@@ -59,7 +59,7 @@ def group_line(frame: bytes | memoryview) -> Line:
 
 
 def batch_line(batch: Batch) -> Line:
-    """A batch that the learner got: its whole content as a digest, its composition, and the fates behind it."""
+    """A batch that the learner got: its whole content as a digest, its composition, and the results behind it."""
     return {
         "step": batch.step,
         "digest": digest(pack_batch(batch)),
@@ -69,21 +69,21 @@ def batch_line(batch: Batch) -> Line:
         "r_tot": batch.r_tot,
         "num_bad": batch.num_bad,
         "num_high": batch.num_high,
-        "fates": [fate_line(fate) for fate in batch.fates],
+        "results": [result_line(result) for result in batch.results],
     }
 
 
-def fate_line(fate: Fate) -> Line:
+def result_line(result: GroupResult) -> Line:
     """One group that the assembly looked at."""
     return {
-        "id": fate.group_id,
-        "prompt": fate.prompt_id,
-        "purpose": fate.purpose.value,
-        "version": fate.policy_version,
-        "rewards": list(fate.rewards),
-        "origin": fate.origin.value if fate.origin else None,
-        "reason": fate.reason,
-        "birth": fate.birth,
+        "id": result.group_id,
+        "prompt": result.prompt_id,
+        "purpose": result.purpose.value,
+        "version": result.policy_version,
+        "rewards": list(result.rewards),
+        "origin": result.origin.value if result.origin else None,
+        "reason": result.reason,
+        "birth": result.birth,
     }
 
 

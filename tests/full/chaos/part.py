@@ -49,7 +49,7 @@ def keep_ledger(ledger: Ledger, cls: type[BufferClient] = BufferClient) -> None:
     hooks = {
         "push": both(
             lambda frames: ledger.write("sent", groups=[group_line(frame) for frame in frames]),
-            lambda fates, _: ledger.write("acknowledged", fates=fates),
+            lambda results, _: ledger.write("acknowledged", results=results),
         ),
         "enqueue": both(
             lambda requests, **_: ledger.write("asking", ids=request_line(requests), labels=labels_of(requests)),

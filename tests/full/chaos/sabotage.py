@@ -25,11 +25,11 @@ def drop_an_acknowledged_group() -> None:
     push, count = RedisStore.push, itertools.count(1)
 
     def forgetful(store: RedisStore, groups: Sequence[Incoming]) -> list[str]:
-        fates = push(store, groups)
-        for group, fate in zip(groups, fates, strict=True):
-            if fate == "stored" and group.record.purpose is Purpose.FRESH and next(count) % NTH == 0:
+        results = push(store, groups)
+        for group, result in zip(groups, results, strict=True):
+            if result == "stored" and group.record.purpose is Purpose.FRESH and next(count) % NTH == 0:
                 _forget(store, group)
-        return fates
+        return results
 
     RedisStore.push = forgetful  # type: ignore[method-assign]
 

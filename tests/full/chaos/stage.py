@@ -27,7 +27,7 @@ from buffer_service.store.redis.keys import Keys
 from rollout_server.worker import NUM_GRADERS
 from services.launcher.embedded_redis import _socket_path, url_of
 from tests.full.chaos.evidence import Evidence, Stored, read_store
-from tests.full.chaos.faults import ACTOR, FLEET, GRADER, GUARD, NODE
+from tests.full.chaos.faults import ACTOR, GRADER, GUARD, NODE, ROLLOUT_SERVER
 from tests.full.chaos.launcher import ROUTES
 from tests.full.chaos.ledger import read_ledgers
 from tests.full.chaos.part import LEDGER_FOLDER, SABOTAGE
@@ -209,8 +209,8 @@ class Stage:
 
     def _find(self, whom: str) -> psutil.Process:
         facts = self.run.read_run()["processes"]
-        process = psutil.Process(facts[FLEET if whom in (GUARD, *BELOW_THE_FLEET) else whom]["pid"])
-        if whom in (FLEET, *BELOW_THE_FLEET):  # the launcher knows their guard
+        process = psutil.Process(facts[ROLLOUT_SERVER if whom in (GUARD, *BELOW_THE_FLEET) else whom]["pid"])
+        if whom in (ROLLOUT_SERVER, *BELOW_THE_FLEET):  # the launcher knows their guard
             process = process.children()[0]
         if whom in BELOW_THE_FLEET:
             process = random.choice([child for child in process.children(recursive=True) if _is(child, whom)])

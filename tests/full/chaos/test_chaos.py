@@ -10,11 +10,11 @@ from tests.full.chaos.faults import (
     ACTOR,
     DISK,
     EVALUATOR,
-    FLEET,
     GRADER,
     LEARNER,
     NODE,
     REDIS,
+    ROLLOUT_SERVER,
     SCHEDULER,
     SERVICE,
     Fault,
@@ -44,7 +44,7 @@ def test_ten_faults_lose_nothing_repeat_nothing_and_stop_nothing(tmp_path: Path)
 
 
 def test_in_the_papers_order_every_batch_stays_that_of_the_plain_loop(tmp_path: Path) -> None:
-    victims = (SERVICE, REDIS, FLEET)
+    victims = (SERVICE, REDIS, ROLLOUT_SERVER)
     faults = [Fault(number=number, what="kill", whom=whom, gap_s=0.3) for number, whom in enumerate(victims)]
     trial = run_trial(tmp_path, faults, seed=SEED, overrides=PAPER)
     assert trial.violations == []
@@ -64,7 +64,7 @@ def test_rays_node_its_worker_and_a_full_disk_take_nothing_along(tmp_path: Path,
 def test_with_one_restart_allowed_each_part_may_be_killed_once(tmp_path: Path) -> None:
     """As a user runs it: who dies of another one's death ends this run."""
     as_shipped = {"supervision.max_restarts": 1, "supervision.window_s": 600, "supervision.first_pause_s": 0.5}
-    victims = (SERVICE, SCHEDULER, REDIS, EVALUATOR, FLEET, GRADER, LEARNER)
+    victims = (SERVICE, SCHEDULER, REDIS, EVALUATOR, ROLLOUT_SERVER, GRADER, LEARNER)
     faults = [Fault(number=number, what="kill", whom=whom, gap_s=1.0) for number, whom in enumerate(victims)]
     trial = run_trial(tmp_path, faults, seed=SEED, overrides=EAGER | as_shipped, num_steps=4)
     assert trial.violations == []

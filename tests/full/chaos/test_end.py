@@ -10,7 +10,7 @@ import pytest
 
 from bapo.tasks.registry import load_task
 from tests.full.chaos.aftermath import complaints, deaths_of_their_own, records_of_other_groups, records_with_gaps
-from tests.full.chaos.faults import EVALUATOR, FLEET, LEARNER, REDIS, SCHEDULER, SERVICE, Fault, inflict
+from tests.full.chaos.faults import EVALUATOR, LEARNER, REDIS, ROLLOUT_SERVER, SCHEDULER, SERVICE, Fault, inflict
 from tests.full.chaos.invariants import violations
 from tests.full.chaos.stage import Stage
 from tests.full.chaos.trial import EAGER, START_S, Trial, Watch
@@ -21,7 +21,7 @@ NUM_STEPS = 8
 END_S = 240.0
 GAP_S = 2.0
 BEFORE = (LEARNER, SCHEDULER, SERVICE)
-BEHIND = (EVALUATOR, REDIS, FLEET, SERVICE)
+BEHIND = (EVALUATOR, REDIS, ROLLOUT_SERVER, SERVICE)
 """Who is killed when all steps are done and the last weights are measured."""
 
 

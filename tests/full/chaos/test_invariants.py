@@ -147,9 +147,9 @@ def in_batch_of_step_5(edit: Callable[[dict[str, Any]], None]) -> Change:
     """Every fresh group of it is changed; each batch is asked for twice, and the first time counts."""
 
     def change(line: dict[str, Any]) -> None:
-        for fate in line["fates"]:
-            if fate["purpose"] == "fresh":
-                edit(fate)
+        for result in line["results"]:
+            if result["purpose"] == "fresh":
+                edit(result)
 
     return with_line("batch", change, at=8)
 
@@ -168,8 +168,8 @@ def repeat_first_group(found: Evidence) -> Evidence:
     lines = deepcopy(list(found.lines))
     for line in lines:
         if line["event"] == "batch" and line["step"] == 4:
-            old = next(fate for fate in found.batches[3]["fates"] if fate["reason"] != "reused")
-            line["fates"][0] = deepcopy(old)
+            old = next(result for result in found.batches[3]["results"] if result["reason"] != "reused")
+            line["results"][0] = deepcopy(old)
     return replace(found, lines=lines)
 
 
@@ -210,11 +210,11 @@ def without_a_fresh_frame(found: Evidence) -> Evidence:
 
 
 WRONG: dict[str, Change] = {
-    "no_acknowledged_group_is_lost": with_line("acknowledged", lambda line: line["fates"].update(gone="stored")),
+    "no_acknowledged_group_is_lost": with_line("acknowledged", lambda line: line["results"].update(gone="stored")),
     "no_acknowledged_group_is_lost (its frame)": without_a_fresh_frame,
     "nothing_comes_from_nowhere": with_stored(frames=lambda frames: {**frames, min(frames): "other content"}),
     "nothing_comes_from_nowhere (rewards)": with_line(
-        "batch", lambda line: line["fates"][0].update(rewards=[0.5] * 8), at=0
+        "batch", lambda line: line["results"][0].update(rewards=[0.5] * 8), at=0
     ),
     "a_batch_never_changes": with_line("batch", lambda line: line.update(digest="another"), at=6),
     "a_batch_never_changes (the wrong one)": with_line("batch", lambda line: line.update(asked=line["step"] + 1)),
@@ -223,7 +223,7 @@ WRONG: dict[str, Change] = {
         "batch", lambda line: line["trained"].append(line["trained"][0]), at=0
     ),
     "steps_follow_each_other": lambda found: replace(found, lines=[x for x in found.lines if x.get("step") != 5]),
-    "steps_follow_each_other (B)": with_line("batch", lambda line: line["fates"].pop(0), at=0),
+    "steps_follow_each_other (B)": with_line("batch", lambda line: line["results"].pop(0), at=0),
     "steps_follow_each_other (a commit in another order)": with_line("commit", lambda line: line.update(step=9), at=7),
     "steps_follow_each_other (a commit before its batch)": first_commit_first,
     "steps_follow_each_other (not committed)": without_commit_of_step_5,
@@ -239,8 +239,8 @@ WRONG: dict[str, Change] = {
     ),
     "nothing_is_given_up": with_stored(counters=lambda counters: {**counters, "dropped_requests:lease_over": 1}),
     "nothing_is_given_up (unseen)": with_stored(done=lambda done: done | {"fresh-00000999"}),
-    "staleness_is_bounded": in_batch_of_step_5(lambda fate: fate.update(version=fate["version"] - 2000)),
-    "staleness_is_bounded (from the future)": in_batch_of_step_5(lambda fate: fate.update(version=13)),
+    "staleness_is_bounded": in_batch_of_step_5(lambda result: result.update(version=result["version"] - 2000)),
+    "staleness_is_bounded (from the future)": in_batch_of_step_5(lambda result: result.update(version=13)),
     "leases_return": with_stored(holders=lambda _: {}),
     "leases_return (never)": with_stored(leased=lambda leases: dict.fromkeys(leases, 1 << 53)),
     "nothing_leaks": with_stored(refs=lambda refs: {key: number + 1 for key, number in refs.items()}),

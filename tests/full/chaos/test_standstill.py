@@ -49,7 +49,7 @@ def test_stopped_workers_are_told_once_and_so_is_that_they_go_on(tmp_path: Path)
         assert stage.end() == 130, stage.last_words
         output = (tmp_path / "launcher.log").read_text()
         assert output.count("nothing has moved for") == 1
-        assert "rollout_server is stopped (SIGSTOP; `kill -CONT` lets it go on)" in output
+        assert "rollout_server is stopped (SIGSTOP; `kill -CONT` lets it continue)" in output
         assert output.count("the run moves again, after") == 1
     finally:
         stage.close()

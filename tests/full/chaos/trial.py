@@ -13,7 +13,7 @@ from typing import Any
 from bapo.core.errors import BapoError
 from bapo.runtime.auth.token_store import token_for_run
 from bapo.transport.buffer_client import BufferClient
-from services.stalls import who_waits
+from services.stalls import blocked_on
 from tests.full.chaos.aftermath import (
     complaints,
     deaths_of_their_own,
@@ -22,7 +22,7 @@ from tests.full.chaos.aftermath import (
     workers_that_died,
 )
 from tests.full.chaos.evidence import Evidence
-from tests.full.chaos.faults import DISK, EVALUATOR, FLEET, LEARNER, SCHEDULER, Fault, inflict
+from tests.full.chaos.faults import DISK, EVALUATOR, LEARNER, ROLLOUT_SERVER, SCHEDULER, Fault, inflict
 from tests.full.chaos.invariants import violations
 from tests.full.chaos.stage import Stage, Tail, commits
 from tests.support.plain_loop import algorithm_1
@@ -160,7 +160,7 @@ class Watch:
         self._since = self._new_since = time.monotonic()
         self._furthest = self._reached = 0
 
-    def look(self) -> int:
+    def poll(self) -> int:
         """Steps that were finished since the last look. Raises: StandstillError."""
         lines = self._tail.read()
         new = commits(lines)
@@ -183,7 +183,7 @@ class Watch:
         """Let the run go on."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            self.look()
+            self.poll()
             time.sleep(min(0.1, seconds))
 
     def wait_for_new_step(self, timeout_s: float) -> None:
@@ -199,10 +199,10 @@ class Watch:
 
     def wait_for_commits(self, num: int, timeout_s: float) -> None:
         """Return after so many further finished steps."""
-        self.look()
+        self.poll()
         deadline = time.monotonic() + timeout_s
         while num > 0:
-            num -= self.look()
+            num -= self.poll()
             if time.monotonic() > deadline:
                 raise StandstillError(f"{num} steps did not come within {timeout_s:.0f} s: {self._why()}")
             time.sleep(0.05)
@@ -211,7 +211,7 @@ class Watch:
         """Return when the launcher has called all of them ready, which it does not wait for to train."""
         deadline = time.monotonic() + timeout_s
         while lacking := set(parts) - self._stage.ready_parts:
-            self.look()
+            self.poll()
             if time.monotonic() > deadline:
                 raise StandstillError(f"{', '.join(sorted(lacking))} not ready after {timeout_s:.0f} s: {self._why()}")
             time.sleep(0.1)
@@ -221,7 +221,7 @@ class Watch:
         try:
             url, token = f"http://127.0.0.1:{config.buffer.port}", token_for_run(self._stage.run.path)
             status = BufferClient(url, timeout_s=3.0, retry_s=0.0, token=token).status()
-            reason = who_waits(status, config.algorithm.batch_size, config.run.num_steps)
+            reason = blocked_on(status, config.algorithm.batch_size, config.run.num_steps)
         except BapoError as error:
             reason = str(error)
         return f"{reason}; the last faults: {[fault.kind for fault in last]}\n{self._stage.last_words}"
@@ -236,7 +236,7 @@ def left_behind(stage: Stage, trial: Trial) -> list[str]:
         *records_of_other_groups(stage.run, trial.evidence.batches),
         *(f"error in a log: {sentence}" for sentence in complaints(stage.logs(), trial.faults)),
         *deaths_of_their_own(stage.words, trial.faults),
-        *workers_that_died(stage.run.log_path(FLEET).read_text(errors="replace"), trial.faults),
+        *workers_that_died(stage.run.log_path(ROLLOUT_SERVER).read_text(errors="replace"), trial.faults),
     ]
 
 
@@ -252,7 +252,7 @@ def differences_to_the_plain_loop(found: Evidence) -> list[str]:
     plain = algorithm_1(found.config.model_copy(update={"run": run}))
     sentences = []
     for (step, batch), want in zip(found.batches.items(), plain, strict=True):
-        prompts = {fate["id"]: fate["prompt"] for fate in batch["fates"]}
+        prompts = {result["id"]: result["prompt"] for result in batch["results"]}
         got = [
             sorted(prompts[key] for key, name, _ in batch["trained"] if name == origin) for origin in ("x1", "x2", "x3")
         ]

@@ -1,4 +1,4 @@
-"""`python -m tests.full.compose [--engine vllm] [--monitoring] [--stand-ins]`: docker-compose.yml, brought up for real.
+"""`python -m tests.full.compose [--engine vllm] [--monitoring]`: docker-compose.yml, brought up for real.
 
 It builds the images, lets a run train in them, scales the rollout servers out and in while it goes on, kills one
 process after the other, stops everything and goes on, waits for the end of the run or, with vLLM, ends it, checks that
@@ -36,11 +36,6 @@ def main() -> int:
         "--servers", type=int, default=4, help="of rollout, at the most; each with vLLM takes 2.3 GiB; default: 4"
     )
     parser.add_argument("--monitoring", action="store_true", help="also Prometheus and Grafana")
-    parser.add_argument(
-        "--stand-ins",
-        action="store_true",
-        help="where their images cannot be had: Debian's Prometheus, and for Grafana a reader of its files",
-    )
     parser.add_argument("--keep", action="store_true", help="leave everything as it is after a failure")
     flags = parser.parse_args()
     if shutil.which("docker") is None:
@@ -51,7 +46,7 @@ def main() -> int:
     if flags.servers < 2:
         parser.error("--servers: two at the least, as the chapters behind the one that scales have two")
     num_steps = flags.steps or STEPS[flags.engine]
-    stack = Stack(f"bapo-check-{os.getpid()}", variables(flags.engine, num_steps, stand_ins=flags.stand_ins))
+    stack = Stack(f"bapo-check-{os.getpid()}", variables(flags.engine, num_steps))
     failed = True
     try:
         check = Check(stack, engine=flags.engine, num_steps=num_steps, num_servers=flags.servers)
@@ -69,12 +64,11 @@ def main() -> int:
     return int(failed)
 
 
-def variables(engine: str, num_steps: int, *, stand_ins: bool) -> dict[str, str]:
+def variables(engine: str, num_steps: int) -> dict[str, str]:
     """Of docker-compose.yml; ports that are free, unless the caller names them."""
     ports = ("BAPO_BUFFER_PORT", "BAPO_PROMETHEUS_PORT", "BAPO_GRAFANA_PORT")
-    files = ["docker-compose.yml"] + ["tests/full/compose/standins/compose.yml"] * stand_ins
     return {
-        "COMPOSE_FILE": os.pathsep.join(files),
+        "COMPOSE_FILE": "docker-compose.yml",
         "COMPOSE_PROFILES": "cpu",
         "BAPO_RUN": RUN,
         "BAPO_STEPS": str(num_steps),

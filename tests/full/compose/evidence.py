@@ -10,7 +10,7 @@ from bapo.core.types import Purpose
 from bapo.runtime.run_directory.layout import RunDirectory
 
 NOT_LOOKED_AT = ("reused", "stale")
-"""Fates of an assembly that are none of its B fresh groups: of X3, and of those too old, which are asked again."""
+"""Results of an assembly that are none of its B fresh groups: of X3, and of those too old, which are asked again."""
 
 
 def complaints(folder: Path, *, num_steps: int, is_whole: bool = True) -> list[str]:
@@ -28,13 +28,13 @@ def complaints(folder: Path, *, num_steps: int, is_whole: bool = True) -> list[s
     if steps != list(range(1, num_steps + 1)):
         found.append(f"metrics.jsonl has the steps {steps}, not 1 to {num_steps} once each")
     looked_at: Counter[str] = Counter()
-    for step, fates in run.read_groups():
-        fresh = [fate for fate in fates if fate.purpose is Purpose.FRESH and fate.reason not in NOT_LOOKED_AT]
+    for step, results in run.read_groups():
+        fresh = [result for result in results if result.purpose is Purpose.FRESH and result.reason not in NOT_LOOKED_AT]
         if len(fresh) != batch_size:
             found.append(f"step {step} looked at {len(fresh)} fresh groups, not B = {batch_size}")
-        trained = Counter(fate.group_id for fate in fates if fate.origin is not None)
+        trained = Counter(result.group_id for result in results if result.origin is not None)
         found += [f"step {step} trained {name} {count} times" for name, count in trained.items() if count > 1]
-        looked_at.update(fate.group_id for fate in fresh)
+        looked_at.update(result.group_id for result in fresh)
     found += [f"{name} was fresh in {count} steps" for name, count in looked_at.items() if count > 1]
     measured = Counter((row["split"], row["version"]) for row in run.read_evaluations())
     found += [
@@ -56,8 +56,8 @@ def last_step(folder: Path) -> int:
 def hosts_of(folder: Path) -> Counter[str]:
     """Host of a rollout server -> fresh groups of it that were looked at."""
     return Counter(
-        fate.worker_id.partition("-worker-")[0]
-        for _, fates in RunDirectory.open(folder).read_groups()
-        for fate in fates
-        if fate.purpose is Purpose.FRESH and fate.reason not in NOT_LOOKED_AT
+        result.worker_id.partition("-worker-")[0]
+        for _, results in RunDirectory.open(folder).read_groups()
+        for result in results
+        if result.purpose is Purpose.FRESH and result.reason not in NOT_LOOKED_AT
     )

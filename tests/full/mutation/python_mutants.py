@@ -60,7 +60,7 @@ def _is_logging(node: ast.AST) -> bool:
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
-    for fits, operator, change in RULES:
+    for fits, operator, change in PERMISSIONS:
         if fits(node):
             yield operator, change
     for index, statement in enumerate(getattr(node, "body", []) if isinstance(node, BLOCKS) else []):
@@ -100,7 +100,7 @@ def _removal(index: int) -> Change:
 
 
 BLOCKS = ast.FunctionDef | ast.For | ast.While | ast.If | ast.With | ast.Try | ast.ExceptHandler
-RULES: tuple[tuple[Callable[[Any], bool], str, Callable[[Any], None]], ...] = (
+PERMISSIONS: tuple[tuple[Callable[[Any], bool], str, Callable[[Any], None]], ...] = (
     (lambda n: isinstance(n, ast.Compare) and type(n.ops[0]) in FLIPPED, "comparison", _flip),
     (lambda n: isinstance(n, ast.Constant) and type(n.value) is int, "off_by_one",
      lambda n: setattr(n, "value", n.value + 1)),

@@ -1,6 +1,6 @@
 -- step, edits of the tables that it began with, fresh ids, reevaluated ids, (change of references, ids) each with their
 -- frame keys when it is negative, tables, (prompt id, prompt), prompt ids that left B_bad, batch, composition, its
--- limit, number of stale fates, bytes of the fresh groups, outcomes (or '')
+-- limit, number of stale results, bytes of the fresh groups, success counts (or '')
 -- -> 1, or 0 when the fence is broken
 local step, edits = count(), count()
 
@@ -31,10 +31,10 @@ for _, prompt_id in ipairs(list()) do call('HDEL', K.bad_prompts, prompt_id) end
 call('HSET', K.batches, step, arg())
 call('LPUSH', K.compositions, arg())
 call('LTRIM', K.compositions, 0, count() - 1)
--- New stale fates are put before those that this assembly saw.
+-- New stale results are put before those that this assembly saw.
 call('LTRIM', K.stale, 0, -1 - count())
 call('HINCRBY', K.meta, 'fresh_bytes', 0 - count())
-local outcomes = arg()
-if outcomes ~= '' then call('HSET', K.outcomes, step, outcomes) end
+local success_counts = arg()
+if success_counts ~= '' then call('HSET', K.success_counts, step, success_counts) end
 call('HSET', K.meta, 'assembled', step, 'table_edits', 0)
 return 1

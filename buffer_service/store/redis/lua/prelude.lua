@@ -139,7 +139,7 @@ local function requeue(request)
   call('ZADD', K['queue_' .. request.purpose], request.score, request.id)
 end
 
--- An evaluation ends when its label is forgotten, not when so many steps have passed.
+-- An evaluation ends when its label is forgotten, not when a number of steps has passed.
 local function settled_at(request, assembled)
   return request.purpose == 'evaluate' and '+inf' or assembled
 end

@@ -1,5 +1,5 @@
 -- n, then n of each: ids, terms, versions, workers, ranks, sizes, records; frame keys: n incoming, n final
--- -> {fate, ...} | {'mismatch', id, terms of the request} | {'missing', id, bytes} | {'other_content', id, worker}
+-- -> {result, ...} | {'mismatch', id, terms of the request} | {'missing', id, bytes} | {'other_content', id, worker}
 -- The frames lie under `incoming`, written by workers, and expire there. Those of stored groups get a name that no worker
 -- may write to, and stay.
 -- One command serves all groups, and arguments come in columns: a call of Redis, or taking a single argument, costs more
@@ -88,7 +88,7 @@ local function settle_all(stored_ids)
   for purpose, some in pairs(of_purpose) do
     bulk('ZREM', K['leases_' .. purpose], some)
     bulk('ZREM', K['queue_' .. purpose], some)
-    -- The request of a fresh group is needed until its batch: its prompt may enter B_bad, or be asked again.
+    -- The request of a fresh group is needed until its batch: its prompt may enter B_bad, or be re-sampled.
     if purpose ~= 'fresh' then bulk('HDEL', K.requests, some) end
   end
   bulk('HDEL', K.live, stored_ids)
@@ -139,10 +139,10 @@ local function hear_all()
 end
 
 run_even_when_full()
-local fates, counts = {}, {}
+local results, counts = {}, {}
 for i = 1, n do
-  fates[i] = admit(i)
-  counts[fates[i]] = (counts[fates[i]] or 0) + 1
+  results[i] = admit(i)
+  counts[results[i]] = (counts[results[i]] or 0) + 1
 end
 if #stored > 0 then
   keep_frames()
@@ -151,5 +151,5 @@ if #stored > 0 then
   hear_all()
 end
 call('UNLINK', unpack(incoming))  -- of those that are not stored
-for fate, number in pairs(counts) do call('HINCRBY', K.counters, 'pushed_groups:' .. fate, number) end
-return fates
+for result, number in pairs(counts) do call('HINCRBY', K.counters, 'pushed_groups:' .. result, number) end
+return results

@@ -1,10 +1,10 @@
--- whether to hold the groups, n, n times (group id, event, fate, request); one frame key per group
+-- whether to hold the groups, n, n times (group id, event, result, request); one frame key per group
 -- -> ids of the groups that stay, because the id of their replacing request is taken
 -- The first of them is queued last, so that it comes first at the head.
 run_even_when_full()
 local hold, taken, gone, frames = count() == 1, {}, {}, {}
 for _ = 1, count() do
-  local id, event, fate, request, frame = arg(), arg(), arg(), request_args(), frame_key()
+  local id, event, result, request, frame = arg(), arg(), arg(), request_args(), frame_key()
   local is_there = call('ZSCORE', K.fresh, id)
   if is_there and enqueue(request, true) == 0 then
     taken[#taken + 1] = id
@@ -16,7 +16,7 @@ for _ = 1, count() do
       gone[#gone + 1] = id
       frames[#gone] = frame
     end
-    call('LPUSH', K.stale, fate)
+    call('LPUSH', K.stale, result)
     call('HINCRBY', K.counters, event, 1)
   end
 end

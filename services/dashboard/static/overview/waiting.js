@@ -73,9 +73,9 @@ function queues(grid) {
   });
 }
 
-function fates(grid) {
+function results(grid) {
   return chartCard(grid, {
-    title: "What became of the groups", id: "fates",
+    title: "What became of the groups", id: "results",
     note: "Every group that the assembly of the chosen step looked at, by the rule that decided.",
     empty: "The groups of this step are not known here.",
     draw({ steps, index, length, meanings }) {
@@ -92,4 +92,4 @@ function fates(grid) {
 }
 
 /** All cards of this file, in order. */
-export const waitingCards = (grid) => [time(grid), queues(grid), fates(grid)];
+export const waitingCards = (grid) => [time(grid), queues(grid), results(grid)];

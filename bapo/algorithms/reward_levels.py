@@ -1,0 +1,49 @@
+"""Where a group's mean reward lies: the membership tests of eqs. 5-7, decided on k = G mu instead of mu.
+
+k is an integer for rewards in {0, 1}, so mu = 1/8 against c1 = 1/8 is never a question of rounding.
+Fractional rewards travel as float32: their sum is right to about G * 6e-8, far inside TOLERANCE.
+"""
+
+from __future__ import annotations
+
+import math
+
+from bapo.core.types import GroupStat
+
+TOLERANCE = 1e-6
+"""In units of k. Less than any real difference between two levels, more than the rounding of c * G and of k."""
+
+
+def is_within(stat: GroupStat, low: float, high: float) -> bool:
+    """low <= mu <= high: the third indicator of eq. 5."""
+    return low * stat.size - TOLERANCE <= stat.reward_sum <= high * stat.size + TOLERANCE
+
+
+def is_hard(stat: GroupStat, c1: float) -> bool:
+    """mu <= c1: belongs into B_bad (algorithm 1, line 8)."""
+    return stat.reward_sum <= c1 * stat.size + TOLERANCE
+
+
+def is_solved(stat: GroupStat) -> bool:
+    """mu = 1: nothing left to learn."""
+    return stat.reward_sum >= stat.size - TOLERANCE
+
+
+def is_all_incorrect(stat: GroupStat) -> bool:
+    """mu < 1/G: below the first indicator of eq. 5."""
+    return stat.reward_sum < 1 - TOLERANCE
+
+
+def is_all_correct(stat: GroupStat) -> bool:
+    """mu > (G-1)/G: above the first indicator of eq. 5."""
+    return stat.reward_sum > stat.size - 1 + TOLERANCE
+
+
+def is_informative(stat: GroupStat) -> bool:
+    """1/G <= mu <= (G-1)/G (eq. 5), and not all rewards equal: with fractional rewards these are two questions."""
+    return not is_all_incorrect(stat) and not is_all_correct(stat) and not stat.homogeneous
+
+
+def levels_within(low: float, high: float, group_size: int) -> range:
+    """The levels k of a group with binary rewards that satisfy low <= k/G <= high; empty if the window misses all."""
+    return range(math.ceil(low * group_size - TOLERANCE), math.floor(high * group_size + TOLERANCE) + 1)

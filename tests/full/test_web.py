@@ -1,0 +1,188 @@
+"""The page in a real Chromium: it follows a run, draws the numbers of its records, and is there for everybody."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bapo.runtime.auth.api_tokens import Keyring, Role, digest
+from bapo.runtime.run_directory.layout import RunDirectory
+from benchmarks.synthetic_run import extend
+from services.dashboard.assets import write_export
+from tests.support.browser import Visit, visiting
+from tests.support.dashboard import (
+    NUM_STEPS,
+    all_values,
+    made_run,
+    opened,
+    rows_of,
+    values,
+    viewed,
+)
+from tests.support.dashboard_app import serving_dashboard
+
+
+def test_the_page_follows_a_run_that_goes_on(browser: Any, tmp_path: Path) -> None:
+    run, made = made_run(tmp_path / "live", 5)
+    with viewed(run) as url, visiting(browser, url) as visit:
+        opened(visit, 5)
+        extend(run, made, 3)
+        opened(visit, 8)
+        rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+        assert values(visit, "composition", "X1 fresh") == [row["x1"] for row in rows]
+        assert len(rows) == 8
+        run.truncate_after(2)  # the run went back to a checkpoint
+        opened(visit, 2)
+        assert values(visit, "composition", "X1 fresh") == [row["x1"] for row in rows[:2]]
+        assert visit.complaints == []
+
+
+def test_an_exported_file_is_the_same_page_without_anybody(
+    browser: Any, finished: RunDirectory, tmp_path: Path
+) -> None:
+    path = write_export(finished, tmp_path / "run.html")
+    rows = [json.loads(line) for line in (finished.path / "metrics.jsonl").read_text().splitlines()]
+    with visiting(browser, path.as_uri() + "#/overview?step=7", offline=True) as visit:
+        opened(visit, 7)
+        assert values(visit, "composition", "X3 reused") == [row["x3"] for row in rows]
+        assert (visit.hosts(), visit.complaints) == (set(), [])
+        assert {url.split(":")[0] for url in visit.requests} <= {"file", "data"}
+
+
+def test_a_run_with_tokens_asks_for_one_and_keeps_it_for_the_tab(
+    redis_url: str, browser: Any, finished: RunDirectory
+) -> None:
+    token = "token-of-the-viewer-0123"
+    keyring = Keyring(f"{Role.VIEWER}:{digest(token)}")
+    with serving_dashboard(finished, keyring) as url:
+        with visiting(browser, url) as visit:
+            visit.page.fill("#token", "not-one-of-ours-0000")
+            visit.page.click("text=Show the run")
+            visit.page.wait_for_selector("text=this token is not accepted here")
+            visit.page.fill("#token", token)
+            visit.page.keyboard.press("Enter")
+            opened(visit, NUM_STEPS)
+            visit.page.reload()
+            opened(visit, NUM_STEPS)
+            assert token not in visit.page.url
+            assert visit.page.evaluate("[document.cookie, Object.keys(localStorage).join()]") == ["", ""]
+        with visiting(browser, url) as other:
+            other.page.wait_for_selector("#token-form")
+
+
+def test_text_of_a_run_is_never_markup(browser: Any, tmp_path: Path) -> None:
+    run, made = made_run(tmp_path / "evil", 2)
+    row, results = made.step()
+    run.write_groups(3, results)
+    run.append_metrics(row | {"warning": "<img src=x onerror=alert(1)></script><script>alert(2)</script>"})
+    page = write_export(run, tmp_path / "evil.html")
+    with viewed(run) as url:
+        for place in (url, page.as_uri()):
+            with visiting(browser, place) as visit:
+                opened(visit, 3)
+                assert "<img src=x onerror=alert(1)></script><script>" in visit.page.text_content("main .notice")
+                assert visit.page.query_selector("main img, main script") is None
+                refusal = visit.page.evaluate(
+                    "() => { try { document.body.innerHTML = '<b>x</b>' } catch (e) { return e.name } }"
+                )
+                assert refusal == "TypeError"
+
+
+# -- numbers
+
+
+WORDS = {"x1": "X1 fresh", "x2": "X2 improved", "x3": "X3 reused"}
+PHASES = {
+    "wait_batch_s": "waiting for the batch", "prox_s": "proximal log-probs",
+    "update_s": "forward, backward, optimizer", "diagnostics_s": "theorem meter",
+    "sync_s": "weight update of the workers", "checkpoint_s": "checkpoint",
+}  # fmt: skip
+CURVES = {
+    "composition": {**{WORDS[name]: name for name in WORDS}, "B": "batch_size"},
+    "tables": {"B_bad prompts": "num_bad", "B_high groups": "num_high"},
+    "staleness": {WORDS[name]: f"staleness_{name}_mean" for name in WORDS},
+    "reward": {"r_tot": "reward_mean"}, "loss": {"loss": "loss"}, "entropy": {"entropy": "entropy"},
+    "grad-norm": {"gradient norm": "grad_norm"}, "clipping": {"clipped share": "clip_ratio"},
+}  # fmt: skip
+"""Chart -> all of its series -> column of metrics.jsonl."""
+
+
+def columns_of(run: RunDirectory) -> dict[str, list[Any]]:
+    rows = rows_of(run)
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _short(value: float | None) -> Any:
+    """As the page is sent it: six digits."""
+    return None if value is None else pytest.approx(value, rel=1e-5)
+
+
+def short(series: list[Any]) -> list[Any]:
+    return [_short(value) for value in series]
+
+
+def test_every_series_of_every_curve_has_the_numbers_of_the_records(
+    browser: Any, address: str, finished: RunDirectory
+) -> None:
+    column = columns_of(finished)
+    with visiting(browser, address) as visit:
+        opened(visit, NUM_STEPS)
+        for chart, series in CURVES.items():
+            assert all_values(visit, chart) == {words: short(column[name]) for words, name in series.items()}, chart
+        assert all_values(visit, "thresholds") == {
+            "r_tot": short(column["reward_mean"]), "c1": [0.125] * NUM_STEPS, "c2": short(column["c2"]),
+            "c3": short(column["c3"]),
+        }  # fmt: skip
+        left = [step_s - sum(column[name][i] for name in PHASES) for i, step_s in enumerate(column["step_s"])]
+        assert all_values(visit, "phases") == {
+            **{words: short(column[name]) for name, words in PHASES.items()},
+            "everything else": [pytest.approx(max(0.0, rest), abs=1e-4) for rest in left],
+        }
+        assert visit.complaints == []
+
+
+# -- for everybody: on a phone, in the dark, by keyboard
+
+
+CONTRAST = (Path(__file__).parents[1] / "support" / "contrast.js").read_text()
+
+
+@pytest.fixture(params=[(1280, "light"), (390, "dark")], ids=["1280-light", "390-dark"])
+def whole(request: pytest.FixtureRequest, browser: Any, address: str) -> Iterator[Visit]:
+    width, scheme = request.param
+    with visiting(browser, address, width=width, scheme=scheme) as visit:
+        yield opened(visit, NUM_STEPS)
+
+
+def test_nothing_is_wider_than_the_screen(whole: Visit) -> None:
+    width = whole.page.viewport_size["width"]
+    assert whole.page.evaluate("document.documentElement.scrollWidth") <= width
+    whole.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    whole.page.wait_for_selector("#composition .rows table")
+    assert whole.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_text_stands_out_from_its_ground(whole: Visit) -> None:
+    """WCAG AA: 4.5 : 1 for text (3 : 1 from 24 px, or bold from 18.7 px), composed over all grounds beneath it."""
+    assert whole.page.evaluate(CONTRAST) == []
+
+
+def test_the_tab_key_visits_everything_in_order_and_shows_where_it_is(whole: Visit) -> None:
+    seen = []
+    for _ in range(12):
+        whole.page.keyboard.press("Tab")
+        seen.append(whole.page.evaluate(
+            """() => { const e = document.activeElement;
+                return [e.textContent.trim() || e.id || e.type, getComputedStyle(e).outlineStyle] }"""
+        ))  # fmt: skip
+    names = [name for name, _ in seen]
+    assert names[:2] == ["Skip to the content", "Overview"]
+    assert names.index("Theme: system") < names.index("Follow the newest")
+    assert all(outline != "none" for _, outline in seen)
+    whole.page.focus("a.skip")
+    whole.page.keyboard.press("Enter")
+    assert whole.page.evaluate("document.activeElement.id") == "content"

@@ -1,0 +1,194 @@
+"""Rewards of other frameworks, and what a dataset's task shows as the answer of a response."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bapo.core.types import Prompt
+from bapo.tasks.answer_formats import written_answer
+from bapo.tasks.base import make_prompt
+from bapo.tasks.countdown import make_task as make_countdown
+from bapo.tasks.dataset import DatasetTask, make_task
+from bapo.tasks.grading.process import grade
+from bapo.tasks.registry import extract_of, with_reward
+from bapo.tasks.rewards import Reward, load_reward
+
+
+def _load(tmp_path: Path, prefix: str, source: str) -> Reward:
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    return load_reward(f"{prefix}{path}:f")
+
+
+def _dataset_prompt(tmp_path: Path, row: dict[str, Any], **options: Any) -> Prompt:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    return make_task(path=str(path), **options).prompts("train")[0]
+
+
+def test_trl_gets_each_column_once_per_completion_and_the_prompts(tmp_path: Path) -> None:
+    source = "def f(prompts, completions, solution, level, **kw):\n    return [float(prompts == ['1+1?'] * 2 and " + (
+        "solution == ['2', '2'] and level == [3, 3] and 'completion_ids' not in kw)] * len(completions)\n"
+    )
+    reward = _load(tmp_path, "trl:", source)
+    prompt = _dataset_prompt(tmp_path, {"prompt": "1+1?", "solution": "2", "level": 3}, extra_columns=["level"])
+    assert list(reward.of_group(prompt, ["a", "b"])) == [1.0, 1.0]
+
+
+def test_trl_gets_messages_where_the_prompt_is_a_conversation(tmp_path: Path) -> None:
+    source = (
+        "def f(prompts, completions, **kw):\n"
+        "    assert prompts[0] == [{'role': 'user', 'content': '1+1?'}]\n"
+        "    return [float(c == [{'role': 'assistant', 'content': '2'}]) for c in completions]\n"
+    )
+    reward = _load(tmp_path, "trl:", source)
+    prompt = _dataset_prompt(tmp_path, {"prompt": [{"role": "user", "content": "1+1?"}], "answer": "2"})
+    assert list(reward.of_group(prompt, ["2", "3"])) == [1.0, 0.0]
+
+
+def test_trl_may_return_an_array(tmp_path: Path) -> None:
+    reward = _load(tmp_path, "trl:", "import numpy\ndef f(completions, **kw):\n    return numpy.array([1.0, 0.0])\n")
+    assert reward.of_group(make_prompt("t", "x", {}), ["a", "b"]) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("returned", ["[1.0]", "1.0", "[1.0, 0.0, 1.0]"])
+def test_trl_must_return_one_reward_for_each_completion(tmp_path: Path, returned: str) -> None:
+    reward = _load(tmp_path, "trl:", f"def f(completions, **kw):\n    return {returned}\n")
+    failed = grade(with_reward(make_countdown(num_train=1), reward), make_prompt("t", "x", {}), ["a", "b"], (0.0, 1.0))
+    assert "for 2 completions; one reward for each is needed" in failed["failed"]
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    reward = _load(tmp_path, "trl:", "def f(completions, nums, **kw):\n    return [1.0]\n")
+    with pytest.raises(TypeError, match=r"needs 'nums'.*there are answer\. Name more in task.options.extra_columns"):
+        reward(make_prompt("t", "x", {"answer": "2"}), "2")
+
+
+VERL_ROW = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "1+1?"}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"split": "train", "index": 7},
+}
+SKYRL_ROW = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "1+1?"}],
+    "env_class": "gsm8k",
+    "reward_spec": {"method": "rule", "ground_truth": "2"},
+    "extra_info": {"index": 7},
+}
+
+
+@pytest.mark.parametrize("row", [VERL_ROW, SKYRL_ROW])
+def test_verl_gets_the_source_the_ground_truth_and_the_extra_info_of_the_row(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
+    source = (
+        "def f(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    assert (data_source, ground_truth, extra_info['index']) == ('openai/gsm8k', '2', 7)\n"
+        "    return solution_str == ground_truth\n"
+    )
+    reward = _load(tmp_path, "verl:", source)
+    assert list(reward.of_group(_dataset_prompt(tmp_path, row), ["2", "3"])) == [True, False]
+
+
+def test_a_dict_without_a_score_is_an_error_that_shows_its_keys(tmp_path: Path) -> None:
+    reward = _load(tmp_path, "verl:", "def f(solution_str, **kw):\n    return {'acc': 1.0}\n")
+    with pytest.raises(TypeError, match="without 'score': it has acc"):
+        reward(make_prompt("t", "x", {"answer": "2"}), "2")
+
+
+@pytest.mark.parametrize(
+    ("score", "reward_range", "reward"),
+    [("-1", (-1.0, 1.0), 0.0), ("1", (-1.0, 1.0), 1.0), ("0", (-1.0, 1.0), 0.5), ("15", (10.0, 20.0), 0.5)],
+)
+def test_a_reward_range_is_mapped_to_0_to_1(
+    tmp_path: Path, score: str, reward_range: tuple[float, float], reward: float
+) -> None:
+    task = with_reward(make_countdown(num_train=1), _load(tmp_path, "", f"def f(prompt, text):\n    return {score}\n"))
+    assert grade(task, make_prompt("t", "x", {}), ["a"], reward_range) == {"rewards": [reward]}
+
+
+def test_a_reward_outside_of_its_range_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
+    task = with_reward(make_countdown(num_train=1), _load(tmp_path, "", "def f(prompt, text):\n    return -1\n"))
+    failed = grade(task, make_prompt("t", "x", {}), ["a"], (0.0, 1.0))["failed"]
+    assert "returned -1, which is no number in [0, 1]" in failed
+    assert "task.reward_range" in failed
+
+
+# -- answers of responses
+
+
+TAGS, MARK, BOXED = "<answer>{answer}</answer>", "#### {answer}", "\\boxed{{answer}}"
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "want"),
+    [
+        (TAGS, "so <answer> 42 </answer>", "42"),
+        (TAGS, "<answer>1</answer> no: <answer>2</answer>.", "2"),
+        (TAGS, "<answer>1</answer> and then <answer>2", "1"),  # cut off: the last that is whole
+        (TAGS, "<answer>a\nb</answer>", "a\nb"),
+        (TAGS, "42", None),
+        (TAGS, "</answer>42<answer>", None),
+        (f"Because.\n{TAGS}\n", "I say <answer>42</answer>", "42"),  # only the line with the answer is looked for
+        (MARK, "3 + 4 = 7\n#### 7", "7"),
+        (MARK, "#### 7\nwait\n####  1,000 \nbye", "1,000"),
+        (MARK, "####", ""),
+        (MARK, "7", None),
+        (BOXED, r"hence \boxed{42}.", "42"),
+        (BOXED, r"\boxed{\frac{1}{2}} or so", r"\frac{1}{2}"),
+        (BOXED, r"\boxed{1} and \boxed{2", "1"),
+        (BOXED, r"\boxed{", None),
+        ("**{answer}**", "**1** or **2**", "2"),
+        ("{answer}", "42", None),  # nothing says where it stands
+        ("{answer} it is", "42 it is", None),
+        ("no field", "42", None),
+    ],
+)
+def test_the_answer_stands_where_the_format_has_it(form: str, text: str, want: str | None) -> None:
+    assert written_answer(form, text) == want
+
+
+def test_a_long_text_with_many_marks_is_read_in_time_that_grows_with_its_length() -> None:
+    text = "\\boxed{" * 100_000
+    assert written_answer(BOXED, text) is None  # quadratic work would take minutes
+    assert written_answer(TAGS, "<answer>" * 100_000) is None
+
+
+def task_of(tmp_path: Path, **options: Any) -> DatasetTask:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({"prompt": "6*7?", "answer": "42"}) + "\n")
+    return make_task(path=str(path), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "another", "want"),
+    [
+        ({}, False, "so <answer>42</answer>"),  # exact match compares all of it
+        ({}, True, None),  # and another reward something else
+        ({"reward": "mine.py:f"}, False, None),  # which does not say what it reads
+        ({"reward": "mine.py:f", "gold_format": TAGS}, False, "42"),
+        ({"gold_format": TAGS}, True, "42"),
+        ({"gold_format": "{answer}"}, True, None),
+    ],
+)
+def test_a_dataset_shows_what_its_reward_reads_as_far_as_that_is_known(
+    tmp_path: Path, options: dict[str, Any], another: bool, want: str | None
+) -> None:
+    task = task_of(tmp_path, **options)
+    extract = extract_of(task, another_reward=another)
+    (prompt,) = task.prompts("train")
+    assert (extract(prompt, " so <answer>42</answer>\n") if extract else None) == want
+
+
+@pytest.mark.parametrize("form", [TAGS, MARK, BOXED])
+def test_the_answer_of_a_gold_response_is_the_answer_of_the_row(tmp_path: Path, form: str) -> None:
+    task = task_of(tmp_path, reward="mine.py:f", gold_format=form)
+    (prompt,) = task.prompts("train")
+    assert task.extract(prompt, str(task.gold(prompt))) == "42"

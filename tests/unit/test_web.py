@@ -1,0 +1,240 @@
+"""What the page of a run is told: the overview, prompts, groups and the search, from records small enough to check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bapo.analysis.whatif.history import History
+from bapo.analysis.whatif.recording import RecordedStep
+from bapo.config.load import load_resolved
+from bapo.config.tree import Config
+from bapo.core.errors import ContractError
+from bapo.core.types import GroupResult, Origin, Purpose
+from bapo.runtime.run_directory.files import Lines
+from bapo.runtime.run_directory.layout import RunDirectory
+from services.dashboard.assets import answers
+from services.dashboard.endpoints import ENDPOINTS, Endpoint, ask, view_of
+from services.dashboard.overview import PromptVisits, table_ages
+from services.dashboard.run_view import RunView
+from tests.support.recorded_responses import GROUP, HOSTILE, LONG, write_rollout_run
+from tests.support.synthetic_runs import metrics_row, result, write_run
+
+CONFIG = Config.model_validate(
+    {"algorithm": {"batch_size": 4, "group_size": 4}, "learner": {"minibatch_size": 4}, "rollout": {"num_workers": 1}}
+)
+
+
+OVERVIEW = next(endpoint for endpoint in ENDPOINTS if endpoint.name == "overview")
+
+
+def visit(prompt: str, rewards: str, step: int, **fields: Any) -> GroupResult:
+    return result(prompt, rewards, step=step, birth=step, **fields)
+
+
+VISITS = {
+    # a: 0 right, then 2, then 0 again; b: 1 right, then 3; c: 0 right, then 1; d comes once.
+    1: [visit("a", "0000", 1), visit("b", "1000", 1, origin=Origin.X1), visit("c", "0000", 1)],
+    2: [
+        visit("c", "0100", 2, purpose=Purpose.REEVALUATE, origin=Origin.X2),
+        result("b", "1000", step=1, birth=1, origin=Origin.X3, reason="reused"),
+        visit("d", "1111", 2),
+    ],
+    3: [visit("a", "0110", 3, origin=Origin.X1), visit("b", "0111", 3, origin=Origin.X1), visit("c", "0001", 3)],
+    4: [visit("a", "0000", 4)],
+}
+
+
+def folded(kind: Any) -> dict[str, list[Any]]:
+    fold = kind(CONFIG)
+    for step, results in VISITS.items():
+        fold.advance(RecordedStep(step=step, results=tuple(results), metrics=metrics_row(step)))
+    return fold.columns(0)  # type: ignore[no-any-return]
+
+
+def test_bins_count_fresh_groups_of_the_step_and_no_reused_or_re_evaluated_ones() -> None:
+    assert folded(PromptVisits)["bins"] == [[2, 1, 0, 0, 0], [0, 0, 0, 0, 1], [0, 1, 1, 1, 0], [1, 0, 0, 0, 0]]
+
+
+def test_the_matrix_moves_a_prompt_from_its_last_bin_to_its_new_one() -> None:
+    found = folded(PromptVisits)
+    # Cells are first * 5 + last: c 0 -> 1, a 0 -> 2, b 1 -> 3; then a is back at 0.
+    assert found["moved"] == [[], [], [1, 1, 2, 1, 8, 1], [0, 1, 2, -1]]
+    assert found["revisited"] == [0, 0, 3, 3]
+
+
+def test_a_rescued_prompt_names_what_trained_it_before_and_is_none_when_it_fails_again() -> None:
+    found = folded(PromptVisits)
+    assert found["unsolved"] == [0, 0, 2, 2]
+    # At its second visit nothing of a had been trained; c had been trained as X2.
+    assert found["attribution"] == [{}, {}, {"none of them": 1, "x2": 1}, {"x2": 1}]
+    assert found["rescued"] == [0, 0, 2, 1]
+
+
+def test_ages_are_those_of_the_replayed_tables() -> None:
+    """a, c are hard from step 1 and are put in anew when they are seen again; sizes as the run recorded them."""
+    fold = History(CONFIG)
+    hard = [visit("a", "0000", 1, reason="all_incorrect"), visit("c", "0000", 1, reason="all_incorrect")]
+    fold.advance(
+        RecordedStep(step=1, results=tuple(hard), metrics=metrics_row(1, reward_mean=0.0, num_bad=2, num_high=0))
+    )
+    later = [visit("e", "0000", 2, reason="all_incorrect"), visit("f", "0011", 2, origin=Origin.X1)]
+    fold.advance(RecordedStep(step=2, results=tuple(later), metrics=metrics_row(2, num_bad=3)))
+    found = table_ages(fold, 0)
+    assert [ages[:3] for ages in found["bad_ages"]] == [[2, 0, 0], [1, 2, 0]]
+    assert found["bad_oldest"] == [0, 1]
+
+
+def test_ages_are_unknown_where_the_records_are_none_that_a_composer_can_do_with() -> None:
+    fold = History(CONFIG)
+    only_old = (result("a", "0110", step=1, birth=1),)
+    fold.advance(RecordedStep(step=2, results=only_old, metrics=metrics_row(2)))
+    assert table_ages(fold, 0)["bad_ages"] == [None]
+
+
+# -- following a run
+def whole(view: RunView, endpoint: Endpoint = OVERVIEW, **query: Any) -> dict[str, Any]:
+    while not (found := ask(view, endpoint, **query))["is_complete"]:
+        pass
+    return found
+
+
+def viewed(run: RunDirectory) -> RunView:
+    return view_of(run, load_resolved(run.config_path))
+
+
+def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = Lines(path, None)
+    assert list(lines.read()) == []
+    path.write_text('{"a": 1}\n{"a"')
+    assert list(lines.read()) == [{"a": 1}]
+    with path.open("a") as file:
+        file.write(': 2}\n{"a": 3}\n')
+    assert list(lines.read()) == [{"a": 2}, {"a": 3}]
+    assert not lines.is_another_file()
+    path.unlink()
+    assert lines.is_another_file()
+
+
+def test_groups_that_cannot_be_read_are_named_and_the_curves_stay(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "mine", metrics=[metrics_row(1, x1=3)])
+    found = whole(viewed(run))
+    assert "groups of step 1 cannot be read" in found["problem"]
+    assert (found["steps"]["x1"], found["steps"]["bins"], found["steps"]["bad_ages"]) == ([3], [None], [None])
+
+
+# -- prompts, groups and the search
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return write_rollout_run(tmp_path / "mine")
+
+
+@pytest.fixture
+def view(run: RunDirectory) -> RunView:
+    found = view_of(run, load_resolved(run.config_path))
+    while not found.is_complete:
+        found.refresh()
+    return found
+
+
+def told(view: RunView, endpoint: str, **query: Any) -> dict[str, Any]:
+    return ask(view, next(one for one in ENDPOINTS if one.name == endpoint), **query)
+
+
+def test_a_prompt_has_its_visits_and_its_way_through_the_buffers(view: RunView) -> None:
+    found = told(view, "prompt", id="hard")
+    assert [(v["step"], v["version"], v["k"], v["size"], v["origin"]) for v in found["visits"]] == [
+        (1, 1, 0, 4, None),
+        (2, 2, 1, 4, "x1"),
+    ]
+    assert found["visits"][0]["why"] == "its fresh group had k = 0 of 4, and the range filter needs 1 <= k <= 3"
+    assert [visit["has_text"] for visit in found["visits"]] == [False, True]
+    assert (found["transitions"][0]["table"], found["transitions"][0]["change"]) == ("bad", "entered")
+    assert found["transitions"][0]["why"] == "fresh group with mu = 0 <= c1 = 0.125"
+    assert found["differs"] == ""
+
+
+def test_the_prompts_of_a_buffer_are_those_that_are_in_it_now(view: RunView) -> None:
+    # `hard` had 1 of 4 in step 2, more than c1; only a re-evaluation takes it out of B_bad again.
+    assert {p["id"] for p in told(view, "prompts", table="bad")["prompts"]} == {"hard", "zero"}
+    with pytest.raises(ContractError, match="table is bad, high or empty"):
+        told(view, "prompts", table="worse")
+
+
+def test_a_group_has_its_responses_with_every_number_that_was_recorded(view: RunView) -> None:
+    found = told(view, "group", id=GROUP)
+    assert (found["step"], found["prompt_id"], found["gold"]) == (2, "hard", "12+5+7")
+    first, second, third, fourth = found["responses"]
+    assert (first["reward"], first["advantage"], first["extracted"]) == (1.0, 1.5, "12+5+7")
+    assert first["entropy"] == [0.0, 0.1, 0.2, 0.3]
+    assert first["ratio"] == [1.0, 1.1, 1.2, 1.3]
+    assert first["clipped"] == [0, 1, 0, 0]
+    assert second["pieces"] == [HOSTILE, " no"]
+    assert third["pieces"] == [LONG, "\n", "end"]
+    assert fourth["entropy"] is None
+    assert (fourth["num_tokens"], len(fourth["pieces"])) == (3000, 2000)
+    assert len(told(view, "group", id=GROUP, most=5000)["responses"][3]["pieces"]) == 3000
+
+
+@pytest.mark.parametrize(
+    ("group_id", "why"),
+    [
+        ("hard@1", "it was not the turn of step 1 (diagnostics.texts = 2, diagnostics.token_records = 2; 0: never)"),
+        (
+            "zero@2",
+            "the step has texts, but not of this group: of groups that do not train as many are kept as go into",
+        ),
+    ],
+)
+def test_a_group_without_text_says_why_and_still_has_its_rewards(view: RunView, group_id: str, why: str) -> None:
+    found = told(view, "group", id=group_id)
+    assert found["responses"] == []
+    assert found["why_no_text"].startswith(why)
+    assert len(found["rewards"]) == 4
+
+
+def test_a_group_that_did_not_train_has_its_texts_and_says_that_no_numbers_of_tokens_are_known(view: RunView) -> None:
+    found = told(view, "group", id="easy@2")
+    assert (found["step"], found["origin"], found["why_no_text"]) == (2, None, "")
+    assert found["why_no_tokens"].startswith("the group did not train in this step")
+    assert [response["pieces"] for response in found["responses"]] == [[f"easy answer {i} {HOSTILE}"] for i in range(4)]
+    first = found["responses"][0]
+    assert (first["reward"], first["extracted"], first["num_tokens"]) == (1.0, "easy 0", 7)
+    assert (first["advantage"], first["rollout"], first["entropy"], first["is_cut"]) == (None, None, None, False)
+    assert told(view, "prompt", id="easy")["visits"][-1]["has_text"] is True
+
+
+@pytest.mark.parametrize(("endpoint", "noun"), [("prompt", "prompt"), ("group", "group")])
+def test_an_unknown_id_is_refused(view: RunView, endpoint: str, noun: str) -> None:
+    with pytest.raises(ContractError, match=f"no step of run mine looked at a {noun} 'nobody'"):
+        told(view, endpoint, id="nobody")
+
+
+def test_the_search_finds_ids_prompts_and_responses(view: RunView) -> None:
+    def hits(text: str) -> list[tuple[str, str, int]]:
+        return [(hit["kind"], hit["id"], hit["row"]) for hit in told(view, "search", text=text)["hits"]]
+
+    assert hits("IS 24") == [("response", GROUP, 0)]
+    assert hits("no evil") == [("response", GROUP, 1)]  # both words, in any order
+    assert hits("12,5,7->") == [("prompt", "easy", 0), ("prompt", "hard", 0)]
+    assert hits("easy answer 2") == [("response", "easy@2", 2)]  # it did not train
+    assert hits("middle") == [("group", "middle@1", 0), ("prompt", "middle", 0)]
+    assert hits("nothing of this") == []
+    found = told(view, "search", text="here")
+    assert (found["is_whole"], found["taken"], found["recorded"]) == (True, 1, 1)
+
+
+def test_an_exported_file_carries_the_prompts_and_the_recorded_groups_with_text_that_ends_no_script(
+    view: RunView,
+) -> None:
+    found = answers(view)
+    assert {"prompts", "prompts?first=0&last=1", "prompt?id=hard", f"group?id={GROUP.replace('@', '%40')}"} <= set(
+        found
+    )
+    assert f"group?id={GROUP.replace('@', '%40')}&step=2" in found
+    assert not [key for key in found if key.startswith("search")]
