@@ -78,8 +78,8 @@ class Assembler:
         return self._store.read_step(step, self._schedule.at(step) * self._composer.max_rounds)
 
     def assemble(self, reading: StepReading) -> Assembly | Wait | None:
-        """Assemble the step of a look; Wait when it needs another round of fresh groups; None when groups were stale or
-        another instance was faster: read again.
+        """Assemble the step that was read; Wait when it needs another round of fresh groups; None when groups were
+        stale or another instance was faster: read again.
 
         Raises: ContractError when the composer breaks the invariants of a Decision.
         """

@@ -13,7 +13,7 @@ Does not cover: a maxmemory that does not hold the fresh groups of one step and 
 order those that workers may sample ahead (the launcher warns); Redis then refuses what the batch is missing, and the
 reason of the wait names it.
 
-One reading serves all calls for LOOK_S; what arrives meanwhile is added to it, so that the limits hold within one push
+One reading serves all calls for POLL_S; what arrives meanwhile is added to it, so that the limits hold within one push
 per instance of the service.
 """
 
@@ -30,7 +30,7 @@ from buffer_service.assembly import has_its_fresh, is_ready, must_wait_for_round
 from buffer_service.state import Memory, Readiness
 from buffer_service.store.redis.store import RedisStore
 
-LOOK_S = 0.1
+POLL_S = 0.1
 MEMORY_SHARE = 0.95
 """Of Redis' maxmemory; the rest is kept for re-evaluations, requests, leases and what a batch needs."""
 FILLING_SHARE = 0.75
@@ -53,11 +53,11 @@ class Backpressure:
         """`wanted`: fresh groups that the next step needs; by default those of its first round."""
         self._store, self._config, self._now = store, config, now
         self._wanted = wanted or config.algorithm.fresh_schedule.at
-        self._looking = threading.Lock()
-        """Held while the store is read: by `look` alone, never on an event loop."""
+        self._polling = threading.Lock()
+        """Held while the store is read: only by `poll`, never on an event loop."""
         self._lock = threading.Lock()
         """Guards the fields below; never held while the store is read."""
-        self._inspected = -LOOK_S
+        self._inspected = -POLL_S
         self._failures = 0
         self._failure = ""
         """Message of the newest reading that failed."""
@@ -71,7 +71,7 @@ class Backpressure:
     @property
     def is_known(self) -> bool:
         """Whether the newest reading is recent; otherwise the next call reads Redis, which takes a millisecond."""
-        return self._now() - self._inspected < LOOK_S
+        return self._now() - self._inspected < POLL_S
 
     def forget(self) -> None:
         """Invalidate the reading: something was consumed, which a reading in progress may not have seen."""
@@ -79,7 +79,7 @@ class Backpressure:
             self._forget()
 
     def _forget(self) -> None:
-        self._inspected = -LOOK_S
+        self._inspected = -POLL_S
         self._forgotten += 1
 
     def poll(self) -> None:
@@ -88,7 +88,7 @@ class Backpressure:
         Callers that wait for a reading fail with it: in turn, each would wait for a store that hangs.
         """
         failures = self._failures
-        with self._looking:
+        with self._polling:
             if self.is_known:
                 return
             if self._failures != failures:
@@ -163,7 +163,7 @@ class Backpressure:
                 self._forget()
 
     def _may_complete(self) -> bool:
-        """Whether what was stored since the newest look may have completed the batch, and a limit is reached then."""
+        """Whether what was stored since the newest poll may have completed the batch, and a limit is reached then."""
         if not self._fresh_ready and self._memory_reached():
             return True
         return not self._batch_ready and bool(self._queue_reached())

@@ -203,14 +203,14 @@ class BoundedRead(Generic[T]):
     Not in a worker thread of the service: while Redis hangs, waiting calls occupy all of those.
     """
 
-    def __init__(self, look: Callable[[], T], patience_s: float) -> None:
+    def __init__(self, read: Callable[[], T], patience_s: float) -> None:
         """`patience_s`: how long a caller waits."""
-        self._look, self._patience_s = look, patience_s
+        self._read, self._patience_s = read, patience_s
         self._lock = threading.Lock()
         self._newest: Future[T] | None = None
 
     async def soon(self) -> T:
-        """What the look gives, or raises. Raises: TimeoutError when it takes too long."""
+        """What the read returns, or raises. Raises: TimeoutError when it takes too long."""
         return await asyncio.wait_for(asyncio.wrap_future(self._begun()), self._patience_s)
 
     def _begun(self) -> Future[T]:
@@ -219,12 +219,12 @@ class BoundedRead(Generic[T]):
             if newest is None or newest.done():
                 newest = self._newest = Future()
                 newest.set_running_or_notify_cancel()  # a caller that gives up cancels it for nobody
-                threading.Thread(target=self._settle, args=(newest,), name="look", daemon=True).start()
+                threading.Thread(target=self._settle, args=(newest,), name="bounded-read", daemon=True).start()
         return newest
 
     def _settle(self, future: Future[T]) -> None:
         try:
-            found = self._look()
+            found = self._read()
         except BaseException as error:  # noqa: BLE001 - it is raised for who waits
             future.set_exception(error)
         else:

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 FORGOTTEN = "; if Redis has lost steps (power loss, or no append-only file), resume the run from its last checkpoint"
 ASSEMBLY_LOOKS = 20
-"""An assembly that finds stale groups, or another instance at work, looks again so often before it waits."""
+"""An assembly that finds stale groups, or another instance at work, reads again this many times before it waits."""
 
 MOST_UNCOUNTED = 16
 """Assemblies that are kept until then."""
@@ -243,8 +243,8 @@ class BufferService:
         return pack_pull(record.header, [PulledFrame(r.group_id, r.num_bytes, r.digest) for r in records])
 
     def bad_frames(self, step: int, group_ids: Sequence[str]) -> dict[str, str]:
-        """Those of the groups of a retained batch whose frames are not what their headers say, by a look of our own:
-        group id -> what is wrong. They are counted with their workers, and leave B_high."""
+        """Those of the groups of a retained batch whose frames, read again, are not what their headers say: group id ->
+        what is wrong. They are counted with their workers, and leave B_high."""
         suspects = set(group_ids) & set(self._retained(step).group_ids)
         bad: dict[str, str] = {}
         for record in filter(None, self.store.records(sorted(suspects))):

@@ -36,7 +36,7 @@ def try_out(
     data: Annotated[
         str, typer.Option("--data", metavar="FILE", help=".parquet, .jsonl, or a Hub id owner/name:split.")
     ],
-    gold_format: Annotated[str, typer.Option(help="How a right response looks.")] = "{answer}",
+    gold_format: Annotated[str, typer.Option(help="Format of a correct response.")] = "{answer}",
     prompt_column: Annotated[str, typer.Option(help="Dots step into nested columns.")] = "prompt",
     answer_column: Annotated[str | None, typer.Option(help="Default: recognised by the layout.")] = None,
     columns: Annotated[str, typer.Option(help="Further columns that the reward asks for: level,nums.")] = "",

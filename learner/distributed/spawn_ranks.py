@@ -134,9 +134,9 @@ class _Ranks:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _collect(self) -> bool:
-        """Note who has ended since the last look; returns whether the first failure is among them."""
+        """Note who has ended since the last poll; returns whether the first failure is among them."""
         had_failed = any(self._ends.values())
-        # In one look, those that a signal ended come first: the others may have ended because they lost them.
+        # In one poll, those that a signal ended come first: the others may have ended because they lost them.
         new = [(r, c) for r, p in enumerate(self._processes) if r not in self._ends and (c := p.poll()) is not None]
         for rank, code in sorted(new, key=lambda end: end[1] >= 0):
             self._ends[rank] = 128 - code if code < 0 else code

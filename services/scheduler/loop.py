@@ -1,4 +1,4 @@
-"""The scheduler's loop: look where the learner is, ask for what is missing, sleep.
+"""The scheduler's loop: read where the learner is, request what is missing, sleep.
 
 It keeps nothing but the last round that it issued: cursor and rounds are in the buffer, so it may die and start again.
 """

@@ -168,7 +168,7 @@ class FreshPlan:
 def due_round(step: int, config: Config) -> int | None:
     """The newest step <= `step` with t mod m == 0, or None before the first or when X2 is off.
 
-    A learner that took a step between two looks does not lose its round: it is asked late, with the same version.
+    A learner that took a step between two polls does not lose its round: it is asked late, with the same version.
     """
     newest = min(step, config.run.num_steps) // config.cadence.m * config.cadence.m
     return newest if config.algorithm.use_x2 and newest > 0 else None

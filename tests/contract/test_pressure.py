@@ -207,7 +207,7 @@ def test_who_waits_for_a_look_that_fails_fails_with_it(redis_url: str) -> None:
     threads = [threading.Thread(target=look) for _ in range(4)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: pressure._looking.locked())
+    wait_until(lambda: pressure._polling.locked())
     time.sleep(0.2)  # the others wait by then
     answers.set()
     for thread in threads:

@@ -63,7 +63,7 @@ class Role(StrEnum):
     EVALUATOR = "evaluator"
     """Ask for held-out groups and collect them."""
     VIEWER = "viewer"
-    """Look at numbers; change nothing and read no group."""
+    """Read numbers; change nothing and read no group."""
     OPERATOR = "operator"
     """The person whose run it is: everything."""
 

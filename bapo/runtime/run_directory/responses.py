@@ -145,23 +145,22 @@ class TokenFiles:
 
     def read_group(self, step: int, group_id: str) -> list[TokenRow]:
         """The responses of one group, in order; empty when the step has no record of it. Raises: ContractError."""
-        import pyarrow.parquet
-
         path = self._file(step)
         if not path.is_file():
             return []
-        with _reading(path), pyarrow.parquet.ParquetFile(path) as file:
-            for number in range(file.num_row_groups):
-                ids = file.read_row_group(number, columns=["group_id"])["group_id"].to_pylist()
-                if group_id in ids:
-                    found = file.read_row_group(number).slice(ids.index(group_id), ids.count(group_id))
-                    return [_row(row) for row in found.to_pylist()]
-        return []
+        written = path.stat().st_mtime_ns
+        number = _part_numbers(path, written).get(group_id)
+        if number is None:
+            return []
+        part = _part(path, written, number)
+        ids = part["group_id"].to_pylist()
+        with _reading(path):
+            return [_row(row) for row in part.slice(ids.index(group_id), ids.count(group_id)).to_pylist()]
 
     def has(self, step: int, group_id: str) -> bool:
         """Whether the step has a record of this group. Raises: ContractError."""
         path = self._file(step)
-        return path.is_file() and group_id in _group_ids(path, path.stat().st_mtime_ns)
+        return path.is_file() and group_id in _part_numbers(path, path.stat().st_mtime_ns)
 
     def read_heads(self, step: int) -> list[dict[str, Any]]:
         """Everything but the values per token of every row, `text` and `num_tokens`. Raises: ContractError."""
@@ -230,12 +229,24 @@ assert {field.name for field in fields(TokenRow)} == set(_COLUMNS)
 
 
 @lru_cache(maxsize=1024)
-def _group_ids(path: Path, _: int) -> frozenset[str]:
-    """Of one file as it was at one time: a prompt's page asks for many, again and again."""
+def _part_numbers(path: Path, _written: int) -> dict[str, int]:
+    """Group id -> row group of a file as it was at one time: the page of a prompt inspects many files repeatedly."""
     import pyarrow.parquet
 
-    with _reading(path):
-        return frozenset(pyarrow.parquet.read_table(path, columns=["group_id"])["group_id"].to_pylist())
+    with _reading(path), pyarrow.parquet.ParquetFile(path) as file:
+        parts = [
+            file.read_row_group(n, columns=["group_id"])["group_id"].to_pylist() for n in range(file.num_row_groups)
+        ]
+    return {group_id: number for number, ids in enumerate(parts) for group_id in ids}
+
+
+@lru_cache(maxsize=8)
+def _part(path: Path, _written: int, number: int) -> Any:
+    """One row group as a table: an export reads all groups of a step, one after the other."""
+    import pyarrow.parquet
+
+    with _reading(path), pyarrow.parquet.ParquetFile(path) as file:
+        return file.read_row_group(number)
 
 
 def _parts(groups: Sequence[Sequence[TokenRow]]) -> Iterator[list[TokenRow]]:

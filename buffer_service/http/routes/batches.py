@@ -61,8 +61,8 @@ async def batch(
 
 @router.post("/batches/{step}/bad-frames")
 def bad_frames(step: Version, body: SuspectsBody, here: Here) -> BadFramesAnswer:
-    """Whose frames of a retained batch are not what was announced, by a look of the service's own. Those are named with
-    their workers, counted, and leave B_high; the batch is trained without them."""
+    """Read suspected frames of a retained batch again; those that are not what was announced are named with their
+    workers, counted, and leave B_high; the batch is trained without them."""
     return BadFramesAnswer(bad=here.service.bad_frames(step, body.group_ids))
 
 

@@ -6,11 +6,11 @@ silently for the calls that it was made for. Only later ones are refused. So an 
 INFO does:
 
     aof_buffer_length == 0                               all that was executed before is written
-    aof_current_size >= what an earlier look had found, together with its aof_buffer_length
-                                                         all that was executed before that look is written
+    aof_current_size >= what an earlier read had found, together with its aof_buffer_length
+                                                         all that was executed before that read is written
 
 Sizes are those of one process: a Redis that was started again has nothing unwritten, whatever the one before has lost.
-So all looks go over the connection that had the answer; where that ends, the call is to be made again.
+So all reads go over the connection that had the answer; where that ends, the call is to be made again.
 
 Does not cover: power loss, which needs `appendfsync always`.
 """
@@ -58,29 +58,29 @@ def aof_state_of(info: Mapping[str, Any]) -> AofState:
 
 
 class Target:
-    """What Redis had executed before the first look."""
+    """What Redis had executed before the first read."""
 
     def __init__(self) -> None:
         self._end = 0
         self._last = AofState()
 
-    def is_reached(self, look: AofState) -> bool:
+    def is_reached(self, seen: AofState) -> bool:
         """Whether all of it is written."""
-        if not look.unwritten:
+        if not seen.unwritten:
             return True
-        is_rewritten = look.base_size != self._last.base_size or look.size < self._last.size
+        is_rewritten = seen.base_size != self._last.base_size or seen.size < self._last.size
         if not self._last.unwritten or is_rewritten:  # sizes of the old file say nothing about the new one
-            self._end = look.size + look.unwritten
-        self._last = look
-        return look.size >= self._end
+            self._end = seen.size + seen.unwritten
+        self._last = seen
+        return seen.size >= self._end
 
 
-def until_written(first: AofState, look: Callable[[], AofState], where: str) -> None:
-    """Return when everything is written that Redis had answered before the first look.
+def until_written(first: AofState, read: Callable[[], AofState], where: str) -> None:
+    """Return when everything is written that Redis had answered before the first read.
 
     Args:
         first: a read that was made after the answers.
-        look: takes another one.
+        read: reads it again.
         where: Redis' address, for people.
     Raises: StorageError when the disk takes no more; UnavailableError when it takes nothing in time.
     """
@@ -93,9 +93,9 @@ def until_written(first: AofState, look: Callable[[], AofState], where: str) -> 
             raise UnavailableError(
                 f"Redis has not written its append-only file for {TIMEOUT_S:.0f} s: its disk is busy"
             )
-        time.sleep(pause)  # not the first time: what others did in the turn of the first look is written by now
+        time.sleep(pause)  # not the first time: what others did in the turn of the first read is written by now
         pause = min(LONGEST_PAUSE_S, max(PAUSE_S, 2 * pause))
-        seen = look()
+        seen = read()
 
 
 def disk_refuses(where: str, said: str) -> StorageError:
