@@ -1,4 +1,4 @@
-"""What overlap is worth: wall time of N steps with slack = 0 over slack = 1, alternating in one run.
+"""What overlap is worth: wall time of N steps with max_steps_ahead = 0 over 1, alternating in one run.
 
 python -m benchmarks.overlap --steps 30 --rounds 3 --out overlap.json
 """
@@ -24,11 +24,18 @@ def main() -> None:
     rounds = []
     for index in range(args.rounds):
         seconds = {}
-        for slack in (0, 1):
-            overrides = ["--run.num_steps", str(args.steps), "--cadence.slack", str(slack), "--evaluation.every", "0"]
+        for steps_ahead in (0, 1):
+            overrides = [
+                "--run.num_steps",
+                str(args.steps),
+                "--cadence.max_steps_ahead",
+                str(steps_ahead),
+                "--evaluation.every",
+                "0",
+            ]
             overrides += ["--evaluation.num_prompts_final", "20"]
-            finished = train(args.config, f"slack{slack}-{index}", overrides, root=args.root)
-            seconds[slack] = sum(finished.step_seconds(args.skip))
+            finished = train(args.config, f"steps_ahead{steps_ahead}-{index}", overrides, root=args.root)
+            seconds[steps_ahead] = sum(finished.step_seconds(args.skip))
         rounds.append({"slack0_s": seconds[0], "slack1_s": seconds[1], "ratio": seconds[0] / seconds[1]})
     result = {"steps": args.steps - args.skip, "rounds": rounds, "ratio": median([r["ratio"] for r in rounds])}
     args.out.write_text(json.dumps(result, indent=1))

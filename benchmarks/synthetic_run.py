@@ -69,14 +69,18 @@ class SyntheticRun:
 
     def _fresh(self) -> Iterator[GroupResult]:
         size = self._config.algorithm.batch_size
-        version = self._number - self._number % self._config.cadence.v if self._number >= self._config.cadence.v else 1
+        version = (
+            self._number - self._number % self._config.cadence.weight_sync_interval
+            if self._number >= self._config.cadence.weight_sync_interval
+            else 1
+        )
         for place in range(size):
             prompt = ((self._number - 1) * size + place) % self._num_prompts
             yield self._group(f"fresh-{(self._number - 1) * size + place:08d}", prompt, version, Purpose.FRESH)
 
     def _reevaluated(self) -> Iterator[GroupResult]:
         """B_bad, asked again with this step's weights, every m steps."""
-        if self._last is None or self._number % self._config.cadence.m:
+        if self._last is None or self._number % self._config.cadence.reevaluation_interval:
             return
         fresh = {((self._number - 1) * self._config.algorithm.batch_size + i) % self._num_prompts
                  for i in range(self._config.algorithm.batch_size)}  # fmt: skip
@@ -109,7 +113,7 @@ class SyntheticRun:
             "kl": rng.uniform(0.0, 0.05), "ratio_max": 1.0 + rng.expovariate(1.0), "k1": 2.02, "k2": 2.02, "k3": 1.3,
             "lr": 1e-5, "num_tokens": 320 * len(results), "num_active_tokens": 320 * len(results), "num_updates": 4,
             "prox_s": rng.uniform(0.2, 0.4), "update_s": rng.uniform(1.0, 1.6), "diagnostics_s": 0.01,
-            "sync_s": 0.5 if number % self._config.cadence.v == 0 else 0.0, "checkpoint_s": 0.0,
+            "sync_s": 0.5 if number % self._config.cadence.weight_sync_interval == 0 else 0.0, "checkpoint_s": 0.0,
             "wait_batch_s": rng.expovariate(1.0), "tokens_per_s": 2000.0, "time": 1000.0 + 4.0 * number,
             "divergences": [], "bounds": [], "warning": None,
         }  # fmt: skip

@@ -459,13 +459,13 @@ SILENT_S = 10.0
 
 def must_wait_for_round(step: int, config: Config) -> bool:
     """Whether step t needs the answers of its own re-evaluation round (the paper's order)."""
-    is_due = config.algorithm.use_x2 and step % config.cadence.m == 0
+    is_due = config.algorithm.use_x2 and step % config.cadence.reevaluation_interval == 0
     return config.cadence.wait_for_reevaluation and is_due
 
 
 def in_step_order(config: Config) -> bool:
-    """Whether each step consumes the groups that were planned for it: without slack."""
-    return config.cadence.slack == 0
+    """Whether each step consumes the groups that were planned for it: without sampling ahead."""
+    return config.cadence.max_steps_ahead == 0
 
 
 def has_its_fresh(ready: Readiness, config: Config, wanted: int) -> bool:

@@ -160,7 +160,11 @@ class BufferMetrics:
         ).set(1)
         self._gauge("bapo_run_target_steps").set(config.run.num_steps)
         cadence = config.cadence
-        for name, steps in (("v", cadence.v), ("m", cadence.m), ("max_staleness", cadence.max_staleness)):
+        for name, steps in (
+            ("v", cadence.weight_sync_interval),
+            ("m", cadence.reevaluation_interval),
+            ("max_staleness", cadence.max_staleness),
+        ):
             self._gauge("bapo_cadence_steps").labels(name=name).set(steps)
         self._gauge("bapo_batch_capacity_groups").set(config.algorithm.batch_size)
         for table, limit in (("bad", config.algorithm.capacity), ("fresh", config.buffer.max_fresh_groups)):

@@ -203,7 +203,7 @@ def make_learner(
         records=flags.run,
         telemetry=telemetry,
         stop=stop,
-        alarms=AlarmLog(config.diagnostics.quiet_steps),
+        alarms=AlarmLog(config.diagnostics.warn_cooldown_steps),
         token_records=ResponseRecorder(config, flags.run.token_files, peers.buffer.untrained) if peers else None,
         prompts=PromptsSeen(telemetry),
     )

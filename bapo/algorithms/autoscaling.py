@@ -15,9 +15,9 @@ factor 1 + hysteresis does not move n to and fro. Within the band the queue deci
     learner does not wait, groups wait, n - 1 workers suffice         one fewer
     groups come back too old                                          one fewer
 
-A learner that waits while workers idle is no reason for more: with slack = 0 both take turns. `busy` keeps the rule
-from taking back what the queue asked for. Rates outlive a change of n, because they are per worker and second of work;
-shares of time do not, because they describe the old n.
+Workers that idle while the learner waits are not a reason for more: with max_steps_ahead = 0 both take turns. `busy`
+keeps the rule from taking back what the queue asked for. Rates outlive a change of n, because they are per worker and
+second of work; shares of time do not, because they describe the old n.
 
 Does not cover: which worker leaves, and engines whose speed is far from proportional to what they hold: p is then
 measured too high at low occupancy, and the queue's rule makes up for it one worker at a time.
@@ -50,7 +50,7 @@ class Reason(StrEnum):
     """More are needed, but some that were asked for are not ready yet."""
     WORK_LACKS = "work_lacks"
     """More are needed by the rates, but while the learner waits workers have empty room: requests or the time of one
-    response are the limit. A larger `cadence.slack` helps, more workers do not."""
+    response are the limit. A larger `cadence.max_steps_ahead` helps, more workers do not."""
     WEIGHTS_LATE = "weights_late"
     """More are needed, but workers have older weights than requests admit: more of them would not help."""
     MATCHED = "matched"
@@ -189,9 +189,9 @@ def _target(settings: AutoscalingConfig, state: State, seen: Observation, need: 
     assert seen.stale_share is not None
     number, band = seen.wanted, 1 + settings.hysteresis
     enough = max(need, seen.ready * (1 - state.idle_share) * (1 + settings.headroom))
-    waits = state.wait_share >= settings.wait_high
-    starved = waits and state.idle_share < settings.idle_high and seen.ready_batches < settings.ready_low
-    stale = seen.stale_share > settings.stale_high
+    waits = state.wait_share >= settings.wait_threshold
+    starved = waits and state.idle_share < settings.idle_threshold and seen.ready_batches < settings.ready_low
+    stale = seen.stale_share > settings.stale_threshold
     if starved:
         if number < math.ceil(need / band):
             return math.ceil(need), Reason.RATE_ABOVE
@@ -217,7 +217,7 @@ def _why_not(settings: AutoscalingConfig, state: State, seen: Observation, targe
     if target > seen.wanted:
         if seen.ready < seen.wanted:
             return Reason.STARTING
-        if seen.spare_share >= settings.spare_high:
+        if seen.spare_share >= settings.spare_threshold:
             return Reason.WORK_LACKS
         if seen.version_lag > seen.lag_bound:
             return Reason.WEIGHTS_LATE
@@ -246,17 +246,17 @@ class AutoscalingConfig(Frozen):
     """Workers beyond what the learner takes, as a share: groups differ in length, and workers die."""
     hysteresis: float = Field(0.2, ge=0)
     """Rates that move by less than this share change nothing."""
-    wait_high: float = Field(0.1, gt=0, le=1)
+    wait_threshold: float = Field(0.1, gt=0, le=1)
     """The learner waits, when it spends this share of its time or more without a batch."""
-    idle_high: float = Field(0.1, gt=0, le=1)
+    idle_threshold: float = Field(0.1, gt=0, le=1)
     """Workers idle, when this share of their room or more is empty."""
-    spare_high: float = Field(0.5, gt=0, le=1)
+    spare_threshold: float = Field(0.5, gt=0, le=1)
     """More workers would have nothing to do, when this share of the room is empty even while the learner waits."""
     ready_low: float = Field(1.0, gt=0)
     """Batches of fresh groups below which a learner that waits asks for a worker more."""
     ready_high: float = Field(2.0, gt=0)
     """Batches of fresh groups from which on groups wait for the learner."""
-    stale_high: float = Field(0.01, ge=0, le=1)
+    stale_threshold: float = Field(0.01, ge=0, le=1)
     """Share of pushed groups that were too old to be taken, above which there are too many workers."""
     up_cooldown_s: float = Field(30.0, ge=0, le=MOST_SECONDS)
     """After any change, seconds before the next one upwards."""

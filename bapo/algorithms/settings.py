@@ -102,12 +102,12 @@ class AlgorithmConfig(Frozen):
     """S: B_high holds groups of this many latest steps."""
     max_reevaluated: int = Field(128, ge=1, le=MOST_REQUESTS)
     """M: most hard prompts that are re-sampled at one re-evaluation."""
-    hard_choice: Literal["uniform", "gain"] = "uniform"
+    hard_prompt_sampling: Literal["uniform", "gain"] = "uniform"
     """Which of more than M hard prompts are re-sampled: drawn uniformly, or those of the largest expected gain."""
-    hard_worth: float | None = Field(None, gt=0)
+    hard_prompt_value: float | None = Field(None, gt=0)
     """What an improved hard prompt is worth, in informative fresh groups: re-evaluations are the fewer, the less they
     gain compared with fresh groups; null: M, whatever they gain."""
-    x3_choice: Literal["window", "refill", "youngest"] = "window"
+    x3_policy: Literal["window", "refill", "youngest"] = "window"
     """Which groups of the latest S steps become X3: those of eq. 7; those, and after them any informative ones while
     there is room; or any informative ones from the start. The latter two are taken youngest first, and among equals
     nearest to mu = 1/2."""
@@ -198,14 +198,14 @@ class AlgorithmConfig(Frozen):
 class CadenceConfig(Frozen):
     """When the workers get new weights and when hard prompts are re-sampled."""
 
-    v: int = Field(5, ge=1)
-    """The rollout policy alpha takes the trained weights every v steps (algorithm 1, lines 3-5)."""
-    m: int = Field(5, ge=1)
-    """B_bad is re-sampled every m steps (algorithm 1, lines 13-15)."""
-    slack: int = Field(1, ge=0)
+    weight_sync_interval: int = Field(5, ge=1)
+    """v: steps between two updates of the workers' weights (Algorithm 1, lines 3 to 5)."""
+    reevaluation_interval: int = Field(5, ge=1)
+    """m: steps between two re-evaluations of B_bad (Algorithm 1, lines 13 to 15); a multiple of v."""
+    max_steps_ahead: int = Field(1, ge=0)
     """0: the paper's lag exactly, with a wait at each update. s >= 1: workers sample up to s further steps ahead and
-    nobody waits; staleness of fresh groups is then at most v - 1 + slack, of re-evaluated ones only if batches wait for
-    them."""
+    nobody waits; staleness of fresh groups is then at most weight_sync_interval - 1 + s, of re-evaluated ones only if
+    batches wait for them."""
     wait_for_reevaluation: bool = False
     """true: step t waits for the re-evaluation of step t (the paper's order).
     false: X2 joins the first batch that is assembled after its groups arrive."""
@@ -213,32 +213,34 @@ class CadenceConfig(Frozen):
     @property
     def max_staleness(self) -> int:
         """Most steps between the version that sampled a fresh group and the step that trains it."""
-        return self.v - 1 + self.slack
+        return self.weight_sync_interval - 1 + self.max_steps_ahead
 
     @property
     def lookahead(self) -> int:
         """L: the requests of step h are enqueued this many steps before it."""
-        return self.v + self.slack
+        return self.weight_sync_interval + self.max_steps_ahead
 
     def is_sync_step(self, step: int) -> bool:
         """Whether alpha <- theta_t at the start of step t (docs/paper.md, Algorithm 1 line 3)."""
-        return step == 1 or step % self.v == 0
+        return step == 1 or step % self.weight_sync_interval == 0
 
     def synced_version(self, step: int) -> int:
         """alpha.version during step t under the paper's schedule: 1, 1, ..., v, v, ..., 2v, ..."""
-        return max(1, step // self.v * self.v)
+        return max(1, step // self.weight_sync_interval * self.weight_sync_interval)
 
     def min_version(self, step: int) -> int:
         """Oldest version that may sample a fresh group planned for step t."""
-        return self.synced_version(max(1, step - self.slack))
+        return self.synced_version(max(1, step - self.max_steps_ahead))
 
     @model_validator(mode="after")
     def reevaluation_meets_fresh_weights(self) -> Self:
-        if self.m % self.v:
-            above = -(-self.m // self.v) * self.v
+        if self.reevaluation_interval % self.weight_sync_interval:
+            interval = self.weight_sync_interval
+            above = -(-self.reevaluation_interval // interval) * interval
             raise ValueError(
-                f"m = {self.m} must be a multiple of v = {self.v}, because X2 is sampled from pi_theta_t (eq. 6, "
-                f"docs/paper.md, Decisions); write m = {above}"
+                f"reevaluation_interval = {self.reevaluation_interval} must be a multiple of weight_sync_interval = "
+                f"{self.weight_sync_interval}, because X2 is sampled from pi_theta_t (docs/paper.md, Decisions); "
+                f"write reevaluation_interval = {above}"
             )
         return self
 

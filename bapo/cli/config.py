@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from bapo.cli.arguments import TAKES_OVERRIDES, Tokens, load, say
-from bapo.config.document import about_preset
-from bapo.config.layers import preset_names
 from bapo.config.load import diff, dump_toml, load_config
+from bapo.config.preset_list import PRESET_GROUPS, about_preset
 from bapo.config.tree import Config
 
 FIRST_SENTENCE = re.compile(r"(?<!Dr)[.] (?=[A-Z])")
@@ -48,13 +47,15 @@ def show_diff(
 
 @app.command()
 def presets() -> None:
-    """List the presets, each with its first sentence.
+    """List the presets in groups, each with its first sentence.
 
     Example:  bapo config presets
     """
-    width = max(map(len, preset_names()))
-    for name in preset_names():
-        say(f"{name:{width}}  {FIRST_SENTENCE.split(about_preset(name))[0].rstrip('.')}")
+    width = max(len(name) for names in PRESET_GROUPS.values() for name in names)
+    for heading, names in PRESET_GROUPS.items():
+        say(f"\n{heading}")
+        for name in names:
+            say(f"  {name:{width}}  {FIRST_SENTENCE.split(about_preset(name))[0].rstrip('.')}")
 
 
 @app.command()

@@ -125,7 +125,7 @@ def describe(config: Config, run: RunDirectory) -> str:
         f"{algorithm.name} on {config.task.name} with {config.model.path}: {config.run.num_steps} steps; "
         f"{algorithm.batch_size} groups x {algorithm.group_size} = {algorithm.batch_size * algorithm.group_size} "
         f"fresh responses per step; mini-batches of {learner.minibatch_size} groups -> at most {num_updates} updates; "
-        f"new weights every {cadence.v} steps, staleness at most {cadence.max_staleness}"
+        f"new weights every {cadence.weight_sync_interval} steps, staleness at most {cadence.max_staleness}"
     )
 
 

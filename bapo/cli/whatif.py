@@ -64,10 +64,10 @@ def simulate(
     """Replay a run's recorded groups through batch construction, with other settings, in seconds.
 
     Without settings it checks that the replay gives the recorded batches. Settings are --algorithm.KEY VALUE and
-    --cadence.m VALUE. It says nothing of what the model would have learned.
+    --cadence.reevaluation_interval VALUE. It says nothing of what the model would have learned.
 
     Example:  bapo simulate outputs/demo-001
-              bapo simulate outputs/demo-001 --algorithm.c1 0.25 --cadence.m 10
+              bapo simulate outputs/demo-001 --algorithm.c1 0.25 --cadence.reevaluation_interval 10
               bapo simulate outputs/demo-001 --algorithm.use_x3 false
     """
     result = simulated(open_run(run), context.args, within=within)

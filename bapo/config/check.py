@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from bapo.config.layers import NULL, Key, Layer, RawText, dotted, flatten
+from bapo.config.names import ALIASES, our_key
 from bapo.config.tree import Config
 
 
@@ -52,11 +53,16 @@ def shown(value: Any) -> str:
 def _read(
     section: type[BaseModel], values: Mapping[str, Any], at: Key, problems: list[str]
 ) -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
+    for written, value in values.items():
+        name = ALIASES.get((*at, written), written)
+        if name != written and name in values:
+            problems.append(f"{dotted((*at, written))} is {dotted((*at, name))}: write one of the two")
         key = (*at, name)
         field = section.model_fields.get(name)
         if field is None:
-            problems.append(f"{dotted(key)}: there is no such key{_nearest(key, section)}")
+            leaves = [leaf for leaf, _ in flatten(value, key)] if isinstance(value, Mapping) else []
+            unknown = leaves if any(map(our_key, leaves)) else [key]  # a table of verl: each of its keys has its own
+            problems += [f"{dotted(leaf)}: there is no such key{_nearest(leaf, section)}" for leaf in unknown]
         elif is_section(field.annotation):
             if isinstance(value, Mapping):
                 yield name, dict(_read(field.annotation, value, key, problems))
@@ -97,7 +103,10 @@ def _wanted(annotation: Any) -> str:
 
 
 def _nearest(key: Key, section: type[BaseModel]) -> str:
-    """A hint for an unknown key: a similar one in its section, or the same name in another section."""
+    """A hint for an unknown key: ours for another framework's name, a similar one in its section, or the same name in
+    another section."""
+    if ours := our_key(key):
+        return f"; here it is {ours}"
     near = difflib.get_close_matches(key[-1], section.model_fields, n=1)
     elsewhere = [known for known in known_keys() if known.rpartition(".")[2] == key[-1]]
     found = [dotted((*key[:-1], near[0]))] if near else elsewhere

@@ -9,8 +9,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterator
-from itertools import takewhile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from bapo.config.check import is_section, shown
-from bapo.config.layers import PRESETS, preset_names
+from bapo.config.names import NAMES
+from bapo.config.preset_list import PRESET_GROUPS, about_preset
 from bapo.config.tree import Config
 
 PAGE = Path("docs/configuration.md")
@@ -42,25 +42,33 @@ prints the result; `bapo config diff A B` compares two.
 
 
 def document() -> str:
-    parts = [INTRODUCTION, *_presets(), "## `preset`\n", f"{_one_line(_docs(Config, 'preset'))}\n"]
+    parts = [INTRODUCTION, *_names(), *_presets(), "## `preset`\n", f"{_one_line(_docs(Config, 'preset'))}\n"]
     for name, field in Config.model_fields.items():
         if is_section(field.annotation):
             parts += _section(name, field.annotation)
     return "\n".join(parts)
 
 
-def about_preset(name: str) -> str:
-    """The comment at the head of a preset's file: what it is and where its numbers are from."""
-    lines = (PRESETS / f"{name}.toml").read_text(encoding="utf-8").splitlines()
-    return _one_line(" ".join(line.removeprefix("#") for line in takewhile(lambda line: line.startswith("#"), lines)))
-
-
 def _presets() -> Iterator[str]:
     yield "## Presets\n"
-    yield "| preset | what it is |\n|---|---|"
-    for name in preset_names():
-        yield f"| `{name}` | {_cell(about_preset(name))} |"
+    for heading, names in PRESET_GROUPS.items():
+        yield f"**{heading}**\n\n| preset | what it is |\n|---|---|"
+        for name in names:
+            yield f"| `{name}` | {_cell(about_preset(name))} |"
+        yield ""
+
+
+def _names() -> Iterator[str]:
+    yield "## Names in the paper, in TRL and in verl\n"
+    yield "The paper's letters are accepted as keys (`cadence.v`). The others are not, and the message names ours.\n"
+    yield "| key | paper | TRL | verl |\n|---|---|---|---|"
+    for row in NAMES:
+        yield f"| `{row.key}` | {row.symbol} | {_code(row.trl)} | {_code(row.verl)} |"
     yield ""
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _section(name: str, section: type[BaseModel]) -> Iterator[str]:

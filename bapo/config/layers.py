@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bapo.config.names import as_override
 from bapo.core.errors import ConfigError, did_you_mean
 
 Key = tuple[str, ...]
@@ -43,9 +44,14 @@ def file_layer(file: str | Path) -> Layer:
     Raises: ConfigError if there is no such file or it is not TOML.
     """
     path = Path(file)
+    if not path.exists() and (override := as_override(str(file))):
+        raise ConfigError(f"{file}: an override is written {override}")
     if not path.is_file() and str(file) in preset_names():
         return Layer(source=f"preset {file}", values={"preset": str(file)})
-    return Layer(source=str(file), values=_read_toml(path))
+    values = _read_toml(path)
+    if "study" in values and "methods" in values:
+        raise ConfigError(f"{file}: this is the file of a study, not of a run; start it with: bapo study {file}")
+    return Layer(source=str(file), values=values)
 
 
 def preset_layers(name: str, above: Sequence[str] = ()) -> list[Layer]:
@@ -56,7 +62,7 @@ def preset_layers(name: str, above: Sequence[str] = ()) -> list[Layer]:
     if name not in preset_names():
         raise ConfigError(
             f"preset = {name!r}: there is no such preset{did_you_mean(name, preset_names())}; "
-            f"write one of {', '.join(preset_names())}"
+            "start with grpo, dapo, bapo-v1 or bapo; `bapo config presets` lists all"
         )
     if name in above:
         raise ConfigError(f"presets name each other in a circle: {' -> '.join([*above, name])}")

@@ -90,5 +90,5 @@ class DiagnosticsConfig(Frozen):
     texts_mb: int = Field(8, ge=1)
     """Most MB of frames of one step whose text is kept: so much of the groups that did not train, which the buffer
     holds until the next checkpoint, and as much of the batch."""
-    quiet_steps: int = Field(20, ge=0)
+    warn_cooldown_steps: int = Field(20, ge=0)
     """After a line in the log about one subset, the next one about it comes this many steps later at the earliest."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bapo.algorithms.settings import Frozen
 
@@ -71,11 +71,11 @@ class LossConfig(Frozen):
     """A group of X3 whose effective sample size is below this is left out of the step; null: none is."""
     kl_coef: float = Field(0.001, ge=0)
     """beta of eqs. 1 and 3."""
-    kl_ref: Literal["behaviour", "reference", "convex"] = "behaviour"
+    kl_ref: Literal["behavior", "reference", "convex"] = "behavior"
     """Which policy beta anchors to: alpha (eq. 3), the frozen base model (eq. 1), or both the base model and
     pi_theta_t, with a share that falls from 1 (ReMix)."""
     kl_estimator: Literal["k1", "k2", "k3", "is_rev"] | None = None
-    """Of KL(pi_theta | anchor) per token; null: `is_rev` for behaviour, `k3` for the others."""
+    """Of KL(pi_theta | anchor) per token; null: `is_rev` for behavior, `k3` for the others."""
     kl_restart_step: int | None = Field(None, ge=1)
     """T of ReMix: behind this step the base model of the KL term is replaced by the policy, and the share is 1."""
     entropy_coef: float = Field(0.001, ge=0)
@@ -106,7 +106,13 @@ class LossConfig(Frozen):
     @property
     def needs_reference(self) -> bool:
         """Whether a frozen copy of the base model is in the loss."""
-        return self.kl_coef > 0 and self.kl_ref != "behaviour"
+        return self.kl_coef > 0 and self.kl_ref != "behavior"
+
+    @field_validator("kl_ref", mode="before")
+    @classmethod
+    def either_spelling(cls, value: object) -> object:
+        """`behaviour` is accepted."""
+        return "behavior" if value == "behaviour" else value
 
     @model_validator(mode="after")
     def surrogate_has_what_it_needs(self) -> Self:
@@ -170,10 +176,10 @@ class LossConfig(Frozen):
 
     @model_validator(mode="after")
     def kl_can_be_estimated(self) -> Self:
-        if self.kl_estimator == "is_rev" and self.kl_ref != "behaviour":
+        if self.kl_estimator == "is_rev" and self.kl_ref != "behavior":
             raise ValueError(
                 f"kl_estimator = is_rev assumes tokens that the anchor sampled, and kl_ref = {self.kl_ref} sampled "
-                "none; write kl_estimator = k3, or kl_ref = behaviour"
+                "none; write kl_estimator = k3, or kl_ref = behavior"
             )
         if self.kl_ref == "convex" and self.ratio_mode != "decoupled":
             raise ValueError("kl_ref = convex anchors to pi_theta_t as well; write ratio_mode = decoupled")
@@ -182,7 +188,7 @@ class LossConfig(Frozen):
                 "kl_restart_step replaces the base model of the KL term, but there is none; write kl_ref = convex or "
                 "reference with kl_coef above 0, or kl_restart_step = null"
             )
-        if self.name == "luffy" and self.kl_coef and self.kl_ref == "behaviour":
+        if self.name == "luffy" and self.kl_coef and self.kl_ref == "behavior":
             raise ValueError(
                 "name = luffy trains tokens that no rollout policy sampled, so there is no KL to it; write kl_coef = 0 "
                 "or kl_ref = reference"

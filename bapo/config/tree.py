@@ -108,7 +108,7 @@ class SupervisionConfig(Frozen):
     Nothing that was acknowledged is lost by that. 0: the first death ends the run."""
     window_s: float = Field(600.0, gt=0, le=MOST_SECONDS)
     """Restarts that are longer ago are forgiven; those of the learner only when it has saved a checkpoint since."""
-    first_pause_s: float = Field(0.5, ge=0, le=MOST_SECONDS)
+    restart_backoff_s: float = Field(0.5, ge=0, le=MOST_SECONDS)
     """Seconds before the first restart; each further one within the window waits twice as long, up to 30 s."""
     stall_s: float = Field(900.0, ge=0, le=MOST_SECONDS)
     """When nothing has moved for so long, one message says who waits for whom; 0: never. It must be longer than a
@@ -249,16 +249,17 @@ class Config(Frozen):
         """Most steps that a response of `rollout.generation_budget` may need for its later segments."""
         rollout = self.rollout
         budget = rollout.generation_budget or rollout.max_response_tokens
-        return (-(-rollout.max_response_tokens // budget) - 1) * self.cadence.v
+        return (-(-rollout.max_response_tokens // budget) - 1) * self.cadence.weight_sync_interval
 
     @model_validator(mode="after")
     def segments_are_not_too_old(self) -> Self:
-        if self.continuation_steps > self.cadence.slack:
+        if self.continuation_steps > self.cadence.max_steps_ahead:
             raise ValueError(
                 f"rollout.generation_budget = {self.rollout.generation_budget} of max_response_tokens = "
                 f"{self.rollout.max_response_tokens}: a response may last {self.continuation_steps} steps more than "
-                f"one that is sampled in one go, but cadence.slack = {self.cadence.slack}, so it would be too old; "
-                f"write cadence.slack = {self.continuation_steps} or more, or a larger budget"
+                f"one that is sampled in one go, but cadence.max_steps_ahead = {self.cadence.max_steps_ahead}, "
+                f"so it would be too old; write cadence.max_steps_ahead = {self.continuation_steps} or more, "
+                "or a larger budget"
             )
         return self
 

@@ -22,6 +22,7 @@ Instances carry only `args`, so that they survive pickling by Ray.
 """
 
 import difflib
+import itertools
 from collections.abc import Iterable
 from enum import StrEnum
 
@@ -209,5 +210,11 @@ BY_NAME: dict[str, type[BapoError]] = {
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: " (did you mean 'x'?)" for the nearest known one, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
+    # People mistype the end of a word more often than its beginning: "bapp" is bapo, not ba-ppo.
+    best = max(near, key=lambda name: _common_prefix(word, name), default=None)
+    return f" (did you mean {best!r}?)" if best else ""
+
+
+def _common_prefix(a: str, b: str) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

@@ -54,11 +54,16 @@ def run_bytes(config: Config, parameters: int) -> int:
 def resident_bytes(config: Config) -> int:
     """Most that Redis holds of groups: an int32 id and a float32 log-prob per token, every response of full length.
 
-    B groups for each step that waits or is sampled ahead (v + slack), of B_high's window, and of each batch that waits
-    for the next checkpoint.
+    B groups for each step that waits or is sampled ahead (v + max_steps_ahead), of B_high's window, and of each batch
+    that waits for the next checkpoint.
     """
     algorithm, cadence = config.algorithm, config.cadence
-    steps = cadence.v + cadence.slack + config.checkpoint.every + (algorithm.high_window if algorithm.use_x3 else 0)
+    steps = (
+        cadence.weight_sync_interval
+        + cadence.max_steps_ahead
+        + config.checkpoint.every
+        + (algorithm.high_window if algorithm.use_x3 else 0)
+    )
     return algorithm.batch_size * steps * algorithm.group_size * config.rollout.max_response_tokens * 8
 
 

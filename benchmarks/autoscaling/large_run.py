@@ -17,11 +17,14 @@ SECONDS = 9000.0
 
 def main() -> None:
     """Print one line per setting."""
-    print("| workers | slack | groups/s | step, s | learner waits | workers idle |\n|---|---|---|---|---|---|")
-    for slack in (1, 5, 15):
+    print(
+        "| workers | max_steps_ahead | groups/s | step, s | learner waits | workers idle |\n|---|---|---|---|---|---|"
+    )
+    for max_steps_ahead in (1, 5, 15):
         for workers in (300, 1000):
             setting = Setting(
-                costs=COSTS, batch_size=256, v=5, slack=slack, room=5, num_workers=workers, most_workers=workers,
+                costs=COSTS, batch_size=256, v=5, max_steps_ahead=max_steps_ahead, room=5,
+                num_workers=workers, most_workers=workers,
                 seconds=SECONDS,
             )  # fmt: skip
             points = Simulation(setting=setting).run()
@@ -29,7 +32,9 @@ def main() -> None:
             steps_per_s = (late[-1].steps - late[0].steps) / (late[-1].time_s - late[0].time_s)
             waits, idle, _ = shares(points, SECONDS / 2, SECONDS)
             rate, step = 256 * steps_per_s, 1 / steps_per_s if steps_per_s else float("inf")
-            print(f"| {workers:,} | {slack} | {rate:.2f} | {step:.0f} | {waits:.0%} | {idle:.0%} |", flush=True)
+            print(
+                f"| {workers:,} | {max_steps_ahead} | {rate:.2f} | {step:.0f} | {waits:.0%} | {idle:.0%} |", flush=True
+            )
 
 
 if __name__ == "__main__":

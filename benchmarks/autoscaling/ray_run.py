@@ -94,7 +94,7 @@ ENVIRONMENT = {
 """Of the head, from which the autoscaler has it, and of the run."""
 SETTINGS = {
     "run.name": "run", "run.num_steps": 100_000, "algorithm.batch_size": 8, "learner.minibatch_size": 4,
-    "cadence.slack": 3, "checkpoint.every": 1, "rollout.engine": "scripted_actor", "rollout.num_workers": 1,
+    "cadence.max_steps_ahead": 3, "checkpoint.every": 1, "rollout.engine": "scripted_actor", "rollout.num_workers": 1,
     "rollout.max_workers": MOST, "rollout.max_groups_in_flight": 8, "rollout.worker_resources": "{rollout = 1}",
     "rollout.start_timeout_s": 240, "rollout.drain_s": 5, "evaluation.every": 0, "evaluation.num_prompts_final": 4,
     "autoscaling.actuator": "fleet", "autoscaling.min_workers": 1, "autoscaling.max_workers": MOST,

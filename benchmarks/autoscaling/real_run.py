@@ -25,7 +25,7 @@ LINE = re.compile(
     r"^(\S+ \S+) .*autoscaling desired=(\d+) wanted=(\d+) ready=(\d+) reason=(\w+) need=(\S+) wait=(\S+) idle=(\S+)"
 )
 SETTINGS = {
-    "run.name": "run", "algorithm.batch_size": 8, "learner.minibatch_size": 4, "cadence.slack": 3,
+    "run.name": "run", "algorithm.batch_size": 8, "learner.minibatch_size": 4, "cadence.max_steps_ahead": 3,
     "checkpoint.every": 50, "rollout.max_workers": 4, "rollout.max_groups_in_flight": 4, "evaluation.every": 0,
     "evaluation.num_prompts_final": 4, "autoscaling.actuator": "fleet", "autoscaling.window_s": 5,
     "autoscaling.up_cooldown_s": 5, "autoscaling.down_cooldown_s": 10, "autoscaling.max_workers": 4,

@@ -2,7 +2,7 @@
 
     request --worker (room for some groups at once)--> fresh group --B of them--> batch --learner--> step
        ^                                                                                  |
-       +---- requests of steps up to t + v + slack, sampled by weights that they admit <---+
+       +---- requests of steps up to t + v + max_steps_ahead, sampled by weights that they admit <---+
 
 The unit costs are measured ones (`MEASURED`); the rule is the one that the rollout server runs, on the same windows.
 A worker takes `start_s` to start; one that is scaled away finishes what it has. Groups take exponential times around
@@ -48,7 +48,7 @@ class Setting:
     costs: Costs = MEASURED
     batch_size: int = 32
     v: int = 2
-    slack: int = 2
+    max_steps_ahead: int = 2
     room: int = ROOM
     num_workers: int = 1
     most_workers: int = 8
@@ -172,8 +172,8 @@ class Simulation:
 
     def _claim(self) -> None:
         setting = self.setting
-        # A request of step h takes weights that are not older than those of step h - slack, rounded down to an update.
-        last_step = self._version + setting.v - 1 + setting.slack
+        # A request of step h takes weights of step h - max_steps_ahead, rounded down to an update, or newer ones.
+        last_step = self._version + setting.v - 1 + setting.max_steps_ahead
         open_until = last_step * setting.batch_size
         for worker in sorted(self._ready(), key=lambda worker: worker.held):
             while not worker.is_leaving and worker.held < setting.room and self._asked < open_until:
@@ -234,7 +234,7 @@ class Simulation:
             stale_share=0.0,
             version_lag=self._step - self._version,
             spare_share=1 - waited_full / waited_room if waited_room else 0.0,
-            lag_bound=setting.v - 1 + setting.slack,
+            lag_bound=setting.v - 1 + setting.max_steps_ahead,
         )
         self._state, decision = decide(settings, setting.most_workers, self._state, seen, self._now)
         self._reason = decision.reason.value

@@ -23,7 +23,7 @@ PACED_S = 30.0
 PUSH_TARGET_MS, PULL_TARGET_MS, CORES_TARGET = 10.0, 25.0, 0.25
 WORKERS, WORKER_PROCESSES, RANKS = 64, 2, 4
 AHEAD = 16 * BATCH
-"""Requests that are open or whose groups are not consumed: what a scheduler with some slack keeps."""
+"""Requests that are open or whose groups are not consumed: what a scheduler that samples ahead keeps."""
 LIMIT_MB = 512
 FULL_LIMIT_MB, FULL_TRAIN_S, FULL_AHEAD = 256, 0.4, 8192
 """A learner that trains so long on each batch, and requests for three times what fits: the buffer is always full."""

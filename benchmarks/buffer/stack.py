@@ -153,7 +153,7 @@ def bench_config(name: str, batch_size: int) -> Config:
             "run": {"name": name},
             "algorithm": {"batch_size": batch_size},
             "learner": {"minibatch_size": min(64, batch_size)},
-            "cadence": {"slack": 1, "wait_for_reevaluation": False},
+            "cadence": {"max_steps_ahead": 1, "wait_for_reevaluation": False},
             "buffer": {"port": 0, "lease_s": 600.0},
         }
     )

@@ -122,7 +122,7 @@ ALERTS = (
     ),
     Alert(
         name="StalenessAboveBound", severity="critical",
-        summary="A fresh group trained that is older than v - 1 + slack steps: the step contract is broken.",
+        summary="A fresh group trained that is older than v - 1 + max_steps_ahead steps: the step contract is broken.",
         runbook="Keep the run directory, stop the run and report it with RUN/groups of that step; the buffer service "
         "checks this at assembly, so two versions of the code may be at work.",
         expr=lambda t: 'max by (run) (bapo_learner_staleness_max_steps{origin="x1"}) '
@@ -323,7 +323,7 @@ ALERTS = (
         name="BoundNegative", severity="info", for_s=10 * MINUTE,
         summary="Theorem 3.2 says nothing for this subset: its estimated bound is not above 0.",
         runbook="Common, and no fault by itself; docs/monitoring.md says which numbers to read and what makes "
-        "them smaller (v, slack, S, lr).",
+        "them smaller (v, max_steps_ahead, S, lr).",
         expr=lambda t: 'max by (run, origin) (bapo_learner_improvement_bound{form="paper"}) <= 0',
         fires=Case({'bapo_learner_improvement_bound{run="r",origin="x3",form="paper"}': "-1x20"}, 15,
                    {"run": "r", "origin": "x3"}),

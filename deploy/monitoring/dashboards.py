@@ -120,7 +120,7 @@ REEVALUATION = Row("Re-evaluation", (
 OFF_POLICYNESS = Row("Off-policyness", (
     Panel(kind="heatmap", title="Staleness", help="Step minus policy version of the groups that train.",
           queries=(Query(buckets("bapo_learner_staleness_steps"), "{{le}}"),)),
-    Panel(title="Oldest group of the batch", help="X1 never exceeds the limit v - 1 + slack.", lowest=0, queries=(
+    Panel(title="Oldest group of the batch", help="X1: at most v - 1 + max_steps_ahead.", lowest=0, queries=(
         Query(newest("bapo_learner_staleness_max_steps", "origin"), "{{origin}}"),
         Query('max by (run) (bapo_cadence_steps{name="max_staleness"})', "limit of x1"))),
     Panel(kind="heatmap", title="Importance ratio", help="pi_theta_t / alpha of some tokens of each step.",

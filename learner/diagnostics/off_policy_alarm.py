@@ -67,14 +67,14 @@ def _remedy(cell: Cell) -> str:
         return (
             "the weights are the same, so engine and learner disagree: compare model.dtype and rollout.engine_options"
         )
-    return "lower cadence.v, cadence.slack or learner.lr"
+    return "lower cadence.weight_sync_interval, cadence.max_steps_ahead or learner.lr"
 
 
 class AlarmLog:
-    """Logs an alarm about a subset, and the next one about the same subset `quiet_steps` later at the earliest."""
+    """Logs an alarm about a subset; the next one about it comes `warn_cooldown_steps` later at the earliest."""
 
-    def __init__(self, quiet_steps: int) -> None:
-        self._quiet_steps = quiet_steps
+    def __init__(self, warn_cooldown_steps: int) -> None:
+        self._quiet_steps = warn_cooldown_steps
         self._last: dict[Origin, int] = {}
 
     def warn(self, alarm: Alarm) -> None:

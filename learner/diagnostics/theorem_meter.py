@@ -230,7 +230,7 @@ def bounds_of(
 
 
 def _current_deltas(batch: Batch, now: Gaps | None, size_P: Int64s) -> Float64s:
-    """[P] TV(pi_theta_t, alpha); 0 where alpha is pi_theta_t, as eq. 6 has it for X2: with slack X2 may be older."""
+    """[P] TV(pi_theta_t, alpha); 0 where alpha is pi_theta_t, as in eq. 6 for X2; sampled ahead, X2 may be older."""
     found_P = np.full(len(size_P), np.nan) if now is None else now.deltas(size_P)
     is_current = [e.origin is Origin.X2 and e.group.policy_version == batch.step for e in batch.entries]
     return np.where(is_current, 0.0, found_P)

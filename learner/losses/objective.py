@@ -98,9 +98,9 @@ def takes_importance_weight(settings: LossConfig) -> bool:
 
 def _kl(logprobs_M: Tensor, anchor_M: Tensor, inputs: TokenInputs, settings: LossConfig) -> Tensor:
     """KL per token: to alpha, to pi_ref, or to pi_ref and pi_theta_t in shares (ReMix)."""
-    if settings.kl_ref == "behaviour" or inputs.reference_M is None:
+    if settings.kl_ref == "behavior" or inputs.reference_M is None:
         # Without a reference kl_coef is 0: the distance to alpha still is worth a record.
-        name = settings.kl_estimator if settings.kl_ref == "behaviour" else None
+        name = settings.kl_estimator if settings.kl_ref == "behavior" else None
         kl_M = ESTIMATORS[name or "is_rev"](logprobs_M, inputs.rollout_M)
         return torch.where(inputs.expert_M, torch.zeros_like(kl_M), kl_M)  # no policy sampled an expert's token
     estimate = ESTIMATORS[settings.kl_estimator or "k3"]

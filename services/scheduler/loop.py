@@ -161,7 +161,7 @@ class Scheduler:
         log.info("step %d: asked %d of %d hard prompts again", due, len(requests), len(hard))
 
     def _cost_before(self, step: int) -> SamplingCost | None:
-        if self._config.algorithm.hard_worth is None:
+        if self._config.algorithm.hard_prompt_value is None:
             return None
         # The learner may be a few steps further than the round that is due.
         return cost_before(step, self._buffer.compositions(limit=2 * COST_STEPS))

@@ -1,7 +1,7 @@
 """What to ask the workers next: pure rules of where the learner is and what was asked before.
 
     fresh         requests numbered by the cursor 0, 1, 2, ..., in data order or as a prompt selector proposes; those of
-                  step t are ready for the workers when the learner is v + slack steps before it, so that nobody waits
+                  step t are ready for the workers v + max_steps_ahead steps before the learner needs them
     extra         further rounds of a step whose batch is short of groups, when the buffer asks for one (DAPO)
     re-evaluation once per step t with t mod m == 0: the hard prompts that the algorithm chooses (docs/paper.md)
 
@@ -170,7 +170,9 @@ def due_round(step: int, config: Config) -> int | None:
 
     A learner that took a step between two polls does not lose its round: it is asked late, with the same version.
     """
-    newest = min(step, config.run.num_steps) // config.cadence.m * config.cadence.m
+    newest = (
+        min(step, config.run.num_steps) // config.cadence.reevaluation_interval * config.cadence.reevaluation_interval
+    )
     return newest if config.algorithm.use_x2 and newest > 0 else None
 
 

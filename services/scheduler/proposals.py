@@ -65,7 +65,7 @@ class Proposals:
         """`make_selector` gives one that has learned nothing yet."""
         self._config, self._prompts, self._buffer, self._make = config, prompts, buffer, make_selector
         self._num = min(len(prompts), (1 + config.algorithm.max_rounds) * config.algorithm.batch_size)
-        self._remembered = config.cadence.lookahead + config.cadence.m + 1
+        self._remembered = config.cadence.lookahead + config.cadence.reevaluation_interval + 1
         self.forget()
 
     def forget(self) -> None:

@@ -19,7 +19,7 @@ from tests.support.factories import make_group, make_request
 from tests.support.raw_push import raw_push
 from tests.support.wait import wait_until
 
-FREE = {"cadence": {"slack": 1000}}
+FREE = {"cadence": {"max_steps_ahead": 1000}}
 
 
 def requests_of(number: int, *, first: int = 0) -> list[RolloutRequest]:
@@ -106,7 +106,13 @@ def test_each_limit_holds_until_the_learner_has_consumed_some(
 def test_nothing_is_refused_while_the_next_batch_lacks_something(store: RedisStore) -> None:
     """The round of step 1 is not answered yet: whatever comes may be what the learner waits for."""
     config = small_config(
-        buffer={"max_fresh_groups": 4}, cadence={"v": 1, "m": 1, "slack": 1000, "wait_for_reevaluation": True}
+        buffer={"max_fresh_groups": 4},
+        cadence={
+            "weight_sync_interval": 1,
+            "reevaluation_interval": 1,
+            "max_steps_ahead": 1000,
+            "wait_for_reevaluation": True,
+        },
     )
     asked = make_request(prompt_id="r", request_id="r1-r", purpose=Purpose.REEVALUATE, step=1)
     with serving(store, config) as client:
@@ -187,8 +193,11 @@ def test_workers_wait_for_a_slow_learner_and_nothing_is_lost(store: RedisStore) 
 
 
 def test_a_queue_full_of_groups_that_are_too_old_never_starves_the_learner(store: RedisStore) -> None:
-    """v = 1, slack = 1: a group may be one step old. At step 3 all twelve groups of version 1 are too old."""
-    config = small_config(buffer={"max_fresh_groups": 12}, cadence={"v": 1, "m": 1, "slack": 1})
+    """v = 1, max_steps_ahead = 1: a group may be one step old. At step 3 all twelve groups of version 1 are too old."""
+    config = small_config(
+        buffer={"max_fresh_groups": 12},
+        cadence={"weight_sync_interval": 1, "reevaluation_interval": 1, "max_steps_ahead": 1},
+    )
     with serving(store, config) as client:
         filled(client, 12)
         for step in (1, 2):

@@ -27,7 +27,9 @@ from tests.support.wait import wait_until
 @pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[RedisStore, BufferClient]]:
     """One service for all tests of a store, because starting one takes longer than most of them."""
-    config = small_config(buffer={"max_failures_in_a_row": 2}, cadence={"v": 2, "m": 2})
+    config = small_config(
+        buffer={"max_failures_in_a_row": 2}, cadence={"weight_sync_interval": 2, "reevaluation_interval": 2}
+    )
     with serving_kind(request, config, run="api", max_attempts=9) as both:
         yield both
 

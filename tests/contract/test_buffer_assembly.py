@@ -55,8 +55,8 @@ def test_the_batch_does_not_depend_on_the_order_in_which_its_groups_arrived(redi
     assert seen == [["g-b", "g-a"], ["g-b", "g-a"]]
 
 
-def test_without_slack_a_step_waits_for_its_own_groups_however_its_workers_race(redis_url: str) -> None:
-    setup = Setup(redis_url, slack=0)
+def test_without_max_steps_ahead_a_step_waits_for_its_own_groups_however_its_workers_race(redis_url: str) -> None:
+    setup = Setup(redis_url, max_steps_ahead=0)
     planned = {"a": 1, "b": 1, "c": 2, "d": 2}
     requests = {name: make_request(prompt_id=name, step=step) for name, step in planned.items()}
     setup.store.enqueue(list(requests.values()), cursor=None)
@@ -68,8 +68,8 @@ def test_without_slack_a_step_waits_for_its_own_groups_however_its_workers_race(
     assert [batch and batch.group_ids for batch in batches] == [("g-a", "g-b"), ("g-c", "g-d")]
 
 
-def test_with_slack_nobody_waits_for_the_last_of_a_step(redis_url: str) -> None:
-    setup = Setup(redis_url, slack=1)
+def test_with_max_steps_ahead_nobody_waits_for_the_last_of_a_step(redis_url: str) -> None:
+    setup = Setup(redis_url, max_steps_ahead=1)
     setup.store.enqueue([make_request(prompt_id=name, step=1) for name in "ab"], cursor=None)
     setup.fill("c", "d", step=2)
     batch = setup.service.batch(1)
@@ -78,7 +78,7 @@ def test_with_slack_nobody_waits_for_the_last_of_a_step(redis_url: str) -> None:
 
 
 def test_a_dropped_request_does_not_hold_its_step_up(redis_url: str) -> None:
-    setup = Setup(redis_url, slack=0)
+    setup = Setup(redis_url, max_steps_ahead=0)
     setup.store.enqueue([make_request(prompt_id="lost", step=1)], cursor=None)
     setup.fill("a", step=1)
     setup.fill("b", step=2)
@@ -163,11 +163,13 @@ def test_x2_and_x3_fill_the_batch_and_every_result_is_reported(redis_url: str) -
 # -- staleness
 
 
-@pytest.mark.parametrize(("slack", "version", "is_stale"), [(0, 3, False), (0, 2, True), (1, 2, False), (1, 1, True)])
-def test_a_group_is_too_old_beyond_v_minus_1_plus_slack(
-    redis_url: str, slack: int, version: int, is_stale: bool
+@pytest.mark.parametrize(
+    ("max_steps_ahead", "version", "is_stale"), [(0, 3, False), (0, 2, True), (1, 2, False), (1, 1, True)]
+)
+def test_a_group_is_too_old_beyond_v_minus_1_plus_max_steps_ahead(
+    redis_url: str, max_steps_ahead: int, version: int, is_stale: bool
 ) -> None:
-    setup = Setup(redis_url, slack=slack)
+    setup = Setup(redis_url, max_steps_ahead=max_steps_ahead)
     for step in (1, 2, 3):
         setup.fill(f"a{step}", f"b{step}", step=step, version=step)
         setup.service.batch(step)
@@ -266,7 +268,7 @@ def assembled(setup: Setup, step: int) -> Assembly:
 
 
 def test_a_composition_says_what_the_batch_is_made_of(redis_url: str) -> None:
-    setup = Setup(redis_url, slack=1)
+    setup = Setup(redis_url, max_steps_ahead=1)
     setup.fill("a", rewards="00000000")
     setup.fill("b")
     sizes = [len(frame or b"") for frame in setup.store.frames(["g-a", "g-b"])]
@@ -312,7 +314,7 @@ def test_a_round_takes_only_reevaluations_of_its_step(redis_url: str) -> None:
 
 
 def test_a_batch_is_as_stale_as_its_oldest_group(redis_url: str) -> None:
-    setup = Setup(redis_url, slack=1)
+    setup = Setup(redis_url, max_steps_ahead=1)
     setup.fill("a", rewards="00000000")
     setup.fill("b")
     assembled(setup, 1)
@@ -324,7 +326,7 @@ def test_a_batch_is_as_stale_as_its_oldest_group(redis_url: str) -> None:
 
 
 def test_a_replacement_asks_for_weights_that_are_new_enough_for_the_step(redis_url: str) -> None:
-    setup = Setup(redis_url, slack=1)  # v = 2: at most two steps old, so step 20 needs version 18
+    setup = Setup(redis_url, max_steps_ahead=1)  # v = 2: at most two steps old, so step 20 needs version 18
     setup.add(make_request(prompt_id="a", step=1, min_version=1), version=1)
     setup.add(make_request(prompt_id="b", step=9, min_version=7), version=7)
     for step in range(1, 20):

@@ -26,7 +26,9 @@ from tests.support.buffer import answer
 from tests.support.buffer_app import serving_kind, small_config
 from tests.support.factories import make_request
 
-CONFIG = small_config(run={"name": "shown"}, cadence={"v": 2, "m": 2}, diagnostics={"texts": 0})
+CONFIG = small_config(
+    run={"name": "shown"}, cadence={"weight_sync_interval": 2, "reevaluation_interval": 2}, diagnostics={"texts": 0}
+)
 
 
 @pytest.fixture(scope="module")

@@ -37,19 +37,23 @@ PROMPTS = [make_prompt(prompt_id=f"p{i}") for i in range(9)]
 EXPERTS = ("luffy", "relift")
 REPLAY: dict[str, Any] = {"per_prompt": 8, "num_rows": 4, "capacity": 12, "sft_items": 2, "window": 2, "last_step": 7}
 STEPS = 8
-OWN = {"hard_choice": "gain", "hard_worth": 0.5, "x3_choice": "refill"}
+OWN = {"hard_prompt_sampling": "gain", "hard_prompt_value": 0.5, "x3_policy": "refill"}
 """Our additions to `bapo`."""
 RUNS = [*((name, {}) for name in composer_names()), ("bapo", OWN)]
 
 
 def config_of(name: str, extra: Mapping[str, Any] = MappingProxyType({})) -> Config:
-    """B = 4, G = 4, slack = 0."""
+    """B = 4, G = 4, max_steps_ahead = 0."""
     share = {"share": 0.5} if name in ("remix", "dots_replay") else {}
     algorithm = {
         "name": name, "batch_size": 4, "group_size": 4, "num_experts": int(name in EXPERTS), "max_rounds": 3,
         "online_filter": "range" if name in ("bapo", "dapo") else "none", "replay": {**REPLAY, **share}, **extra,
     }  # fmt: skip
-    tree = {"algorithm": algorithm, "learner": {"minibatch_size": 2}, "cadence": {"v": 2, "m": 2, "slack": 0}}
+    tree = {
+        "algorithm": algorithm,
+        "learner": {"minibatch_size": 2},
+        "cadence": {"weight_sync_interval": 2, "reevaluation_interval": 2, "max_steps_ahead": 0},
+    }
     return Config.model_validate(tree)
 
 
@@ -66,7 +70,7 @@ class Peers:
     def step(self, step: int) -> Any:
         """What identifies the batch of a step: items, rows and tokens."""
         self.service.store.report(replace(self.service.store.progress(), step=step, policy_version=step))
-        if step % self.config.cadence.m == 0:
+        if step % self.config.cadence.reevaluation_interval == 0:
             self._reevaluate(step)
         for _ in range(self.config.algorithm.max_rounds):
             status = replace(self.service.inspection.status(), step=step)
@@ -184,7 +188,7 @@ def test_a_step_that_is_filled_by_groups_sampled_ahead_still_has_its_round_asked
     make_store: Callable[..., RedisStore],
 ) -> None:
     config = config_of("dapo")
-    config = config.model_copy(update={"cadence": config.cadence.model_copy(update={"slack": 1})})
+    config = config.model_copy(update={"cadence": config.cadence.model_copy(update={"max_steps_ahead": 1})})
     peers = Peers(make_store(in_step_order=False), config)
     requests = peers.plan.due(peers.service.inspection.status())[:8]
     assert [request.step for request in requests] == [1] * 4 + [2] * 4

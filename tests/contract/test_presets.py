@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bapo.algorithms.composers.registry import load_composer
-from bapo.config.document import about_preset
 from bapo.config.layers import preset_names
 from bapo.config.load import load_config
+from bapo.config.preset_list import PRESET_GROUPS, about_preset
 from learner.checkpoint import complete_steps
 from learner.losses.base import load_loss
 from tests.support.learner import FakeBuffer, FakeFleet, FakeRecords, make_test_learner, random_batch, with_experts
@@ -46,3 +46,7 @@ def test_the_learner_of_a_preset_trains_publishes_and_saves(name: str, model_pat
     assert any(not torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
     assert fleet.updates[-1].version == 3
     assert complete_steps(tmp_path / "checkpoints") == [2]
+
+
+def test_every_preset_is_in_one_group() -> None:
+    assert sorted(name for names in PRESET_GROUPS.values() for name in names) == list(preset_names())

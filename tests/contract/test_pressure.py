@@ -51,8 +51,8 @@ class Measured(RedisStore):
 
 
 def pressure_of(store: Measured, clock: Clock | None = None, **limits: Any) -> Backpressure:
-    """B = 4, with slack."""
-    return Backpressure(store, small_config(buffer=limits, cadence={"slack": 1000}), now=clock or Clock())
+    """B = 4, with sampling ahead."""
+    return Backpressure(store, small_config(buffer=limits, cadence={"max_steps_ahead": 1000}), now=clock or Clock())
 
 
 def why(pressure: Backpressure) -> str:
@@ -92,7 +92,7 @@ def test_a_twentieth_of_redis_memory_is_kept(redis_url: str, used: int, is_full:
     assert said == (f"Redis holds 95.0 MB, {LIMIT}" if is_full else "")
 
 
-PAPER = {"v": 1, "m": 1, "slack": 1000, "wait_for_reevaluation": True}
+PAPER = {"weight_sync_interval": 1, "reevaluation_interval": 1, "max_steps_ahead": 1000, "wait_for_reevaluation": True}
 
 
 def test_memory_is_kept_for_the_round_that_the_next_batch_waits_for(redis_url: str) -> None:
@@ -117,7 +117,11 @@ def test_memory_is_kept_for_the_round_that_the_next_batch_waits_for(redis_url: s
 def test_in_step_order_the_last_open_group_of_a_step_is_taken_when_memory_is_short(redis_url: str) -> None:
     store = Measured(redis_url)
     store.held = Memory(used=99, limit=100)
-    pressure = Backpressure(store, small_config(cadence={"v": 1, "m": 1, "slack": 0}), now=Clock())
+    pressure = Backpressure(
+        store,
+        small_config(cadence={"weight_sync_interval": 1, "reevaluation_interval": 1, "max_steps_ahead": 0}),
+        now=Clock(),
+    )
     stored(store, "abcde")
     store.num_open = 1
     assert why(pressure) == ""

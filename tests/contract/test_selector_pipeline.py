@@ -43,14 +43,14 @@ def make_config(selector: str, v: int = 1) -> Config:
             "run": {"num_steps": NUM_STEPS, "seed": 11},
             "algorithm": {"batch_size": 4, "selector": selector, "use_x2": False, "use_x3": False},
             "selector": {"pool_ratio": 4.0, "reference_prompts": 5, "reference_every": 2, "projection_dim": 4},
-            "cadence": {"v": v, "m": v, "slack": 0},
+            "cadence": {"weight_sync_interval": v, "reevaluation_interval": v, "max_steps_ahead": 0},
             "learner": {"minibatch_size": 4},
         }
     )
 
 
 def a_store(redis_url: str, **options: Any) -> RedisStore:
-    """As the service makes one without slack."""
+    """As the service makes one without sampling ahead."""
     return new_store(redis_url, in_step_order=True, **options)
 
 

@@ -15,8 +15,9 @@ WAIT_S = 240.0
 NUM_STEPS = 14
 BUDGETED = [
     # Up to three segments of 8 tokens; a checkpoint that lies some steps behind the kill.
-    "--rollout.max_response_tokens", "24", "--rollout.generation_budget", "8", "--cadence.v", "1", "--cadence.m", "1",
-    "--cadence.slack", "3", "--evaluation.every", "0", "--learner.microbatch_tokens", "256", "--checkpoint.every", "4",
+    "--rollout.max_response_tokens", "24", "--rollout.generation_budget", "8",
+    "--cadence.weight_sync_interval", "1", "--cadence.reevaluation_interval", "1", "--cadence.max_steps_ahead", "3",
+    "--evaluation.every", "0", "--learner.microbatch_tokens", "256", "--checkpoint.every", "4",
     "--rollout.engine_options.latency_s", "0.05",
 ]  # fmt: skip
 

@@ -121,7 +121,9 @@ EMPTY_IN_A_HEALTHY_RUN = {
 def run_under_way(folder: Path, *overrides: str) -> Iterator[tuple[RunDirectory, subprocess.Popen[str]]]:
     """A run that has evaluated its first weights and trains."""
     page = ("--dashboard.enabled", "true", "--dashboard.port", "0")
-    process = start(train_arguments(folder, "--supervision.first_pause_s", "8", *page, *overrides, num_steps=100_000))
+    process = start(
+        train_arguments(folder, "--supervision.restart_backoff_s", "8", *page, *overrides, num_steps=100_000)
+    )
     run = RunDirectory(folder / "outputs" / "run")
 
     def has_begun() -> bool:

@@ -16,9 +16,9 @@ END_S = 180.0
 NUM_STEPS = 10
 DETERMINISTIC = [
     # Each step has its own groups, and what they give depends on prompt and step alone.
-    "--cadence.slack", "0", "--rollout.engine_options", '{clock = "step", latency_s = 0.05}',
+    "--cadence.max_steps_ahead", "0", "--rollout.engine_options", '{clock = "step", latency_s = 0.05}',
     "--task.options", "{num_train = 120, num_held_out = 20}", "--evaluation.every", "0",
-    "--supervision.first_pause_s", "0.1", "--selector.pool_ratio", "4.0", "--selector.reference_prompts", "12",
+    "--supervision.restart_backoff_s", "0.1", "--selector.pool_ratio", "4.0", "--selector.reference_prompts", "12",
     "--selector.curriculum_steps", "20",
 ]  # fmt: skip
 

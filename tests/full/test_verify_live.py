@@ -71,7 +71,8 @@ def _dropped(call: Callable[[str], object], name: str) -> list[str]:
 def test_a_buffer_at_full_speed_is_sound_whenever_it_is_looked_at(redis_url: str) -> None:
     # The weights never change, and no group is ever too old.
     config = small_config(
-        algorithm={"batch_size": 4, "high_window": 3, "bad_capacity": 6}, cadence={"v": 10**6, "m": 10**6}
+        algorithm={"batch_size": 4, "high_window": 3, "bad_capacity": 6},
+        cadence={"weight_sync_interval": 10**6, "reevaluation_interval": 10**6},
     )
     deadline = time.monotonic() + SECONDS
     steps: list[int] = []

@@ -23,7 +23,7 @@ from tests.support.buffer_app import serving, small_config
 from tests.support.factories import make_request
 from tests.support.redis_server import RedisServer
 
-FRESH = {"cadence": {"slack": 1000}}
+FRESH = {"cadence": {"max_steps_ahead": 1000}}
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def test_a_full_redis_refuses_groups_while_the_learner_drains_it(own_redis: Redi
     frames = [large(request) for request in requests]
     with (
         redis.Redis.from_url(own_redis.url) as raw,
-        serving(new_store(own_redis.url), small_config(cadence={"slack": 1000})) as client,
+        serving(new_store(own_redis.url), small_config(cadence={"max_steps_ahead": 1000})) as client,
     ):
         client.enqueue(requests, cursor=20)
         client.claim("w", limit=20, policy_version=1)
@@ -99,7 +99,7 @@ def test_a_full_redis_refuses_groups_while_the_learner_drains_it(own_redis: Redi
 
 def test_a_learner_that_waits_for_what_a_full_redis_refuses_hears_of_it(own_redis: RedisServer) -> None:
     requests = [make_request(prompt_id=f"p{i}") for i in range(4)]
-    config = small_config(cadence={"slack": 1000})
+    config = small_config(cadence={"max_steps_ahead": 1000})
     with (
         redis.Redis.from_url(own_redis.url) as raw,
         serving(new_store(own_redis.url), config) as client,
@@ -118,7 +118,14 @@ def test_fresh_groups_leave_room_for_the_round_that_the_learner_waits_for(own_re
     """The round of step 1 is not issued yet when fresh groups of 256 kB fill the memory: B = 4 of them are needed."""
     requests = [make_request(prompt_id=f"p{i}") for i in range(120)]
     again = [make_request(prompt_id=f"r{i}", purpose=Purpose.REEVALUATE, step=1) for i in range(2)]
-    config = small_config(cadence={"v": 1, "m": 1, "slack": 1000, "wait_for_reevaluation": True})
+    config = small_config(
+        cadence={
+            "weight_sync_interval": 1,
+            "reevaluation_interval": 1,
+            "max_steps_ahead": 1000,
+            "wait_for_reevaluation": True,
+        }
+    )
     with (
         redis.Redis.from_url(own_redis.url) as raw,
         serving(new_store(own_redis.url), config) as client,
@@ -180,7 +187,7 @@ def test_a_learner_resumes_from_a_restore_that_was_cut_off(own_redis: RedisServe
 
 def test_batches_that_wait_for_a_checkpoint_and_fill_redis_are_named_and_end_with_it(own_redis: RedisServer) -> None:
     requests = [make_request(prompt_id=f"p{i}") for i in range(12)]
-    config = small_config(cadence={"slack": 1000}, checkpoint={"every": 50})
+    config = small_config(cadence={"max_steps_ahead": 1000}, checkpoint={"every": 50})
     with (
         redis.Redis.from_url(own_redis.url) as raw,
         serving(new_store(own_redis.url), config) as client,

@@ -51,7 +51,7 @@ class Replica:
         self.url = f"http://127.0.0.1:{self.port}"
         # Short leases: a claim whose answer dies with its service leaves some that nobody knows of.
         settings = {"port": self.port, "lease_s": 5.0}
-        config = small_config(run={"name": "replicas"}, cadence={"slack": 1000}, buffer=settings)
+        config = small_config(run={"name": "replicas"}, cadence={"max_steps_ahead": 1000}, buffer=settings)
         self._command = command(RunDirectory.create(folder, dump_toml(config)), "--redis-url", redis_url)
         self._process: subprocess.Popen[bytes] | None = None
 

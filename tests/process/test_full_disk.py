@@ -103,7 +103,7 @@ def test_a_batch_that_is_not_on_the_disk_is_handed_to_nobody(
 ) -> None:
     """Not to who has assembled it, and not to who asks for it afterwards, from whichever service."""
     server, num = redis_on_disk("everysec"), 64
-    config = small_config(algorithm={"batch_size": num}, cadence={"slack": 1000})
+    config = small_config(algorithm={"batch_size": num}, cadence={"max_steps_ahead": 1000})
     one, two = new_store(server.url), new_store(server.url)
     with serving(one, config) as first, serving(two, config) as second:
         requests = requests_of(num)

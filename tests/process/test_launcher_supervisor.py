@@ -24,7 +24,7 @@ from tests.support.wait import has_ended, wait_until
 
 LONG = "import time; time.sleep(60)"
 LOST = f"raise SystemExit({RankLostError.exit_code})"
-NOW = SupervisionConfig(first_pause_s=0.0)
+NOW = SupervisionConfig(restart_backoff_s=0.0)
 
 
 class Parts:
@@ -128,7 +128,7 @@ def test_what_never_worked_is_not_tried_again(parts: Parts) -> None:
 
 def test_pauses_double_and_the_last_death_of_many_ends_the_run(parts: Parts) -> None:
     child = parts.start()
-    supervisor = parts.supervisor(SupervisionConfig(max_restarts=3, first_pause_s=2.0, window_s=100.0))
+    supervisor = parts.supervisor(SupervisionConfig(max_restarts=3, restart_backoff_s=2.0, window_s=100.0))
     for pause_s in (2.0, 4.0, 8.0):
         kill(child)
         assert not supervisor.poll(parts.children)
@@ -144,7 +144,7 @@ def test_pauses_double_and_the_last_death_of_many_ends_the_run(parts: Parts) -> 
 
 def test_old_accidents_are_forgiven(parts: Parts) -> None:
     child = parts.start()
-    supervisor = parts.supervisor(SupervisionConfig(max_restarts=1, first_pause_s=0.0, window_s=60.0))
+    supervisor = parts.supervisor(SupervisionConfig(max_restarts=1, restart_backoff_s=0.0, window_s=60.0))
     for _ in range(3):
         kill(child)
         assert supervisor.poll(parts.children)
@@ -154,7 +154,7 @@ def test_old_accidents_are_forgiven(parts: Parts) -> None:
 def test_a_learner_that_never_gets_beyond_its_checkpoint_is_not_forgiven(parts: Parts) -> None:
     checkpoint = [3]
     child = parts.start(milestone=lambda: checkpoint[0])
-    supervisor = parts.supervisor(SupervisionConfig(max_restarts=2, first_pause_s=0.0, window_s=60.0))
+    supervisor = parts.supervisor(SupervisionConfig(max_restarts=2, restart_backoff_s=0.0, window_s=60.0))
     for _ in range(2):
         kill(child)
         assert supervisor.poll(parts.children)
@@ -219,7 +219,7 @@ def test_what_the_dead_had_started_is_gone_before_it_starts_again(parts: Parts) 
     wait_until(lambda: log_of(child).strip().isdigit())
     grandchild = psutil.Process(int(log_of(child)))
     kill(child)
-    parts.supervisor(SupervisionConfig(first_pause_s=9.0)).poll(parts.children)
+    parts.supervisor(SupervisionConfig(restart_backoff_s=9.0)).poll(parts.children)
     wait_until(lambda: has_ended(grandchild))
     assert other.exit_code is None
 
@@ -228,7 +228,7 @@ def test_a_run_that_ends_kills_also_what_waits_for_its_restart(parts: Parts) -> 
     child = parts.start()
     child.signal(signal.SIGKILL)
     child.process.wait()
-    parts.supervisor(SupervisionConfig(first_pause_s=9.0)).poll(parts.children)
+    parts.supervisor(SupervisionConfig(restart_backoff_s=9.0)).poll(parts.children)
     began = time.monotonic()
     end(parts.children, grace_s=60.0)
     assert time.monotonic() - began < 30, "not after the grace"

@@ -37,7 +37,7 @@ CONFIG = Config.model_validate(
     {
         "run": {"num_steps": 4},
         "algorithm": {"batch_size": 4},
-        "cadence": {"v": 1, "m": 2, "slack": 0},
+        "cadence": {"weight_sync_interval": 1, "reevaluation_interval": 2, "max_steps_ahead": 0},
         "learner": {"minibatch_size": 4},
     }
 )
@@ -162,7 +162,7 @@ def test_an_evaluation_goes_on_when_a_checkpoints_snapshot_is_restored(buffer: B
 
 
 def test_reference_prompts_that_a_restored_snapshot_does_not_have_are_asked_for_again(buffer: BufferClient) -> None:
-    config = make_config("dots", v=1, m=1, slack=0)
+    config = make_config("dots", weight_sync_interval=1, reevaluation_interval=1, max_steps_ahead=0)
     pool = PromptPool(prompt_ids=tuple(f"p{i}" for i in range(16)), embed=lambda: np.eye(16, dtype=np.float32))
     proposals = make_proposals(config, PROMPTS, pool, buffer)
     assert proposals is not None

@@ -28,7 +28,7 @@ def kill_part(process: subprocess.Popen[str], run: RunDirectory, name: str) -> i
 
 
 def test_each_part_that_is_killed_starts_again_and_ctrl_c_ends_the_run(started: Start, tmp_path: Path) -> None:
-    process = started(train_arguments(tmp_path, "--supervision.first_pause_s", "0.1", num_steps=100_000))
+    process = started(train_arguments(tmp_path, "--supervision.restart_backoff_s", "0.1", num_steps=100_000))
     run = run_at(tmp_path)
     wait_for_step(run, 1, process)
     for victim in ("redis", "buffer_service", "rollout_server", "scheduler", "evaluator", "learner"):

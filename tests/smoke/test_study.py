@@ -29,13 +29,13 @@ def write_study(tmp_path: Path) -> Path:
         "model": {"path": str(tmp_path / "model"), "dtype": "float32"},
         "task": {"name": "countdown", "options": {"num_train": 64, "num_held_out": 16}},
         "algorithm": {"batch_size": 8},
-        "cadence": {"slack": 0, "wait_for_reevaluation": False},
+        "cadence": {"max_steps_ahead": 0, "wait_for_reevaluation": False},
         "rollout": {"engine": "scripted", "num_workers": 1, "max_prompt_tokens": 32, "max_response_tokens": 16},
         "learner": {"minibatch_size": 4, "microbatch_tokens": 4096},
         "checkpoint": {"every": 1},
         "evaluation": {"every": 0, "num_prompts_final": 8, "num_samples": 2},
     }
-    ours = {"preset": "bapo", "settings": {"cadence": {"v": 1, "m": 1}}}
+    ours = {"preset": "bapo", "settings": {"cadence": {"weight_sync_interval": 1, "reevaluation_interval": 1}}}
     study = {
         "study": {"name": "tiny", "root": str(tmp_path / "outputs"), "seeds": [1], "parallel": 1},
         "common": common,

@@ -73,7 +73,7 @@ class Setup:
             {
                 "algorithm": {"batch_size": 2},
                 "learner": {"minibatch_size": 2},
-                "cadence": {"v": 2, "m": 2, "slack": 0, **cadence},
+                "cadence": {"weight_sync_interval": 2, "reevaluation_interval": 2, "max_steps_ahead": 0, **cadence},
                 "buffer": {"max_failures_in_a_row": 2},
             }
         )

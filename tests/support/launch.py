@@ -39,7 +39,8 @@ def train_arguments(tmp_path: Path, *overrides: str, name: str = "run", num_step
     base = {
         "run.root": str(tmp_path / "outputs"), "run.name": name, "run.num_steps": num_steps,
         "model.path": str(model), "algorithm.batch_size": 8, "learner.minibatch_size": 4, "checkpoint.every": 2,
-        "cadence.v": 2, "cadence.m": 2, "evaluation.every": 2, "evaluation.num_prompts": 4,
+        "cadence.weight_sync_interval": 2, "cadence.reevaluation_interval": 2, "evaluation.every": 2,
+        "evaluation.num_prompts": 4,
         "evaluation.num_prompts_final": 8,
     }  # fmt: skip
     tokens = [token for key, value in base.items() for token in (f"--{key}", str(value))]

@@ -44,7 +44,7 @@ def learner_config(path: Path | str = "model", **sections: Mapping[str, Any]) ->
         "run": {"num_steps": 4, "seed": 7},
         "model": {"path": str(path)},
         "algorithm": {"batch_size": 8, "group_size": 4},
-        "cadence": {"v": 2, "m": 2},
+        "cadence": {"weight_sync_interval": 2, "reevaluation_interval": 2},
         "rollout": {"max_prompt_tokens": 12, "max_response_tokens": 24},
         "learner": {
             "lr": 1e-3,

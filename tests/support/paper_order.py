@@ -12,7 +12,8 @@ NUM_STEPS = 14
 
 
 PAPER_ORDER = [
-    "--cadence.v", "2", "--cadence.m", "2", "--cadence.slack", "0", "--cadence.wait_for_reevaluation", "true",
+    "--cadence.weight_sync_interval", "2", "--cadence.reevaluation_interval", "2",
+    "--cadence.max_steps_ahead", "0", "--cadence.wait_for_reevaluation", "true",
     "--algorithm.max_reevaluated", "4", "--task.options.num_train", "24", "--task.options.cd3_share", "1.0",
     "--rollout.engine_options.skill_start", "0.2", "--rollout.engine_options.skill_gain", "0.05",
     "--checkpoint.every", "3", "--evaluation.every", "0",

@@ -31,13 +31,13 @@ class PlainBatch:
 
 
 def algorithm_1(config: Config) -> list[PlainBatch]:
-    """The batches of steps 1..T under the paper's lag and order (slack 0, re-evaluation waited for)."""
+    """The batches of steps 1..T under the paper's lag and order (max_steps_ahead 0, re-evaluation waited for)."""
     environment = Environment(config)
     size, group = config.algorithm.batch_size, config.algorithm.group_size
     c1, capacity = math.floor(config.algorithm.c1 * group), config.algorithm.capacity
     alpha, bad, high, batches = 1, {}, [], []
     for t in range(1, config.run.num_steps + 1):
-        if t == 1 or t % config.cadence.v == 0:
+        if t == 1 or t % config.cadence.weight_sync_interval == 0:
             alpha = t
         fresh = {p: environment.count(p, Purpose.FRESH, t, alpha) for p in environment.prompts_of(t)}
         r_tot = sum(fresh.values()) / (size * group)
@@ -45,7 +45,7 @@ def algorithm_1(config: Config) -> list[PlainBatch]:
         x1 = [p for p, k in fresh.items() if 1 <= k <= group - 1]
 
         asked: list[str] = []
-        if t % config.cadence.m == 0:
+        if t % config.cadence.reevaluation_interval == 0:
             candidates = [p for p in bad if p not in fresh]
             asked = draw(candidates, config.algorithm.max_reevaluated, rng_for(config.run.seed, t, "reevaluate"))
         again = {p: environment.count(p, Purpose.REEVALUATE, t, t) for p in asked}

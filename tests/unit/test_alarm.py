@@ -47,7 +47,8 @@ def text_of(*cells: Cell) -> str | None:
         ),
         (
             make_cell(Origin.X1, 4, ess=0.31),
-            "x1 of age 4 (4 groups): ess=0.31 is less than 0.5; lower cadence.v, cadence.slack or learner.lr",
+            "x1 of age 4 (4 groups): ess=0.31 is less than 0.5; lower "
+            "cadence.weight_sync_interval, cadence.max_steps_ahead or learner.lr",
         ),
         (
             make_cell(Origin.X2, 0, tv=0.06),
@@ -56,7 +57,8 @@ def text_of(*cells: Cell) -> str | None:
         ),
         (
             make_cell(Origin.X1, None, tv=0.06),
-            "x1 (4 groups): tv_tok=0.060 is more than 0.05; lower cadence.v, cadence.slack or learner.lr",
+            "x1 (4 groups): tv_tok=0.060 is more than 0.05; lower "
+            "cadence.weight_sync_interval, cadence.max_steps_ahead or learner.lr",
         ),
     ],
 )
@@ -77,7 +79,7 @@ def test_no_alarm(cell: Cell) -> None:
 
 
 def test_a_subset_that_stays_far_is_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    log = AlarmLog(quiet_steps=20)
+    log = AlarmLog(warn_cooldown_steps=20)
     for step in range(1, 43):
         log.warn(Alarm(step=step, origin=Origin.X1, text="x1"))
     log.warn(Alarm(step=43, origin=Origin.X3, text="x3"))

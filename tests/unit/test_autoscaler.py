@@ -27,7 +27,7 @@ def config(**autoscaling: Any) -> Config:
     return Config(
         run=RunConfig(num_steps=100),
         algorithm=AlgorithmConfig(batch_size=8),
-        cadence=CadenceConfig(v=2, m=2, slack=1),
+        cadence=CadenceConfig(weight_sync_interval=2, reevaluation_interval=2, max_steps_ahead=1),
         learner=LearnerConfig(minibatch_size=4),
         rollout=RolloutConfig(num_workers=2, max_workers=6, max_groups_in_flight=10),
         autoscaling=AutoscalingConfig(**{"window_s": 4.0, "up_cooldown_s": 0.0, **autoscaling}),

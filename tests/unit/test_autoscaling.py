@@ -45,7 +45,11 @@ def decision(observation: Observation, settings: AutoscalingConfig = SETTINGS, s
         (seen(7), 7, "matched"),  # busy = 7 * 0.8 * 1.1 = 6.16: the band ends at ceil(6.16 * 1.2) = 8
         (seen(7, idle_share=0.5), 6, "rate_below"),  # busy = 3.85 < 4.4: 7 > 6, to ceil(4.4) = 5, one at a time
         (seen(5, wait_share=0.3, idle_share=0.05, ready_batches=0.2), 6, "learner_waits"),
-        (seen(5, wait_share=0.3, idle_share=0.5, ready_batches=0.2), 5, "matched"),  # they take turns: slack = 0
+        (
+            seen(5, wait_share=0.3, idle_share=0.5, ready_batches=0.2),
+            5,
+            "matched",
+        ),  # they take turns: max_steps_ahead = 0
         (seen(5, wait_share=0.3, idle_share=0.05, ready_batches=1.2), 5, "matched"),  # a whole batch is there
         (seen(6, idle_share=0.4, ready_batches=4.0), 5, "groups_wait"),  # busy = 3.96, need = 4.4: 5 suffice
         (seen(5, idle_share=0.4, ready_batches=4.0), 5, "matched"),  # 4 would not suffice

@@ -39,9 +39,9 @@ def test_the_reason_names_what_is_missing_and_who_is_silent() -> None:
 
 def test_without_slack_the_reason_names_the_requests_of_the_step() -> None:
     ready = replace(READY, num_fresh=4, num_open=2)
-    config = small_config(cadence={"slack": 0})
+    config = small_config(cadence={"max_steps_ahead": 0})
     assert not is_ready(4, ready, config, 4)
-    assert is_ready(4, ready, small_config(cadence={"slack": 1}), 4)
+    assert is_ready(4, ready, small_config(cadence={"max_steps_ahead": 1}), 4)
     assert readiness_text(4, ready, replace(STATUS, workers={}), config, 4) == (
         "2 fresh groups of steps up to 4 are open, 1 leased, 2 queued"
     )
@@ -58,7 +58,14 @@ def test_a_record_is_a_row_and_comes_back() -> None:
 
 @pytest.mark.parametrize(("left", "is_over"), [(None, False), (1, False), (0, True)])
 def test_a_round_is_over_when_none_is_left(left: int | None, is_over: bool) -> None:
-    config = small_config(cadence={"v": 1, "m": 1, "slack": 0, "wait_for_reevaluation": True})
+    config = small_config(
+        cadence={
+            "weight_sync_interval": 1,
+            "reevaluation_interval": 1,
+            "max_steps_ahead": 0,
+            "wait_for_reevaluation": True,
+        }
+    )
     nothing = dict.fromkeys(Purpose, 0)
     ready = replace(READY, num_fresh=4, round_left=left)
     status = replace(STATUS, workers={}, leased=nothing, queued=nothing)

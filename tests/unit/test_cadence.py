@@ -11,47 +11,49 @@ from bapo.algorithms.settings import CadenceConfig
 from learner.batch.packing import near_equal_split
 from tests.support.vectors import vector
 
-PAPER = CadenceConfig(v=5, m=5, slack=0)
+PAPER = CadenceConfig(weight_sync_interval=5, reevaluation_interval=5, max_steps_ahead=0)
 
 
 def test_syncs_lags_and_reevaluations_are_those_of_the_vectors() -> None:
     steps, want = range(1, 16), vector("V20.sched_v5_m5")
     assert [t for t in steps if PAPER.is_sync_step(t)] == [1, *want["alg1_sync"]]  # 1: before the first step
     assert [t - PAPER.synced_version(t) for t in steps] == want["alg1_lag"]
-    reevaluations = [t for t in steps if t % PAPER.m == 0]
+    reevaluations = [t for t in steps if t % PAPER.reevaluation_interval == 0]
     assert reevaluations == want["alg1_reeval"] == want["official_reeval"]
     assert all(PAPER.is_sync_step(t) for t in reevaluations), (
         "each meets fresh weights, which the released order misses"
     )
 
 
-def test_without_slack_a_group_must_come_from_the_papers_own_version() -> None:
+def test_without_max_steps_ahead_a_group_must_come_from_the_papers_own_version() -> None:
     assert [PAPER.min_version(t) for t in (1, 4, 5, 9, 10)] == [1, 1, 5, 5, 10]
     assert PAPER.max_staleness == 4
 
 
-def test_slack_admits_groups_that_were_sampled_up_to_so_many_steps_ahead() -> None:
-    cadence = CadenceConfig(v=5, m=5, slack=2)
+def test_max_steps_ahead_admits_groups_that_were_sampled_up_to_so_many_steps_ahead() -> None:
+    cadence = CadenceConfig(weight_sync_interval=5, reevaluation_interval=5, max_steps_ahead=2)
     # Step 6 accepts what step 4 would have had: version 1. Step 7 needs what step 5 has: version 5.
     assert [cadence.min_version(t) for t in (1, 2, 5, 6, 7, 11, 12)] == [1, 1, 1, 1, 5, 5, 10]
     assert cadence.max_staleness == 6
 
 
-@given(v=st.integers(1, 7), periods=st.integers(1, 3), slack=st.integers(0, 9), t=st.integers(1, 60))
-def test_staleness_is_never_more_than_promised(v: int, periods: int, slack: int, t: int) -> None:
-    cadence = CadenceConfig(v=v, m=periods * v, slack=slack)
+@given(v=st.integers(1, 7), periods=st.integers(1, 3), max_steps_ahead=st.integers(0, 9), t=st.integers(1, 60))
+def test_staleness_is_never_more_than_promised(v: int, periods: int, max_steps_ahead: int, t: int) -> None:
+    cadence = CadenceConfig(weight_sync_interval=v, reevaluation_interval=periods * v, max_steps_ahead=max_steps_ahead)
     assert 0 <= t - cadence.min_version(t) <= cadence.max_staleness
     assert cadence.is_sync_step(cadence.synced_version(t))
 
 
 def test_v_1_syncs_at_every_step() -> None:
-    on_policy = CadenceConfig(v=1, m=1, slack=0)
+    on_policy = CadenceConfig(weight_sync_interval=1, reevaluation_interval=1, max_steps_ahead=0)
     assert all(on_policy.is_sync_step(t) and on_policy.min_version(t) == t for t in range(1, 9))
 
 
 def test_reevaluation_must_meet_fresh_weights() -> None:
-    with pytest.raises(ValidationError, match=r"m = 7 must be a multiple of v = 5.*write m = 10"):
-        CadenceConfig(v=5, m=7)
+    with pytest.raises(
+        ValidationError, match=r"interval = 7 must be a multiple of .* = 5.*write reevaluation_interval = 10"
+    ):
+        CadenceConfig(weight_sync_interval=5, reevaluation_interval=7)
 
 
 @pytest.mark.parametrize(("num_groups", "sizes"), [(65, [33, 32]), (1, [1]), (0, [])])

@@ -54,7 +54,7 @@ def run_config(model_path: Path, **sections: dict[str, object]) -> Config:
     values = {
         "run": {"num_steps": 7},
         "loss": loss,
-        "cadence": {"v": 3, "m": 3},
+        "cadence": {"weight_sync_interval": 3, "reevaluation_interval": 3},
         "checkpoint": {"every": 2, "keep_last": 2},
         "learner": {"warmup_steps": 5, "minibatch_size": 2},
     }

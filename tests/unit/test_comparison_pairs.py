@@ -155,8 +155,8 @@ OTHERS = {
     ("extra", "overrides", "want"),
     [
         ([], [], True),
-        ([], ["--cadence.slack", "1"], True),
-        ([], ["--cadence.slack", "2"], False),  # AReaL: sampled up to two steps before
+        ([], ["--cadence.max_steps_ahead", "1"], True),
+        ([], ["--cadence.max_steps_ahead", "2"], False),  # AReaL: sampled up to two steps before
         ([], ["--learner.epochs", "2"], False),
         ([OLD_ROWS], [], False),  # RePO: rows that trained at step 1 are part of an item of X1 at step 2
         ([result("c", "0001", step=2, origin=Origin.X1, version=0)], [], False),  # begun two steps ago

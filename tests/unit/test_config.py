@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bapo.config.check import known_keys
 from bapo.config.load import dump_toml, load_config, load_resolved
+from bapo.config.names import NAMES
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
 
@@ -138,6 +140,69 @@ def test_all_mistakes_are_told_at_once_with_the_place_of_each(write: Write) -> N
 
 
 @pytest.mark.parametrize(
+    ("written", "key", "value"),
+    [
+        ("cadence.v", "weight_sync_interval", 3),
+        ("cadence.slack", "max_steps_ahead", 3),
+        ("algorithm.B", "batch_size", 3),
+        ("algorithm.G", "group_size", 3),
+    ],
+)
+def test_the_papers_letters_and_the_names_of_earlier_runs_are_accepted(
+    write: Write, written: str, key: str, value: int
+) -> None:
+    section = written.split(".")[0]
+    for config in (
+        load_config([write(f"{written} = {value}\n")], ["--cadence.m", "30", "--learner.minibatch_size", "1"]),
+        load_config([], [f"--{written}", str(value), "--cadence.m", "30", "--learner.minibatch_size", "1"]),
+    ):
+        assert getattr(getattr(config, section), key) == value
+        assert config.cadence.reevaluation_interval == 30
+
+
+def test_a_letter_beside_its_name_is_refused(write: Write) -> None:
+    (line,) = problems([write("[cadence]\nv = 2\nweight_sync_interval = 2\n")], [])
+    assert line.endswith("cadence.v is cadence.weight_sync_interval: write one of the two")
+
+
+@pytest.mark.parametrize(
+    ("text", "ours"),
+    [
+        ("learner.learning_rate = 1e-5", "learner.lr"),
+        ("num_generations = 8", "algorithm.group_size"),
+        ("rollout.max_completion_length = 99", "rollout.max_response_tokens"),
+        ("actor_rollout_ref.actor.optim.lr = 1e-5", "learner.lr"),
+        ("actor_rollout_ref.rollout.n = 8", "algorithm.group_size"),
+        ("data.train_batch_size = 8", "algorithm.batch_size"),
+    ],
+)
+def test_a_key_of_trl_or_verl_leads_to_ours(write: Write, text: str, ours: str) -> None:
+    (line,) = problems([write(text)], [])
+    assert line.endswith(f"{text.split(' ')[0]}: there is no such key; here it is {ours}")
+
+
+def test_each_key_of_a_table_of_verl_leads_to_ours(write: Write) -> None:
+    lines = problems([write("[actor_rollout_ref.actor]\noptim.lr = 1e-5\nclip_ratio = 0.2\n")], [])
+    assert [line.rpartition("here it is ")[2] for line in lines] == ["learner.lr", "loss.clip_low"]
+
+
+def test_an_override_in_the_style_of_hydra_is_shown_in_ours() -> None:
+    assert problems(["learner.lr=1e-5"], []) == ["learner.lr=1e-5: an override is written --learner.lr 1e-5"]
+    assert problems(["trainer.save_freq=20"], [])[0].endswith("is written --checkpoint.every 20")
+
+
+def test_the_file_of_a_study_is_not_that_of_a_run(write: Write) -> None:
+    path = write("[study]\nname = 'a'\n[methods.grpo]\npreset = 'grpo'\n")
+    assert problems([path], []) == [
+        f"{path}: this is the file of a study, not of a run; start it with: bapo study {path}"
+    ]
+
+
+def test_every_name_in_the_table_is_a_key_of_ours() -> None:
+    assert {row.key for row in NAMES} <= {*known_keys(), "task.options.path", "task.options.held_out"}
+
+
+@pytest.mark.parametrize(
     ("tokens", "message"),
     [
         (["learner.lr", "1"], "'learner.lr' is not an override; write --section.key value"),
@@ -146,6 +211,7 @@ def test_all_mistakes_are_told_at_once_with_the_place_of_each(write: Write) -> N
         (["--"], "'--' is not an override"),
         (["--lr", "1"], "--lr: lr: there is no such key (did you mean 'learner.lr'?)"),
         (["--preset", "bap"], "preset = 'bap': there is no such preset (did you mean 'bapo'?)"),
+        (["--preset", "bapp"], "preset = 'bapp': there is no such preset (did you mean 'bapo'?)"),
     ],
 )
 def test_an_override_of_another_form_is_refused(tokens: list[str], message: str) -> None:
@@ -165,7 +231,10 @@ def test_files_that_cannot_be_read_are_named(write: Write, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        ("--cadence.v=5 --cadence.m=7", "m = 7 must be a multiple of v = 5, .* write m = 10"),
+        (
+            "--cadence.weight_sync_interval=5 --cadence.reevaluation_interval=7",
+            "= 7 must be a multiple of .* = 5, .* write reevaluation_interval = 10",
+        ),
         ("--learner.minibatch_size=300", "minibatch_size = 300 is more than .*write at most 256"),
         ("--learner.num_ranks=65", "num_ranks = 65 is more than .*write fewer ranks"),
         ("--rollout.max_response_tokens=5000", "microbatch_tokens = 4096 cannot hold .*write at least 5064"),

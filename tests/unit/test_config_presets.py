@@ -25,7 +25,12 @@ def test_bapo_is_table_3() -> None:
     assert (config.learner.lr, config.learner.minibatch_size) == (1e-6, 64)
     assert (config.loss.kl_coef, config.loss.entropy_coef) == (0.001, 0.001)
     assert (algorithm.c1, algorithm.c2_range, algorithm.c3_range) == (1 / 8, (1 / 8, 4 / 8), (2 / 8, 5 / 8))
-    assert (algorithm.capacity, cadence.v, cadence.m, algorithm.max_reevaluated) == (256, 5, 5, 128)
+    assert (
+        algorithm.capacity,
+        cadence.weight_sync_interval,
+        cadence.reevaluation_interval,
+        algorithm.max_reevaluated,
+    ) == (256, 5, 5, 128)
     assert (algorithm.gaussian_width, algorithm.gaussian_center) == (0.2, 0.5)
 
 
@@ -48,7 +53,7 @@ METHODS: dict[str, tuple[str, dict[str, object]]] = {
     ),
     "areal": (
         "grpo",
-        {"algorithm.group_size": 4, "cadence.slack": 2, "loss.ratio_mode": "decoupled", "loss.clip_low": 0.4,
+        {"algorithm.group_size": 4, "cadence.max_steps_ahead": 2, "loss.ratio_mode": "decoupled", "loss.clip_low": 0.4,
          "loss.clip_high": 0.4, "loss.aggregation": "token_mean", "loss.advantage_norm": "std_ddof1",
          "loss.advantage_eps": 1e-5, "loss.advantage_batch_norm": True, "loss.importance_mode": "mask",
          "loss.importance_cap": 5.0, "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0, "shaping.shift": -0.5,
@@ -73,12 +78,14 @@ METHODS: dict[str, tuple[str, dict[str, object]]] = {
     "bapo-balanced-clip": ("bapo", {"loss.name": "balanced_clip", "loss.dual_clip": 3.0}),
     "dppo": (
         "grpo",
-        {"cadence.slack": 8, "loss.name": "dppo", "loss.aggregation": "token_mean", "loss.advantage_norm": "center",
-         "loss.kl_ref": "behaviour", "loss.kl_estimator": "k2", "loss.kl_coef": 2e-3, "loss.entropy_coef": 0.0},
+        {"cadence.max_steps_ahead": 8, "loss.name": "dppo", "loss.aggregation": "token_mean",
+         "loss.advantage_norm": "center",
+         "loss.kl_ref": "behavior", "loss.kl_estimator": "k2", "loss.kl_coef": 2e-3, "loss.entropy_coef": 0.0},
     ),
     "kimi": (
         "grpo",
-        {"algorithm.selector": "kimi", "cadence.slack": 3, "rollout.generation_budget": 2048, "loss.name": "kimi",
+        {"algorithm.selector": "kimi", "cadence.max_steps_ahead": 3, "rollout.generation_budget": 2048,
+         "loss.name": "kimi",
          "loss.ratio_mode": "decoupled",
          "loss.importance_level": "none", "loss.aggregation": "seq_mean_token_sum", "loss.advantage_norm": "center",
          "loss.kl_coef": 0.0, "loss.entropy_coef": 0.0, "shaping.length_weight": 0.5,
@@ -105,15 +112,16 @@ METHODS: dict[str, tuple[str, dict[str, object]]] = {
         {"algorithm.c2_range": (0.375, 0.5), "algorithm.c3_range": (0.5, 0.625),
          "algorithm.threshold_schedule": "fixed"},
     ),
-    "bapo-v1": ("bapo", {"cadence.v": 1}),
+    "bapo-v1": ("bapo", {"cadence.weight_sync_interval": 1}),
     "bapo-ess": ("bapo", {"loss.x3_min_ess": 0.3, "loss.x3_ess_weight": True}),
-    "bapo-gain": ("bapo", {"algorithm.hard_choice": "gain", "algorithm.hard_worth": 2.0}),
-    "bapo-refill": ("bapo", {"algorithm.x3_choice": "refill"}),
-    "bapo-young": ("bapo", {"algorithm.x3_choice": "youngest"}),
+    "bapo-gain": ("bapo", {"algorithm.hard_prompt_sampling": "gain", "algorithm.hard_prompt_value": 2.0}),
+    "bapo-refill": ("bapo", {"algorithm.x3_policy": "refill"}),
+    "bapo-young": ("bapo", {"algorithm.x3_policy": "youngest"}),
     "bapo-plus": (
         "bapo",
-        {"cadence.v": 1, "loss.x3_min_ess": 0.3, "loss.x3_ess_weight": True, "algorithm.hard_choice": "gain",
-         "algorithm.hard_worth": 2.0, "algorithm.x3_choice": "youngest"},
+        {"cadence.weight_sync_interval": 1, "loss.x3_min_ess": 0.3, "loss.x3_ess_weight": True,
+         "algorithm.hard_prompt_sampling": "gain",
+         "algorithm.hard_prompt_value": 2.0, "algorithm.x3_policy": "youngest"},
     ),
     "bapo-inverted": ("bapo", {"algorithm.threshold_schedule": "inverted"}),
     "bapo-official-thresholds": ("bapo", {"algorithm.threshold_schedule": "official"}),
@@ -133,11 +141,11 @@ def test_a_method_differs_from_the_preset_beneath_it_in_these_keys_alone(name: s
 
 def test_bapo_has_the_papers_order_and_lag() -> None:
     config = preset("bapo")
-    assert (config.cadence.slack, config.cadence.wait_for_reevaluation) == (0, True)
+    assert (config.cadence.max_steps_ahead, config.cadence.wait_for_reevaluation) == (0, True)
     assert config.cadence.max_staleness == 4
     assert (config.algorithm.threshold_schedule, config.algorithm.online_filter) == ("eq8", "range")
     assert (config.loss.kl_ref, config.loss.ratio_mode, config.loss.advantage_norm) == (
-        "behaviour",
+        "behavior",
         "decoupled",
         "pop_var",
     )
@@ -151,7 +159,12 @@ def test_bapo_official_is_the_released_script() -> None:
     assert (algorithm.batch_size, config.learner.minibatch_size, config.learner.lr) == (32, 16, 1e-6)
     assert (config.learner.warmup_steps, config.learner.weight_decay, config.learner.grad_clip) == (10, 0.1, 1.0)
     assert (loss.kl_coef, loss.entropy_coef) == (0.0, 0.0)
-    assert (config.cadence.v, config.cadence.m, algorithm.max_reevaluated, algorithm.capacity) == (2, 2, 32, 120)
+    assert (
+        config.cadence.weight_sync_interval,
+        config.cadence.reevaluation_interval,
+        algorithm.max_reevaluated,
+        algorithm.capacity,
+    ) == (2, 2, 32, 120)
     assert (algorithm.c1, algorithm.c2_range[0], algorithm.c3_range[0]) == (1 / 8, 1 / 8, 2 / 8)
     assert algorithm.threshold_schedule == "fixed"
     assert (loss.ratio_mode, loss.advantage_norm, loss.importance_cap) == ("official", "std_ddof1", 3.0)

@@ -21,7 +21,11 @@ from tests.unit.test_scheduler import STATUS
 
 SETTINGS = EvaluationConfig(every=10, num_prompts=2, num_prompts_final=3, num_samples=4)
 CONFIG = Config.model_validate(
-    {"run": {"num_steps": 40}, "cadence": {"v": 6, "m": 6}, "evaluation": SETTINGS.model_dump()}
+    {
+        "run": {"num_steps": 40},
+        "cadence": {"weight_sync_interval": 6, "reevaluation_interval": 6},
+        "evaluation": SETTINGS.model_dump(),
+    }
 )
 
 

@@ -12,7 +12,7 @@ from bapo.algorithms.reevaluation import SamplingCost, beta_binomial, budget, co
 from bapo.algorithms.settings import AlgorithmConfig
 from tests.support.factories import make_hard
 
-GAIN = AlgorithmConfig(batch_size=6, hard_choice="gain", max_reevaluated=4)
+GAIN = AlgorithmConfig(batch_size=6, hard_prompt_sampling="gain", max_reevaluated=4)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_composer_asks_by_gain_and_within_the_budget() -> None:
     bad = [make_hard(prompt_id=f"{i}", birth=1, mu=(i % 2) / 8) for i in range(10)]
     rng = lambda purpose: rng_for(0, 5, purpose)  # noqa: E731
     assert Bapo(GAIN).hard_prompts_to_ask(bad, 5, frozenset({"1"}), rng) == ("3", "5", "7", "9")
-    paying = GAIN.model_copy(update={"hard_worth": 2.0})
+    paying = GAIN.model_copy(update={"hard_prompt_value": 2.0})
     # 4 prompts at most, of which 2 * (1/5) / (1/2) = 4/5 before anything is known, and .275 behind a poor round.
     assert len(Bapo(paying).hard_prompts_to_ask(bad, 5, frozenset(), rng)) == 3
     poor = SamplingCost(reevaluated=30, improved=2, fresh=160, informative=100)

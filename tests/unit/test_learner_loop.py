@@ -47,7 +47,12 @@ def batch_of(step: int) -> Batch:
 
 
 def test_the_order_of_a_run_is_that_of_algorithm_1(model_path: Path, tmp_path: Path) -> None:
-    config = learner_config(model_path, run={"num_steps": 5}, cadence={"v": 2, "m": 2}, checkpoint={"every": 3})
+    config = learner_config(
+        model_path,
+        run={"num_steps": 5},
+        cadence={"weight_sync_interval": 2, "reevaluation_interval": 2},
+        checkpoint={"every": 3},
+    )
     buffer, fleet = FakeBuffer(batch_of), FakeFleet()
     fleet.on_update = lambda update: buffer.told.append(("weights", update.version))
     make_test_learner(config, tmp_path, buffer=buffer, fleet=fleet).run(1)
@@ -130,7 +135,7 @@ def test_bfloat16_engines_get_bfloat16_files_and_a_wider_canary(model_path: Path
 def test_every_step_leaves_one_row_with_all_keys_and_the_results_of_its_groups(
     model_path: Path, tmp_path: Path
 ) -> None:
-    config = learner_config(model_path, cadence={"v": 2, "m": 2})
+    config = learner_config(model_path, cadence={"weight_sync_interval": 2, "reevaluation_interval": 2})
     learner = make_test_learner(config, tmp_path, buffer=FakeBuffer(batch_of), fleet=FakeFleet())
     learner.run(1)
     records = learner.records

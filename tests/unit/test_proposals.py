@@ -36,7 +36,7 @@ def make_config(selector: str = "mopps", num_steps: int = 90, **cadence: int) ->
             "run": {"num_steps": num_steps, "seed": 7},
             "algorithm": {"batch_size": 4, "selector": selector},
             "selector": {"pool_ratio": 4.0, "decay": 0.5, "reference_prompts": 6, "reference_every": 2},
-            "cadence": {"v": 2, "m": 2, "slack": 1} | cadence,
+            "cadence": {"weight_sync_interval": 2, "reevaluation_interval": 2, "max_steps_ahead": 1} | cadence,
             "learner": {"minibatch_size": 2},
         }
     )
@@ -174,11 +174,11 @@ def test_a_run_that_goes_back_to_a_snapshot_asks_for_the_same_prompts(selector: 
     assert [buffer.asked(step) for step in range(1, 51)] == prompts_of_run(config)
 
 
-@pytest.mark.parametrize(("v", "slack"), [(1, 0), (2, 0), (2, 1), (1, 3)])
-def test_a_proposal_uses_every_outcome_that_is_v_plus_slack_steps_old_and_none_that_is_younger(
-    v: int, slack: int
+@pytest.mark.parametrize(("v", "max_steps_ahead"), [(1, 0), (2, 0), (2, 1), (1, 3)])
+def test_a_proposal_uses_every_outcome_that_is_v_plus_max_steps_ahead_steps_old_and_none_that_is_younger(
+    v: int, max_steps_ahead: int
 ) -> None:
-    config, seen = make_config(v=v, slack=slack), {}
+    config, seen = make_config(weight_sync_interval=v, max_steps_ahead=max_steps_ahead), {}
     buffer = Trained(config)
     proposals = proposals_of(config, buffer)
     plan = FreshPlan(config, PROMPTS, proposals)
@@ -192,13 +192,13 @@ def test_a_proposal_uses_every_outcome_that_is_v_plus_slack_steps_old_and_none_t
     for _ in range(12):
         buffer.train()
         look()
-    lookahead = v + slack
+    lookahead = v + max_steps_ahead
     assert seen[12] == 12 - lookahead
     assert all(through == max(0, step - lookahead) for step, through in seen.items())
 
 
 def test_a_group_that_failed_for_good_is_replaced_from_the_newest_proposal_without_waiting_for_an_outcome() -> None:
-    config = make_config(v=1, m=1, slack=0)
+    config = make_config(weight_sync_interval=1, reevaluation_interval=1, max_steps_ahead=0)
     buffer = Trained(config)
     scheduler = start(config, buffer)
     scheduler.poll(0)
@@ -217,7 +217,7 @@ def test_a_group_that_failed_for_good_is_replaced_from_the_newest_proposal_witho
 
 
 def test_a_step_waits_for_its_reference_prompts_and_a_scheduler_that_dies_meanwhile_asks_for_them_again() -> None:
-    config = make_config("dots", v=1, m=1, slack=0)
+    config = make_config("dots", weight_sync_interval=1, reevaluation_interval=1, max_steps_ahead=0)
     buffer = Trained(config)
     buffer.unanswered = True
     start(config, buffer).poll(0)

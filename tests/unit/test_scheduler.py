@@ -23,11 +23,11 @@ PROMPTS = [make_prompt(prompt_id=f"p{i}") for i in range(10)]
 
 
 def make_config(**sections: dict[str, object]) -> Config:
-    """B = 4, v = 2, m = 4, slack = 1, T = 12, unless told otherwise."""
+    """B = 4, v = 2, m = 4, max_steps_ahead = 1, T = 12, unless told otherwise."""
     tree = {
         "run": {"num_steps": 12},
         "algorithm": {"batch_size": 4},
-        "cadence": {"v": 2, "m": 4, "slack": 1},
+        "cadence": {"weight_sync_interval": 2, "reevaluation_interval": 4, "max_steps_ahead": 1},
         "learner": {"minibatch_size": 2},
     }
     return Config.model_validate({name: tree.get(name, {}) | sections.get(name, {}) for name in {*tree, *sections}})
@@ -131,7 +131,7 @@ def test_a_step_that_replays_is_asked_fewer_fresh_groups() -> None:
 @pytest.mark.parametrize(
     ("numbers", "want"),
     [
-        ({"step": 0, "cursor": 0}, range(12)),  # before step 1: v + slack = 3 steps of 4
+        ({"step": 0, "cursor": 0}, range(12)),  # before step 1: v + max_steps_ahead = 3 steps of 4
         ({"step": 1, "cursor": 12}, range(12, 16)),  # step 1 begun: up to step 4
         ({"step": 1, "cursor": 16}, range(0)),  # nothing is missing
         ({"step": 1, "cursor": 16, "fresh_dropped": 3}, range(16, 19)),  # three groups failed for good: as many more
@@ -143,7 +143,7 @@ def test_a_step_that_replays_is_asked_fewer_fresh_groups() -> None:
         ({"step": 12, "cursor": 48, "fresh_dropped": 2}, range(48, 50)),
     ],
 )
-def test_fresh_requests_reach_v_plus_slack_steps_ahead_and_replace_what_was_dropped(
+def test_fresh_requests_reach_v_plus_max_steps_ahead_steps_ahead_and_replace_what_was_dropped(
     numbers: dict[str, int], want: range
 ) -> None:
     assert [request.request_id for request in due(make_config(), **numbers)] == [f"fresh-{c:08d}" for c in want]
@@ -154,7 +154,7 @@ def test_fresh_requests_reach_v_plus_slack_steps_ahead_and_replace_what_was_drop
     [
         (0, 0, 1, 1),
         (3, 0, 1, 1),
-        (4, 0, 2, 1),  # slack 1: planned for step 2, synced version of step 1
+        (4, 0, 2, 1),  # max_steps_ahead 1: planned for step 2, synced version of step 1
         (8, 0, 3, 2),  # planned for step 3: alpha of step 2
         (12, 0, 4, 2),
         (16, 0, 5, 4),
@@ -269,13 +269,16 @@ def test_a_run_that_stands_still_is_told_measured_and_ended_if_so_configured() -
 
 def test_a_response_in_segments_begins_with_weights_that_leave_it_the_time() -> None:
     rollout = {"max_response_tokens": 60, "generation_budget": 20}
-    cadence = {"v": 1, "m": 1, "slack": 3}
+    cadence = {"weight_sync_interval": 1, "reevaluation_interval": 1, "max_steps_ahead": 3}
     whole, parts = (FreshPlan(make_config(cadence=cadence, rollout=r), PROMPTS) for r in ({}, rollout))
     found = [[request.min_version for request in plan.due(STATUS)] for plan in (whole, parts)]
-    # Steps 1 to 4 of four prompts: slack 3 lets step 4 begin with version 1; two more segments take two of these three.
+    # Steps 1 to 4 of four prompts: max_steps_ahead = 3 lets step 4 begin with version 1; two more
+    # segments take two of these three.
     assert found == [[1] * 16, [1] * 8 + [2] * 4 + [3] * 4]
-    with pytest.raises(ValueError, match=r"may last 2 steps more .* write cadence.slack = 2 or more"):
-        make_config(cadence={"v": 1, "m": 1, "slack": 1}, rollout=rollout)
+    with pytest.raises(ValueError, match=r"may last 2 steps more .* write cadence.max_steps_ahead = 2 or more"):
+        make_config(
+            cadence={"weight_sync_interval": 1, "reevaluation_interval": 1, "max_steps_ahead": 1}, rollout=rollout
+        )
 
 
 def long_prompts(num: int) -> list[Prompt]:
@@ -302,7 +305,7 @@ def test_a_round_of_hard_prompts_with_long_rows_is_cut_to_what_one_call_takes(ca
     prompts = long_prompts(40)
     buffer.hard = [(make_hard(prompt_id=f"hard-{prompt.prompt_id}"), prompt) for prompt in prompts]
     config = make_config()
-    make_scheduler(config, buffer).poll(config.cadence.m)
+    make_scheduler(config, buffer).poll(config.cadence.reevaluation_interval)
     assert [len(requests) for requests in buffer.rounds.values()] == [23]
     assert "23 of 40 hard prompts are re-sampled" in caplog.text
 

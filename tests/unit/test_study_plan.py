@@ -74,7 +74,7 @@ def test_a_preset_that_does_not_exist_is_an_error_of_its_line(tmp_path: Path) ->
         read_study(path)
     assert str(caught.value) == (
         f"{path} line 8 [methods.first]: preset = 'bapoo': there is no such preset (did you mean 'bapo'?); "
-        f"write one of {', '.join(preset_names())}"
+        "start with grpo, dapo, bapo-v1 or bapo; `bapo config presets` lists all"
     )
     assert [run.name for run in read_study(path, ["second"]).runs] == ["second-s1"]
 

@@ -54,7 +54,7 @@ def trace_config(**algorithm: Any) -> Config:
         {
             "run": {"num_steps": 4, "seed": 7, "name": "trace"},
             "algorithm": settings | algorithm,
-            "cadence": {"v": 2, "m": 2},
+            "cadence": {"weight_sync_interval": 2, "reevaluation_interval": 2},
             "learner": {"minibatch_size": 3},
         }
     )
@@ -207,9 +207,9 @@ def sentence(recording: Recording, prompt: str, step: int) -> str:
         ("b", 2, "was in batch 2 as X3: its stored group of step 1 (k = 2 of 8) was drawn from B_high: "
                  "c2 = 0.25 <= mu = 0.25 <= c3 = 0.5, room 4, candidates 2"),
         ("g", 3, "was not in batch 3: it was not among the fresh prompts of step 3; in B_bad since 2 with mu = 0 <= "
-                 "c1 = 0.125, and step 3 is no round of re-evaluation (3 mod 2 = 1)"),
+                 "c1 = 0.125, and step 3 does not re-evaluate (3 mod 2 = 1)"),
         ("d", 3, "was not in batch 3: it was not among the fresh prompts of step 3; in B_bad since 1 with mu = 0.125 "
-                 "<= c1 = 0.125, once re-evaluated without success, and step 3 is no round of re-evaluation "
+                 "<= c1 = 0.125, once re-evaluated without success, and step 3 does not re-evaluate "
                  "(3 mod 2 = 1)"),
         ("f", 2, "was not in batch 2: it was not among the fresh prompts of step 2; it was in neither B_bad nor "
                  "B_high; assemblies looked at it once, last in 1"),

@@ -10,10 +10,10 @@ from tests.support.factories import make_stat
 from tests.unit.test_composer import compose
 
 REFILL = AlgorithmConfig(
-    batch_size=6, c2_range=(2 / 8, 2 / 8), c3_range=(3 / 8, 3 / 8), threshold_schedule="fixed", x3_choice="refill"
+    batch_size=6, c2_range=(2 / 8, 2 / 8), c3_range=(3 / 8, 3 / 8), threshold_schedule="fixed", x3_policy="refill"
 )
 """The window of X3 is k = 2 and 3."""
-YOUNGEST = REFILL.model_copy(update={"x3_choice": "youngest"})
+YOUNGEST = REFILL.model_copy(update={"x3_policy": "youngest"})
 HIGH = [
     make_stat(k=2, prompt_id="window", birth=1), make_stat(k=4, prompt_id="old-half", birth=1),
     make_stat(k=6, prompt_id="six", birth=2), make_stat(k=4, prompt_id="half", birth=2),
@@ -62,7 +62,7 @@ def test_nothing_without_an_advantage_nor_too_old_nor_of_a_prompt_that_trains_is
 def test_b_high_takes_every_informative_group_when_the_youngest_are_wanted() -> None:
     fresh = {f"k{k}": k for k in range(9)}
     assert [stat.reward_sum for stat in compose(REFILL, fresh=fresh).high] == [1, 2, 3, 4, 5, 6, 7]
-    window = REFILL.model_copy(update={"x3_choice": "window"})
+    window = REFILL.model_copy(update={"x3_policy": "window"})
     assert [stat.reward_sum for stat in compose(window, fresh=fresh).high] == [2, 3]
     assert compose(window, fresh={"a": 1}, high=[make_stat(k=4, prompt_id="h", birth=3)]).x3 == ()
 

@@ -71,17 +71,17 @@ class Bapo:
     def hard_prompts_to_ask(
         self, bad: Sequence[HardPrompt], step: int, excluded: frozenset[str], rng: Rng, cost: SamplingCost | None = None
     ) -> tuple[str, ...]:
-        """At most M of B_bad, oldest first: uniformly or by expected gain, and fewer where `hard_worth` says so; none
-        that was born in this step or is asked as fresh anyway."""
+        """At most M of B_bad, oldest first: uniformly or by expected gain, and fewer by `hard_prompt_value`; none that
+        was born in this step or is asked as fresh anyway."""
         settings = self._settings
         if not settings.use_x2:
             return ()
         candidates = [p for p in bad if p.birth < step and p.prompt_id not in excluded]
         most = min(settings.max_reevaluated, len(candidates))
-        if settings.hard_worth is not None:
-            most = budget(most, settings.hard_worth, cost or SamplingCost())
+        if settings.hard_prompt_value is not None:
+            most = budget(most, settings.hard_prompt_value, cost or SamplingCost())
         draw = rng("reevaluate")
-        if settings.hard_choice == "gain":
+        if settings.hard_prompt_sampling == "gain":
             return tuple(most_promising(candidates, most, group_size=settings.group_size, c1=settings.c1, rng=draw))
         return tuple(sample_in_order([p.prompt_id for p in candidates], most, draw))
 
@@ -151,7 +151,7 @@ def reused(
     rng: random.Random,
 ) -> Groups:
     """X3: groups of the latest S steps with c2 <= mu <= c3, to fill what room is left (eq. 7; line 7)."""
-    if room <= 0 or settings.x3_choice == "youngest":
+    if room <= 0 or settings.x3_policy == "youngest":
         return ()
     candidates = [
         stat
@@ -164,7 +164,7 @@ def reused(
 def youngest(settings: AlgorithmConfig, view: AssemblyView, taken: Collection[str], room: int) -> Groups:
     """What joins X3 next to eq. 7: informative groups, youngest first, then nearest to mu = 1/2, then in the order of
     B_high."""
-    if room <= 0 or settings.x3_choice == "window":
+    if room <= 0 or settings.x3_policy == "window":
         return ()
     candidates = [stat for stat in stored(settings, view, taken) if is_informative(stat)]
     return tuple(sorted(candidates, key=age_and_distance)[:room])
@@ -200,7 +200,7 @@ def with_new_high(settings: AlgorithmConfig, view: AssemblyView, c2: float, c3: 
     """
     queue = {stat.prompt_id: stat for stat in view.high if stat.birth > view.step - settings.high_window}
     for stat in view.fresh:
-        if is_within(stat, c2, c3) or (settings.x3_choice != "window" and is_informative(stat)):
+        if is_within(stat, c2, c3) or (settings.x3_policy != "window" and is_informative(stat)):
             queue.pop(stat.prompt_id, None)
             queue[stat.prompt_id] = stat.born(view.step)
     return tuple(queue.values())

@@ -95,13 +95,17 @@ def _mean_of_last(values: Sequence[float | None]) -> float | None:
 # Whether a method's runs were on-policy, from what they trained and not from its name.
 
 MOST_STALENESS = 1
-"""Steps. Sampling next to the learner (`cadence.slack` = 1) uses the weights of the step before."""
+"""Steps. Sampling next to the learner (`cadence.max_steps_ahead` = 1) uses the weights of the step before."""
 
 
 def is_on_policy(method: Method) -> bool:
     """Each response trains in one step alone, once, and the policy of that step or of the one before sampled it."""
     config = method.config
-    if config.cadence.v > 1 or config.cadence.slack > MOST_STALENESS or config.learner.epochs > 1:
+    if (
+        config.cadence.weight_sync_interval > 1
+        or config.cadence.max_steps_ahead > MOST_STALENESS
+        or config.learner.epochs > 1
+    ):
         return False
     return not any(
         is_stored or step - result.policy_version > MOST_STALENESS or not_its_own(result)

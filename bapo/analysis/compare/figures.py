@@ -120,8 +120,8 @@ ACCURACY = "held-out accuracy"
 PER_ROW = 3
 FREQUENCY, SUBSETS, THRESHOLDS = "delay v and period m", "buffer subsets", "thresholds"
 COLUMN_OF = {
-    "cadence.v": FREQUENCY,
-    "cadence.m": FREQUENCY,
+    "cadence.weight_sync_interval": FREQUENCY,
+    "cadence.reevaluation_interval": FREQUENCY,
     "algorithm.use_x2": SUBSETS,
     "algorithm.use_x3": SUBSETS,
     "algorithm.threshold_schedule": THRESHOLDS,

@@ -206,7 +206,7 @@ def _reused(case: Case) -> str:
 def _youngest(case: Case) -> str:
     return (
         f"its stored group of step {case.result.birth} ({of_size(case.stat)}) was among the youngest informative ones "
-        f"of B_high, and among equals among the nearest to mu = 1/2 (x3_choice = {case.settings.x3_choice})"
+        f"of B_high, and among equals among the nearest to mu = 1/2 (x3_policy = {case.settings.x3_policy})"
     )
 
 
@@ -343,7 +343,7 @@ def _why_not_reused(recording: Recording, state: SimulatedStep, stat: GroupStat)
         return f"{held}, but use_x3 = false"
     if not state.step - settings.high_window <= stat.birth < state.step:
         return f"{held}, but {state.step} - {stat.birth} > {settings.high_window} = high_window steps"
-    if settings.x3_choice == "youngest" or (settings.x3_choice == "refill" and not _in_window(decision, stat)):
+    if settings.x3_policy == "youngest" or (settings.x3_policy == "refill" and not _in_window(decision, stat)):
         return f"{held} ({of_size(stat)}), and not taken: no room, no advantage, or younger ones came first"
     if not _in_window(decision, stat):
         return f"{held}, outside {window} ({of_size(stat)})"
@@ -368,13 +368,11 @@ def _why_not_asked(recording: Recording, state: SimulatedStep, entry: HardPrompt
         return f"{held}{tries}; it was re-sampled, but its group arrived for step {later}"
     if not settings.use_x2:
         return f"{held}, and use_x2 = false: nobody asks it again"
-    if step % cadence.m:
-        return (
-            f"{held}{tries}, and step {step} is no round of re-evaluation ({step} mod {cadence.m} = {step % cadence.m})"
-        )
+    if remainder := step % (interval := cadence.reevaluation_interval):
+        return f"{held}{tries}, and step {step} does not re-evaluate ({step} mod {interval} = {remainder})"
     most = settings.max_reevaluated
-    how = {"uniform": "drawn uniformly", "gain": "those of the largest expected gain"}[settings.hard_choice]
-    fewer = "" if settings.hard_worth is None else ", fewer when re-evaluations pay little"
+    how = {"uniform": "drawn uniformly", "gain": "those of the largest expected gain"}[settings.hard_prompt_sampling]
+    fewer = "" if settings.hard_prompt_value is None else ", fewer when re-evaluations pay little"
     return (
         f"{held}{tries}, and no group of a round up to step {step} came for it (at most {most} are asked, {how}{fewer})"
     )

@@ -31,7 +31,7 @@ from bapo.core.errors import ConfigError, ContractError
 from bapo.core.types import GroupStat, HardPrompt, Origin
 
 DEFAULT_DELAY = 1
-"""Steps from a round to the batch that its groups join, where no round was recorded: the usual case with slack."""
+"""Steps from a round to the batch that its groups join, where no round was recorded: what sampling ahead gives."""
 
 
 class Source(StrEnum):
@@ -94,7 +94,7 @@ class Answers:
 
 SAMPLING_KEYS = ("batch_size", "group_size")
 """Keys of [algorithm] that the recorded groups were sampled under."""
-PICKING_KEYS = ("name", "max_reevaluated", "hard_choice", "hard_worth")
+PICKING_KEYS = ("name", "max_reevaluated", "hard_prompt_sampling", "hard_prompt_value")
 """Keys of [algorithm] that decide whom of B_bad a round asks."""
 
 
@@ -221,7 +221,7 @@ class _Rounds:
     def _picks_as_recorded(self, step: int, bad: tuple[HardPrompt, ...], cost: SamplingCost) -> bool:
         now, then = self._config.algorithm, self._recorded.algorithm
         same_rule = all(getattr(now, key) == getattr(then, key) for key in PICKING_KEYS)
-        same_pay = now.hard_worth is None or cost == self._recorded_paid[step]
+        same_pay = now.hard_prompt_value is None or cost == self._recorded_paid[step]
         return same_rule and same_pay and _asks(self._recorded, step) and _names(bad) == self._recorded_bad[step]
 
 
@@ -246,7 +246,7 @@ def rng_at(config: Config, step: int) -> Rng:
 
 
 def _asks(config: Config, step: int) -> bool:
-    return config.algorithm.use_x2 and step % config.cadence.m == 0
+    return config.algorithm.use_x2 and step % config.cadence.reevaluation_interval == 0
 
 
 def _names(bad: tuple[HardPrompt, ...]) -> list[tuple[str, int]]:
@@ -257,12 +257,15 @@ def _refuse_other_samples(recorded: Config, wanted: Config) -> None:
     then, now = recorded.model_dump(), wanted.model_dump()
     for section, fields in then.items():
         for key, value in fields.items() if isinstance(fields, dict) else ():
-            may_differ = (section == "algorithm" and key not in SAMPLING_KEYS) or (section, key) == ("cadence", "m")
+            may_differ = (section == "algorithm" and key not in SAMPLING_KEYS) or (section, key) == (
+                "cadence",
+                "reevaluation_interval",
+            )
             if not may_differ and now[section][key] != value:
                 raise ConfigError(
                     f"{section}.{key} = {now[section][key]}: the run had {value}, and its groups would be others "
-                    "without, so a simulation cannot change it; it can change cadence.m and the keys of [algorithm] "
-                    f"except {' and '.join(SAMPLING_KEYS)}"
+                    "without, so a simulation cannot change it; it can change cadence.reevaluation_interval and the "
+                    f"keys of [algorithm] except {' and '.join(SAMPLING_KEYS)}"
                 )
 
 

@@ -16,7 +16,7 @@
 | attempts       | HASH   | open request id -> failed attempts                                                        |
 | done           | ZSET   | settled request ids by the step that was assembled then; evaluations: +inf                |
 | planned        | ZSET   | open fresh request ids by the step that they are planned for                              |
-| fresh          | ZSET   | group ids by rank * 2^32 + ingest number; rank = planned step when slack = 0, else 0      |
+| fresh          | ZSET   | group ids by rank * 2^32 + ingest number; rank = planned step, or 0 with max_steps_ahead |
 | reevaluated    | ZSET   | group ids by ingest number                                                                |
 | evaluated      | ZSET   | "label request_id" of settled evaluation requests, sorted as text                         |
 | evaluations    | HASH   | label -> settled requests                                                                 |

@@ -84,8 +84,8 @@ that a table or a retained batch refers to is never enqueued again, even when it
 class RedisStore:
     """State of one run in Redis.
 
-    Fresh groups are consumed in the order of arrival; with `in_step_order` (slack = 0) the step that a group is planned
-    for comes first, so that each step has its own groups, however workers race.
+    Fresh groups are consumed in the order of arrival; with `in_step_order` (max_steps_ahead = 0) the step that a group
+    is planned for comes first, so that each step has its own groups, however workers race.
 
     Raises, everywhere: UnavailableError when Redis cannot be reached or is full, StorageError when its disk is full.
     """

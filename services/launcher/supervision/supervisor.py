@@ -88,7 +88,7 @@ class Supervisor:
                 self._say(self._given_up(child))
                 return
             raise ChildFailedError(_cause(child, team))
-        pause_s = min(LONGEST_PAUSE_S, self._settings.first_pause_s * 2 ** len(accidents))
+        pause_s = min(LONGEST_PAUSE_S, self._settings.restart_backoff_s * 2 ** len(accidents))
         accidents.append((self._now(), milestone))
         self._say(self._line(child, pause_s, len(accidents)))
         for member in team:
@@ -144,7 +144,7 @@ ADVICE = {
     StorageError.exit_code: "mend what is named (disk, service or verifier), then continue the run; "
     "if it needs another setting, start another run",
     DivergenceError.exit_code: "the checkpoint before it is intact; a lower learner.lr or fewer stale groups "
-    "(cadence.v, cadence.slack) usually help, in a new run",
+    "(cadence.weight_sync_interval, cadence.max_steps_ahead) usually help, in a new run",
     DeadlineError.exit_code: "see the log of the process that was waited for, then continue the run",
     RankLostError.exit_code: "see the logs of the other ranks (learner*.log), one of which ended or stopped first, "
     "then continue the run",

@@ -2,8 +2,8 @@
 
 The faults are drawn once from the seed. Each call goes on behind the last finished piece in the file, with a new run,
 and ends after about `--piece-s` seconds; call it until it says that nothing is left. Three kinds of pieces take turns:
-in the paper's order (slack = 0), where every batch must also be that of one plain loop; with Ray actors as workers;
-with two ranks of the learner and two workers. As root, a piece's run has a disk of its own, which some faults fill.
+in the paper's order (max_steps_ahead = 0), where every batch must also be that of one plain loop; with Ray actors
+as workers; with two ranks of the learner and two workers. As root, each run has its own disk, which some faults fill.
 
 Exit codes: 0 no violation in this piece, 1 a violation or a standstill, 2 nothing is left to do.
 """

@@ -162,8 +162,8 @@ def nothing_is_given_up(found: Evidence) -> Iterator[str]:
 
 
 def staleness_is_bounded(found: Evidence) -> Iterator[str]:
-    """A fresh group that is trained was sampled by weights at most v - 1 + slack steps old, and not by later ones."""
-    most = found.config.cadence.v - 1 + found.config.cadence.slack
+    """A trained fresh group was sampled by weights at most v - 1 + max_steps_ahead steps old, and not by later ones."""
+    most = found.config.cadence.weight_sync_interval - 1 + found.config.cadence.max_steps_ahead
     for step, batch in found.batches.items():
         ages = {result["id"]: step - result["version"] for result in batch["results"] if result["purpose"] == "fresh"}
         x1 = {key for key, origin, _ in batch["trained"] if origin == "x1"}

@@ -41,7 +41,7 @@ OVERRIDES: Mapping[str, object] = {
     # Leases and attempts are those of every run: a lease that nobody gives back costs two minutes, and is seen by that.
     "supervision.max_restarts": 1_000_000,  # faults come once a second
     "supervision.window_s": 0.5,
-    "supervision.first_pause_s": 0.05,
+    "supervision.restart_backoff_s": 0.05,
     "checkpoint.every": 3,  # not a multiple of the re-evaluation period: a round may lie on either side of it
     "evaluation.every": 16,
     "evaluation.num_prompts": 4,

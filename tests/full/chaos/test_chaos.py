@@ -63,7 +63,7 @@ def test_rays_node_its_worker_and_a_full_disk_take_nothing_along(tmp_path: Path,
 @pytest.mark.long
 def test_with_one_restart_allowed_each_part_may_be_killed_once(tmp_path: Path) -> None:
     """As a user runs it: who dies of another one's death ends this run."""
-    as_shipped = {"supervision.max_restarts": 1, "supervision.window_s": 600, "supervision.first_pause_s": 0.5}
+    as_shipped = {"supervision.max_restarts": 1, "supervision.window_s": 600, "supervision.restart_backoff_s": 0.5}
     victims = (SERVICE, SCHEDULER, REDIS, EVALUATOR, ROLLOUT_SERVER, GRADER, LEARNER)
     faults = [Fault(number=number, what="kill", whom=whom, gap_s=1.0) for number, whom in enumerate(victims)]
     trial = run_trial(tmp_path, faults, seed=SEED, overrides=EAGER | as_shipped, num_steps=4)

@@ -26,7 +26,7 @@ from tests.support.factories import make_request
 NUM_STEPS, NUM_PROMPTS, SIZE = 12, 14, 4
 SETTINGS: dict[str, Any] = {
     "algorithm": {"batch_size": SIZE, "max_reevaluated": SIZE},
-    "cadence": {"v": 2, "m": 2, "slack": 1000},
+    "cadence": {"weight_sync_interval": 2, "reevaluation_interval": 2, "max_steps_ahead": 1000},
 }
 
 

@@ -32,8 +32,8 @@ PATIENCE_S = 90.0
 """Longest time without a finished step, whatever happens: a new learner needs ten seconds on an idle machine."""
 NEW_STEP_S = 240.0
 """Longest time without one that was never finished before: what a killed learner repeats is no progress."""
-PAPER = {"cadence.slack": 0, "cadence.wait_for_reevaluation": "true"}
-EAGER = {"cadence.slack": 2, "cadence.wait_for_reevaluation": "false"}
+PAPER = {"cadence.max_steps_ahead": 0, "cadence.wait_for_reevaluation": "true"}
+EAGER = {"cadence.max_steps_ahead": 2, "cadence.wait_for_reevaluation": "false"}
 RAY = {"rollout.engine": "scripted_actor"}
 """The workers are Ray actors, on a node of the run's own."""
 TEAM = {"learner.num_ranks": 2, "rollout.num_workers": 2}
@@ -143,7 +143,7 @@ def run_trial(
         if left := stage.leases_that_stay():
             trial.violations.append(f"leases that do not return: {left}")
         trial.violations += left_behind(stage, trial)
-        if stage.config.cadence.slack == 0:
+        if stage.config.cadence.max_steps_ahead == 0:
             trial.violations += differences_to_the_plain_loop(trial.evidence)
     finally:
         stage.close()
@@ -246,7 +246,7 @@ def longest_pause(times: Sequence[float]) -> float:
 
 
 def differences_to_the_plain_loop(found: Evidence) -> list[str]:
-    """With slack = 0 nothing is left to chance: every batch must be that of Algorithm 1 run in one loop."""
+    """With max_steps_ahead = 0 nothing is left to chance: every batch must be that of Algorithm 1 run in one loop."""
     num_steps = len(found.batches)
     run = found.config.run.model_copy(update={"num_steps": num_steps})
     plain = algorithm_1(found.config.model_copy(update={"run": run}))

@@ -1,0 +1,122 @@
+"""Other names of our keys: the paper's letters, which are accepted, and those of TRL and verl, which lead to ours.
+
+One table for the messages of the loader and for `docs/configuration.md`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_TABLE = """
+run.num_steps                  | T | max_steps, num_train_epochs | trainer.total_training_steps, trainer.total_epochs
+run.name                       |   | run_name | trainer.experiment_name
+run.root                       |   | output_dir | trainer.default_local_dir
+run.seed                       |   | data_seed |
+model.path                     |   | model_name_or_path | *model.path
+model.dtype                    |   | bf16, torch_dtype | *rollout.dtype
+task.reward                    |   | reward_funcs | custom_reward_function.path, custom_reward_function.name
+task.options.path              |   | train_dataset, dataset_name | data.train_files
+task.options.held_out          |   | eval_dataset | data.val_files
+algorithm.batch_size           | B | per_device_train_batch_size, generation_batch_size | data.train_batch_size
+algorithm.group_size           | G | num_generations | *rollout.n
+algorithm.high_window          | S | |
+algorithm.max_reevaluated      | M | |
+cadence.weight_sync_interval   | v | weight_sync_steps | async_training.trigger_parameter_sync_step
+cadence.reevaluation_interval  | m | |
+cadence.max_steps_ahead        |   | max_staleness | async_training.staleness_threshold
+rollout.max_prompt_tokens      |   | max_prompt_length | data.max_prompt_length
+rollout.max_response_tokens    |   | max_completion_length | data.max_response_length
+rollout.temperature            |   | temperature | *rollout.temperature
+rollout.top_p                  |   | top_p | *rollout.top_p
+rollout.engine_options         |   | vllm_gpu_memory_utilization, vllm_tensor_parallel_size | \
+*rollout.gpu_memory_utilization, *rollout.tensor_model_parallel_size
+learner.lr                     |   | learning_rate | *actor.optim.lr
+learner.lr_schedule            |   | lr_scheduler_type | *actor.optim.lr_scheduler_type
+learner.warmup_steps           |   | warmup_steps, warmup_ratio | *actor.optim.lr_warmup_steps
+learner.betas                  |   | adam_beta1, adam_beta2 | *actor.optim.betas
+learner.weight_decay           |   | weight_decay | *actor.optim.weight_decay
+learner.grad_clip              |   | max_grad_norm | *actor.grad_clip, *actor.optim.clip_grad
+learner.minibatch_size         |   | steps_per_generation | *actor.ppo_mini_batch_size
+learner.epochs                 |   | num_iterations | *actor.ppo_epochs
+learner.microbatch_tokens      |   | gradient_accumulation_steps | \
+*actor.ppo_max_token_len_per_gpu, *actor.ppo_micro_batch_size_per_gpu
+learner.gradient_checkpointing |   | gradient_checkpointing | *model.enable_gradient_checkpointing
+learner.num_ranks              |   | | trainer.n_gpus_per_node
+loss.name                      |   | loss_type, importance_sampling_level | *actor.policy_loss.loss_mode
+loss.aggregation               |   | | *actor.loss_agg_mode
+loss.clip_low                  |   | epsilon | *actor.clip_ratio_low, *actor.clip_ratio
+loss.clip_high                 |   | epsilon_high | *actor.clip_ratio_high
+loss.dual_clip                 |   | delta | *actor.clip_ratio_c
+loss.kl_coef                   |   | beta | *actor.kl_loss_coef, *actor.use_kl_loss, algorithm.kl_ctrl.kl_coef
+loss.entropy_coef              |   | | *actor.entropy_coeff
+loss.advantage                 |   | | algorithm.adv_estimator
+loss.advantage_norm            |   | scale_rewards | algorithm.norm_adv_by_std_in_grpo
+shaping.overlong_filter        |   | mask_truncated_completions |
+checkpoint.every               |   | save_steps | trainer.save_freq
+checkpoint.keep_last           |   | save_total_limit | trainer.max_actor_ckpt_to_keep
+evaluation.every               |   | eval_steps | trainer.test_freq
+evaluation.num_samples         |   | num_generations_eval | *rollout.val_kwargs.n
+"""
+"""Our key | the paper's letter | TRL's fields | verl's keys, where * stands for `actor_rollout_ref.`"""
+
+
+class KeyNames(NamedTuple):
+    """What others call one of our keys."""
+
+    key: str
+    """Ours, dotted."""
+    symbol: str
+    """The paper's letter; empty: it has none."""
+    trl: tuple[str, ...]
+    """Fields of TRL's GRPOConfig, AsyncGRPOConfig and ModelConfig."""
+    verl: tuple[str, ...]
+    """Dotted keys of verl's configuration."""
+
+
+def _rows() -> Iterator[KeyNames]:
+    for line in _TABLE.strip().splitlines():
+        key, symbol, trl, verl = (cell.strip() for cell in line.split("|"))
+        yield KeyNames(key, symbol, _names(trl), _names(verl.replace("*", "actor_rollout_ref.")))
+
+
+def _names(cell: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in cell.split(",") if name.strip())
+
+
+NAMES = tuple(_rows())
+
+_EARLIER = {
+    "cadence.slack": "max_steps_ahead",
+    "algorithm.hard_choice": "hard_prompt_sampling",
+    "algorithm.hard_worth": "hard_prompt_value",
+    "algorithm.x3_choice": "x3_policy",
+    "supervision.first_pause_s": "restart_backoff_s",
+    "diagnostics.quiet_steps": "warn_cooldown_steps",
+    **{f"rollout.autoscaling.{name}_high": f"{name}_threshold" for name in ("wait", "idle", "spare", "stale")},
+}
+"""Names in the configurations of the recorded studies (docs/studies)."""
+
+ALIASES: dict[tuple[str, ...], str] = {
+    (*row.key.split(".")[:-1], row.symbol): row.key.rpartition(".")[2] for row in NAMES if row.symbol
+} | {tuple(key.split(".")): name for key, name in _EARLIER.items()}
+"""Accepted keys -> the last part of the real ones."""
+
+
+def our_key(written: tuple[str, ...]) -> str | None:
+    """Our key for a key of TRL or verl, or None: ("learner", "learning_rate") -> "learner.lr"."""
+    dotted = ".".join(written)
+    for row in NAMES:
+        if dotted in row.verl or (len(written) > 1 and any(name.endswith(f".{dotted}") for name in row.verl)):
+            return row.key
+    return next((row.key for row in NAMES if written[-1] in row.trl), None)
+
+
+def as_override(token: str) -> str | None:
+    """What to write for `a.b=c`, the overrides of Hydra; None for anything else, such as the name of a file."""
+    match = re.fullmatch(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)*)=(.*)", token, re.DOTALL)
+    if not match:
+        return None
+    key = our_key(tuple(match[1].split("."))) or match[1]
+    return f"--{key} {match[2]}"

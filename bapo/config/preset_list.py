@@ -1,0 +1,30 @@
+"""The presets as `bapo config presets` and docs/configuration.md list them: in groups, each with its description."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from bapo.config.layers import PRESETS
+
+PRESET_GROUPS = {
+    "Start here": ("grpo", "dapo", "bapo-v1", "bapo"),
+    "BAPO: the paper's variants, ablations and released code": (
+        "bapo-mini", "bapo-without-x2", "bapo-without-x3", "bapo-fixed-low", "bapo-fixed-high", "bapo-gaussian",
+        "bapo-gaussian-quota", "bapo-uniform", "bapo-inverted", "bapo-official", "bapo-official-thresholds", "ba-ppo",
+    ),
+    "BAPO: our own variants": (
+        "bapo-plus", "bapo-gain", "bapo-ess", "bapo-refill", "bapo-young", "bapo-balanced-clip",
+    ),
+    "On-policy losses": ("grpo-v5", "dr-grpo", "gspo", "cispo", "dppo", "balanced-clip", "kimi", "ppo"),
+    "Importance sampling against the inference engine": ("tis", "tis-mask", "tis-sequence", "tis-geometric-mask"),
+    "Replay and off-policy": ("areal", "arpo", "remix", "repo"),
+    "Choice of prompts": ("mopps", "dots-replay"),
+    "Expert solutions": ("luffy", "relift"),
+}  # fmt: skip
+"""Heading -> presets, in the order in which a reader meets them."""
+
+
+def about_preset(name: str) -> str:
+    """The comment at the head of a preset's file: what it is and where its numbers are from."""
+    lines = (PRESETS / f"{name}.toml").read_text(encoding="utf-8").splitlines()
+    return " ".join(" ".join(line[1:] for line in takewhile(lambda line: line.startswith("#"), lines)).split())
