@@ -94,7 +94,7 @@ _EARLIER = {
     "algorithm.x3_choice": "x3_policy",
     "supervision.first_pause_s": "restart_backoff_s",
     "diagnostics.quiet_steps": "warn_cooldown_steps",
-    **{f"rollout.autoscaling.{name}_high": f"{name}_threshold" for name in ("wait", "idle", "spare", "stale")},
+    **{f"autoscaling.{name}_high": f"{name}_threshold" for name in ("wait", "idle", "spare", "stale")},
 }
 """Names in the configurations of the recorded studies (docs/studies)."""
 

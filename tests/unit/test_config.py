@@ -144,6 +144,7 @@ def test_all_mistakes_are_told_at_once_with_the_place_of_each(write: Write) -> N
     [
         ("cadence.v", "weight_sync_interval", 3),
         ("cadence.slack", "max_steps_ahead", 3),
+        ("autoscaling.wait_high", "wait_threshold", 1),
         ("algorithm.B", "batch_size", 3),
         ("algorithm.G", "group_size", 3),
     ],
