@@ -17,15 +17,17 @@ setup: $(VENV)/.installed ## install the pinned requirements into .venv (about 2
 $(VENV)/.installed: $(REQUIREMENTS) requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
 		{ echo "BAPO needs Python 3.11, found '$(PYTHON)'. Try: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	for file in $(REQUIREMENTS) requirements/dev.txt; do $(BIN)/python -m pip install --quiet --no-deps -r $$file || exit 1; done
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@for file in $(REQUIREMENTS) requirements/dev.txt; do \
+		echo "installing $$file ($$(grep -c == $$file) packages)"; \
+		$(BIN)/python -m pip install --quiet --no-deps -r $$file || exit 1; done
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@ldconfig -p | grep -q libnuma.so.1 || apt-get install -y --no-install-recommends libnuma1 || \
 		echo "vLLM's CPU kernels need libnuma.so.1: install the package libnuma1 (Debian, Ubuntu) or numactl-libs"
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && \
 		apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 chromium fonts-dejavu-core >/dev/null; } || \
 		echo "the tests of the web page are skipped without a browser: install chromium (and fonts-dejavu-core)"
-	touch $@
+	@touch $@
 
 demo: setup ## post-train the shipped tiny model on Countdown with BAPO, all parts real
 	$(BIN)/bapo train deploy/configs/demo.toml --run.name auto
