@@ -31,8 +31,8 @@ ALERTS = (
     Alert(
         name="ProcessDown", severity="critical", for_s=MINUTE,
         summary="Prometheus does not reach a process of the run.",
-        runbook="Look at RUN/logs/PROCESS.log and `bapo watch RUN`; the launcher restarts what crashed; kill a process "
-        "that hangs.",
+        runbook="Read RUN/logs/PROCESS.log and `bapo status RUN`; the launcher restarts a process that crashed; kill "
+        "one that hangs.",
         expr=lambda t: 'up{process=~"buffer_service|rollout_server|learner|scheduler|evaluator"} == 0',
         fires=Case({'up{run="r",process="learner"}': "1 1 0x5"}, 5, {"run": "r", "process": "learner"}),
         quiet=Case({'up{run="r",process="learner"}': "1 1 0 1x5"}, 5),
@@ -65,7 +65,7 @@ ALERTS = (
     Alert(
         name="RedisDown", severity="critical", for_s=30.0,
         summary="The buffer service cannot reach Redis: it accepts nothing and hands out nothing.",
-        runbook="Look at RUN/logs/redis.log, or at the Redis of buffer.redis_url; when it is back, everything "
+        runbook="Read RUN/logs/redis.log, or check the Redis of buffer.redis_url. When it is back, everything "
         "acknowledged is there and the run continues.",
         expr=lambda t: "min by (run) (bapo_buffer_redis_up) == 0",
         fires=Case({f"bapo_buffer_redis_up{R}": "1 0x4"}, 3),
@@ -106,7 +106,7 @@ ALERTS = (
     Alert(
         name="RunStalled", severity="critical",
         summary="Nothing has moved in the run for five minutes: no request, no group, no batch, no step.",
-        runbook="The scheduler's log says who waits for whom; docs/architecture.md lists what unblocks each.",
+        runbook="The scheduler's log says what each process waits for; docs/architecture.md lists what unblocks each.",
         expr=lambda t: f"max by (run) (bapo_stalled_seconds) > {t.seconds(5 * MINUTE)}",
         fires=Case({f"bapo_stalled_seconds{R}": "0+60x10"}, 7),
         quiet=Case({f"bapo_stalled_seconds{R}": "0+60x4 0x6"}, 7),
@@ -269,8 +269,8 @@ ALERTS = (
     Alert(
         name="BadBufferNeverPromotes", severity="warning",
         summary="Five rounds of re-evaluation in an hour, and no hard prompt improved.",
-        runbook="B_bad holds prompts that the model cannot solve: `bapo buffer bad`; a smaller max_reevaluated saves "
-        "their cost, and `bapo buffer` can drop them.",
+        runbook="B_bad holds prompts that the model cannot solve: `bapo buffer bad RUN`; a smaller max_reevaluated "
+        "saves their cost, and `bapo buffer` can drop them.",
         expr=lambda t: "sum by (run) (increase(bapo_reevaluation_prompts_total"
         f'{{outcome="improved"}}[{t.span(HOUR)}])) == 0 '
         f'and on (run) sum by (run) (increase(bapo_reevaluation_rounds_total{{outcome="asked"}}[{t.span(HOUR)}])) >= 5',
@@ -321,8 +321,8 @@ ALERTS = (
     ),
     Alert(
         name="BoundNegative", severity="info", for_s=10 * MINUTE,
-        summary="Theorem 3.2 says nothing for this subset: its estimated bound is not above 0.",
-        runbook="Common, and no fault by itself; docs/monitoring.md says which numbers to read and what makes "
+        summary="The bound of theorem 3.2 is vacuous for this subset: it is not above 0.",
+        runbook="Common, and not a fault by itself; docs/monitoring.md says which numbers to read and what makes "
         "them smaller (v, max_steps_ahead, S, lr).",
         expr=lambda t: 'max by (run, origin) (bapo_learner_improvement_bound{form="paper"}) <= 0',
         fires=Case({'bapo_learner_improvement_bound{run="r",origin="x3",form="paper"}': "-1x20"}, 15,

@@ -5,8 +5,9 @@ Queries name no run: `$run` and `$worker` are put in by `only`, so that a select
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,8 +22,10 @@ _SERIES = re.compile(r"\b(bapo_[a-z0-9_]+|process_[a-z0-9_]+)\b(\{[^}]*\})?(?!\(
 KNOWN = "> -Inf"
 """Behind a query: drops NaN, which is no number, and would leave a panel without a scale."""
 PALETTE = {"mode": "palette-classic"}
+ORIGIN_COLORS = {"x1": "#0072B2", "x2": "#E69F00", "x3": "#009E73"}
+"""Those of the page and of the terminal; Okabe and Ito's, which colour-blind readers tell apart."""
 
-Kind = Literal["timeseries", "stat", "heatmap", "table", "bargauge", "alertlist"]
+Kind = Literal["timeseries", "stat", "heatmap", "table", "bargauge", "alertlist", "state-timeline", "text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,15 @@ class Panel:
     lines_over: tuple[str, ...] = ()
     """Legends that are drawn as lines over a stack: a limit, for example."""
     warn_above: float | None = None
+    soft_highest: float | None = None
+    """The axis reaches this far also where all values are lower: a lag of 0 is not drawn on a scale to 100."""
+    states: tuple[str, str] = ("no", "yes")
+    """What 0 and 1 mean on a state timeline."""
+    state_colors: tuple[str, str] = ("red", "green")
+    runbooks: tuple[tuple[str, str], ...] = ()
+    """(title, URL) of links in the corner of the panel."""
+    text: str = ""
+    """Markdown of a text panel."""
 
     @property
     def is_heatmap(self) -> bool:
@@ -60,6 +72,7 @@ class Panel:
 class Row:
     title: str
     panels: tuple[Panel, ...]
+    collapsed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +115,12 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
     panels: list[dict[str, Any]] = []
     y = 0
     for row in dashboard.rows:
-        panels.append(_placed({"type": "row", "title": row.title, "collapsed": False, "panels": []}, 0, y, WIDTH, 1))
-        y = _lay_out(row.panels, panels, y + 1, worker="worker" in dashboard.variables)
-    for number, panel in enumerate(panels, start=1):
+        heading: dict[str, Any] = {"type": "row", "title": row.title, "collapsed": row.collapsed, "panels": []}
+        panels.append(_placed(heading, 0, y, WIDTH, 1))
+        y = _lay_out(
+            row.panels, heading["panels"] if row.collapsed else panels, y + 1, worker="worker" in dashboard.variables
+        )
+    for number, panel in enumerate(every_panel(panels), start=1):
         panel["id"] = number
     return {
         "uid": dashboard.uid,
@@ -122,6 +138,13 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
         "links": [_link(title, url) for title, url in dashboard.links],
         "panels": panels,
     }
+
+
+def every_panel(panels: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Rows and panels from top to bottom, also those inside collapsed rows."""
+    for panel in panels:
+        yield panel
+        yield from panel.get("panels", [])
 
 
 def _lay_out(row: Sequence[Panel], panels: list[dict[str, Any]], y: int, *, worker: bool) -> int:
@@ -146,8 +169,12 @@ def _panel(panel: Panel, *, worker: bool) -> dict[str, Any]:
         "description": panel.help,
         "datasource": {"type": "prometheus", "uid": "${datasource}"},
         "targets": [_target(panel, query, place, worker=worker) for place, query in enumerate(panel.queries)],
-        "fieldConfig": {"defaults": _defaults(panel), "overrides": [_as_line(name) for name in panel.lines_over]},
+        "fieldConfig": {
+            "defaults": _defaults(panel),
+            "overrides": [*map(_as_line, panel.lines_over), *itertools.starmap(_colored, ORIGIN_COLORS.items())],
+        },
         "options": _options(panel),
+        "links": [{"title": title, "url": url, "targetBlank": True} for title, url in panel.runbooks],
     }
 
 
@@ -155,7 +182,8 @@ def _target(panel: Panel, query: Query, place: int, *, worker: bool) -> dict[str
     return {
         "refId": chr(ord("A") + place),
         "datasource": {"type": "prometheus", "uid": "${datasource}"},
-        "expr": only(query.expr, worker=worker) + (f" {KNOWN}" if panel.kind in ("timeseries", "stat") else ""),
+        "expr": only(query.expr, worker=worker)
+        + (f" {KNOWN}" if panel.kind in ("timeseries", "stat", "state-timeline") else ""),
         "legendFormat": query.legend or "__auto",
         "format": "heatmap" if panel.is_heatmap else "table" if panel.kind == "table" else "time_series",
         "instant": panel.kind in ("table", "bargauge"),
@@ -173,6 +201,12 @@ def _defaults(panel: Panel) -> dict[str, Any]:
             "lineWidth": 1, "fillOpacity": 60 if panel.stack else 8, "showPoints": "auto", "spanNulls": 60_000,
             "stacking": stacking,
         }  # fmt: skip
+        if panel.soft_highest is not None:
+            found["custom"]["axisSoftMax"] = panel.soft_highest
+    if panel.kind == "state-timeline":
+        named = zip(panel.states, panel.state_colors, strict=True)
+        options = {str(value): {"text": text, "color": color} for value, (text, color) in enumerate(named)}
+        found["mappings"] = [{"type": "value", "options": options}]
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
     if panel.warn_above is not None:
         steps.append({"color": "red", "value": panel.warn_above})
@@ -189,6 +223,13 @@ def _as_line(legend: str) -> dict[str, Any]:
     }
 
 
+def _colored(legend: str, color: str) -> dict[str, Any]:
+    return {
+        "matcher": {"id": "byName", "options": legend},
+        "properties": [{"id": "color", "value": {"mode": "fixed", "fixedColor": color}}],
+    }
+
+
 def _options(panel: Panel) -> dict[str, Any]:
     reduce = {"calcs": ["lastNotNull"], "fields": "", "values": False}
     if panel.kind == "timeseries":
@@ -202,6 +243,10 @@ def _options(panel: Panel) -> dict[str, Any]:
         return {"calculate": False, "yAxis": {"unit": panel.unit}, "color": colour, "cellGap": 1}
     if panel.kind == "alertlist":
         return {"alertInstanceLabelFilter": '{alertname=~"Bapo.*"}', "datasource": "${datasource}", "maxItems": 20}
+    if panel.kind == "state-timeline":
+        return {"showValue": "never", "mergeValues": True, "rowHeight": 0.8, "legend": {"showLegend": False}}
+    if panel.kind == "text":
+        return {"mode": "markdown", "content": panel.text}
     return {"showHeader": True}
 
 

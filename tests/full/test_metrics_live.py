@@ -26,7 +26,7 @@ from bapo.runtime.rank_environment import free_port
 from bapo.runtime.run_directory.layout import RunDirectory
 from deploy.monitoring.__main__ import DASHBOARDS
 from deploy.monitoring.alert import Clock
-from deploy.monitoring.grafana import dashboard_json
+from deploy.monitoring.grafana import dashboard_json, every_panel
 from deploy.monitoring.prometheus import rules, scrape_runs
 from tests.support.launch import family, kill_family, start, train_arguments
 from tests.support.wait import wait_until
@@ -176,7 +176,7 @@ def in_prometheus(folder: Path, run: RunDirectory) -> dict[str, object]:
 
 def queries_of(name: str) -> Iterator[tuple[str, str, str]]:
     """(panel, query with its variables filled in, legend)."""
-    for panel in dashboard_json(DASHBOARDS[name])["panels"]:
+    for panel in every_panel(dashboard_json(DASHBOARDS[name])["panels"]):
         for target in panel.get("targets", []):
             query = target["expr"].replace("$__rate_interval", "30s").replace("$run", ".*").replace("$worker", ".*")
             yield panel["title"], query, target["legendFormat"]

@@ -19,7 +19,8 @@ from bapo.runtime.run_directory.layout import RunDirectory
 from deploy.monitoring.__main__ import DASHBOARDS, REPOSITORY, files
 from deploy.monitoring.alert import Clock
 from deploy.monitoring.alerts import ALERTS
-from deploy.monitoring.grafana import dashboard_json, series_of
+from deploy.monitoring.grafana import dashboard_json, every_panel, series_of
+from deploy.monitoring.health import HEALTH, runbook_url
 from deploy.monitoring.prometheus import ALERTMANAGERS_FILE, RULES_FILE, rules, scrape_compose, scrape_runs
 from services.launcher.targets import TargetFile
 
@@ -41,12 +42,28 @@ def test_what_is_committed_is_what_the_registry_gives(path: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(DASHBOARDS))
 def test_dashboards_query_registered_series_by_their_own_labels(name: str) -> None:
-    for panel in dashboard_json(DASHBOARDS[name])["panels"]:
+    for panel in every_panel(dashboard_json(DASHBOARDS[name])["panels"]):
         for target in panel.get("targets", []):
             for series, labels in selectors(target["expr"]):
                 assert series in KNOWN, (panel["title"], series)
                 assert set(labels) <= {"run", "process", "le", *KNOWN[series].label_names}, (panel["title"], series)
                 assert "run" in labels, (panel["title"], series)
+
+
+def test_health_is_one_screen_of_twelve_panels() -> None:
+    assert sum(len(row.panels) for row in HEALTH.rows) == 12
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_a_panel_shows_what_each_alert_is_about_and_links_to_its_runbook(alert: Any) -> None:
+    panels = [panel for shown in DASHBOARDS.values() for panel in every_panel(dashboard_json(shown)["panels"])]
+    assert any(link["url"] == runbook_url(alert) for panel in panels for link in panel.get("links", []))
+    number = int(runbook_url(alert).rpartition("=")[2])
+    (entry,) = (
+        panel for panel in every_panel(dashboard_json(DASHBOARDS["runbook"])["panels"]) if panel["id"] == number
+    )
+    assert entry["title"] == alert.full_name
+    assert alert.runbook in entry["options"]["content"]
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)

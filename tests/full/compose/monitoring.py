@@ -10,7 +10,7 @@ from typing import Any
 
 from bapo.runtime.metrics.metric import Process
 from deploy.monitoring.__main__ import DASHBOARDS
-from deploy.monitoring.grafana import DATASOURCE, dashboard_json
+from deploy.monitoring.grafana import DATASOURCE, dashboard_json, every_panel
 from deploy.monitoring.prometheus import rules
 from tests.full.compose.stack import CheckError, Stack, get, wait_for
 
@@ -69,7 +69,7 @@ def look_at_grafana(stack: Stack) -> str:
 def queries() -> Iterator[tuple[str, str]]:
     """(panel, query with its variables filled in) of all dashboards."""
     for dashboard in DASHBOARDS.values():
-        for panel in dashboard_json(dashboard)["panels"]:
+        for panel in every_panel(dashboard_json(dashboard)["panels"]):
             for target in panel.get("targets", []):
                 query = target["expr"]
                 for name, value in VARIABLES.items():
