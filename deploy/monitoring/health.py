@@ -67,7 +67,11 @@ FAILURES = Row("Failures and limits", (
 
 def watched(alert: Alert) -> str:
     """The series that an alert is about: the first of its rule."""
-    return re.findall(r"\b(bapo_[a-z0-9_]+|up)\b", alert.expr(Clock()))[0]
+    return _series(alert.expr(Clock()))[0]
+
+
+def _series(expr: str) -> list[str]:
+    return [match[0] for match in re.finditer(r"\b(bapo_[a-z0-9_]+|up)\b", expr)]
 
 
 def runbook_url(alert: Alert) -> str:
@@ -79,7 +83,7 @@ def with_runbooks(dashboard: Dashboard) -> Dashboard:
     """The dashboard whose panels link to the alerts that read their series."""
 
     def linked(panel: Panel) -> Panel:
-        read = {name for query in panel.queries for name in re.findall(r"\b(bapo_[a-z0-9_]+|up)\b", query.expr)}
+        read = {name for query in panel.queries for name in _series(query.expr)}
         found = [alert for alert in ALERTS if watched(alert) in read]
         return replace(panel, runbooks=tuple((f"Runbook: {alert.full_name}", runbook_url(alert)) for alert in found))
 

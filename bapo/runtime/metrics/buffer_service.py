@@ -26,7 +26,7 @@ EVICTIONS = ("improved", "solved", "expired", "replaced", "full", "dropped")
 TABLES = (
     Metric("bapo_buffer_groups", "gauge", "Groups or prompts held, by table.", "run/Buffers", HERE, (TABLE,)),
     Metric(
-        "bapo_buffer_requests", "gauge", "Rollout requests, by purpose and state.", "system/Who waits for whom",
+        "bapo_buffer_requests", "gauge", "Rollout requests, by purpose and state.", "system/Bottleneck",
         HERE, (PURPOSE, Label("state", ("queued", "leased"))),
     ),
     Metric("bapo_buffer_bytes", "gauge", "Payload bytes of the groups held.", "system/Buffer API and Redis", HERE),
@@ -80,7 +80,7 @@ LEDGER = (
         "bapo_ledger_tokens_total",
         "counter",
         "Response tokens of groups that assemblies of this process looked at.",
-        "ledger/What became of them",
+        "ledger/Outcome",
         HERE,
         (TRAINING, USE),
     ),
@@ -88,7 +88,7 @@ LEDGER = (
         "bapo_ledger_responses_total",
         "counter",
         "Responses of the same groups.",
-        "ledger/What became of them",
+        "ledger/Outcome",
         HERE,
         (TRAINING, USE),
     ),
@@ -107,7 +107,7 @@ API = (
         "bapo_buffer_failed_groups_total",
         "counter",
         "Groups that failed before they had rewards.",
-        "system/Verifiers",
+        "system/Reward functions",
         HERE,
         (Label("reason"),),
     ),
@@ -163,7 +163,7 @@ RUN = (
         "run/Overview", HERE,
     ),
     Metric(
-        "bapo_cadence_steps", "gauge", "v, m and the most staleness of a fresh group.", "run/Off-policyness", HERE,
+        "bapo_cadence_steps", "gauge", "v, m and the most staleness of a fresh group.", "run/Off-policy drift", HERE,
         (Label("name", ("v", "m", "max_staleness")),),
     ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ STEP = (
     ),
     Metric(
         "bapo_learner_phase_seconds", "histogram", "Seconds of one phase of a step; step: all of it.",
-        "system/Who waits for whom", HERE, (Label("phase", PHASES),),
+        "system/Bottleneck", HERE, (Label("phase", PHASES),),
     ),
     Metric("bapo_learner_tokens_total", "counter", "Response tokens trained.", "ledger/Trained", HERE),
     Metric("bapo_learner_steps_total", "counter", "Steps that this process finished.", "run/Overview", HERE),
@@ -41,47 +41,47 @@ UPDATE = (
 OFF_POLICYNESS = (
     Metric(
         "bapo_learner_staleness_steps", "histogram", "Step minus policy version, of each group.",
-        "run/Off-policyness", HERE, (ORIGIN,), STEPS,
+        "run/Off-policy drift", HERE, (ORIGIN,), STEPS,
     ),
     Metric(
-        "bapo_learner_staleness_max_steps", "gauge", "Oldest group of the last batch.", "run/Off-policyness",
+        "bapo_learner_staleness_max_steps", "gauge", "Oldest group of the last batch.", "run/Off-policy drift",
         HERE, (ORIGIN,),
     ),
     Metric(
         "bapo_learner_importance_ratio", "histogram", "pi_theta_t / alpha of up to 512 tokens of each step and subset.",
-        "run/Off-policyness", HERE, (ORIGIN,), RATIOS, added_up=True,
+        "run/Off-policy drift", HERE, (ORIGIN,), RATIOS, added_up=True,
     ),
     Metric(
         "bapo_learner_mismatch_kl_nats", "gauge",
         "KL per token of engine and learner under the same weights: of groups without staleness, if there were any.",
-        "run/Off-policyness", HERE,
+        "run/Off-policy drift", HERE,
     ),
     Metric(
-        "bapo_learner_tv_distance_ratio", "gauge", "Total variation of pi_theta_t and alpha.", "run/Off-policyness",
+        "bapo_learner_tv_distance_ratio", "gauge", "Total variation of pi_theta_t and alpha.", "run/Off-policy drift",
         HERE, (ORIGIN, Label("kind")),
     ),
     Metric(
-        "bapo_learner_kl_nats", "gauge", "KL of alpha and pi_theta_t, per response.", "run/Off-policyness",
+        "bapo_learner_kl_nats", "gauge", "KL of alpha and pi_theta_t, per response.", "run/Off-policy drift",
         HERE, (ORIGIN, Label("direction")),
     ),
     Metric(
-        "bapo_learner_ess_ratio", "gauge", "Share of responses or tokens that still count.", "run/Off-policyness",
+        "bapo_learner_ess_ratio", "gauge", "Share of responses or tokens that still count.", "run/Off-policy drift",
         HERE, (ORIGIN, Label("level")),
     ),
     Metric(
-        "bapo_learner_importance_ratio_max", "gauge", "Largest pi_theta_t / alpha.", "run/Off-policyness",
+        "bapo_learner_importance_ratio_max", "gauge", "Largest pi_theta_t / alpha.", "run/Off-policy drift",
         HERE, (ORIGIN,),
     ),
     Metric(
-        "bapo_learner_improvement_bound", "gauge", "Theorem 3.2, estimated; <= 0: vacuous.", "run/Off-policyness",
+        "bapo_learner_improvement_bound", "gauge", "Theorem 3.2, estimated; <= 0: vacuous.", "run/Off-policy drift",
         HERE, (ORIGIN, Label("form")),
     ),
     Metric(
         "bapo_learner_improvement_penalty", "gauge", "Its penalties: K TV and TV, without a 2.",
-        "run/Off-policyness", HERE, (ORIGIN, Label("of")),
+        "run/Off-policy drift", HERE, (ORIGIN, Label("of")),
     ),
     Metric(
-        "bapo_learner_stability_constant", "gauge", "K_1, K_2, K_3 of theorem 3.2.", "run/Off-policyness",
+        "bapo_learner_stability_constant", "gauge", "K_1, K_2, K_3 of theorem 3.2.", "run/Off-policy drift",
         HERE, (ORIGIN,),
     ),
 )  # fmt: skip

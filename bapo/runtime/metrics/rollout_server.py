@@ -118,10 +118,10 @@ VERIFIERS = (
     Metric(
         "bapo_verifier_results_total", "counter",
         "Responses by what the verifier gave: reward 1, 0, between; error, timeout, killed: none, for a whole group.",
-        "system/Verifiers", HERE, (TASK, Label("outcome", OUTCOMES)),
+        "system/Reward functions", HERE, (TASK, Label("outcome", OUTCOMES)),
     ),
     Metric(
-        "bapo_verifier_seconds", "histogram", "Time to grade one group.", "system/Verifiers", HERE, (TASK,),
+        "bapo_verifier_seconds", "histogram", "Time to grade one group.", "system/Reward functions", HERE, (TASK,),
         added_up=True,
     ),
 )  # fmt: skip

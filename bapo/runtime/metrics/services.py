@@ -9,11 +9,11 @@ DISK = (Process.BUFFER_SERVICE, Process.LEARNER)
 """A buffer alone has no learner, and the embedded Redis writes to the same disk."""
 SCHEDULER = (
     Metric(
-        "bapo_scheduler_requests_total", "counter", "Requests enqueued.", "ledger/Asked for",
+        "bapo_scheduler_requests_total", "counter", "Requests enqueued.", "ledger/Requested",
         (Process.SCHEDULER,), (TRAINING,),
     ),
     Metric(
-        "bapo_stalled_seconds", "gauge", "Seconds since anything moved in the run.", "system/Who waits for whom",
+        "bapo_stalled_seconds", "gauge", "Seconds since anything moved in the run.", "system/Bottleneck",
         (Process.SCHEDULER,),
     ),
     Metric(

@@ -1,0 +1,28 @@
+"""The override for Docker Compose in deploy/examples fits docker-compose.yml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from bapo.config.load import load_config
+from bapo.tasks.user_functions import load_function
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "deploy/examples"
+
+
+def test_the_override_repeats_the_command_of_create_with_its_settings_over_the_demo() -> None:
+    base = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    override = yaml.safe_load((EXAMPLE / "docker-compose.override.yml").read_text())["services"]
+    assert override.keys() <= base.keys()
+    command = ["deploy/configs/demo.toml" if "BAPO_CONFIG" in part else part for part in base["create"]["command"]]
+    after = command.index("deploy/configs/demo.toml") + 1
+    assert override["create"]["command"] == [*command[:after], "run.toml", *command[after:]]
+
+
+def test_its_settings_name_its_reward() -> None:
+    config = load_config([ROOT / "deploy/configs/demo.toml", EXAMPLE / "run.toml"], [])
+    assert config.task.reward == "/bapo/my_rewards.py:short_and_correct"
+    load_function(f"{EXAMPLE}/my_rewards.py:short_and_correct", key="task.reward")
