@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 import bapo
 from bapo.core.errors import BapoError, ContractError, Refusal
@@ -45,10 +46,20 @@ HEADERS = {
 }
 
 
-def create_app(view: RunView, telemetry: Telemetry, keyring: Keyring | None = None) -> FastAPI:
-    """The page of one run. Without a keyring everybody may see everything."""
+def create_app(
+    view: RunView,
+    telemetry: Telemetry,
+    keyring: Keyring | None = None,
+    *,
+    siblings: Callable[[], tuple[str, ...]] = tuple,
+) -> FastAPI:
+    """The page of one run. Without a keyring everybody may see everything.
+
+    Args:
+        siblings: the runs served next to it, as ../NAME/.
+    """
     app = FastAPI(title="BAPO dashboard", version=bapo.__version__, summary="The web page of one run.")
-    app.include_router(_page(view, needs_token=keyring is not None))
+    app.include_router(_page(view, siblings, needs_token=keyring is not None))
     for endpoint in ENDPOINTS:
         app.add_api_route(f"{API}/{endpoint.name}", _route(view, endpoint), methods=["GET"], name=endpoint.name)
     app.include_router(_health(telemetry))
@@ -60,17 +71,18 @@ def create_app(view: RunView, telemetry: Telemetry, keyring: Keyring | None = No
     return app
 
 
-def uvicorn_config(app: FastAPI) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp) -> uvicorn.Config:
     """How the page is served: our own log lines, a bounded end."""
     return uvicorn.Config(app, backlog=BACKLOG, timeout_graceful_shutdown=1, **SERVER_SETTINGS)
 
 
-def _page(view: RunView, *, needs_token: bool) -> APIRouter:
+def _page(view: RunView, siblings: Callable[[], tuple[str, ...]], *, needs_token: bool) -> APIRouter:
     router = APIRouter(tags=["page"])
-    document = served_document(html.escape(f"{view.config.run.name} - BAPO"), needs_token=needs_token)
+    title = html.escape(f"{view.config.run.name} - BAPO")
 
     @router.get("/", include_in_schema=False)
     async def page() -> Response:
+        document = served_document(title, needs_token=needs_token, siblings=siblings())
         headers = HEADERS | {"Content-Security-Policy": document.policy}
         return Response(document.html, media_type="text/html; charset=utf-8", headers=headers)
 

@@ -8,7 +8,7 @@ import html
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -70,9 +70,13 @@ class Document:
     """Content-Security-Policy: scripts from here only, text never becomes markup, nobody else is called."""
 
 
-@cache
-def served_document(title: str, *, needs_token: bool) -> Document:
-    """The page for a browser that asks a service; one that needs a token is not asked before there is one."""
+@lru_cache(maxsize=64)
+def served_document(title: str, *, needs_token: bool, siblings: tuple[str, ...] = ()) -> Document:
+    """The page for a browser that asks a service; one that needs a token is not asked before there is one.
+
+    Args:
+        siblings: runs that the same service shows at ../NAME/.
+    """
     imports = {asset.name: f"./{asset.path}" for asset in scripts()}
     import_map = as_json({"imports": imports})
     digest = base64.b64encode(hashlib.sha256(import_map.encode()).digest()).decode()
@@ -84,6 +88,8 @@ def served_document(title: str, *, needs_token: bool) -> Document:
     style = '<link rel="stylesheet" href="./app/style.css">'
     start = '<script type="module" src="./app/main.js"></script>'
     data = '<meta name="bapo-token" content="needed">' if needs_token else ""
+    if siblings:
+        data += f'<meta name="bapo-runs" content="{html.escape(json.dumps(siblings), quote=True)}">'
     page = filled(title=title, style=style, import_map=import_map, data=data, start=start)
     return Document(html=page.encode(), policy=policy)
 

@@ -13,6 +13,7 @@ from bapo.analysis.whatif.history import History
 from bapo.config.tree import Config
 from bapo.runtime.auth.api_tokens import Role
 from bapo.runtime.run_directory.layout import RunDirectory
+from services.dashboard.files import files
 from services.dashboard.group import exported_group, group
 from services.dashboard.overview import PromptVisits, StepRows, overview
 from services.dashboard.prompts import PromptIndex, exported_prompt, exported_prompts, prompt, prompts
@@ -58,6 +59,7 @@ ENDPOINTS = (
     Endpoint(name="prompts", answer=prompts, exported=exported_prompts),
     Endpoint(name="prompt", answer=prompt, exported=exported_prompt),
     Endpoint(name="group", answer=group, exported=exported_group, roles=()),
+    Endpoint(name="files", answer=files, roles=(), needs_records=False),
     Endpoint(name="search", answer=search, exported=_none, roles=()),
 )
 

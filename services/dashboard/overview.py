@@ -76,6 +76,7 @@ COLUMNS = (
     "grade_s",
     "new_groups",
     "workers",
+    "response_tokens",
 )
 
 
@@ -129,6 +130,7 @@ class PromptVisits:
             number(sum(result.grade_s for result in new)),
             len(new),
             len({result.worker_id for result in new if result.worker_id}),
+            number(sum(result.num_tokens for result in visits) / (len(visits) * self._size)) if visits else None,
         ])  # fmt: skip
 
     def columns(self, first: int) -> dict[str, list[Any]]:
@@ -139,6 +141,7 @@ class PromptVisits:
         unsolved     of them, those without a right response at first
         rescued      of those, with one at last; `attribution`: the same by the origins that trained them in between
         reasons      what became of every group that the assembly saw
+        response_tokens   mean length of the fresh responses
         sample_s, grade_s   seconds that the groups took that were new in this step, `new_groups` many, of `workers`
         """
         rows = self._rows[first:]
@@ -262,7 +265,8 @@ def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
 
     `accuracy`, `low` and `high` are on the prompts that all measurements of the split share (`num_prompts`).
     `matrices`: per measurement [n + 1][n + 1] prompts by right responses before training (row) and now; null where the
-    base model was not measured. `num_samples`: n.
+    base model was not measured. `num_samples`: n. `passed`: per measurement pass@n, the share of prompts with a
+    correct response among its n.
     """
     found = []
     for curve in held_out_curves(evaluations):
@@ -277,9 +281,15 @@ def held_out(evaluations: Sequence[Row]) -> list[dict[str, Any]]:
             "accuracy": [number(value) for value in curve.values],
             "low": [number(value) for value in curve.low],
             "high": [number(value) for value in curve.high],
+            "passed": [number(_passed(row)) for row in rows],
             "matrices": [_moved(base, row) for row in rows],
         })  # fmt: skip
     return found
+
+
+def _passed(row: Row) -> float:
+    solved = [bool(max(rewards) > 0) for rewards in row["rewards"].values()]
+    return sum(solved) / len(solved)
 
 
 def _moved(base: Row | None, row: Row) -> list[list[int]] | None:

@@ -1,4 +1,6 @@
-"""`python -m services.dashboard.view RUN [--host HOST] [--port PORT] | [--export FILE]`: the page of any run directory.
+"""`python -m services.dashboard.view RUN|FOLDER [--host HOST] [--port PORT] | [--export FILE]`: the page of any run.
+
+The other runs of its folder are one click away, to switch to or to compare with.
 
 Behind `bapo view` and `bapo report`. Nothing is written, neither to the run nor to its ports, and its buffer is asked
 only while its launcher is there; with --export the page of the records goes into one file instead, and nothing listens.
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
 from bapo.config.load import load_resolved
 from bapo.core.errors import BapoError
@@ -26,6 +29,7 @@ from bapo.transport.listen import listen
 from services.dashboard.app import create_app, uvicorn_config
 from services.dashboard.assets import write_export
 from services.dashboard.endpoints import view_of
+from services.dashboard.folder import RunFolder
 from services.dashboard.run_view import LiveBuffer
 
 HOST = "127.0.0.1"
@@ -33,15 +37,24 @@ PORT = 8709
 """No process of a run listens there by default, so that a run can be inspected while another one trains."""
 
 
-def serve(run: RunDirectory, host: str, port: int) -> None:
-    """Serve until a signal. Raises: ConfigError for a port in use."""
-    config = load_resolved(run.config_path)
-    keyring = keyring_for("the dashboard", host, config.security.tokens)
-    live = LiveBuffer(config, run, token=token_for_run(run.path)) if run.is_under_way else None
-    app = create_app(view_of(run, config, live), Telemetry(Process.DASHBOARD, run=config.run.name), keyring)
+def serve(path: Path, host: str, port: int) -> None:
+    """Serve a run and its siblings, or a folder of runs, until a signal. Raises: ConfigError for a port in use."""
+    is_run = (path / "config.toml").is_file() or not any(path.glob("*/config.toml"))
+    name = RunDirectory.open(path).name if is_run else path.name
+
+    def page_of_run(directory: Path, folder: RunFolder) -> FastAPI:
+        run = RunDirectory.open(directory)
+        config = load_resolved(run.config_path)
+        live = LiveBuffer(config, run, token=token_for_run(run.path)) if run.is_under_way else None
+        telemetry = Telemetry(Process.DASHBOARD, run=config.run.name)
+        keyring = keyring_for("the dashboard", host, config.security.tokens)
+        return create_app(view_of(run, config, live), telemetry, keyring, siblings=folder.names)
+
+    resolved = path.resolve()
+    app = RunFolder(resolved.parent if is_run else resolved, resolved.name if is_run else None, page_of_run)
     with listen(host, port, what="the dashboard", key="--port") as listener:
         host, port = listener.getsockname()[:2]
-        sys.stdout.write(f"{run.name} is shown at http://{host}:{port}/  (Ctrl-C ends it)\n")
+        sys.stdout.write(f"{name} is shown at http://{host}:{port}/  (Ctrl-C ends it)\n")
         sys.stdout.flush()
         uvicorn.Server(uvicorn_config(app)).run(sockets=[listener])
 
@@ -49,18 +62,17 @@ def serve(run: RunDirectory, host: str, port: int) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve or export; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m services.dashboard.view", description=__doc__)
-    parser.add_argument("run", metavar="RUN", help="the run directory")
+    parser.add_argument("run", metavar="RUN", help="a run directory, or a folder of run directories")
     parser.add_argument("--host", default=HOST, help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=PORT, help="0 takes a free one (default: %(default)s)")
     parser.add_argument("--export", type=Path, metavar="FILE", help="write the page into one file that opens offline")
     flags = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
-        run = RunDirectory.open(flags.run)
         if flags.export is None:
-            serve(run, flags.host, flags.port)
+            serve(Path(flags.run), flags.host, flags.port)
         else:
-            path = write_export(run, flags.export)
+            path = write_export(RunDirectory.open(flags.run), flags.export)
             sys.stdout.write(f"{path} ({path.stat().st_size / 1e6:.1f} MB)\n")
     except BapoError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")

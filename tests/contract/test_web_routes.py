@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from starlette.testclient import TestClient
 
 from bapo.runtime.auth.api_tokens import Keyring, Role, digest
 from bapo.runtime.run_directory.layout import RunDirectory
+from services.dashboard.folder import RunFolder
 from tests.support.buffer import new_store
 from tests.support.buffer_app import serving, small_config
 from tests.support.dashboard_app import dashboard_app
@@ -65,6 +67,27 @@ def test_every_file_that_the_page_names_is_there(client: TestClient) -> None:
 @pytest.mark.parametrize("path", ["app/nothing.js", "app/..%2f..%2fview.py", "..%2f/view.py"])
 def test_nothing_else_of_the_disk_is_served(client: TestClient, path: str) -> None:
     assert client.get(f"/{path}").status_code in (404, 422)
+
+
+def test_the_configuration_and_the_end_of_a_log_are_shown(client: TestClient, run: RunDirectory) -> None:
+    run.logs_path.mkdir(exist_ok=True)
+    run.log_path("learner").write_text("first\n" + "x" * 70_000 + "\nlast\n")
+    answer = client.get("/api/v1/files", params={"part": "learner"}).json()
+    assert (answer["parts"], answer["tail"]) == (["learner"], "last\n")
+    assert answer["configuration"] == run.config_path.read_text()
+    assert client.get("/api/v1/files", params={"part": "../config"}).status_code == 422
+
+
+def test_a_folder_leads_to_its_newest_run_and_shows_each_under_its_name(tmp_path: Path) -> None:
+    for name, seconds in (("a", 1), ("b", 2)):
+        write_run(tmp_path / name, metrics=[metrics_row(1)])
+        os.utime(tmp_path / name / "config.toml", (seconds, seconds))
+    folder = RunFolder(tmp_path, None, lambda path, _: dashboard_app(RunDirectory.open(path)))
+    client = TestClient(folder)
+    assert client.get("/", follow_redirects=False).headers["location"] == "/b/"
+    assert client.get("/a/api/v1/overview").json()["run"]["name"] == "a"
+    assert client.get("/..%2fa/").status_code == 404
+    assert client.get("/nothing/").status_code == 404
 
 
 def test_only_the_steps_that_a_page_has_not_seen_are_sent(client: TestClient, run: RunDirectory) -> None:

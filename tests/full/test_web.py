@@ -26,7 +26,7 @@ from tests.support.dashboard import (
 from tests.support.dashboard_app import serving_dashboard
 
 
-def test_the_page_follows_a_run_that_goes_on(browser: Any, tmp_path: Path) -> None:
+def test_the_page_follows_a_running_run(browser: Any, tmp_path: Path) -> None:
     run, made = made_run(tmp_path / "live", 5)
     with viewed(run) as url, visiting(browser, url) as visit:
         opened(visit, 5)
@@ -92,13 +92,44 @@ def test_text_of_a_run_is_never_markup(browser: Any, tmp_path: Path) -> None:
                 assert refusal == "TypeError"
 
 
+def test_runs_of_a_folder_are_switched_and_compared(browser: Any, tmp_path: Path) -> None:
+    ours, _ = made_run(tmp_path / "runs/ours", 5)
+    theirs, _ = made_run(tmp_path / "runs/theirs", 3)
+    with viewed(ours) as url, visiting(browser, url) as visit:
+        opened(visit, 5)
+        visit.page.select_option("[aria-label='Compare with']", "theirs")
+        visit.page.wait_for_function(
+            "() => document.querySelector('#reward .canvas').card.chart().getOption().series.length === 2"
+        )
+        assert values(visit, "reward", "r_tot, theirs") == short([row["reward_mean"] for row in rows_of(theirs)])
+        visit.page.select_option("[aria-label='Run']", "theirs")
+        opened(visit, 3)
+        assert visit.complaints == []
+
+
+def test_the_numbers_of_a_chart_are_saved_as_csv_and_its_picture_as_png(
+    browser: Any, address: str, finished: RunDirectory
+) -> None:
+    with visiting(browser, address) as visit:
+        opened(visit, NUM_STEPS)
+        with visit.page.expect_download() as csv:
+            visit.page.click("[aria-label='Batch composition as CSV']")
+        lines = Path(csv.value.path()).read_text().splitlines()
+        assert lines[0] == "step,X1,X2,X3,batch,B"
+        assert lines[1].split(",")[1:4] == [str(rows_of(finished)[0][name]) for name in ("x1", "x2", "x3")]
+        with visit.page.expect_download() as png:
+            visit.page.click("[aria-label='Batch composition as PNG']")
+        assert Path(png.value.path()).read_bytes().startswith(b"\x89PNG")
+        assert visit.complaints == []
+
+
 # -- numbers
 
 
-WORDS = {"x1": "X1 fresh", "x2": "X2 improved", "x3": "X3 reused"}
+WORDS = {"x1": "X1 fresh", "x2": "X2 re-evaluated", "x3": "X3 reused"}
 PHASES = {
     "wait_batch_s": "waiting for the batch", "prox_s": "proximal log-probs",
-    "update_s": "forward, backward, optimizer", "diagnostics_s": "theorem meter",
+    "update_s": "forward, backward, optimizer", "diagnostics_s": "diagnostics",
     "sync_s": "weight update of the workers", "checkpoint_s": "checkpoint",
 }  # fmt: skip
 CURVES = {
@@ -181,7 +212,7 @@ def test_the_tab_key_visits_everything_in_order_and_shows_where_it_is(whole: Vis
         ))  # fmt: skip
     names = [name for name, _ in seen]
     assert names[:2] == ["Skip to the content", "Overview"]
-    assert names.index("Theme: system") < names.index("Follow the newest")
+    assert names.index("Overview") < names.index("Follow latest")
     assert all(outline != "none" for _, outline in seen)
     whole.page.focus("a.skip")
     whole.page.keyboard.press("Enter")

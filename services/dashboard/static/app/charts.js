@@ -25,7 +25,7 @@ export function colour(name) {
  * A card in `parent`.
  *
  *   title    heading (level 2 unless `level` says otherwise)
- *   note     what is drawn, and what of the paper it is
+ *   note     what is drawn, and what of the paper it is; behind an icon
  *   draw(data) -> null when there is nothing to draw yet, or {
  *     summary  one sentence with the numbers of now
  *     option   of ECharts, without what `base` below has for all; or
@@ -44,12 +44,13 @@ export function chartCard(parent, { title, note, draw, empty = "Nothing to show 
   const nothing = el("p", { class: "empty" }, "Loading ...");
   const rows = el("div", { class: "rows", tabindex: "0", role: "region", "aria-label": `${title}: numbers` });
   const details = el("details", { hidden: true, ontoggle: () => details.open && fill() }, el("summary", {}, "Numbers"), rows);
+  const csv = el("button", { type: "button", class: "link", hidden: true, "aria-label": `${title} as CSV`, onclick: () => save(`${id}.csv`, csvOf(drawn.table())) }, "CSV");
+  const png = el("button", { type: "button", class: "link", hidden: true, "aria-label": `${title} as PNG`, onclick: () => save(`${id}.png`, card.picture()) }, "PNG");
   const element = el(
     "section",
     { class: `card${wide ? " wide" : ""}`, id, "aria-labelledby": titleId },
-    el(`h${level}`, { id: titleId }, title),
-    note ? el("p", { class: "note" }, note) : null,
-    summary, nothing, canvas, body, details,
+    el("header", {}, el(`h${level}`, { id: titleId }, title), note ? info(title, note) : null),
+    summary, nothing, canvas, body, el("div", { class: "tools" }, details, csv, png),
   );
   canvas.style.height = `${height}px`;
   parent.append(element);
@@ -69,7 +70,8 @@ export function chartCard(parent, { title, note, draw, empty = "Nothing to show 
     nothing.hidden = drawn !== null;
     if (data !== undefined) nothing.textContent = empty;
     canvas.hidden = !drawn?.option;
-    details.hidden = !drawn?.table;
+    details.hidden = csv.hidden = !drawn?.table;
+    png.hidden = !drawn?.option;
     summary.textContent = drawn?.summary ?? "";
     if (drawn?.body) body.replaceChildren(drawn.body);
     else body.replaceChildren();
@@ -101,6 +103,7 @@ export function chartCard(parent, { title, note, draw, empty = "Nothing to show 
       isSeen = isNowSeen;
       if (isSeen) drawIfDue();
     },
+    picture: () => card.chart().getDataURL({ type: "png", pixelRatio: 2, backgroundColor: colour("raised") }),
     resize: () => chart?.resize(),
     isGone: () => !element.isConnected,
     close() {
@@ -115,6 +118,20 @@ export function chartCard(parent, { title, note, draw, empty = "Nothing to show 
   views.observe(canvas);
   cards.add(card);
   return card;
+}
+
+/** An explanation behind an icon: a button for the keyboard and for screen readers. */
+const info = (title, note) => el("details", { class: "info" }, el("summary", { "aria-label": `About ${title}`, title: note }, "i"), el("p", { class: "note" }, note));
+
+/** A click beside an open explanation, or Escape, closes it. */
+addEventListener("click", (event) => document.querySelectorAll("details.info[open]").forEach((one) => one.contains(event.target) || one.removeAttribute("open")));
+addEventListener("keydown", (event) => event.key === "Escape" && document.querySelectorAll("details.info[open]").forEach((one) => one.removeAttribute("open")));
+
+const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+const csvOf = ({ header, rows }) => `data:text/csv;charset=utf-8,${encodeURIComponent([header, ...rows].map((row) => row.map((cell) => quoted(cell.textContent ?? String(cell))).join(",")).join("\n"))}`;
+
+function save(name, url) {
+  el("a", { href: url, download: name }).click();
 }
 
 const sizes = new ResizeObserver((entries) => {
@@ -143,16 +160,17 @@ function withBase({ tooltip, legend, grid, xAxis, yAxis, ...option }) {
   const axis = {
     axisLine: { lineStyle: { color: line } },
     axisTick: { show: false },
-    axisLabel: { color: text, hideOverlap: true },
+    axisLabel: { color: text, hideOverlap: true, fontSize: 13 },
+    nameLocation: "middle",
     splitLine: { lineStyle: { color: line, opacity: 0.6 } },
-    nameTextStyle: { color: text },
+    nameTextStyle: { color: text, fontSize: 13 },
   };
-  const merged = (given, own) => (given ? [given].flat().map((one) => ({ ...axis, ...own, ...one, axisLabel: { ...axis.axisLabel, ...one.axisLabel } })) : undefined);
+  const merged = (given, own) => (given ? [given].flat().map((one) => ({ ...axis, ...own, ...(one.name ? {} : { nameGap: 0 }), ...one, axisLabel: { ...axis.axisLabel, ...one.axisLabel } })) : undefined);
   return {
     animation: false,
     textStyle: { fontFamily: "inherit", color: text },
-    grid: { left: 8, right: 16, top: 40, bottom: 8, containLabel: true, ...grid },
-    legend: { top: 0, left: 0, itemWidth: 14, itemHeight: 8, icon: "roundRect", textStyle: { color: text }, inactiveColor: line, type: "scroll", ...legend },
+    grid: { left: [yAxis].flat()[0]?.name ? 30 : 8, right: 16, top: 40, bottom: [xAxis].flat()[0]?.name ? 26 : 8, containLabel: true, ...grid },
+    legend: { top: 0, left: 0, itemWidth: 14, itemHeight: 8, icon: "roundRect", textStyle: { color: text, fontSize: 13 }, inactiveColor: line, type: "scroll", ...legend },
     tooltip: {
       trigger: "axis",
       renderMode: "richText",
@@ -165,8 +183,8 @@ function withBase({ tooltip, legend, grid, xAxis, yAxis, ...option }) {
       ...tooltip,
     },
     ...option,
-    xAxis: merged(xAxis, { splitLine: { show: false } }),
-    yAxis: merged(yAxis, {}),
+    xAxis: merged(xAxis, { splitLine: { show: false }, nameGap: 26 }),
+    yAxis: merged(yAxis, { nameGap: 46 }),
   };
 }
 
@@ -187,7 +205,7 @@ export const line = (name, steps, values, name_of_colour, more = {}) => ({
 });
 
 /** The axis of learner steps. */
-export const stepAxis = (steps) => ({ type: "value", name: "", min: steps[0], max: Math.max(steps[0] + 1, steps[steps.length - 1]), minInterval: 1 });
+export const stepAxis = (steps) => ({ type: "value", name: "step", min: steps[0], max: Math.max(steps[0] + 1, steps[steps.length - 1]), minInterval: 1 });
 
 /** A vertical mark at the chosen step, for a series' `markLine`. */
 export const atStep = (step) =>

@@ -22,14 +22,17 @@ class Service {
   isExported = false;
   needsToken = document.querySelector('meta[name="bapo-token"]') !== null;
 
-  /** The answer of an endpoint. Throws TokenNeeded, Disconnected or Refused. Without a token where one is needed nobody
+  /** Names of the runs that the same service shows at ../NAME/. */
+  runs = JSON.parse(document.querySelector('meta[name="bapo-runs"]')?.content ?? "[]");
+
+  /** The answer of an endpoint, of this run or of another of `runs`. Throws TokenNeeded, Disconnected or Refused. Without a token where one is needed nobody
    * is asked: a browser writes every refused request on its console. */
-  async get(endpoint, query = {}, { signal } = {}) {
+  async get(endpoint, query = {}, { signal, run = null } = {}) {
     const token = sessionStorage.getItem(TOKEN);
     if (this.needsToken && !token) throw new TokenNeeded("");
     let reply;
     try {
-      reply = await fetch(API + keyOf(endpoint, query), { headers: token ? { Authorization: `Bearer ${token}` } : {}, signal });
+      reply = await fetch((run === null ? "" : `../${encodeURIComponent(run)}/`) + API + keyOf(endpoint, query), { headers: token ? { Authorization: `Bearer ${token}` } : {}, signal });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new Disconnected("the service does not answer");
@@ -48,6 +51,7 @@ class Service {
 
 class Exported {
   isExported = true;
+  runs = [];
 
   constructor(answers) {
     this.answers = answers;
@@ -72,9 +76,9 @@ const TICK_MS = 2000;
 const SLOWEST_MS = 15000;
 
 /**
- * Ask again and again, while the tab is seen.
+ * Poll while the tab is seen.
  *
- * tick(source) -> whether there is more to fetch at once. It may throw; onState is told "live", "token", "disconnected",
+ * tick(source) -> whether there is more to fetch immediately. It may throw; onState is told "live", "token", "disconnected",
  * "refused" or "exported", with the error. Returns {stop(), now()}.
  */
 export function follow(tick, onState) {

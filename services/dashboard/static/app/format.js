@@ -29,6 +29,9 @@ export function duration(seconds) {
   return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
+/** +0.021, -0.3; a dash without a number. */
+export const signed = (value, digits = 3) => (isNumber(value) ? `${value < 0 ? "\u2212" : "+"}${Math.abs(value).toFixed(digits)}` : DASH);
+
 /** 1 group, 2 groups. */
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 

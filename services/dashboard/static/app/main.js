@@ -12,6 +12,14 @@ const moduleNames = JSON.parse(document.getElementById("page-modules").textConte
 for (const module of await Promise.all(moduleNames.map((name) => import(name)))) {
   pages.set(module.default.name, module.default);
 }
+const runName = document.getElementById("run-name");
+const thisRun = decodeURIComponent(location.pathname.split("/").filter(Boolean).at(-1) ?? "");
+if (source.runs.length > 1) {
+  const choose = el("select", { "aria-label": "Run", onchange: () => { location.href = `../${encodeURIComponent(choose.value)}/${location.hash}`; } },
+    source.runs.map((name) => el("option", { value: name, selected: name === thisRun }, name)));
+  runName.hidden = true;
+  runName.after(choose);
+}
 const menu = [...pages.values()].filter((page) => page.order !== undefined).sort((a, b) => a.order - b.order);
 
 /** "#/prompt/3f2a?step=4" -> {name: "prompt", path: ["3f2a"], params}. */
@@ -29,10 +37,12 @@ function addressOf(name, path, params) {
 /** What a page is given. */
 const shell = {
   source,
+  /** Other runs that the service shows. */
+  otherRuns: source.runs.filter((name) => name !== thisRun),
   announce,
   setState: showConnection,
   setTitle(text) {
-    document.getElementById("run-name").textContent = text;
+    runName.textContent = text;
     document.title = `${text} - BAPO`;
   },
   /** Change the address of the page that is shown: setParams({step: 40}). Without a new entry in the history. */
@@ -69,12 +79,13 @@ function show() {
 }
 
 const WORDS = {
-  live: "live",
-  records: "records alone",
-  exported: "exported file",
-  token: "token needed",
-  disconnected: "not connected, trying again",
-  refused: "the service reports a problem",
+  live: "running",
+  finished: "finished",
+  records: "not running",
+  exported: "offline copy",
+  token: "token required",
+  disconnected: "disconnected, retrying",
+  refused: "error",
 };
 
 function showConnection(state, error) {
@@ -85,7 +96,7 @@ function showConnection(state, error) {
   }
   const problem = document.getElementById("problem");
   problem.hidden = state !== "refused" && state !== "disconnected";
-  const words = state === "disconnected" ? "The service does not answer. What is shown is the last that it said; the page goes on by itself when it is back." : error?.message;
+  const words = state === "disconnected" ? "The service does not answer. The page shows its last answer and updates when the service is back." : error?.message;
   if (!problem.hidden && problem.textContent !== words) problem.textContent = words;
   document.body.dataset.state = state;
   if (state === "token") askForToken(error.message);
@@ -106,7 +117,7 @@ function askForToken(message) {
         show();
         content.focus();
       } },
-    el("h2", { id: "token-title" }, "This run asks for a token"),
+    el("h2", { id: "token-title" }, "This run requires a token"),
     el("p", {}, "For numbers the viewer's token is enough: ", el("code", {}, "RUN/tokens/viewer/token"), ". Texts of prompts and responses need the operator's. It is kept until this tab is closed."),
     message ? el("p", { class: "problem", role: "alert" }, message) : null,
     el("label", { for: "token" }, "Token"),

@@ -1,17 +1,20 @@
-// Cards about batches: what they are made of, thresholds, staleness, tables, and the curves of the learner.
+// Cards with curves over steps: what is learned, batches and buffers, and the optimizer.
 
 import { atStep, chartCard, colour, line, stepAxis } from "bapo/app/charts.js";
 import { count, DASH, decimal, percent, plural } from "bapo/app/format.js";
 import { column, mean, sum } from "bapo/overview/columns.js";
 
 const ORIGINS = ["x1", "x2", "x3"];
-const WORDS = { x1: "X1 fresh", x2: "X2 improved", x3: "X3 reused" };
+const WORDS = { x1: "X1 fresh", x2: "X2 re-evaluated", x3: "X3 reused" };
+
+/** A curve of the run that is compared with. */
+const dashed = (name, steps, values) => line(name, steps, values, "text-soft", { lineStyle: { type: "dashed", width: 1.5, color: colour("text-soft") } });
 
 /** A card with lines over steps: lines: [[column, name, colour, more]]. */
 export function curves(grid, { title, note, lines, says, id, y = {}, height = 220, digits = 4, wide = false }) {
   return chartCard(grid, {
     title, note, id, height, wide,
-    draw({ steps, index, length }) {
+    draw({ steps, index, length, other }) {
       const known = lines.filter(([name]) => column(steps, name).some((value) => value !== null));
       if (!length || !known.length) return null;
       return {
@@ -19,7 +22,10 @@ export function curves(grid, { title, note, lines, says, id, y = {}, height = 22
         option: {
           xAxis: stepAxis(steps.step),
           yAxis: { type: "value", scale: true, ...y },
-          series: known.map(([name, words, tone, more], at) => line(words, steps.step, column(steps, name), tone, { ...more, markLine: at ? undefined : atStep(steps.step[index]) })),
+          series: [
+            ...known.map(([name, words, tone, more], at) => line(words, steps.step, column(steps, name), tone, { ...more, markLine: at ? undefined : atStep(steps.step[index]) })),
+            ...(other ? known.map(([name, words]) => dashed(`${words}, ${other.name}`, other.steps.step, column(other.steps, name))) : []),
+          ],
         },
         table: () => ({ header: ["step", ...known.map(([, words]) => words)], rows: steps.step.map((step, i) => [count(step), ...known.map(([name]) => decimal(column(steps, name)[i], digits))]) }),
       };
@@ -30,7 +36,7 @@ export function curves(grid, { title, note, lines, says, id, y = {}, height = 22
 function composition(grid) {
   return chartCard(grid, {
     title: "Batch composition", id: "composition", wide: true, height: 280,
-    note: "Groups that each step trained: X1 fresh and informative, X2 hard prompts that improved when asked again, X3 groups used again; the dashed line is B (Fig. 8).",
+    note: "Groups that each step trained: X1 fresh and informative, X2 hard prompts that improved when re-evaluated, X3 reused high-quality groups; the dashed line is B (Fig. 8).",
     draw({ steps, index, length }) {
       if (!length) return null;
       const at = (name) => steps[name][index];
@@ -42,7 +48,7 @@ function composition(grid) {
         summary: `Step ${at("step")}: X1 ${at("x1")} + X2 ${at("x2")} + X3 ${at("x3")} = ${total} of B = ${at("batch_size")} groups (${percent(total / at("batch_size"), 0)}).`,
         option: {
           xAxis: stepAxis(steps.step),
-          yAxis: { type: "value", minInterval: 1 },
+          yAxis: { type: "value", minInterval: 1, name: "groups" },
           series: [
             ...ORIGINS.map(parts),
             line("B", steps.step, steps.batch_size, "b", { step: "middle", showSymbol: false, lineStyle: { type: "dashed", width: 1.5, color: colour("b") }, markLine: atStep(at("step")) }),
@@ -59,8 +65,8 @@ function composition(grid) {
 
 function thresholds(grid) {
   return chartCard(grid, {
-    title: "Thresholds and r_tot", id: "thresholds", height: 220,
-    note: "Groups of B_high with a mean reward between c2 and c3 are used again, prompts at c1 or below are hard; c2 and c3 follow r_tot, the mean reward of all fresh responses (eq. 8).",
+    title: "Thresholds and mean reward", id: "thresholds", height: 220,
+    note: "Groups of B_high with a pass rate between c2 and c3 are reused, prompts at c1 or below are hard; c2 and c3 follow r_tot, the mean reward of all fresh responses (eq. 8).",
     draw({ steps, index, length, run }) {
       if (!length) return null;
       const c1 = steps.step.map(() => run.c1);
@@ -69,7 +75,7 @@ function thresholds(grid) {
       return {
         summary: `Step ${steps.step[index]}: r_tot ${at("reward_mean")}; c1 ${decimal(run.c1)}, c2 ${at("c2")}, c3 ${at("c3")}.`,
         option: {
-          xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0 },
+          xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0, name: "pass rate" },
           series: named.map(([name, values, tone], i) => line(name, steps.step, values, tone, i ? {} : { markLine: atStep(steps.step[index]), lineStyle: { width: 1, color: colour(tone) } })),
         },
         table: () => ({ header: ["step", "r_tot", "c1", "c2", "c3"], rows: steps.step.map((step, i) => [count(step), ...named.map(([, values]) => decimal(values[i], 4))]) }),
@@ -87,7 +93,7 @@ export function rangesOf(ends) {
 function ages(grid) {
   return chartCard(grid, {
     title: "Ages in B_bad and B_high", id: "ages", height: 220,
-    note: "Entries after the chosen step by age, in steps since they were put in.",
+    note: "Entries after the chosen step by age: steps since they were inserted.",
     empty: "Ages are not known: they follow from the groups of all steps, and those of this run cannot be read or replayed here.",
     draw({ steps, index, length, run }) {
       const bad = column(steps, "bad_ages")[index];
@@ -98,7 +104,7 @@ function ages(grid) {
       return {
         summary: `Step ${steps.step[index]}: B_bad ${plural(sum(bad), "prompt")}, the oldest ${oldest(steps.bad_oldest[index])}; B_high ${plural(sum(high), "group")}, the oldest ${oldest(steps.high_oldest[index])}.`,
         option: {
-          xAxis: { type: "category", data: names, name: "" }, yAxis: { type: "value", minInterval: 1 },
+          xAxis: { type: "category", data: names, name: "age in steps" }, yAxis: { type: "value", minInterval: 1, name: "entries" },
           series: [bars("B_bad prompts", bad, "x2"), bars("B_high groups", high, "x3")],
         },
         table: () => ({ caption: `Entries after step ${steps.step[index]}`, header: ["age in steps", "B_bad", "B_high"], rows: names.map((name, i) => [name, count(bad[i]), count(high[i])]) }),
@@ -111,7 +117,7 @@ const oldest = (age) => (age === null ? DASH : `${plural(age, "step")} old`);
 
 function staleness(grid) {
   return curves(grid, {
-    title: "Staleness by subset", id: "staleness", y: { min: 0 },
+    title: "Staleness", id: "staleness", y: { min: 0, name: "steps" },
     note: "Steps between the policy version that sampled a group and the step that trained it: the mean of each subset.",
     lines: ORIGINS.map((name) => [`staleness_${name}_mean`, WORDS[name], name, { showSymbol: true, symbolSize: 3 }]),
     says: (steps, index) => `Step ${steps.step[index]}: ${ORIGINS.map((name) => `${name.toUpperCase()} ${decimal(column(steps, `staleness_${name}_mean`)[index])} (at most ${count(column(steps, `staleness_${name}_max`)[index])})`).join(", ")}.`,
@@ -125,25 +131,33 @@ export const batchCards = (grid) => [
   composition(grid),
   thresholds(grid),
   curves(grid, {
-    title: "B_bad and B_high", id: "tables", note: "Hard prompts that wait to be asked again, and groups that may be used again, after each step.", y: { min: 0, minInterval: 1 },
+    title: "B_bad and B_high", id: "tables", note: "Hard prompts that wait for re-evaluation, and groups that may be reused, after each step.", y: { min: 0, minInterval: 1, name: "entries" },
     lines: [["num_bad", "B_bad prompts", "x2"], ["num_high", "B_high groups", "x3"]],
   }),
   ages(grid),
   staleness(grid),
 ];
 
-/** The learner's own curves. */
-export const learnerCards = (grid) => [
+/** The curves that say whether the run learns; held-out accuracy is of bapo/overview/prompts. */
+export const rewardCard = (grid) =>
   curves(grid, {
-    title: "Reward", id: "reward", note: "Mean reward of all fresh responses of a step, before the filter: r_tot (Fig. 4).",
-    lines: [["reward_mean", "r_tot", "series-1"]], y: { min: 0 },
+    title: "Mean reward", id: "reward", note: "Of all fresh responses of a step, before the filter: r_tot (Fig. 4).",
+    lines: [["reward_mean", "r_tot", "series-1"]], y: { min: 0, name: "reward" }, height: 260,
     says: (steps, index) => `Step ${steps.step[index]}: ${decimal(steps.reward_mean[index])}; mean of the last 20 steps ${decimal(over(steps, "reward_mean", index))}.`,
-  }),
-  curves(grid, { title: "Loss", id: "loss", note: "Mean over the step's optimizer updates.", lines: [["loss", "loss", "series-4"]] }),
-  curves(grid, { title: "Entropy", id: "entropy", note: "Of the policy on the trained tokens, in nats per token.", lines: [["entropy", "entropy", "series-3"]] }),
-  curves(grid, { title: "Gradient norm", id: "grad-norm", note: "Before clipping.", lines: [["grad_norm", "gradient norm", "series-2"]], y: { min: 0 } }),
+  });
+
+export const policyCards = (grid) => [
+  curves(grid, { title: "Entropy", id: "entropy", note: "Of the policy on the trained tokens.", lines: [["entropy", "entropy", "series-3"]], y: { name: "nats per token" } }),
+  curves(grid, { title: "Response length", id: "length", note: "Mean of the fresh responses of a step.", lines: [["response_tokens", "response length", "series-4"]], y: { min: 0, name: "tokens" } }),
+  curves(grid, { title: "Throughput", id: "throughput", note: "Tokens that the learner trained, divided by the time of the whole step.", lines: [["tokens_per_s", "trained tokens", "series-6"]], y: { min: 0, name: "tokens per second" } }),
+];
+
+/** The optimizer's curves. */
+export const learnerCards = (grid) => [
+  curves(grid, { title: "Loss", id: "loss", note: "Mean over the step's optimizer updates.", lines: [["loss", "loss", "series-4"]], y: { name: "loss" } }),
+  curves(grid, { title: "Gradient norm", id: "grad-norm", note: "Before clipping.", lines: [["grad_norm", "gradient norm", "series-2"]], y: { min: 0, name: "norm" } }),
   curves(grid, {
-    title: "Ratios and clipping", id: "clipping", note: "Share of tokens whose ratio was clipped.", lines: [["clip_ratio", "clipped share", "series-5"]], y: { min: 0 },
+    title: "Clipped tokens", id: "clipping", note: "Share of tokens whose importance ratio was clipped.", lines: [["clip_ratio", "clipped share", "series-5"]], y: { min: 0, name: "share" },
     says: (steps, index) => `Step ${steps.step[index]}: ${percent(column(steps, "clip_ratio")[index])} of the tokens clipped, largest ratio ${decimal(column(steps, "ratio_max")[index])}, KL ${decimal(column(steps, "kl")[index])} nats.`,
   }),
 ];

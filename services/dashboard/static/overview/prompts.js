@@ -1,4 +1,4 @@
-// Cards about prompts: accuracy bins, where prompts moved, which were rescued, and held-out accuracy.
+// Held-out accuracy and pass@k, and cards about prompts: accuracy bins, how they moved, which are newly solved.
 
 import { atStep, chartCard, colour, line, stepAxis } from "bapo/app/charts.js";
 import { el, freshId } from "bapo/app/dom.js";
@@ -8,7 +8,7 @@ import { column, matrixAt, measuredAt, movement, shares } from "bapo/overview/co
 function bins(grid) {
   return chartCard(grid, {
     title: "Accuracy bins", id: "bins", height: 220,
-    note: "Fresh groups by how many of their G responses are right: the first quarter of the steps beside as many steps up to the chosen one (Fig. 7).",
+    note: "Fresh groups by correct responses of G: the first quarter of the steps compared with as many steps up to the chosen one (Fig. 7).",
     empty: "The groups of the steps are not known here.",
     draw({ steps, index, length }) {
       const all = column(steps, "bins");
@@ -25,12 +25,12 @@ function bins(grid) {
         data: values.map((value, k) => ({ value: 100 * value, itemStyle: k === 0 ? { color: colour("b"), opacity: isNow ? 1 : 0.55 } : {} })),
       });
       return {
-        summary: `Without a right response: ${percent(first[0])} of the groups in ${labels[0]}, ${percent(now[0])} in ${labels[1]}; all right: ${percent(first[size])} and ${percent(now[size])}.`,
+        summary: `All incorrect: ${percent(first[0])} of the groups in ${labels[0]}, ${percent(now[0])} in ${labels[1]}; all correct: ${percent(first[size])} and ${percent(now[size])}.`,
         option: {
-          xAxis: { type: "category", data: names }, yAxis: { type: "value", min: 0, axisLabel: { formatter: "{value} %" } },
+          xAxis: { type: "category", data: names, name: "correct responses" }, yAxis: { type: "value", min: 0, name: "groups", axisLabel: { formatter: "{value} %" } },
           series: [bars(labels[0], first, false), bars(labels[1], now, true)],
         },
-        table: () => ({ caption: "Share of fresh groups", header: ["right", ...labels], rows: names.map((name, k) => [name, percent(first[k]), percent(now[k])]) }),
+        table: () => ({ caption: "Share of fresh groups", header: ["correct", ...labels], rows: names.map((name, k) => [name, percent(first[k]), percent(now[k])]) }),
       };
     },
   });
@@ -44,7 +44,7 @@ function migration(grid) {
   const chooser = el("p", { class: "chooser" }, el("label", { for: selectId }, "Prompts "), select);
   const card = chartCard(grid, {
     title: "Accuracy migration", id: "migration",
-    note: "Prompts by right responses at first (rows) and at the chosen step (columns). Right of the diagonal they became better, left of it worse; both sides are shaded on the same scale (Fig. 15).",
+    note: "Prompts by correct responses at first (rows) and at the chosen step (columns). Blue, right of the diagonal: better; orange, left of it: worse. Both are shaded on the same scale; a number leads to its prompts (Fig. 15).",
     empty: "No prompt came a second time yet, and nothing held out was measured twice.",
     draw(next) {
       data = next;
@@ -80,7 +80,7 @@ function heat(matrix, where, link) {
   };
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Accuracy migration matrix" },
     el("table", { class: "matrix" },
-      el("caption", { class: "unseen" }, `Prompts by right responses at first (rows) and now (columns), ${where}`),
+      el("caption", { class: "unseen" }, `Prompts by correct responses at first (rows) and now (columns), ${where}`),
       el("thead", {}, el("tr", {}, el("td", { class: "corner" }, "first \\ now"), matrix.map((_, k) => el("th", { scope: "col" }, `${k}/${size}`)))),
       el("tbody", {}, matrix.map((row, first) => el("tr", {}, el("th", { scope: "row" }, `${first}/${size}`), row.map((number, last) => cell(number, first, last)))))));
 }
@@ -89,8 +89,8 @@ const promptsOf = (first, last, until) => `#/prompts?first=${first}&last=${last}
 
 function rescued(grid) {
   return chartCard(grid, {
-    title: "Rescued prompts", id: "rescued", height: 190,
-    note: "Training prompts without a right response at their first visit, and with one at their latest; beside it, the subsets that trained them in between. “None of them”: only other prompts’ training moved it.",
+    title: "Newly solved prompts", id: "rescued", height: 190,
+    note: "Training prompts without a correct response at their first visit, and with one at their latest; below, the subsets that trained them in between. “None of them”: only the training of other prompts moved it. Chance alone solves some: docs/results.md.",
     empty: "No prompt came a second time yet.",
     draw({ steps, index, length }) {
       if (!length || !column(steps, "revisited")[index]) return null;
@@ -98,16 +98,16 @@ function rescued(grid) {
       const rows = Object.entries(at("attribution")).sort(([, a], [, b]) => b - a);
       const share = at("unsolved") ? percent(at("rescued") / at("unsolved")) : DASH;
       return {
-        summary: `Step ${at("step")}: ${count(at("rescued"))} of ${count(at("unsolved"))} unsolved prompts that came again are rescued (${share}); ${count(at("revisited"))} prompts came again.`,
+        summary: `Step ${at("step")}: ${count(at("rescued"))} of ${count(at("unsolved"))} unsolved prompts that came again are newly solved (${share}); ${count(at("revisited"))} prompts came again.`,
         option: {
-          xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0, minInterval: 1 },
+          xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0, minInterval: 1, name: "prompts" },
           series: [
             line("unsolved at first", steps.step, steps.unsolved, "even", { markLine: atStep(at("step")) }),
-            line("rescued", steps.step, steps.rescued, "x3", { areaStyle: { color: colour("x3"), opacity: 0.2 } }),
+            line("newly solved", steps.step, steps.rescued, "x3", { areaStyle: { color: colour("x3"), opacity: 0.2 } }),
           ],
         },
-        body: el("ul", { class: "tags", "aria-label": "Rescued prompts by the subsets that trained them" }, rows.map(([label, number]) => el("li", { class: "tag" }, `${named(label)}: ${count(number)}`))),
-        table: () => ({ caption: `Rescued prompts at step ${at("step")}, by what trained them`, header: ["trained by", "prompts"], rows: rows.map(([label, number]) => [named(label), count(number)]) }),
+        body: el("ul", { class: "tags", "aria-label": "Newly solved prompts by the subsets that trained them" }, rows.map(([label, number]) => el("li", { class: "tag" }, `${named(label)}: ${count(number)}`))),
+        table: () => ({ caption: `Newly solved prompts at step ${at("step")}, by what trained them`, header: ["trained by", "prompts"], rows: rows.map(([label, number]) => [named(label), count(number)]) }),
       };
     },
   });
@@ -118,11 +118,12 @@ const named = (label) => label.replace(/x\d/g, (name) => name.toUpperCase());
 function heldOut(grid) {
   return chartCard(grid, {
     title: "Held-out accuracy", id: "held-out", height: 260,
-    note: "With 95 % intervals, on the prompts that all measurements of a split share.",
-    empty: "Nothing was measured yet.",
-    draw({ held, steps, index, length }) {
+    note: "Mean reward with 95 % intervals, on the prompts that all measurements of a split share; step 0 is the base model at the same temperature.",
+    empty: "Not measured yet.",
+    draw({ held, steps, index, length, other }) {
       if (!held.length) return null;
       const step = length ? steps.step[index] : 0;
+      const splitOf = (name) => other?.held.find((one) => one.split === name);
       const tone = (i) => `series-${(i % 6) + 1}`;
       const series = held.flatMap((split, i) => [
         line(split.split, split.step, split.accuracy.map((value) => 100 * value), tone(i), { showSymbol: true, sampling: undefined, markLine: i ? undefined : atStep(step) }),
@@ -130,13 +131,14 @@ function heldOut(grid) {
         line(`${split.split} from`, split.step, split.low.map((value) => 100 * value), tone(i), { stack: `band-${i}`, lineStyle: { width: 0 }, symbol: "none", tooltip: { show: false }, silent: true, sampling: undefined }),
         line(`${split.split} to`, split.step, split.low.map((value, k) => 100 * (split.high[k] - value)), tone(i), { stack: `band-${i}`, lineStyle: { width: 0 }, symbol: "none", tooltip: { show: false }, silent: true, sampling: undefined, areaStyle: { color: colour(tone(i)), opacity: 0.14 } }),
       ]);
+      const compared = held.flatMap((split, i) => (splitOf(split.split) ? [line(`${split.split}, ${other.name}`, splitOf(split.split).step, splitOf(split.split).accuracy.map((value) => 100 * value), tone(i), { showSymbol: true, sampling: undefined, lineStyle: { type: "dashed", color: colour(tone(i)) } })] : []));
       return {
         summary: `${measuredAt(held, step).map((one) => `${one.split} after step ${one.step}: ${percent(one.accuracy)} (${percent(one.low)} to ${percent(one.high)})`).join("; ")}.`,
         option: {
           xAxis: { ...stepAxis(held[0].step), max: Math.max(1, ...held.map((split) => split.step.at(-1))) },
-          yAxis: { type: "value", min: 0, axisLabel: { formatter: "{value} %" } },
-          legend: { data: held.map((split) => split.split) },
-          series,
+          yAxis: { type: "value", min: 0, name: "accuracy", axisLabel: { formatter: "{value} %" } },
+          legend: { data: [...held.map((split) => split.split), ...compared.map((one) => one.name)] },
+          series: [...series, ...compared],
         },
         table: () => ({
           caption: "Accuracy and its 95 % interval", header: ["split and step", "accuracy", "from", "to", "prompts"],
@@ -147,5 +149,29 @@ function heldOut(grid) {
   });
 }
 
-/** All cards of this file, in order. */
-export const promptCards = (grid) => [heldOut(grid), migration(grid), bins(grid), rescued(grid)];
+function passAtK(grid) {
+  return chartCard(grid, {
+    title: "pass@k", id: "pass-at-k", height: 220,
+    note: "Share of the held-out prompts with a correct response among the k of a measurement. Accuracy that rises while pass@k does not is sharpening: the model repeats what it could already do.",
+    empty: "Measured with one response per prompt: set evaluation.num_samples to 2 or more.",
+    draw({ held, steps, index, length }) {
+      const known = held.filter((split) => split.num_samples > 1);
+      if (!known.length) return null;
+      const step = length ? steps.step[index] : 0;
+      const name = (split) => `${split.split} pass@${split.num_samples}`;
+      const now = (split) => split.step.findLastIndex((at) => at <= step);
+      return {
+        summary: `${known.map((split) => `${name(split)}: ${percent(split.passed[0])} before, ${percent(split.passed[Math.max(0, now(split))])} after step ${split.step[Math.max(0, now(split))]}`).join("; ")}.`,
+        option: {
+          xAxis: { ...stepAxis(known[0].step), max: Math.max(1, ...known.map((split) => split.step.at(-1))) },
+          yAxis: { type: "value", min: 0, name: "prompts", axisLabel: { formatter: "{value} %" } },
+          series: known.map((split, i) => line(name(split), split.step, split.passed.map((value) => 100 * value), `series-${(i % 6) + 1}`, { showSymbol: true, sampling: undefined, markLine: i ? undefined : atStep(step) })),
+        },
+        table: () => ({ header: ["split and step", "pass@k", "k"], rows: known.flatMap((split) => split.step.map((at, k) => [`${split.split} ${at}`, percent(split.passed[k]), count(split.num_samples)])) }),
+      };
+    },
+  });
+}
+
+export const measuredCards = (grid) => [heldOut(grid), passAtK(grid)];
+export const promptCards = (grid) => [migration(grid), bins(grid), rescued(grid)];

@@ -1,4 +1,4 @@
-// The theorem meter: how far the policies are apart, how many responses still count, and what the bound says.
+// Off-policy diagnostics: how far the policies are apart, the effective sample size, and the bound of theorem 3.2.
 
 import { atStep, chartCard, colour, line, stepAxis } from "bapo/app/charts.js";
 import { count, decimal, plural } from "bapo/app/format.js";
@@ -19,7 +19,7 @@ function meter(grid, { title, note, prefix, id, limit, isBelow, y }) {
       return {
         summary: `Step ${steps.step[index]}: ${values.map(([name, value]) => `${name} ${decimal(value)}`).join(", ")}; ${past.length ? `${past.join(" and ")} past the limit` : "within the limit"} of ${decimal(worst)}.`,
         option: {
-          xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0, ...y },
+          xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0, name: "share", ...y },
           series: [
             ...known.map((name, i) => line(name.toUpperCase(), steps.step, steps[`${prefix}_${name}`], name, { showSymbol: true, symbolSize: 3, sampling: undefined, markLine: i ? undefined : atStep(steps.step[index]) })),
             line("limit", steps.step, steps.step.map(() => worst), "b", { lineStyle: { type: "dashed", width: 1.2, color: colour("b") } }),
@@ -49,7 +49,7 @@ function bound(grid) {
       return {
         summary: `Step ${steps.step[index]}: ${now.length ? now.map(verdict).join("; ") : "no bound"}. Over the run ${count(vacuous)} of ${count(every.length)} bounds are vacuous.`,
         option: {
-          xAxis: stepAxis(steps.step), yAxis: { type: "value" },
+          xAxis: stepAxis(steps.step), yAxis: { type: "value", name: "improvement" },
           series: known.map((name, i) => line(name.toUpperCase(), steps.step, values(name), name, { showSymbol: true, symbolSize: 3, sampling: undefined, markLine: i ? undefined : atStep(steps.step[index]) })),
         },
         table: () => ({
@@ -77,7 +77,7 @@ function byAge(grid) {
       return {
         summary: `Step ${steps.step[index]}: farthest is ${farthest[0].toUpperCase()} of age ${farthest[1]} (${plural(farthest[2], "group")}): total variation ${decimal(farthest[3])}, effective size ${decimal(farthest[4])}.`,
         option: {
-          xAxis: { type: "category", data: ages.map((age) => `age ${age}`) }, yAxis: { type: "value", min: 0 },
+          xAxis: { type: "category", data: ages, name: "age in steps" }, yAxis: { type: "value", min: 0, name: "total variation" },
           series: known.map((name) => ({ type: "bar", name: name.toUpperCase(), barMaxWidth: 26, itemStyle: { color: colour(name), borderRadius: [3, 3, 0, 0] }, data: ages.map((age) => of(name, age)?.[3] ?? null) })),
         },
         table: () => ({ header: ["subset and age", "groups", "total variation", "effective size", "delta"], rows: cells.map((cell) => [`${cell[0].toUpperCase()}, age ${cell[1]}`, count(cell[2]), ...cell.slice(3).map((value) => decimal(value))]) }),
@@ -89,7 +89,7 @@ function byAge(grid) {
 /** All cards of this file, in order. */
 export const theoryCards = (grid) => [
   meter(grid, { title: "Total variation per token", id: "tv", prefix: "tv", limit: "tv_warn", note: "Between the policy that sampled and theta_t, mean of each subset; the dashed line is diagnostics.tv_warn." }),
-  meter(grid, { title: "Effective sample size", id: "ess", prefix: "ess", limit: "ess_warn", isBelow: true, y: { max: 1 }, note: "Share of the responses that still count under theta_t; the dashed line is diagnostics.ess_warn." }),
+  meter(grid, { title: "Effective sample size", id: "ess", prefix: "ess", limit: "ess_warn", isBelow: true, y: { max: 1 }, note: "As a share of the responses, under theta_t; the dashed line is diagnostics.ess_warn." }),
   bound(grid),
   byAge(grid),
 ];

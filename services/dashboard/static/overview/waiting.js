@@ -1,4 +1,4 @@
-// Who waits for whom: where a step's time went, and what stands in the queues now.
+// The bottleneck: step time by phase, queues, and the outcome of the groups.
 
 import { atStep, chartCard, colour, line, stepAxis } from "bapo/app/charts.js";
 import { el, table } from "bapo/app/dom.js";
@@ -9,7 +9,7 @@ const PHASES = [
   ["wait_batch_s", "waiting for the batch", "series-2"],
   ["prox_s", "proximal log-probs", "series-4"],
   ["update_s", "forward, backward, optimizer", "series-1"],
-  ["diagnostics_s", "theorem meter", "series-5"],
+  ["diagnostics_s", "diagnostics", "series-5"],
   ["sync_s", "weight update of the workers", "series-3"],
   ["checkpoint_s", "checkpoint", "series-6"],
 ];
@@ -24,7 +24,7 @@ export function phases(steps) {
 
 function time(grid) {
   return chartCard(grid, {
-    title: "Where a step's time went", id: "phases", wide: true, height: 260,
+    title: "Step time by phase", id: "phases", wide: true, height: 260,
     note: "Seconds of the learner's step by phase.",
     draw({ steps, index, length }) {
       if (!length || !column(steps, "step_s").some((value) => value !== null)) return null;
@@ -34,11 +34,11 @@ function time(grid) {
       const waits = share(parts[0].values);
       const groups = sum(column(steps, "new_groups").slice(from, index + 1));
       const per = (name) => duration(groups ? sum(column(steps, name).slice(from, index + 1)) / groups : null);
-      const who = waits > 0.3 ? "the learner waits for the workers" : waits < 0.05 ? "the workers keep up; the learner is what takes the time" : "learner and workers are near balance";
+      const who = waits > 0.3 ? "the workers are the bottleneck" : waits < 0.05 ? "the learner is the bottleneck" : "learner and workers are near balance";
       return {
         summary: `Of the last ${plural(index - from + 1, "step")}, ${duration(mean(steps.step_s.slice(from, index + 1)))} each, ${percent(waits)} went into waiting for the batch: ${who}. A new group took ${per("sample_s")} to sample and ${per("grade_s")} to grade.`,
         option: {
-          xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0, axisLabel: { formatter: "{value} s" } },
+          xAxis: stepAxis(steps.step), yAxis: { type: "value", min: 0, name: "seconds" },
           series: parts.map(({ words, tone, values }, i) => line(words, steps.step, values, tone, { stack: "time", sampling: undefined, showSymbol: false, step: "middle", lineStyle: { width: 0 }, areaStyle: { color: colour(tone), opacity: 0.85 }, markLine: i ? undefined : atStep(steps.step[index]) })),
         },
         table: () => ({ caption: `The last ${plural(index - from + 1, "step")} up to step ${steps.step[index]}`, header: ["phase", "mean per step", "share"], rows: parts.map(({ words, values }) => [words, duration(mean(values.slice(from, index + 1))), percent(share(values))]) }),
@@ -49,9 +49,9 @@ function time(grid) {
 
 function queues(grid) {
   return chartCard(grid, {
-    title: "Queues now", id: "queues",
-    note: "What the buffer holds at this moment: only a run that goes on has queues.",
-    empty: "The buffer service of this run is not asked here, or does not answer: these are its records alone.",
+    title: "Queues", id: "queues",
+    note: "What the buffer holds now; only a running run has queues.",
+    empty: "The buffer service of this run is not running or does not answer.",
     draw({ live }) {
       if (!live) return null;
       const now = live.status;
@@ -75,16 +75,16 @@ function queues(grid) {
 
 function results(grid) {
   return chartCard(grid, {
-    title: "What became of the groups", id: "results",
-    note: "Every group that the assembly of the chosen step looked at, by the rule that decided.",
+    title: "Outcome of the groups", id: "results",
+    note: "Every group that the assembly of the chosen step read, by the rule that decided.",
     empty: "The groups of this step are not known here.",
     draw({ steps, index, length, meanings }) {
       const found = (length && column(steps, "reasons")[index]) || {};
       const rows = Object.entries(found);
       if (!rows.length) return null;
       return {
-        summary: `Step ${steps.step[index]} looked at ${plural(sum(rows.map(([, number]) => number)), "group")}.`,
-        body: el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "What became of the groups" },
+        summary: `Step ${steps.step[index]} read ${plural(sum(rows.map(([, number]) => number)), "group")}.`,
+        body: el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Outcome of the groups" },
           table({ header: ["rule", "groups", "what it means"], numeric: [1], rows: rows.map(([reason, number]) => [el("code", {}, reason), count(number), meanings[reason] ?? ""]) })),
       };
     },

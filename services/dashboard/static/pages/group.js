@@ -55,9 +55,9 @@ function mount(root, shell, here) {
     const where = answer.origin ? `trained in step ${answer.step} as ${answer.origin.toUpperCase()}` : `not trained in step ${answer.step}`;
     return el("div", { class: "stack" },
       el("p", {}, `${KINDS[answer.kind]} of policy version ${answer.version}, ${where}. Prompt `, el("a", { href: shell.linkTo("prompt", [answer.prompt_id]) }, el("code", {}, visible(answer.prompt_id))), "."),
-      el("p", { class: "soft" }, `Why: ${answer.why}.`),
+      el("p", { class: "soft" }, `Reason: ${answer.why}.`),
       answer.steps.length > 1
-        ? el("p", {}, "Looked at in steps ", answer.steps.map((step) => [el("a", { href: shell.linkTo("group", [id], { step }), "aria-current": step === answer.step ? "true" : null }, String(step)), " "]).flat())
+        ? el("p", {}, "Read in steps ", answer.steps.map((step) => [el("a", { href: shell.linkTo("group", [id], { step }), "aria-current": step === answer.step ? "true" : null }, String(step)), " "]).flat())
         : null);
   }
 
@@ -67,7 +67,7 @@ function mount(root, shell, here) {
       el("h2", {}, "Prompt"), el("pre", { class: "plain", tabindex: "0" }, visible(answer.prompt)),
       el("dl", { class: "facts" },
         el("dt", {}, "Gold response"), el("dd", { id: "gold" }, answer.gold === null ? DASH : el("code", {}, visible(answer.gold))),
-        el("dt", {}, "Graded with"), el("dd", {}, el("code", {}, visible(JSON.stringify(answer.answer))))));
+        el("dt", {}, "Reference answer"), el("dd", {}, el("code", {}, visible(JSON.stringify(answer.answer))))));
   }
 
   function noText(answer) {

@@ -1,20 +1,21 @@
-// The run at a glance: tiles of now, a slider over the steps, and the cards of bapo/overview.
+// The run at a glance: five tiles, a slider over the steps, and the cards of bapo/overview. Learning comes first.
 
 import { el, freshId } from "bapo/app/dom.js";
 import { follow } from "bapo/app/data.js";
-import { count, DASH, decimal, duration, moment, percent, plural } from "bapo/app/format.js";
-import { batchCards, learnerCards } from "bapo/overview/batches.js";
+import { count, DASH, decimal, duration, moment, percent, plural, signed } from "bapo/app/format.js";
+import { batchCards, learnerCards, policyCards, rewardCard } from "bapo/overview/batches.js";
 import { column, fromBuffer, grow, indexOf, mean, measuredAt, none } from "bapo/overview/columns.js";
-import { promptCards } from "bapo/overview/prompts.js";
+import { measuredCards, promptCards } from "bapo/overview/prompts.js";
 import { theoryCards } from "bapo/overview/theory.js";
 import { waitingCards } from "bapo/overview/waiting.js";
 
 const SECTIONS = [
-  ["What the batches are made of", batchCards],
-  ["What the policy learns", promptCards],
-  ["Theorem meter", theoryCards],
-  ["Who waits for whom", waitingCards],
-  ["The learner", learnerCards],
+  ["Learning", (grid) => [rewardCard(grid), ...measuredCards(grid), ...policyCards(grid)]],
+  ["Batches and buffers", batchCards],
+  ["Bottleneck", waitingCards],
+  ["Prompts", promptCards],
+  ["Off-policy diagnostics", theoryCards],
+  ["Optimizer", learnerCards],
 ];
 const SPEAK_EVERY_MS = 15000;
 const DRAW_EVERY_MS = 2000;
@@ -24,6 +25,7 @@ function mount(root, shell, { params }) {
   const notices = el("div", { role: "status" });
   const tiles = el("dl", { class: "tiles" });
   const slider = makeSlider(choose);
+  if (shell.otherRuns.length) slider.element.append(compareWith(shell.otherRuns, params.get("compare"), compare));
   root.append(lead, notices, tiles, slider.element);
   const cards = SECTIONS.flatMap(([title, make]) => {
     const grid = el("div", { class: "grid" });
@@ -37,6 +39,24 @@ function mount(root, shell, { params }) {
   let spokenAt = 0;
   let drawn = "";
   let drawnAt = -Infinity;
+  let other = null;
+  let compared = params.get("compare");
+
+  /** Read the curves of another run; drawn dashed over those of this one. */
+  async function compare(name) {
+    compared = name;
+    other = null;
+    shell.setParams({ compare: name || null });
+    let read = none();
+    for (let isComplete = !name; !isComplete && compared === name; ) {
+      const answer = await shell.source.get("overview", { since: read.length, generation: read.generation }, { run: name });
+      read = grow(read, answer);
+      isComplete = answer.is_complete;
+    }
+    if (compared !== name) return;
+    other = name ? { ...read, name } : null;
+    draw();
+  }
 
   function choose(next) {
     step = next;
@@ -47,10 +67,10 @@ function mount(root, shell, { params }) {
   function draw() {
     const data = known.length || !live?.batches.length ? known : fromBuffer(live.batches, known.run);
     const index = indexOf(data.steps, step);
-    const state = { ...data, index, live };
+    const state = { ...data, index, live, other };
     slider.show(data.steps.step, index, step === null);
     lead.lastChild.textContent = describe(known.run, live);
-    tiles.replaceChildren(...tilesOf(state).map(([name, value, more]) => el("div", { class: value.length > 12 ? "tile broad" : "tile" }, el("dt", {}, name), el("dd", {}, value, more ? el("small", {}, ` ${more}`) : null))));
+    tiles.replaceChildren(...tilesOf(state).map(([name, value, more, trend]) => el("div", { class: "tile" }, el("dt", {}, name), el("dd", {}, value, more ? el("small", {}, ` ${more}`) : null, trend ? sparkline(trend) : null))));
     notices.replaceChildren(...noticesOf(known, state));
     for (const card of cards) card.show(state);
   }
@@ -62,6 +82,7 @@ function mount(root, shell, { params }) {
     shell.announce(`Step ${known.steps.step[last]}, mean reward ${decimal(known.steps.reward_mean[last])}.`);
   }
 
+  if (compared && shell.otherRuns.includes(compared)) compare(compared).catch((error) => shell.setState("refused", error));
   const following = follow(async (source) => {
     const query = { since: known.length, measured: known.measured, generation: known.generation };
     const started = performance.now();
@@ -83,7 +104,7 @@ function mount(root, shell, { params }) {
     if (before.length && known.length > before.length) speak();
     if (!answer.is_complete) slider.loading(answer.num_steps);
     return !answer.is_complete;
-  }, (state, error) => shell.setState(state === "live" && !live ? "records" : state, error));
+  }, (state, error) => shell.setState(state === "live" && !live ? (known.run?.status === "finished" ? "finished" : "records") : state, error));
 
   return {
     unmount: following.stop,
@@ -98,29 +119,51 @@ const asStep = (params) => (/^\d+$/.test(params.get("step") ?? "") ? Number(para
 
 function describe(run, live) {
   if (!run) return "";
-  const status = run.status ?? (live ? "buffer alone" : "not started");
+  const status = run.status ?? (live ? "buffer only" : "not started");
   return `${run.algorithm} on ${run.task} with ${run.model}, ${status}${run.started_at ? `, started ${moment(run.started_at)}` : ""}`;
 }
 
-function tilesOf({ steps, index, length, run, held, live }) {
+const WINDOW = 20;
+
+/** [name, value, what it is compared with, values of its trend]. */
+function tilesOf({ steps, index, length, run, held }) {
   if (!run) return [];
   const at = (name) => column(steps, name)[index] ?? null;
-  const groups = length ? at("x1") + at("x2") + at("x3") : null;
-  const stale = ["x1", "x2", "x3"].map((name) => at(`staleness_${name}_max`)).filter((value) => value !== null);
-  const pace = mean(column(steps, "step_s").slice(Math.max(0, index - 19), index + 1));
-  const measured = length ? measuredAt(held, at("step")) : [];
+  const upTo = (name) => column(steps, name).slice(0, index + 1);
+  const recent = (name, end = index + 1) => mean(column(steps, name).slice(Math.max(0, end - WINDOW), end));
+  const left = recent("step_s") * (run.num_steps - at("step"));
+  const reward = recent("reward_mean");
+  const before = index >= WINDOW ? recent("reward_mean", index + 1 - WINDOW) : null;
+  const [split] = length ? measuredAt(held, at("step")) : [];
+  const stale = column(steps, "staleness_x1_max");
   return [
-    ["Step", count(at("step")), `of ${count(run.num_steps)}`],
-    ["Batch", count(groups), `of B = ${count(run.batch_size)} groups`],
-    ["r_tot", decimal(at("reward_mean")), ""],
-    ["c1, c2, c3", [run.c1, at("c2"), at("c3")].map((value) => decimal(value, 2)).join(" / "), ""],
-    ["B_bad", count(at("num_bad")), "prompts"],
-    ["B_high", count(at("num_high")), "groups"],
-    ["Oldest group", stale.length ? count(Math.max(...stale)) : DASH, "steps stale"],
-    ...measured.slice(0, 2).map((one) => [`Held out ${one.split}`, percent(one.accuracy), `after step ${one.step}`]),
-    ["Pace", duration(pace), "per step"],
-    ...(live ? [["Ready", count(live.status.fresh_ready), "fresh groups"]] : []),
+    ["Step", `${count(at("step"))} of ${count(run.num_steps)}`, at("step") < run.num_steps ? `${duration(left)} left, ${duration(recent("step_s"))} per step` : `${duration(recent("step_s"))} per step`, null],
+    ["Mean reward", decimal(reward), before === null ? `last ${plural(Math.min(WINDOW, index + 1), "step")}` : `${signed(reward - before)} over ${WINDOW} steps`, smooth(upTo("reward_mean"))],
+    split
+      ? [`Held-out ${split.split}`, percent(split.accuracy), split.index ? `${signed(100 * (split.accuracy - held[0].accuracy[0]), 1)} points from the base model` : "base model", held[0].accuracy.slice(0, split.index + 1)]
+      : ["Held-out accuracy", DASH, "not measured yet", null],
+    ["Throughput", count(recent("tokens_per_s")), "trained tokens per second", smooth(upTo("tokens_per_s"))],
+    ["Staleness, fresh", count(stale[index]), `steps, at most ${count(run.max_staleness)}`, upTo("staleness_x1_max")],
   ];
+}
+
+/** Means over a sliding window: a trend, not its noise. */
+const smooth = (values) => values.map((_, i) => mean(values.slice(Math.max(0, i + 1 - WINDOW), i + 1)));
+
+/** A line without axes; the numbers are in the tile and in the chart. */
+function sparkline(values) {
+  const known = values.filter((value) => value !== null);
+  if (known.length < 2) return null;
+  const [low, high] = [Math.min(...known), Math.max(...known)];
+  const every = Math.max(1, Math.floor(known.length / 60));
+  const points = known.filter((_, i) => i % every === 0 || i === known.length - 1);
+  const place = (value, i) => `${(100 * i) / (points.length - 1)},${high > low ? 28 - (26 * (value - low)) / (high - low) : 15}`;
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  for (const [name, value] of Object.entries({ class: "trend", viewBox: "0 0 100 30", preserveAspectRatio: "none", "aria-hidden": "true" })) svg.setAttribute(name, value);
+  const path = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
+  for (const [name, value] of Object.entries({ points: points.map(place).join(" "), fill: "none", stroke: "currentColor", "stroke-width": "1.5", "vector-effect": "non-scaling-stroke" })) path.setAttribute(name, value);
+  svg.append(path);
+  return svg;
 }
 
 function noticesOf(known, { steps, index, length }) {
@@ -129,13 +172,20 @@ function noticesOf(known, { steps, index, length }) {
   if (known.problem) notice(`Some figures are missing: ${known.problem}.`);
   if (known.run && !known.length) {
     notice(length
-      ? "The records of this run cannot be reached from here, or there are none: shown is what the buffer itself knows of its batches."
-      : "No step has ended yet. The page fills by itself as soon as the first one has.");
+      ? "The records of this run are not available here: the page shows what the buffer knows of its batches."
+      : "No step has finished yet. The page updates when the first one has.");
   }
   if (known.run?.status === "failed") notice(`The run has failed: ${known.run.message || "see its logs"}.`, true);
   const warning = length && column(steps, "warning")[index];
   if (warning) notice(`Step ${steps.step[index]}: ${warning}.`);
   return found;
+}
+
+/** Which run the curves are compared with. */
+function compareWith(names, chosen, compare) {
+  const select = el("select", { "aria-label": "Compare with", onchange: () => compare(select.value) },
+    el("option", { value: "" }, "Compare with ..."), names.map((name) => el("option", { value: name, selected: name === chosen }, name)));
+  return select;
 }
 
 /** The chosen step: a range, one step back and forth, and a button that follows the newest. */
@@ -147,7 +197,7 @@ function makeSlider(choose) {
   const output = el("output", { for: id }, DASH);
   const back = el("button", { type: "button", class: "quiet", "aria-label": "One step back", onclick: () => at(Number(range.value) - 1) }, "‹");
   const forth = el("button", { type: "button", class: "quiet", "aria-label": "One step on", onclick: () => at(Number(range.value) + 1) }, "›");
-  const newest = el("button", { type: "button", class: "quiet", onclick: () => choose(null) }, "Follow the newest");
+  const newest = el("button", { type: "button", class: "quiet", onclick: () => choose(null) }, "Follow latest");
   const element = el("section", { class: "slider", "aria-label": "Chosen step" }, el("label", { for: id }, "Step"), back, range, forth, output, newest);
   return {
     element,

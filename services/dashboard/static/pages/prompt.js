@@ -1,9 +1,9 @@
-// One prompt: pass rate by policy version, every visit, and when it entered and left each table and why.
+// One prompt: its text, pass rate by policy version, every visit, and when it entered and left each buffer and why.
 
 import { chartCard, colour } from "bapo/app/charts.js";
 import { el, table } from "bapo/app/dom.js";
 import { DASH, decimal, plural } from "bapo/app/format.js";
-import { NotExported, follow } from "bapo/app/data.js";
+import { NotExported, TokenNeeded, follow } from "bapo/app/data.js";
 import { visible } from "bapo/app/visible.js";
 
 const KINDS = { fresh: ["Fresh", "x1", "circle"], reevaluated: ["Re-evaluated", "x2", "diamond"], reused: ["Reused", "x3", "emptyRect"] };
@@ -13,47 +13,50 @@ function mount(root, shell, here) {
   const id = here.path[0] ?? "";
   const notices = el("div", {});
   const grid = el("div", { class: "grid" });
+  const text = el("pre", { class: "plain", tabindex: "0" });
+  const card = el("section", { class: "card wide", "aria-labelledby": "prompt-text", hidden: true }, el("h2", { id: "prompt-text" }, "Prompt"), text);
+  grid.append(card);
   root.append(el("h1", {}, "Prompt ", el("code", {}, visible(id))), notices, grid);
   let shown = null;
   shell.setTitle(document.title.replace(/ - BAPO$/, ""));
 
   const rates = chartCard(grid, {
     title: "Pass rate by policy version", id: "pass-rate", wide: true,
-    note: "Share of right responses of each group, at the version that sampled it. A reused group is the same group again, at its own version.",
+    note: "Share of correct responses of each group, at the policy version that sampled it. A reused group is drawn around the group that it reuses.",
     draw: ({ visits, c1 }) => visits.length ? {
       summary: summaryOf(visits),
       option: {
         tooltip: { trigger: "item" },
-        xAxis: { type: "value", name: "policy version", nameLocation: "middle", nameGap: 26, minInterval: 1, scale: true },
-        yAxis: { type: "value", min: 0, max: 1 },
+        xAxis: { type: "value", name: "policy version", minInterval: 1, min: (range) => range.min - 1, max: (range) => range.max + 1 },
+        yAxis: { type: "value", min: -0.05, max: 1.05, name: "pass rate", axisLabel: { formatter: (value) => (value < 0 || value > 1 ? "" : decimal(value)) } },
         legend: { show: true },
         series: Object.entries(KINDS).map(([kind, [name, paint, symbol]], index) => ({
           type: "scatter", name, symbol, symbolSize: kind === "reused" ? 18 : 10, z: kind === "reused" ? 2 : 3, itemStyle: { color: colour(paint) },
           data: visits.filter((visit) => visit.kind === kind).map((visit) => [visit.version, visit.mu]),
-          markLine: index ? undefined : { silent: true, symbol: "none", lineStyle: { type: "dashed", color: colour("text-soft") }, label: { formatter: "c1", color: colour("text-soft") }, data: [{ yAxis: c1 }] },
+          markLine: index ? undefined : { silent: true, symbol: "none", lineStyle: { type: "dashed", color: colour("text-soft") }, label: { formatter: "c1", position: "insideEndTop", color: colour("text-soft") }, data: [{ yAxis: c1 }] },
         })),
       },
       table: () => ({ header: ["version", "pass rate", "kind", "step"], rows: visits.map((v) => [String(v.version), decimal(v.mu), KINDS[v.kind][0], String(v.step)]) }),
     } : null,
   });
   const visits = chartCard(grid, {
-    title: "Every visit", id: "visits", wide: true, note: "A group of this prompt that the assembly of a step looked at, and the rule that decided.",
+    title: "Every visit", id: "visits", wide: true, note: "A group of this prompt that the assembly of a step read, and the rule that decided.",
     draw: (answer) => answer.visits.length ? { body: visitTable(answer) } : null,
   });
   const tables = chartCard(grid, {
-    title: "In and out of the buffers", id: "transitions", wide: true, note: "What the replay of the records says of B_bad and B_high (docs/monitoring.md).",
+    title: "Buffer changes", id: "transitions", wide: true, note: "When the prompt entered and left B_bad and B_high, from a replay of the records (docs/monitoring.md).",
     empty: "It never entered B_bad or B_high.",
     draw: (answer) => answer.transitions.length ? { body: scrolled("Changes of the buffers", table({
-      header: ["Step", "Buffer", "", "Why"], numeric: [],
+      header: ["Step", "Buffer", "Change", "Reason"], numeric: [],
       rows: answer.transitions.map((event) => [String(event.step), TABLES[event.table], event.change, event.why]),
     })) } : null,
   });
 
   const visitTable = (answer) => scrolled("Visits", table({
-    header: ["Step", "Kind", "Version", "Right", "Group", "Batch", "Why"], numeric: [2, 3],
+    header: ["Step", "Kind", "Version", "Correct", "Group", "Batch", "Reason"], numeric: [2, 3],
     rows: answer.visits.map((visit) => [
       String(visit.step),
-      KINDS[visit.kind][0] + (visit.kind === "reused" ? ` (of step ${visit.birth})` : visit.asked !== visit.step ? ` (asked in step ${visit.asked})` : ""),
+      KINDS[visit.kind][0] + (visit.kind === "reused" ? ` (of step ${visit.birth})` : visit.asked !== visit.step ? ` (requested in step ${visit.asked})` : ""),
       String(visit.version),
       `${decimal(visit.k)} of ${visit.size}`,
       el("a", { href: shell.linkTo("group", [visit.group], { step: visit.step }) }, visible(visit.group), visit.has_text ? " (text)" : ""),
@@ -62,20 +65,33 @@ function mount(root, shell, here) {
     ]),
   }));
 
+  /** Texts need the operator's token where tokens are on: without it the card stays away. */
+  async function showText(source, visit) {
+    if (!visit) return;
+    try {
+      const { prompt } = await source.get("group", { id: visit.group, step: visit.step });
+      text.textContent = visible(prompt ?? "");
+      card.hidden = prompt === null;
+    } catch (error) {
+      if (!(error instanceof TokenNeeded || error instanceof NotExported)) throw error;
+    }
+  }
+
   const following = follow(async (source) => {
     let answer;
     try {
       answer = await source.get("prompt", { id });
     } catch (error) {
       if (!(error instanceof NotExported)) throw error;
-      notices.replaceChildren(el("p", { class: "notice" }, "This exported file does not carry this prompt: it has the 300 that were looked at last. Open the run with ", el("code", {}, "bapo view RUN"), "."));
+      notices.replaceChildren(el("p", { class: "notice" }, "This exported file does not carry this prompt: it has the 300 that were read last. Open the run with ", el("code", {}, "bapo view RUN"), "."));
       return false;
     }
     const key = JSON.stringify([answer.generation, answer.visits.length, answer.transitions.length, answer.differs]);
     if (key !== shown) {
       shown = key;
-      notices.replaceChildren(answer.differs ? el("p", { class: "notice" }, `B_bad and B_high are not told from here on, because the replay of the records differs from the run: ${answer.differs}.`) : "");
-      for (const card of [rates, visits, tables]) card.show(answer);
+      notices.replaceChildren(answer.differs ? el("p", { class: "notice" }, `Buffer changes are unknown from here on, because the replay of the records differs from the run: ${answer.differs}.`) : "");
+      for (const one of [rates, visits, tables]) one.show(answer);
+      if (card.hidden) await showText(source, answer.visits.findLast((visit) => visit.has_text));
     }
     return !answer.is_complete;
   }, shell.setState);
@@ -97,7 +113,7 @@ function summaryOf(visits) {
   const measured = visits.filter((visit) => visit.kind !== "reused");
   const [first, last] = [measured[0] ?? visits[0], measured[measured.length - 1] ?? visits[0]];
   const trained = visits.filter((visit) => visit.origin).length;
-  return `${plural(visits.length, "visit")}, trained in ${trained}; ${decimal(first.k)} of ${first.size} right at version ${first.version}, ${decimal(last.k)} of ${last.size} at version ${last.version}.`;
+  return `${plural(visits.length, "visit")}, trained in ${trained}; ${decimal(first.k)} of ${first.size} correct at version ${first.version}, ${decimal(last.k)} of ${last.size} at version ${last.version}.`;
 }
 
 export default { name: "prompt", title: "Prompt", mount };

@@ -1,0 +1,52 @@
+"""A folder of runs behind one address: /NAME/ is the page of the run NAME, / leads to the newest one.
+
+Each run has an app of its own, made when it is first asked for; nothing is read of a run that nobody opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote
+
+from fastapi import FastAPI
+from starlette.responses import PlainTextResponse, RedirectResponse
+from starlette.types import Receive, Scope, Send
+
+MakeApp = Callable[[Path, "RunFolder"], FastAPI]
+
+
+class RunFolder:
+    """An ASGI app over the run directories of a folder."""
+
+    def __init__(self, folder: Path, first: str | None, make: MakeApp) -> None:
+        """
+        Args:
+            first: the run that / leads to; None: the newest.
+            make: the app of one run directory.
+        """
+        self._folder, self._first, self._make = folder, first, make
+        self._apps: dict[str, FastAPI] = {}
+
+    def names(self) -> tuple[str, ...]:
+        """The runs that the folder holds now, the newest first."""
+        configs = sorted(self._folder.glob("*/config.toml"), key=lambda path: path.stat().st_mtime, reverse=True)
+        return tuple(path.parent.name for path in configs)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        name, slash, rest = scope["path"].lstrip("/").partition("/")
+        names = self.names()
+        if not name and names:
+            answer = RedirectResponse(f"/{quote(self._first or names[0])}/")
+            await answer(scope, receive, send)
+        elif name not in names:
+            await PlainTextResponse(f"no run {name[:80]!r} in {self._folder}", 404)(scope, receive, send)
+        elif not slash:
+            await RedirectResponse(f"/{quote(name)}/")(scope, receive, send)
+        else:
+            if name not in self._apps:
+                self._apps[name] = self._make(self._folder / name, self)
+            inner = {**scope, "path": f"/{rest}", "raw_path": quote(f"/{rest}").encode()}
+            await self._apps[name](inner, receive, send)
