@@ -19,6 +19,9 @@ def plain_lines(text: str) -> str:
 
 
 ORIGINS = ("x1", "x2", "x3")
+ORIGIN_COLORS = {"x1": "blue", "x2": "orange3", "x3": "green"}
+"""In a terminal, as on the page and in Grafana. Terminals of 16 colors show orange3 as yellow, and a brighter orange as
+red, which means an error."""
 
 
 def duration(seconds: float) -> str:
