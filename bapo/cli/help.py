@@ -60,6 +60,15 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        """In the order of their panels, and of their registration within one."""
+        return sorted(super().list_commands(ctx), key=lambda name: _panel_index(self.commands[name]))
+
+
+def _panel_index(command: Any) -> int:
+    panels = [panel.value for panel in Panel]
+    return panels.index(command.rich_help_panel) if command.rich_help_panel in panels else 0
+
 
 def group(text: str) -> typer.Typer:
     """A group of commands below `bapo`."""

@@ -91,7 +91,7 @@ def init(
         raise
     typer.echo(
         f"wrote {output}\n  check  bapo train {output} --dry-run\n"
-        + (f"         bapo reward test {reward} --data {data}\n" if reward else "")
+        + (f"         bapo reward test {reward} --data {data}{_columns(found)}\n" if reward else "")
         + f"  start  bapo train {output}"
     )
 
@@ -159,7 +159,8 @@ def run_toml(
     if found.is_text and _has_chat_template(model):
         options.append("chat = true")
     rows = [
-        f"# Check: bapo train {output} --dry-run    Start: bapo train {output}    All settings: bapo config show {output}",
+        f"# Check: bapo train {output} --dry-run    Start: bapo train {output}",
+        f"# Every setting: bapo config show {output}; their meaning: docs/configuration.md",
         "",
         (f"preset = {_toml(preset)}", "the method; bapo config presets lists all"),
         "",
@@ -204,6 +205,12 @@ def _has_chat_template(model: str) -> bool:
         return True
     settings = folder / "tokenizer_config.json"
     return settings.is_file() and '"chat_template"' in settings.read_text(errors="replace")
+
+
+def _columns(found: Data) -> str:
+    """Options of `bapo reward test` for columns that it would not find."""
+    prompt = f" --prompt-column {found.prompt_column}" if found.prompt_column != "prompt" else ""
+    return prompt + (f" --answer-column {found.answer_column}" if found.answer_column else "")
 
 
 def _toml(text: str) -> str:

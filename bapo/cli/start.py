@@ -22,8 +22,8 @@ from bapo.runtime.run_directory.layout import RunDirectory
 DEMO = "deploy/configs/demo.toml"
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would start, and stop.")]
 HOW_TO_NAME = {
-    "model": "a model: write --model.path MODEL, or path = ... below [model]",
-    "task": "a task: write --task.name TASK, or name = ... below [task]",
+    "model": "write --model.path MODEL, or path = ... below [model]",
+    "task": "write --task.name TASK, or name = ... below [task]",
 }
 
 
@@ -65,7 +65,7 @@ def refuse_unnamed(tokens: Sequence[str], verb: str) -> None:
     if missing:
         where = f"preset {in_effect}" if in_effect else "the configuration"
         raise ConfigError(
-            "\n".join(f"{where} names no {what}; name {HOW_TO_NAME[what]}" for what in missing)
+            "\n".join(f"{where} names no {what}: {HOW_TO_NAME[what]}" for what in missing)
             + f"\nfor example: bapo {verb} {' '.join(tokens) or in_effect} --model.path models/countdown-tiny "
             "--task.name countdown; or write a configuration with bapo init"
         )

@@ -52,9 +52,7 @@ def simulate(
     run: Run,
     within: Annotated[
         int,
-        typer.Option(
-            "--within", min=0, help="A missing re-evaluation is replaced by a group up to this many steps away."
-        ),
+        typer.Option("--within", min=0, help="Replace a missing re-evaluation by a group up to N steps away."),
     ] = WITHIN,
     rows: Annotated[int, typer.Option("--rows", min=1, help="Rows of the table, at most.")] = 20,
     as_json: AsJson = False,

@@ -59,6 +59,8 @@ def drop(
 ) -> None:
     """Delete an entry of a live buffer; asks for confirmation. Entries that a batch needs are kept.
 
+    KIND is one of these:
+
       group       a fresh, re-evaluated or evaluated group, or an entry of B_high;
                   the scheduler requests another fresh group
       request     an open request, queued or leased; a late result is ignored
