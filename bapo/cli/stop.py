@@ -51,11 +51,20 @@ def stop(
                     f"{launcher.pid}, still runs: call bapo stop again to end it without grace"
                 )
             time.sleep(POLL_EVERY_S)
-    step = directory.latest_checkpoint()
+    typer.echo(f"stopped after {time.monotonic() - began:.1f} s{_how_to_resume(directory)}")
+
+
+def _how_to_resume(run: RunDirectory) -> str:
+    """The command that continues what the launcher did: its verb is in run.json."""
+    fields = run.read_run()
+    verbs = [word for word in fields.get("command") or () if word in ("train", "buffer")]
+    if fields.get("status") == "finished" or not verbs:
+        return ""
+    if verbs[0] == "buffer":
+        return f"\nStart it again with everything it stores: bapo up buffer --run {run.path}"
+    step = run.latest_checkpoint()
     where = f"from the checkpoint of step {step}" if step else "from step 1, it has no checkpoint yet"
-    typer.echo(f"stopped after {time.monotonic() - began:.1f} s")
-    if (directory.read_run().get("status")) != "finished":
-        typer.echo(f"Resume {where}: bapo train --resume {directory.path}")
+    return f"\nResume {where}: bapo train --resume {run.path}"
 
 
 def _launcher(run: RunDirectory, fields: Mapping[str, Any]) -> psutil.Process:

@@ -28,7 +28,7 @@ LABEL_CHARS = 11
 GAP = "   "
 NARROW = 100
 """Below this width there is no room for the bar."""
-AGES = {"X1 lag": "x1", "X3 lag": "x3"}
+AGES = {"X1 stale": "x1", "X3 stale": "x3"}
 """Columns of the staleness of fresh groups, which the cadence bounds, and of reused ones, which it does not."""
 BLOCKS = {"x1": "█", "x2": "▓", "x3": "▒"}
 MARKS = {"starting": ("…", "yellow"), "ready": ("✓", "green"), "ended": ("·", "bright_black")}
@@ -80,7 +80,7 @@ def _steps(snapshot: Snapshot, width: int, num_rows: int) -> RenderableType:
     table.add_column(f"of {snapshot.batch_size}", justify="right")
     if width >= NARROW:
         table.add_column(" ".join(f"{origin.upper()} {BLOCKS[origin]}" for origin in ORIGINS), min_width=20)
-    for name in ("B_bad", "B_high", *AGES, "tokens/s", "s/step", "waited"):
+    for name in ("B_bad", "B_high", *AGES, "tok/s", "s/step", "wait"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in snapshot.metrics[-num_rows:]:
         table.add_row(*_cells(row, snapshot.batch_size, width))
