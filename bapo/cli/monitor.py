@@ -60,7 +60,7 @@ def scale(
         workers = client.workers()
     except (DeadlineError, UnavailableError) as error:
         raise UnavailableError(f"run {directory.path} does not answer, so it cannot be scaled: {error}") from error
-    typer.echo(f"{directory.path} now has {num} rollout workers as its target")
+    typer.echo(f"{directory.path}: target is {num} rollout worker{'s' if num > 1 else ''}")
     for worker in workers:
         typer.echo(f"{worker.worker_id}: {worker.state}, version {worker.policy_version}")
 

@@ -168,10 +168,10 @@ def _status_lines(run: RunDirectory, state: RunState, fields: Mapping[str, Any])
 
 def _pace(metrics: list[dict[str, Any]], state: RunState) -> str:
     recent = metrics[-RATE_STEPS:]
-    if state.state != "running" or not recent:
+    if state.state != "running" or len(recent) < 2:
         return ""
-    left_s = (state.num_steps - state.step) * sum(float(row["step_s"]) for row in recent) / len(recent)
-    return f", about {duration(left_s)} left"
+    step_s = (float(recent[-1]["time"]) - float(recent[0]["time"])) / (len(recent) - 1)
+    return f", about {duration((state.num_steps - state.step) * step_s)} left"
 
 
 def _latest_evaluations(run: RunDirectory) -> list[dict[str, Any]]:

@@ -138,7 +138,8 @@ def _resume(path: str, tokens: list[str] | None, flags: list[str]) -> None:
     step = run.latest_checkpoint()
     if run.read_run().get("status") == "finished":
         raise ConfigError(f"run {run.path} is finished: all {num_steps} steps are trained; start a new run")
-    typer.echo(f"resuming {run.path} " + (f"after step {step}" if step else "from step 1: it has no checkpoint yet"))
+    if "--quiet" not in flags:
+        say(f"resuming {run.path} " + (f"after step {step}" if step else "from step 1: it has no checkpoint yet"))
     hand_over("train", "--run-dir", str(run.path), "--resume", *flags)
 
 
