@@ -68,6 +68,8 @@ def try_out(
         prompts = read_prompts(data, _columns(prompt_column, answer_column, extra), rows, trial)
     if not trial.num_rows and not prompts:
         raise ConfigError(f"dataset {data} has no rows")
+    if not prompts:
+        raise ConfigError(f"no row of {data} can be used: {trial.problems[0]}")
     with closing(_graders(reward, reward_range, timeout_s)) as graders:
         progress = try_reward(graders, prompts, lambda prompt: _gold(prompt, gold_format), trial)
         for _ in track(progress, "grading", total=len(prompts), console=Console(stderr=True), transient=True):

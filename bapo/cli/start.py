@@ -43,9 +43,11 @@ def refuse_empty(tokens: Sequence[str] | None) -> None:
     )
 
 
-def refuse_unnamed(tokens: Sequence[str], verb: str) -> None:
+def refuse_unnamed(tokens: Sequence[str], example: str = "") -> None:
     """Refuse presets that have no effect, and a configuration that leaves model or task to a default.
 
+    Args:
+        example: a command that works; default: the same with the demo's model and task.
     Raises: ConfigError.
     """
     files, overrides = split_tokens(tokens)
@@ -66,8 +68,9 @@ def refuse_unnamed(tokens: Sequence[str], verb: str) -> None:
         where = f"preset {in_effect}" if in_effect else "the configuration"
         raise ConfigError(
             "\n".join(f"{where} names no {what}: {HOW_TO_NAME[what]}" for what in missing)
-            + f"\nfor example: bapo {verb} {' '.join(tokens) or in_effect} --model.path models/countdown-tiny "
-            "--task.name countdown; or write a configuration with bapo init"
+            + "\nfor example: "
+            + (example or f"bapo train {' '.join(tokens)} --model.path models/countdown-tiny --task.name countdown")
+            + "; or write a configuration with bapo init"
         )
 
 

@@ -20,11 +20,11 @@ from bapo.cli.arguments import (
     say,
     split_tokens,
 )
-from bapo.cli.start import DryRun, create_run, dry_run_of, refuse_empty, refuse_unnamed
+from bapo.cli.start import DEMO, DryRun, create_run, dry_run_of, refuse_empty, refuse_unnamed
 from bapo.config.load import load_config, load_resolved
 from bapo.config.tree import Config
 from bapo.core.errors import ConfigError
-from bapo.runtime.model_files import is_hub_id
+from bapo.runtime.model_files import is_hub_id, missing_parts
 from bapo.runtime.run_directory.layout import RunDirectory
 
 
@@ -59,7 +59,7 @@ def train(
         _resume(resume, config, flags)
     refuse_empty(config)
     resolved = load_named(config)
-    refuse_unnamed(config or [], "train")
+    refuse_unnamed(config or [])
     if dry_run:
         dry_run_of(resolved, "train")
     run = create_run(resolved)
@@ -100,10 +100,12 @@ def evaluate(
         raise ConfigError(f"--step names a checkpoint of a run, and {target} is not a run directory")
     elif not Path(target).is_dir() and (not is_hub_id(target) or Path(target).parts[0] == "outputs"):
         raise ConfigError(f"{target} is neither a run directory, nor a model folder, nor a Hugging Face id")
+    elif Path(target).is_dir() and (missing := missing_parts(Path(target))):
+        raise ConfigError(f"{target} is neither a run directory nor a model: it has no {' and no '.join(missing)}")
     else:
         model = target
     resolved = load_config(files, overrides)
-    refuse_unnamed([*files, *overrides, "--model.path", model], f"eval {target}")
+    refuse_unnamed([*files, *overrides, "--model.path", model], f"bapo eval {target} {DEMO}")
     name = free_name(Path(resolved.run.root), f"{Path(target).resolve().name[:50]}-eval")
     measured = create_run(load_config(files, [*overrides, "--model.path", model, "--run.name", name]))
     if not quiet:

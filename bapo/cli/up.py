@@ -43,7 +43,7 @@ def up(
     if run is not None:
         raise ConfigError(f"--run belongs to `bapo up buffer`; name other runs with --run.name {Path(run).name}")
     resolved = load_named(config)
-    refuse_unnamed(config or [], "up")
+    refuse_unnamed(config or [])
     if dry_run:
         dry_run_of(resolved, "up")
     created = create_run(resolved)

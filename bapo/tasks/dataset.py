@@ -420,7 +420,7 @@ def answer_column(row: Row) -> str:
             return column
     raise ConfigError(
         f"{row.where}: no answer in any of {', '.join(ANSWER_COLUMNS)}; "
-        f"name it in task.options.answer_column. The row has {list(row.values)}"
+        f"name it in task.options.answer_column (bapo reward test: --answer-column). The row has {list(row.values)}"
     )
 
 

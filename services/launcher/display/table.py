@@ -126,7 +126,7 @@ def _facts(snapshot: Snapshot, width: int, lost: Sequence[tuple[str, str]]) -> I
         table.add_row("held-out", packed(accuracies(snapshot.evaluations), width - LABEL_CHARS))
     if snapshot.status is not None:
         # Text, because a failure's message may hold brackets, which are not markup.
-        table.add_row("waiting", Text(blocked_on(snapshot.status, snapshot.batch_size, snapshot.num_steps)))
+        table.add_row("now", Text(blocked_on(snapshot.status, snapshot.batch_size, snapshot.num_steps)))
     for what, sentence in lost:
         table.add_row(Text(what, "yellow"), Text(sentence))
     if snapshot.metrics and snapshot.metrics[-1].get("warning"):
