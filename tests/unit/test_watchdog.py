@@ -81,7 +81,7 @@ def test_the_reason_names_the_stopped_the_starting_and_the_silent() -> None:
         "redis is stopped (SIGSTOP; `kill -CONT` lets it continue); the buffer service does not answer"
     )
     assert stall_reason(make_snapshot(processes=starting), []) == "learner is still starting"
-    assert stall_reason(make_snapshot(), []) == "the buffer service was never heard of"
+    assert stall_reason(make_snapshot(), []) == "the buffer service has not answered yet"
 
 
 def test_zero_switches_it_off(clock: Clock) -> None:

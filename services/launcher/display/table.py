@@ -130,7 +130,7 @@ def _facts(snapshot: Snapshot, width: int, lost: Sequence[tuple[str, str]]) -> I
     for what, sentence in lost:
         table.add_row(Text(what, "yellow"), Text(sentence))
     if snapshot.metrics and snapshot.metrics[-1].get("warning"):
-        table.add_row(Text("warning", "red"), Text(snapshot.metrics[-1]["warning"]))
+        table.add_row(Text("warning", "yellow"), Text(snapshot.metrics[-1]["warning"]))
     if snapshot.workers:
         table.add_row("workers", packed(_workers(snapshot), width - LABEL_CHARS))
     if table.rows:
